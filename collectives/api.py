@@ -1,0 +1,246 @@
+"""The words of the engine: value objects, protocols and the error tree. Imports nothing of ours.
+
+The error tree; the class says whose fault it was and what a caller can do about it::
+
+    RuntimeError
+    └── HorovodInternalError          a collective failed: restore the last good state and retry
+        ├── MismatchError             the ranks disagree about a tensor: fix the script; the engine stays usable
+        ├── PeerLostError             a rank died or cannot be reached: form a new job without it
+        ├── CollectiveTimeoutError    a rank did not answer in time: look at that rank, or raise the timeout
+        ├── ShutDownError             the engine was shut down while the operation was pending
+        └── EngineError               a bug of ours: report it
+    ValueError
+    ├── InvalidRequestError           this call is wrong, on this rank only: fix the call; nothing was submitted
+    │   └── DuplicateNameError        a tensor of this name is still in flight
+    └── SettingsError                 a setting or HOROVOD_* variable cannot be used as it is
+    NotInitializedError               use of the engine before ``init()``; a HorovodInternalError and a ValueError
+    HostsUpdatedInterrupt             the membership changed: carry on with the new one, nothing was lost
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+__all__ = [
+    "CollectiveTimeoutError",
+    "DType",
+    "DuplicateNameError",
+    "EngineError",
+    "HorovodInternalError",
+    "HostsUpdatedInterrupt",
+    "InvalidRequestError",
+    "MismatchError",
+    "NotInitializedError",
+    "Operation",
+    "PeerLostError",
+    "ReduceOp",
+    "Request",
+    "SettingsError",
+    "ShutDownError",
+    "Store",
+    "Timeouts",
+    "Topology",
+]
+
+
+class HorovodInternalError(RuntimeError):
+    """A collective failed. Restore the last committed state and retry."""
+
+
+class MismatchError(HorovodInternalError):
+    """The ranks submitted different things under one name. Every member rank gets the same text."""
+
+
+class PeerLostError(HorovodInternalError):
+    """A rank died, left without a word, or cannot be reached any more."""
+
+
+class CollectiveTimeoutError(HorovodInternalError):
+    """A rank did not answer within the deadline of :class:`Timeouts`."""
+
+
+class ShutDownError(HorovodInternalError):
+    """The engine was shut down, here or on another rank, before the operation finished."""
+
+
+class EngineError(HorovodInternalError):
+    """An invariant of the engine is broken: a bug of ours."""
+
+
+class InvalidRequestError(ValueError):
+    """The call is wrong on this rank. Nothing was submitted; the engine stays usable."""
+
+
+class DuplicateNameError(InvalidRequestError):
+    """A tensor of the same name is still in flight on this rank."""
+
+
+class SettingsError(ValueError):
+    """A setting or a ``HOROVOD_*`` variable has a value that cannot be used."""
+
+
+class NotInitializedError(HorovodInternalError, ValueError):
+    """The engine is used before ``init()`` or after ``shutdown()``."""
+
+    def __init__(self, message: str = "Horovod has not been initialized; use hvd.init().") -> None:
+        super().__init__(message)
+
+
+class HostsUpdatedInterrupt(Exception):
+    """The membership changed. State is intact; ``skip_sync`` says whether a sync can be left out."""
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__("the membership of the job changed")
+        self.skip_sync = skip_sync
+
+
+class Operation(enum.Enum):
+    """What a request asks for."""
+
+    ALLREDUCE = "allreduce"
+    ALLGATHER = "allgather"
+    BROADCAST = "broadcast"
+    ALLTOALL = "alltoall"
+    REDUCESCATTER = "reducescatter"
+    BARRIER = "barrier"
+
+
+class ReduceOp(enum.IntEnum):
+    """How elements are combined. The numbers are those of Horovod."""
+
+    AVERAGE = 0
+    SUM = 1
+    ADASUM = 2
+    MIN = 3
+    MAX = 4
+    PRODUCT = 5
+
+
+class DType(enum.Enum):
+    """Element types. ``storage`` is the NumPy name of the memory layout (NumPy has no bfloat16)."""
+
+    UINT8 = ("uint8", 1, "uint8")
+    INT8 = ("int8", 1, "int8")
+    INT16 = ("int16", 2, "int16")
+    INT32 = ("int32", 4, "int32")
+    INT64 = ("int64", 8, "int64")
+    FLOAT16 = ("float16", 2, "float16")
+    BFLOAT16 = ("bfloat16", 2, "uint16")
+    FLOAT32 = ("float32", 4, "float32")
+    FLOAT64 = ("float64", 8, "float64")
+    BOOL = ("bool", 1, "bool")
+
+    def __init__(self, label: str, itemsize: int, storage: str) -> None:
+        self.label = label
+        self.itemsize = itemsize
+        self.storage = storage
+
+    @classmethod
+    def from_label(cls, label: str) -> DType:
+        """The member called ``label``. Raises InvalidRequestError that lists the allowed names."""
+        member = _DTYPES.get(label)
+        if member is None:
+            allowed = ", ".join(_DTYPES)
+            raise InvalidRequestError(f"dtype {label!r} is not supported; convert the tensor to one of: {allowed}")
+        return member
+
+
+_DTYPES: Mapping[str, DType] = {member.label: member for member in DType}
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Where this rank stands.
+
+    ``hosts[r]`` is the identity of the host of rank ``r`` (a node id or host name, never compared as an address).
+    ``cross_rank`` is the index of this host among the hosts that have a rank with this ``local_rank``; ``cross_size``
+    is the number of such hosts.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    cross_rank: int = 0
+    cross_size: int = 1
+    hosts: tuple[str, ...] = ("localhost",)
+
+    @property
+    def is_homogeneous(self) -> bool:
+        """Whether every host has the same number of ranks."""
+        return len({self.hosts.count(host) for host in self.hosts}) == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Every deadline of the engine, in seconds."""
+
+    connect: float = 30.0
+    collective: float = 30.0
+    shutdown: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name in ("connect", "collective", "shutdown"):
+            value = getattr(self, name)
+            if not value > 0:
+                raise SettingsError(f"timeout {name}={value!r} must be a positive number of seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What one rank asks for under one name; equal requests on every rank make a collective.
+
+    ``shape`` is the shape on this rank. ``root_rank`` is a global rank. ``splits`` counts the rows for each member of
+    the process set, for alltoall only. ``device`` is "cpu" or "cuda".
+    """
+
+    name: str
+    operation: Operation
+    dtype: DType = DType.UINT8
+    shape: tuple[int, ...] = ()
+    op: ReduceOp = ReduceOp.SUM
+    root_rank: int = -1
+    prescale_factor: float = 1.0
+    postscale_factor: float = 1.0
+    process_set: int = 0
+    splits: tuple[int, ...] = ()
+    device: str = "cpu"
+    key: tuple[int, str] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", (self.process_set, self.name))
+
+    @property
+    def count(self) -> int:
+        """Number of elements of the tensor on this rank."""
+        product = 1
+        for length in self.shape:
+            product *= length
+        return product
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor on this rank."""
+        return self.count * self.dtype.itemsize
+
+
+class Store(Protocol):
+    """A small key-value service for bootstrap, shared by all ranks of a job. Never on the data path."""
+
+    def set(self, key: str, value: bytes) -> None:
+        """Create or replace ``key``."""
+
+    def get(self, key: str, timeout: float) -> bytes:
+        """Wait up to ``timeout`` seconds for ``key`` and return its value; CollectiveTimeoutError otherwise."""
+
+    def add(self, key: str, amount: int) -> int:
+        """Add ``amount`` to the decimal counter at ``key`` (0 when absent), atomically; return the new value."""
+
+    def delete(self, key: str) -> None:
+        """Remove ``key`` if it exists."""
+
+
+Subscriber = Callable[[object], None]

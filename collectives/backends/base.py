@@ -1,0 +1,90 @@
+"""What a backend is: collectives on one group of ranks over the memory of one device kind."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from collectives.api import DType, ReduceOp
+
+__all__ = ["Array", "Backend", "Bytes"]
+
+Array = npt.NDArray[Any]
+Bytes = npt.NDArray[np.uint8]
+
+
+class Backend(ABC):
+    """Collectives among ``size`` members, of which this is number ``rank`` (positions in the group, not global ranks).
+
+    All members call the same operations in the same order with matching arguments: negotiation guarantees it. Calls
+    come from one thread at a time. Arrays are one-dimensional, contiguous, in host memory; reductions get arrays in
+    ``DType.storage`` layout, movements get bytes. Source and destination may be the same memory, never overlap
+    partly. ``op`` is never AVERAGE: the caller turns it into SUM and a ``postscale``. 16-bit floats are accumulated
+    in float32. The result of a reduction is bit-identical on all members. Any call raises PeerLostError,
+    CollectiveTimeoutError or, after :meth:`abort`, the error that abort was given; then the group is unusable.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+
+    @abstractmethod
+    def allreduce(
+        self,
+        sources: Sequence[Array],
+        destinations: Sequence[Array],
+        dtype: DType,
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None:
+        """destination = postscale * reduce(op, prescale * source) for a list of arrays, fused into one exchange.
+
+        ``sources[i]`` and ``destinations[i]`` have equal lengths. Integers are scaled in float64 and truncated
+        towards zero.
+        """
+
+    @abstractmethod
+    def reducescatter(
+        self,
+        source: Array,
+        destination: Array,
+        counts: Sequence[int],
+        dtype: DType,
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None:
+        """Reduce ``source`` (sum(counts) elements) and keep the ``counts[rank]`` elements that belong to this rank."""
+
+    @abstractmethod
+    def allgather(self, source: Bytes, destination: Bytes, counts: Sequence[int]) -> None:
+        """Concatenate the members' sources in rank order; ``counts[r]`` bytes come from rank r, 0 allowed."""
+
+    @abstractmethod
+    def broadcast(self, source: Bytes, destination: Bytes, root: int) -> None:
+        """Copy the root's ``source`` to every member's ``destination``; sources elsewhere are not read."""
+
+    @abstractmethod
+    def alltoall(
+        self, source: Bytes, destination: Bytes, send_counts: Sequence[int], receive_counts: Sequence[int]
+    ) -> None:
+        """Send ``send_counts[r]`` consecutive bytes to each rank r; receive ``receive_counts[r]`` from each."""
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Return when every member has called it."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything, politely; all members close. Idempotent. Called from the communication thread."""
+
+    @abstractmethod
+    def abort(self, error: Exception) -> None:
+        """Make every present and future call on this member raise ``error``, within 0.5 s. Safe from any thread."""

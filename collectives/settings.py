@@ -1,0 +1,164 @@
+"""Every ``HOROVOD_*`` variable of the engine, read once, validated, frozen.
+
+No other module of the engine looks at the environment.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from collectives.api import SettingsError, Timeouts
+
+__all__ = ["ENVIRONMENT_SECRET", "Settings"]
+
+ENVIRONMENT_SECRET = "_HOROVOD_SECRET_KEY"
+
+T = TypeVar("T")
+MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a rank knows at ``init()``.
+
+    ``rendezvous_address`` is None when there is no launcher: a world of one. ``fusion_threshold`` is in bytes (0 means
+    no fusion), ``cycle_time`` in seconds, ``cache_capacity`` in tensor names (0 means no cache).
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    cross_rank: int = 0
+    cross_size: int = 1
+    hostname: str = "localhost"
+    rendezvous_address: str | None = None
+    rendezvous_port: int = 0
+    rendezvous_scope: str = "job"
+    secret: bytes = field(default=b"", repr=False)
+    interface: str = ""
+    cpu_operations: str = "auto"
+    fusion_threshold: int = 128 * MEBIBYTE
+    cycle_time: float = 0.001
+    cache_capacity: int = 1024
+    log_level: str = "warning"
+    timeouts: Timeouts = field(default_factory=Timeouts)
+
+    def __post_init__(self) -> None:
+        for name in ("", "local_", "cross_"):
+            rank, size = getattr(self, f"{name}rank"), getattr(self, f"{name}size")
+            if not 0 <= rank < size:
+                raise SettingsError(
+                    f"{name}rank {rank} is not in 0..{size - 1} ({name}size is {size}); "
+                    f"the launcher sets HOROVOD_{name.upper()}RANK and HOROVOD_{name.upper()}SIZE together"
+                )
+        if self.size > 1 and self.rendezvous_address is None:
+            raise SettingsError(
+                f"size is {self.size} but HOROVOD_GLOO_RENDEZVOUS_ADDR is not set, so the ranks cannot find each "
+                "other; start the script with hvdrun, hvd_cluster.run or RayExecutor"
+            )
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Settings:
+        """Read the variables of ``environment``; SettingsError names the variable, its value and what is allowed."""
+        read = _Reader(environment)
+        timeout = read("HOROVOD_GLOO_TIMEOUT_SECONDS", _seconds, 30.0)
+        return cls(
+            rank=read("HOROVOD_RANK", _natural, 0),
+            size=read("HOROVOD_SIZE", _positive, 1),
+            local_rank=read("HOROVOD_LOCAL_RANK", _natural, 0),
+            local_size=read("HOROVOD_LOCAL_SIZE", _positive, 1),
+            cross_rank=read("HOROVOD_CROSS_RANK", _natural, 0),
+            cross_size=read("HOROVOD_CROSS_SIZE", _positive, 1),
+            hostname=environment.get("HOROVOD_HOSTNAME") or socket.gethostname(),
+            rendezvous_address=environment.get("HOROVOD_GLOO_RENDEZVOUS_ADDR") or None,
+            rendezvous_port=read("HOROVOD_GLOO_RENDEZVOUS_PORT", _natural, 0),
+            rendezvous_scope=environment.get("HOROVOD_RENDEZVOUS_SCOPE") or "job",
+            secret=read(ENVIRONMENT_SECRET, _base64, b"", show=False),
+            interface=environment.get("HOROVOD_GLOO_IFACE", ""),
+            cpu_operations=read("HOROVOD_CPU_OPERATIONS", _one_of("auto", "shm", "gloo"), "auto"),
+            fusion_threshold=read("HOROVOD_FUSION_THRESHOLD", _natural, 128 * MEBIBYTE),
+            cycle_time=read("HOROVOD_CYCLE_TIME", _milliseconds, 0.001),
+            cache_capacity=read("HOROVOD_CACHE_CAPACITY", _natural, 1024),
+            log_level=read(
+                "HOROVOD_LOG_LEVEL", _one_of("trace", "debug", "info", "warning", "error", "fatal"), "warning"
+            ),
+            timeouts=Timeouts(connect=timeout, collective=timeout),
+        )
+
+
+class _Reader:
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+
+    def __call__(self, variable: str, parse: Callable[[str], T], default: T, show: bool = True) -> T:
+        text = self._environment.get(variable, "").strip()
+        if not text:
+            return default
+        try:
+            return parse(text)
+        except ValueError as error:
+            shown = repr(text) if show else "a value that is not shown"
+            raise SettingsError(f"{variable} is {shown}, but must be {error}") from None
+
+
+def _integer(text: str, least: int, allowed: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise ValueError(allowed) from None
+    if value < least:
+        raise ValueError(allowed)
+    return value
+
+
+def _natural(text: str) -> int:
+    return _integer(text, 0, "an integer of at least 0")
+
+
+def _positive(text: str) -> int:
+    return _integer(text, 1, "an integer of at least 1")
+
+
+def _number(text: str, allowed: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(allowed) from None
+    if not math.isfinite(value) or value < 0:
+        raise ValueError(allowed)
+    return value
+
+
+def _milliseconds(text: str) -> float:
+    return _number(text, "a number of milliseconds of at least 0") / 1000.0
+
+
+def _seconds(text: str) -> float:
+    allowed = "a positive number of seconds"
+    value = _number(text, allowed)
+    if value == 0:
+        raise ValueError(allowed)
+    return value
+
+
+def _base64(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error:
+        raise ValueError("base64, as the launcher made it") from None
+
+
+def _one_of(*allowed: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.lower() not in allowed:
+            raise ValueError("one of: " + ", ".join(allowed))
+        return text.lower()
+
+    return parse

@@ -1,0 +1,93 @@
+"""The words of the executors: slots, jobs and errors. Imports no sibling.
+
+::
+
+    RuntimeError
+    └── ExecutorError
+        ├── PlacementError        the workers do not fit: ask for less, or add hosts; nothing was started
+        ├── StartTimeoutError     workers did not come up in time
+        ├── WorkerError           a worker failed; holds rank, host, exit code or remote traceback
+        └── RemoteError           cause of a worker's own exception: its rank and remote traceback as text
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+
+__all__ = [
+    "ExecutorError",
+    "JobSecret",
+    "PlacementError",
+    "RemoteError",
+    "Slot",
+    "StartTimeoutError",
+    "WorkerError",
+]
+
+
+class ExecutorError(RuntimeError):
+    """A job could not be started or carried out."""
+
+
+class PlacementError(ExecutorError):
+    """The requested workers do not fit the cluster. Nothing was started."""
+
+
+class StartTimeoutError(ExecutorError):
+    """Workers did not come up within the start timeout."""
+
+
+class WorkerError(ExecutorError):
+    """Worker ``rank`` on ``host`` died. ``exit_code`` is negative for a signal, None when unknown."""
+
+    def __init__(self, message: str, rank: int, host: str, exit_code: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.host = host
+        self.exit_code = exit_code
+
+
+class RemoteError(ExecutorError):
+    """The ``__cause__`` of an exception that a worker raised: where it happened and the traceback there."""
+
+    def __init__(self, rank: int, host: str, traceback: str) -> None:
+        super().__init__(f"raised by rank {rank} on {host}:\n{traceback}")
+        self.rank = rank
+        self.host = host
+        self.traceback = traceback
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One place for one rank, with all six Horovod coordinates.
+
+    ``host`` is the executor's identity of the host (a host name, a Ray node id), never an address to connect to.
+    """
+
+    host: str
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+
+    def environment(self) -> dict[str, str]:
+        """The ``HOROVOD_*`` variables that tell a worker its place."""
+        return {
+            "HOROVOD_HOSTNAME": self.host,
+            "HOROVOD_RANK": str(self.rank),
+            "HOROVOD_SIZE": str(self.size),
+            "HOROVOD_LOCAL_RANK": str(self.local_rank),
+            "HOROVOD_LOCAL_SIZE": str(self.local_size),
+            "HOROVOD_CROSS_RANK": str(self.cross_rank),
+            "HOROVOD_CROSS_SIZE": str(self.cross_size),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class JobSecret:
+    """The per-job secret that signs every rendezvous request. Never logged, never on a command line."""
+
+    key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
