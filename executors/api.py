@@ -4,6 +4,7 @@
 
     RuntimeError
     └── ExecutorError
+        ├── CommandNotFoundError  there is no such command: correct it; nothing was started
         ├── PlacementError        the workers do not fit: ask for less, or add hosts; nothing was started
         ├── StartTimeoutError     workers did not come up in time
         ├── WorkerError           a worker failed; holds rank, host, exit code or remote traceback
@@ -16,6 +17,7 @@ import secrets
 from dataclasses import dataclass, field
 
 __all__ = [
+    "CommandNotFoundError",
     "ExecutorError",
     "JobSecret",
     "PlacementError",
@@ -28,6 +30,10 @@ __all__ = [
 
 class ExecutorError(RuntimeError):
     """A job could not be started or carried out."""
+
+
+class CommandNotFoundError(ExecutorError):
+    """The command of the workers does not exist or cannot be executed. Nothing was started."""
 
 
 class PlacementError(ExecutorError):
@@ -47,6 +53,9 @@ class WorkerError(ExecutorError):
         self.host = host
         self.exit_code = exit_code
 
+    def __reduce__(self) -> tuple[type[WorkerError], tuple[str, int, str, int | None]]:
+        return type(self), (str(self), self.rank, self.host, self.exit_code)
+
 
 class RemoteError(ExecutorError):
     """The ``__cause__`` of an exception that a worker raised: where it happened and the traceback there."""
@@ -56,6 +65,9 @@ class RemoteError(ExecutorError):
         self.rank = rank
         self.host = host
         self.traceback = traceback
+
+    def __reduce__(self) -> tuple[type[RemoteError], tuple[int, str, str]]:
+        return type(self), (self.rank, self.host, self.traceback)
 
 
 @dataclass(frozen=True, slots=True)

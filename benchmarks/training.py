@@ -1,0 +1,94 @@
+"""A training step of an MLP with DistributedOptimizer against DistributedDataParallel on Gloo, interleaved.
+
+    python -m benchmarks.training --ranks 2
+
+The model is 784-2048-2048-10, the batch 32 images a rank, float32, SGD with momentum, one compute thread a rank. Both
+sides train in the same processes, turn by turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import hvd_cluster
+from benchmarks.measure import Row, add_report_arguments, interleave, meeting_file, report, torch_gloo
+
+
+def build(widths: list[int]) -> Any:
+    """The MLP, the same on every rank and side."""
+    import torch
+
+    torch.manual_seed(1)
+    layers: list[Any] = []
+    for inputs, outputs in pairwise(widths):
+        layers += [torch.nn.Linear(inputs, outputs), torch.nn.ReLU()]
+    return torch.nn.Sequential(*layers[:-1])
+
+
+def stepper(model: Any, optimizer: Any, images: Any, labels: Any) -> Callable[[], None]:
+    """One training step."""
+    from torch.nn.functional import cross_entropy
+
+    def step() -> None:
+        optimizer.zero_grad()
+        cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def measure(widths: list[int], batch: int, repeats: int, path: str) -> Row:
+    """Runs on every rank; images/s of all ranks together, as this rank sees it."""
+    import torch
+
+    import hvd_cluster.torch as hvd
+
+    torch.set_num_threads(1)
+    hvd.init()
+    torch_gloo(hvd.rank(), hvd.size(), path)
+    torch.manual_seed(2 + hvd.rank())
+    images, labels = torch.randn(batch, widths[0]), torch.randint(0, widths[-1], (batch,))
+    ours, peer = build(widths), torch.nn.parallel.DistributedDataParallel(build(widths))
+    wrapped = hvd.DistributedOptimizer(_sgd(ours), named_parameters=ours.named_parameters())
+    sides = {"ours": stepper(ours, wrapped, images, labels), "peer": stepper(peer, _sgd(peer), images, labels)}
+    seconds = interleave(sides, repeats, 10)
+    for mine, theirs in zip(ours.parameters(), peer.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5)
+    ranks = hvd.size()
+    torch.distributed.destroy_process_group()
+    hvd.shutdown()
+    speeds = {side: [ranks * batch / value for value in values] for side, values in seconds.items()}
+    ours_median, peer_median = statistics.median(speeds["ours"]), statistics.median(speeds["peer"])
+    return Row("-".join(map(str, widths)), ranks, "images/s", ours_median, peer_median, max(speeds["ours"]))
+
+
+def _sgd(model: Any) -> Any:
+    import torch
+
+    return torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2], help="numbers of processes (default: 2)")
+    parser.add_argument("--widths", type=int, nargs="+", default=[784, 2048, 2048, 10], help="layers of the MLP")
+    parser.add_argument("--batch-size", type=int, default=32, help="images per rank and step (default: 32)")
+    parser.add_argument("--repeats", type=int, default=10, help="rounds of ten steps of each side (default: 10)")
+    add_report_arguments(parser)
+    arguments = parser.parse_args()
+    rows: list[Row] = []
+    for ranks in arguments.ranks:
+        given = (arguments.widths, arguments.batch_size, arguments.repeats, meeting_file())
+        rows.append(hvd_cluster.run(measure, given, num_proc=ranks)[0])
+    report("training: ours and DistributedDataParallel on Gloo", rows, arguments)
+
+
+if __name__ == "__main__":
+    from benchmarks.training import main as importable_main
+
+    importable_main()

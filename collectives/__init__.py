@@ -1,0 +1,1 @@
+"""The collective engine: negotiation, fusion, backends, rendezvous. Knows buffers, imports no framework."""

@@ -1,0 +1,113 @@
+"""Pure: do the requests of all members make one collective? What a rank can see alone, and what only all can see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from collectives.api import DType, InvalidRequestError, Operation, ReduceOp, Request
+
+__all__ = ["check_alone", "disagreement", "sizes"]
+
+REDUCTIONS = frozenset({Operation.ALLREDUCE, Operation.REDUCESCATTER})
+ROW_WISE = frozenset({Operation.ALLGATHER, Operation.ALLTOALL, Operation.REDUCESCATTER})
+FREE_FIRST_DIMENSION = frozenset({Operation.ALLGATHER, Operation.ALLTOALL})
+
+
+def check_alone(request: Request, rank: int, members: Sequence[int]) -> None:
+    """Raise InvalidRequestError for what is wrong with ``request`` whatever the other ranks say."""
+    where = f"{request.operation.value} {request.name!r}"
+    if rank not in members:
+        raise InvalidRequestError(
+            f"{where}: Rank {rank} is not a member of the provided process set. "
+            f"Set {request.process_set} has the ranks {list(members)}; call it on those only"
+        )
+    if request.operation is Operation.BROADCAST and request.root_rank not in members:
+        raise InvalidRequestError(
+            f"{where}: root rank {request.root_rank} is not in the process set; choose one of {list(members)}"
+        )
+    if request.operation is Operation.ALLTOALL and request.shape:
+        _check_splits(where, request, len(members))
+    if request.operation in REDUCTIONS:
+        _check_reduction(where, request)
+
+
+def _check_splits(where: str, request: Request, size: int) -> None:
+    splits, rows = request.splits, request.shape[0]
+    if len(splits) != size:
+        raise InvalidRequestError(f"{where}: splits has {len(splits)} entries, but must have {size}, one for each rank")
+    if min(splits) < 0 or sum(splits) > rows:
+        raise InvalidRequestError(
+            f"{where}: splits {list(splits)} must be non-negative and add up to at most the {rows} rows of the tensor"
+        )
+
+
+def _check_reduction(where: str, request: Request) -> None:
+    scaled = request.prescale_factor != 1.0 or request.postscale_factor != 1.0
+    if request.dtype is DType.BOOL and (scaled or request.op is ReduceOp.AVERAGE):
+        raise InvalidRequestError(f"{where}: bool tensors cannot be averaged or scaled; convert to float32 first")
+    if request.op is ReduceOp.ADASUM:
+        raise InvalidRequestError(f"{where}: op Adasum is not available; use Average, Sum, Min, Max or Product")
+    if request.operation is Operation.REDUCESCATTER and request.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+        raise InvalidRequestError(f"{where}: op {request.op.name} is not available; use Average or Sum")
+
+
+def _trailing(request: Request) -> Any:
+    if request.operation in FREE_FIRST_DIMENSION:
+        return ("any", *request.shape[1:]) if request.shape else ()
+    return request.shape
+
+
+ASPECTS: tuple[tuple[str, Callable[[Request], Any]], ...] = (
+    ("operation", lambda request: request.operation.value),
+    ("device", lambda request: request.device),
+    ("dtype", lambda request: request.dtype.label),
+    ("shape", _trailing),
+    ("op", lambda request: request.op.name),
+    ("root rank", lambda request: request.root_rank),
+    ("prescale factor", lambda request: request.prescale_factor),
+    ("postscale factor", lambda request: request.postscale_factor),
+)
+
+
+def disagreement(requests: Mapping[int, Request]) -> str | None:
+    """Why the requests (rank -> request, all of one name) are not one collective; None when they are.
+
+    The text names the tensor, the aspect, and what each rank said; it is the same whatever the order of arrival.
+    """
+    first = next(iter(requests.values()))
+    for aspect, read in ASPECTS:
+        said = {rank: read(request) for rank, request in sorted(requests.items())}
+        if len(set(said.values())) > 1:
+            return _describe(first.name, aspect, said)
+    if first.operation in ROW_WISE and not first.shape:
+        return (
+            f"tensor {first.name!r}: {first.operation.value} needs at least one dimension; reshape the scalar to (1,)"
+        )
+    return None
+
+
+def _describe(name: str, aspect: str, said: Mapping[int, Any]) -> str:
+    groups: dict[Any, list[int]] = {}
+    for rank, value in said.items():
+        groups.setdefault(value, []).append(rank)
+    parts = [f"{value} on {_ranks(ranks)}" for value, ranks in groups.items()]
+    return (
+        f"tensor {name!r}: the ranks disagree about the {aspect}: {'; '.join(parts)}. "
+        f"Submit the same {aspect} under this name on every rank"
+    )
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    listed = ", ".join(map(str, ranks[:16])) + (", ..." if len(ranks) > 16 else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed}"
+
+
+def sizes(requests: Mapping[int, Request], members: Sequence[int]) -> tuple[int, ...]:
+    """What members must know of each other: first dimensions (allgather), all splits (alltoall), else nothing."""
+    first = requests[members[0]]
+    if first.operation is Operation.ALLGATHER:
+        return tuple(requests[rank].shape[0] for rank in members)
+    if first.operation is Operation.ALLTOALL:
+        return tuple(count for rank in members for count in requests[rank].splits)
+    return ()

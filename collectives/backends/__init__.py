@@ -1,0 +1,1 @@
+"""What moves and combines data: one module a backend."""

@@ -1,0 +1,333 @@
+"""Collectives over TCP with torch's Gloo, for ranks of different hosts.
+
+What each operation costs, for P members and S bytes (per member: messages one after the other, bytes sent):
+
+=============================  ======================================  =============  ===================
+operation                      algorithm                               steps          bytes
+=============================  ======================================  =============  ===================
+allreduce, up to DIRECT bytes  send all to all, each reduces all       1              (P - 1) S
+allreduce, native SUM/PRODUCT  Gloo's ring                             2 (P - 1)      2 S (P - 1) / P
+allreduce, anything else       alltoall, reduce own slice, allgather   1 + (P - 1)    2 S (P - 1) / P
+reducescatter                  alltoall, reduce own slice              1              S (P - 1) / P
+allgather, up to DIRECT bytes  alltoall of copies                      1              (P - 1) S / P
+allgather, larger              Gloo's ring, padded to the longest      P - 1          (P - 1) max(counts)
+allgather, larger and skewed   one broadcast for each member           P log2 P       S log2 P at most
+alltoall, alltoallv            Gloo's alltoall                         1              what is sent away
+broadcast                      Gloo's tree                             log2 P         S log2 P at the root
+=============================  ======================================  =============  ===================
+
+Gloo itself rounds a 16-bit sum at each hop, refuses int16, and drops NaN from MIN and MAX or not, depending on the
+place in the ring. So only sums and products of types it computes exactly as :mod:`collectives.reduction` does are left
+to its ring; all else moves as bytes in the storage type (half the bytes of widening) and is reduced here. Each element
+is reduced by one member, or by all in the same order: results are bit-identical.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from itertools import accumulate
+import threading
+from typing import Any
+
+import numpy as np
+
+from collectives.api import DType, ReduceOp, ShutDownError, Store
+from collectives.backends.base import Array, Backend, Bytes
+from collectives.backends.gloo.connections import Connections
+from collectives.backends.gloo.meeting import import_torch, meet, open_device, translate
+from collectives.reduction import reduce_arrays, scale_array
+
+__all__ = ["GlooBackend"]
+
+DIRECT = 1 << 19
+"""Bytes that a member may send in all so that an operation takes one step. Measured with 2 to 4 members."""
+
+ALONE = 1 << 22
+"""An array of this many bytes is not packed with others: two more copies cost more than one more operation."""
+
+SLICE = timedelta(seconds=0.1)
+GRACE = timedelta(seconds=0.2)
+WORKER_THREADS = 2
+ADDRESS_BYTES = 80
+
+_RING_DTYPES = frozenset({"uint8", "int8", "int32", "int64", "float32", "float64"})
+_RING_OPS = {ReduceOp.SUM: "SUM", ReduceOp.PRODUCT: "PRODUCT"}
+
+Pairs = Sequence[tuple[Array, Array]]
+
+
+class GlooBackend(Backend):
+    """Member ``rank`` of a group that meets in ``store``, under a prefix that no other group uses.
+
+    ``timeout`` bounds the meeting, and the silence of a peer within a call, in seconds. ``interface`` is the network
+    interface, or ``hostname`` the own name or address, that the peers connect to; by default what the host's name
+    resolves to.
+    """
+
+    name = "gloo"
+
+    def __init__(
+        self, rank: int, size: int, store: Store, timeout: float = 30.0, interface: str = "", hostname: str = ""
+    ) -> None:
+        super().__init__(rank, size)
+        self._torch = import_torch()
+        self._error: Exception | None = None
+        self._unfinished: Any = None
+        self._outgoing, self._incoming = _Scratch(), _Scratch()
+        device, address = open_device(interface, hostname)
+        self._connections = Connections(address)
+        self._group: Any = meet(rank, size, store, timeout, device)
+        self._connections.peers = self._exchange_addresses(address)
+
+    def allreduce(
+        self,
+        sources: Sequence[Array],
+        destinations: Sequence[Array],
+        dtype: DType,
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None:
+        self._check()
+        pairs = [pair for pair in zip(sources, destinations, strict=True) if pair[0].size]
+        fused, alone = self._split(pairs, dtype, op)
+        for source, destination in alone:
+            scale_array(source, destination, dtype, prescale)
+            self._ring(destination, op)
+            scale_array(destination, destination, dtype, postscale)
+        if fused:
+            self._allreduce_fused(fused, dtype, op, prescale, postscale)
+
+    def reducescatter(
+        self,
+        source: Array,
+        destination: Array,
+        counts: Sequence[int],
+        dtype: DType,
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None:
+        self._check()
+        mine, width = counts[self.rank], dtype.itemsize
+        received = self._incoming.take(mine * self.size, dtype)
+        self._exchange(source, received, [count * width for count in counts], [mine * width] * self.size)
+        reduce_arrays(destination, self._rows(received), dtype, op, prescale, postscale)
+
+    def allgather(self, source: Bytes, destination: Bytes, counts: Sequence[int]) -> None:
+        self._check()
+        longest, total = max(counts), sum(counts)
+        if longest * self.size <= DIRECT:
+            self._allgather_direct(source, destination, counts)
+        elif longest * self.size == total:
+            self._allgather_even(source, destination)
+        elif longest * self.size <= 2 * total:
+            self._allgather_padded(source, destination, counts)
+        else:
+            self._allgather_skewed(source, destination, counts)
+
+    def broadcast(self, source: Bytes, destination: Bytes, root: int) -> None:
+        self._check()
+        if self.rank == root:
+            scale_array(source, destination, DType.UINT8, 1.0)
+        if destination.size:
+            options = self._torch.distributed.BroadcastOptions()
+            options.rootRank = root
+            self._run(self._group.broadcast, [self._tensor(destination)], options)
+
+    def alltoall(
+        self, source: Bytes, destination: Bytes, send_counts: Sequence[int], receive_counts: Sequence[int]
+    ) -> None:
+        self._check()
+        if np.may_share_memory(source, destination):
+            staged = self._outgoing.take(source.size, DType.UINT8)
+            np.copyto(staged, source)
+            source = staged
+        self._exchange(source, destination, list(send_counts), list(receive_counts))
+
+    def barrier(self) -> None:
+        self._check()
+        self._run(self._group.barrier)
+
+    def close(self) -> None:
+        self._error = self._error or ShutDownError("the gloo backend was closed")
+        held, self._group, self._unfinished = [self._group, self._unfinished], None, None
+        if held[1] is None:
+            held.clear()
+        else:  # Only where the connections cannot be found: this ends when Gloo's own timeout does.
+            threading.Thread(target=held.clear, name="hvd-gloo-reaper", daemon=True).start()
+
+    def abort(self, error: Exception) -> None:
+        self._error = error
+        if self._group is not None:
+            self._connections.shut_down()
+
+    def _split(self, pairs: Pairs, dtype: DType, op: ReduceOp) -> tuple[Pairs, Pairs]:
+        """Those to fuse, and those that Gloo's ring reduces in place."""
+        if dtype.label not in _RING_DTYPES or op not in _RING_OPS:
+            return pairs, ()
+        limit = DIRECT // self.size if len(pairs) == 1 else ALONE
+        return [p for p in pairs if p[0].nbytes <= limit], [p for p in pairs if p[0].nbytes > limit]
+
+    def _allreduce_fused(self, pairs: Pairs, dtype: DType, op: ReduceOp, prescale: float, postscale: float) -> None:
+        count = sum(source.size for source, _ in pairs)
+        if count * dtype.itemsize * self.size <= DIRECT:
+            self._reduce_direct(pairs, count, dtype, op, prescale, postscale)
+        elif dtype.label in _RING_DTYPES and op in _RING_OPS:
+            self._reduce_in_ring(pairs, count, dtype, op, prescale, postscale)
+        else:
+            self._reduce_slices(pairs, count, dtype, op, prescale, postscale)
+
+    def _reduce_direct(
+        self, pairs: Pairs, count: int, dtype: DType, op: ReduceOp, prescale: float, postscale: float
+    ) -> None:
+        """One step, (P - 1) S bytes: everybody gets everything."""
+        copies = self._rows(self._outgoing.take(count * self.size, dtype))
+        received = self._incoming.take(count * self.size, dtype)
+        _pack(pairs, copies[0], dtype)
+        copies[1:] = copies[0]
+        self._exchange(copies.reshape(-1), received)
+        reduce_arrays(copies[0], self._rows(received), dtype, op, prescale, postscale)
+        _unpack(copies[0], pairs, dtype)
+
+    def _reduce_in_ring(
+        self, pairs: Pairs, count: int, dtype: DType, op: ReduceOp, prescale: float, postscale: float
+    ) -> None:
+        """2 (P - 1) steps, 2 S (P - 1) / P bytes: slices go round once to be summed and once to be shared."""
+        packed = self._outgoing.take(count, dtype)
+        _pack(pairs, packed, dtype, prescale)
+        self._ring(packed, op)
+        _unpack(packed, pairs, dtype, postscale)
+
+    def _reduce_slices(
+        self, pairs: Pairs, count: int, dtype: DType, op: ReduceOp, prescale: float, postscale: float
+    ) -> None:
+        """P steps, 2 S (P - 1) / P bytes: each member reduces one slice, all of them padded to one length."""
+        share = -(-count // self.size)
+        packed = self._outgoing.take(share * self.size, dtype)
+        received = self._incoming.take(share * self.size, dtype)
+        _pack(pairs, packed, dtype)
+        packed[count:] = 0
+        self._exchange(packed, received)
+        reduce_arrays(received[:share], self._rows(received), dtype, op, prescale, postscale)
+        self._allgather_even(received[:share], packed)
+        _unpack(packed, pairs, dtype)
+
+    def _allgather_direct(self, source: Bytes, destination: Bytes, counts: Sequence[int]) -> None:
+        copies = self._outgoing.take(source.size * self.size, DType.UINT8)
+        self._rows(copies)[:] = source
+        self._exchange(copies, destination, [source.size] * self.size, list(counts))
+
+    def _allgather_even(self, source: Array, destination: Array) -> None:
+        self._run(self._group._allgather_base, self._tensor(_bytes(destination)), self._tensor(_bytes(source)))
+
+    def _allgather_padded(self, source: Bytes, destination: Bytes, counts: Sequence[int]) -> None:
+        padded = self._outgoing.take(max(counts), DType.UINT8)
+        padded[: source.size] = source
+        received = self._incoming.take(padded.size * self.size, DType.UINT8)
+        self._allgather_even(padded, received)
+        for row, part in zip(self._rows(received), _parts(counts), strict=True):
+            destination[part] = row[: part.stop - part.start]
+
+    def _allgather_skewed(self, source: Bytes, destination: Bytes, counts: Sequence[int]) -> None:
+        for root, part in enumerate(_parts(counts)):
+            self.broadcast(source, destination[part], root)
+
+    def _exchange(
+        self, source: Array, destination: Array, send_counts: Sequence[int] = (), receive_counts: Sequence[int] = ()
+    ) -> None:
+        """One alltoall of bytes; without counts in equal parts."""
+        tensors = self._tensor(_bytes(destination)), self._tensor(_bytes(source))
+        self._run(self._group.alltoall_base, *tensors, receive_counts, send_counts)
+
+    def _ring(self, array: Array, op: ReduceOp) -> None:
+        options = self._torch.distributed.AllreduceOptions()
+        options.reduceOp = getattr(self._torch.distributed.ReduceOp, _RING_OPS[op])
+        self._run(self._group.allreduce, [self._tensor(array)], options)
+
+    def _rows(self, flat: Array) -> Array:
+        return flat.reshape(self.size, flat.size // self.size)
+
+    def _tensor(self, array: Array) -> Any:
+        return self._torch.from_numpy(array if array.flags.writeable else array.copy())
+
+    def _exchange_addresses(self, address: str) -> frozenset[str]:
+        mine = np.frombuffer(address.ljust(ADDRESS_BYTES).encode(), np.uint8)
+        theirs = np.empty(ADDRESS_BYTES * self.size, np.uint8)
+        self._allgather_direct(mine, theirs, [ADDRESS_BYTES] * self.size)
+        return frozenset(row.tobytes().decode().strip() for row in self._rows(theirs)) - {""}
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _run(self, start: Callable[..., Any], *arguments: object) -> None:
+        """Start one operation of Gloo and wait for it, in slices, because only our own flag interrupts the wait."""
+        try:
+            work = start(*arguments)
+            while not _finished(work, SLICE) and self._error is None:
+                pass
+        except Exception as error:
+            raise self._fail(error) from error
+        if self._error is not None:
+            self._leave(work)
+            raise self._error
+
+    def _fail(self, error: Exception) -> Exception:
+        """The error that this and all later calls raise. The peers lose us, so that they do not wait in vain."""
+        if self._error is None:
+            self._error = translate(error)
+            self._connections.shut_down()
+        return self._error
+
+    def _leave(self, work: Any) -> None:
+        """Let an aborted operation end before its memory goes back to the caller."""
+        with suppress(RuntimeError):
+            if not _finished(work, GRACE):
+                self._unfinished = work
+
+
+class _Scratch:
+    """Memory that is kept from call to call and grows when needed."""
+
+    def __init__(self) -> None:
+        self._memory: Bytes = np.empty(0, np.uint8)
+
+    def take(self, count: int, dtype: DType) -> Array:
+        """An array of ``count`` elements with any content. It replaces the one taken before."""
+        nbytes = count * dtype.itemsize
+        if self._memory.size < nbytes:
+            self._memory = np.empty(nbytes, np.uint8)
+        return self._memory[:nbytes].view(dtype.storage)
+
+
+def _finished(work: Any, limit: timedelta) -> bool:
+    """Wait for ``work`` for a while; raises what it failed with. An expired wait does not stop the operation."""
+    try:
+        work.wait(limit)
+    except RuntimeError:
+        if not work.is_completed():
+            return False
+        work.wait()  # The limit may have expired just when the operation ended: ask again what became of it.
+    return True
+
+
+def _pack(pairs: Pairs, packed: Array, dtype: DType, factor: float = 1.0) -> None:
+    for (source, _), part in zip(pairs, _parts([source.size for source, _ in pairs]), strict=True):
+        scale_array(source, packed[part], dtype, factor)
+
+
+def _unpack(packed: Array, pairs: Pairs, dtype: DType, factor: float = 1.0) -> None:
+    for (_, destination), part in zip(pairs, _parts([source.size for source, _ in pairs]), strict=True):
+        scale_array(packed[part], destination, dtype, factor)
+
+
+def _parts(counts: Sequence[int]) -> list[slice]:
+    """Where each member's part lies in a buffer that holds ``counts[r]`` elements for member r, in rank order."""
+    return [slice(end - count, end) for end, count in zip(accumulate(counts), counts, strict=True)]
+
+
+def _bytes(array: Array) -> Bytes:
+    return array.view(np.uint8)

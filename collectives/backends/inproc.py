@@ -1,0 +1,182 @@
+"""Ranks as threads of one process: deterministic, bounded, and able to fail where a test says so."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from collectives.api import CollectiveTimeoutError, DType, EngineError, PeerLostError, ReduceOp, ShutDownError
+from collectives.backends.base import Array, Backend, Bytes
+from collectives.reduction import reduce_arrays
+
+__all__ = ["Fault", "InprocBackend", "InprocGroup"]
+
+Fault = Exception | Callable[[], None]
+"""An exception to raise, or something to call, before a rank takes part in one of its calls."""
+
+
+class _Meeting:
+    """One collective: what each rank brought. It is complete when every rank has come."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.calls: dict[int, object] = {}
+        self.payloads: dict[int, Any] = {}
+
+    @property
+    def complete(self) -> bool:
+        return len(self.payloads) == self.size
+
+    def verify(self) -> None:
+        """Refuse a meeting of different calls: negotiation has promised that all members make the same one."""
+        if len(set(self.calls.values())) > 1:
+            raise EngineError(f"the members called different things, by rank: {dict(sorted(self.calls.items()))}")
+
+
+class InprocGroup:
+    """What the threads share. One lock, one wake-up per collective.
+
+    ``faults[rank, step]`` strikes when ``rank`` makes its call number ``step`` (its first is 0; ``close`` and
+    ``abort`` do not count). An exception kills the member: it is raised there, and the others lose a peer.
+    ``fired[rank, step]`` counts how often each fault struck.
+    """
+
+    def __init__(self, size: int, faults: Mapping[tuple[int, int], Fault] | None = None) -> None:
+        self.size = size
+        self.fired: Counter[tuple[int, int]] = Counter()
+        self._faults = dict(faults or {})
+        self._changed = threading.Condition()
+        self._meeting = _Meeting(size)
+        self._failures: dict[int, Exception] = {}
+        self._lost: dict[int, str] = {}
+
+    def strike(self, rank: int, step: int) -> None:
+        """Let the fault planned for this call happen."""
+        fault = self._faults.get((rank, step))
+        if fault is None:
+            return
+        with self._changed:
+            self.fired[rank, step] += 1
+        if isinstance(fault, Exception):
+            raise fault
+        fault()
+
+    def fail(self, rank: int, error: Exception) -> None:
+        """Make every call of ``rank`` raise ``error`` from now on; its peers lose it. The first error stays."""
+        with self._changed:
+            self._failures.setdefault(rank, error)
+            self._lost.setdefault(rank, f"rank {rank} left: {error}")
+            self._changed.notify_all()
+
+    def exchange(self, rank: int, call: object, payload: object, timeout: float) -> list[Any]:
+        """Bring ``payload``, wait for the others, return what each brought, in rank order."""
+        with self._changed:
+            meeting = self._meeting
+            self._raise_failure(rank)
+            meeting.calls[rank], meeting.payloads[rank] = call, payload
+            if meeting.complete:
+                self._meeting = _Meeting(self.size)
+                self._changed.notify_all()
+            self._changed.wait_for(lambda: meeting.complete or rank in self._failures or bool(self._lost), timeout)
+            self._raise_unless_complete(rank, meeting, timeout)
+        meeting.verify()
+        return [meeting.payloads[member] for member in range(self.size)]
+
+    def _raise_unless_complete(self, rank: int, meeting: _Meeting, timeout: float) -> None:
+        if rank in self._failures:
+            raise self._failures[rank]
+        if meeting.complete:
+            return
+        self._raise_failure(rank)
+        missing = sorted(set(range(self.size)) - set(meeting.payloads))
+        raise CollectiveTimeoutError(f"ranks {missing} did not come within {timeout:g} s; look at them")
+
+    def _raise_failure(self, rank: int) -> None:
+        if rank in self._failures:
+            raise self._failures[rank]
+        if self._lost:
+            raise PeerLostError("; ".join(self._lost.values()))
+
+
+class InprocBackend(Backend):
+    """Member ``rank`` of ``group``. Sources are copied when published, so one rendezvous per operation suffices."""
+
+    name = "inproc"
+
+    def __init__(self, rank: int, group: InprocGroup, timeout: float = 30.0) -> None:
+        super().__init__(rank, group.size)
+        self._group = group
+        self._timeout = timeout
+        self._step = 0
+
+    def allreduce(
+        self,
+        sources: Sequence[Array],
+        destinations: Sequence[Array],
+        dtype: DType,
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None:
+        call = ("allreduce", tuple(source.size for source in sources), dtype, op, prescale, postscale)
+        members = self._exchange(call, [source.copy() for source in sources])
+        for index, destination in enumerate(destinations):
+            reduce_arrays(destination, [member[index] for member in members], dtype, op, prescale, postscale)
+
+    def reducescatter(
+        self,
+        source: Array,
+        destination: Array,
+        counts: Sequence[int],
+        dtype: DType,
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None:
+        members = self._exchange(("reducescatter", tuple(counts), dtype, op, prescale, postscale), source.copy())
+        mine = _parts(counts)[self.rank]
+        reduce_arrays(destination, [member[mine] for member in members], dtype, op, prescale, postscale)
+
+    def allgather(self, source: Bytes, destination: Bytes, counts: Sequence[int]) -> None:
+        members = self._exchange(("allgather", tuple(counts)), source.copy())
+        np.concatenate(members, out=destination)
+
+    def broadcast(self, source: Bytes, destination: Bytes, root: int) -> None:
+        members = self._exchange(("broadcast", root, destination.size), source.copy() if self.rank == root else None)
+        np.copyto(destination, members[root])
+
+    def alltoall(
+        self, source: Bytes, destination: Bytes, send_counts: Sequence[int], receive_counts: Sequence[int]
+    ) -> None:
+        parts = _parts(send_counts)
+        members = self._exchange(("alltoall",), [source[part].copy() for part in parts])
+        np.concatenate([member[self.rank] for member in members], out=destination)
+
+    def barrier(self) -> None:
+        self._exchange(("barrier",), None)
+
+    def close(self) -> None:
+        self._group.fail(self.rank, ShutDownError(f"the backend of rank {self.rank} was closed"))
+
+    def abort(self, error: Exception) -> None:
+        self._group.fail(self.rank, error)
+
+    def _exchange(self, call: object, payload: object) -> list[Any]:
+        """One rendezvous. Whatever fails here ends the membership, so that the peers do not wait in vain."""
+        step, self._step = self._step, self._step + 1
+        try:
+            self._group.strike(self.rank, step)
+            return self._group.exchange(self.rank, call, payload, self._timeout)
+        except Exception as error:
+            self._group.fail(self.rank, error)
+            raise
+
+
+def _parts(counts: Sequence[int]) -> list[slice]:
+    """Where each member's part lies in a buffer that holds ``counts[r]`` elements for member r, in rank order."""
+    return [slice(end - count, end) for end, count in zip(accumulate(counts), counts, strict=True)]

@@ -1,0 +1,75 @@
+"""A world of one: real scaling and copying, no communication, nothing to wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from collectives.api import DType, ReduceOp, ShutDownError
+from collectives.backends.base import Array, Backend, Bytes
+from collectives.reduction import reduce_arrays, scale_array
+
+__all__ = ["SingleBackend"]
+
+
+class SingleBackend(Backend):
+    """The backend of a group with one member. Every operation is at most one pass over the memory."""
+
+    name = "single"
+
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
+        super().__init__(rank, size)
+        self._error: Exception | None = None
+
+    def allreduce(
+        self,
+        sources: Sequence[Array],
+        destinations: Sequence[Array],
+        dtype: DType,
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None:
+        self._check()
+        for source, destination in zip(sources, destinations, strict=True):
+            reduce_arrays(destination, (source,), dtype, op, prescale, postscale)
+
+    def reducescatter(
+        self,
+        source: Array,
+        destination: Array,
+        counts: Sequence[int],
+        dtype: DType,
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None:
+        self._check()
+        reduce_arrays(destination, (source,), dtype, op, prescale, postscale)
+
+    def allgather(self, source: Bytes, destination: Bytes, counts: Sequence[int]) -> None:
+        self._copy(source, destination)
+
+    def broadcast(self, source: Bytes, destination: Bytes, root: int) -> None:
+        self._copy(source, destination)
+
+    def alltoall(
+        self, source: Bytes, destination: Bytes, send_counts: Sequence[int], receive_counts: Sequence[int]
+    ) -> None:
+        self._copy(source, destination)
+
+    def barrier(self) -> None:
+        self._check()
+
+    def close(self) -> None:
+        self._error = self._error or ShutDownError("the backend of this world of one was closed")
+
+    def abort(self, error: Exception) -> None:
+        self._error = error
+
+    def _copy(self, source: Bytes, destination: Bytes) -> None:
+        self._check()
+        scale_array(source, destination, DType.UINT8, 1.0)
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error

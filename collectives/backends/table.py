@@ -1,0 +1,64 @@
+"""Which backend serves a process set: one table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from collectives.api import SettingsError, Store, Topology
+from collectives.backends.base import Backend
+from collectives.settings import Settings
+
+__all__ = ["choose", "connect"]
+
+
+def choose(members: Sequence[int], topology: Topology, cpu_operations: str) -> str:
+    """The name of the backend for the ranks ``members``: the first row that fits.
+
+    =================  ====================================
+    single             one member
+    what was asked     HOROVOD_CPU_OPERATIONS is not "auto"
+    shm                all members are on one host
+    gloo               anything else
+    =================  ====================================
+    """
+    hosts = {topology.hosts[rank] for rank in members}
+    if cpu_operations == "shm" and len(hosts) > 1:
+        raise SettingsError(
+            f"HOROVOD_CPU_OPERATIONS=shm, but the ranks {list(members)} are on {len(hosts)} hosts, which share no "
+            "memory; use auto or gloo"
+        )
+    if len(members) == 1:
+        return "single"
+    if cpu_operations != "auto":
+        return cpu_operations
+    return "shm" if len(hosts) == 1 else "gloo"
+
+
+def connect(name: str, rank: int, size: int, store: Store, settings: Settings) -> Backend:
+    """Join the group of ``size`` members that share ``store``, as member ``rank``."""
+    return _CONNECT[name](rank, size, store, settings)
+
+
+def _single(rank: int, size: int, store: Store, settings: Settings) -> Backend:
+    from collectives.backends.single import SingleBackend
+
+    return SingleBackend()
+
+
+def _shm(rank: int, size: int, store: Store, settings: Settings) -> Backend:
+    from collectives.backends.shm import ShmBackend
+
+    return ShmBackend.connect(rank, size, store, settings.timeouts.collective)
+
+
+def _gloo(rank: int, size: int, store: Store, settings: Settings) -> Backend:
+    from collectives.backends.gloo import GlooBackend
+
+    return GlooBackend(rank, size, store, settings.timeouts.collective, settings.interface)
+
+
+_CONNECT: dict[str, Callable[[int, int, Store, Settings], Backend]] = {
+    "single": _single,
+    "shm": _shm,
+    "gloo": _gloo,
+}

@@ -1,0 +1,89 @@
+"""Settings -> a running engine."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+from collectives.api import Store, Topology
+from collectives.backends import table
+from collectives.backends.base import Backend
+from collectives.control.base import Channel
+from collectives.control.handshake import Hello, connect_channel
+from collectives.control.inproc import InprocHub
+from collectives.engine import Engine
+from collectives.process_sets import ProcessSets
+from collectives.rendezvous.client import RendezvousClient
+from collectives.rendezvous.store import MemoryStore, PrefixStore
+from collectives.settings import Settings
+
+__all__ = ["start"]
+
+
+def start(settings: Settings, process_sets: Sequence[Sequence[int]] = (), generation: int = 0) -> Engine:
+    """Find the other ranks and start the engine of this one.
+
+    All ranks call this with the same ``process_sets`` and ``generation``, which counts the starts in one process, so
+    that a new start does not meet what an old one left at the rendezvous. Raises SettingsError, InvalidRequestError
+    for the process sets, CollectiveTimeoutError or PeerLostError when ranks do not come.
+    """
+    sets = ProcessSets(settings.size, process_sets)
+    if settings.rendezvous_address is None:
+        return _start_alone(settings, sets)
+    client = RendezvousClient(
+        settings.rendezvous_address, settings.rendezvous_port, settings.secret, settings.timeouts.connect
+    )
+    try:
+        return _start_together(settings, sets, PrefixStore(client, f"{settings.rendezvous_scope}/{generation}"))
+    finally:
+        client.close()
+
+
+def _start_alone(settings: Settings, sets: ProcessSets) -> Engine:
+    topology = Topology(hosts=(settings.hostname,))
+    channel = InprocHub(1).channel(0)
+    return _assemble(settings, sets, topology, channel, MemoryStore())
+
+
+def _start_together(settings: Settings, sets: ProcessSets, store: Store) -> Engine:
+    hello = Hello(settings.rank, settings.size, settings.hostname)
+    address = _own_address(settings)
+    channel, hosts = connect_channel(hello, store, settings.secret, address, settings.timeouts.connect)
+    topology = Topology(
+        settings.rank,
+        settings.size,
+        settings.local_rank,
+        settings.local_size,
+        settings.cross_rank,
+        settings.cross_size,
+        hosts,
+    )
+    try:
+        return _assemble(settings, sets, topology, channel, store)
+    except BaseException:
+        channel.close()
+        raise
+
+
+def _assemble(settings: Settings, sets: ProcessSets, topology: Topology, channel: Channel, store: Store) -> Engine:
+    backends: dict[int, Backend] = {}
+    try:
+        for id in sets.ids():
+            members = sets.ranks(id)
+            if topology.rank in members:
+                name = table.choose(members, topology, settings.cpu_operations)
+                group = PrefixStore(store, f"set-{id}/{name}")
+                backends[id] = table.connect(name, members.index(topology.rank), len(members), group, settings)
+        return Engine(topology, settings, sets, channel, backends)
+    except BaseException as error:
+        for backend in backends.values():
+            backend.abort(error if isinstance(error, Exception) else RuntimeError(str(error)))
+            backend.close()
+        raise
+
+
+def _own_address(settings: Settings) -> str:
+    """The address of the interface that leads to the rendezvous: where the other ranks can reach this one, too."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((settings.rendezvous_address, settings.rendezvous_port or 1))
+        return str(probe.getsockname()[0])

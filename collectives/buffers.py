@@ -1,0 +1,94 @@
+"""Any array -> :class:`Buffer`: memory, dtype, shape, device. Never copies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from collectives.api import DType, InvalidRequestError
+
+__all__ = ["Buffer", "as_buffer", "empty"]
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(slots=True)
+class Buffer:
+    """Contiguous typed memory.
+
+    ``array`` is a one-dimensional view in ``dtype.storage`` layout, None for device memory; ``pointer`` is the address.
+    ``owner`` is what the user sees (a tensor) and keeps the memory alive.
+    """
+
+    array: Array | None
+    dtype: DType
+    shape: tuple[int, ...]
+    owner: Any = None
+    device: str = "cpu"
+    address: int = 0
+
+    @property
+    def pointer(self) -> int:
+        """The address of the first element."""
+        return self.address if self.array is None else int(self.array.__array_interface__["data"][0])
+
+    @property
+    def host(self) -> Array:
+        """The memory as a flat array; InvalidRequestError for device memory."""
+        if self.array is None:
+            raise InvalidRequestError(f"the tensor is on {self.device}; this backend works on host memory")
+        return self.array
+
+    @property
+    def bytes(self) -> npt.NDArray[np.uint8]:
+        """The memory as a flat array of bytes."""
+        return self.host.view(np.uint8)
+
+
+def empty(dtype: DType, shape: Sequence[int]) -> Buffer:
+    """A new host buffer; its owner is the array in ``shape``."""
+    array = np.empty(tuple(shape), dtype.storage)
+    return Buffer(array.reshape(-1), dtype, tuple(shape), array)
+
+
+def as_buffer(value: Any) -> Buffer:
+    """View ``value`` as a buffer: NumPy arrays, ``__cuda_array_interface__``, ``__dlpack__``, the buffer protocol.
+
+    InvalidRequestError for memory that is not C-contiguous, for object arrays and for unsupported dtypes.
+    """
+    if hasattr(value, "__cuda_array_interface__"):
+        return _from_cuda(value)
+    if isinstance(value, np.ndarray) or hasattr(value, "__array_interface__"):
+        return _from_array(np.asarray(value), value)
+    if hasattr(value, "__dlpack__"):
+        return _from_array(np.from_dlpack(value), value)
+    try:
+        return _from_array(np.asarray(memoryview(value)), value)
+    except TypeError:
+        raise InvalidRequestError(
+            f"a {type(value).__name__} is not an array; give a NumPy array or an object with __dlpack__, "
+            "__array_interface__, __cuda_array_interface__ or the buffer protocol"
+        ) from None
+
+
+def _from_array(array: Array, owner: Any) -> Buffer:
+    dtype = DType.from_label(array.dtype.name)
+    _require_contiguous(array.flags.c_contiguous, array.shape)
+    return Buffer(array.view(dtype.storage).reshape(-1), dtype, array.shape, owner)
+
+
+def _from_cuda(value: Any) -> Buffer:
+    interface = value.__cuda_array_interface__
+    dtype = DType.from_label(np.dtype(interface["typestr"]).name)
+    shape = tuple(interface["shape"])
+    _require_contiguous(interface.get("strides") is None, shape)
+    return Buffer(None, dtype, shape, value, "cuda", interface["data"][0])
+
+
+def _require_contiguous(contiguous: bool, shape: Sequence[int]) -> None:
+    if not contiguous:
+        raise InvalidRequestError(f"the array of shape {tuple(shape)} is not C-contiguous; copy it first")

@@ -1,0 +1,44 @@
+"""What carries control messages: a star with rank 0 in the middle."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+__all__ = ["Channel"]
+
+
+class Channel(ABC):
+    """Ordered, reliable messages between rank 0 and every other rank.
+
+    ``send`` and ``receive`` are called by one thread at a time (whoever drives the engine); ``poll``, ``wake`` and
+    ``abort`` by any thread.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+
+    @abstractmethod
+    def watch(self, on_lost: Callable[[int], None]) -> None:
+        """Call ``on_lost(rank)``, once per rank, on a thread of the channel's own, when a peer's connection ends."""
+
+    @abstractmethod
+    def send(self, rank: int, data: bytes) -> None:
+        """Queue ``data`` for ``rank``, without waiting for it. A lost peer is reported by the watch, not here."""
+
+    @abstractmethod
+    def receive(self) -> list[tuple[int, bytes]]:
+        """What has arrived, as (sender, data); does not wait."""
+
+    @abstractmethod
+    def poll(self, timeout: float | None) -> None:
+        """Wait until something may have arrived, :meth:`wake` is called, or ``timeout`` seconds (None: no limit)."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """End a running :meth:`poll`, or the next one."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Deliver what was sent, then disconnect; bounded. The watches of the peers fire. Idempotent."""

@@ -1,0 +1,229 @@
+"""How the connections of a :class:`SocketChannel` come about: rank 0 listens, the others connect and prove themselves.
+
+Both sides prove that they know the job's secret by HMAC-SHA256 over the other's nonce, so that neither a stranger nor
+a rank of another job gets in. Nothing is decoded before it was authenticated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import secrets
+import select
+import socket
+import struct
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError, SettingsError, Store
+from collectives.control.sockets import Connection, SocketChannel
+
+__all__ = ["Hello", "connect_channel"]
+
+logger = logging.getLogger(__name__)
+
+LENGTH = struct.Struct(">I")
+NONCE_BYTES = 32
+MAC_BYTES = 32
+LARGEST_BYTES = 1 << 24
+CLIENT_SECONDS = 5.0
+RETRY_SECONDS = 0.05
+ADDRESS_KEY = "control"
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What a rank says of itself when it connects."""
+
+    rank: int
+    size: int
+    host: str
+
+
+def connect_channel(
+    hello: Hello, store: Store, secret: bytes, address: str, timeout: float
+) -> tuple[SocketChannel, tuple[str, ...]]:
+    """The channel of this rank and the host of each rank.
+
+    ``address`` is where rank 0 listens for other hosts. Raises CollectiveTimeoutError that names the ranks that did
+    not come, PeerLostError, SettingsError when the ranks were started with different sizes.
+    """
+    deadline = time.monotonic() + timeout
+    if hello.rank == 0:
+        return _accept_all(hello, store, secret, address, deadline)
+    return _join(hello, store, secret, deadline)
+
+
+def _accept_all(
+    hello: Hello, store: Store, secret: bytes, address: str, deadline: float
+) -> tuple[SocketChannel, tuple[str, ...]]:
+    name = f"\0hvd-cluster-{secrets.token_hex(16)}"
+    with (
+        _listen(socket.AF_UNIX, name, hello.size) as local,
+        _listen(socket.AF_INET, (address, 0), hello.size) as remote,
+    ):
+        where = {"host": hello.host, "unix": name, "tcp": remote.getsockname()}
+        store.set(ADDRESS_KEY, msgpack.packb(where))
+        peers = _gather(hello, (local, remote), secret, deadline)
+    hosts = (hello.host, *(peers[rank][1] for rank in range(1, hello.size)))
+    for sock, _, nonce in peers.values():
+        _send(sock, _sealed(secret, nonce, msgpack.packb(hosts)))
+    connections = {rank: Connection(sock) for rank, (sock, _, _) in peers.items()}
+    return SocketChannel(0, hello.size, connections), hosts
+
+
+def _listen(family: int, address: Any, backlog: int) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.bind(address)
+        listener.listen(backlog)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise SettingsError(
+            f"rank 0 cannot listen on {address!r}: {error}; HOROVOD_GLOO_IFACE can name another interface"
+        ) from error
+    return listener
+
+
+Peer = tuple[socket.socket, str, bytes]
+
+
+def _gather(hello: Hello, listeners: tuple[socket.socket, ...], secret: bytes, deadline: float) -> dict[int, Peer]:
+    peers: dict[int, Peer] = {}
+    poller = select.poll()
+    by_descriptor = {listener.fileno(): listener for listener in listeners}
+    for descriptor in by_descriptor:
+        poller.register(descriptor, select.POLLIN)
+    try:
+        while len(peers) < hello.size - 1:
+            ready = poller.poll(max(0.0, deadline - time.monotonic()) * 1000.0)
+            if not ready:
+                raise _absent(hello, peers)
+            for descriptor, _ in ready:
+                _admit(by_descriptor[descriptor], hello, secret, peers)
+    except BaseException:
+        for sock, _, _ in peers.values():
+            sock.close()
+        raise
+    return peers
+
+
+def _absent(hello: Hello, peers: dict[int, Peer]) -> CollectiveTimeoutError:
+    missing = [rank for rank in range(1, hello.size) if rank not in peers]
+    return CollectiveTimeoutError(
+        f"ranks {missing} of {hello.size} did not connect to rank 0 in time; look at their output, or raise "
+        "HOROVOD_GLOO_TIMEOUT_SECONDS"
+    )
+
+
+def _admit(listener: socket.socket, hello: Hello, secret: bytes, peers: dict[int, Peer]) -> None:
+    """Let one connection in, or close it: a stranger must not end the job."""
+    sock, _ = listener.accept()
+    sock.settimeout(CLIENT_SECONDS)
+    try:
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        sock.sendall(nonce)
+        rank, size, host, peer_nonce = msgpack.unpackb(_open(secret, nonce, _receive(sock)))
+    except (OSError, HorovodInternalError, ValueError, TypeError) as error:
+        logger.warning("a connection to rank 0 was refused: %s", error)
+        sock.close()
+        return
+    problem = _objection(hello, rank, size, peers)
+    if problem:
+        _send(sock, b"")
+        sock.close()
+        raise SettingsError(problem)
+    peers[rank] = (sock, host, peer_nonce)
+
+
+def _objection(hello: Hello, rank: int, size: int, peers: dict[int, Peer]) -> str | None:
+    if size != hello.size:
+        return f"rank {rank} was started for {size} ranks and rank 0 for {hello.size}; start all with one HOROVOD_SIZE"
+    if rank in peers or rank == 0:
+        return f"two processes say they are rank {rank}; each needs its own HOROVOD_RANK"
+    return None
+
+
+def _join(hello: Hello, store: Store, secret: bytes, deadline: float) -> tuple[SocketChannel, tuple[str, ...]]:
+    where = msgpack.unpackb(store.get(ADDRESS_KEY, max(0.0, deadline - time.monotonic())))
+    sock = _connect(where, hello.host, deadline)
+    try:
+        sock.settimeout(max(0.001, deadline - time.monotonic()))
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        challenge = _exactly(sock, NONCE_BYTES)
+        said = msgpack.packb((hello.rank, hello.size, hello.host, nonce))
+        _send(sock, _sealed(secret, challenge, said))
+        hosts = tuple(msgpack.unpackb(_open(secret, nonce, _receive(sock))))
+    except TimeoutError as error:
+        sock.close()
+        raise CollectiveTimeoutError(f"rank {hello.rank}: not all ranks connected to rank 0 in time") from error
+    except OSError as error:
+        sock.close()
+        raise PeerLostError(f"rank {hello.rank}: the connection to rank 0 broke: {error}") from error
+    except BaseException:
+        sock.close()
+        raise
+    return SocketChannel(hello.rank, hello.size, {0: Connection(sock)}), hosts
+
+
+def _connect(where: dict[str, Any], host: str, deadline: float) -> socket.socket:
+    if where["host"] == host:
+        try:
+            return _dial(socket.AF_UNIX, where["unix"], deadline)
+        except OSError:
+            logger.debug("rank 0 is on this host but in another network namespace; using TCP")
+    while True:
+        try:
+            return _dial(socket.AF_INET, tuple(where["tcp"]), deadline)
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise PeerLostError(f"rank 0 does not answer at {where['tcp']}: {error}") from error
+            time.sleep(RETRY_SECONDS)
+
+
+def _dial(family: int, address: Any, deadline: float) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(max(0.001, deadline - time.monotonic()))
+        sock.connect(address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _sealed(secret: bytes, nonce: bytes, payload: bytes) -> bytes:
+    return hmac.digest(secret, nonce + payload, hashlib.sha256) + payload
+
+
+def _open(secret: bytes, nonce: bytes, sealed: bytes) -> bytes:
+    payload = sealed[MAC_BYTES:]
+    if not hmac.compare_digest(sealed[:MAC_BYTES], hmac.digest(secret, nonce + payload, hashlib.sha256)):
+        raise PeerLostError("the other side does not know the secret of this job, or refused this rank")
+    return payload
+
+
+def _send(sock: socket.socket, data: bytes) -> None:
+    sock.sendall(LENGTH.pack(len(data)) + data)
+
+
+def _receive(sock: socket.socket) -> bytes:
+    (length,) = LENGTH.unpack(_exactly(sock, LENGTH.size))
+    if length > LARGEST_BYTES:
+        raise PeerLostError(f"a handshake of {length} bytes is refused; at most {LARGEST_BYTES} are allowed")
+    return _exactly(sock, length)
+
+
+def _exactly(sock: socket.socket, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        piece = sock.recv(min(count - len(data), 1 << 16))
+        if not piece:
+            raise ConnectionResetError("the other side closed the connection")
+        data += piece
+    return bytes(data)

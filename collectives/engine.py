@@ -1,0 +1,513 @@
+"""The engine of one rank: takes tensors, agrees with the other ranks, runs backends, completes the works.
+
+Whoever holds ``_driver`` drives: it alone touches the worker, the coordinator, the channel's data and the backends.
+That is the communication thread, or a caller that waits (two thread hand-overs cost more than a small allreduce).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+from collectives import api
+from collectives.agreement import check_alone
+from collectives.api import (
+    DuplicateNameError,
+    EngineError,
+    HorovodInternalError,
+    MismatchError,
+    Operation,
+    PeerLostError,
+    Request,
+    ShutDownError,
+    Topology,
+)
+from collectives.backends.base import Backend
+from collectives.buffers import Buffer
+from collectives.control.base import Channel
+from collectives.events import EventStream, Failed, Finished, Negotiated, Started, Submitted
+from collectives.execution import execute
+from collectives.messages import Abort, Leave, Left, Message, Refuse, Run, Stop, Unknown, decode, encode
+from collectives.negotiation import Batch, Coordinator, Worker
+from collectives.process_sets import GLOBAL, ProcessSets
+from collectives.settings import Settings
+from collectives.work import Destination, Work
+
+__all__ = ["Engine"]
+
+logger = logging.getLogger(__name__)
+
+COORDINATOR = 0
+PARK_SECONDS = 0.002
+SPINS = 100
+VERDICT_SECONDS = 0.5
+WAIT_SLICE_SECONDS = 1.0
+
+Command: TypeAlias = Callable[[], None]
+
+
+class Engine:
+    """Collectives among the ranks of a job, submitted in any order, by name.
+
+    ``backends`` has one backend for each process set this rank is a member of. The engine owns ``channel`` and
+    ``backends`` and closes them. All public methods are safe from any thread.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        settings: Settings,
+        process_sets: ProcessSets,
+        channel: Channel,
+        backends: Mapping[int, Backend],
+    ) -> None:
+        self.topology = topology
+        self.process_sets = process_sets
+        self.events = EventStream()
+        self._channel = channel
+        self._backends = dict(backends)
+        self._timeouts = settings.timeouts
+        self._worker = Worker(cache=settings.cache_capacity > 0)
+        self._coordinator = (
+            Coordinator(process_sets, settings.fusion_threshold, settings.cycle_time, settings.cache_capacity)
+            if topology.rank == COORDINATOR
+            else None
+        )
+        # Owned by the engine, held for a few instructions: guards the table of works and the queues of submissions.
+        self._lock = threading.Lock()
+        self._works: dict[tuple[int, str], Work] = {}
+        self._queued: dict[tuple[int, str], deque[Work]] = {}
+        self._commands: deque[Command] = deque()
+        self._batches: deque[Batch] = deque()
+        self._counters: dict[Operation, int] = {}
+        # Owned by whoever drives; never waited for without a bound: callers wait for _changed instead.
+        self._driver = threading.Lock()
+        # Owned by the engine; waiting callers, woken when a work is done or the driver steps down; waits are sliced.
+        self._changed = threading.Condition(threading.Lock())
+        self._waiters = 0
+        # Owned by the communication thread, which parks here, for milliseconds, while a caller drives.
+        self._unpark = threading.Event()
+        self._polling: set[int] = set()
+        self._driven_at = 0.0
+        self._failure: Exception | None = None
+        self._lost: int | None = None
+        self._leaving = False
+        self._leave_deadline: float | None = None
+        self._finished = False
+        channel.watch(self._on_lost)
+        # Owned by the engine; sleeps in poll, ended by shutdown() or a failure, joined by shutdown().
+        self._thread = threading.Thread(target=self._communicate, name=f"hvd-engine-{topology.rank}", daemon=True)
+        self._thread.start()
+
+    # Calls of the user, on any thread.
+
+    def submit(self, request: Request, source: Buffer | None, destination: Destination) -> Work:
+        """Put a tensor in flight and return its handle at once.
+
+        ``source`` must not change and ``destination`` must not be read before the work is done. Raises
+        InvalidRequestError, DuplicateNameError or, when the engine has ended, the error that ended it.
+        """
+        work = self._enter(Work(request, source, destination), queue=False)
+        self._notify()
+        return work
+
+    def submit_unnamed(self, request: Request, source: Buffer | None, destination: Destination) -> Work:
+        """Like :meth:`submit` for a request named by :meth:`next_name`: waits its turn if the name is in flight."""
+        work = self._enter(Work(request, source, destination), queue=True)
+        self._notify()
+        return work
+
+    def run(self, request: Request, source: Buffer | None, destination: Destination, unnamed: bool = False) -> Work:
+        """Submit, wait and return the finished work; raises what :meth:`submit` and :meth:`synchronize` raise."""
+        work = Work(request, source, destination)
+        work.urged = True
+        self._enter(work, queue=unnamed)
+        self.synchronize(work)
+        return work
+
+    def next_name(self, operation: Operation) -> str:
+        """The name of the next unnamed tensor; the n-th call gives the same name on every rank.
+
+        Names repeat after a while, so that unnamed tensors profit from the response cache, too.
+        """
+        with self._lock:
+            number = self._counters.get(operation, 0)
+            self._counters[operation] = number + 1
+        return f"{operation.value}.noname.{number % 256}"
+
+    def poll(self, work: Work) -> bool:
+        """Whether :meth:`synchronize` would return at once."""
+        return work.done
+
+    def synchronize(self, work: Work) -> Buffer | None:
+        """Wait for ``work`` and return its output; raises MismatchError, PeerLostError and the like."""
+        while not work.done:
+            if self._driver.acquire(blocking=False):
+                try:
+                    self._drive_for(work)
+                finally:
+                    self._step_down()
+            else:
+                self._await_change(work)
+        if work.error is not None:
+            raise work.error
+        return work.output
+
+    def barrier(self, process_set: int = GLOBAL) -> None:
+        """Return when every member of the process set has called it."""
+        name = self.next_name(Operation.BARRIER)
+        self.run(Request(name, Operation.BARRIER, process_set=process_set), None, None, unnamed=True)
+
+    def shutdown(self) -> None:
+        """End the engine on all ranks: what was agreed on before still runs, the rest fails with ShutDownError.
+
+        Waits for the other ranks' communication threads, at most the shutdown timeout. Idempotent.
+        """
+        with self._lock:
+            if not self._finished and self._failure is None:
+                self._commands.append(self._leave)
+        self._notify()
+        self._thread.join(self._timeouts.shutdown + self._timeouts.collective)
+        if self._thread.is_alive():
+            logger.error("rank %d: the communication thread does not end; it is abandoned", self.topology.rank)
+
+    def abort(self, error: HorovodInternalError) -> None:
+        """End the engine on all ranks at once; every pending and future work raises ``error``."""
+        with self._lock:
+            self._commands.append(lambda: self._fail(error))
+        self._abort_backends(error)
+        self._notify()
+
+    def _enter(self, work: Work, queue: bool) -> Work:
+        request = work.request
+        check_alone(request, self.topology.rank, self.process_sets.ranks(request.process_set))
+        with self._lock:
+            self._require_running()
+            if request.key not in self._works:
+                self._works[request.key] = work
+                self._commands.append(lambda: self._worker.submit(request, work.urged))
+            elif queue:
+                self._queued.setdefault(request.key, deque()).append(work)
+            else:
+                raise DuplicateNameError(
+                    f"tensor {request.name!r} is still in flight on rank {self.topology.rank}; "
+                    "synchronize it first, or give each tensor its own name"
+                )
+        if self.events.active:
+            self.events.publish(Submitted(request.name, request.process_set, request.nbytes, time.monotonic()))
+        return work
+
+    def _require_running(self) -> None:
+        if self._finished or self._failure is not None:
+            raise self._ending()
+
+    # Waiting, and who drives.
+
+    def _drive_for(self, work: Work) -> None:
+        if not work.urged:
+            work.urged = True
+            with self._lock:
+                self._commands.append(lambda: self._worker.urge(work.request.key))
+        spins = 0
+        while not (work.done or self._finished):
+            if self._step_safely():
+                spins = 0
+            elif spins < SPINS:
+                spins += 1
+                os.sched_yield()  # the peer we wait for may be queued on this very core
+            else:
+                self._sleep()
+        if self._finished:
+            self._fail_works(self._ending())
+
+    def _ending(self) -> Exception:
+        return self._failure or ShutDownError("Horovod has been shut down; call hvd.init() to start again")
+
+    def _step_down(self) -> None:
+        self._driven_at = time.monotonic()
+        self._driver.release()
+        if self._batches or self._commands:
+            self._unpark.set()
+        self._announce()
+
+    def _announce(self) -> None:
+        if self._waiters:
+            with self._changed:
+                self._changed.notify_all()
+
+    def _await_change(self, work: Work) -> None:
+        with self._changed:
+            self._waiters += 1
+            try:
+                if not work.done and self._driver.locked():
+                    self._changed.wait(WAIT_SLICE_SECONDS)
+            finally:
+                self._waiters -= 1
+
+    def _notify(self) -> None:
+        if self._polling:
+            self._channel.wake()
+        self._unpark.set()
+
+    def _sleep(self) -> None:
+        me = threading.get_ident()
+        self._polling.add(me)
+        try:
+            if not self._commands and self._lost is None:
+                self._channel.poll(self._until_deadline())
+        finally:
+            self._polling.discard(me)
+
+    def _until_deadline(self) -> float | None:
+        hold = self._coordinator.deadline if self._coordinator is not None else None
+        deadlines = [deadline for deadline in (hold, self._leave_deadline) if deadline is not None]
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+
+    # The communication thread.
+
+    def _communicate(self) -> None:
+        while not self._finished:
+            if self._driver.acquire(blocking=False):
+                try:
+                    while not self._finished and self._step_safely():
+                        pass
+                finally:
+                    self._driver.release()
+                    self._announce()
+            if not self._finished:
+                self._rest()
+        self._end()
+
+    def _rest(self) -> None:
+        """Sleep until there may be work; in a park of our own while callers drive, to stay out of their way."""
+        self._unpark.clear()
+        if self._driver.locked():
+            if self._commands:  # the wake may have come to us instead of the caller that drives
+                self._channel.wake()
+            self._unpark.wait(PARK_SECONDS)
+        elif time.monotonic() - self._driven_at < PARK_SECONDS:
+            if not self._commands:
+                self._unpark.wait(PARK_SECONDS)
+        else:
+            self._sleep()
+
+    def _end(self) -> None:
+        with self._driver:
+            self._fail_works(self._ending())
+            self._channel.close()
+            for backend in self._backends.values():
+                backend.close()
+        self._announce()
+
+    # Steps; only for whoever drives.
+
+    def _step_safely(self) -> bool:
+        try:
+            return self._step()
+        except HorovodInternalError as error:
+            self._fail(self._verdict(error))
+        except Exception as error:
+            logger.exception("rank %d: unexpected error in the engine", self.topology.rank)
+            failure = EngineError(f"rank {self.topology.rank}: unexpected {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            self._fail(failure)
+        except BaseException as error:
+            self._fail(ShutDownError(f"rank {self.topology.rank} was interrupted by {type(error).__name__}"))
+            raise
+        return True
+
+    def _step(self) -> bool:
+        active = bool(self._commands)
+        while self._commands:
+            self._commands.popleft()()
+        ready = self._worker.outgoing()
+        if ready is not None:
+            self._tell_coordinator(ready)
+        for sender, data in self._channel.receive():
+            active = True
+            self._hear(sender, decode(data))
+        if self._coordinator is not None and not self._finished:
+            self._coordinate(self._coordinator)
+        while self._batches and not self._finished:
+            active = True
+            self._run_batch(self._batches.popleft())
+        if self._lost is not None and not self._finished:
+            self._fail(self._loss(self._lost))
+        if self._leave_deadline is not None and time.monotonic() > self._leave_deadline:
+            logger.warning("rank %d: not every rank answered the shutdown in time", self.topology.rank)
+            self._finished = True
+        return active
+
+    def _tell_coordinator(self, message: Message) -> None:
+        if self._coordinator is not None:
+            self._coordinator.receive(COORDINATOR, message, time.monotonic())
+        else:
+            self._channel.send(COORDINATOR, encode(message))
+
+    def _coordinate(self, coordinator: Coordinator) -> None:
+        for outgoing in coordinator.decide(time.monotonic()):
+            data = encode(outgoing.message) if len(outgoing.ranks) > 1 or outgoing.ranks[0] != COORDINATOR else b""
+            for rank in outgoing.ranks:
+                if rank != COORDINATOR:
+                    self._channel.send(rank, data)
+            if COORDINATOR in outgoing.ranks:
+                self._obey(outgoing.message)
+
+    def _hear(self, sender: int, message: Message) -> None:
+        if isinstance(message, Abort):
+            self._fail(_error(message))
+        elif self._coordinator is not None:
+            self._coordinator.receive(sender, message, time.monotonic())
+        else:
+            self._obey(message)
+
+    def _obey(self, message: Message) -> None:
+        if isinstance(message, Run):
+            self._batches.extend(self._worker.run(message))
+        elif isinstance(message, Refuse):
+            refusal = self._worker.refuse(message)
+            self._complete(self._take(refusal.key), MismatchError(refusal.text))
+        elif isinstance(message, Unknown):
+            self._worker.resend(message)
+        elif isinstance(message, Stop):
+            self._stop(message.rank)
+        elif isinstance(message, Left):
+            self._finished = True
+
+    def _run_batch(self, batch: Batch) -> None:
+        works = [self._take(response.request.key) for response in batch.responses]
+        process_set = works[0].request.process_set
+        backend = self._backends[process_set]
+        if self.events.active:
+            self._publish_start(works, backend)
+        try:
+            execute(works, batch.responses, self.process_sets.ranks(process_set), backend)
+        except BaseException as error:
+            self._put_back(works)
+            raise error
+        for work in works:
+            self._complete(work, None)
+        if self.events.active:
+            names = tuple(work.request.name for work in works)
+            self.events.publish(Finished(names, process_set, time.monotonic()))
+
+    def _publish_start(self, works: Sequence[Work], backend: Backend) -> None:
+        now = time.monotonic()
+        request = works[0].request
+        for work in works:
+            self.events.publish(Negotiated(work.request.name, request.process_set, now))
+        names = tuple(work.request.name for work in works)
+        nbytes = sum(work.request.nbytes for work in works)
+        self.events.publish(Started(names, request.process_set, request.operation.value, nbytes, backend.name, now))
+
+    def _take(self, key: tuple[int, str]) -> Work:
+        """Remove the work from the table; the next unnamed tensor of that name, if any, takes its place."""
+        with self._lock:
+            work = self._works.pop(key)
+            queue = self._queued.get(key)
+            if queue:
+                following = self._works[key] = queue.popleft()
+                self._commands.append(lambda: self._worker.submit(following.request, following.urged))
+            return work
+
+    def _put_back(self, works: Sequence[Work]) -> None:
+        """Works of a batch that did not finish fail together with everything else."""
+        with self._lock:
+            for work in works:
+                self._queued.setdefault(work.request.key, deque()).append(work)
+
+    def _complete(self, work: Work, error: Exception | None) -> None:
+        if error is None:
+            work.finish()
+        else:
+            work.fail(error)
+            self._publish_failure(work, error)
+        self._announce()
+
+    def _publish_failure(self, work: Work, error: Exception) -> None:
+        if self.events.active:
+            request = work.request
+            self.events.publish(Failed(request.name, request.process_set, error, time.monotonic()))
+
+    # Ends: polite, and not.
+
+    def _leave(self) -> None:
+        self._leave_deadline = time.monotonic() + self._timeouts.shutdown
+        self._tell_coordinator(Leave())
+
+    def _stop(self, rank: int) -> None:
+        while self._batches:
+            self._run_batch(self._batches.popleft())
+        self._fail_works(ShutDownError(f"Horovod has been shut down by rank {rank} while the tensor was in flight"))
+        self._leaving = True
+        self._tell_coordinator(Left())
+
+    def _fail_works(self, error: Exception) -> None:
+        with self._lock:
+            works = [*self._works.values(), *(work for queue in self._queued.values() for work in queue)]
+            self._works.clear()
+            self._queued.clear()
+        for work in works:
+            if not work.done:
+                work.fail(error)
+                self._publish_failure(work, error)
+
+    def _fail(self, error: HorovodInternalError) -> None:
+        """End everything here with ``error`` and tell the others."""
+        if self._finished:
+            return
+        with self._lock:
+            self._failure = error
+        self._abort_backends(error)
+        data = encode(Abort(type(error).__name__, str(error)))
+        for rank in range(1, self.topology.size) if self._coordinator is not None else (COORDINATOR,):
+            self._channel.send(rank, data)
+        self._fail_works(error)
+        self._finished = True
+        self._notify()
+        self._announce()
+
+    def _abort_backends(self, error: Exception) -> None:
+        for backend in self._backends.values():
+            backend.abort(error)
+
+    def _on_lost(self, rank: int) -> None:
+        """On the channel's watch thread: a connection ended."""
+        self._lost = rank
+        if not (self._leaving or self._finished):
+            self._abort_backends(self._loss(rank))
+        self._notify()
+        self._channel.wake()
+
+    def _loss(self, rank: int) -> PeerLostError:
+        return PeerLostError(
+            f"rank {rank} on host {self.topology.hosts[rank]!r} is gone: its process ended or its connection broke; "
+            f"look at the output of that rank"
+        )
+
+    def _verdict(self, error: HorovodInternalError) -> HorovodInternalError:
+        """The best explanation of ``error``: what another rank said, or whose connection ended; waits a moment."""
+        deadline = time.monotonic() + VERDICT_SECONDS
+        while not self._finished and time.monotonic() < deadline:
+            for _, data in self._channel.receive():
+                message = decode(data)
+                if isinstance(message, Abort):
+                    return _error(message)
+            if self._lost is not None:
+                return self._loss(self._lost) if isinstance(error, PeerLostError) else error
+            if not isinstance(error, PeerLostError | api.CollectiveTimeoutError):
+                break
+            self._channel.poll(0.05)
+        return error
+
+
+def _error(message: Abort) -> HorovodInternalError:
+    """The error that another rank met, as the class it was there."""
+    kind = getattr(api, message.kind, HorovodInternalError)
+    error: HorovodInternalError = kind(message.text)
+    return error

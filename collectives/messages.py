@@ -1,0 +1,199 @@
+"""The control messages between workers and the coordinator, and their msgpack form (never pickle).
+
+A steady step sends ``Ready`` and ``Run`` messages that hold integers only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import msgpack
+
+from collectives.api import DType, EngineError, Operation, ReduceOp, Request
+
+__all__ = [
+    "Abort",
+    "Leave",
+    "Left",
+    "Message",
+    "Ready",
+    "Refuse",
+    "Response",
+    "Run",
+    "Stop",
+    "Unknown",
+    "decode",
+    "encode",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A collective that every member agreed on.
+
+    ``id`` is what the tensor is called from now on. ``request`` is that of the first member rank. ``sizes`` holds, in
+    set order, each member's first dimension (allgather) or the splits of all members, row by row (alltoall).
+    """
+
+    id: int
+    request: Request
+    sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Worker to coordinator: these tensors were submitted here; ``urgent`` ones have a caller waiting."""
+
+    requests: tuple[Request, ...] = ()
+    ids: tuple[int, ...] = ()
+    urgent: tuple[tuple[int, str], ...] = ()
+    urgent_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Coordinator to workers: run these batches, in this order. ``responses`` are new; ``forget`` are dropped ids."""
+
+    batches: tuple[tuple[int, ...], ...]
+    responses: tuple[Response, ...] = ()
+    forget: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Coordinator to workers: the ranks disagree about this tensor."""
+
+    process_set: int
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Coordinator to one worker: these ids were dropped meanwhile; send the whole requests."""
+
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Worker to coordinator: this rank wants to shut down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Coordinator to workers: run what was decided before this, then stop; ``rank`` asked for it."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Both ways: everything decided before the stop is done here (worker), or everywhere (coordinator)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Either way: the job failed; ``kind`` is the name of an error class of ``collectives.api``."""
+
+    kind: str
+    text: str
+
+
+Message: TypeAlias = Ready | Run | Refuse | Unknown | Leave | Stop | Left | Abort
+
+_OPERATIONS = list(Operation)
+_DTYPES = list(DType)
+_OPERATION_CODES = {member: code for code, member in enumerate(_OPERATIONS)}
+_DTYPE_CODES = {member: code for code, member in enumerate(_DTYPES)}
+
+
+def _pack_request(request: Request) -> tuple[Any, ...]:
+    return (
+        request.name,
+        _OPERATION_CODES[request.operation],
+        _DTYPE_CODES[request.dtype],
+        request.shape,
+        int(request.op),
+        request.root_rank,
+        request.prescale_factor,
+        request.postscale_factor,
+        request.process_set,
+        request.splits,
+        request.device,
+    )
+
+
+def _unpack_request(fields: Any) -> Request:
+    name, operation, dtype, shape, op, root, prescale, postscale, process_set, splits, device = fields
+    return Request(
+        name,
+        _OPERATIONS[operation],
+        _DTYPES[dtype],
+        tuple(shape),
+        ReduceOp(op),
+        root,
+        prescale,
+        postscale,
+        process_set,
+        tuple(splits),
+        device,
+    )
+
+
+def _unpack_ready(requests: Any, ids: Any, urgent: Any, urgent_ids: Any) -> Ready:
+    return Ready(
+        tuple(_unpack_request(fields) for fields in requests),
+        tuple(ids),
+        tuple((process_set, name) for process_set, name in urgent),
+        tuple(urgent_ids),
+    )
+
+
+def _unpack_run(batches: Any, responses: Any, forget: Any) -> Run:
+    return Run(
+        tuple(tuple(batch) for batch in batches),
+        tuple(Response(id, _unpack_request(request), tuple(sizes)) for id, request, sizes in responses),
+        tuple(forget),
+    )
+
+
+_PACK: dict[type, tuple[int, Callable[[Any], tuple[Any, ...]]]] = {
+    Ready: (0, lambda m: ([_pack_request(r) for r in m.requests], m.ids, m.urgent, m.urgent_ids)),
+    Run: (1, lambda m: (m.batches, [(r.id, _pack_request(r.request), r.sizes) for r in m.responses], m.forget)),
+    Refuse: (2, lambda m: (m.process_set, m.name, m.text)),
+    Unknown: (3, lambda m: (m.ids,)),
+    Leave: (4, lambda m: ()),
+    Stop: (5, lambda m: (m.rank,)),
+    Left: (6, lambda m: ()),
+    Abort: (7, lambda m: (m.kind, m.text)),
+}
+_UNPACK: tuple[Callable[..., Message], ...] = (
+    _unpack_ready,
+    _unpack_run,
+    Refuse,
+    lambda ids: Unknown(tuple(ids)),
+    Leave,
+    Stop,
+    Left,
+    Abort,
+)
+
+
+def encode(message: Message) -> bytes:
+    """The wire form of ``message``."""
+    tag, pack = _PACK[type(message)]
+    packed: bytes = msgpack.packb((tag, *pack(message)))
+    return packed
+
+
+def decode(data: bytes) -> Message:
+    """The message in ``data``; EngineError when it is not one of ours."""
+    try:
+        tag, *fields = msgpack.unpackb(data)
+        unpack: Callable[..., Message] = _UNPACK[tag]
+        return unpack(*fields)
+    except (ValueError, TypeError, IndexError, msgpack.UnpackException) as error:
+        raise EngineError(f"a control message of {len(data)} bytes cannot be read: {error}") from error

@@ -1,0 +1,240 @@
+"""The store of a job as a worker sees it: every call is one signed HTTP request to the driver."""
+
+from __future__ import annotations
+
+import http.client
+import random
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import TracebackType
+from urllib.parse import quote
+
+from collectives.api import (
+    CollectiveTimeoutError,
+    EngineError,
+    InvalidRequestError,
+    PeerLostError,
+    SettingsError,
+    ShutDownError,
+)
+from collectives.rendezvous.signing import RefusedError, check_body, sign, verify_answer
+from collectives.rendezvous.store import check_key, parse_counter
+
+__all__ = ["RendezvousClient"]
+
+_ERRORS: dict[int, type[Exception]] = {
+    400: InvalidRequestError,
+    401: SettingsError,
+    408: PeerLostError,
+    413: InvalidRequestError,
+    503: PeerLostError,
+}
+_POLL = 50.0
+_ANSWER_GRACE = 5.0
+_DIAL_TIMEOUT = 5.0
+_FIRST_PAUSE = 0.02
+_LONGEST_PAUSE = 1.0
+_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """``connect`` and ``answer`` bound the two waits; ``repeatable`` allows a second sending on a new connection."""
+
+    method: str
+    path: str
+    body: bytes | None
+    connect: float
+    answer: float
+    repeatable: bool = True
+
+
+class RendezvousClient:
+    """A :class:`~collectives.api.Store` kept by the RendezvousServer at ``address:port``; for any number of threads.
+
+    Requests and answers are authenticated with ``secret``, and a request works only once; nothing is encrypted, so
+    values are no place for what others on the network must not read. Each call opens its own connection. While the
+    server cannot be reached, a call tries again for up to ``connect_timeout`` seconds (and :meth:`get` for no more than
+    its own timeout and 5 s). ``set``, ``get`` and ``delete`` are sent again when a connection breaks under way, ``add``
+    is not.
+
+    Every call raises PeerLostError when the server cannot be reached, does not answer or stops; SettingsError when the
+    two sides have different secrets or clocks; InvalidRequestError for a key, value or counter the server refuses;
+    ShutDownError after :meth:`close`. The constructor raises SettingsError.
+    """
+
+    def __init__(self, address: str, port: int, secret: bytes, connect_timeout: float = 30.0) -> None:
+        _check_arguments(address, port, secret, connect_timeout)
+        self._address = address
+        self._port = port
+        self._secret = secret
+        self._connect_timeout = connect_timeout
+        self._where = f"the rendezvous server at {address} port {port}"
+        self._lock = threading.Lock()
+        self._sockets: set[socket.socket] = set()
+        self._closed = threading.Event()
+
+    def set(self, key: str, value: bytes) -> None:
+        """Create or replace ``key``."""
+        self._expect_done(self._request("PUT", _path("keys", key), bytes(value)))
+
+    def get(self, key: str, timeout: float) -> bytes:
+        """Wait up to ``timeout`` seconds for ``key``; CollectiveTimeoutError when it is not set by then."""
+        path = _path("keys", key)
+        deadline = time.monotonic() + max(timeout, 0.0)
+        while True:
+            status, value = self._exchange(self._poll(path, max(deadline - time.monotonic(), 0.0)))
+            if status == 200:
+                return value
+            if time.monotonic() >= deadline:
+                raise CollectiveTimeoutError(
+                    f"key {key!r} was not set within {timeout:g} s at {self._where}; "
+                    "look at the rank that sets it, or raise the timeout"
+                )
+
+    def add(self, key: str, amount: int) -> int:
+        """Add ``amount`` to the counter ``key``, atomically; after a PeerLostError it may have been added or not."""
+        body = b"%d" % amount
+        return parse_counter(self._expect_done(self._request("POST", _path("counters", key), body, repeatable=False)))
+
+    def delete(self, key: str) -> None:
+        """Remove ``key`` if it exists."""
+        self._expect_done(self._request("DELETE", _path("keys", key)))
+
+    def close(self) -> None:
+        """End every call that is under way, from any thread, and refuse later ones. Any number of times."""
+        with self._lock:
+            self._closed.set()
+            connected = list(self._sockets)
+        for sock in connected:
+            with suppress(OSError):  # it is closed already
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def __enter__(self) -> RendezvousClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _request(self, method: str, path: str, body: bytes | None = None, *, repeatable: bool = True) -> _Request:
+        return _Request(method, path, body, self._connect_timeout, self._connect_timeout, repeatable)
+
+    def _poll(self, path: str, remaining: float) -> _Request:
+        wait = min(remaining, _POLL)
+        connect = min(self._connect_timeout, remaining + _ANSWER_GRACE)
+        return _Request("GET", f"{path}?wait={wait:.6f}", None, connect, wait + _ANSWER_GRACE)
+
+    def _expect_done(self, request: _Request) -> bytes:
+        status, body = self._exchange(request)
+        if status != 200:
+            raise EngineError(f"{self._where} answered {request.method} with status {status}; report this")
+        return body
+
+    def _exchange(self, request: _Request) -> tuple[int, bytes]:
+        """Send until there is an answer; the one place where errors of a connection become ours."""
+        attempts = _ATTEMPTS if request.repeatable else 1
+        while True:
+            attempts -= 1
+            try:
+                with self._connected(request.connect) as connection:
+                    return self._converse(connection, request)
+            except RefusedError as error:
+                raise self._not_authentic(error) from error
+            except TimeoutError as error:
+                raise self._lost(f"did not answer within {request.answer:g} s") from error
+            except (OSError, http.client.HTTPException) as error:
+                self._check_open()
+                if not attempts:
+                    raise self._lost(f"broke the connection ({error!r})") from error
+
+    @contextmanager
+    def _connected(self, patience: float) -> Iterator[http.client.HTTPConnection]:
+        connection = self._connect(patience)
+        sock = connection.sock  # the connection forgets it once an answer begins
+        try:
+            yield connection
+        finally:
+            with self._lock:
+                self._sockets.discard(sock)
+            connection.close()
+
+    def _converse(self, connection: http.client.HTTPConnection, request: _Request) -> tuple[int, bytes]:
+        connection.sock.settimeout(request.answer)
+        nonce = secrets.token_hex(16)
+        headers = sign(self._secret, request.method, request.path, request.body or b"", time.time(), nonce)
+        connection.request(request.method, request.path, request.body, headers | {"connection": "close"})
+        with connection.getresponse() as response:
+            received = {name.lower(): value for name, value in response.getheaders()}
+            digest = verify_answer(self._secret, response.status, nonce, received)
+            body = response.read()
+        check_body(digest, body)
+        return self._accept(response.status, body)
+
+    def _accept(self, status: int, body: bytes) -> tuple[int, bytes]:
+        if status in (200, 404):
+            return status, body
+        text = body.decode(errors="replace")
+        raise _ERRORS.get(status, EngineError)(f"{self._where} refused: {text}")
+
+    def _connect(self, patience: float) -> http.client.HTTPConnection:
+        deadline = time.monotonic() + patience
+        pause = _FIRST_PAUSE
+        while True:
+            self._check_open()
+            try:
+                return self._dial(min(patience, _DIAL_TIMEOUT))
+            except (OSError, UnicodeError) as error:
+                if time.monotonic() + pause >= deadline:
+                    raise self._lost(f"cannot be reached for {patience:g} s ({error})") from error
+            self._closed.wait(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _dial(self, timeout: float) -> http.client.HTTPConnection:
+        connection = http.client.HTTPConnection(self._address, self._port, timeout=timeout)
+        connection.connect()
+        with self._lock:
+            if not self._closed.is_set():
+                self._sockets.add(connection.sock)
+                return connection
+        connection.close()
+        raise self._shut_down()
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise self._shut_down()
+
+    def _shut_down(self) -> ShutDownError:
+        return ShutDownError(f"the client of {self._where} was closed")
+
+    def _lost(self, what: str) -> PeerLostError:
+        return PeerLostError(f"{self._where} {what}; check that the driver runs and that this host can reach it")
+
+    def _not_authentic(self, error: RefusedError) -> SettingsError:
+        return SettingsError(
+            f"the answer of {self._where} is not to be trusted ({error}); start this worker with the address, port and "
+            "secret of its own job"
+        )
+
+
+def _path(kind: str, key: str) -> str:
+    return f"/{kind}/{quote(check_key(key), safe='')}"
+
+
+def _check_arguments(address: str, port: int, secret: bytes, connect_timeout: float) -> None:
+    if not address or not address.isprintable():
+        raise SettingsError(f"rendezvous address {address!r} is not a host name or address")
+    if not isinstance(port, int) or not 0 < port <= 65535:
+        raise SettingsError(
+            f"rendezvous port {port!r} is not in 1..65535; use the one that the server's start() returned"
+        )
+    if not isinstance(secret, bytes) or not secret:
+        raise SettingsError("the rendezvous secret must be bytes, and not empty; the launcher hands it to each worker")
+    if not connect_timeout > 0:
+        raise SettingsError(f"connect_timeout={connect_timeout!r} must be a positive number of seconds")

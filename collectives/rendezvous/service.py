@@ -1,0 +1,177 @@
+"""What the rendezvous server answers: signed requests in, signed answers out; knows no socket and no thread.
+
+::
+
+    GET    /keys/<key>?wait=<seconds>   200 and the value, 404 when it is not there in time
+    PUT    /keys/<key>                  200; the body is the value
+    DELETE /keys/<key>                  200, whether there was a value or not
+    POST   /counters/<key>              200 and the new value; the body is the amount, both decimal
+
+A key is percent-encoded. A request that is refused changes nothing and gets one sentence: 400 malformed, 401 not
+authentic or replayed, 404 no such path, 405 wrong method, 408 the body did not come, 413 too large, 503 the server
+stops. What signatures protect is said in :mod:`collectives.rendezvous.signing`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from aiohttp import web
+
+from collectives.api import InvalidRequestError
+from collectives.rendezvous.signing import NONCE, RefusedError, ReplayGuard, check_body, sign_answer, verify
+from collectives.rendezvous.store import MemoryStore, check_key, parse_counter
+
+__all__ = ["Service"]
+
+_log = logging.getLogger(__name__)
+
+_BODY_TIMEOUT = 30.0
+_TARGET = re.compile(r"/(?P<kind>keys|counters)/(?P<key>[^?]+)(\?wait=(?P<wait>[0-9]{1,9}(\.[0-9]{1,9})?))?", re.ASCII)
+
+_Answer = tuple[int, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    key: str
+    wait: float | None
+
+
+class _Refusal(Exception):
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Service:
+    """Answers requests from ``store``. Used on one event loop only."""
+
+    def __init__(self, secret: bytes, store: MemoryStore, body_limit: int, wait_limit: float) -> None:
+        self._secret = secret
+        self._store = store
+        self._body_limit = body_limit
+        self._wait_limit = wait_limit
+        self._guard = ReplayGuard()
+        self._waiters: dict[str, set[asyncio.Future[None]]] = {}
+        self._closed = False
+        self.waiting = 0
+
+    async def handle(self, request: web.BaseRequest) -> web.Response:
+        """The answer to ``request``, whatever it is."""
+        try:
+            status, body = await self._answer(request)
+        except _Refusal as refusal:
+            status, body = refusal.status, str(refusal).encode()
+            _log.warning("refused %s %r from %s: %s", request.method, request.raw_path, request.remote, refusal)
+        headers = sign_answer(self._secret, status, body, request.headers.get(NONCE, ""))
+        return web.Response(status=status, body=body, headers=headers)
+
+    def wake(self, key: str) -> None:
+        """Let everyone who waits for ``key`` look again."""
+        for waiter in self._waiters.pop(key, ()):
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def close(self) -> None:
+        """Let everyone who waits find out that the server stops."""
+        self._closed = True
+        for key in list(self._waiters):
+            self.wake(key)
+
+    async def _answer(self, request: web.BaseRequest) -> _Answer:
+        if (request.content_length or 0) > self._body_limit:
+            raise self._too_large()
+        try:
+            seal = verify(self._secret, request.method, request.raw_path, request.headers)
+            body = await self._read(request)
+            check_body(seal.digest, body)
+            target = _parse_target(request.method, request.raw_path)
+            self._guard.admit(seal.nonce, seal.timestamp, time.time())
+            return await self._perform(request.method, target, body)
+        except RefusedError as error:
+            raise _Refusal(401, str(error)) from None
+        except InvalidRequestError as error:
+            raise _Refusal(400, str(error)) from None
+
+    async def _perform(self, method: str, target: _Target, body: bytes) -> _Answer:
+        if method == "GET":
+            return await self._get(target.key, min(target.wait or 0.0, self._wait_limit))
+        if method == "POST":
+            return 200, b"%d" % self._store.add(target.key, parse_counter(body))
+        if method == "PUT":
+            self._store.set(target.key, body)
+        else:
+            self._store.delete(target.key)
+        return 200, b""
+
+    async def _get(self, key: str, wait: float) -> _Answer:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait
+        while (value := self._store.peek(key)) is None:
+            if self._closed:
+                raise _Refusal(503, "the rendezvous server stops, because its job ends")
+            remaining = deadline - loop.time()
+            if remaining <= 0:
+                return 404, b"the key is not set"
+            await self._wait(key, remaining)
+        return 200, value
+
+    async def _wait(self, key: str, timeout: float) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.setdefault(key, set()).add(waiter)
+        self.waiting += 1
+        try:
+            await asyncio.wait([waiter], timeout=timeout)
+        finally:
+            self.waiting -= 1
+            self._forget(key, waiter)
+
+    def _forget(self, key: str, waiter: asyncio.Future[None]) -> None:
+        waiters = self._waiters.get(key, set())
+        waiters.discard(waiter)
+        if not waiters:
+            self._waiters.pop(key, None)
+
+    async def _read(self, request: web.BaseRequest) -> bytes:
+        try:
+            return await asyncio.wait_for(self._read_up_to_limit(request), _BODY_TIMEOUT)
+        except asyncio.TimeoutError:  # on Python 3.10 not the builtin one
+            raise _Refusal(408, f"the body did not arrive within {_BODY_TIMEOUT:g} s") from None
+        except web.RequestPayloadError:
+            raise _Refusal(400, "the body is not encoded as its headers say") from None
+
+    async def _read_up_to_limit(self, request: web.BaseRequest) -> bytes:
+        body = bytearray()
+        async for chunk in request.content.iter_any():
+            body += chunk
+            if len(body) > self._body_limit:
+                raise self._too_large()
+        return bytes(body)
+
+    def _too_large(self) -> _Refusal:
+        return _Refusal(413, f"the body is larger than the limit of {self._body_limit} bytes")
+
+
+def _parse_target(method: str, raw_path: str) -> _Target:
+    match = _TARGET.fullmatch(raw_path)
+    if match is None:
+        raise _Refusal(404, "there is only /keys/<key>, with ?wait=<seconds> for GET, and /counters/<key>")
+    kind, wait = match["kind"], match["wait"]
+    if method not in ({"GET", "PUT", "DELETE"} if kind == "keys" else {"POST"}):
+        raise _Refusal(405, f"the method {method} is not for /{kind}/")
+    if wait is not None and method != "GET":
+        raise _Refusal(400, "only GET can wait")
+    return _Target(_parse_key(match["key"]), None if wait is None else float(wait))
+
+
+def _parse_key(quoted: str) -> str:
+    try:
+        return check_key(unquote(quoted, errors="strict"))
+    except UnicodeDecodeError:
+        raise _Refusal(400, "the key is not UTF-8") from None

@@ -1,0 +1,66 @@
+"""The handle of one submitted tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from collectives.api import EngineError, Request
+from collectives.buffers import Buffer
+
+__all__ = ["Allocator", "Destination", "Work"]
+
+Allocator: TypeAlias = Callable[[tuple[int, ...]], Buffer]
+Destination: TypeAlias = Buffer | Allocator | None
+
+
+class Work:
+    """A tensor in flight. ``done`` turns true once, after ``output`` or ``error`` is set.
+
+    ``destination`` is a buffer, or a function from the result's shape to one where the shape depends on the other
+    ranks. ``received_splits`` counts the rows that came from each member (alltoall).
+    """
+
+    __slots__ = ("destination", "done", "error", "output", "received_splits", "request", "source", "urged")
+
+    def __init__(self, request: Request, source: Buffer | None, destination: Destination) -> None:
+        self.request = request
+        self.source = source
+        self.destination = destination
+        self.output: Buffer | None = None
+        self.error: Exception | None = None
+        self.received_splits: tuple[int, ...] = ()
+        self.urged = False
+        self.done = False
+
+    def input(self) -> Buffer:
+        """The buffer that was submitted."""
+        if self.source is None:
+            raise EngineError(f"{self.request.operation.value} {self.request.name!r} was submitted without a tensor")
+        return self.source
+
+    def allocate(self, shape: tuple[int, ...]) -> Buffer:
+        """The buffer for a result of ``shape``; sets ``output``."""
+        destination = self.destination
+        output = destination(shape) if callable(destination) else destination
+        if output is None or output.shape != shape:
+            raise EngineError(f"{self.request.name!r}: no destination of shape {shape}, only {output}")
+        self.output = output
+        return output
+
+    def result(self) -> Buffer:
+        """The output of a finished work."""
+        if self.output is None:
+            raise EngineError(f"{self.request.operation.value} {self.request.name!r} has no result")
+        return self.output
+
+    def finish(self) -> None:
+        """The output is complete; lets go of the input."""
+        self.source = None
+        self.done = True
+
+    def fail(self, error: Exception) -> None:
+        """The operation ended with ``error``."""
+        self.source = None
+        self.error = error
+        self.done = True

@@ -1,0 +1,250 @@
+"""The workers of one job on this host: one loop that reads what they say and sees that they all end."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import selectors
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from executors.frames import Frames
+from executors.output import Lines, Output
+from executors.processes import Channel, WorkerProcess
+
+__all__ = ["GRACE_SECONDS", "Crew", "Ended", "Event", "Received", "Started"]
+
+GRACE_SECONDS = 5.0
+# What a guard needs beyond the time of grace, to kill what did not end and to see it gone.
+GUARD_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The process of ``rank`` is up, as process ``pid``."""
+
+    rank: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """The worker of ``rank`` sent ``message``."""
+
+    rank: int
+    message: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The process of ``rank`` ended; ``code`` is negative for a signal. All that it said came before."""
+
+    rank: int
+    code: int
+
+
+Event = Started | Received | Ended
+
+
+class Crew:
+    """Starts workers, tells what happens as events, and leaves nothing behind at the end of the ``with`` block.
+
+    The loop runs in the thread of the caller; there is no other thread. Leaving the block early, by an exception such
+    as KeyboardInterrupt, asks all workers to end and kills what is left after ``grace`` seconds; a second exception
+    meanwhile kills at once.
+    """
+
+    def __init__(self, grace: float = GRACE_SECONDS) -> None:
+        self._grace = grace
+        self._members: dict[int, _Member] = {}
+        self._selector = selectors.DefaultSelector()
+        self._events: deque[Event] = deque()
+        self._alarms: list[_Alarm] = []
+        self._serial = itertools.count()
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._leave(polite=error is None or isinstance(error, KeyboardInterrupt | SystemExit))
+        except BaseException:
+            self._leave(polite=False)
+            raise
+        finally:
+            self._selector.close()
+
+    def launch(
+        self,
+        rank: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        output: Output,
+        messages: int | None = None,
+        descriptors: Sequence[int] = (),
+    ) -> None:
+        """Start the worker of ``rank``, which inherits ``descriptors``.
+
+        ``messages`` is the reading end of a pipe of :class:`Frames`; it belongs to the crew now. Raises OSError where
+        a process or a file of ``output`` cannot be made.
+        """
+        try:
+            sinks = [output.sink(rank, name) for name in ("stdout", "stderr")]
+            process = WorkerProcess(command, environment, self._grace, descriptors)
+        except BaseException:
+            if messages is not None:
+                os.close(messages)
+            raise
+        outputs = [Channel(process.stdout, sinks[0]), Channel(process.stderr, sinks[1])]
+        if messages is not None:
+            outputs.append(Channel(messages, _Frames(rank, self._events)))
+        reports = Channel(process.report, _Reports(lambda line: self._report(member, line)))
+        member = self._members[rank] = _Member(rank, process, outputs, reports)
+        for channel in (*outputs, reports):
+            self._selector.register(channel.fd, selectors.EVENT_READ, channel)
+
+    def events(self) -> Iterator[Event]:
+        """What happens, until every worker ended. Raises OSError where the output cannot be written."""
+        while self._events or self._members:
+            while self._events:
+                yield self._events.popleft()
+            if self._members:
+                self._step()
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        """Call ``action`` between two events, ``seconds`` from now, unless every worker ended before."""
+        heapq.heappush(self._alarms, _Alarm(time.monotonic() + seconds, next(self._serial), action))
+
+    def end(self, spare: int | None = None) -> None:
+        """Ask all workers to end, and kill what is left after the time of grace; ``spare`` is asked only then."""
+        self._terminate(spare)
+        self.after(self._grace, self._terminate)
+        self.after(2 * self._grace + GUARD_SECONDS, self._kill)
+
+    def _leave(self, polite: bool) -> None:
+        if not self._members:
+            return
+        if not polite:
+            # What failed may be the console itself, so nobody is told what the workers still say.
+            self._mute()
+            self._hurry()
+        self.end()
+        for _ in self.events():
+            pass
+
+    def _step(self) -> None:
+        # Bound: the next alarm, or else the end of the job; abort: an exception out of a signal handler.
+        for key, _ in self._selector.select(self._patience()):
+            self._read(key.data)
+        for member in [member for member in self._members.values() if member.reports.ended]:
+            self._gone(member)
+        while self._alarms and self._alarms[0].at <= time.monotonic():
+            heapq.heappop(self._alarms).action()
+
+    def _patience(self) -> float | None:
+        if any(member.reports.ended for member in self._members.values()):
+            return 0.0
+        return max(0.0, self._alarms[0].at - time.monotonic()) if self._alarms else None
+
+    def _read(self, channel: Channel) -> None:
+        channel.read()
+        if channel.ended:
+            self._close(channel)
+
+    def _close(self, channel: Channel) -> None:
+        if not channel.closed:
+            self._selector.unregister(channel.fd)
+            channel.close()
+
+    def _report(self, member: _Member, line: str) -> None:
+        kind, _, number = line.partition(" ")
+        if kind == "started":
+            self._events.append(Started(member.rank, int(number)))
+        else:
+            self._end_of(member, int(number))
+
+    def _end_of(self, member: _Member, code: int) -> None:
+        member.ended = True
+        for channel in member.outputs:
+            channel.drain()
+        self._events.append(Ended(member.rank, code))
+
+    def _gone(self, member: _Member) -> None:
+        code = member.process.reap()
+        if not member.ended:
+            self._end_of(member, code or 1)
+        for channel in member.outputs:
+            channel.drain()
+            self._close(channel)
+        self._close(member.reports)
+        del self._members[member.rank]
+
+    def _terminate(self, spare: int | None = None) -> None:
+        for member in self._members.values():
+            if member.rank != spare:
+                member.process.terminate()
+
+    def _hurry(self) -> None:
+        for member in self._members.values():
+            member.process.hurry()
+
+    def _kill(self) -> None:
+        for member in self._members.values():
+            member.process.kill()
+
+    def _mute(self) -> None:
+        for member in self._members.values():
+            for channel in member.outputs:
+                channel.mute()
+
+
+@dataclass(slots=True)
+class _Member:
+    rank: int
+    process: WorkerProcess
+    outputs: list[Channel]
+    reports: Channel
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Alarm:
+    at: float
+    serial: int
+    action: Callable[[], None] = field(compare=False)
+
+
+class _Reports:
+    """Takes the lines of a guard."""
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
+        self._lines = Lines()
+
+    def feed(self, data: bytes) -> None:
+        for line in self._lines.feed(data):
+            self._report(line.decode("ascii").strip())
+
+    def close(self) -> None:
+        """What is left is no line."""
+
+
+class _Frames:
+    """Takes the messages of a worker. A message that was cut short by its death is dropped."""
+
+    def __init__(self, rank: int, events: deque[Event]) -> None:
+        self._rank = rank
+        self._events = events
+        self._frames = Frames()
+
+    def feed(self, data: bytes) -> None:
+        self._events.extend(Received(self._rank, message) for message in self._frames.feed(data))
+
+    def close(self) -> None:
+        """What is left is no message."""

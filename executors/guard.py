@@ -1,0 +1,186 @@
+"""The parent of one worker process, so that a job leaves nothing behind, however it ends.
+
+Run as ``python guard.py DRIVER GRACE REPORT COMMAND...``: the process id of the driver, the seconds between asking and
+killing, a file descriptor for reports, the worker's command. Imports the standard library only: it starts once per
+worker, without site packages.
+
+* The guard adopts what the worker leaves behind: no grandchild escapes, not even into a session of its own.
+* The kernel sends SIGTERM to the guard when the driver dies, even of SIGKILL, and SIGKILL to the worker when the guard
+  dies.
+* SIGTERM asks the worker and all that it started to end; what is left after ``GRACE`` seconds is killed. SIGQUIT kills
+  at once. The end of the worker ends what it left behind in the same way as SIGTERM.
+* Reports are lines: ``started PID`` and ``ended CODE``, where the code is negative for a signal.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+WAKING = (*ASKING, signal.SIGQUIT, signal.SIGCHLD)
+# Python ignores these; the worker gets them back as the kernel has them.
+RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)
+RETRY_SECONDS = 0.05
+UNKILLABLE_SECONDS = 5.0
+
+
+class Guard:
+    """Starts the worker, waits for it, ends what it leaves behind."""
+
+    def __init__(self, grace: float, report: int) -> None:
+        self._grace = grace
+        self._report = report
+        self._worker = 0
+        self._deadline: float | None = None
+        self._asked: set[int] = set()
+
+    def run(self, command: list[str]) -> int:
+        """Start ``command``; return 0 when nothing of it is left, 1 where something cannot be killed."""
+        self._worker = _start(command)
+        self._tell(f"started {self._worker}")
+        while self._reap() and not self._gives_up():
+            if self._worker == 0:
+                self._stop()
+            if self._deadline is not None:
+                self._press()
+            # Bound: _patience(); abort: any signal of WAKING.
+            received = signal.sigtimedwait(WAKING, self._patience())
+            if received is not None:
+                self._obey(received.si_signo)
+        return int(self._gives_up())
+
+    def _reap(self) -> bool:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            if pid == self._worker:
+                self._ended(os.waitstatus_to_exitcode(status))
+
+    def _ended(self, code: int) -> None:
+        self._tell(f"ended {code}")
+        self._worker = 0
+
+    def _obey(self, number: int) -> None:
+        if number in ASKING:
+            self._stop()
+        elif number == signal.SIGQUIT:
+            self._deadline = min(self._deadline or math.inf, time.monotonic())
+
+    def _stop(self) -> None:
+        if self._deadline is None:
+            self._deadline = time.monotonic() + self._grace
+
+    def _press(self) -> None:
+        # Again after every wake-up: a process may have been born while its parent was asked.
+        if self._patience() > 0.0:
+            newcomers = set(_descendants()) - self._asked
+            self._asked |= newcomers
+            _signal_all(newcomers, signal.SIGTERM)
+        else:
+            _signal_all(_descendants(), signal.SIGKILL)
+            # The children of the killed become ours in a moment; look again soon.
+            signal.sigtimedwait((signal.SIGCHLD,), RETRY_SECONDS)
+
+    def _patience(self) -> float:
+        if self._deadline is None:
+            return 3600.0
+        return max(0.0, self._deadline - time.monotonic())
+
+    def _gives_up(self) -> bool:
+        return self._deadline is not None and time.monotonic() > self._deadline + UNKILLABLE_SECONDS
+
+    def _tell(self, line: str) -> None:
+        try:
+            os.write(self._report, f"{line}\n".encode())
+        except BrokenPipeError:
+            self._stop()
+
+
+def _start(command: list[str]) -> int:
+    guard = os.getpid()
+    worker = os.fork()
+    if worker == 0:
+        _become(command, guard)
+    return worker
+
+
+def _become(command: list[str], guard: int) -> None:
+    code = 127
+    try:
+        os.setpgid(0, 0)
+        _die_with_parent(guard, signal.SIGKILL)
+        for number in RESTORED:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, WAKING)
+        os.execvp(command[0], command)
+    except OSError as error:
+        sys.stderr.write(f"cannot run {command[0]}: {error.strerror}\n")
+        sys.stderr.flush()
+        code = 127 if isinstance(error, FileNotFoundError) else 126
+    finally:
+        os._exit(code)
+
+
+def _die_with_parent(parent: int, number: int) -> None:
+    _prctl(PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _prctl(option: int, value: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl failed")
+
+
+def _signal_all(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
+        # It may be gone already, or have become another user.
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def _descendants() -> Iterator[int]:
+    children: dict[int, list[int]] = {}
+    for pid, parent in _processes():
+        children.setdefault(parent, []).append(pid)
+    waiting = children.get(os.getpid(), [])
+    while waiting:
+        pid = waiting.pop()
+        yield pid
+        waiting.extend(children.get(pid, []))
+
+
+def _processes() -> Iterator[tuple[int, int]]:
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            # A process may end between the listing and the reading. Its name, in parentheses, may hold anything.
+            with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+                yield int(name), int(file.read().rpartition(b")")[2].split()[1])
+
+
+def main() -> int:
+    """Guard the command of the command line; the exit status is about the guard, not about the worker."""
+    driver, grace, report = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_BLOCK, WAKING)
+    os.set_inheritable(report, False)
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    _die_with_parent(driver, signal.SIGTERM)
+    return Guard(grace, report).run(sys.argv[4:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

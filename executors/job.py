@@ -1,0 +1,70 @@
+"""The driver's side of any job: the rendezvous server, the secret, the environment of each rank."""
+
+from __future__ import annotations
+
+import base64
+from types import TracebackType
+
+from collectives.api import Store
+from collectives.rendezvous.server import RendezvousServer
+from collectives.settings import ENVIRONMENT_SECRET
+from executors.api import JobSecret, Slot
+
+__all__ = ["Job"]
+
+
+class Job:
+    """A job of ``size`` ranks: a context manager that runs the rendezvous server of the job.
+
+    ``host`` is the address of this machine that the server binds to and that the workers are told: 127.0.0.1 for
+    workers of this machine only, else an address that every worker can reach. The server is up inside the ``with``
+    block, which can be entered once. Raises SettingsError, a ValueError, where ``host`` is no address of this machine.
+    """
+
+    def __init__(self, size: int, host: str = "127.0.0.1", secret: JobSecret | None = None) -> None:
+        if size < 1:
+            raise ValueError(f"a job needs at least 1 rank, got size {size}")
+        self.size = size
+        self.host = host
+        self.secret = secret or JobSecret()
+        self._server = RendezvousServer(self.secret.key, host=host)
+        self._port = 0
+
+    def __enter__(self) -> Job:
+        self._port = self._server.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.stop()
+        self._port = 0
+
+    @property
+    def port(self) -> int:
+        """The port of the rendezvous server; 0 while it is down."""
+        return self._port
+
+    @property
+    def store(self) -> Store:
+        """The store of the rendezvous server, in this process."""
+        return self._server.store
+
+    def environment(self, slot: Slot) -> dict[str, str]:
+        """What the worker at ``slot`` needs in its environment.
+
+        It holds the secret: hand it over by environment or by the cluster's own channel, never on a command line.
+        Raises ValueError for a slot of a job of another size, RuntimeError outside of the ``with`` block.
+        """
+        if slot.size != self.size:
+            raise ValueError(f"slot {slot} belongs to a job of {slot.size} ranks, this one has {self.size}")
+        if not self._port:
+            raise RuntimeError("the rendezvous server is not running; use the job inside its with block")
+        return {
+            **slot.environment(),
+            "HOROVOD_CONTROLLER": "gloo",
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": self.host,
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(self._port),
+            "PYTHONUNBUFFERED": "1",
+            ENVIRONMENT_SECRET: base64.b64encode(self.secret.key).decode("ascii"),
+        }

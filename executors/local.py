@@ -1,0 +1,163 @@
+"""Whole jobs on this host: the same command on each of a number of worker processes."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from executors.api import CommandNotFoundError, Slot, StartTimeoutError, WorkerError
+from executors.crew import GRACE_SECONDS, Crew, Ended, Event, Started
+from executors.job import Job
+from executors.output import Output, say
+from executors.placement import assign_ranks
+
+__all__ = ["LocalOptions", "LocalRun", "died", "resolve_start_timeout", "run_command"]
+
+HOST = "localhost"
+START_TIMEOUT_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class LocalOptions:
+    """How to run a job on this host.
+
+    ``environment`` is added to that of this process. The workers have ``start_timeout`` seconds to come up, and
+    ``grace`` seconds between being asked to end and being killed. ``output_directory`` and ``timestamp`` are those of
+    :class:`executors.output.Output`; ``verbose`` says on standard error which process is which rank.
+    """
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    start_timeout: float = START_TIMEOUT_SECONDS
+    grace: float = GRACE_SECONDS
+    output_directory: str | Path | None = None
+    timestamp: bool = False
+    verbose: bool = False
+
+
+def run_command(command: Sequence[str], size: int, options: LocalOptions) -> None:
+    """Run ``command`` on ``size`` workers; return when all of them ended with exit code 0.
+
+    The first worker that ends otherwise ends the others and raises WorkerError. Raises CommandNotFoundError before
+    anything is started, StartTimeoutError, and OSError where a process or an output file cannot be made.
+    """
+    _check_command(command[0], {**os.environ, **options.environment}.get("PATH"))
+    with LocalRun(size, options) as run:
+        for slot in run.slots:
+            run.launch(slot, command)
+        for event in run.events():
+            if isinstance(event, Started):
+                run.up(event.rank)
+            elif isinstance(event, Ended) and event.code != 0:
+                run.fail(died(event), event.rank)
+
+
+def resolve_start_timeout(seconds: float | None) -> float:
+    """``seconds``, or else HOROVOD_START_TIMEOUT, or else 30. Raises ValueError for what is no positive number."""
+    name = "start_timeout" if seconds is not None else "HOROVOD_START_TIMEOUT"
+    given = seconds if seconds is not None else os.environ.get(name) or START_TIMEOUT_SECONDS
+    try:
+        value = float(given)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} is {given!r}, but must be a positive number of seconds")
+    return value
+
+
+class LocalRun:
+    """One job on this host, from the rendezvous server to the last worker: a context manager.
+
+    The first failure ends the other workers. Leaving the block ends what still runs, see :class:`executors.crew.Crew`.
+    """
+
+    def __init__(self, size: int, options: LocalOptions) -> None:
+        self.slots = assign_ranks([HOST] * size)
+        self._options = options
+        self._job = Job(size)
+        self._output = Output(size, options.output_directory, options.timestamp)
+        self._stack = ExitStack()
+        self._coming_up = set(range(size))
+        self._failure: BaseException | None = None
+
+    def __enter__(self) -> LocalRun:
+        with ExitStack() as stack:
+            stack.enter_context(self._job)
+            stack.enter_context(self._output)
+            self.crew = stack.enter_context(Crew(self._options.grace))
+            self._stack = stack.pop_all()
+        self.crew.after(self._options.start_timeout, self._check_up)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def launch(
+        self,
+        slot: Slot,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        messages: int | None = None,
+        descriptors: Sequence[int] = (),
+    ) -> None:
+        """Start the worker of ``slot``, with ``environment`` added to that of the options. See :meth:`Crew.launch`."""
+        merged = {**os.environ, **self._options.environment, **(environment or {}), **self._job.environment(slot)}
+        self.crew.launch(slot.rank, command, merged, self._output, messages, descriptors)
+
+    def events(self) -> Iterator[Event]:
+        """What happens, until every worker ended. Then raises the first failure, if there was one."""
+        for event in self.crew.events():
+            if self._options.verbose and isinstance(event, Started):
+                say(f"rank {event.rank} of {len(self.slots)} is process {event.pid} on {HOST}")
+            yield event
+        if self._failure is not None:
+            raise self._failure
+
+    def up(self, rank: int) -> None:
+        """The worker of ``rank`` came up."""
+        self._coming_up.discard(rank)
+
+    def fail(self, error: BaseException, rank: int | None = None) -> None:
+        """The job failed with ``error``: end all workers, ``rank`` last. Only the first failure counts."""
+        if self._failure is None:
+            self._failure = error
+            self.crew.end(spare=rank)
+
+    def _check_up(self) -> None:
+        if self._coming_up:
+            missing = ", ".join(map(str, sorted(self._coming_up)))
+            error = StartTimeoutError(
+                f"of {len(self.slots)} ranks on {HOST}, these did not come up within "
+                f"{self._options.start_timeout:g} s: {missing}; raise the start timeout if this host is slow "
+                "(start_timeout, --start-timeout or HOROVOD_START_TIMEOUT)"
+            )
+            self.fail(error)
+
+
+def died(event: Ended, what: str = "") -> WorkerError:
+    """The error for a worker that ended and should not have, with ``what`` it left undone."""
+    return WorkerError(f"rank {event.rank} on {HOST} {_how(event.code)}{what}", event.rank, HOST, event.code)
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = "unknown"
+    hint = "; the host may have run out of memory" if -code == signal.SIGKILL else ""
+    return f"was killed by signal {-code} ({name}{hint})"
+
+
+def _check_command(program: str, path: str | None) -> None:
+    if shutil.which(program, path=path) is None:
+        raise CommandNotFoundError(f"there is no command {program!r} that can be executed; correct its name or PATH")

@@ -1,0 +1,171 @@
+"""What became of a function in a worker: its value, or its exception with rank, host and traceback.
+
+The worker calls :func:`capture` and sends the bytes; the driver does ``cloudpickle.loads(data).unwrap()``.
+"""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import cloudpickle
+
+from executors.api import RemoteError, WorkerError
+
+__all__ = ["Outcome", "capture", "observe"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The end of a function on one rank.
+
+    ``payload`` is the pickled value, or the pickled exception where there is a ``traceback``. It stays pickled until
+    :meth:`unwrap`, so that an outcome can always be read, whatever is in it.
+    """
+
+    rank: int
+    host: str
+    payload: bytes = field(repr=False)
+    traceback: str | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether the function raised, or its value could not be sent."""
+        return self.traceback is not None
+
+    def unwrap(self) -> object:
+        """The value of the function.
+
+        Raises the worker's own exception, as the type that it is, with a RemoteError as its cause. Raises WorkerError
+        where the function left by ``sys.exit``, or where the value or exception cannot be pickled or unpickled.
+        """
+        error = self.exception()
+        if error is not None:
+            raise error
+        return self._load()
+
+    def exception(self) -> BaseException | None:
+        """What :meth:`unwrap` raises because the function failed, or None."""
+        if self.traceback is None:
+            return None
+        try:
+            error = self._load()
+        except WorkerError as reason:
+            return reason
+        if not isinstance(error, BaseException):
+            raise TypeError(f"the outcome of rank {self.rank} failed with {error!r}, which is not an exception")
+        error.__cause__ = RemoteError(self.rank, self.host, self.traceback)
+        return error
+
+    def _load(self) -> object:
+        try:
+            return pickle.loads(self.payload)
+        except Exception as error:  # noqa: BLE001  unpickling runs code of the user
+            raise WorkerError(
+                f"what rank {self.rank} on {self.host} sent back cannot be unpickled in the driver "
+                f"({_brief(error)}); its modules must be importable in the driver too",
+                self.rank,
+                self.host,
+            ) from (None if self.traceback is None else RemoteError(self.rank, self.host, self.traceback))
+
+
+def capture(fn: Callable[[], object], rank: int, host: str) -> bytes:
+    """Call ``fn`` and pickle its :class:`Outcome`. Raises only KeyboardInterrupt, which ends the worker."""
+    data: bytes = cloudpickle.dumps(observe(fn, rank, host))
+    return data
+
+
+def observe(fn: Callable[[], object], rank: int, host: str) -> Outcome:
+    """Call ``fn`` and return its :class:`Outcome`. Raises only KeyboardInterrupt, which ends the worker."""
+    try:
+        value = fn()
+    except KeyboardInterrupt:
+        raise
+    except SystemExit as error:
+        return _failure(_exited(error, rank, host), error, rank, host)
+    except BaseException as error:  # noqa: BLE001  whatever it is, it belongs to the driver
+        return _failure(error, error, rank, host)
+    return _success(value, rank, host)
+
+
+def _success(value: object, rank: int, host: str) -> Outcome:
+    try:
+        return Outcome(rank, host, cloudpickle.dumps(value))
+    except Exception as reason:  # noqa: BLE001  pickling runs code of the user
+        error = WorkerError(
+            f"rank {rank} on {host} returned a value of type {_name(value)} that cannot be pickled "
+            f"({_brief(reason)}); return plain data, such as numbers, lists or arrays",
+            rank,
+            host,
+        )
+        return _failure(error, reason, rank, host)
+
+
+def _failure(error: BaseException, origin: BaseException, rank: int, host: str) -> Outcome:
+    own_frame = origin.__traceback__
+    frames = own_frame.tb_next if own_frame else None
+    text = "".join(traceback.format_exception(type(origin), origin, frames))
+    return Outcome(rank, host, _dump_error(error, rank, host), text)
+
+
+def _dump_error(error: BaseException, rank: int, host: str) -> bytes:
+    try:
+        return _dump_as_itself(error)
+    except Exception as reason:  # noqa: BLE001  pickling runs code of the user
+        stand_in = WorkerError(
+            f"rank {rank} on {host} raised {_brief(error)}; the exception itself, of type {_name(error)}, "
+            f"cannot be pickled ({_brief(reason)})",
+            rank,
+            host,
+        )
+        data: bytes = cloudpickle.dumps(stand_in)
+        return data
+
+
+def _dump_as_itself(error: BaseException) -> bytes:
+    try:
+        return _dump_checked(error, error)
+    except Exception:  # noqa: BLE001  pickling runs code of the user
+        return _dump_checked(_Parts(error), error)
+
+
+def _dump_checked(form: object, error: BaseException) -> bytes:
+    data: bytes = cloudpickle.dumps(form)
+    # An exception with a constructor of its own often pickles well and only fails when it is unpickled.
+    if type(pickle.loads(data)) is not type(error):
+        raise TypeError("it unpickles as another type")
+    return data
+
+
+class _Parts:
+    """Unpickles as the exception it was made of, without a call of the constructor."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __reduce__(self) -> tuple[Callable[..., BaseException], tuple[object, ...]]:
+        return _rebuild, (type(self._error), self._error.args, dict(vars(self._error)))
+
+
+def _rebuild(kind: type[BaseException], args: tuple[object, ...], attributes: dict[str, object]) -> BaseException:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error
+
+
+def _exited(error: SystemExit, rank: int, host: str) -> WorkerError:
+    code = 0 if error.code is None else error.code if isinstance(error.code, int) else 1
+    shown = "" if error.code is None else repr(error.code)
+    return WorkerError(f"rank {rank} on {host} called sys.exit({shown}) instead of returning a value", rank, host, code)
+
+
+def _brief(error: BaseException) -> str:
+    return traceback.format_exception_only(type(error), error)[-1].strip()
+
+
+def _name(value: object) -> str:
+    kind = type(value)
+    return f"{kind.__module__}.{kind.__qualname__}"

@@ -1,0 +1,156 @@
+"""What workers write, line by line, to the console of the driver and to files; and what the driver itself says.
+
+Nothing here is shared between threads: the thread that watches the workers is the only writer.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Protocol, TextIO
+
+__all__ = ["ConsoleSink", "FileSink", "Lines", "Output", "Sink", "TeeSink", "say"]
+
+# A progress bar ends its lines with a carriage return. A newline may still follow one at the end of the data.
+LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
+LONGEST_LINE = 1 << 20
+
+
+class Sink(Protocol):
+    """Takes what one stream of one worker says."""
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes, never empty."""
+
+    def close(self) -> None:
+        """Nothing will follow."""
+
+
+class Lines:
+    """Cuts a stream of bytes into lines. A line longer than a mebibyte is cut, so that memory is bounded."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The lines that ``data`` completes, each with its end."""
+        text, start = self._rest + data, 0
+        for end in LINE_END.finditer(text, max(0, len(self._rest) - 1)):
+            yield text[start : end.end()]
+            start = end.end()
+        self._rest = text[start:]
+        if len(self._rest) > LONGEST_LINE:
+            yield from self.flush()
+
+    def flush(self) -> Iterator[bytes]:
+        """The last line, where it has no end; it gets a newline."""
+        rest, self._rest = self._rest, b""
+        if rest:
+            yield rest if rest.endswith(b"\r") else rest + b"\n"
+
+
+class ConsoleSink:
+    """Writes each line as a whole to ``stream``, after the prefix ``[rank]<name>:`` and, if wanted, the time."""
+
+    def __init__(self, rank: int, name: str, stream: TextIO, timestamp: bool = False) -> None:
+        self._prefix = f"[{rank}]<{name}>:"
+        self._stream = stream
+        self._timestamp = timestamp
+        self._lines = Lines()
+
+    def feed(self, data: bytes) -> None:
+        """Write the lines that are complete. Raises OSError where ``stream`` cannot be written."""
+        self._write(self._lines.feed(data))
+
+    def close(self) -> None:
+        """Write the rest as a line. Raises OSError where ``stream`` cannot be written."""
+        self._write(self._lines.flush())
+
+    def _write(self, lines: Iterator[bytes]) -> None:
+        text = "".join(self._prefixed(line) for line in lines)
+        if text:
+            _write(self._stream, text)
+
+    def _prefixed(self, line: bytes) -> str:
+        now = time.asctime() if self._timestamp else ""
+        return now + self._prefix + line.decode("utf-8", "replace")
+
+
+class FileSink:
+    """Writes the bytes of a worker to a file, as they are."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def feed(self, data: bytes) -> None:
+        """Append ``data``, at once. Raises OSError where the file cannot be written."""
+        self._file.write(data)
+        self._file.flush()
+
+    def close(self) -> None:
+        """Leave the file to whoever opened it."""
+
+
+class TeeSink:
+    """Gives everything to several sinks."""
+
+    def __init__(self, *sinks: Sink) -> None:
+        self._sinks = sinks
+
+    def feed(self, data: bytes) -> None:
+        """Feed every sink. Raises what a sink raises."""
+        for sink in self._sinks:
+            sink.feed(data)
+
+    def close(self) -> None:
+        """Close every sink. Raises what a sink raises."""
+        for sink in self._sinks:
+            sink.close()
+
+
+class Output:
+    """Where the output of the ``size`` workers of a job goes: a context manager that gives a sink for each stream.
+
+    Every line goes to the console. Where there is a ``directory``, the bytes also go, as they are, to the files
+    ``rank.<rank>/stdout`` and ``stderr`` in it; ranks are padded with zeros, so that they sort.
+    """
+
+    def __init__(self, size: int, directory: str | Path | None = None, timestamp: bool = False) -> None:
+        self._width = len(str(size - 1))
+        self._directory = directory
+        self._timestamp = timestamp
+        self._files = ExitStack()
+
+    def __enter__(self) -> Output:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._files.close()
+
+    def sink(self, rank: int, name: str) -> Sink:
+        """The sink of the stream ``name``, stdout or stderr. Raises OSError where the file cannot be made."""
+        stream = sys.stderr if name == "stderr" else sys.stdout
+        console = ConsoleSink(rank, name, stream, self._timestamp)
+        if self._directory is None:
+            return console
+        folder = Path(self._directory) / f"rank.{rank:0{self._width}d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        return TeeSink(FileSink(self._files.enter_context((folder / name).open("wb"))), console)
+
+
+def say(text: str) -> None:
+    """Write one line of the driver's own to standard error."""
+    _write(sys.stderr, f"hvdrun: {text}\n")
+
+
+def _write(stream: TextIO, text: str) -> None:
+    encoding = stream.encoding or "utf-8"
+    stream.write(text.encode(encoding, "replace").decode(encoding))
+    stream.flush()

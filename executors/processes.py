@@ -1,0 +1,117 @@
+"""One worker process of this host, under its guard, and the pipes that come out of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from executors.output import Sink
+
+__all__ = ["CHUNK", "Channel", "WorkerProcess"]
+
+GUARD = Path(__file__).with_name("guard.py")
+CHUNK = 1 << 16
+# Linux lets an ordinary user have pipes of up to a mebibyte.
+CHUNKS_IN_A_PIPE = 16
+REAP_SECONDS = 10.0
+
+
+class Channel:
+    """The reading end of a pipe, and the sink that takes what comes out of it. Never blocks."""
+
+    def __init__(self, fd: int, sink: Sink) -> None:
+        self.fd = fd
+        self.ended = False
+        self.closed = False
+        self._sink: Sink | None = sink
+        os.set_blocking(fd, False)
+
+    def read(self) -> bool:
+        """Hand one chunk to the sink. False where there is none: nothing is there now, or it :attr:`ended`."""
+        try:
+            data = os.read(self.fd, CHUNK)
+        except BlockingIOError:
+            return False
+        self.ended = not data
+        if data and self._sink:
+            self._sink.feed(data)
+        return not self.ended
+
+    def drain(self) -> None:
+        """Hand what is in the pipe now to the sink, but no more than a pipe can hold: a writer may still be there."""
+        for _ in range(CHUNKS_IN_A_PIPE):
+            if self.closed or not self.read():
+                break
+
+    def mute(self) -> None:
+        """From now on, read and forget."""
+        self._sink = None
+
+    def close(self) -> None:
+        """Close the pipe, then the sink. Closing twice does nothing."""
+        if self.closed:
+            return
+        self.closed = True
+        os.close(self.fd)
+        if self._sink:
+            self._sink.close()
+
+
+class WorkerProcess:
+    """Starts ``command`` under a guard that ends it, and all that it starts, with this process at the latest.
+
+    ``stdout``, ``stderr`` and ``report`` are the reading ends of pipes, for the caller to close. The worker inherits
+    ``descriptors``. The guard ends with the thread that makes this object: make it in the thread that waits for it.
+    Raises OSError where no process can be started.
+    """
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], grace: float, descriptors: Sequence[int] = ()
+    ) -> None:
+        pipes = [os.pipe() for _ in range(3)]
+        self.stdout, self.stderr, self.report = (reader for reader, _ in pipes)
+        stdout, stderr, report = (writer for _, writer in pipes)
+        try:
+            self._guard = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(GUARD), str(os.getpid()), str(grace), str(report), *command],
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+                pass_fds=(report, *descriptors),
+            )
+        except BaseException:
+            _close(self.stdout, self.stderr, self.report)
+            raise
+        finally:
+            _close(stdout, stderr, report)
+
+    def terminate(self) -> None:
+        """Ask the worker and all that it started to end; what is left after the time of grace is killed."""
+        self._guard.send_signal(signal.SIGTERM)
+
+    def hurry(self) -> None:
+        """Kill the worker and all that it started now."""
+        self._guard.send_signal(signal.SIGQUIT)
+
+    def kill(self) -> None:
+        """Kill the guard, and with it the worker. For a guard that does not answer; others may be left behind."""
+        if self._guard.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._guard.pid, signal.SIGKILL)
+
+    def reap(self) -> int:
+        """The exit code of the guard, which has closed its report pipe: it is about to exit."""
+        # Bound: REAP_SECONDS, of which a closed report pipe needs microseconds.
+        return self._guard.wait(REAP_SECONDS)
+
+
+def _close(*descriptors: int) -> None:
+    for fd in descriptors:
+        os.close(fd)

@@ -1,0 +1,22 @@
+"""Workers as Ray actors in a placement group.
+
+::
+
+    settings.py          how long to wait, which interfaces; validated and frozen
+    request.py           pure: what the user asked for -> bundles and strategy
+    shortage.py          pure: a request and the state of a cluster -> what is missing
+    placement_group.py   reserves the bundles, or reuses the caller's group
+    call.py              a function and its arguments, in the object store
+    worker.py            the actor: place, environment, executable, running functions
+    group.py             the actors of a job: start, call, end
+    waiting.py           waits for a result of every rank; the first failure ends the wait
+    environment.py       pure: which GPUs and interfaces a worker sees
+    job.py               all of it together: one running job
+"""
+
+try:
+    import ray as ray
+except ModuleNotFoundError as error:
+    if error.name != "ray":
+        raise
+    raise ImportError('RayExecutor needs Ray, which is not installed: pip install "hvd-cluster[ray]"') from error

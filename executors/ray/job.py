@@ -1,0 +1,131 @@
+"""One running job: its placement group, its actors and its rendezvous server."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import ray
+from ray import ObjectRef
+
+from executors.api import ExecutorError, PlacementError
+from executors.job import Job
+from executors.ray.call import Call, store
+from executors.ray.environment import gpu_variables, interface_variables
+from executors.ray.group import Member, dismiss, kill, launch
+from executors.ray.placement_group import reserve
+from executors.ray.request import Request
+from executors.ray.settings import MiniSettings
+from executors.ray.waiting import Gathering
+
+__all__ = ["RayJob", "check_connection"]
+
+LOOPBACK = "127.0.0.1"
+
+
+class RayJob:
+    """Actors with ranks and an environment, in the order of their ranks; the constructor starts them.
+
+    It raises PlacementError when they do not fit, StartTimeoutError when they do not come up in time, and ExecutorError
+    when they cannot; then nothing is left behind.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        settings: MiniSettings,
+        use_current_group: bool = True,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        self.broken: str | None = None
+        self._members: list[Member] = []
+        with ExitStack() as stack:
+            self._resources = stack
+            self._start(request, settings, use_current_group)
+            server = stack.enter_context(Job(request.size, _server_host(self._members)))
+            self._prepare(server, settings, variables or {})
+            self._resources = stack.pop_all()
+
+    def call(self, method: str, call: Call, ranks: int | None = None) -> list[object]:
+        """The values that ``method`` ("run", "execute" or "build") makes of ``call``, on the first ``ranks`` ranks.
+
+        Raises the exception of a worker as itself, WorkerError when a worker died, and TypeError when the call cannot
+        be pickled. When a worker died, did not return soon after another one raised, or the wait was interrupted, all
+        workers are killed and :attr:`broken` says why.
+        """
+        return self._gather(Gathering(self._send(method, call, ranks)))
+
+    def submit(self, call: Call) -> list[ObjectRef[Any]]:
+        """References to the values of ``call`` by rank. Raises TypeError when the call cannot be pickled."""
+        return list(self._send("run_plain", call))
+
+    def close(self) -> None:
+        """End the workers, politely first, and give everything back. May be called twice."""
+        if self.broken is None:
+            dismiss([member.actor for member in self._members])
+        self._end("it was shut down")
+
+    def _start(self, request: Request, settings: MiniSettings, use_current_group: bool) -> None:
+        reservation = reserve(request, settings.placement_group_timeout_s, use_current_group)
+        self._resources.callback(reservation.release)
+        self._members = launch(reservation, settings.timeout_s)
+        self._resources.callback(kill, [member.actor for member in self._members])
+        _check_spread(request, self._members)
+
+    def _prepare(self, server: Job, settings: MiniSettings, variables: Mapping[str, str]) -> None:
+        gpus: dict[str, list[tuple[str, ...]]] = defaultdict(list)
+        for member in self._members:
+            gpus[member.place.node].append(member.place.gpus)
+        calls: dict[ObjectRef[Any], Member] = {}
+        for member in self._members:
+            placed = gpu_variables(gpus[member.place.node]) | interface_variables(settings.nics)
+            environment = {**placed, **server.environment(member.slot), **variables}
+            calls[member.actor.prepare.remote(member.slot, environment)] = member
+        self._gather(Gathering(calls, settings.timeout_s))
+
+    def _send(self, method: str, call: Call, ranks: int | None = None) -> dict[ObjectRef[Any], Member]:
+        reference = store(call)
+        return {getattr(member.actor, method).remote([reference]): member for member in self._members[:ranks]}
+
+    def _gather(self, gathering: Gathering) -> list[object]:
+        try:
+            gathering.wait()
+        except BaseException as error:
+            self._end(f"{type(error).__name__} interrupted the wait for its workers")
+            raise
+        if not gathering.complete:
+            self._end(gathering.summary)
+        return gathering.values()
+
+    def _end(self, reason: str) -> None:
+        self.broken = self.broken or reason
+        self._resources.close()
+
+
+def _check_spread(request: Request, members: Sequence[Member]) -> None:
+    counts = Counter(member.place.node for member in members)
+    if request.num_hosts and set(counts.values()) != {request.num_workers_per_host}:
+        found = ", ".join(f"{count} on {node}" for node, count in counts.items())
+        raise PlacementError(
+            f"{request.num_hosts} hosts with {request.num_workers_per_host} workers each were asked for, but the "
+            f"current placement group put {found}; make a group with one bundle per host and the strategy "
+            "STRICT_SPREAD, or set use_current_placement_group=False"
+        )
+
+
+def _server_host(members: Sequence[Member]) -> str:
+    own: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call, unused-ignore]
+    return LOOPBACK if all(member.place.address == own for member in members) else own
+
+
+def check_connection() -> None:
+    """Raise ExecutorError unless this process is a driver or worker of a Ray cluster."""
+    if not ray.is_initialized():
+        raise ExecutorError("Ray is not initialized; call ray.init() first")
+    if ray.util.client.ray.is_connected():  # type: ignore[no-untyped-call, unused-ignore]
+        raise ExecutorError(
+            "RayExecutor runs inside the cluster, which a ray:// client is not; submit the script as a Ray job, or "
+            "call it in a ray.remote function"
+        )

@@ -1,0 +1,84 @@
+"""Reserves the resources of a job."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import ray
+from ray.util import get_current_placement_group, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from executors.api import PlacementError
+from executors.ray.request import Request
+from executors.ray.shortage import ClusterState, explain, show
+
+__all__ = ["Reservation", "cluster_state", "reserve"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """A ready placement group; ``owned`` when it was made for this job and goes with it."""
+
+    request: Request
+    group: PlacementGroup
+    owned: bool
+
+    def strategy(self, worker: int) -> PlacementGroupSchedulingStrategy:
+        """Where Ray has to put ``worker``."""
+        bundle = self.request.bundle_of(worker) if self.owned else -1
+        return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=bundle)
+
+    def release(self) -> None:
+        """Give the resources back. A group of the caller stays."""
+        if self.owned and ray.is_initialized():
+            remove_placement_group(self.group)
+
+
+def reserve(request: Request, timeout: float, use_current: bool = True) -> Reservation:
+    """The caller's own placement group if it has one, or else a new one that is ready.
+
+    Raises PlacementError after ``timeout`` seconds, or at once when the caller's group is too small; no group is left.
+    """
+    current = get_current_placement_group() if use_current else None
+    if current is not None:
+        _check_size(request, current)
+        return Reservation(request, current, owned=False)
+    reservation = Reservation(request, placement_group(request.bundles, strategy=request.strategy), owned=True)
+    try:
+        _wait_ready(reservation, timeout)
+    except BaseException:
+        reservation.release()
+        raise
+    return reservation
+
+
+def cluster_state() -> ClusterState:
+    """What the cluster has now."""
+    nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call, unused-ignore]
+    return ClusterState(
+        available=ray.available_resources(),  # type: ignore[no-untyped-call, unused-ignore]
+        total=ray.cluster_resources(),  # type: ignore[no-untyped-call, unused-ignore]
+        hosts={f"{node['NodeManagerHostname']} {node['NodeID'][:8]}": node["Resources"] for node in nodes},
+    )
+
+
+def _wait_ready(reservation: Reservation, timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    # Whole seconds: Ray cuts off the fraction.
+    while not reservation.group.wait(1):
+        if time.monotonic() >= deadline:
+            text = explain(reservation.request, cluster_state())
+            raise PlacementError(f"{text}\n  waited {timeout:g} s (placement_group_timeout_s)")
+
+
+def _check_size(request: Request, group: PlacementGroup) -> None:
+    bundles = group.bundle_specs
+    room = sum(min(int(bundle.get(key, 0) // need) for key, need in request.worker.items()) for bundle in bundles)
+    if room < request.size:
+        raise PlacementError(
+            f"the current placement group has room for {room} of {request.size} workers with {show(request.worker)} "
+            f"each; its bundles are: {'; '.join(show(bundle) for bundle in bundles)}. Ask for less, make the group "
+            "larger, or set use_current_placement_group=False"
+        )

@@ -1,0 +1,54 @@
+"""How a job on Ray is started."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["MiniSettings", "interface_names", "save_ssh_key"]
+
+
+@dataclass(frozen=True, slots=True)
+class MiniSettings:
+    """What :meth:`RayExecutor.create_settings` returns.
+
+    ``timeout_s`` bounds the start of the workers, ``placement_group_timeout_s`` the wait for free resources. ``nics``
+    are the network interfaces to use; empty means any. ``ssh_identity_file`` is kept for compatibility and not used:
+    Ray starts the workers.
+    """
+
+    timeout_s: float = 30
+    placement_group_timeout_s: float = 100
+    ssh_identity_file: str | None = None
+    nics: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("timeout_s", "placement_group_timeout_s"):
+            _check_seconds(name, getattr(self, name))
+        interface_names(self.nics)
+
+
+def save_ssh_key(text: str, path: str) -> None:
+    """Write ``text`` to ``path``, readable by the owner only. A file that is there already stays as it is."""
+    try:
+        descriptor = os.open(Path(path).expanduser(), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+
+
+def interface_names(nics: Iterable[str] | str | None) -> tuple[str, ...]:
+    """One name, several, or none, as a tuple. Raises ValueError for what cannot be a name."""
+    names = (nics,) if isinstance(nics, str) else tuple(nics or ())
+    if not all(isinstance(name, str) and name for name in names):
+        raise ValueError(f"nics is {nics!r}, but must be names of network interfaces, such as ['eth0']")
+    return names
+
+
+def _check_seconds(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ValueError(f"{name} is {value!r}, but must be a positive, finite number of seconds")

@@ -1,0 +1,86 @@
+"""The actor that holds one rank."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray import ObjectRef
+
+from executors.api import Slot
+from executors.outcome import capture
+from executors.ray.call import Call
+
+__all__ = ["HorovodWorker", "Place"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where Ray put a worker."""
+
+    node: str
+    address: str
+    hostname: str
+    pid: int
+    gpus: tuple[str, ...] = ()
+
+
+class HorovodWorker:
+    """One rank: its environment, its executable, and the functions of the user, all in the process's main thread.
+
+    Calls arrive as ``[ObjectRef]``, so that they are unpickled inside of :func:`capture`, in an environment that is
+    complete.
+    """
+
+    def __init__(self) -> None:
+        self._slot: Slot | None = None
+        self._executable: Any = None
+
+    def place(self) -> Place:
+        """Where this worker is."""
+        context = ray.get_runtime_context()
+        return Place(
+            node=context.get_node_id(),
+            address=ray.util.get_node_ip_address(),  # type: ignore[no-untyped-call, unused-ignore]
+            hostname=socket.gethostname(),
+            pid=os.getpid(),
+            gpus=tuple(context.get_accelerator_ids().get("GPU", ())),
+        )
+
+    def prepare(self, slot: Slot, environment: Mapping[str, str]) -> bytes:
+        """Take a rank and its environment; comes before any function of the user."""
+        self._slot = slot
+        return self._capture(lambda: os.environ.update(environment))
+
+    def build(self, call: list[ObjectRef[Call]]) -> bytes:
+        """Make the executable."""
+        return self._capture(lambda: self._build(call))
+
+    def run(self, call: list[ObjectRef[Call]]) -> bytes:
+        """The outcome of the call."""
+        return self._capture(lambda: _run(call))
+
+    def execute(self, call: list[ObjectRef[Call]]) -> bytes:
+        """The outcome of the call, which gets the executable as its first argument."""
+        return self._capture(lambda: _run(call, self._executable))
+
+    def run_plain(self, call: list[ObjectRef[Call]]) -> Any:
+        """The value of the call, for a driver that gets it from Ray itself."""
+        return _run(call)
+
+    def _build(self, call: list[ObjectRef[Call]]) -> None:
+        self._executable = _run(call)
+
+    def _capture(self, fn: Callable[[], object]) -> bytes:
+        if self._slot is None:
+            raise RuntimeError("the worker has no rank; prepare() comes first")
+        return capture(fn, self._slot.rank, self._slot.host)
+
+
+def _run(call: list[ObjectRef[Call]], *first: object) -> Any:
+    [reference] = call
+    return ray.get(reference)(*first)

@@ -1,0 +1,59 @@
+"""A worker that runs one function: ``python -m executors.task CALL RESULT``, two inherited file descriptors.
+
+``CALL`` is a file with the pickled call, shared with other workers; ``RESULT`` is a pipe that takes an empty message
+once the worker is up, and then the pickled outcome.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+
+import cloudpickle
+
+from executors.frames import Frames
+from executors.outcome import observe
+
+__all__ = ["main"]
+
+LARGEST_READ = 1 << 30
+
+
+def main() -> int:
+    """Run the call; the exit status says whether it failed. Raises OSError where the driver is gone."""
+    call, result = (int(argument) for argument in sys.argv[1:3])
+    for fd in (call, result):
+        os.set_inheritable(fd, False)
+    _send(result, b"")
+    rank, host = int(os.environ["HOROVOD_RANK"]), os.environ["HOROVOD_HOSTNAME"]
+    outcome = observe(lambda: _call(call), rank, host)
+    _send(result, cloudpickle.dumps(outcome))
+    return int(outcome.failed)
+
+
+def _call(fd: int) -> object:
+    func, args, kwargs = pickle.loads(_read(fd))
+    return func(*args, **kwargs)
+
+
+def _read(fd: int) -> bytes:
+    # The offset of the file is shared with the other workers, so it is neither used nor moved.
+    size, data = os.fstat(fd).st_size, bytearray()
+    while len(data) < size and (piece := os.pread(fd, min(size - len(data), LARGEST_READ), len(data))):
+        data += piece
+    os.close(fd)
+    return bytes(data)
+
+
+def _send(fd: int, message: bytes) -> None:
+    for part in (Frames.header(message), message):
+        rest = memoryview(part)
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+
+
+if __name__ == "__main__":
+    if not getattr(sys.flags, "safe_path", False):
+        del sys.path[0]  # the working directory, which "-m" puts before what the driver can import
+    sys.exit(main())

@@ -1,0 +1,16 @@
+"""hvd-cluster: train one model on many processes, with Horovod's API.
+
+The bindings are modules of their own: ``hvd_cluster.torch``, ``hvd_cluster.ray``.
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from collectives.api import HorovodInternalError, HostsUpdatedInterrupt
+from hvd_cluster.run import run
+
+try:
+    __version__ = version("hvd-cluster")
+except PackageNotFoundError:  # a source tree that was never installed
+    __version__ = "0.1.0"
+
+__all__ = ["HorovodInternalError", "HostsUpdatedInterrupt", "__version__", "run"]

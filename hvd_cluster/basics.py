@@ -1,0 +1,149 @@
+"""What every framework shares: the process's one engine, and the functions that ask it who and where we are."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+from collections.abc import Sequence
+
+from collectives import bootstrap
+from collectives.api import InvalidRequestError, NotInitializedError, Topology
+from collectives.engine import Engine
+from collectives.process_sets import GLOBAL
+from collectives.settings import Settings
+from hvd_cluster.process_sets import ProcessSet, global_process_set
+
+__all__ = [
+    "cross_rank",
+    "cross_size",
+    "engine",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "rank",
+    "shutdown",
+    "size",
+]
+
+logger = logging.getLogger(__name__)
+
+
+class _Process:
+    """The engine of this process, and how often one was started, which all ranks count alike."""
+
+    def __init__(self) -> None:
+        # Held while an engine starts or ends, which is bounded by the engine's timeouts.
+        self.lock = threading.Lock()
+        self.engine: Engine | None = None
+        self.generation = 0
+        self.sets: list[ProcessSet] = []
+
+
+_process = _Process()
+
+
+def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet | Sequence[int]] | None = None) -> None:
+    """Find the other ranks of the job and start the engine. A second call while it runs changes nothing.
+
+    ``comm`` must be None or empty: all ranks. ``process_sets`` are registered in order, with ids 1, 2...; all ranks
+    give the same. Without a launcher this is a world of one. Raises SettingsError for a bad ``HOROVOD_*`` variable,
+    InvalidRequestError for bad arguments, CollectiveTimeoutError or PeerLostError when ranks do not come.
+    """
+    if comm:
+        raise InvalidRequestError(
+            f"init(comm={comm!r}) is not available; give comm=None and use process_sets for groups of ranks"
+        )
+    with _process.lock:
+        if _process.engine is None:
+            _start([_as_set(entry) for entry in process_sets or ()])
+
+
+def _as_set(entry: ProcessSet | Sequence[int]) -> ProcessSet:
+    return entry if isinstance(entry, ProcessSet) else ProcessSet(entry)
+
+
+def _start(sets: list[ProcessSet]) -> None:
+    settings = Settings.from_environment(os.environ)
+    _configure_logging(settings.log_level)
+    generation, _process.generation = _process.generation, _process.generation + 1
+    engine = bootstrap.start(settings, [tuple(entry.ranks or ()) for entry in sets], generation)
+    _process.engine = engine
+    _process.sets = [global_process_set, *sets]
+    for id, entry in enumerate(_process.sets, start=GLOBAL):
+        entry._register(id, engine.process_sets.ranks(id), engine.topology.rank)
+
+
+def _configure_logging(level: str) -> None:
+    names = {"trace": "DEBUG", "fatal": "CRITICAL"}
+    for package in ("collectives", "executors", "hvd_cluster"):
+        logging.getLogger(package).setLevel(names.get(level, level.upper()))
+
+
+def shutdown() -> None:
+    """End the engine on all ranks and let ``init()`` start a new one. Does nothing when none runs."""
+    with _process.lock:
+        engine, _process.engine = _process.engine, None
+        if engine is None:
+            return
+        for entry in _process.sets:
+            entry._unregister()
+        engine.shutdown()
+
+
+atexit.register(shutdown)
+
+
+def engine() -> Engine:
+    """The running engine; NotInitializedError before ``init()`` and after ``shutdown()``."""
+    running = _process.engine
+    if running is None:
+        raise NotInitializedError
+    return running
+
+
+def is_initialized() -> bool:
+    """Whether ``init()`` has been called and ``shutdown()`` has not."""
+    return _process.engine is not None
+
+
+def _topology() -> Topology:
+    return engine().topology
+
+
+def rank() -> int:
+    """This process's number among all, 0 to size() - 1; NotInitializedError before ``init()``."""
+    return _topology().rank
+
+
+def size() -> int:
+    """The number of processes of the job; NotInitializedError before ``init()``."""
+    return _topology().size
+
+
+def local_rank() -> int:
+    """This process's number on its host: the GPU to pin; NotInitializedError before ``init()``."""
+    return _topology().local_rank
+
+
+def local_size() -> int:
+    """The number of processes on this host; NotInitializedError before ``init()``."""
+    return _topology().local_size
+
+
+def cross_rank() -> int:
+    """This host's number among the hosts that have this local rank; NotInitializedError before ``init()``."""
+    return _topology().cross_rank
+
+
+def cross_size() -> int:
+    """The number of hosts that have this local rank; NotInitializedError before ``init()``."""
+    return _topology().cross_size
+
+
+def is_homogeneous() -> bool:
+    """Whether every host has the same number of processes; NotInitializedError before ``init()``."""
+    return _topology().is_homogeneous

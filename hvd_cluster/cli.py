@@ -1,0 +1,165 @@
+"""``hvdrun -np 2 python train.py``: a command on several processes, from the shell."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from types import FrameType
+from typing import NoReturn
+
+from executors.api import CommandNotFoundError, ExecutorError, WorkerError
+from executors.local import LocalOptions, resolve_start_timeout, run_command
+from executors.output import say
+
+__all__ = ["main"]
+
+USAGE_ERROR = 2
+NOT_FOUND = 127
+# A shell says 128 + n for a command that signal n ended.
+BY_SIGNAL = 128
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line ``argv``, that of the process by default; returns the exit status.
+
+    It is that of the first worker that failed, 128 + n for one that signal n killed; 2 for a command line that cannot
+    be used and 127 for a command that does not exist. Raises SystemExit for the former, and for ``--version``.
+    """
+    arguments = _parse(argv)
+    with _signals_raise():
+        return _run(arguments)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    try:
+        run_command(arguments.command, arguments.num_proc, _options(arguments))
+    except CommandNotFoundError as error:
+        return _fail(error, NOT_FOUND)
+    except WorkerError as error:
+        return _fail(f"{error}; the other ranks were ended", _status(error.exit_code))
+    except BrokenPipeError:
+        # Nobody reads standard output any more. Python would complain when it flushes it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BY_SIGNAL + signal.SIGPIPE
+    except (ExecutorError, OSError) as error:
+        return _fail(error, 1)
+    except KeyboardInterrupt:
+        return BY_SIGNAL + signal.SIGINT
+    return 0
+
+
+def _fail(error: object, status: int) -> int:
+    say(str(error))
+    return status
+
+
+def _status(exit_code: int | None) -> int:
+    if exit_code is None:
+        return 1
+    return exit_code if exit_code >= 0 else BY_SIGNAL - exit_code
+
+
+def _options(arguments: argparse.Namespace) -> LocalOptions:
+    return LocalOptions(
+        start_timeout=arguments.start_timeout,
+        output_directory=arguments.output_filename,
+        timestamp=arguments.prefix_output_with_timestamp,
+        verbose=arguments.verbose,
+    )
+
+
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP leave by an exception, as Ctrl-C does, so that the workers are ended in good order."""
+    previous = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(BY_SIGNAL + number)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE_ERROR, f"{self.prog}: {message}\n")
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="hvdrun",
+        usage="%(prog)s -np N [options] command [argument ...]",
+        description="Run a command on N processes of this host that train together.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("-np", "--num-proc", type=_count, metavar="N", help="number of processes")
+    add("-v", "--version", action="version", version=_version(), help="print the version and leave")
+    add("--verbose", action="store_true", help="say which process is which rank")
+    add(
+        "--start-timeout",
+        type=_seconds,
+        metavar="SECONDS",
+        help="what the processes may take to come up; HOROVOD_START_TIMEOUT or 30 by default",
+    )
+    add(
+        "--output-filename",
+        metavar="FOLDER",
+        help="also write what the processes write to FOLDER/rank.<rank>/stdout and stderr, without prefixes",
+    )
+    add(
+        "-prefix-timestamp",
+        "--prefix-output-with-timestamp",
+        action="store_true",
+        help="put the time before each line that the processes write",
+    )
+    add("command", nargs=argparse.REMAINDER, help="what each process runs")
+    return parser
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.command[:1] == ["--"]:
+        del arguments.command[0]
+    if not arguments.command:
+        parser.error("there is no command; put it last, as in: hvdrun -np 2 python train.py")
+    if arguments.num_proc is None:
+        parser.error("the number of processes is missing, as in: hvdrun -np 2 python train.py")
+    try:
+        arguments.start_timeout = resolve_start_timeout(arguments.start_timeout)
+    except ValueError as error:
+        parser.error(str(error))
+    return arguments
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be an integer of at least 1")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        return resolve_start_timeout(float(text))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a positive number of seconds") from None
+
+
+def _version() -> str:
+    try:
+        return version("hvd-cluster")
+    except PackageNotFoundError:
+        return "unknown (hvd-cluster is not installed, only importable)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""What a collective is before a framework touches it: arguments -> request -> work. Shared by all bindings."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from collectives.api import InvalidRequestError, Operation, ReduceOp, Request
+from collectives.buffers import Buffer
+from collectives.work import Destination, Work
+from hvd_cluster import basics
+from hvd_cluster.process_sets import ProcessSet
+
+__all__ = ["choose_op", "process_set_id", "start", "start_barrier", "whole_splits"]
+
+
+def choose_op(average: bool | None, op: ReduceOp | int | None) -> ReduceOp:
+    """The op of ``op=`` and the deprecated ``average=``; Average when neither is given.
+
+    InvalidRequestError when both are, or when ``op`` is not one of ours.
+    """
+    if average is not None:
+        if op is not None:
+            raise InvalidRequestError("give op= or the deprecated average=, not both")
+        warnings.warn("average= is deprecated; use op=Average or op=Sum", DeprecationWarning, stacklevel=4)
+        return ReduceOp.AVERAGE if average else ReduceOp.SUM
+    try:
+        return ReduceOp.AVERAGE if op is None else ReduceOp(op)
+    except ValueError:
+        allowed = ", ".join(member.name.capitalize() for member in ReduceOp)
+        raise InvalidRequestError(f"op={op!r} is not a reduction; use one of {allowed}") from None
+
+
+def process_set_id(process_set: ProcessSet) -> int:
+    """The id of a registered set; InvalidRequestError otherwise."""
+    basics.engine()
+    if process_set.process_set_id is None:
+        raise InvalidRequestError(f"{process_set} is not registered; give it to init(process_sets=[...])")
+    return process_set.process_set_id
+
+
+def whole_splits(splits: Sequence[int] | None, rows: int, process_set: ProcessSet) -> tuple[int, ...]:
+    """``splits`` as a tuple, or equal shares of ``rows``; InvalidRequestError when these do not come out even."""
+    if splits is not None:
+        return tuple(splits)
+    size = process_set.size() or 1
+    if rows % size:
+        raise InvalidRequestError(
+            f"alltoall without splits needs rows that {size} ranks can share evenly, not {rows}; give splits"
+        )
+    return (rows // size,) * size
+
+
+def start(
+    operation: Operation,
+    source: Buffer,
+    destination: Destination,
+    name: str | None,
+    process_set: ProcessSet,
+    wait: bool = False,
+    **fields: Any,
+) -> Work:
+    """Submit ``source``; with ``wait`` return the finished work. ``fields`` are those of :class:`Request`."""
+    engine = basics.engine()
+    request = Request(
+        engine.next_name(operation) if name is None else f"{operation.value}.{name}",
+        operation,
+        source.dtype,
+        source.shape,
+        process_set=process_set_id(process_set),
+        device=source.device,
+        **fields,
+    )
+    if wait:
+        return engine.run(request, source, destination, unnamed=name is None)
+    if name is None:
+        return engine.submit_unnamed(request, source, destination)
+    return engine.submit(request, source, destination)
+
+
+def start_barrier(process_set: ProcessSet) -> None:
+    """Return when every member has called it."""
+    basics.engine().barrier(process_set_id(process_set))

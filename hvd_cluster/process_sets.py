@@ -1,0 +1,54 @@
+"""Process sets as the user sees them: groups of ranks that run collectives among themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from collectives.api import InvalidRequestError
+
+__all__ = ["ProcessSet", "global_process_set"]
+
+
+class ProcessSet:
+    """The given global ranks, in ascending order. Registered by ``init(process_sets=[...])``.
+
+    ``process_set_id`` is None while the set is not registered.
+    """
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        members = list(ranks)
+        wrong = [rank for rank in members if not isinstance(rank, int) or isinstance(rank, bool)]
+        if wrong:
+            raise InvalidRequestError(f"a process set is made of integer ranks, not {wrong[0]!r}")
+        self.ranks: list[int] | None = sorted(members)
+        self.process_set_id: int | None = None
+        self._own_rank: int | None = None
+
+    def size(self) -> int | None:
+        """The number of members; None while the set is not registered."""
+        return None if self.process_set_id is None or self.ranks is None else len(self.ranks)
+
+    def rank(self) -> int | None:
+        """This process's position in the set; None while unregistered. InvalidRequestError when it is no member."""
+        if self.process_set_id is None or self.ranks is None or self._own_rank is None:
+            return None
+        if self._own_rank not in self.ranks:
+            raise InvalidRequestError(f"rank {self._own_rank} is not a member of {self}")
+        return self.ranks.index(self._own_rank)
+
+    def included(self) -> bool | None:
+        """Whether this process is a member; None while the set is not registered."""
+        return None if self.process_set_id is None or self.ranks is None else self._own_rank in self.ranks
+
+    def _register(self, id: int, ranks: Sequence[int], own_rank: int) -> None:
+        self.process_set_id, self.ranks, self._own_rank = id, list(ranks), own_rank
+
+    def _unregister(self) -> None:
+        self.process_set_id = self._own_rank = None
+
+    def __repr__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+
+
+global_process_set = ProcessSet([])
+"""All ranks; id 0. Its ranks are filled in by ``init()``."""

@@ -1,0 +1,191 @@
+"""An optimizer whose gradients are combined over all ranks while backward still runs."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from collectives.api import InvalidRequestError, ReduceOp
+from hvd_cluster.process_sets import ProcessSet, global_process_set
+from hvd_cluster.torch.compression import Compression, Compressor
+from hvd_cluster.torch.operations import Handle, allreduce_async_, synchronize
+
+__all__ = ["DistributedOptimizer"]
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
+    compression: type[Compressor] = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    process_set: ProcessSet = global_process_set,
+) -> torch.optim.Optimizer:
+    """Wrap ``optimizer``: its ``step()`` works on gradients combined over all ranks.
+
+    The result is an instance of a subclass of the optimizer's own class, with its parameter groups and state. Each
+    gradient is submitted when backward has finished it, under the name of its parameter, and travels while backward
+    goes on; ``step()`` waits for all. ``op`` is Average or Sum. With ``backward_passes_per_step`` n, gradients add up
+    over n passes before they travel. InvalidRequestError for bad arguments.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    names = _names(parameters, named_parameters)
+    _check_passes(backward_passes_per_step)
+    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+        raise InvalidRequestError(f"op={op!r} cannot combine gradients; use Average or Sum")
+    base = type(optimizer)
+    wrapped_class = type(base.__name__, (_DistributedMixin, base), {"__module__": base.__module__})
+    wrapped: Any = object.__new__(wrapped_class)
+    wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
+    wrapped._distribute(names, compression, backward_passes_per_step, op, process_set)
+    result: torch.optim.Optimizer = wrapped
+    return result
+
+
+def _names(
+    parameters: list[torch.Tensor], named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None
+) -> dict[torch.Tensor, str]:
+    if named_parameters is None:
+        return {parameter: f"noname.{number}" for number, parameter in enumerate(parameters)}
+    named = list(named_parameters)
+    if any(not isinstance(entry, tuple) or len(entry) != 2 for entry in named):
+        raise InvalidRequestError("named_parameters must be (name, parameter) pairs, as model.named_parameters() gives")
+    names = [name for name, _ in named]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise InvalidRequestError(f"named_parameters uses the names {repeated} more than once; each must be unique")
+    result: dict[torch.Tensor, str] = {parameter: name for name, parameter in named}
+    unnamed = sum(parameter not in result for parameter in parameters)
+    if unnamed:
+        raise InvalidRequestError(
+            f"{unnamed} parameters of the optimizer are not in named_parameters; name all or none"
+        )
+    return result
+
+
+def _check_passes(passes: int) -> None:
+    if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
+        raise InvalidRequestError(f"backward_passes_per_step={passes!r} must be an integer of at least 1")
+
+
+def _hook(parameter: torch.Tensor, on_gradient: Callable[[torch.Tensor], None]) -> RemovableHandle:
+    handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(on_gradient)  # type: ignore[no-untyped-call]
+    return handle
+
+
+class _DistributedMixin(torch.optim.Optimizer):
+    """What a wrapped optimizer's class has before its own."""
+
+    _reduced: list[torch.Tensor]
+
+    def _distribute(
+        self,
+        names: dict[torch.Tensor, str],
+        compression: type[Compressor],
+        passes: int,
+        op: ReduceOp,
+        process_set: ProcessSet,
+    ) -> None:
+        self._names = names
+        self._compression = compression
+        self._passes = passes
+        self._op = op
+        self._process_set = process_set
+        self._handles: dict[torch.Tensor, tuple[Handle, Any]] = {}
+        self._countdown: dict[torch.Tensor, int] = {}
+        self._synchronized = False
+        self._skip = False
+        self._hooks: list[RemovableHandle] = []
+        if process_set.included():
+            self._reduced = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+            self._hooks = [_hook(parameter, self._on_gradient) for parameter in self._reduced]
+        else:
+            self._reduced = []
+
+    def _on_gradient(self, parameter: torch.Tensor) -> None:
+        """Runs in backward, when the gradient of ``parameter`` is complete for this pass."""
+        left = self._countdown.get(parameter, self._passes) - 1
+        if parameter in self._handles or left < 0:
+            raise AssertionError(
+                f"the gradient of {self._names[parameter]!r} was computed more than backward_passes_per_step="
+                f"{self._passes} times before step(); call step() or synchronize() more often, or raise it"
+            )
+        self._countdown[parameter] = left
+        if left == 0:
+            self._submit(parameter)
+
+    def _submit(self, parameter: torch.Tensor) -> None:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        small, context = self._compression.compress(parameter.grad)
+        name = f"gradient.{self._names[parameter]}"
+        handle = allreduce_async_(small, name=name, op=self._op, process_set=self._process_set)
+        self._handles[parameter] = (handle, context)
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """From now on gradients add up over ``passes`` passes; InvalidRequestError unless it is a positive integer."""
+        _check_passes(passes)
+        self._passes = passes
+        self._countdown.clear()
+
+    def synchronize(self) -> None:
+        """Wait until all gradients are combined; those that backward did not reach count as zeros.
+
+        Raises HorovodInternalError when a rank is lost.
+        """
+        for parameter in self._reduced:
+            if parameter not in self._handles:
+                self._submit(parameter)
+        handles, self._handles = self._handles, {}
+        self._countdown.clear()
+        for parameter, (handle, context) in handles.items():
+            self._store(parameter, self._compression.decompress(synchronize(handle), context))
+        self._synchronized = True
+
+    def _store(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        if parameter.grad is not None and parameter.grad.data_ptr() != gradient.data_ptr():
+            parameter.grad.copy_(gradient)
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """``step()`` inside does not synchronize: for scripts that call :meth:`synchronize` themselves, to clip."""
+        self._skip = True
+        try:
+            yield
+        finally:
+            self._skip = False
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Combine the gradients, then let the wrapped optimizer step; a closure's gradients are combined after it."""
+        if closure is not None:
+            return super().step(lambda: self._evaluate(closure))
+        if not self._skip:
+            if self._synchronized:
+                warnings.warn(
+                    "step() combines gradients that synchronize() has combined already; call step() inside "
+                    "optimizer.skip_synchronize()",
+                    stacklevel=2,
+                )
+            self.synchronize()
+        self._synchronized = False
+        return super().step()
+
+    def _evaluate(self, closure: Callable[[], Any]) -> Any:
+        with torch.enable_grad():
+            loss = closure()
+        self.synchronize()
+        self._synchronized = False
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the wrapped optimizer's; AssertionError while gradients are in flight."""
+        if self._handles:
+            raise AssertionError(
+                "zero_grad() was called while gradients are in flight; call step() or synchronize() first"
+            )
+        super().zero_grad(set_to_none)

@@ -1,0 +1,134 @@
+"""Workers under their guard: real processes, seen through the pipes that a driver reads."""
+
+import os
+import signal
+
+import psutil
+import pytest
+
+from executors.processes import WorkerProcess
+
+FOREVER = 600.0
+
+
+class Worker:
+    """A shell script under its guard, with pipes that block."""
+
+    def __init__(self, script, grace=FOREVER, command=("sh", "-c")):
+        self.process = WorkerProcess([*command, script], os.environ, grace)
+        self.stdout, self.stderr, self.report = (
+            os.fdopen(fd, "r") for fd in (self.process.stdout, self.process.stderr, self.process.report)
+        )
+        self.pid = int(self.report.readline().removeprefix("started "))
+
+    def end(self):
+        """The exit code of the worker, once its guard is gone."""
+        lines = self.report.read().splitlines()
+        self.process.reap()
+        return [int(line.removeprefix("ended ")) for line in lines]
+
+    def close(self):
+        self.process.kill()
+        self.process.reap()
+        for stream in (self.stdout, self.stderr, self.report):
+            stream.close()
+
+
+@pytest.fixture
+def start():
+    workers = []
+
+    def start_worker(*arguments, **options):
+        workers.append(Worker(*arguments, **options))
+        return workers[-1]
+
+    yield start_worker
+    for worker in workers:
+        worker.close()
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", -9), ("kill -15 $$", -15)])
+def test_the_end_of_the_worker_is_reported(start, script, code):
+    assert start(script).end() == [code]
+
+
+def test_the_worker_is_what_was_reported_and_has_its_streams(start):
+    worker = start("echo $$; echo error >&2; cat")
+    assert worker.end() == [0]
+    assert int(worker.stdout.read()) == worker.pid
+    assert worker.stderr.read() == "error\n"
+
+
+def test_the_worker_has_the_signals_of_an_ordinary_process(start):
+    worker = start("grep -E 'Sig(Blk|Ign)' /proc/self/status")
+    assert worker.end() == [0]
+    masks = {name: int(mask, 16) for name, mask in (line.split(":") for line in worker.stdout)}
+    assert masks["SigBlk"] == 0
+    assert not masks["SigIgn"] & 1 << signal.SIGPIPE - 1
+
+
+def test_descriptors_of_the_guard_do_not_reach_the_worker(start):
+    worker = start("ls /proc/self/fd")
+    assert worker.end() == [0]
+    assert worker.stdout.read().split() == ["0", "1", "2", "3"]  # 3 is the folder that is listed
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "text"),
+    [("/no/such/program", 127, "No such file or directory"), ("/proc", 126, "Permission denied")],
+)
+def test_a_program_that_cannot_be_run_is_a_sentence(start, program, code, text):
+    worker = start("", command=(program,))
+    assert worker.end() == [code]
+    assert worker.stderr.read() == f"cannot run {program}: {text}\n"
+
+
+def test_asking_lets_the_worker_end_in_its_own_way(start):
+    worker = start("trap 'echo asked; exit 5' TERM; echo ready; while :; do sleep 0.02; done")
+    assert worker.stdout.readline() == "ready\n"
+    worker.process.terminate()
+    assert worker.end() == [5]
+    assert worker.stdout.read() == "asked\n"
+
+
+def test_a_worker_that_does_not_listen_is_killed_after_the_grace(start):
+    worker = start("trap '' TERM; echo ready; while :; do sleep 600; done", grace=0.1)
+    assert worker.stdout.readline() == "ready\n"
+    worker.process.terminate()
+    assert worker.end() == [-9]
+
+
+def test_hurrying_kills_without_grace(start):
+    worker = start("trap '' TERM; echo ready; while :; do sleep 600; done")
+    assert worker.stdout.readline() == "ready\n"
+    worker.process.terminate()
+    worker.process.hurry()
+    assert worker.end() == [-9]
+
+
+GRANDCHILDREN = "setsid sh -c 'setsid sleep 600 & echo $!; sleep 600' & sleep 600 & echo $!; "
+
+
+@pytest.mark.parametrize("end", ["exit 0", "kill -9 $$"])
+def test_the_end_of_the_worker_ends_its_grandchildren_in_whatever_session(start, end):
+    worker = start(GRANDCHILDREN + f"read line < /dev/zero & {end}")
+    assert len(worker.end()) == 1
+    assert not any(map(psutil.pid_exists, map(int, worker.stdout.read().split())))
+
+
+def test_asking_ends_the_grandchildren_too(start):
+    worker = start(GRANDCHILDREN + "wait")
+    pids = [int(worker.stdout.readline()) for _ in range(2)]
+    assert all(map(psutil.pid_exists, pids))
+    worker.process.terminate()
+    assert worker.end() == [-signal.SIGTERM]
+    assert not any(map(psutil.pid_exists, pids))
+
+
+def test_the_worker_does_not_outlive_its_guard(start):
+    worker = start("echo ready; exec sleep 600")
+    assert worker.stdout.readline() == "ready\n"
+    worker.process.kill()
+    assert worker.end() == []
+    assert worker.stdout.read() == ""  # the last writer is gone
+    assert worker.process.reap() == -signal.SIGKILL

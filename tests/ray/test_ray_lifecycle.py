@@ -1,0 +1,250 @@
+"""Starting, failing and ending: each test has an executor of its own and leaves nothing behind."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray_cluster import add_node, eventually, groups_left, workers_left
+
+from executors.api import ExecutorError, PlacementError, StartTimeoutError, WorkerError
+from executors.ray import waiting
+from hvd_cluster.ray import RayExecutor
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+HANG_S = 600
+SECONDS = 20
+
+
+def executor_of(**arguments):
+    settings = RayExecutor.create_settings(placement_group_timeout_s=arguments.pop("patience", 30))
+    return RayExecutor(settings, **arguments)
+
+
+def rank():
+    return int(os.environ["HOROVOD_RANK"])
+
+
+def group_id():
+    return ray.util.get_current_placement_group().id.hex()
+
+
+def node():
+    return ray.get_runtime_context().get_node_id()
+
+
+def die_on_1():
+    if rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(HANG_S)
+
+
+def fail_on_1():
+    if rank() == 1:
+        raise ValueError("rank 1 has had enough")
+    time.sleep(HANG_S)
+
+
+class Model:
+    def __init__(self, start, step=1):
+        self.value = start + step * rank()
+
+
+class TestPlacement:
+    def test_workers_are_packed(self):
+        with executor_of(num_workers=2) as executor:
+            assert len(set(executor.run(node))) == 1
+
+    def test_hosts_are_spread(self):
+        with executor_of(num_hosts=2, num_workers_per_host=2) as executor:
+            nodes = executor.run(node)
+            assert executor.run(os.environ.get, ["HOROVOD_LOCAL_SIZE"]) == ["2"] * 4
+        assert nodes[0] == nodes[1] != nodes[2] == nodes[3]
+
+    def test_workers_see_the_gpus_of_their_node(self):
+        with executor_of(num_workers=2, use_gpu=True, gpus_per_worker=2) as executor:
+            own = executor.run(lambda: ray.get_runtime_context().get_accelerator_ids()["GPU"])
+            [seen, same] = executor.run(visible)
+        assert seen == same
+        assert sorted(seen) == ["0", "1", "2", "3"]
+        assert seen[:2] == [own[0][0], own[1][0]]
+
+    def test_too_many_workers(self):
+        with pytest.raises(PlacementError) as caught:
+            executor_of(num_workers=5, patience=1).start()
+        text = str(caught.value)
+        assert "requested: 5 workers with 1 CPU each, 5 CPU in all" in text
+        assert "available: 4 CPU" in text
+        assert "total: 4 CPU on 2 hosts" in text
+        assert "missing: 1 of 5 workers" in text
+        assert "waited 1 s (placement_group_timeout_s)" in text
+        assert not groups_left()
+
+    def test_too_many_hosts(self):
+        with pytest.raises(PlacementError, match="missing: 1 of 3 hosts with 1 CPU each"):
+            executor_of(num_hosts=3, patience=1).start()
+
+    def test_others_use_the_cluster(self):
+        with executor_of(num_workers=2), pytest.raises(PlacementError, match="missing: 1 CPU, which others use"):
+            executor_of(num_workers=3, patience=1).start()
+
+    @pytest.mark.parametrize("reuse", [True, False])
+    def test_inside_a_placement_group(self, reuse):
+        def train():
+            with executor_of(num_workers=2, use_current_placement_group=reuse) as executor:
+                groups = executor.run(group_id)
+            return groups, group_id()
+
+        groups, own = in_group([{"CPU": 1}, {"CPU": 1}], train)
+        assert len(set(groups)) == 1
+        assert (groups[0] == own) is reuse
+
+    def test_the_current_group_is_too_small(self):
+        with pytest.raises(PlacementError, match="room for 2 of 3 workers with 1 CPU each; its bundles are: 1 CPU; 1"):
+            in_group([{"CPU": 1}, {"CPU": 1}], executor_of(num_workers=3).start)
+
+    def test_the_current_group_is_busy(self):
+        settings = RayExecutor.create_settings(timeout_s=2)
+        start = RayExecutor(settings, num_workers=2).start
+        with pytest.raises(StartTimeoutError, match=r"1 of 2 workers started within 2 s .* in state CREATED"):
+            in_group([{"CPU": 1}, {"CPU": 1}], start, num_cpus=1)
+
+    def test_the_current_group_has_other_hosts(self):
+        start = executor_of(num_hosts=2).start
+        with pytest.raises(PlacementError, match=r"2 hosts with 1 workers each were asked for, .* put 2 on"):
+            in_group([{"CPU": 2}], start)
+
+
+class TestStart:
+    def test_executable(self):
+        executor = executor_of(num_workers=2)
+        executor.start(Model, [100], {"step": 5}, {"FLAVOUR": 7})
+        with executor:
+            assert executor.execute(lambda model: model.value) == [100, 105]
+            assert executor.execute_single(lambda model: model.value) == 100
+            assert executor.run(os.environ.get, ["FLAVOUR"]) == ["7", "7"]
+
+    def test_executable_that_fails(self):
+        executor = executor_of(num_workers=2)
+        with pytest.raises(TypeError, match="missing 1 required positional argument: 'start'"):
+            executor.start(Model)
+        assert not groups_left()
+        with pytest.raises(ExecutorError, match="not running"):
+            executor.run(rank)
+
+    def test_again_after_shutdown(self):
+        executor = executor_of(num_workers=2)
+        executor.start(extra_env_vars={"FLAVOUR": "first"})
+        first = executor.run(os.getpid)
+        executor.shutdown()
+        executor.shutdown()
+        with pytest.raises(ExecutorError, match="not running"):
+            executor.run(rank)
+        with executor:
+            assert not set(executor.run(os.getpid)) & set(first)
+            assert executor.run(os.environ.get, ["FLAVOUR"]) == [None, None]
+
+    def test_an_exception_in_the_with_block(self):
+        def driver():
+            with executor_of(num_workers=2):
+                assert workers_left()
+                raise KeyError("of the driver")
+
+        with pytest.raises(KeyError):
+            driver()
+        assert not groups_left()
+
+
+class TestFailure:
+    def test_a_death_ends_the_job_at_once(self):
+        executor = executor_of(num_hosts=2)
+        executor.start()
+        hosts = executor.run(node)
+        began = time.monotonic()
+        with pytest.raises(WorkerError, match=r"the worker of rank 1 on node \w+ \(\S+, pid \d+\) died") as caught:
+            executor.run(die_on_1)
+        assert time.monotonic() - began < SECONDS
+        assert (caught.value.rank, caught.value.host) == (1, hosts[1])
+        assert isinstance(caught.value.__cause__, ray.exceptions.RayActorError)
+        eventually(lambda: not workers_left() and not groups_left(), SECONDS)
+        with pytest.raises(ExecutorError, match=r"rank 1 on node \w+ died; call shutdown\(\) and start\(\)"):
+            executor.run(rank)
+        executor.shutdown()
+        with executor:
+            assert executor.run(rank) == [0, 1]
+
+    def test_a_death_between_two_calls(self):
+        with executor_of(num_workers=2) as executor:
+            os.kill(executor.run(os.getpid)[1], signal.SIGKILL)
+            with pytest.raises(WorkerError, match="rank 1"):
+                executor.run(time.sleep, [HANG_S])
+
+    def test_an_exception_frees_those_that_hang(self, monkeypatch):
+        monkeypatch.setattr(waiting, "GRACE_S", 0.5)
+        with executor_of(num_workers=2) as executor:
+            began = time.monotonic()
+            with pytest.raises(ValueError, match="rank 1 has had enough"):
+                executor.run(fail_on_1)
+            assert time.monotonic() - began < SECONDS
+            with pytest.raises(ExecutorError, match=r"ranks \[1\] raised and ranks \[0\] had not returned"):
+                executor.run(rank)
+
+    def test_the_cause_is_reported_not_its_consequence(self):
+        def lose_the_peer():
+            if rank() == 0:
+                from collectives.api import PeerLostError
+
+                raise PeerLostError("rank 1 is gone")
+            time.sleep(0.5)
+            raise ValueError("I left")
+
+        with executor_of(num_workers=2) as executor, pytest.raises(ValueError, match="I left"):
+            executor.run(lose_the_peer)
+
+    def test_ctrl_c(self):
+        with executor_of(num_workers=2) as executor:
+            timer = threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT])
+            timer.start()
+            with pytest.raises(KeyboardInterrupt):
+                executor.run(time.sleep, [HANG_S])
+            timer.join(SECONDS)
+            with pytest.raises(ExecutorError, match="KeyboardInterrupt interrupted the wait"):
+                executor.run(rank)
+
+    def test_shutdown_ends_workers_that_are_busy(self, monkeypatch):
+        monkeypatch.setattr("executors.ray.group.POLITE_S", 0.5)
+        with executor_of(num_workers=2) as executor:
+            executor.run_remote(time.sleep, [HANG_S])
+
+    def test_a_lost_node(self, cluster):
+        third = add_node(cluster, cluster.head_node._ray_params.temp_dir)
+        with executor_of(num_hosts=3) as executor:
+            lost = executor.run(node).index(third.node_id)
+            timer = threading.Timer(0.5, cluster.remove_node, [third], {"allow_graceful": False})
+            timer.start()
+            began = time.monotonic()
+            with pytest.raises(WorkerError, match=f"on node {third.node_id}") as caught:
+                executor.run(time.sleep, [HANG_S])
+            assert time.monotonic() - began < SECONDS
+            assert caught.value.rank == lost
+            timer.join(SECONDS)
+        eventually(lambda: sum(node["Alive"] for node in ray.nodes()) == 2, SECONDS)
+
+
+def visible():
+    return os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+
+
+def in_group(bundles, fn, num_cpus=0):
+    """What ``fn`` returns in a task inside of a new placement group."""
+    group = ray.util.placement_group(bundles)
+    strategy = PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=False)
+    task = ray.remote(fn).options(num_cpus=num_cpus, scheduling_strategy=strategy)
+    try:
+        return ray.get(task.remote(), timeout=60)
+    finally:
+        ray.util.remove_placement_group(group)

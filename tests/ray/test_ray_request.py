@@ -1,0 +1,177 @@
+"""What needs no cluster: requests, what is missing for them, settings, variables."""
+
+import importlib
+import stat
+import sys
+
+import pytest
+import ray
+
+from executors.api import ExecutorError
+from executors.ray.environment import check_extra, gpu_variables, interface_variables
+from executors.ray.request import Request
+from executors.ray.shortage import ClusterState, capacity, explain
+from executors.ray.waiting import Gathering
+from hvd_cluster.ray import RayExecutor
+
+SETTINGS = RayExecutor.create_settings()
+TWO = {"a": {"CPU": 4.0, "GPU": 2.0}, "b": {"CPU": 4.0}}
+COUNTS = ["num_workers", "num_hosts", "num_workers_per_host", "cpus_per_worker", "gpus_per_worker"]
+
+
+class TestRequest:
+    def test_packs_one_bundle_per_worker(self):
+        request = Request(num_workers=3, cpus_per_worker=2)
+        assert (request.size, request.strategy) == (3, "PACK")
+        assert request.bundles == [{"CPU": 2}] * 3
+        assert [request.bundle_of(worker) for worker in range(3)] == [0, 1, 2]
+
+    def test_spreads_one_bundle_per_host(self):
+        request = Request(num_hosts=2, num_workers_per_host=3, use_gpu=True, gpus_per_worker=2)
+        assert (request.size, request.strategy) == (6, "STRICT_SPREAD")
+        assert request.bundles == [{"CPU": 3, "GPU": 6}] * 2
+        assert [request.bundle_of(worker) for worker in range(6)] == [0, 0, 0, 1, 1, 1]
+
+    def test_use_gpu_means_one(self):
+        assert Request(num_workers=1, use_gpu=True).worker == {"CPU": 1, "GPU": 1}
+
+    def test_workers_per_host_may_be_none_with_num_workers(self):
+        assert Request(num_workers=2, num_workers_per_host=None).size == 2
+
+    @pytest.mark.parametrize("name", COUNTS)
+    @pytest.mark.parametrize("value", [0, -1, 1.5, "2", True])
+    def test_refuses_a_count(self, name, value):
+        with pytest.raises(ValueError, match=f"{name} is {value!r}, but must be a positive integer"):
+            RayExecutor(SETTINGS, **{"num_workers": 1, "use_gpu": True, name: value})
+
+    @pytest.mark.parametrize(
+        ("arguments", "text"),
+        [
+            ({}, "num_workers is None and num_hosts is None; give one"),
+            ({"num_workers": 2, "num_hosts": 3}, "num_workers is 2 and num_hosts is 3; give one"),
+            ({"num_workers": 2, "num_workers_per_host": 2}, "no meaning with num_workers; give num_hosts"),
+            ({"num_hosts": 2, "num_workers_per_host": None}, "must be a positive integer when num_hosts"),
+            ({"num_workers": 2, "gpus_per_worker": 1}, "use_gpu is False; set use_gpu=True"),
+            ({"num_workers": 2, "use_gpu": 1}, "use_gpu is 1, but must be True or False"),
+        ],
+    )
+    def test_refuses_a_combination(self, arguments, text):
+        with pytest.raises(ValueError, match=text):
+            RayExecutor(SETTINGS, **arguments)
+
+
+class TestShortage:
+    def state(self, **available):
+        return ClusterState(available, {"CPU": 8.0, "GPU": 2.0}, TWO)
+
+    def test_says_requested_available_total_and_hosts(self):
+        text = explain(Request(num_workers=12), self.state(CPU=3.0))
+        assert "12 workers do not fit" in text
+        assert "requested: 12 workers with 1 CPU each, 12 CPU in all" in text
+        assert "available: 3 CPU\n" in text
+        assert "total: 8 CPU on 2 hosts (a: 4 CPU; b: 4 CPU)" in text
+        assert "missing: 4 of 12 workers with 1 CPU each, even when the cluster is idle" in text
+
+    def test_a_bundle_needs_one_host(self):
+        request = Request(num_workers=2, use_gpu=True, gpus_per_worker=2)
+        assert capacity(request, list(TWO.values())) == 1
+        assert "missing: 1 of 2 workers with 1 CPU + 2 GPU" in explain(request, self.state(CPU=8.0, GPU=2.0))
+
+    def test_hosts_must_differ(self):
+        assert "missing: 1 of 3 hosts with 1 CPU each" in explain(Request(num_hosts=3), self.state(CPU=8.0))
+
+    def test_what_others_use(self):
+        assert "missing: 2 CPU, which others use" in explain(Request(num_workers=5), self.state(CPU=3.0))
+
+    def test_free_but_in_the_wrong_place(self):
+        text = explain(Request(num_workers=2, cpus_per_worker=4), self.state(CPU=8.0))
+        assert "what is free lies on the wrong hosts" in text
+
+    def test_many_hosts_are_cut(self):
+        state = ClusterState({}, {}, {f"host-{index}": {} for index in range(20)})
+        text = explain(Request(num_workers=1), state)
+        assert "host-15" in text
+        assert "host-16" not in text
+        assert "and 4 more" in text
+
+
+class TestVariables:
+    def test_all_see_all_gpus_and_the_local_rank_is_ones_own(self):
+        assert gpu_variables([("4", "5"), ("0", "1")]) == {"CUDA_VISIBLE_DEVICES": "4,0,5,1"}
+
+    def test_no_gpus(self):
+        assert gpu_variables([(), ()]) == {}
+
+    def test_interfaces(self):
+        both = {"HOROVOD_GLOO_IFACE": "eth0", "NCCL_SOCKET_IFNAME": "eth0,eth1"}
+        assert interface_variables(["eth0", "eth1"]) == both
+        assert interface_variables([]) == {}
+
+    def test_extra_variables_become_text(self):
+        assert check_extra({"HOROVOD_CYCLE_TIME": 5}) == {"HOROVOD_CYCLE_TIME": "5"}
+
+    def test_extra_variables_leave_the_rank_alone(self):
+        with pytest.raises(ValueError, match="extra_env_vars has HOROVOD_RANK, which RayExecutor sets"):
+            check_extra({"HOROVOD_RANK": "0"})
+
+
+class TestSettings:
+    @pytest.mark.parametrize("name", ["timeout_s", "placement_group_timeout_s"])
+    @pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan"), "30", None, True])
+    def test_refuses_a_timeout(self, name, value):
+        with pytest.raises(ValueError, match=f"{name} is {value!r}, but must be a positive, finite number"):
+            RayExecutor.create_settings(**{name: value})
+
+    @pytest.mark.parametrize(("nics", "expected"), [("eth0", ("eth0",)), (["a", "b"], ("a", "b")), (None, ())])
+    def test_interfaces(self, nics, expected):
+        assert RayExecutor.create_settings(nics=nics).nics == expected
+
+    def test_refuses_interfaces(self):
+        with pytest.raises(ValueError, match=r"nics is \[''\]"):
+            RayExecutor.create_settings(nics=[""])
+
+    def test_frozen(self):
+        with pytest.raises(AttributeError):
+            SETTINGS.timeout_s = 1
+
+    def test_writes_the_key_for_the_owner_only_and_once(self, tmp_path):
+        path = tmp_path / "key.pem"
+        RayExecutor.create_settings(ssh_identity_file=str(path), ssh_str="secret")
+        assert path.read_text() == "secret"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        RayExecutor.create_settings(ssh_identity_file=str(path), ssh_str="other")
+        assert path.read_text() == "secret"
+
+    def test_keeps_the_key_nowhere(self):
+        assert "secret" not in repr(RayExecutor.create_settings(ssh_str="secret"))
+
+    def test_refuses_other_settings(self):
+        with pytest.raises(ValueError, match=r"what RayExecutor\.create_settings\(\) returns"):
+            RayExecutor({"timeout_s": 30}, num_workers=1)
+
+
+class TestWithoutRay:
+    def test_not_installed(self, monkeypatch):
+        for name in [name for name in sys.modules if name.startswith(("executors.ray", "hvd_cluster.ray"))]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, "ray", None)
+        with pytest.raises(ImportError, match=r'pip install "hvd-cluster\[ray\]"'):
+            importlib.import_module("hvd_cluster.ray")
+
+    def test_not_initialized(self, monkeypatch):
+        monkeypatch.setattr(ray, "is_initialized", lambda: False)
+        with pytest.raises(ExecutorError, match=r"call ray\.init\(\) first"):
+            RayExecutor(SETTINGS, num_workers=1).start()
+
+    def test_not_started(self):
+        executor = RayExecutor(SETTINGS, num_workers=1)
+        for use in (executor.run, executor.run_remote, executor.execute, executor.execute_single):
+            with pytest.raises(ExecutorError, match=r"not running; call start\(\) first"):
+                use(print)
+        executor.shutdown()
+
+    def test_gathering_nothing(self):
+        gathering = Gathering({})
+        gathering.wait()
+        assert gathering.complete
+        assert gathering.values() == []

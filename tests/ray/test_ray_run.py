@@ -1,0 +1,160 @@
+"""Functions on four workers, two on each of two nodes, which all tests here share."""
+
+import os
+import sys
+import threading
+
+import numpy as np
+import pytest
+import ray
+
+from executors.api import ExecutorError, RemoteError, WorkerError
+from hvd_cluster.ray import RayExecutor
+
+SIZE = 4
+
+
+class SpecialError(Exception):
+    """Of this module, so that it has to come back as what it is."""
+
+    def __init__(self, rank, detail):
+        super().__init__(f"rank {rank}: {detail}")
+        self.rank = rank
+        self.detail = detail
+
+    def __reduce__(self):
+        return SpecialError, (self.rank, self.detail)
+
+
+@pytest.fixture(scope="module")
+def executor(cluster):
+    with RayExecutor(RayExecutor.create_settings(), num_workers=SIZE) as executor:
+        yield executor
+
+
+def rank():
+    return int(os.environ["HOROVOD_RANK"])
+
+
+def variables():
+    names = ["RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"]
+    return [int(os.environ[f"HOROVOD_{name}"]) for name in names]
+
+
+def test_ranks_are_dense_on_every_node(executor):
+    assert executor.run(variables) == [
+        [0, 4, 0, 2, 0, 2],
+        [1, 4, 1, 2, 0, 2],
+        [2, 4, 0, 2, 1, 2],
+        [3, 4, 1, 2, 1, 2],
+    ]
+
+
+def test_the_host_is_the_node(executor):
+    def hosts():
+        return os.environ["HOROVOD_HOSTNAME"], ray.get_runtime_context().get_node_id()
+
+    names = executor.run(hosts)
+    assert all(host == node for host, node in names)
+    assert {host for host, _ in names} == {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+
+def test_rendezvous_on_loopback_where_one_address_has_all_nodes(executor):
+    assert executor.run(os.environ.get, ["HOROVOD_GLOO_RENDEZVOUS_ADDR"]) == ["127.0.0.1"] * SIZE
+
+
+def test_every_worker_is_a_process_of_its_own(executor):
+    assert len({os.getpid(), *executor.run(os.getpid)}) == SIZE + 1
+
+
+def test_functions_run_in_the_main_thread(executor):
+    assert executor.run(lambda: threading.current_thread() is threading.main_thread()) == [True] * SIZE
+
+
+def test_values_are_in_the_order_of_ranks(executor):
+    assert executor.run(lambda base, scale: base + scale * rank(), [10], {"scale": 2}) == [10, 12, 14, 16]
+
+
+def test_run_remote_returns_references(executor):
+    references = executor.run_remote(lambda factor: factor * rank(), kwargs={"factor": 3})
+    assert ray.get(references) == [0, 3, 6, 9]
+
+
+def test_run_remote_raises_what_ray_raises(executor):
+    def fail():
+        raise SpecialError(rank(), "remote")
+
+    [first, *_] = executor.run_remote(fail)
+    with pytest.raises(SpecialError, match="rank 0: remote"):
+        ray.get(first)
+    assert executor.run(rank) == [0, 1, 2, 3]
+
+
+def test_execute_without_executable(executor):
+    assert executor.execute(lambda executable: (executable, rank())) == [(None, 0), (None, 1), (None, 2), (None, 3)]
+
+
+def test_execute_single_is_rank_0(executor):
+    assert executor.execute_single(lambda _: rank()) == 0
+
+
+def test_a_large_closure_travels(executor):
+    data = np.arange(1 << 20, dtype=np.float64)
+    assert executor.run(lambda: float(data.sum())) == [float(data.sum())] * SIZE
+
+
+def test_object_references_travel(executor):
+    reference = ray.put([1, 2, 3])
+    assert executor.run(ray.get, [reference]) == [[1, 2, 3]] * SIZE
+
+
+def test_an_exception_arrives_as_itself(executor):
+    def fail_on_2():
+        if rank() == 2:
+            raise SpecialError(rank(), "broken")
+
+    with pytest.raises(SpecialError, match="rank 2: broken") as caught:
+        executor.run(fail_on_2)
+    assert caught.value.detail == "broken"
+    cause = caught.value.__cause__
+    assert isinstance(cause, RemoteError)
+    assert cause.rank == 2
+    assert cause.host == executor.run(lambda: os.environ["HOROVOD_HOSTNAME"])[2]
+    assert "fail_on_2" in cause.traceback
+
+
+def test_sys_exit_does_not_end_the_worker(executor):
+    with pytest.raises(WorkerError, match=r"called sys\.exit\(3\)") as caught:
+        executor.run(lambda: sys.exit(3))
+    assert caught.value.exit_code == 3
+    assert executor.run(rank) == [0, 1, 2, 3]
+
+
+def test_a_value_that_cannot_be_sent(executor):
+    with pytest.raises(WorkerError, match="cannot be pickled"):
+        executor.run(threading.Lock)
+
+
+def test_a_function_that_cannot_be_sent(executor):
+    lock = threading.Lock()
+
+    def locked():
+        return lock
+
+    with pytest.raises(TypeError, match=r"locked cannot be sent to the workers: the function.*'_thread\.lock'"):
+        executor.run(locked)
+
+
+def test_an_argument_that_cannot_be_sent(executor):
+    with pytest.raises(TypeError, match=r"rank cannot be sent to the workers: argument 'key' cannot be pickled"):
+        executor.run(rank, kwargs={"key": threading.Lock()})
+
+
+def test_no_function(executor):
+    with pytest.raises(TypeError, match="3 is not a function"):
+        executor.run(3)
+
+
+def test_starting_twice(executor):
+    with pytest.raises(ExecutorError, match=r"started already; call shutdown\(\)"):
+        executor.start()
