@@ -8,13 +8,13 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from types import FrameType
 from typing import NoReturn
 
 from executors.api import CommandNotFoundError, ExecutorError, WorkerError
 from executors.local import LocalOptions, resolve_start_timeout, run_command
 from executors.output import say
+from hvd_cluster import __version__
 
 __all__ = ["main"]
 
@@ -75,8 +75,12 @@ def _options(arguments: argparse.Namespace) -> LocalOptions:
 
 @contextmanager
 def _signals_raise() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP leave by an exception, as Ctrl-C does, so that the workers are ended in good order."""
-    previous = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    """Let SIGTERM and SIGHUP leave by an exception, as Ctrl-C does, so that the workers are ended in good order.
+
+    A signal that is ignored, as SIGHUP under nohup, stays so.
+    """
+    heeded = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, _leave) for number in heeded}
     try:
         yield
     finally:
@@ -102,7 +106,7 @@ def _parser() -> _Parser:
     )
     add = parser.add_argument
     add("-np", "--num-proc", type=_count, metavar="N", help="number of processes")
-    add("-v", "--version", action="version", version=_version(), help="print the version and leave")
+    add("-v", "--version", action="version", version=__version__, help="print the version and leave")
     add("--verbose", action="store_true", help="say which process is which rank")
     add(
         "--start-timeout",
@@ -152,14 +156,3 @@ def _seconds(text: str) -> float:
         return resolve_start_timeout(float(text))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} must be a positive number of seconds") from None
-
-
-def _version() -> str:
-    try:
-        return version("hvd-cluster")
-    except PackageNotFoundError:
-        return "unknown (hvd-cluster is not installed, only importable)"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

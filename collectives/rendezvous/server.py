@@ -126,7 +126,7 @@ class RendezvousServer:
 
     async def _serve(self, listener: socket.socket, started: Future[Callable[[], object]]) -> None:
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
-        server = _http_server(self._service)
+        server = _HttpServer(self._service)
         runner = web.ServerRunner(server, shutdown_timeout=self._stop_timeout)
         await runner.setup()
         await web.SockSite(runner, listener, backlog=_BACKLOG).start()
@@ -135,27 +135,43 @@ class RendezvousServer:
         await stop.wait()
         unsubscribe()
         self._service.close()
-        await _close(runner, server)
+        # asyncio loses, unclosed, what it accepted in the very moment of closing: accept no more, then close.
+        loop.remove_reader(listener)
+        await asyncio.sleep(0)
+        await runner.cleanup()
+        server.abort()
 
 
-def _http_server(service: Service) -> web.Server:
-    return web.Server(
-        service.handle,
-        handler_cancellation=True,  # a worker that hangs up no longer waits
-        access_log=None,
-        auto_decompress=False,  # a small body must not become a large one
-        keepalive_timeout=_IDLE_TIMEOUT,
-        lingering_time=_LINGER,
-        logger=_log,
-    )
+class _HttpServer(web.Server):
+    """Knows every connection until it is closed; aiohttp forgets those that close slowly or come during shutdown."""
 
+    def __init__(self, service: Service) -> None:
+        super().__init__(
+            service.handle,
+            handler_cancellation=True,  # a worker that hangs up no longer waits
+            access_log=None,
+            auto_decompress=False,  # a small body must not become a large one
+            keepalive_timeout=_IDLE_TIMEOUT,
+            lingering_time=_LINGER,
+            logger=_log,
+        )
+        self._transports: dict[web.RequestHandler, asyncio.Transport] = {}
+        self._aborted = False
 
-async def _close(runner: web.ServerRunner, server: web.Server) -> None:
-    transports = [connection.transport for connection in server.connections]
-    await runner.cleanup()
-    for transport in transports:
-        if transport is not None:
-            # Closing waits for a peer that does not read what was sent to it; this does not.
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        self._transports[handler] = transport
+        if self._aborted:
+            transport.abort()
+
+    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+        super().connection_lost(handler, exc)
+        self._transports.pop(handler, None)
+
+    def abort(self) -> None:
+        """Close every connection now, and those to come, whether the peer has read its answer or not."""
+        self._aborted = True
+        for transport in self._transports.values():
             transport.abort()
 
 

@@ -55,8 +55,11 @@ def test_the_first_failure_ends_the_others(tmp_path, end, code, text):
     assert (tmp_path / "asked2").exists()
 
 
-def test_a_worker_that_ends_well_lets_the_others_go_on(capsys):
-    run_command(shell("[ $HOROVOD_RANK = 0 ] || { sleep 0.1; echo done; }"), 2, LocalOptions())
+def test_a_worker_that_ends_well_lets_the_others_go_on(tmp_path, capsys):
+    script = f"""
+        cd {tmp_path}; if [ $HOROVOD_RANK = 0 ]; then echo $$ > new; mv new pid; exit; fi
+        while [ ! -e pid ]; do sleep 0.02; done; while [ -d /proc/$(cat pid) ]; do sleep 0.02; done; echo done"""
+    run_command(shell(script), 2, LocalOptions())
     assert capsys.readouterr().out == "[1]<stdout>:done\n"
 
 

@@ -24,11 +24,11 @@ is reduced by one member, or by all in the same order: results are bit-identical
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from itertools import accumulate
-import threading
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,6 @@ ALONE = 1 << 22
 
 SLICE = timedelta(seconds=0.1)
 GRACE = timedelta(seconds=0.2)
-WORKER_THREADS = 2
 ADDRESS_BYTES = 80
 
 _RING_DTYPES = frozenset({"uint8", "int8", "int32", "int64", "float32", "float64"})
@@ -114,7 +113,7 @@ class GlooBackend(Backend):
         mine, width = counts[self.rank], dtype.itemsize
         received = self._incoming.take(mine * self.size, dtype)
         self._exchange(source, received, [count * width for count in counts], [mine * width] * self.size)
-        reduce_arrays(destination, self._rows(received), dtype, op, prescale, postscale)
+        reduce_arrays(destination, [*self._rows(received)], dtype, op, prescale, postscale)
 
     def allgather(self, source: Bytes, destination: Bytes, counts: Sequence[int]) -> None:
         self._check()
@@ -189,7 +188,7 @@ class GlooBackend(Backend):
         _pack(pairs, copies[0], dtype)
         copies[1:] = copies[0]
         self._exchange(copies.reshape(-1), received)
-        reduce_arrays(copies[0], self._rows(received), dtype, op, prescale, postscale)
+        reduce_arrays(copies[0], [*self._rows(received)], dtype, op, prescale, postscale)
         _unpack(copies[0], pairs, dtype)
 
     def _reduce_in_ring(
@@ -211,7 +210,7 @@ class GlooBackend(Backend):
         _pack(pairs, packed, dtype)
         packed[count:] = 0
         self._exchange(packed, received)
-        reduce_arrays(received[:share], self._rows(received), dtype, op, prescale, postscale)
+        reduce_arrays(received[:share], [*self._rows(received)], dtype, op, prescale, postscale)
         self._allgather_even(received[:share], packed)
         _unpack(packed, pairs, dtype)
 

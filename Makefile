@@ -1,0 +1,38 @@
+# VENV is the folder of the environment, PYTHON the interpreter to make it with, ARGS what pytest or the demo gets.
+VENV ?= .venv
+export PYTHON ?=
+# Without this Ray makes a token for the user's clusters and stores it in ~/.ray.
+export RAY_AUTH_MODE = disabled
+
+BIN = '$(VENV)'/bin
+
+.PHONY: help demo test environment clean
+
+help:
+	@echo "make demo    train a classifier of handwritten digits on two workers of a Ray cluster on this machine"
+	@echo "make test    ruff, mypy and pytest"
+	@echo "make clean   remove caches and build outputs"
+	@echo
+	@echo "VENV=/a/folder           the environment, which is made where there is none; .venv by default"
+	@echo "PYTHON=/path/to/python   the interpreter to make it with"
+	@echo "ARGS='...'               options of the demo or of pytest"
+
+demo: environment
+	@$(BIN)/python examples/digits_ray.py $(ARGS)
+
+test: environment
+	@echo "ruff check"
+	@$(BIN)/ruff check --quiet
+	@echo "ruff format"
+	@$(BIN)/ruff format --check --quiet
+	@echo "mypy"
+	@$(BIN)/mypy
+	@echo "pytest"
+	@$(BIN)/pytest $(ARGS)
+
+environment:
+	@scripts/environment '$(VENV)'
+
+clean:
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find collectives executors hvd_cluster tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +

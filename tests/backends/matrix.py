@@ -1,0 +1,326 @@
+"""What every backend must do: one body per operation, looped over dtypes, sizes and reductions.
+
+The bodies know nothing about the backend, the number of members, or whether these are threads or processes. All
+members call :func:`run_matrix` at the same time. The inputs are small whole numbers, exact in every dtype, so results
+are compared bit by bit with a reference in int64; what rounds is tested on its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from collectives.api import DType, HorovodInternalError, ReduceOp
+from collectives.backends.base import Backend
+
+__all__ = ["abort_from_thread", "reduce_until_error", "run_matrix"]
+
+Array = npt.NDArray[Any]
+
+OPS = (ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
+FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
+LARGE = 800_001
+SIZES = ((0,), (1,), (7,), (1000,), (7, 0, 1, 1000))
+LARGE_REDUCTIONS = [(dtype, ReduceOp.SUM, (7, LARGE, 0, 1)) for dtype in DType] + [
+    (dtype, op, (LARGE,)) for dtype in (DType.FLOAT32, DType.BFLOAT16) for op in OPS
+]
+
+
+def run_matrix(backend: Backend, rank: int, size: int) -> None:
+    """Every operation on every kind of argument."""
+    assert (backend.rank, backend.size) == (rank, size)
+    for check in (
+        check_allreduce,
+        check_allreduce_large,
+        check_scaling,
+        check_rounding,
+        check_identity,
+        check_special_values,
+        check_reducescatter,
+        check_allgather,
+        check_broadcast,
+        check_alltoall,
+        check_barrier,
+    ):
+        try:
+            check(backend)
+        except AssertionError as error:
+            raise AssertionError(f"{check.__name__} on member {rank} of {size}: {error}") from error
+
+
+def check_allreduce(backend: Backend) -> None:
+    for dtype in DType:
+        for op in OPS:
+            for lengths in SIZES:
+                _allreduce(backend, lengths, dtype, op)
+
+
+def check_allreduce_large(backend: Backend) -> None:
+    for dtype, op, lengths in LARGE_REDUCTIONS:
+        _allreduce(backend, lengths, dtype, op)
+
+
+def check_scaling(backend: Backend) -> None:
+    for dtype in DType:
+        if dtype is not DType.BOOL:
+            for lengths in (*SIZES, (7, 50_001)):
+                _allreduce(backend, lengths, dtype, ReduceOp.SUM, prescale=0.5, postscale=3.0)
+                _allreduce(backend, lengths, dtype, ReduceOp.MAX, prescale=-1.0, postscale=1.0)
+
+
+def check_rounding(backend: Backend) -> None:
+    """16-bit sums are rounded once: adding the ones first, or each to 256 in turn, would show."""
+    for dtype, start in ((DType.BFLOAT16, 256.0), (DType.FLOAT16, 2048.0)):
+        for length in (5, LARGE):
+            mine = encode(np.full(length, start if backend.rank == 0 else 1.0), dtype)
+            backend.allreduce([mine], [mine], dtype, ReduceOp.SUM)
+            expected = encode(np.full(length, start + backend.size - 1), dtype)
+            assert_same(mine, expected, (dtype, length))
+
+
+def check_identity(backend: Backend) -> None:
+    """What rounds in an order nobody promises is at least the same on all members, and near the true sum."""
+    for dtype in FLOATS:
+        for length in (1001, LARGE):
+            values = [np.random.default_rng([length, member]).normal(size=length) for member in range(backend.size)]
+            inputs = [encode(value, dtype) for value in values]
+            mine = inputs[backend.rank].copy()
+            backend.allreduce([mine], [mine], dtype, ReduceOp.SUM)
+            exact = sum(decode(each, dtype) for each in inputs)
+            np.testing.assert_allclose(decode(mine, dtype), exact, rtol=2e-2, atol=2e-2)
+            digest = np.frombuffer(hashlib.sha256(mine.tobytes()).digest(), np.uint8)
+            digests = np.empty(32 * backend.size, np.uint8)
+            backend.allgather(digest, digests, [32] * backend.size)
+            assert len({row.tobytes() for row in digests.reshape(backend.size, 32)}) == 1, (dtype, length)
+
+
+def check_special_values(backend: Backend) -> None:
+    """NaN wins, infinity adds up, and neither is stopped by rounding, large or small."""
+    for dtype in FLOATS:
+        for length, ops in ((5, OPS), (LARGE, (ReduceOp.SUM, ReduceOp.MAX))):
+            for op in ops:
+                values = np.ones(length)
+                if backend.rank == backend.size - 1:
+                    values[0], values[1], values[length - 1] = np.nan, np.inf, -np.inf
+                mine = encode(values, dtype)
+                backend.allreduce([mine], [mine], dtype, op)
+                result = decode(mine, dtype)
+                assert np.isnan(result[0]), (dtype, length, op)
+                assert np.isnan(result).sum() == 1, (dtype, length, op)
+                if op is ReduceOp.SUM:
+                    assert (result[1], result[-1]) == (np.inf, -np.inf), (dtype, length)
+
+
+def check_reducescatter(backend: Backend) -> None:
+    for dtype in DType:
+        for op in OPS:
+            for counts in _counts(backend.size, (0, 1, 7)):
+                _reducescatter(backend, counts, dtype, op)
+        _reducescatter(backend, [LARGE // backend.size + member for member in range(backend.size)], dtype, OPS[0])
+        if dtype is not DType.BOOL:
+            _reducescatter(backend, [9] * backend.size, dtype, ReduceOp.SUM, prescale=0.5, postscale=3.0)
+
+
+def check_allgather(backend: Backend) -> None:
+    for counts in _counts(backend.size, (0, 1, 7, 1000, 3_000_001)):
+        parts = [_some_bytes(count, member) for member, count in enumerate(counts)]
+        destination = np.full(sum(counts), 99, np.uint8)
+        backend.allgather(_frozen(parts[backend.rank]), destination, counts)
+        assert_same(destination, np.concatenate(parts), counts)
+
+
+def check_broadcast(backend: Backend) -> None:
+    for root in range(backend.size):
+        for length in (0, 1, 7, 3_000_001):
+            expected = _some_bytes(length, root)
+            source = _frozen(expected) if backend.rank == root else _frozen(np.full(length, 99, np.uint8))
+            destination = np.full(length, 98, np.uint8)
+            backend.broadcast(source, destination, root)
+            assert_same(destination, expected, (root, length))
+            in_place = expected.copy() if backend.rank == root else np.full(length, 99, np.uint8)
+            backend.broadcast(in_place, in_place, root)
+            assert_same(in_place, expected, (root, length))
+
+
+def check_alltoall(backend: Backend) -> None:
+    for unit in (0, 1, 7, 300_001):
+        for even in (True, False):
+            _alltoall(backend, unit, even)
+
+
+def check_barrier(backend: Backend) -> None:
+    for _ in range(3):
+        backend.barrier()
+
+
+def abort_from_thread(backend: Backend, stuck: Array) -> None:
+    """Another thread aborts an allreduce that no peer joins: the call raises that very error, and so do later ones."""
+    error = HorovodInternalError("told to stop")
+    aborter = threading.Thread(target=_abort_when_inside, args=(backend, error, threading.get_ident()))
+    aborter.start()
+    for _ in range(2):
+        with pytest.raises(HorovodInternalError) as caught:
+            backend.allreduce([stuck], [stuck], DType.FLOAT32, ReduceOp.SUM)
+        assert caught.value is error
+    aborter.join(10)
+    assert not aborter.is_alive()
+
+
+def reduce_until_error(backend: Backend, length: int, seconds: float) -> HorovodInternalError:
+    """Reduce again and again until a call fails; its error. To be used while a member is made to die."""
+    values = np.ones(length, np.float32)
+    deadline = time.monotonic() + seconds
+    try:
+        while time.monotonic() < deadline:
+            backend.allreduce([values], [values], DType.FLOAT32, ReduceOp.MAX)
+            backend.allreduce([values], [values], DType.FLOAT32, ReduceOp.SUM, 1.0, 1.0 / backend.size)
+    except HorovodInternalError as error:
+        return error
+    raise AssertionError(f"member {backend.rank} noticed nothing for {seconds} s")
+
+
+def encode(values: Array, dtype: DType) -> Array:
+    """Numbers -> storage of ``dtype``, rounded to nearest even where that is needed."""
+    if dtype is not DType.BFLOAT16:
+        return values.astype(dtype.storage)
+    bits = values.astype(np.float32).view(np.uint32).astype(np.uint64)
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+    return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
+
+
+def decode(stored: Array, dtype: DType) -> Array:
+    """Storage -> float64."""
+    if dtype is DType.BFLOAT16:
+        stored = (stored.astype(np.uint32) << 16).view(np.float32)
+    return stored.astype(np.float64)
+
+
+def combine(values: Array, dtype: DType, op: ReduceOp) -> Array:
+    """The reference: int64 for everything, one row of ``values`` for each member."""
+    if dtype is DType.BOOL:
+        meaning = {ReduceOp.SUM: np.any, ReduceOp.MAX: np.any, ReduceOp.MIN: np.all, ReduceOp.PRODUCT: np.all}
+        return meaning[op](values, axis=0)
+    reduction = {ReduceOp.SUM: np.sum, ReduceOp.MAX: np.max, ReduceOp.MIN: np.min, ReduceOp.PRODUCT: np.prod}
+    return reduction[op](values, axis=0)
+
+
+def assert_same(actual: Array, expected: Array, what: object) -> None:
+    assert actual.dtype == expected.dtype, what
+    assert actual.shape == expected.shape, what
+    different = np.flatnonzero(actual.view(np.uint8) != expected.view(np.uint8))
+    assert not different.size, (
+        f"{what}: {different.size} of {actual.nbytes} bytes differ, from byte {different[0]} on: "
+        f"{actual[different[0] // actual.itemsize]} is not {expected[different[0] // actual.itemsize]}"
+    )
+
+
+def _allreduce(
+    backend: Backend, lengths: Sequence[int], dtype: DType, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0
+) -> None:
+    what = ("allreduce", dtype, op, lengths, prescale, postscale)
+    values = [_values(backend.size, length, dtype) for length in lengths]
+    expected = [_reduced(value, dtype, op, prescale, postscale) for value in values]
+    mine = [encode(value[backend.rank], dtype) for value in values]
+    sources, destinations = [_frozen(each) for each in mine], [np.empty_like(each) for each in mine]
+    backend.allreduce(sources, destinations, dtype, op, prescale, postscale)
+    in_place = [each.copy() for each in mine]
+    backend.allreduce(in_place, in_place, dtype, op, prescale, postscale)
+    for results in (destinations, in_place):
+        for result, wanted in zip(results, expected, strict=True):
+            assert_same(result, wanted, what)
+
+
+def _reducescatter(
+    backend: Backend, counts: Sequence[int], dtype: DType, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0
+) -> None:
+    values = _values(backend.size, sum(counts), dtype)
+    start = sum(counts[: backend.rank])
+    expected = _reduced(values, dtype, op, prescale, postscale)[start : start + counts[backend.rank]]
+    destination = np.empty_like(expected)
+    source = _frozen(encode(values[backend.rank], dtype))
+    backend.reducescatter(source, destination, counts, dtype, op, prescale, postscale)
+    assert_same(destination, expected, ("reducescatter", dtype, op, counts, prescale, postscale))
+
+
+def _alltoall(backend: Backend, unit: int, even: bool) -> None:
+    """Member s sends to r a number of bytes that all can work out, each of a value that tells who and to whom."""
+    size, rank = backend.size, backend.rank
+    counts = [[unit * (1 if even else (3 * s + 5 * r) % 4) for r in range(size)] for s in range(size)]
+    parts = [[np.full(counts[s][r], 16 * s + r, np.uint8) for r in range(size)] for s in range(size)]
+    source, expected = np.concatenate(parts[rank]), np.concatenate([parts[s][rank] for s in range(size)])
+    sent, received = counts[rank], [counts[s][rank] for s in range(size)]
+    destination = np.full(expected.size, 99, np.uint8)
+    backend.alltoall(_frozen(source), destination, sent, received)
+    assert_same(destination, expected, ("alltoall", unit, even))
+    if even:
+        backend.alltoall(source, source, sent, received)
+        assert_same(source, expected, ("alltoall in place", unit))
+
+
+def _values(size: int, length: int, dtype: DType) -> Array:
+    """Small whole numbers, one row for each member, the same on all members; negative ones where the dtype has any.
+
+    None is zero, except for bool: int64, in which the reference is computed, has no negative zero.
+    """
+    if dtype is DType.BOOL:
+        return _integers(size, length, 0, 2)
+    values = _integers(size, length, 1, 4)
+    return values if dtype is DType.UINT8 else values * (2 * _integers(size, length, 0, 2) - 1)
+
+
+@functools.lru_cache(maxsize=16)
+def _integers(size: int, length: int, low: int, high: int) -> Array:
+    return np.random.default_rng([length, high]).integers(low, high, (size, length))
+
+
+def _reduced(values: Array, dtype: DType, op: ReduceOp, prescale: float, postscale: float) -> Array:
+    if prescale == postscale == 1.0:
+        return encode(combine(values, dtype, op), dtype)
+    if dtype in FLOATS:
+        return encode(combine(values * prescale, dtype, op) * postscale, dtype)
+    scaled = np.trunc(values * prescale).astype(np.int64).astype(dtype.storage).astype(np.int64)
+    total = combine(scaled, dtype, op).astype(dtype.storage)
+    return encode(np.trunc(total * postscale).astype(np.int64), dtype)
+
+
+def _counts(size: int, units: Sequence[int]) -> list[list[int]]:
+    """Counts for each member: even, mixed with zeros, and all from one."""
+    even = [[unit] * size for unit in units]
+    mixed = [[unit * (member % 3) + member for member in range(size)] for unit in units]
+    nearly = [[max(units) - member for member in range(size)]]
+    one = [[max(units) if member == size - 1 else 0 for member in range(size)]]
+    return even + mixed + nearly + one
+
+
+def _some_bytes(length: int, seed: int) -> Array:
+    return np.random.default_rng([length, seed]).integers(0, 256, length, np.uint8)
+
+
+def _frozen(array: Array) -> Array:
+    copy = array.copy()
+    copy.flags.writeable = False
+    return copy
+
+
+def _abort_when_inside(backend: Backend, error: Exception, thread: int) -> None:
+    deadline = time.monotonic() + 10
+    while not _is_inside(sys._current_frames().get(thread), "allreduce") and time.monotonic() < deadline:
+        time.sleep(0.01)
+    backend.abort(error)
+
+
+def _is_inside(frame: Any, function: str) -> bool:
+    while frame is not None:
+        if frame.f_code.co_name == function:
+            return True
+        frame = frame.f_back
+    return False

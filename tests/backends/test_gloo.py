@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import builtins
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+from matrix import abort_from_thread, reduce_until_error, run_matrix
+from members import Member, Processes, in_threads
+
+from collectives.api import (
+    CollectiveTimeoutError,
+    HorovodInternalError,
+    PeerLostError,
+    SettingsError,
+    ShutDownError,
+)
+from collectives.backends.gloo import GlooBackend
+from collectives.backends.gloo.connections import Connections
+from collectives.rendezvous.store import MemoryStore, PrefixStore
+
+LOOPBACK = "127.0.0.1"
+LENGTHS = pytest.mark.parametrize("length", [8, 1_000_000], ids=["direct", "ring"])
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_processes(size):
+    """One launch for all that needs real processes but no death, because starting them takes longest."""
+    with Processes(size, _work_in_a_process) as processes:
+        assert processes.results() == ["done"] * size
+
+
+@LENGTHS
+def test_killed_member(length):
+    with Processes(3, _die_or_notice if length == 8 else _die_or_notice_large) as processes:
+        for rank in range(3):
+            assert processes.hear(rank) == "reducing"
+        processes.kill(1)
+        killed = time.monotonic()
+        assert [processes.hear(rank, 10) for rank in (0, 2)] == ["PeerLostError"] * 2
+        assert time.monotonic() - killed < 5
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_threads(size):
+    with_backends(size, lambda backend: run_matrix(backend, backend.rank, size))
+
+
+@LENGTHS
+def test_abort_reaches_members_that_do_not_talk_to_the_aborted_one(length):
+    def body(backend: GlooBackend) -> None:
+        if backend.rank == 2:
+            abort_from_thread(backend, np.ones(length, np.float32))
+        elif backend.rank:  # Rank 0 is missing, so that nobody can finish.
+            assert isinstance(reduce_until_error(backend, length, 20), PeerLostError)
+
+    with_backends(4, body)
+
+
+@LENGTHS
+def test_silent_member(length):
+    def body(backend: GlooBackend) -> None:
+        if backend.rank == 0:
+            assert isinstance(reduce_until_error(backend, length, 20), CollectiveTimeoutError)
+            with pytest.raises(CollectiveTimeoutError):
+                backend.barrier()
+        noticed.wait(20)
+
+    noticed = threading.Barrier(2)
+    with_backends(2, body, timeout=0.5)
+
+
+def test_abort_before_a_call_and_after_close():
+    def body(backend: GlooBackend) -> None:
+        error = HorovodInternalError("told to stop")
+        backend.abort(error)
+        with pytest.raises(HorovodInternalError) as caught:
+            backend.barrier()
+        assert caught.value is error
+        backend.close()
+        backend.abort(error)
+
+    with_backends(2, body)
+
+
+def test_closing_is_idempotent_and_peers_notice():
+    def body(backend: GlooBackend) -> None:
+        if backend.rank == 0:
+            backend.close()
+            backend.close()
+            with pytest.raises(ShutDownError):
+                backend.barrier()
+        else:
+            assert isinstance(reduce_until_error(backend, 8, 20), PeerLostError)
+
+    with_backends(2, body)
+
+
+def test_an_operation_that_nothing_can_end_is_left_to_a_thread(monkeypatch):
+    """As on a system without /proc: Gloo's own timeout ends the operation, and nobody waits for that."""
+    monkeypatch.setattr(Connections, "shut_down", lambda self: None)
+    limit = 2.0
+
+    def body(backend: GlooBackend) -> None:
+        if backend.rank == 0:
+            abort_from_thread(backend, np.ones(8, np.float32))
+            started = time.monotonic()
+            backend.close()
+            assert time.monotonic() - started < limit / 2
+        left.wait(20)
+
+    left = threading.Barrier(2)
+    with_backends(2, body, timeout=limit)
+
+
+def test_a_hundred_groups_leave_nothing():
+    with_backends(2, GlooBackend.barrier)
+    before = _threads_and_descriptors()
+    for _ in range(100):
+        with_backends(2, GlooBackend.barrier)
+    assert _threads_and_descriptors() == before
+
+
+def test_nobody_comes():
+    with pytest.raises(CollectiveTimeoutError, match="member/1"):
+        GlooBackend(0, 2, MemoryStore(), 0.05, hostname=LOOPBACK)
+
+
+def test_unknown_interface():
+    with pytest.raises(SettingsError, match=r"'nowhere0'.*interfaces of this host are: .*lo"):
+        GlooBackend(0, 1, MemoryStore(), interface="nowhere0")
+
+
+def test_named_interface():
+    backend = GlooBackend(0, 1, MemoryStore(), interface="lo")
+    backend.barrier()
+    backend.close()
+
+
+def test_without_torch(monkeypatch):
+    def refuse(name: str, *rest: object) -> object:
+        if name.startswith("torch"):
+            raise ImportError(name)
+        return importing(name, *rest)
+
+    importing = builtins.__import__
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(ImportError, match=r"pip install 'hvd-cluster\[torch\]'"):
+        GlooBackend(0, 1, MemoryStore())
+
+
+def with_backends(size, body, timeout=20.0):
+    """``body(backend)`` on each member of a group of threads; all backends are closed in the end."""
+
+    def member(rank: int) -> None:
+        backend = GlooBackend(rank, size, store, timeout, hostname=LOOPBACK)
+        try:
+            body(backend)
+        finally:
+            backend.close()
+
+    store = MemoryStore()
+    in_threads(size, member)
+
+
+def _work_in_a_process(member: Member) -> str:
+    backend = _join(member, "matrix")
+    run_matrix(backend, member.rank, member.size)
+    backend.close()
+    backend = _join(member, "abort")
+    if member.rank == 0:
+        abort_from_thread(backend, np.ones(1_000_000, np.float32))
+    else:
+        assert isinstance(reduce_until_error(backend, 1_000_000, 20), PeerLostError)
+    backend.close()
+    return "done"
+
+
+def _die_or_notice(member: Member, length: int = 8) -> str:
+    backend = _join(member, "group")
+    backend.barrier()
+    member.tell("reducing")
+    error = reduce_until_error(backend, length, 60)
+    backend.close()
+    return type(error).__name__
+
+
+def _die_or_notice_large(member: Member) -> str:
+    return _die_or_notice(member, 1_000_000)
+
+
+def _threads_and_descriptors() -> tuple[int, int]:
+    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+
+def _join(member: Member, name: str) -> GlooBackend:
+    return GlooBackend(member.rank, member.size, PrefixStore(member.store, name), hostname=LOOPBACK)

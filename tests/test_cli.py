@@ -1,0 +1,206 @@
+"""hvdrun: as a real process where processes and signals matter, in this process for the rest."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hvd_cluster.cli import main
+
+ROOT = Path(__file__).parents[1]
+EXAMPLE = "as in: hvdrun -np 2 python train.py"
+
+
+def left_behind(folder):
+    """The processes whose command line mentions ``folder``."""
+    processes = psutil.process_iter(["cmdline"])
+    return [process for process in processes if any(str(folder) in part for part in process.info["cmdline"] or ())]
+
+
+@pytest.fixture
+def hvdrun():
+    """Starts ``hvdrun`` as a process, as a shell would, with SIGINT as it is in the foreground."""
+    started = []
+
+    def start(*arguments):
+        process = subprocess.Popen(
+            ["env", "--default-signal=INT", sys.executable, "-m", "hvd_cluster", *map(str, arguments)],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def family(tmp_path):
+    """A worker with children, one of them in a session of its own, that all mention ``tmp_path``."""
+    (tmp_path / "sleep").symlink_to("/bin/sleep")
+    script = tmp_path / "family.sh"
+    script.write_text(f"{tmp_path}/sleep 600 & setsid {tmp_path}/sleep 600 & echo started; {tmp_path}/sleep 600; wait")
+    yield script
+    for process in left_behind(tmp_path):
+        process.kill()
+
+
+def wait_until_started(process, size):
+    assert {process.stdout.readline() for _ in range(size)} == {f"[{rank}]<stdout>:started\n" for rank in range(size)}
+
+
+def test_every_rank_runs_the_command(hvdrun):
+    out, err = hvdrun("-np", 2, "sh", "-c", "echo $HOROVOD_RANK/$HOROVOD_SIZE").communicate()
+    assert sorted(out.splitlines()) == ["[0]<stdout>:0/2", "[1]<stdout>:1/2"]
+    assert err == ""
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_ends_everything(hvdrun, family, tmp_path, number, status):
+    process = hvdrun("-np", 2, "sh", family)
+    wait_until_started(process, 2)
+    process.send_signal(number)
+    assert process.wait() == status
+    assert left_behind(tmp_path) == []
+    assert "hvdrun" not in process.stderr.read()
+
+
+def test_nothing_outlives_a_driver_that_was_killed(hvdrun, family, tmp_path):
+    process = hvdrun("-np", 2, "sh", family)
+    wait_until_started(process, 2)
+    assert left_behind(tmp_path)
+    process.kill()
+    process.wait()
+    while left_behind(tmp_path):  # the timeout of the test bounds it
+        time.sleep(0.02)
+
+
+def test_nobody_reads_the_output_any_more(hvdrun, tmp_path):
+    (tmp_path / "worker.sh").write_text("while :; do echo line; done")
+    process = hvdrun("-np", 2, "sh", tmp_path / "worker.sh")
+    assert process.stdout.readline().endswith("line\n")
+    process.stdout.close()
+    process.stdout = None
+    assert process.wait() == 141
+    assert process.stderr.read() == ""
+    assert left_behind(tmp_path) == []
+
+
+def test_the_secret_is_neither_on_a_command_line_nor_in_the_output(hvdrun, tmp_path):
+    script = f"""
+        echo $_HOROVOD_SECRET_KEY > {tmp_path}/secret
+        guard=$PPID; driver=$(cut -d' ' -f4 /proc/$guard/stat)
+        cat /proc/$$/cmdline /proc/$guard/cmdline /proc/$driver/cmdline > {tmp_path}/commands"""
+    out, err = hvdrun("-np", 1, "--verbose", "sh", "-c", script).communicate()
+    secret = (tmp_path / "secret").read_text().strip()
+    commands = (tmp_path / "commands").read_text()
+    assert len(secret) == 44
+    assert "guard.py" in commands
+    assert "hvd_cluster" in commands
+    assert secret not in commands + out + err
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "text"),
+    [
+        ("exit 0", 0, ""),
+        ("exit 3", 3, "hvdrun: rank 0 on localhost ended with exit code 3; the other ranks were ended\n"),
+        ("kill -9 $$", 137, None),
+        ("kill -15 $$", 143, None),
+    ],
+)
+def test_the_exit_status_is_that_of_the_first_failure(capsys, script, status, text):
+    assert main(["-np", "1", "sh", "-c", script]) == status
+    assert text in (None, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ("-np 2", f"there is no command; put it last, {EXAMPLE}"),
+        ("", f"there is no command; put it last, {EXAMPLE}"),
+        ("python train.py", f"the number of processes is missing, {EXAMPLE}"),
+        ("-np 0 true", "argument -np/--num-proc: '0' must be an integer of at least 1"),
+        ("-np -3 true", "argument -np/--num-proc: '-3' must be an integer of at least 1"),
+        ("-np two true", "argument -np/--num-proc: 'two' must be an integer of at least 1"),
+        ("-np 2 --start-timeout 0 true", "argument --start-timeout: '0' must be a positive number of seconds"),
+        ("-np 2 --unknown true", "unrecognized arguments: --unknown"),
+    ],
+)
+def test_a_bad_command_line_is_one_sentence(capsys, arguments, text):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments.split())
+    assert caught.value.code == 2
+    assert capsys.readouterr() == ("", f"hvdrun: {text}\n")
+
+
+def test_a_bad_variable_is_one_sentence(monkeypatch, capsys):
+    monkeypatch.setenv("HOROVOD_START_TIMEOUT", "soon")
+    with pytest.raises(SystemExit) as caught:
+        main(["-np", "2", "true"])
+    assert caught.value.code == 2
+    text = "HOROVOD_START_TIMEOUT is 'soon', but must be a positive number of seconds"
+    assert capsys.readouterr().err == f"hvdrun: {text}\n"
+
+
+def test_a_command_that_does_not_exist(capsys):
+    assert main(["-np", "2", "no-such-command"]) == 127
+    text = "there is no command 'no-such-command' that can be executed; correct its name or PATH"
+    assert capsys.readouterr() == ("", f"hvdrun: {text}\n")
+
+
+def test_an_output_folder_that_cannot_be_made(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert main(["-np", "1", "--output-filename", str(tmp_path / "file"), "true"]) == 1
+    assert "Not a directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["echo", "-v", "-np", "x"], ["--", "echo", "-v", "-np", "x"]])
+def test_options_of_the_command_are_its_own(capsys, command):
+    assert main(["--num-proc", "1", *command]) == 0
+    assert capsys.readouterr().out == "[0]<stdout>:-v -np x\n"
+
+
+@pytest.mark.parametrize("option", ["-prefix-timestamp", "--prefix-output-with-timestamp"])
+def test_lines_can_have_the_time(capsys, option):
+    assert main(["-np", "1", option, "echo", "line"]) == 0
+    assert capsys.readouterr().out.endswith("[0]<stdout>:line\n")
+
+
+def test_output_can_go_to_files_too(tmp_path, capsys):
+    assert main(["-np", "2", "--output-filename", str(tmp_path / "a" / "b"), "--verbose", "echo", "line"]) == 0
+    assert [(tmp_path / "a" / "b" / f"rank.{rank}" / "stdout").read_text() for rank in (0, 1)] == ["line\n"] * 2
+    assert "rank 1 of 2 is process" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["-v", "--version"])
+def test_the_version(capsys, option):
+    with pytest.raises(SystemExit) as caught:
+        main([option])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.strip()
+
+
+def test_handlers_of_signals_are_restored():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    main(["-np", "1", "true"])
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
+
+
+def test_a_signal_that_is_ignored_stays_ignored(capsys):
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert main(["-np", "1", "sh", "-c", f"kill -HUP {os.getpid()}; echo done"]) == 0
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+    assert capsys.readouterr().out == "[0]<stdout>:done\n"

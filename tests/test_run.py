@@ -1,0 +1,232 @@
+"""run(): real processes on this host."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from executors.api import RemoteError, WorkerError
+from hvd_cluster.run import run
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind():
+    """Fails a test that leaves a process, a thread or a file descriptor."""
+    process = psutil.Process()
+    before = (threading.enumerate(), process.num_fds())
+    yield
+    assert process.children(recursive=True) == []
+    assert (threading.enumerate(), process.num_fds()) == before
+
+
+def rank():
+    return int(os.environ["HOROVOD_RANK"])
+
+
+def place(prefix, suffix="."):
+    return f"{prefix}{os.environ['HOROVOD_RANK']}/{os.environ['HOROVOD_SIZE']}{suffix}"
+
+
+def fail_on_rank_1(make_error):
+    if rank() == 1:
+        raise make_error()
+    threading.Event().wait(600)
+
+
+class Refused(Exception):
+    def __init__(self, code, *, where):
+        super().__init__(code)
+        self.where = where
+
+
+def test_results_come_in_the_order_of_the_ranks():
+    assert run(place, ("rank ",), {"suffix": "!"}, num_proc=3) == ["rank 0/3!", "rank 1/3!", "rank 2/3!"]
+
+
+def test_one_process_is_the_default_and_is_another_process():
+    assert run(os.getpid) != [os.getpid()]
+
+
+def test_closures_and_lambdas_travel():
+    factor = 10
+    assert run(lambda: factor * rank(), num_proc=2) == [0, 10]
+
+
+def test_what_workers_write_has_their_rank(tmp_path, capsys):
+    assert run(lambda: sys.stdout.write(f"line {rank()}\n"), num_proc=2, output_filename=tmp_path, verbose=True) == [
+        7,
+        7,
+    ]
+    captured = capsys.readouterr()
+    assert sorted(captured.out.splitlines()) == ["[0]<stdout>:line 0", "[1]<stdout>:line 1"]
+    assert "hvdrun: rank 1 of 2 is process" in captured.err
+    assert (tmp_path / "rank.1" / "stdout").read_text() == "line 1\n"
+
+
+def test_env_is_added():
+    assert run(lambda: (os.environ["ADDED"], "PATH" in os.environ), env={"ADDED": "x"}) == [("x", True)]
+
+
+def test_workers_find_modules_where_the_driver_does(tmp_path, monkeypatch):
+    (tmp_path / "only_here.py").write_text("def answer():\n    return 42\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    only_here = __import__("only_here")
+    path = run(lambda: (only_here.answer(), sys.path))
+    assert path[0][0] == 42
+    assert [entry for entry in path[0][1] if entry in sys.path] == list(dict.fromkeys(path[0][1]))
+
+
+@pytest.mark.parametrize(
+    "make_error", [lambda: ValueError("bad"), lambda: OSError(2, "no", "file"), lambda: Refused(7, where="x")]
+)
+def test_an_exception_of_a_worker_is_raised_as_itself_and_ends_the_others(make_error):
+    error = make_error()
+    with pytest.raises(type(error)) as caught:
+        run(fail_on_rank_1, (make_error,), num_proc=3)
+    assert type(caught.value) is type(error)
+    assert (caught.value.args, vars(caught.value)) == (error.args, vars(error))
+    cause = caught.value.__cause__
+    assert isinstance(cause, RemoteError)
+    assert (cause.rank, cause.host) == (1, "localhost")
+    assert "in fail_on_rank_1" in cause.traceback
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "text"),
+    [
+        (
+            lambda: os.kill(os.getpid(), signal.SIGKILL),
+            -9,
+            r"was killed by signal 9 \(SIGKILL.* before its function ret",
+        ),
+        (lambda: os._exit(0), 0, "ended with exit code 0 before its function returned"),
+        (lambda: os._exit(3), 3, "ended with exit code 3 before its function returned"),
+        (lambda: sys.exit(4), 4, r"called sys\.exit\(4\) instead of returning a value"),
+        (threading.Lock, None, r"returned a value of type _thread\.lock that cannot be pickled"),
+    ],
+)
+def test_a_worker_without_a_result_is_named_and_the_others_are_ended(end, code, text):
+    def function():
+        if rank() == 1:
+            return end()
+        threading.Event().wait(600)
+
+    with pytest.raises(WorkerError, match=f"rank 1 on localhost {text}") as caught:
+        run(function, num_proc=3)
+    assert (caught.value.rank, caught.value.host, caught.value.exit_code) == (1, "localhost", code)
+
+
+def test_large_arguments_and_results():
+    data = bytes(range(256)) * (30_000_000 // 256)
+    assert run(lambda text: text[::-1], (data,), num_proc=2) == [data[::-1]] * 2
+
+
+def test_what_cannot_be_pickled_is_named_before_anything_starts(monkeypatch):
+    monkeypatch.setattr("subprocess.Popen", None)
+    lock = threading.Lock()
+
+    def locked():
+        return lock
+
+    with pytest.raises(
+        TypeError, match=r"^function .*\.locked cannot be pickled.*lock.* make them inside the function"
+    ):
+        run(locked, num_proc=2)
+    with pytest.raises(TypeError, match=r"arguments of function .*\.place cannot be pickled"):
+        run(place, (lock,), num_proc=2)
+    with pytest.raises(TypeError, match="func must be a function, or something else that can be called, not 5"):
+        run(5)
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.0, "2", None, True])
+def test_a_bad_number_of_processes_is_named(monkeypatch, value):
+    monkeypatch.setattr("subprocess.Popen", None)
+    with pytest.raises(ValueError, match=f"num_proc is {value!r}, but must be an integer of at least 1"):
+        run(place, num_proc=value)
+
+
+def test_other_bad_arguments_are_named(monkeypatch):
+    monkeypatch.setattr("subprocess.Popen", None)
+    with pytest.raises(ValueError, match="start_timeout is -1, but must be a positive number"):
+        run(place, start_timeout=-1)
+    with pytest.raises(ValueError, match="env has 'A': 1, but names and values must be strings"):
+        run(place, env={"A": 1})
+    with pytest.raises(ValueError, match="num_proc=2 and its old name np=3 are both given"):
+        run(place, num_proc=2, np=3)
+
+
+def test_np_is_an_old_name():
+    with pytest.warns(DeprecationWarning, match="use num_proc") as caught:
+        assert run(rank, np=2) == [0, 1]
+    assert caught[0].filename == __file__
+
+
+def test_jobs_can_run_at_the_same_time_in_threads():
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(run, place, (f"{job} ",), num_proc=2) for job in range(2)]
+        assert [job.result() for job in jobs] == [["0 0/2.", "0 1/2."], ["1 0/2.", "1 1/2."]]
+
+
+def test_the_secret_is_on_no_command_line():
+    def look():
+        def command_line(pid):
+            return Path(f"/proc/{pid}/cmdline").read_text()
+
+        return os.environ["_HOROVOD_SECRET_KEY"], command_line("self"), command_line(os.getppid())
+
+    (secret, worker, guard), *_ = run(look)
+    assert len(secret) == 44
+    assert "executors.task" in worker
+    assert "guard.py" in guard
+    assert secret not in worker + guard
+
+
+SCRIPT = """
+import os, sys
+import neighbour
+from hvd_cluster.run import run
+
+class OwnError(Exception):
+    pass
+
+class Point:
+    def __init__(self, x):
+        self.x = x
+
+def function(point):
+    if point.x < 0:
+        raise OwnError(neighbour.NAME)
+    return Point(point.x + int(os.environ["HOROVOD_RANK"]))
+
+points = run(function, (Point(5),), num_proc=2)
+assert [type(point) for point in points] == [Point, Point]
+assert [point.x for point in points] == [5, 6]
+try:
+    run(function, (Point(-1),), num_proc=2)
+except OwnError as error:
+    print(error, type(error.__cause__).__name__)
+"""
+
+
+def test_functions_and_classes_of_the_main_script_travel(tmp_path):
+    (tmp_path / "neighbour.py").write_text("NAME = 'next door'\n")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "elsewhere").mkdir()
+    finished = subprocess.run(
+        [sys.executable, "-W", "error", tmp_path / "script.py"],
+        cwd=tmp_path / "elsewhere",
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (finished.stdout, finished.stderr, finished.returncode) == ("next door RemoteError\n", "", 0)

@@ -1,0 +1,79 @@
+"""Ranks as real processes that stay up between tests: one launch per number of ranks, not per test."""
+
+import multiprocessing
+import os
+from multiprocessing.connection import Connection, wait
+
+import cloudpickle
+
+from executors.job import Job
+from executors.outcome import capture
+from executors.placement import assign_ranks
+
+ANSWER_SECONDS = 60
+
+
+class Pool:
+    """``size`` processes in a job of their own; ``hosts`` says which of them believe to share a host."""
+
+    def __init__(self, size, hosts=None, environment=None):
+        self.size = size
+        self._job = Job(size)
+        self._job.__enter__()
+        context = multiprocessing.get_context("spawn")
+        self._links, self.processes = [], []
+        for slot in assign_ranks(hosts or ["here"] * size):
+            link, far_link = context.Pipe()
+            variables = {**self._job.environment(slot), **(environment or {})}
+            process = context.Process(target=_serve, args=(far_link, slot.rank, variables), daemon=True)
+            process.start()
+            far_link.close()
+            self._links.append(link)
+            self.processes.append(process)
+
+    def run(self, function, *args):
+        """``function(*args)`` on every rank; values, or the exception of a rank, by rank."""
+        return [outcome.unwrap() for outcome in self.outcomes(function, *args)]
+
+    def outcomes(self, function, *args, ranks=None):
+        """The outcomes by rank, of ``ranks`` only if given; None for a rank whose process has ended."""
+        task = cloudpickle.dumps((function, args))
+        for link in self._links:
+            link.send_bytes(task)
+        return [_answer(self._links[rank]) for rank in ranks or range(self.size)]
+
+    def close(self):
+        """End the processes."""
+        for link in self._links:
+            link.close()
+        for process in self.processes:
+            process.join(10)
+            process.kill()
+            process.join()
+            process.close()
+        self._job.__exit__(None, None, None)
+
+
+def _answer(link):
+    assert link.poll(ANSWER_SECONDS), f"no answer from a rank within {ANSWER_SECONDS} s"
+    try:
+        return cloudpickle.loads(link.recv_bytes())
+    except EOFError:
+        return None
+
+
+def _serve(link: Connection, rank, variables):
+    os.environ.update(variables)
+    import torch
+
+    import hvd_cluster.torch as hvd
+
+    torch.set_num_threads(1)
+    while True:
+        wait([link])
+        try:
+            function, args = cloudpickle.loads(link.recv_bytes())
+        except EOFError:
+            hvd.shutdown()
+            return
+        link.send_bytes(capture(lambda: function(*args), rank, "here"))  # noqa: B023 - called at once

@@ -1,0 +1,181 @@
+"""Every operation x dtype x shape, on 1 to 4 ranks; expected values are computed from all ranks' inputs in float64."""
+
+import pytest
+import torch
+
+import hvd_cluster.torch as hvd
+
+INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+DTYPES = [*INTEGERS, *FLOATS, torch.bool]
+SHAPES = [(), (0,), (1,), (7,), (0, 3), (5, 0), (4, 3, 2), (1 << 12, 129)]
+REDUCE = {
+    "Sum": lambda stacked: stacked.sum(0),
+    "Average": lambda stacked: stacked.mean(0),
+    "Min": lambda stacked: stacked.amin(0),
+    "Max": lambda stacked: stacked.amax(0),
+    "Product": lambda stacked: stacked.prod(0),
+}
+
+
+def make(shape, dtype, rank):
+    """Small whole numbers, different on each rank, so that every dtype holds the exact result of every operation."""
+    generator = torch.Generator().manual_seed(17 + rank)
+    return torch.randint(0, 3, shape, generator=generator).to(dtype)
+
+
+def everyone(shape, dtype, size):
+    return torch.stack([make(shape, dtype, rank).double() for rank in range(size)])
+
+
+def expected_reduction(stacked, op, dtype):
+    result = REDUCE[op](stacked)
+    return (result.trunc() if not dtype.is_floating_point else result).to(dtype)
+
+
+def same(actual, expected):
+    assert actual.dtype == expected.dtype
+    assert actual.shape == expected.shape
+    torch.testing.assert_close(actual.double(), expected.double(), rtol=1e-3, atol=1e-3)
+
+
+def each_dtype_and_shape(dtypes=DTYPES, shapes=SHAPES):
+    return [(dtype, shape) for dtype in dtypes for shape in shapes]
+
+
+def check_allreduce():
+    for op in REDUCE:
+        for dtype, shape in each_dtype_and_shape():
+            if dtype is torch.bool and op == "Average":
+                continue
+            tensor = make(shape, dtype, hvd.rank())
+            expected = expected_reduction(everyone(shape, dtype, hvd.size()), op, dtype)
+            same(hvd.allreduce(tensor, op=getattr(hvd, op)), expected)
+            same(tensor, make(shape, dtype, hvd.rank()))
+            same(hvd.allreduce_(tensor, op=getattr(hvd, op)), expected)
+            same(tensor, expected)
+
+
+def check_asynchronous_allreduce():
+    cases = each_dtype_and_shape(dtypes=[torch.int32, torch.bfloat16, torch.float32])
+    handles = [
+        hvd.allreduce_async(make(shape, dtype, hvd.rank()), op=hvd.Sum, name=f"{number}")
+        for number, (dtype, shape) in enumerate(cases)
+    ]
+    for handle, (dtype, shape) in zip(handles, cases, strict=True):
+        same(hvd.synchronize(handle), expected_reduction(everyone(shape, dtype, hvd.size()), "Sum", dtype))
+        assert hvd.poll(handle)
+        assert hvd.synchronize(handle) is None
+
+
+def check_scaling():
+    for dtype in (torch.int32, torch.float16, torch.float32, torch.float64):
+        tensor = make((9,), dtype, hvd.rank())
+        stacked = everyone((9,), dtype, hvd.size()) * 3.0
+        expected = (stacked.sum(0) * 0.5).trunc() if dtype is torch.int32 else stacked.sum(0) * 0.5
+        result = hvd.allreduce(tensor, op=hvd.Sum, prescale_factor=3.0, postscale_factor=0.5)
+        same(result, expected.to(dtype))
+
+
+def check_allgather():
+    for dtype, shape in each_dtype_and_shape(shapes=SHAPES[1:]):
+        counts = [(shape[0] + rank) % 5 if shape[0] < 100 else shape[0] - rank for rank in range(hvd.size())]
+        parts = [make((count, *shape[1:]), dtype, rank) for rank, count in enumerate(counts)]
+        same(hvd.allgather(parts[hvd.rank()]), torch.cat(parts))
+        same(hvd.synchronize(hvd.allgather_async(parts[hvd.rank()], name="gather")), torch.cat(parts))
+
+
+def check_broadcast():
+    for root in range(hvd.size()):
+        for dtype, shape in each_dtype_and_shape():
+            tensor = make(shape, dtype, hvd.rank())
+            same(hvd.broadcast(tensor, root), make(shape, dtype, root))
+            same(tensor, make(shape, dtype, hvd.rank()))
+            same(hvd.synchronize(hvd.broadcast_async_(tensor, root, name="cast")), make(shape, dtype, root))
+            same(tensor, make(shape, dtype, root))
+
+
+def check_alltoall():
+    size, rank = hvd.size(), hvd.rank()
+    for dtype, shape in each_dtype_and_shape(shapes=[(3,), (2, 3), (700, 33)]):
+        splits = [[(sender + 2 * receiver) % shape[0] for receiver in range(size)] for sender in range(size)]
+        rows = [make((sum(splits[sender]), *shape[1:]), dtype, sender) for sender in range(size)]
+        parts = [rows[sender].split(splits[sender])[rank] for sender in range(size)]
+        output, received = hvd.alltoall(rows[rank], splits=torch.tensor(splits[rank], dtype=torch.int32))
+        same(output, torch.cat(parts))
+        assert received.tolist() == [splits[sender][rank] for sender in range(size)]
+        assert received.dtype is torch.int32
+    even = hvd.alltoall(torch.full((2 * size,), rank))
+    assert even.tolist() == [sender for sender in range(size) for _ in range(2)]
+
+
+def check_reducescatter():
+    size, rank = hvd.size(), hvd.rank()
+    for op in ("Sum", "Average"):
+        for dtype, shape in each_dtype_and_shape(dtypes=[*INTEGERS, *FLOATS], shapes=SHAPES[1:]):
+            total = expected_reduction(everyone(shape, dtype, size), op, dtype)
+            rows = [shape[0] // size + (member < shape[0] % size) for member in range(size)]
+            same(hvd.reducescatter(make(shape, dtype, rank), op=getattr(hvd, op)), total.split(rows)[rank])
+
+
+def check_strides():
+    base = torch.arange(24.0).reshape(2, 3, 4) + hvd.rank()
+    for view in (base.permute(2, 0, 1), base[:, ::2, 1:], base.expand(2, 2, 3, 4), base.t() if base.dim() < 3 else base):
+        expected = sum(view - hvd.rank() + rank for rank in range(hvd.size()))
+        same(hvd.allreduce(view, op=hvd.Sum), expected)
+    inplace = (torch.arange(12.0).reshape(3, 4) + hvd.rank()).t()
+    expected = sum(inplace - hvd.rank() + rank for rank in range(hvd.size()))
+    same(hvd.allreduce_(inplace, op=hvd.Sum), expected)
+    same(inplace, expected)
+    channels = torch.ones(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+    same(hvd.allreduce(channels, op=hvd.Sum), torch.full((2, 3, 4, 4), float(hvd.size())))
+
+
+def check_sixteen_bits_accumulate_in_float32():
+    """256 + 1 + 1 is 258 in float32, but bfloat16 would lose each 1 on the way."""
+    for dtype, big in ((torch.bfloat16, 256.0), (torch.float16, 2048.0)):
+        value = big if hvd.rank() == 0 else 1.0
+        result = hvd.allreduce(torch.full((100_000,), value, dtype=dtype), op=hvd.Sum)
+        exact = torch.tensor(big + hvd.size() - 1).to(dtype)
+        assert (result == exact).all()
+
+
+def check_objects():
+    gathered = hvd.allgather_object({"rank": hvd.rank(), "padding": "x" * hvd.rank()})
+    assert [entry["rank"] for entry in gathered] == list(range(hvd.size()))
+    root = hvd.size() - 1
+    assert hvd.broadcast_object({"from": hvd.rank()} if hvd.rank() == root else None, root) == {"from": root}
+    assert hvd.broadcast_object(b"", 0) == b""
+
+
+def check_topology():
+    assert (hvd.local_rank(), hvd.local_size()) == (hvd.rank(), hvd.size())
+    assert (hvd.cross_rank(), hvd.cross_size()) == (0, 1)
+    assert hvd.is_initialized()
+    assert hvd.is_homogeneous()
+    assert hvd.global_process_set.ranks == list(range(hvd.size()))
+    hvd.barrier()
+
+
+def check_order_may_differ():
+    """Each rank submits the same names in its own order."""
+    names = [f"order.{number}" for number in range(20)]
+    mine = names[hvd.rank() :] + names[: hvd.rank()]
+    handles = {name: hvd.allreduce_async(torch.full((100,), float(len(name))), op=hvd.Sum, name=name) for name in mine}
+    for name in reversed(mine):
+        same(hvd.synchronize(handles[name]), torch.full((100,), float(len(name) * hvd.size())))
+
+
+CHECKS = [value for name, value in sorted(globals().items()) if name.startswith("check_")]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+def test_on_all_ranks(ranks, check):
+    ranks.run(check)
+
+
+@pytest.mark.parametrize("check", CHECKS[:-1], ids=lambda check: check.__name__.removeprefix("check_"))
+def test_between_hosts(pools, check):
+    """Two ranks that believe to be on different hosts: the gloo backend and TCP."""
+    if check not in (check_topology,):
+        pools(2, ["one", "two"]).run(check)

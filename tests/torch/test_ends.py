@@ -1,0 +1,118 @@
+"""Ranks that die, and engines that come and go."""
+
+import os
+import signal
+import threading
+
+import pytest
+import torch
+
+import hvd_cluster.torch as hvd
+
+PLACES = {"shm": ["one"] * 3, "gloo": ["one", "two", "three"]}
+
+
+def initialize():
+    hvd.init()
+
+
+def die_in_the_middle(victim):
+    """Allreduces of 4 MB until the victim kills itself between two of them, while the others are inside one."""
+    tensor = torch.ones(1 << 20)
+    for step in range(50):
+        if hvd.rank() == victim and step == 20:
+            os.kill(os.getpid(), signal.SIGKILL)
+        hvd.allreduce_(tensor, op=hvd.Average, name="doomed")
+
+
+def errors_after_a_death(victim):
+    with pytest.raises(hvd.HorovodInternalError) as caught:
+        die_in_the_middle(victim)
+    with pytest.raises(hvd.HorovodInternalError):
+        hvd.allreduce(torch.ones(1), name="after")
+    hvd.shutdown()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("backend", PLACES)
+def test_a_killed_rank_raises_on_the_survivors(fresh_pool, backend, victim):
+    pool = fresh_pool(3, PLACES[backend])
+    pool.run(initialize)
+    outcomes = pool.outcomes(errors_after_a_death, victim)
+    survivors = [outcome.unwrap() for rank, outcome in enumerate(outcomes) if rank != victim]
+    assert outcomes[victim] is None
+    assert all(f"rank {victim}" in text for text in survivors), survivors
+
+
+def wait_for_a_name_that_never_comes(victim):
+    if hvd.rank() == victim:
+        hvd.barrier()
+        os.kill(os.getpid(), signal.SIGKILL)
+    handle = hvd.allreduce_async(torch.ones(3), name="lonely")
+    hvd.barrier()
+    with pytest.raises(hvd.HorovodInternalError, match=f"rank {victim}"):
+        hvd.synchronize(handle)
+    hvd.shutdown()
+
+
+def test_a_killed_rank_raises_in_negotiation(fresh_pool):
+    pool = fresh_pool(3)
+    pool.run(initialize)
+    outcomes = pool.outcomes(wait_for_a_name_that_never_comes, 1)
+    assert [outcome is None for outcome in outcomes] == [False, True, False]
+    outcomes[0].unwrap()
+    outcomes[2].unwrap()
+
+
+def inventory():
+    with open("/proc/self/maps") as maps:
+        mapped = sum("memfd:hvd" in line for line in maps)
+    return threading.active_count(), len(os.listdir("/proc/self/fd")), mapped, sorted(os.listdir("/dev/shm"))
+
+
+def start_and_stop_often(times):
+    hvd.init()
+    hvd.shutdown()
+    before = inventory()
+    for _ in range(times):
+        hvd.init()
+        assert hvd.allreduce(torch.ones(5), op=hvd.Sum).tolist() == [float(hvd.size())] * 5
+        hvd.shutdown()
+    assert inventory() == before
+
+
+@pytest.mark.parametrize(("times", "hosts"), [(100, ["one", "one"]), (20, ["one", "two"])])
+def test_init_and_shutdown_leave_nothing(fresh_pool, times, hosts):
+    fresh_pool(2, hosts).run(start_and_stop_often, times)
+
+
+def leave_while_others_wait():
+    if hvd.rank() == 1:
+        hvd.barrier()
+        hvd.shutdown()
+        return
+    handle = hvd.allreduce_async(torch.ones(3), name="never")
+    hvd.barrier()
+    with pytest.raises(hvd.HorovodInternalError, match="shut down by rank 1"):
+        hvd.synchronize(handle)
+    with pytest.raises(hvd.HorovodInternalError, match="shut down"):
+        hvd.allreduce(torch.ones(1))
+    hvd.shutdown()
+
+
+def test_shutdown_of_one_rank_ends_all(fresh_pool):
+    pool = fresh_pool(3)
+    pool.run(initialize)
+    pool.run(leave_while_others_wait)
+    pool.run(initialize)
+    assert pool.run(lambda: hvd.allreduce(torch.ones(1), op=hvd.Sum).item()) == [3.0] * 3
+
+
+def test_a_world_of_one_needs_no_launcher():
+    hvd.init()
+    try:
+        assert (hvd.rank(), hvd.size()) == (0, 1)
+        assert hvd.allreduce(torch.ones(2), op=hvd.Average).tolist() == [1.0, 1.0]
+    finally:
+        hvd.shutdown()

@@ -1,0 +1,123 @@
+"""Misuse: who gets which error, and that the engine works afterwards."""
+
+import pytest
+import torch
+
+import hvd_cluster.torch as hvd
+from collectives.api import DuplicateNameError, InvalidRequestError, MismatchError
+
+
+def works():
+    assert hvd.allreduce(torch.ones(3), op=hvd.Sum).tolist() == [float(hvd.size())] * 3
+
+
+def message_of(call, error=MismatchError):
+    with pytest.raises(error) as caught:
+        call()
+    return str(caught.value)
+
+
+def odd_one_out(usual, odd):
+    """``odd`` on rank 1, ``usual`` elsewhere."""
+    return odd if hvd.rank() == 1 else usual
+
+
+def mismatches():
+    floats = torch.ones(4)
+    return {
+        "dtype": lambda: hvd.allreduce(odd_one_out(floats, floats.double()), name="mismatch"),
+        "shape": lambda: hvd.allreduce(odd_one_out(floats, torch.ones(5)), name="mismatch"),
+        "op": lambda: hvd.allreduce(floats, op=odd_one_out(hvd.Sum, hvd.Min), name="mismatch"),
+        "prescale": lambda: hvd.allreduce(floats, prescale_factor=odd_one_out(1.0, 2.0), name="mismatch"),
+        "postscale": lambda: hvd.allreduce(floats, postscale_factor=odd_one_out(1.0, 2.0), name="mismatch"),
+        "root": lambda: hvd.broadcast(floats, odd_one_out(0, 1), name="mismatch"),
+        "dimension": lambda: hvd.allgather(odd_one_out(torch.ones(2, 3), torch.ones(2, 4)), name="mismatch"),
+        "reducescatter op": lambda: hvd.reducescatter(floats, op=odd_one_out(hvd.Sum, hvd.Average), name="mismatch"),
+    }
+
+
+def check_mismatches():
+    for aspect, call in mismatches().items():
+        text = message_of(call)
+        assert "mismatch" in text, aspect
+        assert len(set(hvd.allgather_object(text))) == 1, aspect
+        works()
+
+
+def check_scalar_gather():
+    assert "dimension" in message_of(lambda: hvd.allgather(torch.tensor(1.0), name="scalar"))
+    works()
+
+
+def check_duplicate_name_on_the_caller_only():
+    if hvd.rank() == 0:
+        first = hvd.allreduce_async(torch.ones(2), name="twice", op=hvd.Sum)
+        assert "twice" in message_of(lambda: hvd.allreduce_async(torch.ones(2), name="twice"), DuplicateNameError)
+        hvd.barrier()
+    else:
+        hvd.barrier()
+        first = hvd.allreduce_async(torch.ones(2), name="twice", op=hvd.Sum)
+    assert hvd.synchronize(first).tolist() == [float(hvd.size())] * 2
+    works()
+
+
+def bad_calls():
+    size = hvd.size()
+    rows = torch.ones(size + 1)
+    return {
+        "complex64": lambda: hvd.allreduce(torch.ones(2, dtype=torch.complex64)),
+        "list": lambda: hvd.allreduce([1.0, 2.0]),
+        "sparse": lambda: hvd.allreduce(torch.eye(2).to_sparse()),
+        "meta": lambda: hvd.allreduce(torch.ones(2, device="meta")),
+        "reduction": lambda: hvd.allreduce(torch.ones(2), op=17),
+        "not both": lambda: hvd.allreduce(torch.ones(2), average=True, op=hvd.Sum),
+        "bool": lambda: hvd.allreduce(torch.ones(2, dtype=torch.bool), op=hvd.Average),
+        "root rank": lambda: hvd.broadcast(torch.ones(2), size),
+        "entries": lambda: hvd.alltoall(rows, splits=[1] * (size + 1)),
+        "add up": lambda: hvd.alltoall(rows, splits=[size + 2] + [0] * (size - 1)),
+        "1-d": lambda: hvd.alltoall(rows, splits=torch.ones(1, size, dtype=torch.int32)),
+        "integers": lambda: hvd.alltoall(rows, splits=[0.5] * size),
+        "evenly": lambda: hvd.alltoall(rows),
+        "at least one dimension": lambda: hvd.reducescatter(torch.tensor(1.0)),
+        "MIN": lambda: hvd.reducescatter(torch.ones(2), op=hvd.Min),
+        "handle": lambda: hvd.poll(3),
+    }
+
+
+def check_bad_calls():
+    for word, call in bad_calls().items():
+        assert word in message_of(call, InvalidRequestError)
+    works()
+
+
+def check_average_is_deprecated():
+    with pytest.warns(DeprecationWarning, match="average="):
+        result = hvd.allreduce(torch.ones(2), average=False)
+    assert result.tolist() == [float(hvd.size())] * 2
+
+
+@pytest.mark.parametrize(
+    "check",
+    [value for name, value in sorted(globals().items()) if name.startswith("check_")],
+    ids=lambda check: check.__name__.removeprefix("check_"),
+)
+@pytest.mark.parametrize("size", [2, 3])
+def test_on_all_ranks(pools, size, check):
+    pools(size).run(check)
+
+
+def test_use_before_init():
+    for call in (hvd.rank, hvd.size, hvd.local_rank, hvd.local_size, hvd.cross_rank, hvd.cross_size, hvd.barrier):
+        with pytest.raises(ValueError, match="has not been initialized; use hvd.init"):
+            call()
+    for call in (lambda: hvd.allreduce(torch.ones(1)), lambda: hvd.broadcast_object(1)):
+        with pytest.raises(hvd.HorovodInternalError, match="has not been initialized"):
+            call()
+    assert not hvd.is_initialized()
+
+
+def test_bad_settings_are_refused_at_init(monkeypatch):
+    monkeypatch.setenv("HOROVOD_CYCLE_TIME", "soon")
+    with pytest.raises(ValueError, match=r"HOROVOD_CYCLE_TIME is 'soon', but must be a number of milliseconds"):
+        hvd.init()
+    assert not hvd.is_initialized()

@@ -1,0 +1,273 @@
+"""DistributedOptimizer: training on many ranks is training on one with all the data."""
+
+import warnings
+
+import pytest
+import torch
+
+import hvd_cluster.torch as hvd
+from collectives.api import InvalidRequestError
+
+STEPS = 5
+BATCH = 6
+
+
+def build(dtype=torch.float64):
+    torch.manual_seed(5)
+    layers = [torch.nn.Linear(7, 16), torch.nn.Tanh(), torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3)]
+    return torch.nn.Sequential(*layers).to(dtype)
+
+
+def data(step, dtype=torch.float64):
+    """The joint batch of all ranks."""
+    generator = torch.Generator().manual_seed(100 + step)
+    count = BATCH * hvd.size()
+    return torch.randn(count, 7, generator=generator).to(dtype), torch.randint(0, 3, (count,), generator=generator)
+
+
+def own(rows):
+    return rows[hvd.rank() * BATCH : (hvd.rank() + 1) * BATCH]
+
+
+def loss_of(model, images, labels):
+    return torch.nn.functional.cross_entropy(model(images), labels)
+
+
+def train_alone(make_optimizer, dtype=torch.float64):
+    model = build(dtype)
+    optimizer = make_optimizer(model.parameters())
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, *data(step, dtype)).backward()
+        optimizer.step()
+    return model
+
+
+def train_together(make_optimizer, dtype=torch.float64, **options):
+    model = build(dtype)
+    optimizer = hvd.DistributedOptimizer(
+        make_optimizer(model.parameters()), named_parameters=model.named_parameters(), **options
+    )
+    for step in range(STEPS):
+        images, labels = data(step, dtype)
+        optimizer.zero_grad()
+        loss_of(model, own(images), own(labels)).backward()
+        optimizer.step()
+    return model
+
+
+def flat(model):
+    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+
+
+def assert_identical_everywhere(model):
+    everybody = hvd.allgather(flat(model).reshape(1, -1))
+    assert all(torch.equal(everybody[0], row) for row in everybody)
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def adam(parameters):
+    return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1)
+
+
+def check_equals_one_process_with_all_the_data():
+    for make_optimizer in (sgd, adam):
+        together, alone = train_together(make_optimizer), train_alone(make_optimizer)
+        torch.testing.assert_close(flat(together), flat(alone), rtol=1e-9, atol=1e-12)
+        assert_identical_everywhere(together)
+
+
+def check_bit_identical_in_float32():
+    assert_identical_everywhere(train_together(sgd, torch.float32))
+
+
+def check_sum():
+    def scaled(parameters):
+        return torch.optim.SGD(parameters, lr=0.1 / hvd.size())
+
+    together = train_together(scaled, op=hvd.Sum)
+    torch.testing.assert_close(flat(together), flat(train_together(lambda p: torch.optim.SGD(p, lr=0.1))))
+
+
+def check_fp16_compression():
+    together = train_together(sgd, torch.float32, compression=hvd.Compression.fp16)
+    assert_identical_everywhere(together)
+    torch.testing.assert_close(flat(together), flat(train_alone(sgd, torch.float32)), rtol=0.05, atol=5e-3)
+
+
+def check_backward_passes_per_step():
+    """Two passes over halves of the batch add up to one pass over twice the loss."""
+    model = build()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.05), model.named_parameters(), backward_passes_per_step=2
+    )
+    for step in range(STEPS):
+        images, labels = (own(rows) for rows in data(step))
+        optimizer.zero_grad()
+        for half in (slice(0, BATCH // 2), slice(BATCH // 2, BATCH)):
+            loss_of(model, images[half], labels[half]).backward()
+        optimizer.step()
+    alone = train_alone(lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    torch.testing.assert_close(flat(model), flat(alone), rtol=1e-9, atol=1e-12)
+    assert_identical_everywhere(model)
+
+
+def check_too_many_passes():
+    model = build()
+    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters())
+    images, labels = (own(rows) for rows in data(0))
+    loss_of(model, images, labels).backward()
+    with pytest.raises(AssertionError, match="backward_passes_per_step=1"):
+        loss_of(model, images, labels).backward()
+    with pytest.raises(AssertionError, match="in flight"):
+        optimizer.zero_grad()
+    optimizer.synchronize()
+    optimizer.set_backward_passes_per_step(2)
+    optimizer.zero_grad()
+    loss_of(model, images, labels).backward()
+    loss_of(model, images, labels).backward()
+    optimizer.step()
+
+
+def check_clipping_between_synchronize_and_step():
+    model, alone = build(), build()
+    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters())
+    plain = sgd(alone.parameters())
+    for step in range(STEPS):
+        images, labels = data(step)
+        optimizer.zero_grad()
+        plain.zero_grad()
+        loss_of(model, own(images), own(labels)).backward()
+        loss_of(alone, images, labels).backward()
+        optimizer.synchronize()
+        for each in (model, alone):
+            torch.nn.utils.clip_grad_norm_(each.parameters(), 0.1)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        plain.step()
+    torch.testing.assert_close(flat(model), flat(alone), rtol=1e-9, atol=1e-12)
+
+
+def check_step_after_synchronize_warns():
+    model = build()
+    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters())
+    loss_of(model, *(own(rows) for rows in data(0))).backward()
+    optimizer.synchronize()
+    with pytest.warns(UserWarning, match="skip_synchronize"):
+        optimizer.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()
+
+
+def check_unused_parameter():
+    """A gradient that some ranks, or all, do not have counts as zeros."""
+    model = torch.nn.ModuleDict({"used": torch.nn.Linear(2, 2), "rank0": torch.nn.Linear(2, 2)})
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters())
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    before = model["rank0"].bias.detach().clone()
+    output = model["used"](torch.ones(1, 2))
+    if hvd.rank() == 0:
+        output = output + model["rank0"](torch.ones(1, 2))
+    output.sum().backward()
+    optimizer.step()
+    torch.testing.assert_close(model["rank0"].bias.detach(), before - 1.0 / hvd.size())
+
+
+def check_closure():
+    model, alone = build(), build()
+    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters())
+    plain = sgd(alone.parameters())
+    images, labels = data(0)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = loss_of(model, own(images), own(labels))
+        loss.backward()
+        return loss
+
+    def plain_closure():
+        plain.zero_grad()
+        loss = loss_of(alone, images, labels)
+        loss.backward()
+        return loss
+
+    for _ in range(STEPS):
+        assert optimizer.step(closure) is not None
+        plain.step(plain_closure)
+    torch.testing.assert_close(flat(model), flat(alone), rtol=1e-9, atol=1e-12)
+
+
+def check_keeps_class_state_and_groups():
+    model = build()
+    inner = adam(model.parameters())
+    loss_of(model, *data(0)).backward()
+    inner.step()
+    optimizer = hvd.DistributedOptimizer(inner, model.named_parameters())
+    assert isinstance(optimizer, torch.optim.AdamW)
+    assert type(optimizer).__name__ == "AdamW"
+    assert optimizer.param_groups is inner.param_groups
+    assert len(optimizer.state_dict()["state"]) == len(list(model.parameters()))
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    optimizer.step()
+    schedule.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.005)
+
+
+def check_bad_arguments():
+    model = build()
+    named = list(model.named_parameters())
+    optimizer = sgd(model.parameters())
+    bad = {
+        "pairs": {"named_parameters": list(model.parameters())},
+        "more than once": {"named_parameters": [("same", parameter) for _, parameter in named]},
+        "not in named_parameters": {"named_parameters": named[:2]},
+        "backward_passes_per_step=0": {"backward_passes_per_step": 0},
+        "Average or Sum": {"op": hvd.Max},
+    }
+    for word, options in bad.items():
+        with pytest.raises(InvalidRequestError, match=word):
+            hvd.DistributedOptimizer(optimizer, **options)
+
+
+def check_broadcast_parameters():
+    torch.manual_seed(hvd.rank())
+    for give in (lambda m: m.state_dict(), lambda m: m.named_parameters(), lambda m: list(m.parameters())):
+        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+        hvd.broadcast_parameters(give(model), root_rank=hvd.size() - 1)
+        assert_identical_everywhere(model)
+    for wrong in (3, torch.ones(2), ["name"]):
+        with pytest.raises(InvalidRequestError):
+            hvd.broadcast_parameters(wrong, 0)
+
+
+def check_broadcast_optimizer_state():
+    """One rank restored, the others fresh, and the other way round."""
+    for root in (0, hvd.size() - 1):
+        model = build()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.5 if hvd.rank() == root else 0.1)
+        if hvd.rank() == root:
+            loss_of(model, *data(0)).backward()
+            optimizer.step()
+        hvd.broadcast_optimizer_state(optimizer, root)
+        assert optimizer.param_groups[0]["lr"] == 0.5
+        moments = torch.cat([state["exp_avg"].reshape(-1) for state in optimizer.state.values()])
+        everybody = hvd.allgather(moments.reshape(1, -1))
+        assert all(torch.equal(everybody[root], row) for row in everybody)
+        assert [state["step"].item() for state in optimizer.state.values()] == [1.0] * len(list(model.parameters()))
+    stateless = torch.optim.SGD(build().parameters(), lr=float(hvd.rank()))
+    hvd.broadcast_optimizer_state(stateless, 0)
+    assert stateless.param_groups[0]["lr"] == 0.0
+
+
+@pytest.mark.parametrize(
+    "check",
+    [value for name, value in sorted(globals().items()) if name.startswith("check_")],
+    ids=lambda check: check.__name__.removeprefix("check_"),
+)
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_on_all_ranks(pools, size, check):
+    pools(size).run(check)
