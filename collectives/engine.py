@@ -231,8 +231,8 @@ class Engine:
     def _step_down(self) -> None:
         self._driven_at = time.monotonic()
         self._driver.release()
-        if self._batches or self._commands:
-            self._unpark.set()
+        if self._commands or self._channel.has_unsent:
+            self._notify()
         self._announce()
 
     def _announce(self) -> None:

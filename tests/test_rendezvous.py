@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import http.client
 import logging
 import resource
@@ -11,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -401,7 +402,7 @@ class TestService:
 
     def test_a_malformed_chunk(self, server: RendezvousServer) -> None:
         head = encode("PUT", "/keys/a", signed("PUT", "/keys/a") | {"transfer-encoding": "chunked"})
-        assert transmit(server, head, b"zz\r\n")[0] == 400
+        assert transmit(server, head + b"zz\r\n")[0] == 400
         self.nothing_changed(server)
 
     @pytest.mark.parametrize(
@@ -533,6 +534,22 @@ class TestLifecycle:
             server.stop()
             with pytest.raises(PeerLostError, match="the rendezvous server stops"):
                 result()
+
+    def test_nothing_leaks_of_those_who_arrive_during_stop(self) -> None:
+        def arrive(server: RendezvousServer, arrived: list[socket.socket]) -> None:
+            with suppress(ConnectionError):
+                while len(arrived) < 100:
+                    arrived.append(socket.create_connection((server.address, server.port)))
+
+        for _ in range(10):
+            server, arrived = RendezvousServer(SECRET, stop_timeout=0.01), []
+            with server, ThreadPoolExecutor(1) as pool:
+                pool.submit(arrive, server, arrived)
+                eventually(lambda arrived=arrived: arrived)
+                server.stop()
+            for peer in arrived:
+                peer.close()
+        gc.collect()  # an unclosed connection warns when it is collected
 
     def test_nothing_leaks_whatever_the_peers_do(self) -> None:
         self.serve_rude_peers()

@@ -19,6 +19,11 @@ class Channel(ABC):
         self.rank = rank
         self.size = size
 
+    @property
+    def has_unsent(self) -> bool:
+        """Whether a :meth:`poll` or :meth:`receive` is needed to get everything out that was sent."""
+        return False
+
     @abstractmethod
     def watch(self, on_lost: Callable[[int], None]) -> None:
         """Call ``on_lost(rank)``, once per rank, on a thread of the channel's own, when a peer's connection ends."""

@@ -130,6 +130,11 @@ class SocketChannel(Channel):
         # Two pollers may wait at once, the driver and the communication thread; a poll object admits one each.
         self._pollers = threading.local()
 
+    @property
+    def has_unsent(self) -> bool:
+        """See :class:`Channel`."""
+        return any(connection.has_unsent for connection in self._connections.values())
+
     def watch(self, on_lost: Callable[[int], None]) -> None:
         """See :class:`Channel`."""
         # Owned by the channel; sleeps in poll without limit, ended and joined by close() through the end event.

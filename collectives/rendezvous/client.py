@@ -107,7 +107,7 @@ class RendezvousClient:
         self._expect_done(self._request("DELETE", _path("keys", key)))
 
     def close(self) -> None:
-        """End every call that is under way, from any thread, and refuse later ones. Any number of times."""
+        """End every call under way, at once or, while it connects, within 5 s; refuse later ones. From any thread."""
         with self._lock:
             self._closed.set()
             connected = list(self._sockets)

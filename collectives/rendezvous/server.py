@@ -35,10 +35,11 @@ _START_TIMEOUT = 30.0
 class RendezvousServer:
     """Serves one store on ``host:port`` (port 0: any free one) to whoever knows ``secret``.
 
-    Owns one daemon thread, "hvd-rendezvous": :meth:`start` starts it, it serves until :meth:`stop`, which waits for it.
+    Owns one daemon thread, "hvd-rendezvous": :meth:`start` starts it, :meth:`stop` ends it and waits for that, at most
+    ``2 * stop_timeout + 5`` seconds, of which an answer under way gets ``stop_timeout``.
+
     A waiting worker costs one connection (a file descriptor) and no thread. Request bodies end at ``body_limit`` bytes,
-    long-polls at ``wait_limit`` seconds; :meth:`stop` gives answers that are under way ``stop_timeout`` seconds. Raises
-    SettingsError for an argument that cannot be used.
+    long-polls at ``wait_limit`` seconds. Raises SettingsError for an argument that cannot be used.
     """
 
     def __init__(

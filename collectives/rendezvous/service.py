@@ -115,7 +115,7 @@ class Service:
         deadline = loop.time() + wait
         while (value := self._store.peek(key)) is None:
             if self._closed:
-                raise _Refusal(503, "the rendezvous server stops, because its job ends")
+                raise _Refusal(503, "the rendezvous server stops, because its job ends: the log of the driver says why")
             remaining = deadline - loop.time()
             if remaining <= 0:
                 return 404, b"the key is not set"

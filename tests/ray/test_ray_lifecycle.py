@@ -62,7 +62,7 @@ class TestPlacement:
     def test_hosts_are_spread(self):
         with executor_of(num_hosts=2, num_workers_per_host=2) as executor:
             nodes = executor.run(node)
-            assert executor.run(os.environ.get, ["HOROVOD_LOCAL_SIZE"]) == ["2"] * 4
+            assert executor.run(os.getenv, ["HOROVOD_LOCAL_SIZE"]) == ["2"] * 4
         assert nodes[0] == nodes[1] != nodes[2] == nodes[3]
 
     def test_workers_see_the_gpus_of_their_node(self):
@@ -111,7 +111,7 @@ class TestPlacement:
         settings = RayExecutor.create_settings(timeout_s=2)
         start = RayExecutor(settings, num_workers=2).start
         with pytest.raises(StartTimeoutError, match=r"1 of 2 workers started within 2 s .* in state CREATED"):
-            in_group([{"CPU": 1}, {"CPU": 1}], start, num_cpus=1)
+            in_group([{"CPU": 1}, {"CPU": 1}], start, tenants=1)
 
     def test_the_current_group_has_other_hosts(self):
         start = executor_of(num_hosts=2).start
@@ -126,7 +126,7 @@ class TestStart:
         with executor:
             assert executor.execute(lambda model: model.value) == [100, 105]
             assert executor.execute_single(lambda model: model.value) == 100
-            assert executor.run(os.environ.get, ["FLAVOUR"]) == ["7", "7"]
+            assert executor.run(os.getenv, ["FLAVOUR"]) == ["7", "7"]
 
     def test_executable_that_fails(self):
         executor = executor_of(num_workers=2)
@@ -146,7 +146,7 @@ class TestStart:
             executor.run(rank)
         with executor:
             assert not set(executor.run(os.getpid)) & set(first)
-            assert executor.run(os.environ.get, ["FLAVOUR"]) == [None, None]
+            assert executor.run(os.getenv, ["FLAVOUR"]) == [None, None]
 
     def test_an_exception_in_the_with_block(self):
         def driver():
@@ -239,12 +239,19 @@ def visible():
     return os.environ["CUDA_VISIBLE_DEVICES"].split(",")
 
 
-def in_group(bundles, fn, num_cpus=0):
-    """What ``fn`` returns in a task inside of a new placement group."""
+class Tenant:
+    def here(self):
+        return True
+
+
+def in_group(bundles, fn, tenants=0):
+    """What ``fn`` returns in a task inside of a new placement group, where ``tenants`` take a CPU each."""
     group = ray.util.placement_group(bundles)
-    strategy = PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=False)
-    task = ray.remote(fn).options(num_cpus=num_cpus, scheduling_strategy=strategy)
+    inside = {"scheduling_strategy": PlacementGroupSchedulingStrategy(group)}
+    others = [ray.remote(Tenant).options(num_cpus=1, **inside).remote() for _ in range(tenants)]
+    task = ray.remote(lambda: fn()).options(num_cpus=0, **inside)  # noqa: PLW0108  Ray takes no methods
     try:
+        assert all(ray.get([other.here.remote() for other in others], timeout=SECONDS))
         return ray.get(task.remote(), timeout=60)
     finally:
         ray.util.remove_placement_group(group)

@@ -60,7 +60,7 @@ def test_the_host_is_the_node(executor):
 
 
 def test_rendezvous_on_loopback_where_one_address_has_all_nodes(executor):
-    assert executor.run(os.environ.get, ["HOROVOD_GLOO_RENDEZVOUS_ADDR"]) == ["127.0.0.1"] * SIZE
+    assert executor.run(os.getenv, ["HOROVOD_GLOO_RENDEZVOUS_ADDR"]) == ["127.0.0.1"] * SIZE
 
 
 def test_every_worker_is_a_process_of_its_own(executor):

@@ -35,7 +35,7 @@ import numpy as np
 
 from collectives.api import DType, ReduceOp, ShutDownError, Store
 from collectives.backends.base import Array, Backend, Bytes
-from collectives.backends.gloo.connections import Connections
+from collectives.backends.gloo.connections import ADDRESS_BYTES, NOWHERE, Connections
 from collectives.backends.gloo.meeting import import_torch, meet, open_device, translate
 from collectives.reduction import reduce_arrays, scale_array
 
@@ -49,7 +49,6 @@ ALONE = 1 << 22
 
 SLICE = timedelta(seconds=0.1)
 GRACE = timedelta(seconds=0.2)
-ADDRESS_BYTES = 80
 
 _RING_DTYPES = frozenset({"uint8", "int8", "int32", "int64", "float32", "float64"})
 _RING_OPS = {ReduceOp.SUM: "SUM", ReduceOp.PRODUCT: "PRODUCT"}
@@ -252,11 +251,10 @@ class GlooBackend(Backend):
     def _tensor(self, array: Array) -> Any:
         return self._torch.from_numpy(array if array.flags.writeable else array.copy())
 
-    def _exchange_addresses(self, address: str) -> frozenset[str]:
-        mine = np.frombuffer(address.ljust(ADDRESS_BYTES).encode(), np.uint8)
+    def _exchange_addresses(self, address: bytes) -> frozenset[bytes]:
         theirs = np.empty(ADDRESS_BYTES * self.size, np.uint8)
-        self._allgather_direct(mine, theirs, [ADDRESS_BYTES] * self.size)
-        return frozenset(row.tobytes().decode().strip() for row in self._rows(theirs)) - {""}
+        self._allgather_direct(np.frombuffer(address, np.uint8), theirs, [ADDRESS_BYTES] * self.size)
+        return frozenset(row.tobytes() for row in self._rows(theirs)) - {NOWHERE}
 
     def _check(self) -> None:
         if self._error is not None:

@@ -1,90 +1,93 @@
-"""The TCP connections of a Gloo group: how to find them and how to end what runs on them.
+"""The TCP connections of a Gloo group: how to find them, and how to end what runs on them.
 
-What was found out about Gloo in torch 2.13, and is relied upon:
+What was found out about Gloo in torch 2.13:
 
-* ``abort()`` of the process group does nothing to a running operation, and ``wait(timeout)`` gives up waiting, not the
-  operation. Shutting down the TCP connections under it ends the operation at once, here and at the peers.
-* Shutting down the *listening* socket terminates the process (an exception on Gloo's own thread).
-* Dropping the group while an operation runs blocks the dropping thread (without the GIL) until the operation ends, at
-  worst for the timeout. With the connections shut down it takes 10 ms, and leaves no thread and no descriptor.
-* A failed operation closes the connection to the dead peer only: members further along the ring would wait for their
-  timeout. So a member that sees a failure shuts all its connections down, and everybody learns of it.
-* With one worker thread instead of two, a small operation takes milliseconds on a busy machine.
+* ``abort()`` of the process group does nothing to a running operation, and ``wait(timeout)`` gives up the wait, not the
+  operation. Shutting down the connections under it ends the operation at once, here and at the peers.
+* Shutting down the *listening* socket terminates the process: an exception on Gloo's own thread.
+* Dropping the group while an operation runs blocks the dropping thread (which holds no GIL) until the operation ends,
+  at worst for the timeout. With the connections shut down it takes 20 ms and leaves no thread and no descriptor.
+* A failed operation closes the connection to the dead peer only; members further along the ring would wait for the
+  timeout. So a member that sees a failure shuts down all its connections, and everybody learns of it.
+
+Gloo keeps its descriptors to itself, but a connection is known by its two addresses: each member listens on a port of
+its own, so one end of each connection of the group is such a port.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import suppress
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
 
-__all__ = ["Connections", "listeners"]
+__all__ = ["ADDRESS_BYTES", "NOWHERE", "Connections", "open_sockets", "unconnected_addresses"]
+
+ADDRESS_BYTES = 28
+"""Size of a sockaddr_in6; an address of IPv4 is filled up with zeros."""
+
+NOWHERE = bytes(ADDRESS_BYTES)
+
+# Not Python's socket: making one of a descriptor changes its flags for all its holders if a default timeout is set.
+_libc = ctypes.CDLL(None)
 
 
 class Connections:
-    """The TCP connections of one group, found by the addresses its members listen on.
+    """Those of the group whose members listen on ``address`` (this one) and ``peers``; NOWHERE matches nothing."""
 
-    Gloo has no call that ends a running operation, and keeps its descriptors to itself; Linux shows them in /proc.
-    An address is one in the notation of /proc/net/tcp, "" where it is not known.
-    """
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.peers: frozenset[str] = frozenset()
+    def __init__(self, address: bytes) -> None:
+        self._address = address
+        self.peers: frozenset[bytes] = frozenset()
 
     def shut_down(self) -> None:
-        """End every operation that runs on these connections."""
-        for descriptor, inode, (local, remote, listening) in _tcp_sockets():
-            if not listening and (local == self.address or remote in self.peers):
-                _shut_down(descriptor, inode)
+        """End every operation that runs on them."""
+        for descriptor in open_sockets():
+            # The number may stand for another socket at any time, a duplicate does not.
+            with suppress(OSError), _duplicate(descriptor) as connection:
+                remote = _remote(connection)
+                if remote != NOWHERE and (_local(connection) == self._address or remote in self.peers):
+                    _libc.shutdown(connection, socket.SHUT_RDWR)
 
 
-def _tcp_sockets() -> Iterator[tuple[int, str, tuple[str, str, bool]]]:
-    """Descriptor, inode and (local address, remote address, listening) of each TCP socket of this process."""
-    table = _tcp_table()
-    for descriptor, inode in _open_sockets():
-        if inode in table:
-            yield descriptor, inode, table[inode]
-
-
-def _tcp_table() -> dict[str, tuple[str, str, bool]]:
-    table = {}
-    for path in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
-        with suppress(OSError), open(path) as lines:
-            next(lines)
-            for fields in map(str.split, lines):
-                table[fields[9]] = (fields[1], fields[2], fields[3] == "0A")
-    return table
-
-
-def _open_sockets() -> Iterator[tuple[int, str]]:
+def open_sockets() -> Iterator[int]:
+    """The descriptors of this process that are sockets; none on systems that do not tell."""
     with suppress(OSError):
         for descriptor in map(int, os.listdir("/proc/self/fd")):
-            inode = _socket_inode(descriptor)
-            if inode:
-                yield descriptor, inode
+            with suppress(OSError):
+                if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                    yield descriptor
 
 
-def _socket_inode(descriptor: int) -> str:
-    with suppress(OSError):
-        target = os.readlink(f"/proc/self/fd/{descriptor}")
-        if target.startswith("socket:["):
-            return target[len("socket:[") : -1]
-    return ""
+def unconnected_addresses(descriptors: set[int]) -> set[bytes]:
+    """Where those of ``descriptors`` listen that have an address but no peer."""
+    return {_local(descriptor) for descriptor in descriptors if _remote(descriptor) == NOWHERE} - {NOWHERE}
 
 
-def _shut_down(descriptor: int, inode: str) -> None:
-    """Shut down the connection ``inode``. The number may be another file by now, so look again at a duplicate."""
-    with suppress(OSError):
-        duplicate = os.dup(descriptor)
-        if _socket_inode(duplicate) != inode:
-            os.close(duplicate)
-            return
-        with socket.socket(fileno=duplicate) as connection:
-            connection.shutdown(socket.SHUT_RDWR)
+@contextmanager
+def _duplicate(descriptor: int) -> Iterator[int]:
+    duplicate = os.dup(descriptor)
+    try:
+        yield duplicate
+    finally:
+        os.close(duplicate)
 
 
-def listeners() -> set[str]:
-    """The addresses this process listens on."""
-    return {local for _, _, (local, _, listening) in _tcp_sockets() if listening}
+def _local(descriptor: int) -> bytes:
+    return _address(_libc.getsockname, descriptor)
+
+
+def _remote(descriptor: int) -> bytes:
+    return _address(_libc.getpeername, descriptor)
+
+
+def _address(question: Callable[..., Any], descriptor: int) -> bytes:
+    """A sockaddr of an internet address as the kernel wrote it, NOWHERE if there is none."""
+    memory, length = ctypes.create_string_buffer(ADDRESS_BYTES), ctypes.c_uint32(ADDRESS_BYTES)
+    if question(descriptor, memory, ctypes.byref(length)):
+        return NOWHERE
+    family = int.from_bytes(memory.raw[:2], sys.byteorder)
+    return memory.raw if family in (socket.AF_INET, socket.AF_INET6) else NOWHERE

@@ -19,7 +19,7 @@ from collectives.api import (
     SettingsError,
     Store,
 )
-from collectives.backends.gloo.connections import listeners
+from collectives.backends.gloo.connections import NOWHERE, open_sockets, unconnected_addresses
 
 __all__ = ["import_torch", "meet", "open_device", "translate"]
 
@@ -41,13 +41,13 @@ def import_torch() -> Any:
     return torch
 
 
-def open_device(interface: str, hostname: str) -> tuple[Any, str]:
-    """A device of Gloo, which listens on a port of its own, and its address, "" if that cannot be found out."""
+def open_device(interface: str, hostname: str) -> tuple[Any, bytes]:
+    """A device of Gloo, which listens on a port of its own, and its address, NOWHERE if that cannot be found out."""
     with _device_lock:
-        before = listeners()
+        before = set(open_sockets())
         device = _create_device(interface, hostname)
-        opened = listeners() - before
-    return device, opened.pop() if len(opened) == 1 else ""
+        addresses = unconnected_addresses(set(open_sockets()) - before)
+    return device, addresses.pop() if len(addresses) == 1 else NOWHERE
 
 
 def meet(rank: int, size: int, store: Store, timeout: float, device: Any) -> Any:
