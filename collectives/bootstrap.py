@@ -42,7 +42,7 @@ def start(settings: Settings, process_sets: Sequence[Sequence[int]] = (), genera
 def _start_alone(settings: Settings, sets: ProcessSets) -> Engine:
     topology = Topology(hosts=(settings.hostname,))
     channel = InprocHub(1).channel(0)
-    return _assemble(settings, sets, topology, channel, MemoryStore())
+    return _assemble(settings, sets, topology, channel, MemoryStore(), "127.0.0.1")
 
 
 def _start_together(settings: Settings, sets: ProcessSets, store: Store) -> Engine:
@@ -59,13 +59,15 @@ def _start_together(settings: Settings, sets: ProcessSets, store: Store) -> Engi
         hosts,
     )
     try:
-        return _assemble(settings, sets, topology, channel, store)
+        return _assemble(settings, sets, topology, channel, store, address)
     except BaseException:
         channel.close()
         raise
 
 
-def _assemble(settings: Settings, sets: ProcessSets, topology: Topology, channel: Channel, store: Store) -> Engine:
+def _assemble(
+    settings: Settings, sets: ProcessSets, topology: Topology, channel: Channel, store: Store, address: str
+) -> Engine:
     backends: dict[int, Backend] = {}
     try:
         for id in sets.ids():
@@ -73,7 +75,7 @@ def _assemble(settings: Settings, sets: ProcessSets, topology: Topology, channel
             if topology.rank in members:
                 name = table.choose(members, topology, settings.cpu_operations)
                 group = PrefixStore(store, f"set-{id}/{name}")
-                backends[id] = table.connect(name, members.index(topology.rank), len(members), group, settings)
+                backends[id] = table.connect(name, members.index(topology.rank), len(members), group, settings, address)
         return Engine(topology, settings, sets, channel, backends)
     except BaseException as error:
         for backend in backends.values():

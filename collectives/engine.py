@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 COORDINATOR = 0
 PARK_SECONDS = 0.002
-SPINS = 100
+SPINS = 50
 VERDICT_SECONDS = 0.5
 WAIT_SLICE_SECONDS = 1.0
 

@@ -129,7 +129,9 @@ def batches(data: Digits, options: Options, epoch: int) -> list[tuple[Tensor, Te
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(options.seed * 1000 + epoch))
     count = len(order) // (options.batch_size * hvd.size())
     if count == 0:
-        raise ValueError(f"{len(order)} images are too few for {hvd.size()} ranks with batches of {options.batch_size}")
+        raise ValueError(
+            f"{len(order)} images are fewer than one step takes: {hvd.size()} x {options.batch_size} (ranks x batch size)"
+        )
     share = order[hvd.rank() :: hvd.size()][: count * options.batch_size]
     return [(images[part], labels[part]) for part in share.split(options.batch_size)]
 
@@ -159,6 +161,14 @@ def fingerprint(network: nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
+def compare(fingerprints: list[str]) -> str:
+    """Say that all ranks have the same parameters; ends the program where they differ."""
+    if len(set(fingerprints)) > 1:
+        sys.exit(f"the ranks ended with different parameters: {', '.join(fingerprints)}")
+    count = len(fingerprints)
+    return f"parameters: bit for bit the same on {count} of {count} ranks, sha256 {fingerprints[0]}"
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options that say how to train."""
     parser.add_argument("--epochs", type=positive, default=Options.epochs, help="passes over the images (%(default)s)")
@@ -179,11 +189,9 @@ def main() -> None:
     add_options(parser)
     options = Options(**vars(parser.parse_args()))
     result = train(options, lambda epoch: print(epoch, flush=True))
-    fingerprints = hvd.allgather_object(result.fingerprint)
-    if len(set(fingerprints)) > 1:
-        sys.exit(f"the ranks ended with different parameters: {', '.join(fingerprints)}")
+    verdict = compare(hvd.allgather_object(result.fingerprint))
     if hvd.rank() == 0:
-        print(f"{hvd.size()} rank(s) hold the same parameters, sha256 {result.fingerprint}", flush=True)
+        print(verdict, flush=True)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ runs already, give ``ray.init()`` its address.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import socket
 import sys
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from threading import Thread
 
 import ray
-from digits import Epoch, Options, Result, add_options, positive, train
+from digits import Epoch, Options, Result, add_options, compare, positive, train
 from ray.util.queue import Queue
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -95,10 +96,7 @@ def table(places: list[Place]) -> Table:
 
 def judge(results: list[Result]) -> None:
     """Say how it went; ends the program where it did not go well."""
-    fingerprints = [result.fingerprint for result in results]
-    if len(set(fingerprints)) > 1:
-        sys.exit(f"the ranks ended with different parameters: {', '.join(fingerprints)}")
-    console.print(f"parameters: bit for bit the same on {len(results)} ranks, sha256 {fingerprints[0]}")
+    console.print(compare([result.fingerprint for result in results]))
     accuracy = results[0].accuracy
     if accuracy < GOOD:
         sys.exit(f"held-out accuracy: {accuracy:.4f}, less than {GOOD}; give more --epochs")
@@ -115,7 +113,7 @@ def main() -> None:
 
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # Ray would make a token and store it in ~/.ray
     console.print(f"starting a Ray cluster on this machine, and {workers} workers in it")
-    ray.init("local", num_cpus=workers, include_dashboard=False, logging_level="ERROR")
+    ray.init("local", num_cpus=workers, include_dashboard=False, logging_level=logging.ERROR)
     try:
         results = run(workers, options)
     finally:

@@ -34,30 +34,31 @@ def choose(members: Sequence[int], topology: Topology, cpu_operations: str) -> s
     return "shm" if len(hosts) == 1 else "gloo"
 
 
-def connect(name: str, rank: int, size: int, store: Store, settings: Settings) -> Backend:
-    """Join the group of ``size`` members that share ``store``, as member ``rank``."""
-    return _CONNECT[name](rank, size, store, settings)
+def connect(name: str, rank: int, size: int, store: Store, settings: Settings, address: str) -> Backend:
+    """Join the group of ``size`` members that share ``store``, as member ``rank``, which is reached at ``address``."""
+    return _CONNECT[name](rank, size, store, settings, address)
 
 
-def _single(rank: int, size: int, store: Store, settings: Settings) -> Backend:
+def _single(rank: int, size: int, store: Store, settings: Settings, address: str) -> Backend:
     from collectives.backends.single import SingleBackend
 
     return SingleBackend()
 
 
-def _shm(rank: int, size: int, store: Store, settings: Settings) -> Backend:
+def _shm(rank: int, size: int, store: Store, settings: Settings, address: str) -> Backend:
     from collectives.backends.shm import ShmBackend
 
     return ShmBackend.connect(rank, size, store, settings.timeouts.collective)
 
 
-def _gloo(rank: int, size: int, store: Store, settings: Settings) -> Backend:
+def _gloo(rank: int, size: int, store: Store, settings: Settings, address: str) -> Backend:
     from collectives.backends.gloo import GlooBackend
 
-    return GlooBackend(rank, size, store, settings.timeouts.collective, settings.interface)
+    hostname = "" if settings.interface else address
+    return GlooBackend(rank, size, store, settings.timeouts.collective, settings.interface, hostname)
 
 
-_CONNECT: dict[str, Callable[[int, int, Store, Settings], Backend]] = {
+_CONNECT: dict[str, Callable[[int, int, Store, Settings, str], Backend]] = {
     "single": _single,
     "shm": _shm,
     "gloo": _gloo,
