@@ -159,7 +159,7 @@ class Coordinator:
     def _urge(self, key: Key) -> None:
         if key in self._pending:
             self._urgent.add(key)
-        else:
+        elif self._ready:
             self._flush = True
 
     def _add(self, rank: int, request: Request, known: _Known | None, now: float) -> None:
@@ -244,7 +244,7 @@ class Worker:
         self._in_flight: dict[Key, Request] = {}
         self._ids: dict[Key, tuple[int, Request]] = {}
         self._responses: dict[int, Response] = {}
-        self._sent: dict[int, Key] = {}
+        self._sent: dict[Key, int] = {}
         self._requests: list[Request] = []
         self._ready_ids: list[int] = []
         self._urgent: list[Key] = []
@@ -255,7 +255,7 @@ class Worker:
         id, before = self._ids.get(request.key, (0, None))
         if request == before:
             self._ready_ids.append(id)
-            self._sent[id] = request.key
+            self._sent[request.key] = id
         else:
             self._requests.append(request)
         if urgent:
@@ -295,7 +295,7 @@ class Worker:
 
     def _finish(self, response: Response) -> None:
         del self._in_flight[response.request.key]
-        self._sent.pop(response.id, None)
+        self._sent.pop(response.request.key, None)
         if not self._cache:
             del self._responses[response.id]
 
@@ -303,14 +303,18 @@ class Worker:
         """The tensor is not in flight any more."""
         key = (message.process_set, message.name)
         self._in_flight.pop(key, None)
+        self._sent.pop(key, None)
         self._ids.pop(key, None)
         return Refusal(key, message.text)
 
     def resend(self, message: Unknown) -> None:
-        """Say in full what the coordinator has dropped."""
+        """Say in full what the coordinator has dropped; urgently, because it may have been urgent by its id."""
         self._forget(message.ids)
-        keys = [self._sent.pop(id) for id in message.ids if id in self._sent]
-        self._requests.extend(self._in_flight[key] for key in keys if key in self._in_flight)
+        keys = [key for key, id in self._sent.items() if id in message.ids]
+        for key in keys:
+            del self._sent[key]
+            self._requests.append(self._in_flight[key])
+            self._urgent.append(key)
 
     def _forget(self, ids: Iterable[int]) -> None:
         for id in ids:

@@ -61,21 +61,12 @@ def reduce_arrays(
         _accumulate(kernel, combine, out, inputs, prescale, postscale)
 
 
-@np.errstate(all="ignore")
 def scale_array(source: Array, out: Array, dtype: DType, factor: float) -> None:
     """out = factor * source; a plain copy for 1.0. ``out`` may be ``source``."""
-    if factor == 1.0:
-        if not np.may_share_memory(source, out):
-            np.copyto(out, source)
-        return
-    if dtype is DType.BOOL:
-        raise _bool_scaling(factor)
-    kernel = _KERNELS[dtype.label]
-    if kernel.native:
-        for target, (piece,) in _chunks(out, (source,)):
-            kernel.load(piece, target, factor)
-    else:
-        _accumulate(kernel, np.add, out, (source,), factor, 1.0)
+    if factor != 1.0:
+        _scale_array(source, out, dtype, factor)
+    elif not np.may_share_memory(source, out):
+        np.copyto(out, source)
 
 
 def widen(source: Array, dtype: DType, out: Float32 | None = None) -> Float32:
@@ -93,6 +84,18 @@ def narrow(source: Float32, out: Array, dtype: DType) -> None:
     store = _KERNELS[dtype.label].store
     for target, (piece,) in _chunks(out, (source,)):
         store(piece, target, 1.0)
+
+
+@np.errstate(all="ignore")
+def _scale_array(source: Array, out: Array, dtype: DType, factor: float) -> None:
+    if dtype is DType.BOOL:
+        raise _bool_scaling(factor)
+    kernel = _KERNELS[dtype.label]
+    if kernel.native:
+        for target, (piece,) in _chunks(out, (source,)):
+            kernel.load(piece, target, factor)
+    else:
+        _accumulate(kernel, np.add, out, (source,), factor, 1.0)
 
 
 @dataclass(frozen=True, slots=True)

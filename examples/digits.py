@@ -129,9 +129,8 @@ def batches(data: Digits, options: Options, epoch: int) -> list[tuple[Tensor, Te
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(options.seed * 1000 + epoch))
     count = len(order) // (options.batch_size * hvd.size())
     if count == 0:
-        raise ValueError(
-            f"{len(order)} images are fewer than one step takes: {hvd.size()} x {options.batch_size} (ranks x batch size)"
-        )
+        needed = f"{hvd.size()} ranks x batches of {options.batch_size}"
+        raise ValueError(f"{len(order)} images are fewer than one step takes: {needed}")
     share = order[hvd.rank() :: hvd.size()][: count * options.batch_size]
     return [(images[part], labels[part]) for part in share.split(options.batch_size)]
 

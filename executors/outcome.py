@@ -12,9 +12,13 @@ from dataclasses import dataclass, field
 
 import cloudpickle
 
+from collectives.api import CollectiveTimeoutError, PeerLostError, ShutDownError
 from executors.api import RemoteError, WorkerError
 
-__all__ = ["Outcome", "capture", "observe"]
+__all__ = ["CONSEQUENCES", "Outcome", "capture", "observe"]
+
+# What a rank raises because another one failed. That one gets a moment, so that its own failure is the one reported.
+CONSEQUENCES = (PeerLostError, ShutDownError, CollectiveTimeoutError)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from types import FrameType
 from typing import NoReturn
 
 from executors.api import CommandNotFoundError, ExecutorError, WorkerError
-from executors.local import LocalOptions, resolve_start_timeout, run_command
-from executors.output import say
+from executors.local.command import LocalOptions, resolve_start_timeout, run_command
+from executors.local.output import say
 from hvd_cluster import __version__
 
 __all__ = ["main"]

@@ -14,9 +14,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from executors.api import ExecutorError
-from executors.ray.call import Call
+from executors.ray.call import Call, store
+from executors.ray.connection import check_connection
 from executors.ray.environment import check_extra
-from executors.ray.job import RayJob, check_connection
+from executors.ray.job import RayJob
 from executors.ray.request import Request
 from executors.ray.settings import MiniSettings, interface_names, save_ssh_key
 
@@ -87,17 +88,18 @@ class RayExecutor:
         """Start the workers with ``extra_env_vars`` in their environment, and make one ``executable_cls`` in each.
 
         Raises PlacementError when the workers do not fit, StartTimeoutError when they do not come up in time,
-        ValueError for variables that the executor itself sets, ExecutorError without ``ray.init()`` or when started
-        already, and what the constructor of ``executable_cls`` raises. Nothing is left behind then.
+        WorkerError when one dies, ValueError for variables that the executor itself sets, TypeError for what cannot be
+        pickled, ExecutorError without ``ray.init()``, when started already, or when a node cannot start a worker, and
+        what the constructor of ``executable_cls`` raises. Nothing is left behind then.
         """
         if self._job is not None:
             raise ExecutorError("the executor was started already; call shutdown() before start()")
         check_connection()
         variables = check_extra(extra_env_vars)
-        executable = None if executable_cls is None else Call.of(executable_cls, executable_args, executable_kwargs)
+        building = executable_cls and store(Call.of(executable_cls, executable_args, executable_kwargs))
         job = RayJob(self._request, self._settings, self._use_current_group, variables)
-        if executable is not None:
-            self._build(job, executable)
+        if building:
+            _build(job, building)
         self._job = job
 
     def run(
@@ -110,7 +112,7 @@ class RayExecutor:
         ExecutorError when the executor is not running. After a death, after Ctrl-C, and when an exception of one worker
         leaves others hanging for more than a few seconds, all workers are killed: shut down and start again.
         """
-        return self._running().call("run", Call.of(fn, args, kwargs))
+        return self._call("run", Call.of(fn, args, kwargs))
 
     def run_remote(
         self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
@@ -120,18 +122,19 @@ class RayExecutor:
         ``ray.get`` gives the values, and raises what Ray raises. Nobody watches meanwhile: when a worker dies, the
         others stay as they are until :meth:`shutdown`.
         """
-        return self._running().submit(Call.of(fn, args, kwargs))
+        job = self._running()
+        return job.submit(store(Call.of(fn, args, kwargs)))
 
     def execute(self, fn: Callable[[Any], Any]) -> list[Any]:
         """Call ``fn(executable)`` on every worker; None stands for the executable where there is none.
 
         Raises as :meth:`run` does.
         """
-        return self._running().call("execute", Call.of(fn))
+        return self._call("execute", Call.of(fn))
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
         """Call ``fn(executable)`` on rank 0. Raises as :meth:`run` does."""
-        [value] = self._running().call("execute", Call.of(fn), ranks=1)
+        [value] = self._call("execute", Call.of(fn), ranks=1)
         return value
 
     def shutdown(self) -> None:
@@ -151,17 +154,20 @@ class RayExecutor:
     ) -> None:
         self.shutdown()
 
-    def _build(self, job: RayJob, executable: Call) -> None:
-        try:
-            job.call("build", executable)
-        except BaseException:
-            job.close()
-            raise
+    def _call(self, method: str, call: Call, ranks: int | None = None) -> list[Any]:
+        job = self._running()
+        return job.call(method, store(call), ranks)
 
     def _running(self) -> RayJob:
         if self._job is None:
             raise ExecutorError("the executor is not running; call start() first, or use it in a with block")
-        check_connection()
-        if self._job.broken is not None:
-            raise ExecutorError(f"the workers have ended: {self._job.broken}; call shutdown() and start() again")
+        self._job.check()
         return self._job
+
+
+def _build(job: RayJob, executable: ObjectRef[Call]) -> None:
+    try:
+        job.call("build", executable)
+    except BaseException:
+        job.close()
+        raise

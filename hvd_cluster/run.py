@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from executors.function import pickle_call, run_function
-from executors.local import LocalOptions, resolve_start_timeout
+from executors.local.command import LocalOptions, resolve_start_timeout
+from executors.local.function import pickle_call, run_function
 
 __all__ = ["run"]
 

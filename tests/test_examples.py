@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-DIGITS = str(Path(__file__).parent.parent / "examples" / "digits.py")
+ROOT = Path(__file__).parents[1]
+DIGITS = str(ROOT / "examples" / "digits.py")
 HVDRUN = sys.executable, "-m", "hvd_cluster"
 
 
@@ -32,7 +34,7 @@ def test_digits(launcher: tuple[str, ...], size: int, prefix: str) -> None:
 def test_digits_says_that_a_batch_is_too_large() -> None:
     run = _run(sys.executable, DIGITS, "--batch-size", "2000")
     assert run.returncode != 0
-    assert "1437 images are fewer than one step takes: 1 x 2000 (ranks x batch size)" in run.stderr
+    assert "1437 images are fewer than one step takes: 1 ranks x batches of 2000" in run.stderr
 
 
 def _lines(*command: str) -> list[str]:
@@ -42,4 +44,5 @@ def _lines(*command: str) -> list[str]:
 
 
 def _run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=90)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=90, env=environment)

@@ -184,7 +184,7 @@ def test_the_secret_is_on_no_command_line():
 
     (secret, worker, guard), *_ = run(look)
     assert len(secret) == 44
-    assert "executors.task" in worker
+    assert "executors.local.task" in worker
     assert "guard.py" in guard
     assert secret not in worker + guard
 

@@ -5,6 +5,7 @@
     settings.py          how long to wait, which interfaces; validated and frozen
     request.py           pure: what the user asked for -> bundles and strategy
     shortage.py          pure: a request and the state of a cluster -> what is missing
+    connection.py        is this process connected to a cluster, and still to the same one
     placement_group.py   reserves the bundles, or reuses the caller's group
     call.py              a function and its arguments, in the object store
     worker.py            the actor: place, environment, executable, running functions

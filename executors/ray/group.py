@@ -56,20 +56,16 @@ def launch(reservation: Reservation, timeout: float) -> list[Member]:
 
 def dismiss(actors: Sequence[ActorHandle[HorovodWorker]]) -> None:
     """Let the actors exit on their own; after a few seconds those that are still busy are left to :func:`kill`."""
-    if not ray.is_initialized():
-        return
     with contextlib.suppress(RayError):
         ray.wait([actor.__ray_terminate__.remote() for actor in actors], num_returns=len(actors), timeout=POLITE_S)
 
 
 def kill(actors: Sequence[ActorHandle[HorovodWorker]]) -> None:
     """Kill the actors, dead ones too, and wait for a moment until Ray knows that they are gone."""
-    if not ray.is_initialized():
-        return
-    # Ray raises for the actors of an earlier session of this process, which are gone.
-    with contextlib.suppress(RayError):
-        for actor in actors:
+    for actor in actors:
+        with contextlib.suppress(RayError):
             ray.kill(actor)
+    with contextlib.suppress(RayError):
         ray.wait([actor.place.remote() for actor in actors], num_returns=len(actors), timeout=GONE_S)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -12,7 +12,8 @@ from ray import ObjectRef
 
 from executors.api import ExecutorError, PlacementError
 from executors.job import Job
-from executors.ray.call import Call, store
+from executors.ray.call import Call
+from executors.ray.connection import connection
 from executors.ray.environment import gpu_variables, interface_variables
 from executors.ray.group import Member, dismiss, kill, launch
 from executors.ray.placement_group import reserve
@@ -20,7 +21,7 @@ from executors.ray.request import Request
 from executors.ray.settings import MiniSettings
 from executors.ray.waiting import Gathering
 
-__all__ = ["RayJob", "check_connection"]
+__all__ = ["RayJob"]
 
 LOOPBACK = "127.0.0.1"
 
@@ -28,8 +29,8 @@ LOOPBACK = "127.0.0.1"
 class RayJob:
     """Actors with ranks and an environment, in the order of their ranks; the constructor starts them.
 
-    It raises PlacementError when they do not fit, StartTimeoutError when they do not come up in time, and ExecutorError
-    when they cannot; then nothing is left behind.
+    It raises PlacementError when they do not fit, StartTimeoutError when they do not come up in time, WorkerError when
+    one of them dies, and ExecutorError when they cannot start; then nothing is left behind.
     """
 
     def __init__(
@@ -39,7 +40,8 @@ class RayJob:
         use_current_group: bool = True,
         variables: Mapping[str, str] | None = None,
     ) -> None:
-        self.broken: str | None = None
+        self._broken: str | None = None
+        self._connection = connection()
         self._members: list[Member] = []
         with ExitStack() as stack:
             self._resources = stack
@@ -48,30 +50,37 @@ class RayJob:
             self._prepare(server, settings, variables or {})
             self._resources = stack.pop_all()
 
-    def call(self, method: str, call: Call, ranks: int | None = None) -> list[object]:
+    def call(self, method: str, call: ObjectRef[Call], ranks: int | None = None) -> list[object]:
         """The values that ``method`` ("run", "execute" or "build") makes of ``call``, on the first ``ranks`` ranks.
 
-        Raises the exception of a worker as itself, WorkerError when a worker died, and TypeError when the call cannot
-        be pickled. When a worker died, did not return soon after another one raised, or the wait was interrupted, all
-        workers are killed and :attr:`broken` says why.
+        Raises the exception of a worker as itself, and WorkerError when a worker died. When a worker died, did not
+        return soon after another one raised, or the wait was interrupted, all workers are killed, and :meth:`check`
+        says so from then on.
         """
         return self._gather(Gathering(self._send(method, call, ranks)))
 
-    def submit(self, call: Call) -> list[ObjectRef[Any]]:
-        """References to the values of ``call`` by rank. Raises TypeError when the call cannot be pickled."""
+    def submit(self, call: ObjectRef[Call]) -> list[ObjectRef[Any]]:
+        """References to the values of ``call`` by rank."""
         return list(self._send("run_plain", call))
+
+    def check(self) -> None:
+        """Raise ExecutorError when the workers have ended; comes before anything is sent to them."""
+        if self._connection != connection():
+            self._end("ray.shutdown() was called meanwhile")
+        if self._broken is not None:
+            raise ExecutorError(f"the workers have ended: {self._broken}; call shutdown() and start() again")
 
     def close(self) -> None:
         """End the workers, politely first, and give everything back. May be called twice."""
-        if self.broken is None:
-            dismiss([member.actor for member in self._members])
-        self._end("it was shut down")
+        if self._broken is None:
+            self._if_connected(dismiss, [member.actor for member in self._members])
+        self._end("they were shut down")
 
     def _start(self, request: Request, settings: MiniSettings, use_current_group: bool) -> None:
         reservation = reserve(request, settings.placement_group_timeout_s, use_current_group)
-        self._resources.callback(reservation.release)
+        self._resources.callback(self._if_connected, reservation.release)
         self._members = launch(reservation, settings.timeout_s)
-        self._resources.callback(kill, [member.actor for member in self._members])
+        self._resources.callback(self._if_connected, kill, [member.actor for member in self._members])
         _check_spread(request, self._members)
 
     def _prepare(self, server: Job, settings: MiniSettings, variables: Mapping[str, str]) -> None:
@@ -85,9 +94,8 @@ class RayJob:
             calls[member.actor.prepare.remote(member.slot, environment)] = member
         self._gather(Gathering(calls, settings.timeout_s))
 
-    def _send(self, method: str, call: Call, ranks: int | None = None) -> dict[ObjectRef[Any], Member]:
-        reference = store(call)
-        return {getattr(member.actor, method).remote([reference]): member for member in self._members[:ranks]}
+    def _send(self, method: str, call: ObjectRef[Call], ranks: int | None = None) -> dict[ObjectRef[Any], Member]:
+        return {getattr(member.actor, method).remote([call]): member for member in self._members[:ranks]}
 
     def _gather(self, gathering: Gathering) -> list[object]:
         try:
@@ -100,8 +108,13 @@ class RayJob:
         return gathering.values()
 
     def _end(self, reason: str) -> None:
-        self.broken = self.broken or reason
+        self._broken = self._broken or reason
         self._resources.close()
+
+    def _if_connected(self, action: Callable[..., None], *args: object) -> None:
+        # Actors and placement groups end with their connection, and no other one knows them.
+        if self._connection == connection():
+            action(*args)
 
 
 def _check_spread(request: Request, members: Sequence[Member]) -> None:
@@ -118,14 +131,3 @@ def _check_spread(request: Request, members: Sequence[Member]) -> None:
 def _server_host(members: Sequence[Member]) -> str:
     own: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call, unused-ignore]
     return LOOPBACK if all(member.place.address == own for member in members) else own
-
-
-def check_connection() -> None:
-    """Raise ExecutorError unless this process is a driver or worker of a Ray cluster."""
-    if not ray.is_initialized():
-        raise ExecutorError("Ray is not initialized; call ray.init() first")
-    if ray.util.client.ray.is_connected():  # type: ignore[no-untyped-call, unused-ignore]
-        raise ExecutorError(
-            "RayExecutor runs inside the cluster, which a ray:// client is not; submit the script as a Ray job, or "
-            "call it in a ray.remote function"
-        )

@@ -32,7 +32,7 @@ class Reservation:
 
     def release(self) -> None:
         """Give the resources back. A group of the caller stays."""
-        if self.owned and ray.is_initialized():
+        if self.owned:
             remove_placement_group(self.group)
 
 

@@ -12,8 +12,7 @@ from ray import ObjectRef
 from ray.exceptions import RayError
 
 from executors.api import StartTimeoutError, WorkerError
-from executors.function import CONSEQUENCES
-from executors.outcome import Outcome
+from executors.outcome import CONSEQUENCES, Outcome
 from executors.ray.group import Member
 
 __all__ = ["Gathering"]

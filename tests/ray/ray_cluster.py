@@ -1,7 +1,6 @@
 """One Ray cluster for all tests here: two nodes of two CPUs, the second with four GPUs that exist on paper."""
 
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -22,28 +21,30 @@ HEALTH = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000,
 @contextmanager
 def running_cluster() -> Iterator[Cluster]:
     """The cluster, with this process as its driver; fails when a node outlives it."""
-    # Short, because it is a part of the paths of Unix sockets.
-    folder = tempfile.mkdtemp(prefix="hvd-")
     paths = [str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
-    with pytest.MonkeyPatch.context() as patch:
+    # The folder's name is a part of the paths of Unix sockets, which have to be short.
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="hvd-") as folder:
         patch.setenv("RAY_AUTH_MODE", "disabled")
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
         cluster = Cluster()
         add_node(cluster, folder, include_dashboard=False, _system_config=HEALTH)
         add_node(cluster, folder, num_gpus=4)
-        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+        connect(cluster)
         started = psutil.Process().children(recursive=True)
         yield cluster
         ray.shutdown()
         cluster.shutdown()
         _, alive = psutil.wait_procs(started, timeout=10)
-        shutil.rmtree(folder)
     assert not [process for process in alive if "raylet" in process.name()], "a Ray node outlived the tests"
 
 
 def add_node(cluster: Cluster, folder: str, **options: object):
     return cluster.add_node(num_cpus=2, object_store_memory=STORE_BYTES, temp_dir=folder, **options)
+
+
+def connect(cluster: Cluster) -> None:
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
 
 
 def groups_left() -> list[dict[str, object]]:

@@ -11,6 +11,9 @@ import ray
 from executors.api import ExecutorError, RemoteError, WorkerError
 from hvd_cluster.ray import RayExecutor
 
+# Ray keeps its connections, and starts worker processes before they are needed.
+pytestmark = pytest.mark.leaves("descriptors", "processes")
+
 SIZE = 4
 
 
@@ -148,6 +151,23 @@ def test_a_function_that_cannot_be_sent(executor):
 def test_an_argument_that_cannot_be_sent(executor):
     with pytest.raises(TypeError, match=r"rank cannot be sent to the workers: argument 'key' cannot be pickled"):
         executor.run(rank, kwargs={"key": threading.Lock()})
+
+
+def test_workers_find_each_other(executor):
+    pytest.importorskip("torch")
+
+    def total():
+        import torch
+
+        import hvd_cluster.torch as hvd
+
+        hvd.init()
+        try:
+            return hvd.allreduce(torch.tensor([10.0 ** rank()]), op=hvd.Sum).item(), hvd.local_rank()
+        finally:
+            hvd.shutdown()
+
+    assert executor.run(total) == [(1111.0, 0), (1111.0, 1), (1111.0, 0), (1111.0, 1)]
 
 
 def test_no_function(executor):

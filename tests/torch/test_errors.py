@@ -108,7 +108,7 @@ def test_on_all_ranks(pools, size, check):
 
 def test_use_before_init():
     for call in (hvd.rank, hvd.size, hvd.local_rank, hvd.local_size, hvd.cross_rank, hvd.cross_size, hvd.barrier):
-        with pytest.raises(ValueError, match="has not been initialized; use hvd.init"):
+        with pytest.raises(ValueError, match=r"has not been initialized; use hvd\.init"):
             call()
     for call in (lambda: hvd.allreduce(torch.ones(1)), lambda: hvd.broadcast_object(1)):
         with pytest.raises(hvd.HorovodInternalError, match="has not been initialized"):

@@ -41,8 +41,8 @@ from collectives.reduction import reduce_arrays, scale_array
 
 __all__ = ["GlooBackend"]
 
-DIRECT = 1 << 19
-"""Bytes that a member may send in all so that an operation takes one step. Measured with 2 to 4 members."""
+DIRECT = 1 << 16
+"""Up to so many bytes a member sends all it has to every other: one step, where the ring has 2 (P - 1) or P - 1."""
 
 ALONE = 1 << 22
 """An array of this many bytes is not packed with others: two more copies cost more than one more operation."""
@@ -72,6 +72,7 @@ class GlooBackend(Backend):
         super().__init__(rank, size)
         self._torch = import_torch()
         self._error: Exception | None = None
+        self._error_lock = threading.Lock()
         self._unfinished: Any = None
         self._outgoing, self._incoming = _Scratch(), _Scratch()
         device, address = open_device(interface, hostname)
@@ -90,13 +91,15 @@ class GlooBackend(Backend):
     ) -> None:
         self._check()
         pairs = [pair for pair in zip(sources, destinations, strict=True) if pair[0].size]
-        fused, alone = self._split(pairs, dtype, op)
-        for source, destination in alone:
-            scale_array(source, destination, dtype, prescale)
-            self._ring(destination, op)
-            scale_array(destination, destination, dtype, postscale)
-        if fused:
-            self._allreduce_fused(fused, dtype, op, prescale, postscale)
+        if not pairs:
+            return
+        count = sum([source.size for source, _ in pairs])
+        if count * dtype.itemsize <= DIRECT:
+            self._reduce_direct(pairs, count, dtype, op, prescale, postscale)
+        elif dtype.label in _RING_DTYPES and op in _RING_OPS:
+            self._reduce_in_ring(pairs, dtype, op, prescale, postscale)
+        else:
+            self._reduce_slices(pairs, count, dtype, op, prescale, postscale)
 
     def reducescatter(
         self,
@@ -117,7 +120,7 @@ class GlooBackend(Backend):
     def allgather(self, source: Bytes, destination: Bytes, counts: Sequence[int]) -> None:
         self._check()
         longest, total = max(counts), sum(counts)
-        if longest * self.size <= DIRECT:
+        if longest <= DIRECT:
             self._allgather_direct(source, destination, counts)
         elif longest * self.size == total:
             self._allgather_even(source, destination)
@@ -158,46 +161,44 @@ class GlooBackend(Backend):
             threading.Thread(target=held.clear, name="hvd-gloo-reaper", daemon=True).start()
 
     def abort(self, error: Exception) -> None:
-        self._error = error
+        with self._error_lock:
+            self._error = error
         if self._group is not None:
             self._connections.shut_down()
-
-    def _split(self, pairs: Pairs, dtype: DType, op: ReduceOp) -> tuple[Pairs, Pairs]:
-        """Those to fuse, and those that Gloo's ring reduces in place."""
-        if dtype.label not in _RING_DTYPES or op not in _RING_OPS:
-            return pairs, ()
-        limit = DIRECT // self.size if len(pairs) == 1 else ALONE
-        return [p for p in pairs if p[0].nbytes <= limit], [p for p in pairs if p[0].nbytes > limit]
-
-    def _allreduce_fused(self, pairs: Pairs, dtype: DType, op: ReduceOp, prescale: float, postscale: float) -> None:
-        count = sum(source.size for source, _ in pairs)
-        if count * dtype.itemsize * self.size <= DIRECT:
-            self._reduce_direct(pairs, count, dtype, op, prescale, postscale)
-        elif dtype.label in _RING_DTYPES and op in _RING_OPS:
-            self._reduce_in_ring(pairs, count, dtype, op, prescale, postscale)
-        else:
-            self._reduce_slices(pairs, count, dtype, op, prescale, postscale)
 
     def _reduce_direct(
         self, pairs: Pairs, count: int, dtype: DType, op: ReduceOp, prescale: float, postscale: float
     ) -> None:
         """One step, (P - 1) S bytes: everybody gets everything."""
-        copies = self._rows(self._outgoing.take(count * self.size, dtype))
+        outgoing = self._outgoing.take(count * self.size, dtype)
         received = self._incoming.take(count * self.size, dtype)
-        _pack(pairs, copies[0], dtype)
-        copies[1:] = copies[0]
-        self._exchange(copies.reshape(-1), received)
-        reduce_arrays(copies[0], [*self._rows(received)], dtype, op, prescale, postscale)
-        _unpack(copies[0], pairs, dtype)
+        packed = outgoing[:count]
+        _pack(pairs, packed)
+        self._rows(outgoing)[1:] = packed
+        self._exchange(outgoing, received)
+        result = pairs[0][1] if len(pairs) == 1 else packed
+        reduce_arrays(result, [*self._rows(received)], dtype, op, prescale, postscale)
+        if result is packed:
+            _unpack(packed, pairs, dtype)
 
-    def _reduce_in_ring(
-        self, pairs: Pairs, count: int, dtype: DType, op: ReduceOp, prescale: float, postscale: float
-    ) -> None:
-        """2 (P - 1) steps, 2 S (P - 1) / P bytes: slices go round once to be summed and once to be shared."""
-        packed = self._outgoing.take(count, dtype)
-        _pack(pairs, packed, dtype, prescale)
-        self._ring(packed, op)
-        _unpack(packed, pairs, dtype, postscale)
+    def _reduce_in_ring(self, pairs: Pairs, dtype: DType, op: ReduceOp, prescale: float, postscale: float) -> None:
+        """2 (P - 1) steps, 2 S (P - 1) / P bytes: slices go round once to be reduced and once to be shared.
+
+        Once for each long array, in place, and once for the others, packed.
+        """
+        limit = ALONE if len(pairs) > 1 else 0
+        for source, destination in pairs:
+            if source.nbytes > limit:
+                scale_array(source, destination, dtype, prescale)
+                self._ring(destination, op)
+                scale_array(destination, destination, dtype, postscale)
+        fused = [pair for pair in pairs if pair[0].nbytes <= limit]
+        if fused:
+            packed = self._outgoing.take(sum([source.size for source, _ in fused]), dtype)
+            _pack(fused, packed)
+            scale_array(packed, packed, dtype, prescale)
+            self._ring(packed, op)
+            _unpack(packed, fused, dtype, postscale)
 
     def _reduce_slices(
         self, pairs: Pairs, count: int, dtype: DType, op: ReduceOp, prescale: float, postscale: float
@@ -206,7 +207,7 @@ class GlooBackend(Backend):
         share = -(-count // self.size)
         packed = self._outgoing.take(share * self.size, dtype)
         received = self._incoming.take(share * self.size, dtype)
-        _pack(pairs, packed, dtype)
+        _pack(pairs, packed[:count])
         packed[count:] = 0
         self._exchange(packed, received)
         reduce_arrays(received[:share], [*self._rows(received)], dtype, op, prescale, postscale)
@@ -274,9 +275,10 @@ class GlooBackend(Backend):
 
     def _fail(self, error: Exception) -> Exception:
         """The error that this and all later calls raise. The peers lose us, so that they do not wait in vain."""
-        if self._error is None:
-            self._error = translate(error)
-            self._connections.shut_down()
+        with self._error_lock:
+            if self._error is None:
+                self._error = translate(error)
+        self._connections.shut_down()
         return self._error
 
     def _leave(self, work: Any) -> None:
@@ -311,14 +313,19 @@ def _finished(work: Any, limit: timedelta) -> bool:
     return True
 
 
-def _pack(pairs: Pairs, packed: Array, dtype: DType, factor: float = 1.0) -> None:
-    for (source, _), part in zip(pairs, _parts([source.size for source, _ in pairs]), strict=True):
-        scale_array(source, packed[part], dtype, factor)
+def _pack(pairs: Pairs, packed: Array) -> None:
+    if len(pairs) == 1:
+        np.copyto(packed, pairs[0][0])
+    else:
+        np.concatenate([source for source, _ in pairs], out=packed)
 
 
 def _unpack(packed: Array, pairs: Pairs, dtype: DType, factor: float = 1.0) -> None:
-    for (_, destination), part in zip(pairs, _parts([source.size for source, _ in pairs]), strict=True):
-        scale_array(packed[part], destination, dtype, factor)
+    start = 0
+    for _, destination in pairs:
+        end = start + destination.size
+        scale_array(packed[start:end], destination, dtype, factor)
+        start = end
 
 
 def _parts(counts: Sequence[int]) -> list[slice]:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from executors.frames import Frames
-from executors.output import Lines, Output
-from executors.processes import Channel, WorkerProcess
+from executors.local.frames import Frames
+from executors.local.output import Lines, Output
+from executors.local.processes import Channel, WorkerProcess
 
 __all__ = ["GRACE_SECONDS", "Crew", "Ended", "Event", "Received", "Started"]
 

@@ -7,9 +7,9 @@ import psutil
 import pytest
 
 from executors.api import CommandNotFoundError, StartTimeoutError, WorkerError
-from executors.crew import Crew, Ended, Started
-from executors.local import LocalOptions, resolve_start_timeout, run_command
-from executors.output import Output
+from executors.local.command import LocalOptions, resolve_start_timeout, run_command
+from executors.local.crew import Crew, Ended, Started
+from executors.local.output import Output
 
 
 def shell(script):
@@ -168,7 +168,7 @@ def test_a_second_interrupt_kills_at_once(monkeypatch):
 
 def test_workers_that_do_not_come_up_are_named(monkeypatch, tmp_path):
     (tmp_path / "guard.py").write_text("import time\ntime.sleep(600)\n")
-    monkeypatch.setattr("executors.processes.GUARD", tmp_path / "guard.py")
+    monkeypatch.setattr("executors.local.processes.GUARD", tmp_path / "guard.py")
     with pytest.raises(StartTimeoutError, match=r"these did not come up within 0\.1 s: 0, 1; raise the start timeout"):
         run_command(["true"], 2, LocalOptions(start_timeout=0.1))
 

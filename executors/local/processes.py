@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from executors.output import Sink
+from executors.local.output import Sink
 
 __all__ = ["CHUNK", "Channel", "WorkerProcess"]
 

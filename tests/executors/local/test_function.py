@@ -10,8 +10,8 @@ import pytest
 
 from collectives.api import PeerLostError
 from executors.api import StartTimeoutError, WorkerError
-from executors.function import pickle_call, run_function
-from executors.local import LocalOptions
+from executors.local.command import LocalOptions
+from executors.local.function import pickle_call, run_function
 
 
 def wait_for(path):
@@ -62,7 +62,7 @@ def test_a_consequence_without_a_cause_is_raised_itself(monkeypatch, waiting):
             threading.Event().wait(600)
         raise PeerLostError("rank 7 is lost")
 
-    monkeypatch.setattr("executors.function.CAUSE_SECONDS", 0.1)
+    monkeypatch.setattr("executors.local.function.CAUSE_SECONDS", 0.1)
     with pytest.raises(PeerLostError, match="rank 7 is lost"):
         run(function)
 
@@ -72,7 +72,7 @@ def test_a_worker_whose_function_returned_but_that_does_not_end_is_ended(monkeyp
         threading.Thread(target=threading.Event().wait, args=(600,)).start()
         return rank()
 
-    monkeypatch.setattr("executors.function.TEARDOWN_SECONDS", 0.1)
+    monkeypatch.setattr("executors.local.function.TEARDOWN_SECONDS", 0.1)
     assert run(function) == [0, 1]
 
 

@@ -1,4 +1,4 @@
-"""A worker that runs one function: ``python -m executors.task CALL RESULT``, two inherited file descriptors.
+"""A worker that runs one function: ``python -m executors.local.task CALL RESULT``, two inherited file descriptors.
 
 ``CALL`` is a file with the pickled call, shared with other workers; ``RESULT`` is a pipe that takes an empty message
 once the worker is up, and then the pickled outcome.
@@ -12,7 +12,7 @@ import sys
 
 import cloudpickle
 
-from executors.frames import Frames
+from executors.local.frames import Frames
 from executors.outcome import observe
 
 __all__ = ["main"]

@@ -13,9 +13,9 @@ from pathlib import Path
 from types import TracebackType
 
 from executors.api import CommandNotFoundError, Slot, StartTimeoutError, WorkerError
-from executors.crew import GRACE_SECONDS, Crew, Ended, Event, Started
 from executors.job import Job
-from executors.output import Output, say
+from executors.local.crew import GRACE_SECONDS, Crew, Ended, Event, Started
+from executors.local.output import Output, say
 from executors.placement import assign_ranks
 
 __all__ = ["LocalOptions", "LocalRun", "died", "resolve_start_timeout", "run_command"]
@@ -30,7 +30,7 @@ class LocalOptions:
 
     ``environment`` is added to that of this process. The workers have ``start_timeout`` seconds to come up, and
     ``grace`` seconds between being asked to end and being killed. ``output_directory`` and ``timestamp`` are those of
-    :class:`executors.output.Output`; ``verbose`` says on standard error which process is which rank.
+    :class:`executors.local.output.Output`; ``verbose`` says on standard error which process is which rank.
     """
 
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -74,7 +74,7 @@ def resolve_start_timeout(seconds: float | None) -> float:
 class LocalRun:
     """One job on this host, from the rendezvous server to the last worker: a context manager.
 
-    The first failure ends the other workers. Leaving the block ends what still runs, see :class:`executors.crew.Crew`.
+    The first failure ends the other workers. Leaving the block ends what still runs, see :class:`.crew.Crew`.
     """
 
     def __init__(self, size: int, options: LocalOptions) -> None:

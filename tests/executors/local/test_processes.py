@@ -6,7 +6,7 @@ import signal
 import psutil
 import pytest
 
-from executors.processes import WorkerProcess
+from executors.local.processes import WorkerProcess
 
 FOREVER = 600.0
 

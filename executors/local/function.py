@@ -12,16 +12,13 @@ from contextlib import contextmanager
 
 import cloudpickle
 
-from collectives.api import CollectiveTimeoutError, PeerLostError, ShutDownError
 from executors.api import Slot
-from executors.crew import Ended, Received
-from executors.local import LocalOptions, LocalRun, died
-from executors.outcome import Outcome
+from executors.local.command import LocalOptions, LocalRun, died
+from executors.local.crew import Ended, Received
+from executors.outcome import CONSEQUENCES, Outcome
 
 __all__ = ["pickle_call", "run_function"]
 
-# What a rank raises because another one failed. That one gets a moment, so that its own failure is the one reported.
-CONSEQUENCES = (PeerLostError, ShutDownError, CollectiveTimeoutError)
 CAUSE_SECONDS = 1.0
 # A worker whose function returned may take this long to end: handlers of atexit, threads that are no daemons.
 TEARDOWN_SECONDS = 60.0
@@ -86,7 +83,7 @@ def _fail(run: LocalRun, rank: int, error: BaseException) -> None:
 def _launch(run: LocalRun, slot: Slot, executable: str, file: int, options: LocalOptions) -> None:
     reader, writer = os.pipe()
     try:
-        command = [executable, "-m", "executors.task", str(file), str(writer)]
+        command = [executable, "-m", "executors.local.task", str(file), str(writer)]
         environment = {"PYTHONPATH": _search_path({**os.environ, **options.environment}.get("PYTHONPATH"))}
         run.launch(slot, command, environment, reader, (file, writer))
     finally:

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executors.frames import Frames
-from executors.output import LONGEST_LINE, ConsoleSink, Lines, Output, say
+from executors.local.frames import Frames
+from executors.local.output import LONGEST_LINE, ConsoleSink, Lines, Output, say
 
 CHUNKS = st.lists(st.text("a\r\n", min_size=1).map(str.encode))
 

@@ -1,0 +1,29 @@
+"""This process's connection to a Ray cluster."""
+
+from __future__ import annotations
+
+import ray
+
+from executors.api import ExecutorError
+
+__all__ = ["check_connection", "connection"]
+
+
+def connection() -> str | None:
+    """What identifies the connection: another one after ``ray.shutdown()`` and ``ray.init()``, None without one."""
+    if not ray.is_initialized():
+        return None
+    identity: str = ray.get_runtime_context().get_worker_id()
+    return identity
+
+
+def check_connection() -> None:
+    """Raise ExecutorError unless this process is a driver or worker of a Ray cluster."""
+    # Ray's own functions would connect by themselves, to a new cluster with an authentication of its own.
+    if not ray.is_initialized():
+        raise ExecutorError("Ray is not initialized; call ray.init() first")
+    if ray.util.client.ray.is_connected():  # type: ignore[no-untyped-call, unused-ignore]
+        raise ExecutorError(
+            "RayExecutor runs inside the cluster, which a ray:// client is not; submit the script as a Ray job, or "
+            "call it in a ray.remote function"
+        )

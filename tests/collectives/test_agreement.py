@@ -1,0 +1,115 @@
+"""What a rank can see alone, and what only all can see."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from collectives.agreement import check_alone, disagreement, sizes
+from collectives.api import DType, InvalidRequestError, Operation, ReduceOp, Request
+
+REDUCE = Request("t", Operation.ALLREDUCE, DType.FLOAT32, (4, 2))
+SCATTER = replace(REDUCE, operation=Operation.REDUCESCATTER)
+GATHER = replace(REDUCE, operation=Operation.ALLGATHER)
+BROADCAST = replace(REDUCE, operation=Operation.BROADCAST, root_rank=2)
+EXCHANGE = replace(REDUCE, operation=Operation.ALLTOALL, splits=(1, 2, 1))
+BARRIER = Request("t", Operation.BARRIER)
+MEMBERS = (1, 2, 3)
+
+GOOD = [
+    REDUCE,
+    SCATTER,
+    GATHER,
+    BROADCAST,
+    EXCHANGE,
+    BARRIER,
+    replace(REDUCE, op=ReduceOp.PRODUCT, prescale_factor=0.5),
+    replace(REDUCE, dtype=DType.BOOL, op=ReduceOp.MAX),
+    replace(SCATTER, op=ReduceOp.AVERAGE),
+    replace(GATHER, dtype=DType.BOOL),
+    replace(EXCHANGE, splits=(0, 0, 0)),
+    replace(EXCHANGE, splits=(0, 4, 0)),
+]
+
+BAD = [
+    (replace(BROADCAST, root_rank=0), r"root rank 0 is not in the process set; choose one of \[1, 2, 3\]"),
+    (replace(BROADCAST, root_rank=-1), "root rank -1"),
+    (replace(EXCHANGE, splits=()), "splits has 0 entries, but must have 3, one for each rank"),
+    (replace(EXCHANGE, splits=(1, 1, 1, 1)), "splits has 4 entries, but must have 3"),
+    (replace(EXCHANGE, splits=(1, -1, 1)), r"splits \[1, -1, 1\] must be non-negative"),
+    (replace(EXCHANGE, splits=(2, 2, 1)), "add up to at most the 4 rows"),
+    (replace(REDUCE, dtype=DType.BOOL, op=ReduceOp.AVERAGE), "bool tensors cannot be averaged or scaled"),
+    (replace(SCATTER, dtype=DType.BOOL, prescale_factor=2.0), "convert to float32"),
+    (replace(REDUCE, dtype=DType.BOOL, postscale_factor=2.0), "convert to float32"),
+    (replace(REDUCE, op=ReduceOp.ADASUM), "op Adasum is not available; use Average, Sum, Min, Max or Product"),
+    (replace(SCATTER, op=ReduceOp.MIN), "op MIN is not available; use Average or Sum"),
+]
+
+
+@pytest.mark.parametrize("request_", GOOD, ids=lambda request: f"{request.operation.value}-{request.op.name}")
+def test_what_may_be_submitted(request_):
+    for rank in MEMBERS:
+        check_alone(request_, rank, MEMBERS)
+
+
+@pytest.mark.parametrize(("request_", "says"), BAD)
+def test_what_is_wrong_whatever_the_others_say(request_, says):
+    with pytest.raises(InvalidRequestError, match=says) as caught:
+        check_alone(request_, 1, MEMBERS)
+    assert str(caught.value).startswith(f"{request_.operation.value} 't': ")
+
+
+def test_only_members_may_submit():
+    with pytest.raises(InvalidRequestError, match=r"Rank 0 is not a member .* Set 7 has the ranks \[1, 2, 3\]"):
+        check_alone(replace(REDUCE, process_set=7), 0, MEMBERS)
+
+
+def test_equal_requests_agree():
+    for request in GOOD:
+        assert disagreement(dict.fromkeys(MEMBERS, request)) is None
+
+
+@pytest.mark.parametrize("request_", [GATHER, EXCHANGE], ids=["allgather", "alltoall"])
+def test_the_number_of_rows_may_differ_the_rest_may_not(request_):
+    others = dict.fromkeys((1, 2), request_)
+    assert disagreement(others | {3: replace(request_, shape=(9, 2))}) is None
+    assert disagreement(others | {3: replace(request_, shape=(0, 2))}) is None
+    for shape in ((4, 3), (4, 2, 1), (4,), ()):
+        text = disagreement(others | {3: replace(request_, shape=shape)})
+        assert "disagree about the shape" in text
+        assert "('any', 2) on ranks 1, 2" in text
+
+
+@pytest.mark.parametrize("operation", [Operation.ALLGATHER, Operation.ALLTOALL, Operation.REDUCESCATTER])
+def test_what_works_on_rows_needs_some(operation):
+    text = disagreement(dict.fromkeys(MEMBERS, replace(REDUCE, operation=operation, shape=())))
+    assert text == f"tensor 't': {operation.value} needs at least one dimension; reshape the scalar to (1,)"
+
+
+def test_the_text_does_not_depend_on_the_order_of_arrival():
+    said = {rank: replace(REDUCE, dtype=dtype) for rank, dtype in enumerate((DType.INT8, DType.BOOL, DType.INT8))}
+    texts = set()
+    for seed in range(10):
+        ranks = list(said)
+        random.Random(seed).shuffle(ranks)
+        texts.add(disagreement({rank: said[rank] for rank in ranks}))
+    assert texts == {
+        "tensor 't': the ranks disagree about the dtype: int8 on ranks 0, 2; bool on rank 1. "
+        "Submit the same dtype under this name on every rank"
+    }
+
+
+def test_many_ranks_are_cut_short():
+    said = dict.fromkeys(range(100), REDUCE) | {40: GATHER}
+    text = disagreement(said)
+    assert "allreduce on ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, ...;" in text
+    assert "allgather on rank 40." in text
+
+
+def test_members_learn_each_others_rows():
+    assert sizes({rank: replace(GATHER, shape=(10 * rank, 2)) for rank in (3, 1, 2)}, MEMBERS) == (10, 20, 30)
+    splits = {1: (1, 0, 0), 2: (0, 2, 1), 3: (0, 0, 4)}
+    exchange = {rank: replace(EXCHANGE, splits=splits[rank]) for rank in (2, 3, 1)}
+    assert sizes(exchange, MEMBERS) == (1, 0, 0, 0, 2, 1, 0, 0, 4)
+    for request in (REDUCE, SCATTER, BROADCAST, BARRIER):
+        assert sizes(dict.fromkeys(MEMBERS, request), MEMBERS) == ()

@@ -1,0 +1,57 @@
+"""The stream of events."""
+
+import logging
+
+from collectives.events import EventStream, Finished
+
+EVENT = Finished(("a",), 0, 1.0)
+
+
+def test_nobody_listens_at_first():
+    stream = EventStream()
+    assert not stream.active
+    stream.publish(EVENT)
+
+
+def test_everybody_hears_every_event_in_order():
+    stream, heard = EventStream(), []
+    for listener in "ab":
+        stream.subscribe(lambda event, listener=listener: heard.append((listener, event.time)))
+    assert stream.active
+    for time in (1.0, 2.0):
+        stream.publish(Finished(("a",), 0, time))
+    assert heard == [("a", 1.0), ("b", 1.0), ("a", 2.0), ("b", 2.0)]
+
+
+def test_a_subscription_ends_any_number_of_times():
+    stream, heard = EventStream(), []
+    end = stream.subscribe(heard.append)
+    stay = stream.subscribe(lambda event: None)
+    end(), end()
+    stream.publish(EVENT)
+    assert not heard
+    assert stream.active
+    stay()
+    assert not stream.active
+
+
+def test_who_raises_is_logged_and_removed_and_harms_nobody(caplog):
+    def clumsy(event):
+        heard.append("clumsy")
+        raise KeyError("oops")
+
+    stream, heard = EventStream(), []
+    stream.subscribe(clumsy)
+    stream.subscribe(lambda event: heard.append("other"))
+    with caplog.at_level(logging.ERROR, "collectives.events"):
+        stream.publish(EVENT), stream.publish(EVENT)
+    assert heard == ["clumsy", "other", "other"]
+    assert "clumsy" in caplog.text
+    assert "oops" in caplog.text
+
+
+def test_a_subscriber_may_end_itself():
+    stream, heard = EventStream(), []
+    end = stream.subscribe(lambda event: (heard.append(event), end()))
+    stream.publish(EVENT), stream.publish(EVENT)
+    assert heard == [EVENT]

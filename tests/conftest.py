@@ -1,0 +1,72 @@
+"""What must hold after every test: nothing that it started or opened is left."""
+
+import gc
+import os
+import threading
+import time
+from multiprocessing import resource_tracker
+
+import psutil
+import pytest
+
+PATIENCE_SECONDS = 5.0
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(request):
+    """Fail a test that leaves something of a kind in LOOK. All of them may take a moment to end.
+
+    ``@pytest.mark.leaves("threads", ...)`` names the kinds that a library keeps on purpose.
+    """
+    kept = {kind for marker in request.node.iter_markers("leaves") for kind in marker.args}
+    assert kept <= set(LOOK), f"leaves({', '.join(kept)}): the kinds are {', '.join(LOOK)}"
+    kinds = [kind for kind in LOOK if kind not in kept]
+    before = {kind: LOOK[kind]() for kind in kinds}
+    yield
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while left := {kind: found for kind in kinds if (found := LOOK[kind]() - before[kind])}:
+        if time.monotonic() > deadline:
+            pytest.fail(f"the test left behind: {left}")
+        gc.collect()
+        time.sleep(0.01)
+    changed = before.get("environment", set()) - LOOK["environment"]()
+    assert not changed, f"the test removed or changed variables: {changed}"
+
+
+def _threads():
+    return {thread for thread in threading.enumerate() if not thread.daemon or thread.name.startswith("hvd-")}
+
+
+def _processes():
+    tracker = resource_tracker._resource_tracker._pid  # multiprocessing keeps it for as long as this process lives
+    return {child for child in psutil.Process().children(recursive=True) if child.pid != tracker}
+
+
+def _descriptors():
+    tracker = resource_tracker._resource_tracker._fd
+    found = {(int(name), _target(name)) for name in os.listdir("/proc/self/fd")}
+    return {(descriptor, target) for descriptor, target in found if target and descriptor != tracker}
+
+
+def _target(descriptor):
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    except OSError:  # it was the descriptor of the listing
+        return None
+
+
+def _shared_memory():
+    return set(os.listdir("/dev/shm"))
+
+
+def _environment():
+    return {(key, value) for key, value in os.environ.items() if key != "PYTEST_CURRENT_TEST"}
+
+
+LOOK = {
+    "threads": _threads,
+    "processes": _processes,
+    "descriptors": _descriptors,
+    "shared_memory": _shared_memory,
+    "environment": _environment,
+}

@@ -1,0 +1,201 @@
+"""The arrows of docs/architecture.md, and what the packages show to the outside."""
+
+import ast
+import importlib
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LAYERS = ("collectives", "executors", "hvd_cluster")  # each may import itself and those before it
+FRAMEWORKS = {"torch", "tensorflow", "keras", "mxnet", "jax"}
+CLUSTERS = {"ray", "pyspark"}
+BACKEND_LIBRARIES = {"torch", "mpi4py", "cupy", "pygloo"}
+ARRAYS = {"numpy"}
+
+
+@dataclass(frozen=True)
+class Import:
+    """``module`` is what follows the word import or from; ``lazy`` means inside a function."""
+
+    path: str
+    line: int
+    module: str
+    lazy: bool
+
+    @property
+    def top(self):
+        return self.module.split(".")[0]
+
+    @property
+    def layer(self):
+        return self.path.split("/")[0]
+
+
+def _sources():
+    return [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))]
+
+
+def _parse(path):
+    return ast.parse(path.read_text(), str(path))
+
+
+def _imports():
+    return [found for path in _sources() for found in _imports_of(path)]
+
+
+def _imports_of(path):
+    """All imports but those for type checkers only."""
+    stack = [(child, False) for child in ast.iter_child_nodes(_parse(path))]
+    while stack:
+        node, lazy = stack.pop()
+        if _is_type_checking(node):
+            stack.extend((child, lazy) for child in node.orelse)
+            continue
+        for module in _modules(node):
+            yield Import(path.relative_to(ROOT).as_posix(), node.lineno, module, lazy)
+        inside = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        stack.extend((child, inside) for child in ast.iter_child_nodes(node))
+
+
+def _is_type_checking(node):
+    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+
+
+def _modules(node):
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return ["." * node.level + (node.module or "")]
+    return []
+
+
+def _where(found):
+    return [f"{each.path}:{each.line} imports {each.module}" for each in found]
+
+
+def test_the_sources_are_found():
+    assert {path.parts[len(ROOT.parts)] for path in _sources()} == set(LAYERS)
+    assert len(_imports()) > 200
+
+
+def test_arrows_only_point_downwards():
+    wrong = [each for each in _imports() if each.top in LAYERS and LAYERS.index(each.top) > LAYERS.index(each.layer)]
+    assert not _where(wrong)
+
+
+def test_imports_of_ours_are_absolute():
+    assert not _where(each for each in _imports() if each.module.startswith("."))
+
+
+def test_collectives_binds_a_library_only_in_its_backend_and_only_when_needed():
+    foreign = FRAMEWORKS | CLUSTERS | BACKEND_LIBRARIES
+    wrong = [
+        each
+        for each in _imports()
+        if each.layer == "collectives"
+        and each.top in foreign
+        and not (each.lazy and each.top in BACKEND_LIBRARIES and each.path.startswith("collectives/backends/"))
+    ]
+    assert not _where(wrong)
+
+
+def test_executors_know_no_tensors():
+    wrong = [
+        each for each in _imports() if each.layer == "executors" and each.top in FRAMEWORKS | BACKEND_LIBRARIES | ARRAYS
+    ]
+    assert not _where(wrong)
+
+
+@pytest.mark.parametrize("cluster", ["ray", "spark"])
+def test_a_cluster_is_known_in_its_own_folder_only(cluster):
+    library = {"ray": "ray", "spark": "pyspark"}[cluster]
+    homes = (f"executors/{cluster}/", f"hvd_cluster/{cluster}")
+    wrong = [each for each in _imports() if each.top == library and not each.path.startswith(homes)]
+    assert not _where(wrong)
+
+
+def test_value_objects_import_nothing_of_ours():
+    found = [each for each in _imports() if each.path.endswith("/api.py")]
+    assert {each.path for each in found} >= {"collectives/api.py", "executors/api.py"}
+    assert not _where(each for each in found if each.top in LAYERS)
+
+
+def test_nothing_prints():
+    calls = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in _sources()
+        for node in ast.walk(_parse(path))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+    assert not calls
+
+
+def test_importing_brings_in_no_framework_and_no_cluster():
+    script = (
+        "import json, sys, hvd_cluster.basics, collectives.bootstrap, executors.local.command;"
+        "json.dump(sorted(sys.modules), sys.stdout)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, check=True, timeout=60)
+    assert not set(json.loads(done.stdout)) & (FRAMEWORKS | CLUSTERS | BACKEND_LIBRARIES)
+
+
+SURFACE = {
+    "hvd_cluster": ["HorovodInternalError", "HostsUpdatedInterrupt", "__version__", "run"],
+    "hvd_cluster.torch": [
+        "Average",
+        "Compression",
+        "DistributedOptimizer",
+        "HorovodInternalError",
+        "Max",
+        "Min",
+        "ProcessSet",
+        "Product",
+        "Sum",
+        "allgather",
+        "allgather_async",
+        "allgather_object",
+        "allreduce",
+        "allreduce_",
+        "allreduce_async",
+        "allreduce_async_",
+        "alltoall",
+        "alltoall_async",
+        "barrier",
+        "broadcast",
+        "broadcast_",
+        "broadcast_async",
+        "broadcast_async_",
+        "broadcast_object",
+        "broadcast_optimizer_state",
+        "broadcast_parameters",
+        "cross_rank",
+        "cross_size",
+        "global_process_set",
+        "init",
+        "is_homogeneous",
+        "is_initialized",
+        "local_rank",
+        "local_size",
+        "poll",
+        "rank",
+        "reducescatter",
+        "reducescatter_async",
+        "shutdown",
+        "size",
+        "synchronize",
+    ],
+}
+
+
+@pytest.mark.parametrize("name", SURFACE)
+def test_the_public_surface_is_a_decision(name):
+    if name == "hvd_cluster.torch":
+        pytest.importorskip("torch")
+    module = importlib.import_module(name)
+    assert sorted(module.__all__) == SURFACE[name]
+    assert all(hasattr(module, member) for member in module.__all__)
