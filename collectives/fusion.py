@@ -25,7 +25,8 @@ def plan(ready: Iterable[Response], threshold: int) -> list[list[Response]]:
         request = response.request
         kind = _kind(response)
         batch, filled = newest.get(kind, ([], 0))
-        if request.operation not in FUSIBLE or not batch or filled + request.nbytes > threshold:
+        fits = batch and threshold and filled + request.nbytes <= threshold
+        if request.operation not in FUSIBLE or not fits:
             batch, filled = [], 0
             batches.append(batch)
         batch.append(response)

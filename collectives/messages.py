@@ -170,16 +170,16 @@ _PACK: dict[type, tuple[int, Callable[[Any], tuple[Any, ...]]]] = {
     Left: (6, lambda m: ()),
     Abort: (7, lambda m: (m.kind, m.text)),
 }
-_UNPACK: tuple[Callable[..., Message], ...] = (
-    _unpack_ready,
-    _unpack_run,
-    Refuse,
-    lambda ids: Unknown(tuple(ids)),
-    Leave,
-    Stop,
-    Left,
-    Abort,
-)
+_UNPACK: dict[int, Callable[..., Message]] = {
+    0: _unpack_ready,
+    1: _unpack_run,
+    2: Refuse,
+    3: lambda ids: Unknown(tuple(ids)),
+    4: Leave,
+    5: Stop,
+    6: Left,
+    7: Abort,
+}
 
 
 def encode(message: Message) -> bytes:
@@ -195,5 +195,5 @@ def decode(data: bytes) -> Message:
         tag, *fields = msgpack.unpackb(data)
         unpack: Callable[..., Message] = _UNPACK[tag]
         return unpack(*fields)
-    except (ValueError, TypeError, IndexError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, LookupError, msgpack.UnpackException) as error:
         raise EngineError(f"a control message of {len(data)} bytes cannot be read: {error}") from error

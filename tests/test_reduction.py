@@ -167,6 +167,15 @@ def test_narrowing_rounds_to_nearest_even(dtype, length):
                 assert_bits(out, expected[piece])
 
 
+@every("length", [1 << 13, 3], ids=["long", "short"])
+@every("sign", [1.0, -1.0])
+def test_narrowing_to_float16_meets_infinity_at_65520(length, sign):
+    for number, expected in ((np.nextafter(np.float32(65520), np.float32(0)), 65504.0), (np.float32(65520), np.inf)):
+        out = np.empty(length, np.float16)
+        narrow(np.full(length, number * sign, np.float32), out, DType.FLOAT16)
+        assert (out == expected * sign).all()
+
+
 @every("dtype", [*FLOATS, *HALVES], **labels)
 def test_nan_and_infinity(dtype):
     for size in (6, CHUNK + 6):

@@ -100,7 +100,7 @@ class InprocGroup:
         if rank in self._failures:
             raise self._failures[rank]
         if self._lost:
-            raise PeerLostError("; ".join(self._lost.values()))
+            raise PeerLostError(next(iter(self._lost.values())))
 
 
 class InprocBackend(Backend):

@@ -62,7 +62,7 @@ def _culprit(call: Call) -> str:
 
 def _fits(value: object) -> bool:
     try:
-        ray.cloudpickle.dumps(value)  # type: ignore[no-untyped-call, unused-ignore]
+        ray.cloudpickle.dumps(value)
     except Exception:  # noqa: BLE001  pickling runs code of the user
         return False
     return True

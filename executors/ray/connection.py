@@ -22,7 +22,7 @@ def check_connection() -> None:
     # Ray's own functions would connect by themselves, to a new cluster with an authentication of its own.
     if not ray.is_initialized():
         raise ExecutorError("Ray is not initialized; call ray.init() first")
-    if ray.util.client.ray.is_connected():  # type: ignore[no-untyped-call, unused-ignore]
+    if ray.util.client.ray.is_connected():
         raise ExecutorError(
             "RayExecutor runs inside the cluster, which a ray:// client is not; submit the script as a Ray job, or "
             "call it in a ray.remote function"

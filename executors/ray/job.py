@@ -129,5 +129,5 @@ def _check_spread(request: Request, members: Sequence[Member]) -> None:
 
 
 def _server_host(members: Sequence[Member]) -> str:
-    own: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call, unused-ignore]
+    own: str = ray.util.get_node_ip_address()
     return LOOPBACK if all(member.place.address == own for member in members) else own

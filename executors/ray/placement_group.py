@@ -56,10 +56,10 @@ def reserve(request: Request, timeout: float, use_current: bool = True) -> Reser
 
 def cluster_state() -> ClusterState:
     """What the cluster has now."""
-    nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call, unused-ignore]
+    nodes = [node for node in ray.nodes() if node["Alive"]]
     return ClusterState(
-        available=ray.available_resources(),  # type: ignore[no-untyped-call, unused-ignore]
-        total=ray.cluster_resources(),  # type: ignore[no-untyped-call, unused-ignore]
+        available=ray.available_resources(),
+        total=ray.cluster_resources(),
         hosts={f"{node['NodeManagerHostname']} {node['NodeID'][:8]}": node["Resources"] for node in nodes},
     )
 

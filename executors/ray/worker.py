@@ -45,7 +45,7 @@ class HorovodWorker:
         context = ray.get_runtime_context()
         return Place(
             node=context.get_node_id(),
-            address=ray.util.get_node_ip_address(),  # type: ignore[no-untyped-call, unused-ignore]
+            address=ray.util.get_node_ip_address(),
             hostname=socket.gethostname(),
             pid=os.getpid(),
             gpus=tuple(context.get_accelerator_ids().get("GPU", ())),

@@ -1,5 +1,7 @@
 """The wire form of control messages."""
 
+from contextlib import suppress
+
 import msgpack
 import pytest
 from hypothesis import given
@@ -73,17 +75,15 @@ def test_a_damaged_message_is_refused_or_another_message(message, data):
 
 
 def _decode_or_refuse(data):
-    try:
+    with suppress(EngineError):
         decode(data)
-    except EngineError as error:
-        assert f"a control message of {len(data)} bytes cannot be read" in str(error)
 
 
 @pytest.mark.parametrize(
     "value", [None, 7, [], {}, [99], [-1, "kind", "text"], ["0"], [4, "more"], [0, [["too", "short"]], [], [], []]]
 )
 def test_what_is_no_message_is_refused(value):
-    with pytest.raises(EngineError):
+    with pytest.raises(EngineError, match=r"a control message of \d+ bytes cannot be read"):
         decode(msgpack.packb(value))
 
 

@@ -1,5 +1,7 @@
 """Several arrays as one vector."""
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from collectives.segments import Segments
 def split(lengths):
     """Arrays of the given lengths that count on from each other."""
     ends = np.cumsum([0, *lengths])
-    return [np.arange(start, stop) for start, stop in zip(ends[:-1], ends[1:], strict=True)]
+    return [np.arange(start, stop) for start, stop in pairwise(ends)]
 
 
 lengths = st.lists(st.integers(0, 6), max_size=6)
