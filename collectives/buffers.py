@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,7 @@ def as_buffer(value: Any) -> Buffer:
     if isinstance(value, np.ndarray) or hasattr(value, "__array_interface__"):
         return _from_array(np.asarray(value), value)
     if hasattr(value, "__dlpack__"):
-        return _from_array(np.from_dlpack(value), value)
+        return _from_array(_from_dlpack(value), value)
     try:
         return _from_array(np.asarray(memoryview(value)), value)
     except TypeError:
@@ -75,18 +76,30 @@ def as_buffer(value: Any) -> Buffer:
         ) from None
 
 
+def _from_dlpack(value: Any) -> Array:
+    try:
+        return np.from_dlpack(value)
+    except (BufferError, RuntimeError, TypeError) as error:
+        raise InvalidRequestError(f"a {type(value).__name__} cannot be viewed as an array: {error}") from error
+
+
 def _from_array(array: Array, owner: Any) -> Buffer:
-    dtype = DType.from_label(array.dtype.name)
+    dtype = _dtype(array.dtype)
     _require_contiguous(array.flags.c_contiguous, array.shape)
     return Buffer(array.view(dtype.storage).reshape(-1), dtype, array.shape, owner)
 
 
 def _from_cuda(value: Any) -> Buffer:
     interface = value.__cuda_array_interface__
-    dtype = DType.from_label(np.dtype(interface["typestr"]).name)
+    dtype = _dtype(np.dtype(interface["typestr"]))
     shape = tuple(interface["shape"])
-    _require_contiguous(interface.get("strides") is None, shape)
+    strides = [prod(shape[axis + 1 :]) * dtype.itemsize for axis in range(len(shape))]
+    _require_contiguous(list(interface.get("strides") or strides) == strides, shape)
     return Buffer(None, dtype, shape, value, "cuda", interface["data"][0])
+
+
+def _dtype(dtype: np.dtype[Any]) -> DType:
+    return DType.from_label(dtype.name if dtype.isnative else dtype.str)
 
 
 def _require_contiguous(contiguous: bool, shape: Sequence[int]) -> None:

@@ -84,7 +84,7 @@ class Engine:
         self._queued: dict[tuple[int, str], deque[Work]] = {}
         self._commands: deque[Command] = deque()
         self._batches: deque[Batch] = deque()
-        self._counters: dict[Operation, int] = {}
+        self._counters: dict[tuple[Operation, int], int] = {}
         # Owned by whoever drives; never waited for without a bound: callers wait for _changed instead.
         self._driver = threading.Lock()
         # Owned by the engine; waiting callers, woken when a work is done or the driver steps down; waits are sliced.
@@ -130,14 +130,14 @@ class Engine:
         self.synchronize(work)
         return work
 
-    def next_name(self, operation: Operation) -> str:
-        """The name of the next unnamed tensor; the n-th call gives the same name on every rank.
+    def next_name(self, operation: Operation, process_set: int = GLOBAL) -> str:
+        """The name of the next unnamed tensor; the n-th call for a process set gives the same name on every member.
 
         Names repeat after a while, so that unnamed tensors profit from the response cache, too.
         """
         with self._lock:
-            number = self._counters.get(operation, 0)
-            self._counters[operation] = number + 1
+            number = self._counters.get((operation, process_set), 0)
+            self._counters[operation, process_set] = number + 1
         return f"{operation.value}.noname.{number % 256}"
 
     def poll(self, work: Work) -> bool:
@@ -146,6 +146,8 @@ class Engine:
 
     def synchronize(self, work: Work) -> Buffer | None:
         """Wait for ``work`` and return its output; raises MismatchError, PeerLostError and the like."""
+        if not (work.done or work.urged):
+            self._urge(work)
         while not work.done:
             if self._driver.acquire(blocking=False):
                 try:
@@ -160,7 +162,7 @@ class Engine:
 
     def barrier(self, process_set: int = GLOBAL) -> None:
         """Return when every member of the process set has called it."""
-        name = self.next_name(Operation.BARRIER)
+        name = self.next_name(Operation.BARRIER, process_set)
         self.run(Request(name, Operation.BARRIER, process_set=process_set), None, None, unnamed=True)
 
     def shutdown(self) -> None:
@@ -208,11 +210,11 @@ class Engine:
 
     # Waiting, and who drives.
 
+    def _urge(self, work: Work) -> None:
+        work.urged = True
+        self._commands.append(lambda: self._worker.urge(work.request.key))
+
     def _drive_for(self, work: Work) -> None:
-        if not work.urged:
-            work.urged = True
-            with self._lock:
-                self._commands.append(lambda: self._worker.urge(work.request.key))
         spins = 0
         while not (work.done or self._finished):
             if self._step_safely():
@@ -224,6 +226,8 @@ class Engine:
                 self._sleep()
         if self._finished:
             self._fail_works(self._ending())
+        if not work.done:  # an interrupt took it out of the table
+            work.fail(self._ending())
 
     def _ending(self) -> Exception:
         return self._failure or ShutDownError("Horovod has been shut down; call hvd.init() to start again")
@@ -231,7 +235,8 @@ class Engine:
     def _step_down(self) -> None:
         self._driven_at = time.monotonic()
         self._driver.release()
-        if self._commands or self._channel.has_unsent:
+        held = self._coordinator is not None and self._coordinator.deadline is not None
+        if self._commands or held or self._channel.has_unsent:
             self._notify()
         self._announce()
 
@@ -241,6 +246,8 @@ class Engine:
                 self._changed.notify_all()
 
     def _await_change(self, work: Work) -> None:
+        if self._commands:
+            self._notify()
         with self._changed:
             self._waiters += 1
             try:
@@ -258,7 +265,7 @@ class Engine:
         me = threading.get_ident()
         self._polling.add(me)
         try:
-            if not self._commands and self._lost is None:
+            if not self._commands and self._lost is None and not self._finished:
                 self._channel.poll(self._until_deadline())
         finally:
             self._polling.discard(me)
@@ -328,6 +335,7 @@ class Engine:
         ready = self._worker.outgoing()
         if ready is not None:
             self._tell_coordinator(ready)
+        lost = self._lost  # looked at first, because what the lost rank said last may explain more
         for sender, data in self._channel.receive():
             active = True
             self._hear(sender, decode(data))
@@ -336,8 +344,8 @@ class Engine:
         while self._batches and not self._finished:
             active = True
             self._run_batch(self._batches.popleft())
-        if self._lost is not None and not self._finished:
-            self._fail(self._loss(self._lost))
+        if lost is not None and not self._finished:
+            self._fail(self._loss(lost))
         if self._leave_deadline is not None and time.monotonic() > self._leave_deadline:
             logger.warning("rank %d: not every rank answered the shutdown in time", self.topology.rank)
             self._finished = True
@@ -478,7 +486,8 @@ class Engine:
 
     def _on_lost(self, rank: int) -> None:
         """On the channel's watch thread: a connection ended."""
-        self._lost = rank
+        if self._lost is None:
+            self._lost = rank
         if not (self._leaving or self._finished):
             self._abort_backends(self._loss(rank))
         self._notify()
@@ -494,12 +503,13 @@ class Engine:
         """The best explanation of ``error``: what another rank said, or whose connection ended; waits a moment."""
         deadline = time.monotonic() + VERDICT_SECONDS
         while not self._finished and time.monotonic() < deadline:
+            lost = self._lost
             for _, data in self._channel.receive():
                 message = decode(data)
                 if isinstance(message, Abort):
                     return _error(message)
-            if self._lost is not None:
-                return self._loss(self._lost) if isinstance(error, PeerLostError) else error
+            if lost is not None:
+                return self._loss(lost) if isinstance(error, PeerLostError) else error
             if not isinstance(error, PeerLostError | api.CollectiveTimeoutError):
                 break
             self._channel.poll(0.05)

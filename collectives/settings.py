@@ -6,7 +6,6 @@ No other module of the engine looks at the environment.
 from __future__ import annotations
 
 import base64
-import binascii
 import math
 import socket
 from collections.abc import Callable, Mapping
@@ -76,12 +75,12 @@ class Settings:
             local_size=read("HOROVOD_LOCAL_SIZE", _positive, 1),
             cross_rank=read("HOROVOD_CROSS_RANK", _natural, 0),
             cross_size=read("HOROVOD_CROSS_SIZE", _positive, 1),
-            hostname=environment.get("HOROVOD_HOSTNAME") or socket.gethostname(),
-            rendezvous_address=environment.get("HOROVOD_GLOO_RENDEZVOUS_ADDR") or None,
-            rendezvous_port=read("HOROVOD_GLOO_RENDEZVOUS_PORT", _natural, 0),
-            rendezvous_scope=environment.get("HOROVOD_RENDEZVOUS_SCOPE") or "job",
+            hostname=read("HOROVOD_HOSTNAME", str, "") or socket.gethostname(),
+            rendezvous_address=read("HOROVOD_GLOO_RENDEZVOUS_ADDR", str, "") or None,
+            rendezvous_port=read("HOROVOD_GLOO_RENDEZVOUS_PORT", _port, 0),
+            rendezvous_scope=read("HOROVOD_RENDEZVOUS_SCOPE", str, "job"),
             secret=read(ENVIRONMENT_SECRET, _base64, b"", show=False),
-            interface=environment.get("HOROVOD_GLOO_IFACE", ""),
+            interface=read("HOROVOD_GLOO_IFACE", str, ""),
             cpu_operations=read("HOROVOD_CPU_OPERATIONS", _one_of("auto", "shm", "gloo"), "auto"),
             fusion_threshold=read("HOROVOD_FUSION_THRESHOLD", _natural, 128 * MEBIBYTE),
             cycle_time=read("HOROVOD_CYCLE_TIME", _milliseconds, 0.001),
@@ -126,6 +125,14 @@ def _positive(text: str) -> int:
     return _integer(text, 1, "an integer of at least 1")
 
 
+def _port(text: str) -> int:
+    allowed = "a port number, 0 to 65535"
+    value = _integer(text, 0, allowed)
+    if value > 65535:
+        raise ValueError(allowed)
+    return value
+
+
 def _number(text: str, allowed: str) -> float:
     try:
         value = float(text)
@@ -151,7 +158,7 @@ def _seconds(text: str) -> float:
 def _base64(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
-    except binascii.Error:
+    except ValueError:
         raise ValueError("base64, as the launcher made it") from None
 
 

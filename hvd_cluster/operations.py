@@ -63,12 +63,13 @@ def start(
 ) -> Work:
     """Submit ``source``; with ``wait`` return the finished work. ``fields`` are those of :class:`Request`."""
     engine = basics.engine()
+    id = process_set_id(process_set)
     request = Request(
-        engine.next_name(operation) if name is None else f"{operation.value}.{name}",
+        engine.next_name(operation, id) if name is None else f"{operation.value}.{name}",
         operation,
         source.dtype,
         source.shape,
-        process_set=process_set_id(process_set),
+        process_set=id,
         device=source.device,
         **fields,
     )

@@ -692,3 +692,17 @@ class TestClient:
             client.close()
             with pytest.raises(ShutDownError):
                 result()
+
+
+def test_what_is_not_http_is_one_line_in_the_log(
+    server: RendezvousServer, client: RendezvousClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    with socket.create_connection((server.address, server.port), timeout=10) as stranger:
+        stranger.sendall(b"\x16\x03\x01 who is there\r\n\r\n")
+        while stranger.recv(4096):
+            pass
+    client.set("key", b"value")
+    assert client.get("key", 1.0) == b"value"
+    [record] = [record for record in caplog.records if record.name.endswith(".http")]
+    assert record.exc_info is None

@@ -13,6 +13,7 @@ from contextlib import suppress
 from types import TracebackType
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from collectives.api import SettingsError, Store
 from collectives.rendezvous.service import Service
@@ -21,6 +22,17 @@ from collectives.rendezvous.store import MemoryStore
 __all__ = ["RendezvousServer"]
 
 _log = logging.getLogger(__name__)
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    """A stranger's bytes that are not HTTP are a line in the log, not a traceback: a port scanner must not fill it."""
+    if record.exc_info and isinstance(record.exc_info[1], HttpProcessingError):
+        record.exc_info = None
+    return True
+
+
+_http_log = logging.getLogger(f"{__name__}.http")
+_http_log.addFilter(_without_traceback)
 
 _BODY_LIMIT = 16 << 20
 _WAIT_LIMIT = 60.0
@@ -154,7 +166,7 @@ class _HttpServer(web.Server):
             auto_decompress=False,  # a small body must not become a large one
             keepalive_timeout=_IDLE_TIMEOUT,
             lingering_time=_LINGER,
-            logger=_log,
+            logger=_http_log,
         )
         self._transports: dict[web.RequestHandler, asyncio.Transport] = {}
         self._aborted = False

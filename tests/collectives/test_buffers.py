@@ -132,7 +132,7 @@ UNSUPPORTED = [
 @pytest.mark.parametrize("value", UNSUPPORTED, ids=lambda value: str(getattr(value, "dtype", value)))
 def test_an_unsupported_type_is_refused_with_those_that_work(value):
     with pytest.raises(
-        InvalidRequestError, match="is not supported; convert the tensor to one of: uint8, int8, .*bool"
+        InvalidRequestError, match=r"is not supported; convert the tensor to one of: uint8, int8, .*bool"
     ):
         as_buffer(value)
 

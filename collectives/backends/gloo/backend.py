@@ -25,7 +25,7 @@ is reduced by one member, or by all in the same order: results are bit-identical
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from itertools import accumulate
@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from collectives.api import DType, ReduceOp, ShutDownError, Store
+from collectives.api import DType, PeerLostError, ReduceOp, ShutDownError, Store
 from collectives.backends.base import Array, Backend, Bytes
 from collectives.backends.gloo.connections import ADDRESS_BYTES, NOWHERE, Connections
 from collectives.backends.gloo.meeting import import_torch, meet, open_device, translate
@@ -78,7 +78,7 @@ class GlooBackend(Backend):
         device, address = open_device(interface, hostname)
         self._connections = Connections(address)
         self._group: Any = meet(rank, size, store, timeout, device)
-        self._connections.peers = self._exchange_addresses(address)
+        self._connections.find(self._exchange_addresses(address))
 
     def allreduce(
         self,
@@ -136,7 +136,7 @@ class GlooBackend(Backend):
         if destination.size:
             options = self._torch.distributed.BroadcastOptions()
             options.rootRank = root
-            self._run(self._group.broadcast, [self._tensor(destination)], options)
+            self._run("broadcast", [self._tensor(destination)], options)
 
     def alltoall(
         self, source: Bytes, destination: Bytes, send_counts: Sequence[int], receive_counts: Sequence[int]
@@ -150,7 +150,7 @@ class GlooBackend(Backend):
 
     def barrier(self) -> None:
         self._check()
-        self._run(self._group.barrier)
+        self._run("barrier")
 
     def close(self) -> None:
         self._error = self._error or ShutDownError("the gloo backend was closed")
@@ -220,7 +220,7 @@ class GlooBackend(Backend):
         self._exchange(copies, destination, [source.size] * self.size, list(counts))
 
     def _allgather_even(self, source: Array, destination: Array) -> None:
-        self._run(self._group._allgather_base, self._tensor(_bytes(destination)), self._tensor(_bytes(source)))
+        self._run("_allgather_base", self._tensor(_bytes(destination)), self._tensor(_bytes(source)))
 
     def _allgather_padded(self, source: Bytes, destination: Bytes, counts: Sequence[int]) -> None:
         padded = self._outgoing.take(max(counts), DType.UINT8)
@@ -239,12 +239,12 @@ class GlooBackend(Backend):
     ) -> None:
         """One alltoall of bytes; without counts in equal parts."""
         tensors = self._tensor(_bytes(destination)), self._tensor(_bytes(source))
-        self._run(self._group.alltoall_base, *tensors, receive_counts, send_counts)
+        self._run("alltoall_base", *tensors, receive_counts, send_counts)
 
     def _ring(self, array: Array, op: ReduceOp) -> None:
         options = self._torch.distributed.AllreduceOptions()
         options.reduceOp = getattr(self._torch.distributed.ReduceOp, _RING_OPS[op])
-        self._run(self._group.allreduce, [self._tensor(array)], options)
+        self._run("allreduce", [self._tensor(array)], options)
 
     def _rows(self, flat: Array) -> Array:
         return flat.reshape(self.size, flat.size // self.size)
@@ -261,17 +261,25 @@ class GlooBackend(Backend):
         if self._error is not None:
             raise self._error
 
-    def _run(self, start: Callable[..., Any], *arguments: object) -> None:
-        """Start one operation of Gloo and wait for it, in slices, because only our own flag interrupts the wait."""
+    def _run(self, operation: str, *arguments: object) -> None:
+        """Do one operation of the group.
+
+        No frame of a traceback may hold the work or the group: nobody could tell when they would be dropped.
+        """
         try:
-            work = start(*arguments)
-            while not _finished(work, SLICE) and self._error is None:
-                pass
-        except Exception as error:
-            raise self._fail(error) from error
-        if self._error is not None:
-            self._leave(work)
-            raise self._error
+            self._wait(getattr(self._group, operation)(*arguments))
+        except RuntimeError as error:
+            raise self._fail(error) from error.with_traceback(None)
+        self._check()
+
+    def _wait(self, work: Any) -> None:
+        """Wait in slices, because only our own flag ends a wait, and because Gloo may miss that a connection broke."""
+        while not _finished(work, SLICE):
+            if self._error is not None or self._connections.broken():
+                if not _finished(work, GRACE):
+                    self._unfinished = work
+                    self._fail(PeerLostError("the connection to a peer is gone; form a new job without it"))
+                return
 
     def _fail(self, error: Exception) -> Exception:
         """The error that this and all later calls raise. The peers lose us, so that they do not wait in vain."""
@@ -280,12 +288,6 @@ class GlooBackend(Backend):
                 self._error = translate(error)
         self._connections.shut_down()
         return self._error
-
-    def _leave(self, work: Any) -> None:
-        """Let an aborted operation end before its memory goes back to the caller."""
-        with suppress(RuntimeError):
-            if not _finished(work, GRACE):
-                self._unfinished = work
 
 
 class _Scratch:
@@ -304,12 +306,12 @@ class _Scratch:
 
 def _finished(work: Any, limit: timedelta) -> bool:
     """Wait for ``work`` for a while; raises what it failed with. An expired wait does not stop the operation."""
-    try:
+    with suppress(RuntimeError):
         work.wait(limit)
-    except RuntimeError:
-        if not work.is_completed():
-            return False
-        work.wait()  # The limit may have expired just when the operation ended: ask again what became of it.
+        return True
+    if not work.is_completed():
+        return False
+    work.wait()  # It has failed, or it ended just when the limit expired: this tells which.
     return True
 
 

@@ -1,0 +1,155 @@
+"""Engines of several ranks in one process: threads, in-process backends, and either kind of channel."""
+
+import contextlib
+import socket
+import threading
+import time
+
+import numpy as np
+
+from collectives.api import Operation, ReduceOp, Request, Timeouts, Topology
+from collectives.backends.inproc import InprocBackend, InprocGroup
+from collectives.buffers import as_buffer, empty
+from collectives.control.inproc import InprocHub
+from collectives.control.sockets import Connection, SocketChannel
+from collectives.engine import Engine
+from collectives.process_sets import ProcessSets
+from collectives.settings import Settings
+from tests.backends.members import in_threads
+
+PATIENCE = 20.0
+TIMEOUTS = Timeouts(connect=10.0, collective=10.0, shutdown=5.0)
+
+
+class InprocTransport:
+    """Channels of an InprocHub."""
+
+    def __init__(self, size):
+        hub = InprocHub(size)
+        self.channels = [hub.channel(rank) for rank in range(size)]
+
+    def vanish(self, rank):
+        """Let the others believe that ``rank`` is gone."""
+        self.channels[rank].close()
+
+
+class SocketTransport:
+    """Channels over socket pairs, with threads that watch them."""
+
+    def __init__(self, size):
+        pairs = {rank: socket.socketpair() for rank in range(1, size)}
+        self._ends = [{rank: Connection(pairs[rank][0]) for rank in pairs}]
+        self._ends += [{0: Connection(pairs[rank][1])} for rank in pairs]
+        self.channels = [SocketChannel(rank, size, ends) for rank, ends in enumerate(self._ends)]
+
+    def vanish(self, rank):
+        """Let the others believe that ``rank`` is gone."""
+        for connection in self._ends[rank].values():
+            connection.hang_up()
+
+
+class Job:
+    """``engines[rank]``, each with a backend for the process sets it is a member of.
+
+    ``faults`` go to the global set's backends. ``wrap`` may put something around each channel.
+    """
+
+    transport = InprocTransport
+
+    def __init__(self, size, sets=(), faults=None, wrap=lambda channel: channel, **settings):
+        self.size = size
+        self._transport = self.transport(size)
+        self.vanish = self._transport.vanish
+        all_sets = ProcessSets(size, sets)
+        self.groups = {id: InprocGroup(len(all_sets.ranks(id)), faults if id == 0 else None) for id in all_sets.ids()}
+        hosts = tuple(f"host-{rank}" for rank in range(size))
+        self.channels = [wrap(channel) for channel in self._transport.channels]
+        chosen = Settings(**({"timeouts": TIMEOUTS} | settings))
+        self.engines = [
+            Engine(
+                Topology(rank, size, hosts=hosts),
+                chosen,
+                ProcessSets(size, sets),
+                self.channels[rank],
+                {
+                    id: InprocBackend(all_sets.ranks(id).index(rank), group, TIMEOUTS.collective)
+                    for id, group in self.groups.items()
+                    if rank in all_sets.ranks(id)
+                },
+            )
+            for rank in range(size)
+        ]
+
+    def run(self, body):
+        """``body(engine)`` on a thread of each rank; what they return, by rank."""
+        return in_threads(self.size, lambda rank: body(self.engines[rank]), PATIENCE)
+
+    def outcomes(self, body):
+        """Like :meth:`run`; an error is returned in the place of a result."""
+        return self.run(lambda engine: outcome(lambda: body(engine)))
+
+    def shutdown(self):
+        """End all engines."""
+        self.run(Engine.shutdown)
+
+
+@contextlib.contextmanager
+def running(*args, **kwargs):
+    """A job that is shut down at the end."""
+    job = Job(*args, **kwargs)
+    try:
+        yield job
+    finally:
+        job.shutdown()
+
+
+def outcome(call):
+    """What ``call`` returns or raises."""
+    try:
+        return call()
+    except Exception as error:  # noqa: BLE001
+        return error
+
+
+def submit(engine, array, name=None, operation=Operation.ALLREDUCE, **fields):
+    """Put ``array`` in flight; unnamed without a name."""
+    call = engine.submit if name else engine.submit_unnamed
+    request, source = _prepare(engine, array, name, operation, fields)
+    return call(request, source, lambda shape: empty(source.dtype, shape))
+
+
+def wait(engine, work):
+    """The result of ``work`` as an array."""
+    return engine.synchronize(work).owner
+
+
+def run(engine, array, name=None, operation=Operation.ALLREDUCE, **fields):
+    """Submit, wait and return the result."""
+    request, source = _prepare(engine, array, name, operation, fields)
+    work = engine.run(request, source, lambda shape: empty(source.dtype, shape), unnamed=name is None)
+    return work.output.owner
+
+
+def _prepare(engine, array, name, operation, fields):
+    source = as_buffer(array)
+    fields = {"op": ReduceOp.SUM} | fields
+    name = name or engine.next_name(operation, fields.get("process_set", 0))
+    return Request(name, operation, source.dtype, source.shape, **fields), source
+
+
+def ones(engine, length=3):
+    """A tensor that differs by rank: 1 on rank 0, 2 on rank 1..."""
+    return np.full(length, engine.topology.rank + 1.0)
+
+
+def total(size, length=3):
+    """The sum of :func:`ones` over the ranks."""
+    return np.full(length, size * (size + 1) / 2.0)
+
+
+def until(condition, patience=PATIENCE):
+    """Wait for ``condition()`` to become true."""
+    pause, deadline = threading.Event(), time.monotonic() + patience
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true"
+        pause.wait(0.001)
