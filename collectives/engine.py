@@ -278,17 +278,22 @@ class Engine:
     # The communication thread.
 
     def _communicate(self) -> None:
-        while not self._finished:
-            if self._driver.acquire(blocking=False):
-                try:
-                    while not self._finished and self._step_safely():
-                        pass
-                finally:
-                    self._driver.release()
-                    self._announce()
-            if not self._finished:
-                self._rest()
-        self._end()
+        try:
+            while not self._finished:
+                if self._driver.acquire(blocking=False):
+                    self._drive()
+                if not self._finished:
+                    self._rest()
+        finally:
+            self._end()
+
+    def _drive(self) -> None:
+        try:
+            while not self._finished and self._step_safely():
+                pass
+        finally:
+            self._driver.release()
+            self._announce()
 
     def _rest(self) -> None:
         """Sleep until there may be work; in a park of our own while callers drive, to stay out of their way."""

@@ -9,8 +9,6 @@ The data are the 1,797 images of 8 x 8 pixels that scikit-learn ships. Five line
 each is marked with its number.
 """
 
-# ruff: noqa: T201  an example may print
-
 from __future__ import annotations
 
 import argparse

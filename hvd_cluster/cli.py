@@ -156,3 +156,7 @@ def _seconds(text: str) -> float:
         return resolve_start_timeout(float(text))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} must be a positive number of seconds") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

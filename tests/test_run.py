@@ -8,23 +8,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import psutil
 import pytest
 
 from executors.api import RemoteError, WorkerError
 from hvd_cluster.run import run
 
 ROOT = Path(__file__).parents[1]
-
-
-@pytest.fixture(autouse=True)
-def nothing_left_behind():
-    """Fails a test that leaves a process, a thread or a file descriptor."""
-    process = psutil.Process()
-    before = (threading.enumerate(), process.num_fds())
-    yield
-    assert process.children(recursive=True) == []
-    assert (threading.enumerate(), process.num_fds()) == before
 
 
 def rank():

@@ -18,7 +18,7 @@ def nothing_left_behind() -> Iterator[None]:
     resource_tracker.ensure_running()  # Lives as long as this process, once the first process was spawned.
     threads, descriptors = set(threading.enumerate()), _descriptors()
     yield
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 10
     while time.monotonic() < deadline and (set(threading.enumerate()) - threads or _descriptors() - descriptors):
         gc.collect()
         time.sleep(0.02)

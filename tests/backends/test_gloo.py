@@ -22,6 +22,7 @@ from collectives.backends.gloo.connections import Connections
 from collectives.rendezvous.store import MemoryStore, PrefixStore
 
 LOOPBACK = "127.0.0.1"
+SOON = 4.0  # What a test that breaks connections may leave behind ends after this timeout.
 LENGTHS = pytest.mark.parametrize("length", [8, 1_000_000], ids=["direct", "ring"])
 
 
@@ -57,7 +58,7 @@ def test_abort_reaches_members_that_do_not_talk_to_the_aborted_one(length):
         left.wait(20)
 
     left = threading.Barrier(4)
-    with_backends(4, body)
+    with_backends(4, body, SOON)
 
 
 @LENGTHS
@@ -83,7 +84,7 @@ def test_abort_before_a_call_and_after_close():
         backend.close()
         backend.abort(error)
 
-    with_backends(2, body)
+    with_backends(2, body, SOON)
 
 
 def test_closing_is_idempotent_and_peers_notice():
@@ -96,7 +97,7 @@ def test_closing_is_idempotent_and_peers_notice():
         else:
             assert isinstance(reduce_until_error(backend, 8, 20), PeerLostError)
 
-    with_backends(2, body)
+    with_backends(2, body, SOON)
 
 
 def test_an_operation_that_nothing_can_end_is_left_to_a_thread(monkeypatch):

@@ -2,6 +2,7 @@
 
 import gc
 import random
+import sys
 import threading
 import weakref
 
@@ -325,20 +326,20 @@ def test_a_caller_that_sleeps_as_the_driver_lets_others_submit():
 
 
 class Caller(threading.Thread):
-    """One more caller on a rank, who waits for the sum of a tensor."""
+    """One more caller on a rank, who waits for the sum of a tensor, or does as ``body`` says."""
 
-    def __init__(self, engine, name="never"):
+    def __init__(self, engine, name="never", body=None):
         super().__init__(daemon=True)
-        self._engine, self._tensor = engine, name
+        self._body = lambda: body(engine) if body else run(engine, ones(engine), name)
         self._outcome = None
         self.rank = engine.topology.rank
         self.start()
 
     def run(self):
-        self._outcome = outcome(lambda: run(self._engine, ones(self._engine), self._tensor))
+        self._outcome = outcome(self._body)
 
     def result(self):
-        """The sum, or the error."""
+        """What came of it, or the error."""
         self.join(PATIENCE)
         assert not self.is_alive()
         return self._outcome
@@ -542,11 +543,65 @@ def test_an_interrupted_caller_ends_the_job():
         caught = []
         caller.start()
         until(lambda: caller.ident in job.channels[0].sleeping)
-        other = outcome(lambda: run(job.engines[1], ones(job.engines[1]), "x"))
+        other = Caller(job.engines[1], "x").result()
         caller.join()
         assert type(other) is ShutDownError
         assert "rank 0 was interrupted by KeyboardInterrupt" in str(other)
-        assert [type(error) for error in caught] in ([KeyboardInterrupt], [ShutDownError])
+        assert [type(error) for error in caught] == [KeyboardInterrupt]
+
+
+def test_a_communication_thread_that_is_ended_ends_the_job():
+    def leave():
+        raise SystemExit
+
+    with running(2, faults={(0, 0): leave}) as job:
+        works = [submit(engine, ones(engine), "x") for engine in job.engines]
+        until(lambda: all(work.done for work in works))
+        assert {(type(work.error), str(work.error)) for work in works} == {
+            (ShutDownError, "rank 0 was interrupted by SystemExit")
+        }
+
+
+@pytest.fixture
+def _hectic():
+    """Threads take turns so often that whatever can come between two steps does."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(usual)
+
+
+@pytest.mark.usefixtures("_hectic")
+@pytest.mark.parametrize("ending", ["vanish", "abort", "shutdown"])
+def test_a_busy_job_that_ends_tells_all_ranks_why(ending):
+    says = {
+        "vanish": (PeerLostError, "rank {} on host"),
+        "abort": (HorovodInternalError, "given up by {}"),
+        "shutdown": (ShutDownError, "Horovod has been shut down"),
+    }
+
+    def body(engine):
+        for step in range(10_000):
+            run(engine, ones(engine), f"t{step % 7}")
+            steps.append(step)
+
+    for seed in range(15):
+        chance, steps = random.Random(seed), []
+        last, culprit = chance.randrange(20), chance.randrange(3)
+        with running(3) as job:
+            callers = [Caller(engine, body=body) for engine in job.engines]
+            until(lambda: len(steps) > last)  # noqa: B023 - it is called at once
+            end = {
+                "vanish": lambda: job.vanish(culprit),  # noqa: B023
+                "abort": lambda: job.engines[culprit].abort(HorovodInternalError(f"given up by {culprit}")),  # noqa: B023
+                "shutdown": lambda: job.engines[culprit].shutdown(),  # noqa: B023
+            }
+            end[ending]()
+            kind, text = says[ending]
+            for rank, caller in enumerate(callers):
+                error = caller.result()
+                if rank != culprit or ending != "vanish":
+                    assert (type(error), text.format(culprit) in str(error)) == (kind, True), f"{seed}: {error!r}"
 
 
 # Events.

@@ -3,7 +3,6 @@
 import cloudpickle
 import pytest
 
-import tests.torch.pool
 from tests.torch.pool import Pool
 
 
@@ -32,8 +31,14 @@ def pools():
 
 @pytest.fixture(scope="session", params=[1, 2, 3, 4])
 def ranks(request, pools):
-    """A pool of each size; all ranks on one host."""
+    """A pool of each size, or of the sizes a test gives by indirect parameters; all ranks on one host."""
     return pools(request.param)
+
+
+@pytest.fixture(scope="session")
+def two_hosts(pools):
+    """Two ranks that believe to be on different hosts: the gloo backend and TCP."""
+    return pools(2, ["one", "two"])
 
 
 @pytest.fixture
@@ -56,4 +61,3 @@ def by_value(request):
     cloudpickle.register_pickle_by_value(request.module)
     yield
     cloudpickle.unregister_pickle_by_value(request.module)
-    assert tests.torch.pool

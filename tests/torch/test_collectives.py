@@ -174,8 +174,8 @@ def test_on_all_ranks(ranks, check):
     ranks.run(check)
 
 
-@pytest.mark.parametrize("check", CHECKS[:-1], ids=lambda check: check.__name__.removeprefix("check_"))
-def test_between_hosts(pools, check):
-    """Two ranks that believe to be on different hosts: the gloo backend and TCP."""
-    if check not in (check_topology,):
-        pools(2, ["one", "two"]).run(check)
+@pytest.mark.parametrize(
+    "check", [check for check in CHECKS if check is not check_topology], ids=lambda check: check.__name__[6:]
+)
+def test_between_hosts(two_hosts, check):
+    two_hosts.run(check)

@@ -101,9 +101,9 @@ def check_average_is_deprecated():
     [value for name, value in sorted(globals().items()) if name.startswith("check_")],
     ids=lambda check: check.__name__.removeprefix("check_"),
 )
-@pytest.mark.parametrize("size", [2, 3])
-def test_on_all_ranks(pools, size, check):
-    pools(size).run(check)
+@pytest.mark.parametrize("ranks", [2, 3], indirect=True)
+def test_on_all_ranks(ranks, check):
+    ranks.run(check)
 
 
 def test_use_before_init():

@@ -268,6 +268,6 @@ def check_broadcast_optimizer_state():
     [value for name, value in sorted(globals().items()) if name.startswith("check_")],
     ids=lambda check: check.__name__.removeprefix("check_"),
 )
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_on_all_ranks(pools, size, check):
-    pools(size).run(check)
+@pytest.mark.parametrize("ranks", [1, 2, 3], indirect=True)
+def test_on_all_ranks(ranks, check):
+    ranks.run(check)

@@ -9,7 +9,7 @@ allreduce, up to DIRECT bytes  send all to all, each reduces all       1        
 allreduce, native SUM/PRODUCT  Gloo's ring                             2 (P - 1)      2 S (P - 1) / P
 allreduce, anything else       alltoall, reduce own slice, allgather   1 + (P - 1)    2 S (P - 1) / P
 reducescatter                  alltoall, reduce own slice              1              S (P - 1) / P
-allgather, up to DIRECT bytes  alltoall of copies                      1              (P - 1) S / P
+allgather, DIRECT bytes each   alltoall of copies                      1              (P - 1) counts[rank]
 allgather, larger              Gloo's ring, padded to the longest      P - 1          (P - 1) max(counts)
 allgather, larger and skewed   one broadcast for each member           P log2 P       S log2 P at most
 alltoall, alltoallv            Gloo's alltoall                         1              what is sent away
@@ -25,6 +25,7 @@ is reduced by one member, or by all in the same order: results are bit-identical
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -49,6 +50,7 @@ ALONE = 1 << 22
 
 SLICE = timedelta(seconds=0.1)
 GRACE = timedelta(seconds=0.2)
+POLL = 0.1
 
 _RING_DTYPES = frozenset({"uint8", "int8", "int32", "int64", "float32", "float64"})
 _RING_OPS = {ReduceOp.SUM: "SUM", ReduceOp.PRODUCT: "PRODUCT"}
@@ -154,11 +156,9 @@ class GlooBackend(Backend):
 
     def close(self) -> None:
         self._error = self._error or ShutDownError("the gloo backend was closed")
-        held, self._group, self._unfinished = [self._group, self._unfinished], None, None
-        if held[1] is None:
-            held.clear()
-        else:  # Only where the connections cannot be found: this ends when Gloo's own timeout does.
-            threading.Thread(target=held.clear, name="hvd-gloo-reaper", daemon=True).start()
+        group, work, self._group, self._unfinished = self._group, self._unfinished, None, None
+        if work is not None:
+            threading.Thread(target=_drop, args=(group, work), name="hvd-gloo-drop", daemon=True).start()
 
     def abort(self, error: Exception) -> None:
         with self._error_lock:
@@ -302,6 +302,15 @@ class _Scratch:
         if self._memory.size < nbytes:
             self._memory = np.empty(nbytes, np.uint8)
         return self._memory[:nbytes].view(dtype.storage)
+
+
+def _drop(group: Any, work: Any) -> None:
+    """Hold ``group`` until ``work`` has ended, within Gloo's timeout; then nothing blocks where it is dropped.
+
+    It polls, because a thread that waits inside Gloo when the interpreter ends would abort the process.
+    """
+    while not work.is_completed():
+        time.sleep(POLL)
 
 
 def _finished(work: Any, limit: timedelta) -> bool:
