@@ -43,6 +43,8 @@ __all__ = ["Engine"]
 logger = logging.getLogger(__name__)
 
 COORDINATOR = 0
+CYCLE_SECONDS = 0.001
+PATIENT_SECONDS = 0.05
 PARK_SECONDS = 0.002
 SPINS = 50
 VERDICT_SECONDS = 0.5
@@ -73,11 +75,7 @@ class Engine:
         self._backends = dict(backends)
         self._timeouts = settings.timeouts
         self._worker = Worker(cache=settings.cache_capacity > 0)
-        self._coordinator = (
-            Coordinator(process_sets, settings.fusion_threshold, settings.cycle_time, settings.cache_capacity)
-            if topology.rank == COORDINATOR
-            else None
-        )
+        self._coordinator = _coordinator(topology, settings, process_sets) if topology.rank == COORDINATOR else None
         # Owned by the engine, held for a few instructions: guards the table of works and the queues of submissions.
         self._lock = threading.Lock()
         self._works: dict[tuple[int, str], Work] = {}
@@ -141,7 +139,10 @@ class Engine:
         return f"{operation.value}.noname.{number % 256}"
 
     def poll(self, work: Work) -> bool:
-        """Whether :meth:`synchronize` would return at once."""
+        """Whether :meth:`synchronize` would return at once. Who asks waits: the tensor is not held back any more."""
+        if not (work.done or work.urged):
+            self._urge(work)
+            self._notify()
         return work.done
 
     def synchronize(self, work: Work) -> Buffer | None:
@@ -519,6 +520,15 @@ class Engine:
                 break
             self._channel.poll(0.05)
         return error
+
+
+def _coordinator(topology: Topology, settings: Settings, process_sets: ProcessSets) -> Coordinator:
+    """Patient, unless told otherwise, where the ranks of this host leave no core to the communication threads."""
+    patient = settings.cycle_time is None and len(os.sched_getaffinity(0)) < 2 * topology.local_size
+    cycle_time = settings.cycle_time
+    if cycle_time is None:
+        cycle_time = PATIENT_SECONDS if patient else CYCLE_SECONDS
+    return Coordinator(process_sets, settings.fusion_threshold, cycle_time, settings.cache_capacity, patient)
 
 
 def _error(message: Abort) -> HorovodInternalError:

@@ -67,15 +67,23 @@ class Coordinator:
 
     Feed it with :meth:`receive`, then ask :meth:`decide`. ``now`` is any monotonic time in seconds. Ready tensors are
     held for at most ``cycle_time`` to fuse with others that are half-submitted, and not at all once a caller waits.
+    When ``patient``, they are held even if nothing is half-submitted: for ranks that share their cores with the
+    computation, where moving data early only slows down what computes the rest.
     """
 
     def __init__(
-        self, process_sets: ProcessSets, fusion_threshold: int, cycle_time: float, cache_capacity: int
+        self,
+        process_sets: ProcessSets,
+        fusion_threshold: int,
+        cycle_time: float,
+        cache_capacity: int,
+        patient: bool = False,
     ) -> None:
         self._sets = process_sets
         self._threshold = fusion_threshold
         self._cycle_time = cycle_time
         self._capacity = cache_capacity
+        self._patient = patient
         self._pending: dict[Key, _Pending] = {}
         self._known: OrderedDict[int, _Known] = OrderedDict()
         self._ids: dict[Key, int] = {}
@@ -124,7 +132,9 @@ class Coordinator:
         }
 
     def _is_due(self, now: float) -> bool:
-        if self._flush or not self._pending or self._ready_bytes >= self._threshold:
+        if self._flush or self._ready_bytes >= self._threshold:
+            return True
+        if not (self._pending or self._patient):
             return True
         return self.deadline is not None and now >= self.deadline
 

@@ -27,7 +27,7 @@ class Settings:
     """What a rank knows at ``init()``.
 
     ``rendezvous_address`` is None when there is no launcher: a world of one. ``fusion_threshold`` is in bytes (0 means
-    no fusion), ``cycle_time`` in seconds, ``cache_capacity`` in tensor names (0 means no cache).
+    no fusion), ``cycle_time`` in seconds (None: by the number of cores), ``cache_capacity`` in tensor names (0 means no cache).
     """
 
     rank: int = 0
@@ -44,7 +44,7 @@ class Settings:
     interface: str = ""
     cpu_operations: str = "auto"
     fusion_threshold: int = 128 * MEBIBYTE
-    cycle_time: float = 0.001
+    cycle_time: float | None = None
     cache_capacity: int = 1024
     log_level: str = "warning"
     timeouts: Timeouts = field(default_factory=Timeouts)
@@ -83,7 +83,7 @@ class Settings:
             interface=read("HOROVOD_GLOO_IFACE", str, ""),
             cpu_operations=read("HOROVOD_CPU_OPERATIONS", _one_of("auto", "shm", "gloo"), "auto"),
             fusion_threshold=read("HOROVOD_FUSION_THRESHOLD", _natural, 128 * MEBIBYTE),
-            cycle_time=read("HOROVOD_CYCLE_TIME", _milliseconds, 0.001),
+            cycle_time=read("HOROVOD_CYCLE_TIME", _milliseconds, None),
             cache_capacity=read("HOROVOD_CACHE_CAPACITY", _natural, 1024),
             log_level=read(
                 "HOROVOD_LOG_LEVEL", _one_of("trace", "debug", "info", "warning", "error", "fatal"), "warning"

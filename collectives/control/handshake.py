@@ -14,7 +14,9 @@ import select
 import socket
 import struct
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgpack
@@ -29,8 +31,8 @@ logger = logging.getLogger(__name__)
 LENGTH = struct.Struct(">I")
 NONCE_BYTES = 32
 MAC_BYTES = 32
+HELLO_BYTES = 1 << 16
 LARGEST_BYTES = 1 << 24
-CLIENT_SECONDS = 5.0
 RETRY_SECONDS = 0.05
 ADDRESS_KEY = "control"
 
@@ -68,11 +70,11 @@ def _accept_all(
     ):
         where = {"host": hello.host, "unix": name, "tcp": remote.getsockname()}
         store.set(ADDRESS_KEY, msgpack.packb(where))
-        peers = _gather(hello, (local, remote), secret, deadline)
-    hosts = (hello.host, *(peers[rank][1] for rank in range(1, hello.size)))
-    for sock, _, nonce in peers.values():
-        _send(sock, _sealed(secret, nonce, msgpack.packb(hosts)))
-    connections = {rank: Connection(sock) for rank, (sock, _, _) in peers.items()}
+        peers = _Door(hello, secret, (local, remote)).admit_all(deadline)
+    hosts = (hello.host, *(peers[rank].host for rank in range(1, hello.size)))
+    connections = {rank: Connection(peer.sock) for rank, peer in peers.items()}
+    for rank, connection in connections.items():
+        connection.send(_sealed(secret, peers[rank].nonce, msgpack.packb(hosts)))
     return SocketChannel(0, hello.size, connections), hosts
 
 
@@ -90,63 +92,122 @@ def _listen(family: int, address: Any, backlog: int) -> socket.socket:
     return listener
 
 
-Peer = tuple[socket.socket, str, bytes]
+@dataclass(frozen=True, slots=True)
+class _Peer:
+    """A rank that has proved itself, and the nonce it wants to see in the answer."""
+
+    sock: socket.socket
+    host: str
+    nonce: bytes
 
 
-def _gather(hello: Hello, listeners: tuple[socket.socket, ...], secret: bytes, deadline: float) -> dict[int, Peer]:
-    peers: dict[int, Peer] = {}
-    poller = select.poll()
-    by_descriptor = {listener.fileno(): listener for listener in listeners}
-    for descriptor in by_descriptor:
-        poller.register(descriptor, select.POLLIN)
-    try:
-        while len(peers) < hello.size - 1:
-            ready = poller.poll(max(0.0, deadline - time.monotonic()) * 1000.0)
-            if not ready:
-                raise _absent(hello, peers)
-            for descriptor, _ in ready:
-                _admit(by_descriptor[descriptor], hello, secret, peers)
-    except BaseException:
-        for sock, _, _ in peers.values():
-            sock.close()
-        raise
-    return peers
+@dataclass(slots=True)
+class _Guest:
+    """Somebody who has not proved anything yet."""
+
+    sock: socket.socket
+    nonce: bytes = field(default_factory=lambda: secrets.token_bytes(NONCE_BYTES))
+    said: bytearray = field(default_factory=bytearray)
+
+    def hear(self) -> bytes | None:
+        """The frame that the guest has sent; None while it is incomplete."""
+        piece = self.sock.recv(HELLO_BYTES)
+        if not piece:
+            raise ConnectionResetError("the other side closed the connection")
+        self.said += piece
+        if len(self.said) < LENGTH.size:
+            return None
+        (length,) = LENGTH.unpack_from(self.said)
+        if length > HELLO_BYTES:
+            raise PeerLostError(f"a handshake of {length} bytes is refused; at most {HELLO_BYTES} are allowed")
+        stop = LENGTH.size + length
+        return bytes(self.said[LENGTH.size : stop]) if len(self.said) >= stop else None
 
 
-def _absent(hello: Hello, peers: dict[int, Peer]) -> CollectiveTimeoutError:
-    missing = [rank for rank in range(1, hello.size) if rank not in peers]
-    return CollectiveTimeoutError(
-        f"ranks {missing} of {hello.size} did not connect to rank 0 in time; look at their output, or raise "
-        "HOROVOD_GLOO_TIMEOUT_SECONDS"
-    )
+class _Door:
+    """Where rank 0 lets the others in, in any order and all at once: a stranger neither ends nor holds up the job."""
 
+    def __init__(self, hello: Hello, secret: bytes, listeners: Sequence[socket.socket]) -> None:
+        self._hello = hello
+        self._secret = secret
+        self._listeners = {listener.fileno(): listener for listener in listeners}
+        self._guests: dict[int, _Guest] = {}
+        self._peers: dict[int, _Peer] = {}
+        self._poller = select.poll()
+        for descriptor in self._listeners:
+            self._poller.register(descriptor, select.POLLIN)
 
-def _admit(listener: socket.socket, hello: Hello, secret: bytes, peers: dict[int, Peer]) -> None:
-    """Let one connection in, or close it: a stranger must not end the job."""
-    sock, _ = listener.accept()
-    sock.settimeout(CLIENT_SECONDS)
-    try:
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        sock.sendall(nonce)
-        rank, size, host, peer_nonce = msgpack.unpackb(_open(secret, nonce, _receive(sock)))
-    except (OSError, HorovodInternalError, ValueError, TypeError) as error:
-        logger.warning("a connection to rank 0 was refused: %s", error)
-        sock.close()
-        return
-    problem = _objection(hello, rank, size, peers)
-    if problem:
-        _send(sock, b"")
-        sock.close()
-        raise SettingsError(problem)
-    peers[rank] = (sock, host, peer_nonce)
+    def admit_all(self, deadline: float) -> dict[int, _Peer]:
+        """The other ranks, once they are complete."""
+        try:
+            while len(self._peers) < self._hello.size - 1:
+                ready = self._poller.poll(max(0.0, deadline - time.monotonic()) * 1000.0)
+                if not ready or time.monotonic() > deadline:
+                    raise self._absent()
+                for descriptor, _ in ready:
+                    self._attend(descriptor)
+        except BaseException:
+            for peer in self._peers.values():
+                peer.sock.close()
+            raise
+        finally:
+            for guest in self._guests.values():
+                guest.sock.close()
+        return self._peers
 
+    def _absent(self) -> CollectiveTimeoutError:
+        missing = [rank for rank in range(1, self._hello.size) if rank not in self._peers]
+        return CollectiveTimeoutError(
+            f"ranks {missing} of {self._hello.size} did not connect to rank 0 in time; look at their output, or raise "
+            "HOROVOD_GLOO_TIMEOUT_SECONDS"
+        )
 
-def _objection(hello: Hello, rank: int, size: int, peers: dict[int, Peer]) -> str | None:
-    if size != hello.size:
-        return f"rank {rank} was started for {size} ranks and rank 0 for {hello.size}; start all with one HOROVOD_SIZE"
-    if rank in peers or rank == 0:
-        return f"two processes say they are rank {rank}; each needs its own HOROVOD_RANK"
-    return None
+    def _attend(self, descriptor: int) -> None:
+        try:
+            if descriptor in self._listeners:
+                self._greet(self._listeners[descriptor])
+            else:
+                self._hear(descriptor)
+        except (OSError, HorovodInternalError, ValueError, TypeError) as error:
+            logger.warning("a connection to rank 0 was refused: %s", error)
+            if descriptor in self._guests:
+                self._release(descriptor).sock.close()
+
+    def _greet(self, listener: socket.socket) -> None:
+        sock, _ = listener.accept()
+        sock.setblocking(False)
+        guest = _Guest(sock)
+        self._guests[sock.fileno()] = guest
+        self._poller.register(sock, select.POLLIN)
+        sock.send(guest.nonce)
+
+    def _hear(self, descriptor: int) -> None:
+        guest = self._guests[descriptor]
+        said = guest.hear()
+        if said is None:
+            return
+        rank, size, host, nonce = msgpack.unpackb(_open(self._secret, guest.nonce, said))
+        self._release(descriptor)
+        problem = self._objection(rank, size)
+        if problem is not None:
+            with guest.sock, suppress(OSError):
+                guest.sock.send(LENGTH.pack(0))
+            raise SettingsError(problem)
+        self._peers[rank] = _Peer(guest.sock, host, nonce)
+
+    def _release(self, descriptor: int) -> _Guest:
+        self._poller.unregister(descriptor)
+        return self._guests.pop(descriptor)
+
+    def _objection(self, rank: int, size: int) -> str | None:
+        if size != self._hello.size:
+            return (
+                f"rank {rank} was started for {size} ranks and rank 0 for {self._hello.size}; "
+                "start all with one HOROVOD_SIZE"
+            )
+        if rank in self._peers or rank == 0:
+            return f"two processes say they are rank {rank}; each needs its own HOROVOD_RANK"
+        return None
 
 
 def _join(hello: Hello, store: Store, secret: bytes, deadline: float) -> tuple[SocketChannel, tuple[str, ...]]:

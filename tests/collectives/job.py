@@ -59,7 +59,6 @@ class Job:
     def __init__(self, size, sets=(), faults=None, wrap=lambda channel: channel, **settings):
         self.size = size
         self._transport = self.transport(size)
-        self.vanish = self._transport.vanish
         all_sets = ProcessSets(size, sets)
         self.groups = {id: InprocGroup(len(all_sets.ranks(id)), faults if id == 0 else None) for id in all_sets.ids()}
         hosts = tuple(f"host-{rank}" for rank in range(size))
@@ -79,6 +78,10 @@ class Job:
             )
             for rank in range(size)
         ]
+
+    def vanish(self, rank):
+        """Let the others believe that ``rank`` is gone."""
+        self._transport.vanish(rank)
 
     def run(self, body):
         """``body(engine)`` on a thread of each rank; what they return, by rank."""

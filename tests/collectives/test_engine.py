@@ -550,6 +550,7 @@ def test_an_interrupted_caller_ends_the_job():
         assert [type(error) for error in caught] == [KeyboardInterrupt]
 
 
+@pytest.mark.filterwarnings("ignore:Exception in thread hvd-engine")
 def test_a_communication_thread_that_is_ended_ends_the_job():
     def leave():
         raise SystemExit
@@ -571,37 +572,44 @@ def _hectic():
     sys.setswitchinterval(usual)
 
 
+def give_up(job, rank):
+    job.engines[rank].abort(HorovodInternalError(f"given up by {rank}"))
+
+
+ENDINGS = {
+    "vanish": (Job.vanish, PeerLostError, "rank {} on host"),
+    "abort": (give_up, HorovodInternalError, "given up by {}"),
+    "shutdown": (lambda job, rank: job.engines[rank].shutdown(), ShutDownError, "Horovod has been shut down"),
+}
+
+
 @pytest.mark.usefixtures("_hectic")
-@pytest.mark.parametrize("ending", ["vanish", "abort", "shutdown"])
+@pytest.mark.parametrize("ending", ENDINGS)
 def test_a_busy_job_that_ends_tells_all_ranks_why(ending):
-    says = {
-        "vanish": (PeerLostError, "rank {} on host"),
-        "abort": (HorovodInternalError, "given up by {}"),
-        "shutdown": (ShutDownError, "Horovod has been shut down"),
-    }
+    for seed in range(40):
+        chance = random.Random(seed)
+        errors = _end_while_busy(ENDINGS[ending][0], chance.randrange(20), culprit := chance.randrange(3))
+        if ending == "vanish":
+            del errors[culprit]
+        for error in errors:
+            assert type(error) is ENDINGS[ending][1], f"seed {seed}: {error!r}"
+            assert ENDINGS[ending][2].format(culprit) in str(error), f"seed {seed}"
+
+
+def _end_while_busy(end, after, culprit):
+    """What the callers of three ranks raise when the job is ended after some steps."""
 
     def body(engine):
         for step in range(10_000):
             run(engine, ones(engine), f"t{step % 7}")
             steps.append(step)
 
-    for seed in range(15):
-        chance, steps = random.Random(seed), []
-        last, culprit = chance.randrange(20), chance.randrange(3)
-        with running(3) as job:
-            callers = [Caller(engine, body=body) for engine in job.engines]
-            until(lambda: len(steps) > last)  # noqa: B023 - it is called at once
-            end = {
-                "vanish": lambda: job.vanish(culprit),  # noqa: B023
-                "abort": lambda: job.engines[culprit].abort(HorovodInternalError(f"given up by {culprit}")),  # noqa: B023
-                "shutdown": lambda: job.engines[culprit].shutdown(),  # noqa: B023
-            }
-            end[ending]()
-            kind, text = says[ending]
-            for rank, caller in enumerate(callers):
-                error = caller.result()
-                if rank != culprit or ending != "vanish":
-                    assert (type(error), text.format(culprit) in str(error)) == (kind, True), f"{seed}: {error!r}"
+    steps = []
+    with running(3) as job:
+        callers = [Caller(engine, body=body) for engine in job.engines]
+        until(lambda: len(steps) > after)
+        end(job, culprit)
+        return [caller.result() for caller in callers]
 
 
 # Events.
