@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 
-from collectives.api import Store, Topology
+from collectives.api import SettingsError, Store, Topology
 from collectives.backends import table
 from collectives.backends.base import Backend
 from collectives.control.base import Channel
@@ -87,5 +87,10 @@ def _assemble(
 def _own_address(settings: Settings) -> str:
     """The address of the interface that leads to the rendezvous: where the other ranks can reach this one, too."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((settings.rendezvous_address, settings.rendezvous_port or 1))
+        try:
+            probe.connect((settings.rendezvous_address, settings.rendezvous_port or 1))
+        except OSError as error:
+            raise SettingsError(
+                f"HOROVOD_GLOO_RENDEZVOUS_ADDR is {settings.rendezvous_address!r}; this host cannot reach it: {error}"
+            ) from error
         return str(probe.getsockname()[0])

@@ -27,7 +27,8 @@ class Settings:
     """What a rank knows at ``init()``.
 
     ``rendezvous_address`` is None when there is no launcher: a world of one. ``fusion_threshold`` is in bytes (0 means
-    no fusion), ``cycle_time`` in seconds (None: by the number of cores), ``cache_capacity`` in tensor names (0 means no cache).
+    no fusion), ``cycle_time`` in seconds (None: by the number of cores), ``cache_capacity`` in tensor names (0 means no
+    cache).
     """
 
     rank: int = 0

@@ -11,8 +11,8 @@ __all__ = ["Channel"]
 class Channel(ABC):
     """Ordered, reliable messages between rank 0 and every other rank.
 
-    ``send`` and ``receive`` are called by one thread at a time (whoever drives the engine); ``poll``, ``wake`` and
-    ``abort`` by any thread.
+    ``send`` and ``receive`` are called by one thread at a time (whoever drives the engine); ``poll`` and ``wake`` by
+    any thread.
     """
 
     def __init__(self, rank: int, size: int) -> None:

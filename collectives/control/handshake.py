@@ -34,6 +34,7 @@ MAC_BYTES = 32
 HELLO_BYTES = 1 << 16
 LARGEST_BYTES = 1 << 24
 RETRY_SECONDS = 0.05
+STRANGERS = 64
 ADDRESS_KEY = "control"
 
 
@@ -65,8 +66,8 @@ def _accept_all(
 ) -> tuple[SocketChannel, tuple[str, ...]]:
     name = f"\0hvd-cluster-{secrets.token_hex(16)}"
     with (
-        _listen(socket.AF_UNIX, name, hello.size) as local,
-        _listen(socket.AF_INET, (address, 0), hello.size) as remote,
+        _listen(socket.AF_UNIX, name, hello.size + STRANGERS) as local,
+        _listen(socket.AF_INET, (address, 0), hello.size + STRANGERS) as remote,
     ):
         where = {"host": hello.host, "unix": name, "tcp": remote.getsockname()}
         store.set(ADDRESS_KEY, msgpack.packb(where))
@@ -166,12 +167,15 @@ class _Door:
         try:
             if descriptor in self._listeners:
                 self._greet(self._listeners[descriptor])
-            else:
-                self._hear(descriptor)
+                return
+            proof = self._hear(self._guests[descriptor])
         except (OSError, HorovodInternalError, ValueError, TypeError) as error:
             logger.warning("a connection to rank 0 was refused: %s", error)
             if descriptor in self._guests:
                 self._release(descriptor).sock.close()
+            return
+        if proof is not None:
+            self._admit(self._release(descriptor).sock, *proof)
 
     def _greet(self, listener: socket.socket) -> None:
         sock, _ = listener.accept()
@@ -181,19 +185,21 @@ class _Door:
         self._poller.register(sock, select.POLLIN)
         sock.send(guest.nonce)
 
-    def _hear(self, descriptor: int) -> None:
-        guest = self._guests[descriptor]
+    def _hear(self, guest: _Guest) -> tuple[int, int, str, bytes] | None:
+        """Rank, size, host and nonce of a guest who knows the secret; None while it has not said everything."""
         said = guest.hear()
         if said is None:
-            return
+            return None
         rank, size, host, nonce = msgpack.unpackb(_open(self._secret, guest.nonce, said))
-        self._release(descriptor)
+        return rank, size, host, nonce
+
+    def _admit(self, sock: socket.socket, rank: int, size: int, host: str, nonce: bytes) -> None:
         problem = self._objection(rank, size)
         if problem is not None:
-            with guest.sock, suppress(OSError):
-                guest.sock.send(LENGTH.pack(0))
+            with sock, suppress(OSError):
+                sock.send(LENGTH.pack(0))
             raise SettingsError(problem)
-        self._peers[rank] = _Peer(guest.sock, host, nonce)
+        self._peers[rank] = _Peer(sock, host, nonce)
 
     def _release(self, descriptor: int) -> _Guest:
         self._poller.unregister(descriptor)

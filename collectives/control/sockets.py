@@ -12,6 +12,7 @@ import select
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
@@ -204,8 +205,9 @@ class SocketChannel(Channel):
             if self._closed:
                 return
             self._closed = True
+        deadline = time.monotonic() + FLUSH_SECONDS
         for connection in self._connections.values():
-            self._flush(connection)
+            self._flush(connection, deadline)
             connection.hang_up()
         os.eventfd_write(self._end, 1)
         if self._watcher is not None and self._watcher is not threading.current_thread():
@@ -215,8 +217,8 @@ class SocketChannel(Channel):
         os.close(self._wake)
         os.close(self._end)
 
-    def _flush(self, connection: Connection) -> None:
+    def _flush(self, connection: Connection, deadline: float) -> None:
         poller = select.poll()
         poller.register(connection.fileno(), select.POLLOUT)
-        while connection.has_unsent and poller.poll(FLUSH_SECONDS * 1000.0):
+        while connection.has_unsent and poller.poll(max(0.0, deadline - time.monotonic()) * 1000.0):
             connection.flush()

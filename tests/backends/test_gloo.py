@@ -71,7 +71,7 @@ def test_silent_member(length):
         noticed.wait(20)
 
     noticed = threading.Barrier(2)
-    with_backends(2, body, timeout=0.5)
+    with_backends(2, body, timeout=1.5)
 
 
 def test_abort_before_a_call_and_after_close():

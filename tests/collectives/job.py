@@ -51,12 +51,13 @@ class SocketTransport:
 class Job:
     """``engines[rank]``, each with a backend for the process sets it is a member of.
 
-    ``faults`` go to the global set's backends. ``wrap`` may put something around each channel.
+    ``faults`` go to the global set's backends. ``wrap`` may put something around each channel. As many ranks as
+    ``local_size`` says share the cores of this host.
     """
 
     transport = InprocTransport
 
-    def __init__(self, size, sets=(), faults=None, wrap=lambda channel: channel, **settings):
+    def __init__(self, size, sets=(), faults=None, wrap=lambda channel: channel, local_size=1, **settings):
         self.size = size
         self._transport = self.transport(size)
         all_sets = ProcessSets(size, sets)
@@ -66,7 +67,7 @@ class Job:
         chosen = Settings(**({"timeouts": TIMEOUTS} | settings))
         self.engines = [
             Engine(
-                Topology(rank, size, hosts=hosts),
+                Topology(rank, size, local_size=local_size, hosts=hosts),
                 chosen,
                 ProcessSets(size, sets),
                 self.channels[rank],

@@ -25,13 +25,14 @@ class World:
     sets: tuple[tuple[int, ...], ...] = ()
     threshold: int = 1 << 20
     capacity: int = 16
+    patient: bool = False
     now: float = 0.0
     log: dict[int, list[tuple]] = field(default_factory=lambda: defaultdict(list))
     traffic: list[tuple[int, object]] = field(default_factory=list)
 
     def __post_init__(self):
         self.process_sets = ProcessSets(self.size, self.sets)
-        self.coordinator = Coordinator(self.process_sets, self.threshold, CYCLE, self.capacity)
+        self.coordinator = Coordinator(self.process_sets, self.threshold, CYCLE, self.capacity, self.patient)
         self.workers = [Worker(cache=self.capacity > 0) for _ in range(self.size)]
         self.up = [deque() for _ in range(self.size)]
         self.down = [deque() for _ in range(self.size)]

@@ -159,6 +159,17 @@ def test_a_handle_is_done_without_being_waited_for():
             np.testing.assert_array_equal(wait(engine, work), total(2))
 
 
+@pytest.mark.parametrize("local_size", [1, 1000])
+def test_whoever_asks_or_waits_is_served_whether_cores_are_scarce_or_not(local_size):
+    def body(engine):
+        works = [submit(engine, ones(engine), name) for name in "abc"]
+        until(lambda: engine.poll(works[1]))
+        return [wait(engine, work)[0] for work in works]
+
+    with running(2, local_size=local_size) as job:
+        assert job.run(body) == [[3.0] * 3] * 2
+
+
 def test_a_name_in_flight_is_refused_to_the_caller_only():
     with running(2) as job:
         engine, other = job.engines
@@ -370,9 +381,10 @@ class Watched(Channel):
     watch = send = receive = wake = close = None
 
 
+@pytest.mark.parametrize("local_size", [1, 1000])
 @pytest.mark.parametrize("size", [1, 2])
-def test_an_idle_engine_sleeps_until_it_is_woken(size):
-    with running(size, wrap=Watched) as job:
+def test_an_idle_engine_sleeps_until_it_is_woken(size, local_size):
+    with running(size, wrap=Watched, local_size=local_size) as job:
         for _ in range(3):
             job.run(lambda engine: run(engine, ones(engine), "x"))
             until(lambda: all(list(channel.sleeping.values()) == [None] for channel in job.channels))

@@ -267,6 +267,39 @@ def test_nothing_else_half_submitted_goes_out_at_once():
     assert world.ran(1) == [["a"]]
 
 
+def test_a_patient_coordinator_holds_what_nobody_waits_for():
+    world = World(2, patient=True)
+    for name in "ab":
+        world.submit(tensor(name))
+        world.settle()
+    assert not world.log
+    assert world.coordinator.deadline == CYCLE
+    world.wait()
+    assert world.ran(0) == world.ran(1) == [["a", "b"]]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_patient_coordinator_lets_nobody_wait(late):
+    world = World(2, patient=True)
+    world.submit(tensor("a"))
+    world.settle()
+    if late:
+        world.workers[1].urge((0, "a"))
+    else:
+        world.submit(tensor("b"), urgent=True)
+    world.settle()
+    assert world.ran(0) == ([["a"]] if late else [["a", "b"]])
+
+
+@pytest.mark.parametrize("threshold", [0, 32])
+def test_a_patient_coordinator_sends_what_is_enough(threshold):
+    world = World(2, patient=True, threshold=threshold)
+    for name in "ab":
+        world.submit(tensor(name))
+    world.settle()
+    assert [name for names in world.ran(0) for name in names] == ["a", "b"]
+
+
 def held(**fields):
     """A world where "a" is ready, and held because "b" is half-submitted."""
     world = World(2, **fields)
@@ -447,10 +480,10 @@ def one_call(draw, members):
 
 
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(scripts(), st.integers(0, 3), st.sampled_from([0, 30, 1 << 20]), st.integers(0, 1 << 32))
-def test_whatever_the_order_all_ranks_agree_and_nothing_is_lost(scripted, capacity, threshold, seed):
+@given(scripts(), st.integers(0, 3), st.sampled_from([0, 30, 1 << 20]), st.booleans(), st.integers(0, 1 << 32))
+def test_whatever_the_order_all_ranks_agree_and_nothing_is_lost(scripted, capacity, threshold, patient, seed):
     size, sets, script = scripted
-    world = World(size, sets, threshold, capacity)
+    world = World(size, sets, threshold, capacity, patient)
     script.play(world, random.Random(seed))
     for rank in range(size):
         assert outcomes(world, rank) == script.expected(rank)

@@ -26,7 +26,7 @@ from collectives.segments import Segments
 
 __all__ = ["ShmBackend"]
 
-ROUND_BYTES = 1 << 18
+ROUND_BYTES = 1 << 20
 SMALL_BYTES = 1 << 15
 PAGE = 4096
 HEADER = 64

@@ -102,6 +102,7 @@ class Gate:
             futex.wake(self._address + peer * LINE)
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Let go of the memory, and of the error, whose traceback may hold some of it."""
+        self._error = None
         self._words.release()
         self._flags.release()

@@ -69,7 +69,7 @@ def _hand_out(store: Store, descriptor: int, count: int, timeout: float) -> None
                 raise CollectiveTimeoutError(
                     f"{count} ranks of this host did not fetch the shared memory within {timeout:g} s"
                 ) from None
-            with connection:
+            with connection, suppress(OSError):  # whoever leaves now is missed elsewhere
                 if _same_user(connection):
                     socket.send_fds(connection, [b"m"], [descriptor])
                     count -= 1

@@ -1,0 +1,135 @@
+"""Settings -> running engines."""
+
+import secrets
+import threading
+
+import numpy as np
+import pytest
+
+from collectives import bootstrap
+from collectives.api import HorovodInternalError, InvalidRequestError, SettingsError, Timeouts, Topology
+from collectives.backends import table
+from collectives.rendezvous.server import RendezvousServer
+from collectives.settings import Settings
+from tests.backends.members import in_threads
+from tests.collectives.job import PATIENCE, ones, outcome, run, total
+
+
+@pytest.fixture
+def launcher():
+    """``launcher(rank, size, **changes)``: the settings of a rank of one job."""
+    secret = secrets.token_bytes(16)
+
+    def settings(rank, size, **changes):
+        usual = {
+            "rank": rank,
+            "size": size,
+            "local_rank": rank,
+            "local_size": size,
+            "hostname": "node",
+            "rendezvous_address": "127.0.0.1",
+            "rendezvous_port": server.port,
+            "secret": secret,
+            "timeouts": Timeouts(connect=PATIENCE, collective=PATIENCE),
+        }
+        return Settings(**(usual | changes))
+
+    with RendezvousServer(secret) as server:
+        yield settings
+
+
+def started(settings, body, **arguments):
+    """``body(engine)`` between the start and the end of an engine."""
+    engine = bootstrap.start(settings, **arguments)
+    try:
+        return body(engine)
+    finally:
+        engine.shutdown()
+
+
+def test_a_world_of_one_needs_no_launcher():
+    def body(engine):
+        np.testing.assert_array_equal(run(engine, ones(engine)), ones(engine))
+        return engine.topology
+
+    assert started(Settings(hostname="alone"), body) == Topology(hosts=("alone",))
+
+
+def test_ranks_find_each_other_and_know_where_they_are(launcher):
+    def body(engine):
+        np.testing.assert_array_equal(run(engine, ones(engine)), total(3))
+        return engine.topology
+
+    topologies = in_threads(3, lambda rank: started(launcher(rank, 3), body), PATIENCE)
+    assert topologies == [Topology(rank, 3, rank, 3, 0, 1, ("node",) * 3) for rank in range(3)]
+
+
+def test_process_sets_have_backends_of_their_own(launcher):
+    def body(engine):
+        rank, sets = engine.topology.rank, engine.process_sets
+        sums = [run(engine, ones(engine), process_set=id)[0] for id in sets.ids() if rank in sets.ranks(id)]
+        engine.barrier()
+        return sums
+
+    sets = [(0, 2), (1,)]
+    results = in_threads(3, lambda rank: started(launcher(rank, 3), body, process_sets=sets), PATIENCE)
+    assert results == [[6.0, 4.0], [6.0, 2.0], [6.0, 4.0]]
+
+
+def test_a_job_can_start_again_at_the_same_rendezvous(launcher):
+    def body(rank):
+        for generation in range(3):
+            assert started(launcher(rank, 2), lambda engine: run(engine, ones(engine))[0], generation=generation) == 3.0
+
+    in_threads(2, body, PATIENCE)
+
+
+@pytest.mark.parametrize("sets", [[(0, 1)], [(0, 0)], [(0, 2)], [()]])
+def test_bad_process_sets_are_refused_before_anything_starts(sets, launcher):
+    with pytest.raises(InvalidRequestError):
+        bootstrap.start(launcher(0, 2), process_sets=sets)
+
+
+def test_an_unreachable_rendezvous_is_named(launcher):
+    with pytest.raises(SettingsError, match="HOROVOD_GLOO_RENDEZVOUS_ADDR is '::1'; this host cannot reach it"):
+        bootstrap.start(launcher(0, 2, rendezvous_address="::1"))
+
+
+def test_a_rank_that_cannot_start_its_backend_ends_the_start_of_all(launcher, monkeypatch):
+    """Rank 1 fails after all have connected; nobody is left waiting and nothing is left open."""
+    connect = table.connect
+
+    def fail_on_rank_1(name, rank, *rest):
+        if rank == 1:
+            raise HorovodInternalError("no memory")
+        return connect(name, rank, *rest)
+
+    def body(rank):
+        quick = Timeouts(connect=PATIENCE, collective=0.3)
+        return outcome(lambda: bootstrap.start(launcher(rank, 2, timeouts=quick)))
+
+    monkeypatch.setattr(table, "connect", fail_on_rank_1)
+    errors = in_threads(2, body, PATIENCE)
+    assert str(errors[1]) == "no memory"
+    assert isinstance(errors[0], HorovodInternalError)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("hvd-engine")]
+
+
+@pytest.mark.parametrize(
+    ("members", "asked", "chosen"),
+    [
+        ((1,), "auto", "single"),
+        ((1,), "gloo", "single"),
+        ((0, 1), "auto", "shm"),
+        ((0, 1), "gloo", "gloo"),
+        ((0, 1, 2), "auto", "gloo"),
+        ((0, 1), "shm", "shm"),
+    ],
+)
+def test_the_backend_follows_the_hosts_and_the_wish(members, asked, chosen):
+    assert table.choose(members, Topology(size=3, hosts=("a", "a", "b")), asked) == chosen
+
+
+def test_shared_memory_does_not_reach_another_host():
+    with pytest.raises(SettingsError, match=r"HOROVOD_CPU_OPERATIONS=shm, but the ranks \[0, 2\] are on 2 hosts"):
+        table.choose((0, 2), Topology(size=3, hosts=("a", "a", "b")), "shm")

@@ -1,0 +1,307 @@
+"""The shared-memory backend: real processes where processes matter, threads where they do not."""
+
+import functools
+import gc
+import os
+import secrets
+import socket
+import threading
+
+import numpy as np
+import pytest
+
+from collectives import bootstrap
+from collectives.api import CollectiveTimeoutError, DType, HorovodInternalError, PeerLostError, ReduceOp
+from collectives.backends.shm import ShmBackend
+from collectives.backends.shm.gate import Gate, gate_bytes
+from collectives.backends.shm.segment import Segment
+from collectives.events import Started
+from collectives.rendezvous.server import RendezvousServer
+from collectives.rendezvous.store import MemoryStore, PrefixStore
+from collectives.settings import Settings
+from tests.backends.matrix import abort_from_thread, reduce_until_error, run_matrix
+from tests.backends.members import Processes, in_threads
+from tests.collectives.job import PATIENCE, ones, outcome, run, total
+
+TIMEOUT = 20.0
+
+
+def mappings():
+    """How many pieces of shared memory this process has mapped."""
+    with open("/proc/self/maps") as lines:
+        return sum("memfd:hvd-cluster" in line for line in lines)
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+# Processes.
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_processes(size):
+    """One launch for all that needs real processes but no death, because starting them takes longest."""
+    with Processes(size, _work_in_a_process) as processes:
+        for rank, (memories, left, names) in enumerate(processes.results()):
+            assert (rank, memories, left) == (rank, 1, (0, 0))
+            assert not [name for name in names if "hvd" in name]
+
+
+def _work_in_a_process(member):
+    backend = ShmBackend.connect(member.rank, member.size, PrefixStore(member.store, "matrix"), TIMEOUT)
+    memories = mappings()
+    run_matrix(backend, member.rank, member.size)
+    backend.close()
+    names = os.listdir("/dev/shm")
+    before = descriptors()
+    for number in range(100):
+        backend = ShmBackend.connect(member.rank, member.size, PrefixStore(member.store, f"again-{number}"), TIMEOUT)
+        backend.barrier()
+        backend.close()
+    return memories, (mappings(), descriptors() - before), names
+
+
+@pytest.mark.parametrize(
+    ("moment", "victim"), [("busy", 0), ("busy", 2), ("inside", 0), ("inside", 1), ("idle", 0), ("idle", 2)]
+)
+def test_a_killed_rank_is_named_on_the_survivors(moment, victim):
+    """Killed amid allreduces; after all agreed on one, while the others wait inside the backend; before it submits."""
+    secret = secrets.token_bytes(16)
+    shared = set(os.listdir("/dev/shm"))
+    with RendezvousServer(secret) as server:
+        body = functools.partial(_reduce_until_error, server.port, secret, victim, moment)
+        with Processes(3, body) as processes:
+            for rank in range(3):
+                assert processes.hear(rank, PATIENCE) == "started"
+            assert processes.hear(victim, PATIENCE) == "ready to die"
+            processes.kill(victim)
+            for rank in {0, 1, 2} - {victim}:
+                kind, text, left = processes.hear(rank, 5.0)
+                assert (kind, left) == ("PeerLostError", 0)
+                assert f"rank {victim} on host 'node' is gone" in text
+    assert not {name for name in os.listdir("/dev/shm") if "hvd" in name} - shared
+
+
+def _reduce_until_error(port, secret, victim, moment, member):
+    settings = Settings(
+        rank=member.rank,
+        size=member.size,
+        hostname="node",
+        rendezvous_address="127.0.0.1",
+        rendezvous_port=port,
+        secret=secret,
+    )
+    engine = bootstrap.start(settings)
+    np.testing.assert_array_equal(run(engine, ones(engine)), total(member.size))
+    member.tell("started")
+    if member.rank == victim:
+        _prepare_to_die(engine, moment, member)
+    error = outcome(lambda: _reduce_for_ever(engine))
+    engine.shutdown()
+    kind, text = type(error).__name__, str(error)
+    del error  # its traceback may hold views of the shared memory
+    gc.collect()
+    return kind, text, mappings()
+
+
+def _prepare_to_die(engine, moment, member):
+    def stay(event):
+        if isinstance(event, Started):
+            member.tell("ready to die")
+            threading.Event().wait()
+
+    if moment == "inside":
+        engine.events.subscribe(stay)
+    else:
+        member.tell("ready to die")
+        if moment == "idle":
+            threading.Event().wait()
+
+
+def _reduce_for_ever(engine):
+    while True:
+        run(engine, ones(engine, 300_000))
+
+
+# Members as threads.
+
+
+def with_backends(size, body, timeout=TIMEOUT):
+    """``body(backend)`` on a thread of each member."""
+
+    def work(rank):
+        backend = ShmBackend.connect(rank, size, store, timeout)
+        try:
+            return body(backend)
+        finally:
+            backend.close()
+
+    store = MemoryStore()
+    return in_threads(size, work)
+
+
+@pytest.mark.parametrize("length", [8, 1_000_000])
+def test_abort_from_another_thread(length):
+    def body(backend):
+        if backend.rank == 0:
+            abort_from_thread(backend, np.ones(length, np.float32))
+        done.wait(TIMEOUT)
+
+    done = threading.Barrier(2)
+    with_backends(2, body)
+
+
+def test_an_abort_before_the_call_and_after_the_end():
+    def body(backend):
+        error = HorovodInternalError("told to stop")
+        backend.abort(error)
+        backend.abort(HorovodInternalError("too late"))
+        assert outcome(backend.barrier) is error
+        backend.close()
+        backend.close()
+        backend.abort(error)
+
+    with_backends(2, body)
+
+
+@pytest.mark.parametrize("length", [8, 1_000_000])
+def test_a_silent_member_is_named(length):
+    def body(backend):
+        if backend.rank == 0:
+            error = reduce_until_error(backend, length, 20)
+            assert isinstance(error, CollectiveTimeoutError)
+            assert "member 1 of the shared-memory group did not come within 0.2 s" in str(error)
+        done.wait(TIMEOUT)
+
+    done = threading.Barrier(2)
+    with_backends(2, body, timeout=0.2)
+
+
+def test_a_view_in_a_traceback_does_not_keep_a_backend_from_closing():
+    def body(backend):
+        slab = backend._next_slabs(DType.UINT8)[0]
+        backend.barrier()
+        backend.close()
+        return slab
+
+    before = mappings()
+    slabs = with_backends(2, body)
+    assert mappings() > before
+    del slabs
+    gc.collect()
+    assert mappings() == before
+
+
+def test_a_segment_is_zeroed_and_common():
+    def body(rank):
+        segment = Segment.share(store, rank, 3, 100, TIMEOUT)
+        assert not segment.array.any()
+        come.wait(TIMEOUT)
+        segment.array[rank] = rank + 1
+        come.wait(TIMEOUT)
+        assert segment.array[:4].tolist() == [1, 2, 3, 0]
+        segment.close()
+
+    store, come = MemoryStore(), threading.Barrier(3)
+    in_threads(3, body)
+
+
+def test_ranks_that_do_not_fetch_the_memory_are_counted():
+    with pytest.raises(CollectiveTimeoutError, match=r"2 ranks of this host did not fetch .* within 0\.05 s"):
+        ShmBackend.connect(0, 3, MemoryStore(), 0.05)
+
+
+def test_a_first_rank_that_does_not_come_or_went_away():
+    store = MemoryStore()
+    with pytest.raises(CollectiveTimeoutError):
+        ShmBackend.connect(1, 2, store, 0.05)
+    store.set("address", b"\0hvd-cluster-nobody")
+    with pytest.raises(PeerLostError, match="cannot be fetched from its first rank"):
+        ShmBackend.connect(1, 2, store, 0.05)
+
+
+def test_a_rank_that_leaves_while_it_is_handed_the_memory_is_not_counted(monkeypatch):
+    def hand_out(connection, *arguments):
+        if not attempts:
+            attempts.append(connection)
+            raise BrokenPipeError
+        return send_fds(connection, *arguments)
+
+    def body(rank):
+        return outcome(lambda: Segment.share(store, min(rank, 1), 2, 100, TIMEOUT).close())
+
+    attempts, send_fds, store = [], socket.send_fds, MemoryStore()
+    monkeypatch.setattr(socket, "send_fds", hand_out)
+    first, *others = in_threads(3, body)
+    assert first is None
+    assert sorted(type(other) for other in others if other) == [PeerLostError]
+
+
+# The gate.
+
+
+def gates(size, timeout=TIMEOUT, epoch=0):
+    memory = np.zeros(gate_bytes(size), np.uint8)
+    memory.view(np.uint32)[: size * 16 : 16] = epoch
+    made = [Gate(memory, rank, size, timeout) for rank in range(size)]
+    for gate in made:
+        gate._epoch = epoch
+    return made
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("epoch", [0, 0x7FFFFFF0, 0xFFFFFFF0])
+def test_nobody_crosses_before_all_have_come(size, epoch):
+    """The epochs wrap around after 4 billion crossings."""
+
+    def body(rank):
+        for step in range(40):
+            come[rank] = step
+            members[rank].cross()
+            assert min(come) >= step
+            members[rank].cross()
+
+    come, members = [-1] * size, gates(size, epoch=epoch)
+    in_threads(size, body)
+    for gate in members:
+        gate.close()
+
+
+def test_what_was_written_before_is_seen_after():
+    """With work between the two halves of a crossing."""
+
+    def body(rank):
+        for step in range(50):
+            board[rank] = step
+            members[rank].arrive()
+            own = board[rank]
+            members[rank].wait()
+            assert (own, board.tolist()) == (step, [step] * 3)
+            members[rank].cross()
+
+    board, members = np.zeros(3), gates(3)
+    in_threads(3, body)
+
+
+def test_a_gate_that_was_aborted_stays_shut_for_its_owner_only():
+    first, second = gates(2, timeout=0.1)
+    error = HorovodInternalError("told to stop")
+    first.abort(error)
+    first.abort(HorovodInternalError("too late"))
+    for _ in range(2):
+        assert outcome(first.cross) is error
+    for _ in range(2):
+        assert outcome(second.cross) is None
+    assert isinstance(outcome(second.cross), CollectiveTimeoutError)
+
+
+def test_reductions_of_many_small_arrays_are_one_exchange():
+    def body(backend):
+        epoch = backend._gate._epoch
+        arrays = [np.full(length, backend.rank + 1.0) for length in (3, 0, 5, 1)]
+        backend.allreduce(arrays, arrays, DType.FLOAT64, ReduceOp.SUM)
+        assert all((array == 3.0).all() for array in arrays)
+        return backend._gate._epoch - epoch
+
+    assert with_backends(2, body) == [1, 1]
