@@ -397,9 +397,9 @@ class Engine:
         works = [self._take(response.request.key) for response in batch.responses]
         process_set = works[0].request.process_set
         backend = self._backends[process_set]
-        if self.events.active:
-            self._publish_start(works, backend)
         try:
+            if self.events.active:
+                self._publish_start(works, backend)
             execute(works, batch.responses, self.process_sets.ranks(process_set), backend)
         except BaseException as error:
             self._put_back(works)

@@ -244,15 +244,19 @@ def test_a_mismatch_is_raised_on_all_members_and_nothing_else_is_disturbed():
 
 def test_what_is_held_goes_out_though_the_caller_that_drove_has_left():
     """Rank 0 holds "held" when its caller learns that "odd" is refused, and nobody drives afterwards."""
-    with running(2, cycle_time=0.2) as job:
+    with running(2, cycle_time=0.2, wrap=lambda channel: channel if channel.rank else Greedy(channel)) as job:
         coordinator, other = job.engines
         submit(coordinator, np.ones(1), "half")
-        works = [submit(engine, ones(engine), "held") for engine in (other, coordinator)]
+        works = [submit(coordinator, ones(coordinator), "held")]
+        until(job.channels[0].is_asleep)
+        caller = Caller(coordinator, "odd")
+        until(lambda: caller.ident in job.channels[0].sleeping)
+        works.append(submit(other, ones(other), "held"))
         odd = submit(other, np.ones(2), "odd")
-        with pytest.raises(MismatchError):
-            run(coordinator, np.ones(1), "odd")
+        assert isinstance(caller.result(), MismatchError)
         until(lambda: all(work.done for work in works))
         assert isinstance(outcome(lambda: wait(other, odd)), MismatchError)
+        job.channels[0].greedy = False
 
 
 # Process sets.
@@ -357,13 +361,13 @@ class Caller(threading.Thread):
 
 
 class Watched(Channel):
-    """A channel that knows who sleeps in it, and for how long at most."""
+    """A channel that knows who sleeps in it, for how long at most, and who was lost."""
 
     def __init__(self, inner):
         super().__init__(inner.rank, inner.size)
         self._inner = inner
-        self.sleeping = {}
-        for name in ("watch", "send", "receive", "wake", "close"):
+        self.sleeping, self.lost = {}, []
+        for name in ("send", "receive", "wake", "close"):
             setattr(self, name, getattr(inner, name))
 
     @property
@@ -374,11 +378,38 @@ class Watched(Channel):
         me = threading.get_ident()
         self.sleeping[me] = timeout
         try:
-            self._inner.poll(timeout)
+            self._sleep(timeout)
         finally:
-            del self.sleeping[me]
+            self.sleeping.pop(me, None)
 
-    watch = send = receive = wake = close = None
+    def _sleep(self, timeout):
+        self._inner.poll(timeout)
+
+    def watch(self, on_lost):
+        self._inner.watch(lambda rank: (on_lost(rank), self.lost.append(rank)))
+
+    send = receive = wake = close = None
+
+
+class Greedy(Watched):
+    """A channel where callers get hold of each message first, so that it never wakes the communication thread."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self._woken = threading.Event()
+        self.greedy = True
+        self.wake = lambda: (self._woken.set(), inner.wake())
+
+    def _sleep(self, timeout):
+        if not (self.greedy and threading.current_thread().name.startswith("hvd-engine")):
+            super()._sleep(timeout)
+        elif self._woken.wait(timeout):
+            del self.sleeping[threading.get_ident()]
+            self._woken.clear()
+
+    def is_asleep(self):
+        """Whether one thread sleeps here, without limit, and nothing is about to wake it."""
+        return not self._woken.is_set() and list(self.sleeping.values()) == [None]
 
 
 @pytest.mark.parametrize("local_size", [1, 1000])
@@ -422,6 +453,32 @@ def test_what_was_agreed_on_before_the_shutdown_still_runs():
 
     with running(3) as job:
         assert job.run(body) == [[6.0] * 20] * 3
+
+
+def test_what_arrives_together_with_the_stop_still_runs():
+    """Rank 1 is busy with a set of its own while rank 0, no member of set 2, lets "y" run and then shuts down."""
+
+    def stay(event):
+        if isinstance(event, Started) and event.process_set == 1:
+            busy.set()
+            leave.wait(PATIENCE)
+
+    busy, leave, heard = threading.Event(), threading.Event(), []
+    with running(3, sets=[(1,), (1, 2)]) as job:
+        job.engines[1].events.subscribe(stay)
+        pending = submit(job.engines[0], np.ones(1), "pending")
+        works = [submit(job.engines[1], ones(job.engines[1]), "y", process_set=2)]
+        submit(job.engines[1], np.ones(1), "x", process_set=1)
+        assert busy.wait(PATIENCE)
+        job.engines[2].events.subscribe(heard.append)
+        works.append(submit(job.engines[2], ones(job.engines[2]), "y", process_set=2))
+        until(lambda: any(isinstance(event, Started) for event in heard))
+        leaving = threading.Thread(target=job.engines[0].shutdown)
+        leaving.start()
+        until(lambda: pending.done)
+        leave.set()
+        assert [wait(engine, work)[0] for engine, work in zip(job.engines[1:], works, strict=True)] == [5.0, 5.0]
+        leaving.join(PATIENCE)
 
 
 def test_shutting_down_any_number_of_times_from_anywhere():
@@ -536,6 +593,53 @@ def test_a_rank_that_vanishes_inside_a_backend_is_named():
             (PeerLostError, True)
         }
         assert isinstance(callers[2].result(), HorovodInternalError)
+
+
+def test_of_several_ranks_that_vanish_the_first_is_named():
+    inside, leave = threading.Event(), threading.Event()
+
+    def stay():
+        inside.set()
+        leave.wait(PATIENCE)
+
+    with running(3, faults={(0, 0): stay}, wrap=Watched) as job:
+        callers = [Caller(engine, "x") for engine in job.engines]
+        assert inside.wait(PATIENCE)
+        for rank in (1, 2):
+            job.vanish(rank)
+            until(lambda rank=rank: rank in job.channels[0].lost)
+        leave.set()
+        assert "rank 1 on host 'host-1' is gone" in str(callers[0].result())
+        for caller in callers:
+            assert isinstance(caller.result(), HorovodInternalError)
+
+
+def test_an_interrupted_caller_leaves_nobody_waiting():
+    """Two threads wait for one tensor; the one that drives is interrupted between the decision and the exchange."""
+
+    def interrupt(event):
+        if isinstance(event, Started):
+            raise KeyboardInterrupt
+
+    def body():
+        try:
+            wait(engine, work)
+        except BaseException as error:  # noqa: BLE001
+            caught.append(type(error))
+
+    caught = []
+    with running(2, wrap=Watched) as job:
+        engine, other = job.engines
+        engine.events.subscribe(interrupt)
+        work = submit(engine, ones(engine), "x")
+        threads = [threading.Thread(target=body) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        until(lambda: {thread.ident for thread in threads} & set(job.channels[0].sleeping))
+        assert isinstance(Caller(other, "x").result(), ShutDownError)
+        for thread in threads:
+            thread.join(PATIENCE)
+    assert sorted(error.__name__ for error in caught) == ["KeyboardInterrupt", "ShutDownError"]
 
 
 def test_an_interrupted_caller_ends_the_job():

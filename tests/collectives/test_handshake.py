@@ -194,6 +194,21 @@ def test_strangers_are_refused_and_the_job_starts(stranger, by_tcp, stays, caplo
     assert SECRET.decode() not in caplog.text
 
 
+def test_an_oversized_frame_is_refused_before_it_is_read():
+    store, results = MemoryStore(), []
+    center = threading.Thread(target=lambda: results.extend(connect_all([Hello(0, 2, "node")], store)))
+    center.start()
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(PATIENCE)
+        sock.connect(msgpack.unpackb(store.get("control", PATIENCE))["unix"])
+        sock.sendall(handshake.LENGTH.pack(handshake.HELLO_BYTES + 1))
+        assert len(handshake._exactly(sock, handshake.NONCE_BYTES)) == handshake.NONCE_BYTES
+        assert sock.recv(1) == b""
+    connect_all([Hello(1, 2, "node")], store)
+    center.join(PATIENCE)
+    assert results == [("node", "node")]
+
+
 def test_a_rank_with_another_secret_is_not_told_anything():
     errors = connect_all(ranks(2), secrets=[SECRET, b"another"], timeout=0.3)
     assert isinstance(errors[0], CollectiveTimeoutError)

@@ -237,6 +237,26 @@ def test_ranks_with_different_settings_of_the_cache_still_agree(capacity, cachin
     assert world.log[0] == world.log[1]
 
 
+def test_what_is_forgotten_before_it_was_sent_still_runs():
+    """Set 0 gets two messages at once, and the second one runs an id that was dropped meanwhile."""
+    world = World(2, sets=((0,),), capacity=3, patient=True)
+    known = tensor("known", op=ReduceOp.MAX)
+    world.submit(known, urgent=True)
+    world.settle()
+    world.sent()
+    for request in (tensor("first"), tensor("between", process_set=1), known):
+        world.submit(request)
+        world.settle()
+    for name in "xyz":
+        world.submit(tensor(name, process_set=1))
+        world.settle()
+    assert not world.sent(Run)
+    world.wait()
+    assert world.ran(0) == [["known"], ["first"], ["between", "x", "y", "z"], ["known"]]
+    assert world.ran(1) == [["known"], ["first"], ["known"]]
+    assert [len(message.forget) for message in world.sent(Run)] == [0, 0, 1, 2, 2]  # to the members of set 0, 1, 0
+
+
 def test_nothing_is_kept_of_what_is_over():
     world = World(2, capacity=1)
     for step in range(20):
@@ -366,6 +386,16 @@ def test_an_urgent_tensor_takes_the_held_ones_along():
     assert world.ran(0) == [["a", "c"]]
 
 
+def test_what_was_urgent_once_is_not_the_next_time():
+    world = held()
+    for urgent in (True, False):
+        world.log.clear()
+        world.submit(tensor("c"), 0, urgent=urgent)
+        world.submit(tensor("c"), 1)
+        world.settle()
+        assert bool(world.log) is urgent
+
+
 def test_urging_what_is_over_changes_nothing():
     world = World(2)
     world.submit(tensor("a"))
@@ -395,9 +425,10 @@ def test_an_urge_that_comes_too_late_does_not_cut_the_next_hold_short():
 
 def test_enough_bytes_end_the_hold():
     world = held(threshold=32)
-    world.submit(tensor("c"))
-    world.settle()
-    assert world.ran(0) == [["a", "c"]]
+    for name in "cde":
+        world.submit(tensor(name))
+        world.settle()
+        assert world.ran(0) == ([["a", "c"], ["d", "e"]] if name == "e" else [["a", "c"]])
 
 
 def test_without_fusion_nothing_is_held():
@@ -432,6 +463,10 @@ def test_leaving_runs_what_is_ready_and_then_stops_everybody():
         assert [entry[0] for entry in world.log[rank]] == ["run", "Stop"]
     assert world.ran(0) == [["a"]]
     assert world.sent(Stop) == [Stop(1), Stop(1)]
+    world.submit(tensor("late"))
+    world.settle()
+    world.wait()
+    assert world.ran(0) == [["a"]]
 
 
 def test_everybody_has_left_when_the_last_one_has():

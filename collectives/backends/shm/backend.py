@@ -1,13 +1,15 @@
 """Collectives through shared memory, for ranks of one host.
 
-Every rank has two slabs of ``ROUND_BYTES`` in one segment. An operation runs in rounds: copy a piece into the own slab,
-cross the gate, read what the others put into theirs. Rounds alternate between the two slabs, so that one crossing is
-enough to know that the slab used before the last is free again. Slabs are small so that they stay in the last-level
-cache: the only traffic to main memory is reading the source and writing the destination.
+Every rank has SLABS slabs of ``ROUND_BYTES`` in one segment. An operation runs in rounds, each on the next slab of
+every rank: copy a piece into the own slab, cross the gate, read what the others put into theirs. Slabs are small so
+that they stay in the cache: the only traffic to main memory is reading the source and writing the destination.
+
+When an operation ends on one rank, other ranks may still read the slab that was used last, but no other: all have
+arrived at the gate after they were done with the one before. So the next operation may start on the next slab at once.
 
 Cost for S bytes on n ranks: an allreduce up to SMALL_BYTES takes one crossing, and each rank reads n S bytes of slabs;
-a longer one takes two crossings per round, each rank combines its n-th of the round (reading S in all), and then reads
-the S bytes of the result.
+a longer one takes a crossing per round and one more, each rank combines its n-th of every round (reading S in all), and
+then reads the S bytes of the result.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from collectives.segments import Segments
 
 __all__ = ["ShmBackend"]
 
-ROUND_BYTES = 1 << 20
+ROUND_BYTES = 1 << 19
+SLABS = 4
 SMALL_BYTES = 1 << 15
 PAGE = 4096
 HEADER = 64
@@ -43,19 +46,19 @@ class ShmBackend(Backend):
         self._segment = segment
         base = _slabs_start(size)
         self._gate = Gate(segment.array[: gate_bytes(size)], rank, size, timeout)
-        slabs = segment.array[base : base + 2 * size * ROUND_BYTES].reshape(2, size, ROUND_BYTES)
-        self._slabs = [[slabs[parity, member] for member in range(size)] for parity in (0, 1)]
+        slabs = segment.array[base : base + SLABS * size * ROUND_BYTES].reshape(SLABS, size, ROUND_BYTES)
+        self._slabs = [[slabs[turn, member] for member in range(size)] for turn in range(SLABS)]
         self._typed = {
-            np.dtype(dtype.storage): [[slab.view(dtype.storage) for slab in pair] for pair in self._slabs]
+            np.dtype(dtype.storage): [[slab.view(dtype.storage) for slab in row] for row in self._slabs]
             for dtype in DType
         }
-        self._parity = 0
+        self._turn = 0
         self._closed = False
 
     @classmethod
     def connect(cls, rank: int, size: int, store: Store, timeout: float) -> ShmBackend:
         """Join the group whose members share ``store``; raises PeerLostError, CollectiveTimeoutError."""
-        nbytes = _slabs_start(size) + 2 * size * ROUND_BYTES
+        nbytes = _slabs_start(size) + SLABS * size * ROUND_BYTES
         return cls(rank, size, Segment.share(store, rank, size, nbytes, timeout), timeout)
 
     def allreduce(
@@ -92,24 +95,28 @@ class ShmBackend(Backend):
     def _reduce_slices(
         self, source: Segments, destination: Segments, dtype: DType, op: ReduceOp, prescale: float, postscale: float
     ) -> None:
-        """Each rank combines one slice, in place in the slab of member 0; copying in overlaps the wait for others."""
+        """Each rank combines one slice of every round, in place in the slab of member 0.
+
+        A pipeline: between two crossings a rank copies in one round, combines the one before, and copies out the one
+        before that. Copying in comes before the wait, which it shortens: it goes to the slab of four rounds ago, which
+        all had copied out when they arrived at the last gate but one.
+        """
         total, step = len(source), ROUND_BYTES // dtype.itemsize
-        slabs = self._next_slabs(dtype)
-        source.read(0, slabs[self.rank][: min(step, total)])
-        self._gate.arrive()
-        for start in range(0, total, step):
-            count = min(step, total - start)
-            current = slabs
-            self._gate.wait()
-            self._combine_slice(current, count, dtype, op, prescale, postscale)
-            self._gate.arrive()
-            following = start + step
-            if following < total:
-                slabs = self._next_slabs(dtype)
-                source.read(following, slabs[self.rank][: min(step, total - following)])
-            self._gate.wait()
-            destination.write(start, current[0][:count])
-            if following < total:
+        rounds = -(-total // step)
+        pieces = [(self._next_slabs(dtype), start, min(step, total - start)) for start in range(0, total, step)]
+        for turn in range(rounds + 2):
+            if turn < rounds:
+                slabs, start, count = pieces[turn]
+                source.read(start, slabs[self.rank][:count])
+            if turn:
+                self._gate.wait()
+            if 0 < turn <= rounds:
+                slabs, _, count = pieces[turn - 1]
+                self._combine_slice(slabs, count, dtype, op, prescale, postscale)
+            if turn > 1:
+                slabs, start, count = pieces[turn - 2]
+                destination.write(start, slabs[0][:count])
+            if turn <= rounds:
                 self._gate.arrive()
 
     def _combine_slice(
@@ -232,8 +239,8 @@ class ShmBackend(Backend):
         self._gate.abort(error)
 
     def _next_slabs(self, dtype: DType) -> list[Array]:
-        self._parity ^= 1
-        return self._typed[np.dtype(dtype.storage)][self._parity]
+        self._turn = (self._turn + 1) % SLABS
+        return self._typed[np.dtype(dtype.storage)][self._turn]
 
 
 def _slabs_start(size: int) -> int:
