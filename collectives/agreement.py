@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 from collectives.api import DType, InvalidRequestError, Operation, ReduceOp, Request
@@ -43,6 +44,9 @@ def _check_splits(where: str, request: Request, size: int) -> None:
 
 
 def _check_reduction(where: str, request: Request) -> None:
+    for factor in (request.prescale_factor, request.postscale_factor):
+        if not isfinite(factor):
+            raise InvalidRequestError(f"{where}: a scale factor of {factor} is not allowed; give a finite number")
     scaled = request.prescale_factor != 1.0 or request.postscale_factor != 1.0
     if request.dtype is DType.BOOL and (scaled or request.op is ReduceOp.AVERAGE):
         raise InvalidRequestError(f"{where}: bool tensors cannot be averaged or scaled; convert to float32 first")

@@ -3,6 +3,7 @@
 The error tree; the class says whose fault it was and what a caller can do about it::
 
     RuntimeError
+    ├── HostsUpdatedInterrupt         the membership changed: carry on with the new one, nothing was lost
     └── HorovodInternalError          a collective failed: restore the last good state and retry
         ├── MismatchError             the ranks disagree about a tensor: fix the script; the engine stays usable
         ├── PeerLostError             a rank died or cannot be reached: form a new job without it
@@ -14,7 +15,6 @@ The error tree; the class says whose fault it was and what a caller can do about
     │   └── DuplicateNameError        a tensor of this name is still in flight
     └── SettingsError                 a setting or HOROVOD_* variable cannot be used as it is
     NotInitializedError               use of the engine before ``init()``; a HorovodInternalError and a ValueError
-    HostsUpdatedInterrupt             the membership changed: carry on with the new one, nothing was lost
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class NotInitializedError(HorovodInternalError, ValueError):
         super().__init__(message)
 
 
-class HostsUpdatedInterrupt(Exception):
+class HostsUpdatedInterrupt(RuntimeError):
     """The membership changed. State is intact; ``skip_sync`` says whether a sync can be left out."""
 
     def __init__(self, skip_sync: bool = False) -> None:

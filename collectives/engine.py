@@ -36,7 +36,7 @@ from collectives.messages import Abort, Leave, Left, Message, Refuse, Run, Stop,
 from collectives.negotiation import Batch, Coordinator, Worker
 from collectives.process_sets import GLOBAL, ProcessSets
 from collectives.settings import Settings
-from collectives.work import Destination, Work
+from collectives.work import Destination, Work, fresh
 
 __all__ = ["Engine"]
 
@@ -157,9 +157,7 @@ class Engine:
                     self._step_down()
             else:
                 self._await_change(work)
-        if work.error is not None:
-            raise work.error
-        return work.output
+        return work.outcome()
 
     def barrier(self, process_set: int = GLOBAL) -> None:
         """Return when every member of the process set has called it."""
@@ -186,6 +184,11 @@ class Engine:
         self._abort_backends(error)
         self._notify()
 
+    def disown(self) -> None:
+        """In a forked child: close this copy of the connections, without a word; the parent keeps its own."""
+        self._finished = True
+        self._channel.disown()
+
     def _enter(self, work: Work, queue: bool) -> Work:
         request = work.request
         check_alone(request, self.topology.rank, self.process_sets.ranks(request.process_set))
@@ -207,7 +210,7 @@ class Engine:
 
     def _require_running(self) -> None:
         if self._finished or self._failure is not None:
-            raise self._ending()
+            raise fresh(self._ending())
 
     # Waiting, and who drives.
 

@@ -8,7 +8,7 @@ from typing import TypeAlias
 from collectives.api import EngineError, Request
 from collectives.buffers import Buffer
 
-__all__ = ["Allocator", "Destination", "Work"]
+__all__ = ["Allocator", "Destination", "Work", "fresh"]
 
 Allocator: TypeAlias = Callable[[tuple[int, ...]], Buffer]
 Destination: TypeAlias = Buffer | Allocator | None
@@ -54,6 +54,12 @@ class Work:
             raise EngineError(f"{self.request.operation.value} {self.request.name!r} has no result")
         return self.output
 
+    def outcome(self) -> Buffer | None:
+        """The output of a work that is done; raises its error."""
+        if self.error is not None:
+            raise fresh(self.error)
+        return self.output
+
     def finish(self) -> None:
         """The output is complete; lets go of the input."""
         self.source = None
@@ -64,3 +70,10 @@ class Work:
         self.source = None
         self.error = error
         self.done = True
+
+
+def fresh(error: Exception) -> Exception:
+    """A copy to raise: one object raised again and again collects the frames, and the tensors, of all who raise it."""
+    copy = type(error)(*error.args)
+    copy.__cause__ = error.__cause__
+    return copy

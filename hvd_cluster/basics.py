@@ -53,13 +53,15 @@ def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet | 
     give the same. Without a launcher this is a world of one. Raises SettingsError for a bad ``HOROVOD_*`` variable,
     InvalidRequestError for bad arguments, CollectiveTimeoutError or PeerLostError when ranks do not come.
     """
-    if comm:
+    if comm is not None and len(comm):
         raise InvalidRequestError(
             f"init(comm={comm!r}) is not available; give comm=None and use process_sets for groups of ranks"
         )
     with _process.lock:
         if _process.engine is None:
             _start([_as_set(entry) for entry in process_sets or ()])
+        elif process_sets and [_as_set(entry).ranks for entry in process_sets] != [s.ranks for s in _process.sets[1:]]:
+            raise InvalidRequestError("init() was called already, without these process sets; call shutdown() first")
 
 
 def _as_set(entry: ProcessSet | Sequence[int]) -> ProcessSet:
@@ -95,6 +97,19 @@ def shutdown() -> None:
 
 
 atexit.register(shutdown)
+
+
+def _forget() -> None:
+    """In a forked child: the engine is the parent's. An open copy of its connections would hide the parent's death."""
+    engine, _process.engine = _process.engine, None
+    _process.lock = threading.Lock()
+    if engine is not None:
+        for entry in _process.sets:
+            entry._unregister()
+        engine.disown()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def engine() -> Engine:

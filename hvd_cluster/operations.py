@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from collectives.work import Destination, Work
 from hvd_cluster import basics
 from hvd_cluster.process_sets import ProcessSet
 
-__all__ = ["choose_op", "process_set_id", "start", "start_barrier", "whole_splits"]
+__all__ = ["as_factor", "as_rank", "choose_op", "process_set_id", "start", "start_barrier", "whole_splits"]
 
 
 def choose_op(average: bool | None, op: ReduceOp | int | None) -> ReduceOp:
@@ -35,6 +36,8 @@ def choose_op(average: bool | None, op: ReduceOp | int | None) -> ReduceOp:
 def process_set_id(process_set: ProcessSet) -> int:
     """The id of a registered set; InvalidRequestError otherwise."""
     basics.engine()
+    if not isinstance(process_set, ProcessSet):
+        raise InvalidRequestError(f"process_set={process_set!r} is not a ProcessSet; make one with ProcessSet([ranks])")
     if process_set.process_set_id is None:
         raise InvalidRequestError(f"{process_set} is not registered; give it to init(process_sets=[...])")
     return process_set.process_set_id
@@ -50,6 +53,22 @@ def whole_splits(splits: Sequence[int] | None, rows: int, process_set: ProcessSe
             f"alltoall without splits needs rows that {size} ranks can share evenly, not {rows}; give splits"
         )
     return (rows // size,) * size
+
+
+def as_rank(root_rank: Any) -> int:
+    """``root_rank`` as an int; InvalidRequestError for what is no whole number."""
+    try:
+        return operator.index(root_rank)
+    except TypeError:
+        raise InvalidRequestError(f"root_rank={root_rank!r} must be an integer, the global rank of the root") from None
+
+
+def as_factor(value: Any) -> float:
+    """A scale factor as a float; InvalidRequestError for what is no number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise InvalidRequestError(f"a scale factor of {value!r} is not allowed; give a finite number") from None
 
 
 def start(

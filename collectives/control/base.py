@@ -44,6 +44,10 @@ class Channel(ABC):
     def wake(self) -> None:
         """End a running :meth:`poll`, or the next one."""
 
+    def disown(self) -> None:
+        """In a forked child: release the descriptors it inherited; the parent's connections stay as they are."""
+        return
+
     @abstractmethod
     def close(self) -> None:
         """Deliver what was sent, then disconnect; bounded. The watches of the peers fire. Idempotent."""

@@ -217,6 +217,14 @@ class SocketChannel(Channel):
         os.close(self._wake)
         os.close(self._end)
 
+    def disown(self) -> None:
+        """See :class:`Channel`."""
+        self._closed = True
+        for connection in self._connections.values():
+            connection.close()
+        os.close(self._wake)
+        os.close(self._end)
+
     def _flush(self, connection: Connection, deadline: float) -> None:
         poller = select.poll()
         poller.register(connection.fileno(), select.POLLOUT)

@@ -2,7 +2,9 @@
 
 try:
     import torch as _torch  # noqa: F401
-except ImportError as error:
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
     raise ImportError('hvd_cluster.torch needs PyTorch: pip install "hvd-cluster[torch]"') from error
 
 from collectives.api import HorovodInternalError, ReduceOp

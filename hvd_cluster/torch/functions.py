@@ -77,7 +77,18 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
         tensors = {stub.name: torch.empty(stub.shape, dtype=stub.dtype) for stub in _stubs(skeleton)}
     broadcast_parameters(tensors, root_rank)
     if not is_root:
-        optimizer.load_state_dict(_with_tensors(skeleton, tensors))
+        _load(optimizer, _with_tensors(skeleton, tensors))
+
+
+def _load(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+    """``load_state_dict`` without its change of dtype: the root's state may be float32 for bfloat16 parameters."""
+    optimizer.load_state_dict(state_dict)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, state in state_dict["state"].items():
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor):
+                loaded = optimizer.state[parameters[number]]
+                loaded[key] = value.to(loaded[key].device)
 
 
 def _without_tensors(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:

@@ -32,10 +32,10 @@ import torch
 from collectives.api import InvalidRequestError, Operation, ReduceOp
 from collectives.work import Work
 from hvd_cluster import basics
-from hvd_cluster.operations import choose_op, start, start_barrier, whole_splits
+from hvd_cluster.operations import as_factor, as_rank, choose_op, start, start_barrier, whole_splits
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.torch.compression import Compression, Compressor
-from hvd_cluster.torch.tensors import allocator, as_input, to_buffer
+from hvd_cluster.torch.tensors import allocator, as_input, require_tensor, require_writable, to_buffer
 
 __all__ = [
     "Handle",
@@ -100,7 +100,10 @@ def synchronize(handle: Handle) -> Result:
     """
     if not isinstance(handle, Handle):
         raise InvalidRequestError(f"{handle!r} is not a handle; give what an *_async function returned")
-    basics.engine().synchronize(handle.work)
+    if handle.work.done:
+        handle.work.outcome()
+    else:
+        basics.engine().synchronize(handle.work)
     return handle.take()
 
 
@@ -108,7 +111,11 @@ def _start_same_shape(
     operation: Operation, tensor: torch.Tensor, inplace: bool, name: str | None, process_set: ProcessSet, **fields: Any
 ) -> Handle:
     """Start an operation whose result has the shape of ``tensor``, into ``tensor`` itself or a new one."""
+    if "root_rank" in fields:
+        fields["root_rank"] = as_rank(fields["root_rank"])
     source = as_input(tensor)
+    if inplace:
+        require_writable(tensor)
     buffer = to_buffer(source)
     if not inplace:
         target = to_buffer(torch.empty_like(source))
@@ -147,8 +154,8 @@ def _start_allreduce(
         name,
         process_set,
         op=choose_op(average, op),
-        prescale_factor=float(prescale_factor),
-        postscale_factor=float(postscale_factor),
+        prescale_factor=as_factor(prescale_factor),
+        postscale_factor=as_factor(postscale_factor),
         wait=wait,
     )
 
@@ -190,7 +197,7 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Combine ``tensor`` over all ranks, element by element; returns a new tensor of the same shape."""
-    small, context = compression.compress(tensor)
+    small, context = compression.compress(require_tensor(tensor))
     handle = _start_allreduce(small, False, average, name, op, prescale_factor, postscale_factor, process_set, True)
     return compression.decompress(handle.take(), context)
 
@@ -266,7 +273,10 @@ def broadcast_(
 def _splits(splits: Splits) -> list[int] | None:
     if splits is None:
         return None
-    tensor = torch.as_tensor(splits)
+    try:
+        tensor = torch.as_tensor(splits)
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidRequestError(f"splits must be a list or 1-d tensor of integers, not {splits!r}") from None
     if tensor.dim() != 1 or tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool:
         raise InvalidRequestError(f"splits must be a list or 1-d tensor of integers, not {splits!r}")
     values: list[int] = tensor.tolist()
@@ -327,8 +337,8 @@ def _start_reducescatter(
         process_set,
         wait,
         op=choose_op(None, op),
-        prescale_factor=float(prescale_factor),
-        postscale_factor=float(postscale_factor),
+        prescale_factor=as_factor(prescale_factor),
+        postscale_factor=as_factor(postscale_factor),
     )
     return Handle(work, _output)
 
@@ -358,7 +368,7 @@ def reducescatter(
 
     The first ``shape[0] % size`` ranks get one row more than the others.
     """
-    small, context = compression.compress(tensor)
+    small, context = compression.compress(require_tensor(tensor))
     handle = _start_reducescatter(small, name, op, process_set, prescale_factor, postscale_factor, True)
     return compression.decompress(handle.take(), context)
 

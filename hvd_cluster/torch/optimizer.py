@@ -11,6 +11,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from collectives.api import InvalidRequestError, ReduceOp
+from hvd_cluster.operations import process_set_id
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.torch.compression import Compression, Compressor
 from hvd_cluster.torch.operations import Handle, allreduce_async_, synchronize
@@ -24,15 +25,22 @@ def DistributedOptimizer(
     compression: type[Compressor] = Compression.none,
     backward_passes_per_step: int = 1,
     op: ReduceOp = ReduceOp.AVERAGE,
+    *,
     process_set: ProcessSet = global_process_set,
 ) -> torch.optim.Optimizer:
     """Wrap ``optimizer``: its ``step()`` works on gradients combined over all ranks.
 
-    The result is an instance of a subclass of the optimizer's own class, with its parameter groups and state. Each
-    gradient is submitted when backward has finished it, under the name of its parameter, and travels while backward
-    goes on; ``step()`` waits for all. ``op`` is Average or Sum. With ``backward_passes_per_step`` n, gradients add up
-    over n passes before they travel. InvalidRequestError for bad arguments.
+    The result is an instance of a subclass of the optimizer's own class, and shares groups, state and attributes with
+    ``optimizer``, so that a scheduler made for the one drives the other. Each gradient is submitted when backward has
+    finished it, under the name of its parameter, and travels while backward goes on; ``step()`` waits for all. ``op``
+    is Average or Sum. With ``backward_passes_per_step`` n, gradients add up over n passes before they travel.
+    InvalidRequestError for bad arguments, NotInitializedError before ``init()``.
     """
+    process_set_id(process_set)
+    if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, _DistributedMixin):
+        raise InvalidRequestError(
+            f"a {type(optimizer)} cannot be wrapped; give a torch optimizer that is not wrapped yet"
+        )
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     names = _names(parameters, named_parameters)
     _check_passes(backward_passes_per_step)
@@ -41,10 +49,23 @@ def DistributedOptimizer(
     base = type(optimizer)
     wrapped_class = type(base.__name__, (_DistributedMixin, base), {"__module__": base.__module__})
     wrapped: Any = object.__new__(wrapped_class)
-    wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
+    wrapped.__dict__ = optimizer.__dict__
+    if "step" in wrapped.__dict__:
+        wrapped.step = _followed(wrapped)
     wrapped._distribute(names, compression, backward_passes_per_step, op, process_set)
     result: torch.optim.Optimizer = wrapped
     return result
+
+
+def _followed(wrapped: Any) -> Callable[..., Any]:
+    """What a scheduler put in the place of ``step``, to see that it is called, for the wrapped optimizer."""
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        wrapped._opt_called = True
+        return type(wrapped).step(wrapped, *args, **kwargs)
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    return step
 
 
 def _names(
@@ -78,10 +99,21 @@ def _hook(parameter: torch.Tensor, on_gradient: Callable[[torch.Tensor], None]) 
     return handle
 
 
+def _sharers(tensor: torch.Tensor) -> int:
+    count: int = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return count
+
+
+_ALONE = _sharers(torch.empty(1))
+
+
+def _is_shared(gradient: torch.Tensor) -> bool:
+    """Whether others use the memory: autograd hands a gradient over as it is, even to two parameters."""
+    return gradient.layout is torch.strided and _sharers(gradient) > _ALONE
+
+
 class _DistributedMixin(torch.optim.Optimizer):
     """What a wrapped optimizer's class has before its own."""
-
-    _reduced: list[torch.Tensor]
 
     def _distribute(
         self,
@@ -100,12 +132,21 @@ class _DistributedMixin(torch.optim.Optimizer):
         self._countdown: dict[torch.Tensor, int] = {}
         self._synchronized = False
         self._skip = False
-        self._hooks: list[RemovableHandle] = []
-        if process_set.included():
-            self._reduced = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
-            self._hooks = [_hook(parameter, self._on_gradient) for parameter in self._reduced]
-        else:
-            self._reduced = []
+        self._hooks: dict[torch.Tensor, RemovableHandle] = {}
+        self._adopt()
+
+    def _adopt(self) -> None:
+        """Follow the parameters that were added, or made trainable, since the last time."""
+        if self._process_set.included():
+            for parameter in (parameter for group in self.param_groups for parameter in group["params"]):
+                if parameter.requires_grad and parameter not in self._hooks:
+                    self._names.setdefault(parameter, f"noname.{len(self._names)}")
+                    self._hooks[parameter] = _hook(parameter, self._on_gradient)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As the wrapped optimizer's; the new gradients are combined, too. All ranks add the same groups."""
+        super().add_param_group(param_group)
+        self._adopt()
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         """Runs in backward, when the gradient of ``parameter`` is complete for this pass."""
@@ -122,6 +163,8 @@ class _DistributedMixin(torch.optim.Optimizer):
     def _submit(self, parameter: torch.Tensor) -> None:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
+        elif _is_shared(parameter.grad):
+            parameter.grad = parameter.grad.clone()
         small, context = self._compression.compress(parameter.grad)
         name = f"gradient.{self._names[parameter]}"
         handle = allreduce_async_(small, name=name, op=self._op, process_set=self._process_set)
@@ -138,8 +181,9 @@ class _DistributedMixin(torch.optim.Optimizer):
 
         Raises HorovodInternalError when a rank is lost.
         """
-        for parameter in self._reduced:
-            if parameter not in self._handles:
+        self._adopt()
+        for parameter in self._hooks:
+            if parameter.requires_grad and parameter not in self._handles:
                 self._submit(parameter)
         handles, self._handles = self._handles, {}
         self._countdown.clear()
@@ -181,6 +225,9 @@ class _DistributedMixin(torch.optim.Optimizer):
         self.synchronize()
         self._synchronized = False
         return loss
+
+    # Or Optimizer.__setstate__ would put its hooks around this step, in addition to those around the class's own.
+    step.hooked = True  # type: ignore[attr-defined]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the wrapped optimizer's; AssertionError while gradients are in flight."""

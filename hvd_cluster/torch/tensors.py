@@ -11,7 +11,7 @@ import torch
 from collectives.api import DType, InvalidRequestError
 from collectives.buffers import Buffer
 
-__all__ = ["allocator", "as_input", "to_buffer"]
+__all__ = ["allocator", "as_input", "require_tensor", "require_writable", "to_buffer"]
 
 _DTYPES: dict[torch.dtype, DType] = {
     torch.uint8: DType.UINT8,
@@ -27,10 +27,24 @@ _DTYPES: dict[torch.dtype, DType] = {
 }
 
 
-def as_input(tensor: Any) -> torch.Tensor:
-    """``tensor`` detached and contiguous, a copy only where it is not; InvalidRequestError for what cannot travel."""
+def require_tensor(tensor: Any) -> torch.Tensor:
+    """``tensor``; InvalidRequestError when it is none."""
     if not isinstance(tensor, torch.Tensor):
         raise InvalidRequestError(f"a {type(tensor).__name__} is not a torch.Tensor; use torch.as_tensor(...) first")
+    return tensor
+
+
+def require_writable(tensor: torch.Tensor) -> None:
+    """InvalidRequestError for an expanded tensor, several of whose elements are one place in memory."""
+    if any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True)):
+        raise InvalidRequestError(
+            f"an expanded tensor of shape {tuple(tensor.shape)} cannot be overwritten; call clone() first"
+        )
+
+
+def as_input(tensor: Any) -> torch.Tensor:
+    """``tensor`` detached and contiguous, a copy only where it is not; InvalidRequestError for what cannot travel."""
+    require_tensor(tensor)
     if tensor.dtype not in _DTYPES:
         allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
         raise InvalidRequestError(
@@ -40,7 +54,8 @@ def as_input(tensor: Any) -> torch.Tensor:
         raise InvalidRequestError(f"a tensor of layout {tensor.layout} is not supported; call to_dense() first")
     if tensor.device.type != "cpu":
         raise InvalidRequestError(f"a tensor on {tensor.device} is not supported; move it to the CPU first")
-    return tensor.detach().contiguous()
+    plain: torch.Tensor = tensor.detach().contiguous().resolve_neg()
+    return plain
 
 
 def to_buffer(tensor: torch.Tensor) -> Buffer:
