@@ -12,6 +12,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import TypeAlias
 
 from collectives import api
@@ -48,6 +50,8 @@ PATIENT_SECONDS = 0.05
 PARK_SECONDS = 0.002
 SPINS = 50
 VERDICT_SECONDS = 0.5
+FLUSH_SECONDS = 0.1
+UNNAMED = 256
 WAIT_SLICE_SECONDS = 1.0
 
 Command: TypeAlias = Callable[[], None]
@@ -77,7 +81,8 @@ class Engine:
         self._worker = Worker(cache=settings.cache_capacity > 0)
         self._coordinator = _coordinator(topology, settings, process_sets) if topology.rank == COORDINATOR else None
         # Owned by the engine, held for a few instructions: guards the table of works and the queues of submissions.
-        self._lock = threading.Lock()
+        # Reentrant, because a signal handler may call shutdown() at any point of the main thread.
+        self._lock = threading.RLock()
         self._works: dict[tuple[int, str], Work] = {}
         self._queued: dict[tuple[int, str], deque[Work]] = {}
         self._commands: deque[Command] = deque()
@@ -92,6 +97,7 @@ class Engine:
         self._unpark = threading.Event()
         self._polling: set[int] = set()
         self._driven_at = 0.0
+        self._caller = 0
         self._failure: Exception | None = None
         self._lost: int | None = None
         self._leaving = False
@@ -104,19 +110,15 @@ class Engine:
 
     # Calls of the user, on any thread.
 
-    def submit(self, request: Request, source: Buffer | None, destination: Destination) -> Work:
+    def submit(self, request: Request, source: Buffer | None, destination: Destination, unnamed: bool = False) -> Work:
         """Put a tensor in flight and return its handle at once.
 
-        ``source`` must not change and ``destination`` must not be read before the work is done. Raises
+        ``source`` must not change and ``destination`` must not be read before the work is done. An ``unnamed`` request
+        gets a name: the n-th of an operation on a process set has the same one on every member, and waits its turn
+        while that name is in flight. Names repeat after a while, to profit from the response cache. Raises
         InvalidRequestError, DuplicateNameError or, when the engine has ended, the error that ended it.
         """
-        work = self._enter(Work(request, source, destination), queue=False)
-        self._notify()
-        return work
-
-    def submit_unnamed(self, request: Request, source: Buffer | None, destination: Destination) -> Work:
-        """Like :meth:`submit` for a request named by :meth:`next_name`: waits its turn if the name is in flight."""
-        work = self._enter(Work(request, source, destination), queue=True)
+        work = self._enter(Work(request, source, destination), unnamed)
         self._notify()
         return work
 
@@ -124,19 +126,9 @@ class Engine:
         """Submit, wait and return the finished work; raises what :meth:`submit` and :meth:`synchronize` raise."""
         work = Work(request, source, destination)
         work.urged = True
-        self._enter(work, queue=unnamed)
+        self._enter(work, unnamed)
         self.synchronize(work)
         return work
-
-    def next_name(self, operation: Operation, process_set: int = GLOBAL) -> str:
-        """The name of the next unnamed tensor; the n-th call for a process set gives the same name on every member.
-
-        Names repeat after a while, so that unnamed tensors profit from the response cache, too.
-        """
-        with self._lock:
-            number = self._counters.get((operation, process_set), 0)
-            self._counters[operation, process_set] = number + 1
-        return f"{operation.value}.noname.{number % 256}"
 
     def poll(self, work: Work) -> bool:
         """Whether :meth:`synchronize` would return at once. Who asks waits: the tensor is not held back any more."""
@@ -154,21 +146,26 @@ class Engine:
                 try:
                     self._drive_for(work)
                 finally:
-                    self._step_down()
+                    self._caller = 0
+                    self._driver.release()  # inline: an interrupt at the door of a function of ours would skip it
+                    self._after_driving()
             else:
                 self._await_change(work)
         return work.outcome()
 
     def barrier(self, process_set: int = GLOBAL) -> None:
         """Return when every member of the process set has called it."""
-        name = self.next_name(Operation.BARRIER, process_set)
-        self.run(Request(name, Operation.BARRIER, process_set=process_set), None, None, unnamed=True)
+        self.run(Request("barrier", Operation.BARRIER, process_set=process_set), None, None, unnamed=True)
 
     def shutdown(self) -> None:
         """End the engine on all ranks: what was agreed on before still runs, the rest fails with ShutDownError.
 
-        Waits for the other ranks' communication threads, at most the shutdown timeout. Idempotent.
+        Waits for the other ranks' communication threads, at most the shutdown timeout. Idempotent. In a signal handler
+        that interrupted a wait of this thread, it cannot wait: then it ends all ranks at once.
         """
+        if self._caller == threading.get_ident():
+            self._fail(ShutDownError(f"Horovod has been shut down by rank {self.topology.rank}, in a signal handler"))
+            return
         with self._lock:
             if not self._finished and self._failure is None:
                 self._commands.append(self._leave)
@@ -189,15 +186,17 @@ class Engine:
         self._finished = True
         self._channel.disown()
 
-    def _enter(self, work: Work, queue: bool) -> Work:
+    def _enter(self, work: Work, unnamed: bool) -> Work:
         request = work.request
         check_alone(request, self.topology.rank, self.process_sets.ranks(request.process_set))
         with self._lock:
             self._require_running()
+            if unnamed:
+                request = work.request = replace(request, name=self._next_name(request))
             if request.key not in self._works:
                 self._works[request.key] = work
                 self._commands.append(lambda: self._worker.submit(request, work.urged))
-            elif queue:
+            elif unnamed:
                 self._queued.setdefault(request.key, deque()).append(work)
             else:
                 raise DuplicateNameError(
@@ -207,6 +206,12 @@ class Engine:
         if self.events.active:
             self.events.publish(Submitted(request.name, request.process_set, request.nbytes, time.monotonic()))
         return work
+
+    def _next_name(self, request: Request) -> str:
+        kind = (request.operation, request.process_set)
+        number = self._counters.get(kind, 0)
+        self._counters[kind] = number + 1
+        return f"{request.name}.noname.{number % UNNAMED}"
 
     def _require_running(self) -> None:
         if self._finished or self._failure is not None:
@@ -220,6 +225,7 @@ class Engine:
 
     def _drive_for(self, work: Work) -> None:
         spins = 0
+        self._caller = threading.get_ident()
         while not (work.done or self._finished):
             if self._step_safely():
                 spins = 0
@@ -236,9 +242,8 @@ class Engine:
     def _ending(self) -> Exception:
         return self._failure or ShutDownError("Horovod has been shut down; call hvd.init() to start again")
 
-    def _step_down(self) -> None:
+    def _after_driving(self) -> None:
         self._driven_at = time.monotonic()
-        self._driver.release()
         held = self._coordinator is not None and self._coordinator.deadline is not None
         if self._commands or held or self._channel.has_unsent:
             self._notify()
@@ -313,11 +318,12 @@ class Engine:
             self._sleep()
 
     def _end(self) -> None:
-        with self._driver:
-            self._fail_works(self._ending())
-            self._channel.close()
+        self._finished = True
+        with self._driver, ExitStack() as stack:
             for backend in self._backends.values():
-                backend.close()
+                stack.callback(backend.close)
+            stack.callback(self._channel.close)
+            self._fail_works(self._ending())
         self._announce()
 
     # Steps; only for whoever drives.
@@ -350,9 +356,9 @@ class Engine:
             self._hear(sender, decode(data))
         if self._coordinator is not None and not self._finished:
             self._coordinate(self._coordinator)
-        while self._batches and not self._finished:
+        if self._batches:
             active = True
-            self._run_batch(self._batches.popleft())
+            self._run_batches()
         if lost is not None and not self._finished:
             self._fail(self._loss(lost))
         if self._leave_deadline is not None and time.monotonic() > self._leave_deadline:
@@ -395,6 +401,20 @@ class Engine:
             self._stop(message.rank)
         elif isinstance(message, Left):
             self._finished = True
+
+    def _run_batches(self) -> None:
+        """Run what was decided; first the peers must have heard of it, or they would not come.
+
+        Only the coordinator waits for that: it has run everything older, so its peers are, or will be, reading. A
+        worker that waited for a coordinator which is in a backend already would keep both waiting.
+        """
+        deadline = time.monotonic() + self._timeouts.collective
+        while self._coordinator is not None and self._channel.has_unsent and self._lost is None:
+            if time.monotonic() > deadline:
+                break
+            self._channel.flush(FLUSH_SECONDS)
+        while self._batches and not self._finished:
+            self._run_batch(self._batches.popleft())
 
     def _run_batch(self, batch: Batch) -> None:
         works = [self._take(response.request.key) for response in batch.responses]
@@ -458,8 +478,7 @@ class Engine:
         self._tell_coordinator(Leave())
 
     def _stop(self, rank: int) -> None:
-        while self._batches:
-            self._run_batch(self._batches.popleft())
+        self._run_batches()
         self._fail_works(ShutDownError(f"Horovod has been shut down by rank {rank} while the tensor was in flight"))
         self._leaving = True
         self._tell_coordinator(Left())

@@ -156,8 +156,7 @@ class Coordinator:
         for key in message.urgent:
             self._urge(key)
         for id in message.urgent_ids:
-            if id in self._known:
-                self._urge(self._known[id].response.request.key)
+            self._urge_id(id)
 
     def _take_id(self, rank: int, id: int, now: float) -> None:
         known = self._known.get(id)
@@ -165,6 +164,14 @@ class Coordinator:
             self._replies.append(Outgoing((rank,), Unknown((id,))))
         else:
             self._add(rank, known.requests[rank], known, now)
+
+    def _urge_id(self, id: int) -> None:
+        known = self._known.get(id)
+        if known is not None:
+            self._urge(known.response.request.key)
+        else:  # dropped since it was sent
+            names = (key for key, pending in self._pending.items() if pending.known and pending.known.response.id == id)
+            self._urgent.update(names)
 
     def _urge(self, key: Key) -> None:
         if key in self._pending:
@@ -215,6 +222,8 @@ class Coordinator:
         if self._capacity:
             self._ids[key] = response.id
             self._known[response.id] = _Known(response, pending.requests)
+        else:
+            self._forget.setdefault(request.process_set, []).append(response.id)
         while len(self._known) > self._capacity:
             self._evict()
         return response

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from collectives.api import EngineError, Request
+from collectives.api import EngineError, HorovodInternalError, Request
 from collectives.buffers import Buffer
 
 __all__ = ["Allocator", "Destination", "Work", "fresh"]
@@ -42,7 +42,10 @@ class Work:
     def allocate(self, shape: tuple[int, ...]) -> Buffer:
         """The buffer for a result of ``shape``; sets ``output``."""
         destination = self.destination
-        output = destination(shape) if callable(destination) else destination
+        try:
+            output = destination(shape) if callable(destination) else destination
+        except Exception as error:
+            raise HorovodInternalError(f"no memory for the result {shape} of {self.request.name!r}: {error}") from error
         if output is None or output.shape != shape:
             raise EngineError(f"{self.request.name!r}: no destination of shape {shape}, only {output}")
         self.output = output

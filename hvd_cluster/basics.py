@@ -37,7 +37,8 @@ class _Process:
 
     def __init__(self) -> None:
         # Held while an engine starts or ends, which is bounded by the engine's timeouts.
-        self.lock = threading.Lock()
+        # Reentrant, because a signal handler may call shutdown() at any point.
+        self.lock = threading.RLock()
         self.engine: Engine | None = None
         self.generation = 0
         self.sets: list[ProcessSet] = []
@@ -69,9 +70,10 @@ def _as_set(entry: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def _start(sets: list[ProcessSet]) -> None:
+    # Counted first: ranks whose init() fails, here or elsewhere, must not fall behind the others.
+    generation, _process.generation = _process.generation, _process.generation + 1
     settings = Settings.from_environment(os.environ)
     _configure_logging(settings.log_level)
-    generation, _process.generation = _process.generation, _process.generation + 1
     engine = bootstrap.start(settings, [tuple(entry.ranks or ()) for entry in sets], generation)
     _process.engine = engine
     _process.sets = [global_process_set, *sets]
@@ -102,7 +104,7 @@ atexit.register(shutdown)
 def _forget() -> None:
     """In a forked child: the engine is the parent's. An open copy of its connections would hide the parent's death."""
     engine, _process.engine = _process.engine, None
-    _process.lock = threading.Lock()
+    _process.lock = threading.RLock()
     if engine is not None:
         for entry in _process.sets:
             entry._unregister()

@@ -82,21 +82,19 @@ def start(
 ) -> Work:
     """Submit ``source``; with ``wait`` return the finished work. ``fields`` are those of :class:`Request`."""
     engine = basics.engine()
-    id = process_set_id(process_set)
+    if "root_rank" in fields:
+        fields["root_rank"] = as_rank(fields["root_rank"])
     request = Request(
-        engine.next_name(operation, id) if name is None else f"{operation.value}.{name}",
+        operation.value if name is None else f"{operation.value}.{name}",
         operation,
         source.dtype,
         source.shape,
-        process_set=id,
+        process_set=process_set_id(process_set),
         device=source.device,
         **fields,
     )
-    if wait:
-        return engine.run(request, source, destination, unnamed=name is None)
-    if name is None:
-        return engine.submit_unnamed(request, source, destination)
-    return engine.submit(request, source, destination)
+    call = engine.run if wait else engine.submit
+    return call(request, source, destination, unnamed=name is None)
 
 
 def start_barrier(process_set: ProcessSet) -> None:

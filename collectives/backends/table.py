@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Sequence
 
 from collectives.api import SettingsError, Store, Topology
@@ -17,7 +18,7 @@ def choose(members: Sequence[int], topology: Topology, cpu_operations: str) -> s
     =================  ====================================
     single             one member
     what was asked     HOROVOD_CPU_OPERATIONS is not "auto"
-    shm                all members are on one host
+    shm                all members are on one host, an x86-64
     gloo               anything else
     =================  ====================================
     """
@@ -31,7 +32,8 @@ def choose(members: Sequence[int], topology: Topology, cpu_operations: str) -> s
         return "single"
     if cpu_operations != "auto":
         return cpu_operations
-    return "shm" if len(hosts) == 1 else "gloo"
+    # On other processors stores may overtake each other, which the gate of shm does not guard against.
+    return "shm" if len(hosts) == 1 and platform.machine() == "x86_64" else "gloo"
 
 
 def connect(name: str, rank: int, size: int, store: Store, settings: Settings, address: str) -> Backend:

@@ -24,6 +24,10 @@ class Channel(ABC):
         """Whether a :meth:`poll` or :meth:`receive` is needed to get everything out that was sent."""
         return False
 
+    def flush(self, timeout: float) -> None:
+        """Get out what was sent, as far as the peers take it within ``timeout`` seconds."""
+        return
+
     @abstractmethod
     def watch(self, on_lost: Callable[[int], None]) -> None:
         """Call ``on_lost(rank)``, once per rank, on a thread of the channel's own, when a peer's connection ends."""

@@ -136,6 +136,12 @@ class SocketChannel(Channel):
         """See :class:`Channel`."""
         return any(connection.has_unsent for connection in self._connections.values())
 
+    def flush(self, timeout: float) -> None:
+        """See :class:`Channel`."""
+        deadline = time.monotonic() + timeout
+        for connection in self._connections.values():
+            self._flush(connection, deadline)
+
     def watch(self, on_lost: Callable[[int], None]) -> None:
         """See :class:`Channel`."""
         # Owned by the channel; sleeps in poll without limit, ended and joined by close() through the end event.

@@ -32,7 +32,7 @@ import torch
 from collectives.api import InvalidRequestError, Operation, ReduceOp
 from collectives.work import Work
 from hvd_cluster import basics
-from hvd_cluster.operations import as_factor, as_rank, choose_op, start, start_barrier, whole_splits
+from hvd_cluster.operations import as_factor, choose_op, start, start_barrier, whole_splits
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.torch.compression import Compression, Compressor
 from hvd_cluster.torch.tensors import allocator, as_input, require_tensor, require_writable, to_buffer
@@ -90,7 +90,7 @@ def poll(handle: Handle) -> bool:
     """Whether :func:`synchronize` would return at once; InvalidRequestError for what is no handle."""
     if not isinstance(handle, Handle):
         raise InvalidRequestError(f"{handle!r} is not a handle; give what an *_async function returned")
-    return handle.work.done
+    return handle.work.done or basics.engine().poll(handle.work)
 
 
 def synchronize(handle: Handle) -> Result:
@@ -111,8 +111,6 @@ def _start_same_shape(
     operation: Operation, tensor: torch.Tensor, inplace: bool, name: str | None, process_set: ProcessSet, **fields: Any
 ) -> Handle:
     """Start an operation whose result has the shape of ``tensor``, into ``tensor`` itself or a new one."""
-    if "root_rank" in fields:
-        fields["root_rank"] = as_rank(fields["root_rank"])
     source = as_input(tensor)
     if inplace:
         require_writable(tensor)

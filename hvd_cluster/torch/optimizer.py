@@ -38,9 +38,7 @@ def DistributedOptimizer(
     """
     process_set_id(process_set)
     if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, _DistributedMixin):
-        raise InvalidRequestError(
-            f"a {type(optimizer)} cannot be wrapped; give a torch optimizer that is not wrapped yet"
-        )
+        raise InvalidRequestError(f"cannot wrap a {type(optimizer)}; give a torch optimizer that is not wrapped yet")
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     names = _names(parameters, named_parameters)
     _check_passes(backward_passes_per_step)

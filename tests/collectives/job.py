@@ -10,6 +10,7 @@ import numpy as np
 from collectives.api import Operation, ReduceOp, Request, Timeouts, Topology
 from collectives.backends.inproc import InprocBackend, InprocGroup
 from collectives.buffers import as_buffer, empty
+from collectives.control.base import Channel
 from collectives.control.inproc import InprocHub
 from collectives.control.sockets import Connection, SocketChannel
 from collectives.engine import Engine
@@ -117,9 +118,8 @@ def outcome(call):
 
 def submit(engine, array, name=None, operation=Operation.ALLREDUCE, **fields):
     """Put ``array`` in flight; unnamed without a name."""
-    call = engine.submit if name else engine.submit_unnamed
-    request, source = _prepare(engine, array, name, operation, fields)
-    return call(request, source, lambda shape: empty(source.dtype, shape))
+    request, source = _prepare(array, name, operation, fields)
+    return engine.submit(request, source, lambda shape: empty(source.dtype, shape), unnamed=name is None)
 
 
 def wait(engine, work):
@@ -129,16 +129,15 @@ def wait(engine, work):
 
 def run(engine, array, name=None, operation=Operation.ALLREDUCE, **fields):
     """Submit, wait and return the result."""
-    request, source = _prepare(engine, array, name, operation, fields)
+    request, source = _prepare(array, name, operation, fields)
     work = engine.run(request, source, lambda shape: empty(source.dtype, shape), unnamed=name is None)
     return work.output.owner
 
 
-def _prepare(engine, array, name, operation, fields):
+def _prepare(array, name, operation, fields):
     source = as_buffer(array)
     fields = {"op": ReduceOp.SUM} | fields
-    name = name or engine.next_name(operation, fields.get("process_set", 0))
-    return Request(name, operation, source.dtype, source.shape, **fields), source
+    return Request(name or operation.value, operation, source.dtype, source.shape, **fields), source
 
 
 def ones(engine, length=3):
@@ -157,3 +156,75 @@ def until(condition, patience=PATIENCE):
     while not condition():
         assert time.monotonic() < deadline, "it did not come true"
         pause.wait(0.001)
+
+
+class Caller(threading.Thread):
+    """One more caller on a rank, who waits for the sum of a tensor, or does as ``body`` says."""
+
+    def __init__(self, engine, name="never", body=None):
+        super().__init__(daemon=True)
+        self._body = lambda: body(engine) if body else run(engine, ones(engine), name)
+        self._outcome = None
+        self.rank = engine.topology.rank
+        self.start()
+
+    def run(self):
+        self._outcome = outcome(self._body)
+
+    def result(self):
+        """What came of it, or the error."""
+        self.join(PATIENCE)
+        assert not self.is_alive()
+        return self._outcome
+
+
+class Watched(Channel):
+    """A channel that knows who sleeps in it, for how long at most, and who was lost."""
+
+    def __init__(self, inner):
+        super().__init__(inner.rank, inner.size)
+        self._inner = inner
+        self.sleeping, self.lost = {}, []
+        for name in ("send", "receive", "wake", "close"):
+            setattr(self, name, getattr(inner, name))
+
+    @property
+    def has_unsent(self):
+        return self._inner.has_unsent
+
+    def poll(self, timeout):
+        me = threading.get_ident()
+        self.sleeping[me] = timeout
+        try:
+            self._sleep(timeout)
+        finally:
+            self.sleeping.pop(me, None)
+
+    def _sleep(self, timeout):
+        self._inner.poll(timeout)
+
+    def watch(self, on_lost):
+        self._inner.watch(lambda rank: (on_lost(rank), self.lost.append(rank)))
+
+    send = receive = wake = close = None
+
+
+class Greedy(Watched):
+    """A channel where callers get hold of each message first, so that it never wakes the communication thread."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self._woken = threading.Event()
+        self.greedy = True
+        self.wake = lambda: (self._woken.set(), inner.wake())
+
+    def _sleep(self, timeout):
+        if not (self.greedy and threading.current_thread().name.startswith("hvd-engine")):
+            super()._sleep(timeout)
+        elif self._woken.wait(timeout):
+            del self.sleeping[threading.get_ident()]
+            self._woken.clear()
+
+    def is_asleep(self):
+        """Whether one thread sleeps here, without limit, and nothing is about to wake it."""
+        return not self._woken.is_set() and list(self.sleeping.values()) == [None]

@@ -65,6 +65,63 @@ def test_a_killed_rank_raises_in_negotiation(fresh_pool):
     outcomes[2].unwrap()
 
 
+def die_with_a_child(victim):
+    """The child, like one of a DataLoader, outlives the victim and has inherited its connections."""
+    child = os.fork() if hvd.rank() == victim else 0
+    if hvd.rank() == victim and not child:
+        assert not hvd.is_initialized()
+        signal.alarm(300)
+        signal.pause()
+    children = hvd.allgather_object(child)
+    if hvd.rank() == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(hvd.HorovodInternalError, match=f"rank {victim}"):
+        hvd.allreduce(torch.ones(1), name="doomed")
+    hvd.shutdown()
+    return children[victim]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_forked_child_does_not_hide_a_death(fresh_pool, victim):
+    pool = fresh_pool(2)
+    pool.run(initialize)
+    [outcome] = pool.outcomes(die_with_a_child, victim, ranks=[1 - victim])
+    os.kill(outcome.unwrap(), signal.SIGKILL)
+
+
+def shut_down_in_a_signal_handler():
+    if hvd.rank() == 1:
+        signal.signal(signal.SIGALRM, lambda *_: hvd.shutdown())
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(hvd.HorovodInternalError, match="in a signal handler"):
+            hvd.allreduce(torch.ones(1), name="lonely")
+        assert not hvd.is_initialized()
+    else:
+        with pytest.raises(hvd.HorovodInternalError, match="shut down by rank 1"):
+            hvd.allreduce(torch.ones(1), name="also lonely")
+        hvd.shutdown()
+
+
+def test_shutdown_in_a_signal_handler(fresh_pool):
+    pool = fresh_pool(2)
+    pool.run(initialize)
+    pool.run(shut_down_in_a_signal_handler)
+
+
+def submit_more_than_a_socket_takes():
+    """The message that says what to run is longer than the socket's buffer; it must get out before rank 0 runs."""
+    names = [f"{'a.rather.long.name.' * 10}{number}" for number in range(3000)]
+    handles = [hvd.allreduce_async(torch.ones(1), op=hvd.Sum, name=name) for name in names]
+    assert sum(hvd.synchronize(handle).item() for handle in handles) == len(names) * hvd.size()
+
+
+@pytest.mark.parametrize("hosts", [["one", "one"], ["one", "two"]])
+def test_many_names_at_once(fresh_pool, hosts):
+    pool = fresh_pool(2, hosts, {"HOROVOD_CYCLE_TIME": "10000"})
+    pool.run(initialize)
+    pool.run(submit_more_than_a_socket_takes)
+
+
 def inventory():
     with open("/proc/self/maps") as maps:
         mapped = sum("memfd:hvd" in line for line in maps)

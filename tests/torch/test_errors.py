@@ -90,6 +90,24 @@ def check_bad_calls():
     works()
 
 
+def check_a_refused_unnamed_call_does_not_count():
+    """Or this rank's next unnamed tensor would wait for another one than the others' next."""
+    if hvd.rank() == 0:
+        for _ in range(3):
+            message_of(lambda: hvd.alltoall(torch.ones(2), splits=[9] * hvd.size()), InvalidRequestError)
+    rows = hvd.alltoall(torch.ones(hvd.size()))
+    assert rows.tolist() == [1.0] * hvd.size()
+
+
+def check_errors_do_not_collect_tracebacks():
+    handle = hvd.allreduce_async(odd_one_out(torch.ones(2), torch.ones(3)), name="mismatch")
+    with pytest.raises(MismatchError) as first:
+        hvd.synchronize(handle)
+    with pytest.raises(MismatchError) as second:
+        hvd.synchronize(handle)
+    assert len(second.traceback) <= len(first.traceback)
+
+
 def check_average_is_deprecated():
     with pytest.warns(DeprecationWarning, match="average="):
         result = hvd.allreduce(torch.ones(2), average=False)

@@ -217,6 +217,64 @@ def check_keeps_class_state_and_groups():
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.005)
 
 
+def check_scheduler_made_before_wrapping():
+    model = build()
+    inner = sgd(model.parameters())
+    schedule = torch.optim.lr_scheduler.StepLR(inner, 1, gamma=0.5)
+    optimizer = hvd.DistributedOptimizer(inner, model.named_parameters())
+    hvd.broadcast_optimizer_state(optimizer, 0)
+    calls = []
+    optimizer.register_step_post_hook(lambda *_: calls.append(1))
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss_of(model, *(own(rows) for rows in data(0))).backward()
+        optimizer.step()
+        schedule.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.025)
+    assert len(calls) == 2
+    assert_identical_everywhere(model)
+
+
+def check_parameters_added_and_unfrozen_later():
+    first, second, third = (torch.nn.Linear(2, 2) for _ in range(3))
+    model = torch.nn.ModuleList([first, second, third])
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    second.requires_grad_(False)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1))
+    second.requires_grad_(True)
+    optimizer.add_param_group({"params": list(third.parameters())})
+    for step in range(3):
+        optimizer.zero_grad()
+        third(second(first(torch.full((1, 2), float(hvd.rank() + step))))).sum().backward()
+        optimizer.step()
+    assert_identical_everywhere(model)
+
+
+def check_gradients_that_share_memory():
+    """autograd gives both parameters the same memory as gradient, which must not be summed twice."""
+    a, b = (torch.nn.Parameter(torch.ones(2, 2)) for _ in range(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([a, b], lr=1.0), [("a", a), ("b", b)], op=hvd.Sum)
+    weight = torch.arange(4.0)
+    ((a.view(4) + b.view(4)) * weight).sum().backward()
+    optimizer.synchronize()
+    expected = weight.view(2, 2) * hvd.size()
+    assert torch.equal(a.grad, expected)
+    assert torch.equal(b.grad, expected)
+
+
+def check_state_keeps_its_type():
+    """float32 state of bfloat16 parameters."""
+    parameter = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    optimizer = torch.optim.Adam([parameter])
+    state = {"step": torch.tensor(1.0), "exp_avg": torch.full((3,), 0.1), "exp_avg_sq": torch.full((3,), 0.001)}
+    if hvd.rank() == 0:
+        optimizer.state[parameter] = state
+    hvd.broadcast_optimizer_state(optimizer, 0)
+    for key, value in state.items():
+        assert optimizer.state[parameter][key].dtype == value.dtype
+        assert torch.equal(optimizer.state[parameter][key], value)
+
+
 def check_bad_arguments():
     model = build()
     named = list(model.named_parameters())
@@ -231,6 +289,15 @@ def check_bad_arguments():
     for word, options in bad.items():
         with pytest.raises(InvalidRequestError, match=word):
             hvd.DistributedOptimizer(optimizer, **options)
+    for wrong in (None, hvd.DistributedOptimizer(optimizer)):
+        with pytest.raises(InvalidRequestError, match="cannot wrap"):
+            hvd.DistributedOptimizer(wrong)
+
+
+@pytest.mark.leaves("environment")  # torch sets TORCHINDUCTOR_CACHE_DIR with its first optimizer
+def test_wrapping_before_init():
+    with pytest.raises(ValueError, match="has not been initialized"):
+        hvd.DistributedOptimizer(sgd(build().parameters()))
 
 
 def check_broadcast_parameters():

@@ -46,7 +46,7 @@ class Gate:
         self._awake = bytes(size)
         self._peers = [(peer, peer * LINE // 4) for peer in range(size) if peer != rank]
         self._mine = rank * LINE // 4
-        self._spins = SPINS if size <= (os.cpu_count() or 1) else SPINS // 20
+        self._spins = SPINS if size <= len(os.sched_getaffinity(0)) else SPINS // 20
         self._fence = threading.Lock()  # owned by this end and never contended: taken for its memory fence only
 
     def cross(self) -> None:

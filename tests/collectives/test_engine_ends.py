@@ -1,0 +1,331 @@
+"""How engines end: politely, and otherwise."""
+
+import gc
+import random
+import sys
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+from collectives.api import (
+    EngineError,
+    HorovodInternalError,
+    Operation,
+    PeerLostError,
+    Request,
+    ShutDownError,
+)
+from collectives.buffers import as_buffer
+from collectives.events import Started
+from tests.collectives.job import PATIENCE, Caller, Job, Watched, ones, outcome, run, running, submit, until, wait
+
+pytestmark = pytest.mark.usefixtures("transport")
+
+
+# Polite.
+
+
+def test_shutting_down_fails_what_is_pending_elsewhere():
+    with running(3) as job:
+        pending = [submit(engine, ones(engine), "x") for engine in job.engines[:2]]
+        job.engines[2].shutdown()
+        for engine, work in zip(job.engines, pending, strict=False):
+            with pytest.raises(ShutDownError, match="shut down by rank 2"):
+                wait(engine, work)
+        for engine in job.engines:
+            until(lambda engine=engine: isinstance(outcome(lambda: submit(engine, np.ones(1), "y")), ShutDownError))
+            with pytest.raises(ShutDownError, match=r"call hvd\.init"):
+                run(engine, np.ones(1), "z")
+
+
+def test_a_waiting_caller_is_told_of_the_shutdown():
+    with running(2) as job:
+        caller = Caller(job.engines[0])
+        job.engines[1].shutdown()
+        assert type(caller.result()) is ShutDownError
+
+
+def test_what_was_agreed_on_before_the_shutdown_still_runs():
+    def body(engine):
+        works = [submit(engine, ones(engine), f"t{number}") for number in range(20)]
+        engine.barrier()
+        engine.shutdown()
+        return [wait(engine, work)[0] for work in works]
+
+    with running(3) as job:
+        assert job.run(body) == [[6.0] * 20] * 3
+
+
+def test_what_arrives_together_with_the_stop_still_runs():
+    """Rank 1 is busy with a set of its own while rank 0, no member of set 2, lets "y" run and then shuts down."""
+
+    def stay(event):
+        if isinstance(event, Started) and event.process_set == 1:
+            busy.set()
+            leave.wait(PATIENCE)
+
+    busy, leave, heard = threading.Event(), threading.Event(), []
+    with running(3, sets=[(1,), (1, 2)]) as job:
+        job.engines[1].events.subscribe(stay)
+        pending = submit(job.engines[0], np.ones(1), "pending")
+        works = [submit(job.engines[1], ones(job.engines[1]), "y", process_set=2)]
+        submit(job.engines[1], np.ones(1), "x", process_set=1)
+        assert busy.wait(PATIENCE)
+        job.engines[2].events.subscribe(heard.append)
+        works.append(submit(job.engines[2], ones(job.engines[2]), "y", process_set=2))
+        until(lambda: any(isinstance(event, Started) for event in heard))
+        leaving = threading.Thread(target=job.engines[0].shutdown)
+        leaving.start()
+        until(lambda: pending.done)
+        leave.set()
+        assert [wait(engine, work)[0] for engine, work in zip(job.engines[1:], works, strict=True)] == [5.0, 5.0]
+        leaving.join(PATIENCE)
+
+
+def test_shutting_down_any_number_of_times_from_anywhere():
+    with running(2) as job:
+        for _ in range(3):
+            job.run(lambda engine: engine.shutdown())
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_starting_and_shutting_down_a_hundred_times_leaves_nothing(size):
+    engines = []
+    for _ in range(100):
+        with running(size) as job:
+            job.run(lambda engine: run(engine, ones(engine), "x"))
+        engines.extend(weakref.ref(engine) for engine in job.engines)
+    del job
+    gc.collect()
+    assert not [engine for engine in engines if engine() is not None]
+
+
+# Not polite.
+
+
+def all_raise(job, kind, says, name="x"):
+    """Every rank raises an error of ``kind`` that says this, for this operation and any later one."""
+    for _ in range(2):
+        for error in job.outcomes(lambda engine: run(engine, ones(engine), name)):
+            assert type(error) is kind
+            assert says in str(error)
+
+
+@pytest.mark.parametrize("kind", [HorovodInternalError, PeerLostError, EngineError])
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_an_abort_ends_all_ranks_with_its_error(rank, kind):
+    with running(3) as job:
+        waiting = submit(job.engines[0], ones(job.engines[0]), "pending")
+        job.engines[rank].abort(kind("the cat pulled the plug"))
+        assert isinstance(outcome(lambda: wait(job.engines[0], waiting)), kind)
+        all_raise(job, kind, "the cat pulled the plug")
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize("step", [0, 3])
+def test_a_fault_of_a_backend_is_raised_on_all_ranks(rank, step):
+    def body(engine):
+        for _ in range(step + 2):
+            run(engine, ones(engine), "x")
+
+    with running(3, faults={(rank, step): HorovodInternalError("injected")}) as job:
+        errors = job.outcomes(body)
+        assert [(type(error), str(error)) for error in errors] == [(HorovodInternalError, "injected")] * 3
+        assert job.groups[0].fired == {(rank, step): 1}
+        all_raise(job, HorovodInternalError, "injected")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_foreign_error_is_a_bug_of_ours_and_keeps_its_cause(rank, caplog):
+    with running(3, faults={(rank, 0): KeyError("oops")}) as job:
+        errors = job.outcomes(lambda engine: run(engine, ones(engine), "x"))
+        assert [type(error) for error in errors] == [EngineError] * 3
+        assert {str(error) for error in errors} == {f"rank {rank}: unexpected KeyError: 'oops'"}
+        assert isinstance(errors[rank].__cause__, KeyError)
+    assert "unexpected error in the engine" in caplog.text
+
+
+def test_a_destination_that_cannot_be_made_ends_the_job(caplog):
+    def body(engine):
+        def destination(shape):
+            raise MemoryError("no room")
+
+        source = as_buffer(ones(engine))
+        request = Request("x", Operation.ALLREDUCE, source.dtype, source.shape)
+        engine.run(request, source, destination if engine.topology.rank == 1 else source)
+
+    with running(2) as job:
+        assert {str(error) for error in job.outcomes(body)} == {"no memory for the result (3,) of 'x': no room"}
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_rank_that_vanishes_is_named_on_the_survivors(rank, busy):
+    with running(3) as job:
+        if busy:
+            survivors = [engine for engine in job.engines if engine.topology.rank != rank]
+            threads = [Caller(engine) for engine in survivors]
+        job.vanish(rank)
+        if busy:
+            errors = [caller.result() for caller in threads]
+        else:
+            errors = job.outcomes(lambda engine: run(engine, ones(engine), "x"))
+            del errors[rank]
+        for error in errors:
+            assert type(error) is PeerLostError
+            assert f"rank {rank} on host 'host-{rank}' is gone" in str(error)
+
+
+def test_a_rank_that_vanishes_inside_a_backend_is_named():
+    """Rank 2 never comes to the meeting of the backends, and then its connection ends."""
+    inside, leave = threading.Event(), threading.Event()
+
+    def stay_away():
+        inside.set()
+        leave.wait(10)
+
+    with running(3, faults={(2, 0): stay_away}) as job:
+        callers = [Caller(engine) for engine in job.engines]
+        assert inside.wait(10)
+        job.vanish(2)
+        errors = [caller.result() for caller in callers[:2]]
+        leave.set()
+        assert {(type(error), "rank 2 on host 'host-2' is gone" in str(error)) for error in errors} == {
+            (PeerLostError, True)
+        }
+        assert isinstance(callers[2].result(), HorovodInternalError)
+
+
+def test_of_several_ranks_that_vanish_the_first_is_named():
+    inside, leave = threading.Event(), threading.Event()
+
+    def stay():
+        inside.set()
+        leave.wait(PATIENCE)
+
+    with running(3, faults={(0, 0): stay}, wrap=Watched) as job:
+        callers = [Caller(engine, "x") for engine in job.engines]
+        assert inside.wait(PATIENCE)
+        for rank in (1, 2):
+            job.vanish(rank)
+            until(lambda rank=rank: rank in job.channels[0].lost)
+        leave.set()
+        assert "rank 1 on host 'host-1' is gone" in str(callers[0].result())
+        for caller in callers:
+            assert isinstance(caller.result(), HorovodInternalError)
+
+
+def test_an_interrupted_caller_leaves_nobody_waiting():
+    """Two threads wait for one tensor; the one that drives is interrupted between the decision and the exchange."""
+
+    def interrupt(event):
+        if isinstance(event, Started):
+            raise KeyboardInterrupt
+
+    def body():
+        try:
+            wait(engine, work)
+        except BaseException as error:  # noqa: BLE001
+            caught.append(type(error))
+
+    caught = []
+    with running(2, wrap=Watched) as job:
+        engine, other = job.engines
+        engine.events.subscribe(interrupt)
+        work = submit(engine, ones(engine), "x")
+        threads = [threading.Thread(target=body) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        until(lambda: {thread.ident for thread in threads} & set(job.channels[0].sleeping))
+        assert isinstance(Caller(other, "x").result(), ShutDownError)
+        for thread in threads:
+            thread.join(PATIENCE)
+    assert sorted(error.__name__ for error in caught) == ["KeyboardInterrupt", "ShutDownError"]
+
+
+def test_an_interrupted_caller_ends_the_job():
+    """Like Ctrl-C while the main thread drives, inside a backend."""
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    def body(engine):
+        try:
+            run(engine, ones(engine), "x")
+        except KeyboardInterrupt as error:
+            return error
+
+    with running(2, wrap=Watched, faults={(0, 0): interrupt}) as job:
+        caller = threading.Thread(target=lambda: caught.append(body(job.engines[0])))
+        caught = []
+        caller.start()
+        until(lambda: caller.ident in job.channels[0].sleeping)
+        other = Caller(job.engines[1], "x").result()
+        caller.join()
+        assert type(other) is ShutDownError
+        assert "rank 0 was interrupted by KeyboardInterrupt" in str(other)
+        assert [type(error) for error in caught] == [KeyboardInterrupt]
+
+
+@pytest.mark.filterwarnings("ignore:Exception in thread hvd-engine")
+def test_a_communication_thread_that_is_ended_ends_the_job():
+    def leave():
+        raise SystemExit
+
+    with running(2, faults={(0, 0): leave}) as job:
+        works = [submit(engine, ones(engine), "x") for engine in job.engines]
+        until(lambda: all(work.done for work in works))
+        assert {(type(work.error), str(work.error)) for work in works} == {
+            (ShutDownError, "rank 0 was interrupted by SystemExit")
+        }
+
+
+@pytest.fixture
+def _hectic():
+    """Threads take turns so often that whatever can come between two steps does."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(usual)
+
+
+def give_up(job, rank):
+    job.engines[rank].abort(HorovodInternalError(f"given up by {rank}"))
+
+
+ENDINGS = {
+    "vanish": (Job.vanish, PeerLostError, "rank {} on host"),
+    "abort": (give_up, HorovodInternalError, "given up by {}"),
+    "shutdown": (lambda job, rank: job.engines[rank].shutdown(), ShutDownError, "Horovod has been shut down"),
+}
+
+
+@pytest.mark.usefixtures("_hectic")
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_busy_job_that_ends_tells_all_ranks_why(ending):
+    for seed in range(40):
+        chance = random.Random(seed)
+        errors = _end_while_busy(ENDINGS[ending][0], chance.randrange(20), culprit := chance.randrange(3))
+        if ending == "vanish":
+            del errors[culprit]
+        for error in errors:
+            assert type(error) is ENDINGS[ending][1], f"seed {seed}: {error!r}"
+            assert ENDINGS[ending][2].format(culprit) in str(error), f"seed {seed}"
+
+
+def _end_while_busy(end, after, culprit):
+    """What the callers of three ranks raise when the job is ended after some steps."""
+
+    def body(engine):
+        for step in range(10_000):
+            run(engine, ones(engine), f"t{step % 7}")
+            steps.append(step)
+
+    steps = []
+    with running(3) as job:
+        callers = [Caller(engine, body=body) for engine in job.engines]
+        until(lambda: len(steps) > after)
+        end(job, culprit)
+        return [caller.result() for caller in callers]
