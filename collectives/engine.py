@@ -96,6 +96,8 @@ class Engine:
         # Owned by the communication thread, which parks here, for milliseconds, while a caller drives.
         self._unpark = threading.Event()
         self._polling: set[int] = set()
+        self._patient = _is_patient(topology, settings)
+        self._napping = False
         self._driven_at = 0.0
         self._caller = 0
         self._failure: Exception | None = None
@@ -119,7 +121,8 @@ class Engine:
         InvalidRequestError, DuplicateNameError or, when the engine has ended, the error that ended it.
         """
         work = self._enter(Work(request, source, destination), unnamed)
-        self._notify()
+        if not self._napping:
+            self._notify()
         return work
 
     def run(self, request: Request, source: Buffer | None, destination: Destination, unnamed: bool = False) -> Work:
@@ -314,8 +317,23 @@ class Engine:
         elif time.monotonic() - self._driven_at < PARK_SECONDS:
             if not self._commands:
                 self._unpark.wait(PARK_SECONDS)
+        elif self._patient and self._works:
+            self._nap()
         else:
             self._sleep()
+
+    def _nap(self) -> None:
+        """Sleep through the submissions of a while: each wake would take the computation's core and the GIL."""
+        me = threading.get_ident()
+        self._polling.add(me)
+        self._napping = True
+        try:
+            if self._lost is None and not self._finished:
+                until = self._until_deadline()
+                self._channel.poll(PATIENT_SECONDS if until is None else min(until, PATIENT_SECONDS))
+        finally:
+            self._napping = False
+            self._polling.discard(me)
 
     def _end(self) -> None:
         self._finished = True
@@ -545,12 +563,16 @@ class Engine:
 
 
 def _coordinator(topology: Topology, settings: Settings, process_sets: ProcessSets) -> Coordinator:
-    """Patient, unless told otherwise, where the ranks of this host leave no core to the communication threads."""
-    patient = settings.cycle_time is None and len(os.sched_getaffinity(0)) < 2 * topology.local_size
+    patient = _is_patient(topology, settings)
     cycle_time = settings.cycle_time
     if cycle_time is None:
         cycle_time = PATIENT_SECONDS if patient else CYCLE_SECONDS
     return Coordinator(process_sets, settings.fusion_threshold, cycle_time, settings.cache_capacity, patient)
+
+
+def _is_patient(topology: Topology, settings: Settings) -> bool:
+    """Whether the ranks of this host leave no core to the communication threads, and nobody set a cycle time."""
+    return settings.cycle_time is None and len(os.sched_getaffinity(0)) < 2 * topology.local_size
 
 
 def _error(message: Abort) -> HorovodInternalError:
