@@ -41,8 +41,8 @@ def stepper(model: Any, optimizer: Any, images: Any, labels: Any) -> Callable[[]
     return step
 
 
-def measure(widths: list[int], batch: int, repeats: int, path: str) -> Row:
-    """Runs on every rank; images/s of all ranks together, as this rank sees it."""
+def measure(widths: list[int], batch: int, repeats: int, path: str) -> dict[str, list[float]]:
+    """Runs on every rank; for each side the images/s of all ranks together, step by step, as this rank sees it."""
     import torch
 
     import hvd_cluster.torch as hvd
@@ -61,9 +61,18 @@ def measure(widths: list[int], batch: int, repeats: int, path: str) -> Row:
     ranks = hvd.size()
     torch.distributed.destroy_process_group()
     hvd.shutdown()
-    speeds = {side: [ranks * batch / value for value in values] for side, values in seconds.items()}
-    ours_median, peer_median = statistics.median(speeds["ours"]), statistics.median(speeds["peer"])
-    return Row("-".join(map(str, widths)), ranks, "images/s", ours_median, peer_median, max(speeds["ours"]))
+    return {side: [ranks * batch / value for value in values] for side, values in seconds.items()}
+
+
+def launch(ranks: int, arguments: argparse.Namespace) -> Row:
+    """Medians over all steps of all launches: how fast memory is differs from launch to launch."""
+    speeds: dict[str, list[float]] = {"ours": [], "peer": []}
+    for _ in range(arguments.launches):
+        given = (arguments.widths, arguments.batch_size, arguments.repeats, meeting_file())
+        for side, values in hvd_cluster.run(measure, given, num_proc=ranks)[0].items():
+            speeds[side] += values
+    ours, peer = statistics.median(speeds["ours"]), statistics.median(speeds["peer"])
+    return Row("-".join(map(str, arguments.widths)), ranks, "images/s", ours, peer, max(speeds["ours"]))
 
 
 def _sgd(model: Any) -> Any:
@@ -78,13 +87,11 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2], help="numbers of processes (default: 2)")
     parser.add_argument("--widths", type=int, nargs="+", default=[784, 2048, 2048, 10], help="layers of the MLP")
     parser.add_argument("--batch-size", type=int, default=32, help="images per rank and step (default: 32)")
-    parser.add_argument("--repeats", type=int, default=10, help="rounds of ten steps of each side (default: 10)")
+    parser.add_argument("--launches", type=int, default=5, help="times the processes are started (default: 5)")
+    parser.add_argument("--repeats", type=int, default=5, help="rounds of ten steps of each side (default: 5)")
     add_report_arguments(parser)
     arguments = parser.parse_args()
-    rows: list[Row] = []
-    for ranks in arguments.ranks:
-        given = (arguments.widths, arguments.batch_size, arguments.repeats, meeting_file())
-        rows.append(hvd_cluster.run(measure, given, num_proc=ranks)[0])
+    rows = [launch(ranks, arguments) for ranks in arguments.ranks]
     report("training: ours and DistributedDataParallel on Gloo", rows, arguments)
 
 
