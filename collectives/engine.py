@@ -47,6 +47,7 @@ logger = logging.getLogger(__name__)
 COORDINATOR = 0
 CYCLE_SECONDS = 0.001
 PATIENT_SECONDS = 0.05
+RECENT_SECONDS = 1.0
 PARK_SECONDS = 0.002
 SPINS = 50
 VERDICT_SECONDS = 0.5
@@ -61,7 +62,8 @@ class Engine:
     """Collectives among the ranks of a job, submitted in any order, by name.
 
     ``backends`` has one backend for each process set this rank is a member of. The engine owns ``channel`` and
-    ``backends`` and closes them. All public methods are safe from any thread.
+    ``backends`` and closes them. All public methods are safe from any thread. A ``patient`` engine has no core of its
+    own: it moves nothing before a caller waits, or for 50 ms, so early submissions gain nothing.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Engine:
         self._queued: dict[tuple[int, str], deque[Work]] = {}
         self._commands: deque[Command] = deque()
         self._batches: deque[Batch] = deque()
+        self._batches_since = 0.0
         self._counters: dict[tuple[Operation, int], int] = {}
         # Owned by whoever drives; never waited for without a bound: callers wait for _changed instead.
         self._driver = threading.Lock()
@@ -96,7 +99,7 @@ class Engine:
         # Owned by the communication thread, which parks here, for milliseconds, while a caller drives.
         self._unpark = threading.Event()
         self._polling: set[int] = set()
-        self._patient = _is_patient(topology, settings)
+        self.patient = _is_patient(topology, settings)
         self._napping = False
         self._driven_at = 0.0
         self._caller = 0
@@ -248,7 +251,7 @@ class Engine:
     def _after_driving(self) -> None:
         self._driven_at = time.monotonic()
         held = self._coordinator is not None and self._coordinator.deadline is not None
-        if self._commands or held or self._channel.has_unsent:
+        if self._commands or self._batches or held or self._channel.has_unsent:
             self._notify()
         self._announce()
 
@@ -284,7 +287,8 @@ class Engine:
 
     def _until_deadline(self) -> float | None:
         hold = self._coordinator.deadline if self._coordinator is not None else None
-        deadlines = [deadline for deadline in (hold, self._leave_deadline) if deadline is not None]
+        run = self._batches_since + PATIENT_SECONDS if self._batches else None
+        deadlines = [deadline for deadline in (hold, run, self._leave_deadline) if deadline is not None]
         return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
     # The communication thread.
@@ -292,6 +296,7 @@ class Engine:
     def _communicate(self) -> None:
         try:
             while not self._finished:
+                self._unpark.clear()
                 if self._driver.acquire(blocking=False):
                     self._drive()
                 if not self._finished:
@@ -309,15 +314,15 @@ class Engine:
 
     def _rest(self) -> None:
         """Sleep until there may be work; in a park of our own while callers drive, to stay out of their way."""
-        self._unpark.clear()
+        idle = time.monotonic() - self._driven_at
         if self._driver.locked():
             if self._commands:  # the wake may have come to us instead of the caller that drives
                 self._channel.wake()
             self._unpark.wait(PARK_SECONDS)
-        elif time.monotonic() - self._driven_at < PARK_SECONDS:
+        elif idle < PARK_SECONDS:
             if not self._commands:
                 self._unpark.wait(PARK_SECONDS)
-        elif self._patient and self._works:
+        elif self.patient and (self._works or idle < RECENT_SECONDS):
             self._nap()
         else:
             self._sleep()
@@ -328,7 +333,7 @@ class Engine:
         self._polling.add(me)
         self._napping = True
         try:
-            if self._lost is None and not self._finished:
+            if not self._unpark.is_set():
                 until = self._until_deadline()
                 self._channel.poll(PATIENT_SECONDS if until is None else min(until, PATIENT_SECONDS))
         finally:
@@ -374,7 +379,7 @@ class Engine:
             self._hear(sender, decode(data))
         if self._coordinator is not None and not self._finished:
             self._coordinate(self._coordinator)
-        if self._batches:
+        if self._batches and self._may_run():
             active = True
             self._run_batches()
         if lost is not None and not self._finished:
@@ -383,6 +388,16 @@ class Engine:
             logger.warning("rank %d: not every rank answered the shutdown in time", self.topology.rank)
             self._finished = True
         return active
+
+    def _may_run(self) -> bool:
+        """Whether to run now what was decided, or to leave it to the caller who will soon wait, or waits, for it.
+
+        With no core to spare, a batch on the communication thread would take one from a rank that runs it, too.
+        """
+        if self._caller or not self.patient or time.monotonic() >= self._batches_since + PATIENT_SECONDS:
+            return True
+        keys = (response.request.key for batch in self._batches for response in batch.responses)
+        return not self._waiters and any(self._works[key].urged for key in keys)
 
     def _tell_coordinator(self, message: Message) -> None:
         if self._coordinator is not None:
@@ -409,6 +424,8 @@ class Engine:
 
     def _obey(self, message: Message) -> None:
         if isinstance(message, Run):
+            if not self._batches:
+                self._batches_since = time.monotonic()
             self._batches.extend(self._worker.run(message))
         elif isinstance(message, Refuse):
             refusal = self._worker.refuse(message)
@@ -571,8 +588,12 @@ def _coordinator(topology: Topology, settings: Settings, process_sets: ProcessSe
 
 
 def _is_patient(topology: Topology, settings: Settings) -> bool:
-    """Whether the ranks of this host leave no core to the communication threads, and nobody set a cycle time."""
-    return settings.cycle_time is None and len(os.sched_getaffinity(0)) < 2 * topology.local_size
+    """Whether all ranks are on this host, leave no core to the communication threads, and nobody set a cycle time.
+
+    Between hosts, data travels while nobody computes for it.
+    """
+    alone = topology.local_size >= topology.size
+    return alone and settings.cycle_time is None and len(os.sched_getaffinity(0)) < 2 * topology.local_size
 
 
 def _error(message: Abort) -> HorovodInternalError:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from collectives.api import DType, EngineError, InvalidRequestError, ReduceOp
 
-__all__ = ["CHUNK", "narrow", "reduce_arrays", "scale_array", "widen"]
+__all__ = ["CHUNK", "Reduction", "narrow", "reduce_arrays", "scale_array", "widen"]
 
 Array = npt.NDArray[Any]
 Float32 = npt.NDArray[np.float32]
@@ -45,20 +45,52 @@ def reduce_arrays(
     ``out`` may be the same memory as any of the inputs. Two unscaled inputs of a type that needs no widening cost one
     ufunc call and no temporary.
     """
-    kernel = _KERNELS[dtype.label]
-    combine = kernel.combine.get(op)
-    if combine is None:
-        raise EngineError(f"{op!r} does not combine elements; allowed: SUM, MIN, MAX, PRODUCT")
-    if prescale == postscale == 1.0:
-        if kernel.native and len(inputs) == 2:
-            combine(inputs[0], inputs[1], out=out)
-            return
-    elif dtype is DType.BOOL:
-        raise _bool_scaling(prescale, postscale)
-    if kernel.native and prescale == 1.0:
-        _fold(kernel, combine, out, inputs, postscale)
-    else:
-        _accumulate(kernel, combine, out, inputs, prescale, postscale)
+    Reduction(dtype, op, prescale, postscale).combine(out, inputs)
+
+
+class Reduction:
+    """What :func:`reduce_arrays` does, prepared for many calls; its methods may warn of overflow, where it does not.
+
+    :meth:`merge` and :meth:`finish` are :meth:`combine` in two steps, for callers that can scale on the way out of the
+    memory where they combined.
+    """
+
+    def __init__(self, dtype: DType, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> None:
+        kernel = _KERNELS[dtype.label]
+        combine = kernel.combine.get(op)
+        if combine is None:
+            raise EngineError(f"{op!r} does not combine elements; allowed: SUM, MIN, MAX, PRODUCT")
+        if dtype is DType.BOOL and not prescale == postscale == 1.0:
+            raise _bool_scaling(prescale, postscale)
+        self.dtype = dtype
+        self._kernel = kernel
+        self._ufunc = combine
+        self._prescale = prescale
+        self._postscale = postscale
+        self._folds = kernel.native and prescale == 1.0
+
+    def combine(self, out: Array, inputs: Sequence[Array]) -> None:
+        """out = the scaled combination of ``inputs``, any of which may be ``out``."""
+        if not self._folds:
+            _accumulate(self._kernel, self._ufunc, out, inputs, self._prescale, self._postscale)
+        elif self._postscale == 1.0 and len(inputs) == 2:
+            self._ufunc(inputs[0], inputs[1], out=out)
+        else:
+            _fold(self._kernel, self._ufunc, out, inputs, self._postscale)
+
+    def merge(self, out: Array, inputs: tuple[Array, Array]) -> None:
+        """out = the combination of two inputs, either of which may be ``out``, before :meth:`finish`."""
+        if self._folds:
+            self._ufunc(inputs[0], inputs[1], out=out)
+        else:
+            self.combine(out, inputs)
+
+    def finish(self, merged: Array, out: Array) -> None:
+        """out = the result of a :meth:`merge`; ``out`` may be ``merged``."""
+        if self._folds:
+            self._kernel.store(merged, out, self._postscale)
+        elif merged is not out:
+            np.copyto(out, merged)
 
 
 def scale_array(source: Array, out: Array, dtype: DType, factor: float) -> None:

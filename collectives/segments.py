@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 __all__ = ["Segments"]
@@ -24,9 +25,21 @@ class Segments:
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def single(self) -> Array | None:
-        """The one array, when there is just one."""
-        return self._arrays[0] if len(self._arrays) == 1 else None
+    def view(self, start: int, stop: int) -> Array | None:
+        """self[start : stop] without a copy, when that lies in one array."""
+        index = bisect_right(self._ends, start)
+        if index == len(self._ends) or stop > self._ends[index]:
+            return None
+        first = self._ends[index] - len(self._arrays[index])
+        return self._arrays[index][start - first : stop - first]
+
+    def gather(self, start: int, stop: int) -> Array:
+        """self[start : stop], not empty: a view where that lies in one array, or else a copy."""
+        whole = self.view(start, stop)
+        if whole is None:
+            whole = np.empty(stop - start, self._arrays[0].dtype)
+            self.read(start, whole)
+        return whole
 
     def read(self, start: int, target: Array) -> None:
         """target = self[start : start + len(target)]"""

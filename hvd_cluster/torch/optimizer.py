@@ -11,6 +11,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from collectives.api import InvalidRequestError, ReduceOp
+from hvd_cluster.basics import engine
 from hvd_cluster.operations import process_set_id
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.torch.compression import Compression, Compressor
@@ -32,7 +33,8 @@ def DistributedOptimizer(
 
     The result is an instance of a subclass of the optimizer's own class, and shares groups, state and attributes with
     ``optimizer``, so that a scheduler made for the one drives the other. Each gradient is submitted when backward has
-    finished it, under the name of its parameter, and travels while backward goes on; ``step()`` waits for all. ``op``
+    finished it, under the name of its parameter, and travels while backward goes on; ``step()`` waits for all. Where
+    the ranks leave no core for that, all are submitted by ``step()``. ``op``
     is Average or Sum. With ``backward_passes_per_step`` n, gradients add up over n passes before they travel.
     InvalidRequestError for bad arguments, NotInitializedError before ``init()``.
     """
@@ -155,7 +157,7 @@ class _DistributedMixin(torch.optim.Optimizer):
                 f"{self._passes} times before step(); call step() or synchronize() more often, or raise it"
             )
         self._countdown[parameter] = left
-        if left == 0:
+        if left == 0 and not engine().patient:
             self._submit(parameter)
 
     def _submit(self, parameter: torch.Tensor) -> None:
@@ -229,7 +231,7 @@ class _DistributedMixin(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the wrapped optimizer's; AssertionError while gradients are in flight."""
-        if self._handles:
+        if 0 in self._countdown.values():
             raise AssertionError(
                 "zero_grad() was called while gradients are in flight; call step() or synchronize() first"
             )

@@ -18,6 +18,7 @@ from collectives.api import (
 from collectives.buffers import as_buffer
 from collectives.events import Failed, Finished, Negotiated, Started, Submitted
 from tests.collectives.job import (
+    PATIENCE,
     Caller,
     Greedy,
     Job,
@@ -157,6 +158,36 @@ def test_whoever_asks_or_waits_is_served_whether_cores_are_scarce_or_not(local_s
 
     with running(2, local_size=local_size) as job:
         assert job.run(body) == [[3.0] * 3] * 2
+
+
+def ran_on(engine):
+    """The threads that run batches of ``engine``, as they start them."""
+    threads = []
+    engine.events.subscribe(lambda event: isinstance(event, Started) and threads.append(threading.current_thread()))
+    return threads
+
+
+def test_where_cores_are_scarce_a_batch_is_left_to_the_caller_who_comes_soon(monkeypatch):
+    monkeypatch.setattr("collectives.engine.PATIENT_SECONDS", PATIENCE)
+    with running(2, local_size=1000) as job:
+        engine, other = job.engines
+        threads = ran_on(other)
+        late = submit(other, ones(other), "x")
+        caller = Caller(engine, "x")
+        until(lambda: other._batches)
+        assert not late.done
+        np.testing.assert_array_equal(wait(other, late), total(2))
+        np.testing.assert_array_equal(caller.result(), total(2))
+        assert threads == [threading.current_thread()]
+
+
+def test_where_cores_are_scarce_a_batch_is_run_though_no_caller_comes():
+    with running(2, local_size=1000) as job:
+        engine, other = job.engines
+        threads = ran_on(other)
+        submit(other, ones(other), "x")
+        np.testing.assert_array_equal(Caller(engine, "x").result(), total(2))
+        assert [thread.name for thread in threads] == ["hvd-engine-1"]
 
 
 def test_a_name_in_flight_is_refused_to_the_caller_only():

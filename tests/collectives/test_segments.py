@@ -41,8 +41,16 @@ def test_writing_any_range_touches_nothing_else(lengths, data):
     np.testing.assert_array_equal(np.concatenate([*arrays, np.arange(0)]), expected)
 
 
-def test_a_single_array_needs_no_copy():
-    array = np.arange(3)
-    assert Segments([array]).single() is array
-    assert Segments([array, array]).single() is None
-    assert Segments([]).single() is None
+@given(lengths, st.data())
+def test_a_range_is_viewed_where_one_array_has_it_and_gathered_anyway(lengths, data):
+    arrays = split(lengths)
+    ends = np.cumsum([0, *lengths])
+    start = data.draw(st.integers(0, max(ends[-1] - 1, 0)))
+    stop = data.draw(st.integers(start, ends[-1]))
+    view = Segments(arrays).view(start, stop)
+    assert (view is not None) == any(lower <= start < upper and stop <= upper for lower, upper in pairwise(ends))
+    if view is not None:
+        assert view.size == 0 or any(np.shares_memory(view, array) for array in arrays)
+        np.testing.assert_array_equal(view, np.arange(start, stop))
+    if stop > start:
+        np.testing.assert_array_equal(Segments(arrays).gather(start, stop), np.arange(start, stop))

@@ -180,7 +180,7 @@ def test_a_silent_member_is_named(length):
 
 def test_a_view_in_a_traceback_does_not_keep_a_backend_from_closing():
     def body(backend):
-        slab = backend._next_slabs(DType.UINT8)[0]
+        slab = backend._slabs.next(DType.UINT8)[0]
         backend.barrier()
         backend.close()
         return slab
