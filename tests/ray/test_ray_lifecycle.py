@@ -173,10 +173,8 @@ class TestFailure:
         executor = executor_of(num_hosts=2)
         executor.start()
         hosts = executor.run(node)
-        began = time.monotonic()
         with pytest.raises(WorkerError, match=r"the worker of rank 1 on node \w+ \(\S+, pid \d+\) died") as caught:
             executor.run(die_on_1)
-        assert time.monotonic() - began < SECONDS
         assert (caught.value.rank, caught.value.host) == (1, hosts[1])
         assert isinstance(caught.value.__cause__, ray.exceptions.RayActorError)
         eventually(lambda: not workers_left() and not groups_left(), SECONDS)
@@ -195,10 +193,8 @@ class TestFailure:
     def test_an_exception_frees_those_that_hang(self, monkeypatch):
         monkeypatch.setattr(waiting, "GRACE_S", 0.5)
         with executor_of(num_workers=2) as executor:
-            began = time.monotonic()
             with pytest.raises(ValueError, match="rank 1 has had enough"):
                 executor.run(fail_on_1)
-            assert time.monotonic() - began < SECONDS
             with pytest.raises(ExecutorError, match=r"ranks \[1\] raised and ranks \[0\] had not returned"):
                 executor.run(rank)
 
@@ -235,10 +231,8 @@ class TestFailure:
             lost = executor.run(node).index(third.node_id)
             timer = threading.Timer(0.5, cluster.remove_node, [third], {"allow_graceful": False})
             timer.start()
-            began = time.monotonic()
             with pytest.raises(WorkerError, match=f"on node {third.node_id}") as caught:
                 executor.run(time.sleep, [HANG_S])
-            assert time.monotonic() - began < SECONDS
             assert caught.value.rank == lost
             timer.join(SECONDS)
         eventually(lambda: sum(node["Alive"] for node in ray.nodes()) == 2, SECONDS)

@@ -1,0 +1,50 @@
+"""A server, a client, every kind of store, and no thread left behind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from collectives.api import (
+    Store,
+)
+from collectives.rendezvous.client import RendezvousClient
+from collectives.rendezvous.server import RendezvousServer
+from collectives.rendezvous.store import MemoryStore, PrefixStore
+from tests.rendezvous.wire import (
+    BODY_LIMIT,
+    SECRET,
+    eventually,
+)
+
+
+@pytest.fixture(autouse=True)
+def no_leaked_threads() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    eventually(lambda: set(threading.enumerate()) <= before)
+
+
+@pytest.fixture
+def server() -> Iterator[RendezvousServer]:
+    with RendezvousServer(SECRET, body_limit=BODY_LIMIT, stop_timeout=0.3) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: RendezvousServer) -> Iterator[RendezvousClient]:
+    with RendezvousClient(server.address, server.port, SECRET) as client:
+        yield client
+
+
+@pytest.fixture(params=["memory", "prefix", "client", "in-process"])
+def store(request: pytest.FixtureRequest) -> Store:
+    if request.param == "memory":
+        return MemoryStore()
+    if request.param == "prefix":
+        return PrefixStore(MemoryStore(), "job/7")
+    if request.param == "client":
+        return request.getfixturevalue("client")
+    return request.getfixturevalue("server").store

@@ -1,0 +1,124 @@
+"""Starting and stopping the server."""
+
+from __future__ import annotations
+
+import gc
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import psutil
+import pytest
+
+from collectives.api import (
+    PeerLostError,
+    SettingsError,
+)
+from collectives.rendezvous.client import RendezvousClient
+from collectives.rendezvous.server import RendezvousServer
+from tests.rendezvous.wire import (
+    SECRET,
+    encode,
+    eventually,
+    in_thread,
+    signed,
+)
+
+
+class TestLifecycle:
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            {"secret": b""},
+            {"secret": "text"},
+            {"port": -1},
+            {"port": 65536},
+            {"port": "80"},
+            {"host": ""},
+            {"host": "a\0b"},
+            {"body_limit": 0},
+            {"wait_limit": 0.0},
+            {"stop_timeout": float("nan")},
+        ],
+        ids=repr,
+    )
+    def test_bad_arguments(self, arguments: dict[str, object]) -> None:
+        with pytest.raises(SettingsError, match="rendezvous"):
+            RendezvousServer(**({"secret": SECRET} | arguments))
+
+    @pytest.mark.parametrize("host", ["192.0.2.1", "a" * 80])
+    def test_an_address_of_somebody_else(self, host: str) -> None:
+        with pytest.raises(SettingsError, match=f"cannot listen on {host}"):
+            RendezvousServer(SECRET, host).start()
+
+    def test_a_port_in_use(self, server: RendezvousServer) -> None:
+        with pytest.raises(SettingsError, match=f"port {server.port}"):
+            RendezvousServer(SECRET, port=server.port).start()
+
+    def test_starts_once(self, server: RendezvousServer) -> None:
+        with pytest.raises(SettingsError, match="make a new one"):
+            server.start()
+
+    def test_stop_any_number_of_times(self) -> None:
+        server = RendezvousServer(SECRET)
+        server.stop()
+        assert server.start() == server.port
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda _: server.stop(), range(8)))
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((server.address, server.port))
+
+    def test_the_store_outlives_the_service(self) -> None:
+        server = RendezvousServer(SECRET)
+        server.store.set("key", b"before")
+        with server, RendezvousClient(server.address, server.port, SECRET) as client:
+            assert client.get("key", 1) == b"before"
+            client.set("key", b"during")
+        server.store.set("other", b"after")
+        assert server.store.get("key", 0) == b"during"
+
+    def test_stop_answers_who_waits(self, server: RendezvousServer, client: RendezvousClient) -> None:
+        with in_thread(lambda: client.get("never", 60)) as result:
+            eventually(lambda: server.waiting == 1)
+            server.stop()
+            with pytest.raises(PeerLostError, match="the rendezvous server stops"):
+                result()
+
+    def test_nothing_leaks_of_those_who_arrive_during_stop(self) -> None:
+        def arrive(server: RendezvousServer, arrived: list[socket.socket]) -> None:
+            with suppress(ConnectionError):
+                while len(arrived) < 100:
+                    arrived.append(socket.create_connection((server.address, server.port)))
+
+        for _ in range(10):
+            server, arrived = RendezvousServer(SECRET, stop_timeout=0.01), []
+            with server, ThreadPoolExecutor(1) as pool:
+                pool.submit(arrive, server, arrived)
+                eventually(lambda arrived=arrived: arrived)
+                server.stop()
+            for peer in arrived:
+                peer.close()
+        gc.collect()  # an unclosed connection warns when it is collected
+
+    def test_nothing_leaks_whatever_the_peers_do(self) -> None:
+        self.serve_rude_peers()
+        process, threads = psutil.Process(), threading.active_count()
+        before = process.num_fds()
+        self.serve_rude_peers()
+        assert (process.num_fds(), threading.active_count()) == (before, threads)
+
+    @staticmethod
+    def serve_rude_peers() -> None:
+        """Stop while peers are silent, halfway through a head, a body or a long-poll, or do not read their answer."""
+        with RendezvousServer(SECRET, stop_timeout=0.1) as server:
+            server.store.set("large", bytes(8 << 20))
+            peers = [socket.create_connection((server.address, server.port)) for _ in range(5)]
+            peers[1].sendall(b"GET /ke")
+            peers[2].sendall(encode("PUT", "/keys/a", signed("PUT", "/keys/a") | {"content-length": "10"}, b"half"))
+            peers[3].sendall(encode("GET", "/keys/never?wait=60", signed("GET", "/keys/never?wait=60")))
+            peers[4].sendall(encode("GET", "/keys/large", signed("GET", "/keys/large")))
+            assert peers[4].recv(1)
+            eventually(lambda: server.waiting == 1)
+        for peer in peers:
+            peer.close()

@@ -1,0 +1,64 @@
+"""Requests to the rendezvous, signed or not, byte by byte."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import count
+
+from hypothesis import HealthCheck, settings
+
+from collectives.rendezvous.server import RendezvousServer
+from collectives.rendezvous.signing import sign
+
+SECRET = b"the secret of this job"
+BODY_LIMIT = 64 * 1024
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+NONCES = (f"{number:032x}" for number in count())
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    for _ in range(2000):
+        if condition():
+            return
+        threading.Event().wait(0.005)
+    raise AssertionError("the condition did not come true")
+
+
+@contextmanager
+def in_thread(function: Callable[[], object]) -> Iterator[Callable[[], object]]:
+    """Run ``function`` beside the body, which gets a function that returns its value or raises its error."""
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(function)
+        yield lambda: future.result(30)
+
+
+def signed(method: str, path: str, body: bytes = b"", *, secret: bytes = SECRET, age: float = 0.0) -> dict[str, str]:
+    return sign(secret, method, path, body, time.time() - age, next(NONCES))
+
+
+def encode(method: str, path: str, headers: dict[str, str], body: bytes = b"") -> bytes:
+    lines = [f"{method} {path} HTTP/1.1", "host: here", *(f"{name}: {value}" for name, value in headers.items())]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def transmit(server: RendezvousServer, *parts: bytes) -> tuple[int, str]:
+    """Send bytes as they are; the status and the text of what comes back."""
+    with socket.create_connection((server.address, server.port), 30) as connection:
+        for part in parts:
+            connection.sendall(part)
+        response = http.client.HTTPResponse(connection)
+        response.begin()
+        with response:
+            return response.status, response.read().decode()
+
+
+def send(
+    server: RendezvousServer, method: str, path: str, headers: dict[str, str], body: bytes = b""
+) -> tuple[int, str]:
+    return transmit(server, encode(method, path, headers | {"content-length": str(len(body))}, body))
