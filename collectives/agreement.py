@@ -12,6 +12,7 @@ __all__ = ["check_alone", "disagreement", "sizes"]
 
 REDUCTIONS = frozenset({Operation.ALLREDUCE, Operation.REDUCESCATTER})
 ROW_WISE = frozenset({Operation.ALLGATHER, Operation.ALLTOALL, Operation.REDUCESCATTER})
+FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64})
 FREE_FIRST_DIMENSION = frozenset({Operation.ALLGATHER, Operation.ALLTOALL})
 
 
@@ -31,6 +32,8 @@ def check_alone(request: Request, rank: int, members: Sequence[int]) -> None:
         _check_splits(where, request, len(members))
     if request.operation in REDUCTIONS:
         _check_reduction(where, request)
+    if request.op is ReduceOp.ADASUM:
+        _check_adasum(where, request, len(members))
 
 
 def _check_splits(where: str, request: Request, size: int) -> None:
@@ -50,10 +53,19 @@ def _check_reduction(where: str, request: Request) -> None:
     scaled = request.prescale_factor != 1.0 or request.postscale_factor != 1.0
     if request.dtype is DType.BOOL and (scaled or request.op is ReduceOp.AVERAGE):
         raise InvalidRequestError(f"{where}: bool tensors cannot be averaged or scaled; convert to float32 first")
-    if request.op is ReduceOp.ADASUM:
-        raise InvalidRequestError(f"{where}: op Adasum is not available; use Average, Sum, Min, Max or Product")
     if request.operation is Operation.REDUCESCATTER and request.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise InvalidRequestError(f"{where}: op {request.op.name} is not available; use Average or Sum")
+
+
+def _check_adasum(where: str, request: Request, size: int) -> None:
+    if request.dtype not in FLOATS:
+        raise InvalidRequestError(
+            f"{where}: op Adasum needs floats, not {request.dtype.label}; convert the tensor first"
+        )
+    if size & (size - 1):
+        raise InvalidRequestError(
+            f"{where}: op Adasum needs a power of two of ranks, not {size}; use a process set of such, or Average"
+        )
 
 
 def _trailing(request: Request) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import prod
 
+from collectives.adasum import adasum
 from collectives.api import Operation, ReduceOp, Request
 from collectives.backends.base import Backend
 from collectives.messages import Response
@@ -38,7 +39,10 @@ def _allreduce(works: Sequence[Work], backend: Backend) -> None:
     op, postscale = _summed(request, backend.size)
     sources = [work.input().host for work in works]
     destinations = [work.allocate(work.request.shape).host for work in works]
-    backend.allreduce(sources, destinations, request.dtype, op, request.prescale_factor, postscale)
+    if op is ReduceOp.ADASUM:
+        adasum(backend, sources, destinations, request.dtype, request.prescale_factor, postscale)
+    else:
+        backend.allreduce(sources, destinations, request.dtype, op, request.prescale_factor, postscale)
 
 
 def _allgather(work: Work, response: Response, members: Sequence[int], backend: Backend) -> None:

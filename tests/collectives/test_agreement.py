@@ -41,7 +41,8 @@ BAD = [
     (replace(REDUCE, dtype=DType.BOOL, op=ReduceOp.AVERAGE), "bool tensors cannot be averaged or scaled"),
     (replace(SCATTER, dtype=DType.BOOL, prescale_factor=2.0), "convert to float32"),
     (replace(REDUCE, dtype=DType.BOOL, postscale_factor=2.0), "convert to float32"),
-    (replace(REDUCE, op=ReduceOp.ADASUM), "op Adasum is not available; use Average, Sum, Min, Max or Product"),
+    (replace(REDUCE, op=ReduceOp.ADASUM), "op Adasum needs a power of two of ranks, not 3; use a process set of such"),
+    (replace(REDUCE, op=ReduceOp.ADASUM, dtype=DType.INT32), "op Adasum needs floats, not int32; convert"),
     (replace(SCATTER, op=ReduceOp.MIN), "op MIN is not available; use Average or Sum"),
 ]
 

@@ -46,6 +46,9 @@ def check_allreduce(engine, size):
     expected[ReduceOp.AVERAGE] = expected[ReduceOp.SUM] / size
     for op, value in expected.items():
         np.testing.assert_array_equal(run(engine, ones(engine), op=op), np.full(3, float(value)))
+    if size != 3:
+        orthogonal = 3.0 * (np.arange(4) == engine.topology.rank)
+        np.testing.assert_array_equal(run(engine, orthogonal, op=ReduceOp.ADASUM), 3.0 * (np.arange(4) < size))
     scaled = run(engine, ones(engine), prescale_factor=0.5, postscale_factor=4.0)
     np.testing.assert_array_equal(scaled, 2.0 * total(size))
 
