@@ -11,9 +11,10 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import takewhile
 from typing import TypeAlias
 
 from collectives import api
@@ -34,6 +35,7 @@ from collectives.buffers import Buffer
 from collectives.control.base import Channel
 from collectives.events import EventStream, Failed, Finished, Negotiated, Started, Submitted
 from collectives.execution import execute
+from collectives.latch import Latch
 from collectives.messages import Abort, Leave, Left, Message, Refuse, Run, Stop, Unknown, decode, encode
 from collectives.negotiation import Batch, Coordinator, Worker
 from collectives.process_sets import GLOBAL, ProcessSets
@@ -48,6 +50,7 @@ COORDINATOR = 0
 CYCLE_SECONDS = 0.001
 PATIENT_SECONDS = 0.05
 RECENT_SECONDS = 1.0
+"""For so long after a caller drove, a patient communication thread expects one to come again."""
 PARK_SECONDS = 0.002
 SPINS = 50
 VERDICT_SECONDS = 0.5
@@ -58,12 +61,28 @@ WAIT_SLICE_SECONDS = 1.0
 Command: TypeAlias = Callable[[], None]
 
 
+class _Inside:
+    """The threads inside of the user's calls: a signal handler there must not wait for other threads."""
+
+    def __init__(self) -> None:
+        self._threads: set[int] = set()
+
+    def __enter__(self) -> None:
+        self._threads.add(threading.get_ident())
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.discard(threading.get_ident())
+
+    def __contains__(self, thread: int) -> bool:
+        return thread in self._threads
+
+
 class Engine:
     """Collectives among the ranks of a job, submitted in any order, by name.
 
     ``backends`` has one backend for each process set this rank is a member of. The engine owns ``channel`` and
     ``backends`` and closes them. All public methods are safe from any thread. A ``patient`` engine has no core of its
-    own: it moves nothing before a caller waits, or for 50 ms, so early submissions gain nothing.
+    own: it moves nothing before a caller waits, or for tens of milliseconds, so early submissions gain nothing.
     """
 
     def __init__(
@@ -94,15 +113,17 @@ class Engine:
         # Owned by whoever drives; never waited for without a bound: callers wait for _changed instead.
         self._driver = threading.Lock()
         # Owned by the engine; waiting callers, woken when a work is done or the driver steps down; waits are sliced.
-        self._changed = threading.Condition(threading.Lock())
-        self._waiters = 0
+        self._changed = threading.Condition(threading.RLock())
+        self._waiters: set[int] = set()
         # Owned by the communication thread, which parks here, for milliseconds, while a caller drives.
-        self._unpark = threading.Event()
+        self._unpark = Latch()
+        self._inside = _Inside()
         self._polling: set[int] = set()
         self.patient = _is_patient(topology, settings)
         self._napping = False
         self._driven_at = 0.0
         self._caller = 0
+        self._token = object()
         self._failure: Exception | None = None
         self._lost: int | None = None
         self._leaving = False
@@ -123,30 +144,41 @@ class Engine:
         while that name is in flight. Names repeat after a while, to profit from the response cache. Raises
         InvalidRequestError, DuplicateNameError or, when the engine has ended, the error that ended it.
         """
-        work = self._enter(Work(request, source, destination), unnamed)
-        if not self._napping:
-            self._notify()
-        return work
+        with self._inside:
+            work = self._enter(Work(request, source, destination), unnamed)
+            if not self._napping:
+                self._notify()
+            return work
 
     def run(self, request: Request, source: Buffer | None, destination: Destination, unnamed: bool = False) -> Work:
         """Submit, wait and return the finished work; raises what :meth:`submit` and :meth:`synchronize` raise."""
         work = Work(request, source, destination)
         work.urged = True
-        self._enter(work, unnamed)
-        self.synchronize(work)
+        with self._inside:
+            self._enter(work, unnamed)
+            self._await(work)
+        work.outcome()
         return work
 
     def poll(self, work: Work) -> bool:
         """Whether :meth:`synchronize` would return at once. Who asks waits: the tensor is not held back any more."""
         if not (work.done or work.urged):
-            self._urge(work)
-            self._notify()
+            with self._inside:
+                self._urge(work)
+                self._notify()
         return work.done
 
     def synchronize(self, work: Work) -> Buffer | None:
         """Wait for ``work`` and return its output; raises MismatchError, PeerLostError and the like."""
-        if not (work.done or work.urged):
-            self._urge(work)
+        with self._inside:
+            if not (work.done or work.urged):
+                self._urge(work)
+            self._await(work)
+        return work.outcome()
+
+    def _await(self, work: Work) -> None:
+        if work.owner is not self._token and not work.done:
+            raise ShutDownError(f"{work.request.name!r} was submitted before Horovod was shut down and started again")
         while not work.done:
             if self._driver.acquire(blocking=False):
                 try:
@@ -157,7 +189,8 @@ class Engine:
                     self._after_driving()
             else:
                 self._await_change(work)
-        return work.outcome()
+        if self._batches:  # which the communication thread may have left to this caller
+            self._notify()
 
     def barrier(self, process_set: int = GLOBAL) -> None:
         """Return when every member of the process set has called it."""
@@ -167,15 +200,19 @@ class Engine:
         """End the engine on all ranks: what was agreed on before still runs, the rest fails with ShutDownError.
 
         Waits for the other ranks' communication threads, at most the shutdown timeout. Idempotent. In a signal handler
-        that interrupted a wait of this thread, it cannot wait: then it ends all ranks at once.
+        that interrupted a call of this thread it does not wait; a second call, later, does. If that call was driving,
+        all ranks end at once.
         """
-        if self._caller == threading.get_ident():
+        me = threading.get_ident()
+        if self._caller == me:
             self._fail(ShutDownError(f"Horovod has been shut down by rank {self.topology.rank}, in a signal handler"))
             return
         with self._lock:
             if not self._finished and self._failure is None:
                 self._commands.append(self._leave)
         self._notify()
+        if me in self._inside:
+            return
         self._thread.join(self._timeouts.shutdown + self._timeouts.collective)
         if self._thread.is_alive():
             logger.error("rank %d: the communication thread does not end; it is abandoned", self.topology.rank)
@@ -187,6 +224,11 @@ class Engine:
         self._abort_backends(error)
         self._notify()
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether a :meth:`shutdown` did not wait for the communication thread, which is still busy with it."""
+        return self._thread.is_alive()
+
     def disown(self) -> None:
         """In a forked child: close this copy of the connections, without a word; the parent keeps its own."""
         self._finished = True
@@ -197,6 +239,7 @@ class Engine:
         check_alone(request, self.topology.rank, self.process_sets.ranks(request.process_set))
         with self._lock:
             self._require_running()
+            work.owner = self._token
             if unnamed:
                 request = work.request = replace(request, name=self._next_name(request))
             if request.key not in self._works:
@@ -226,8 +269,20 @@ class Engine:
     # Waiting, and who drives.
 
     def _urge(self, work: Work) -> None:
-        work.urged = True
-        self._commands.append(lambda: self._worker.urge(work.request.key))
+        """Let nobody hold ``work`` back, nor those of its name that must run before it."""
+        key = work.request.key
+        with self._lock:
+            work.urged = True
+            if self._works.get(key) is not work:
+                for earlier in self._ahead(work):
+                    earlier.urged = True
+            self._commands.append(lambda: self._worker.urge(key))
+
+    def _ahead(self, work: Work) -> Iterator[Work]:
+        key = work.request.key
+        if key in self._works:
+            yield self._works[key]
+            yield from takewhile(lambda other: other is not work, self._queued.get(key, ()))
 
     def _drive_for(self, work: Work) -> None:
         spins = 0
@@ -263,13 +318,14 @@ class Engine:
     def _await_change(self, work: Work) -> None:
         if self._commands:
             self._notify()
+        me = threading.get_ident()
         with self._changed:
-            self._waiters += 1
             try:
+                self._waiters.add(me)
                 if not work.done and self._driver.locked():
                     self._changed.wait(WAIT_SLICE_SECONDS)
             finally:
-                self._waiters -= 1
+                self._waiters.discard(me)
 
     def _notify(self) -> None:
         if self._polling:
@@ -379,7 +435,7 @@ class Engine:
             self._hear(sender, decode(data))
         if self._coordinator is not None and not self._finished:
             self._coordinate(self._coordinator)
-        if self._batches and self._may_run():
+        if self._batches and not self._finished and self._may_run():
             active = True
             self._run_batches()
         if lost is not None and not self._finished:
@@ -444,7 +500,7 @@ class Engine:
         worker that waited for a coordinator which is in a backend already would keep both waiting.
         """
         deadline = time.monotonic() + self._timeouts.collective
-        while self._coordinator is not None and self._channel.has_unsent and self._lost is None:
+        while self._coordinator is not None and self._channel.has_unsent and self._lost is None and not self._finished:
             if time.monotonic() > deadline:
                 break
             self._channel.flush(FLUSH_SECONDS)

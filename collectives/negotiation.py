@@ -102,7 +102,8 @@ class Coordinator:
     @property
     def deadline(self) -> float | None:
         """When :meth:`decide` must be called again, at the latest; None when only a message can change anything."""
-        return None if self._held_since is None else self._held_since + self._cycle_time
+        since = self._held_since  # read once: the communication thread asks while others drive
+        return None if since is None else since + self._cycle_time
 
     def receive(self, rank: int, message: Message, now: float) -> None:
         """Take in what ``rank`` said."""

@@ -42,6 +42,8 @@ class _Process:
         self.engine: Engine | None = None
         self.generation = 0
         self.sets: list[ProcessSet] = []
+        # Shut down in a signal handler, which could not wait.
+        self.ending: list[Engine] = []
 
 
 _process = _Process()
@@ -96,15 +98,24 @@ def shutdown() -> None:
         for entry in _process.sets:
             entry._unregister()
         engine.shutdown()
+        if engine.is_ending:
+            _process.ending.append(engine)
 
 
-atexit.register(shutdown)
+def _shut_down_at_exit() -> None:
+    shutdown()
+    for engine in _process.ending:
+        engine.shutdown()
+
+
+atexit.register(_shut_down_at_exit)
 
 
 def _forget() -> None:
     """In a forked child: the engine is the parent's. An open copy of its connections would hide the parent's death."""
     engine, _process.engine = _process.engine, None
     _process.lock = threading.RLock()
+    _process.ending.clear()
     if engine is not None:
         for entry in _process.sets:
             entry._unregister()

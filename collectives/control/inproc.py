@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 
 from collectives.control.base import Channel
+from collectives.latch import Latch
 
 __all__ = ["InprocHub"]
 
@@ -30,7 +30,7 @@ class InprocChannel(Channel):
         self._hub = hub
         self._inbox: deque[tuple[int, bytes]] = deque()
         # Owned by this end; waits are bounded by poll's timeout and ended by wake().
-        self._arrived = threading.Event()
+        self._arrived = Latch()
         self._on_lost: Callable[[int], None] | None = None
         self._closed = False
 

@@ -126,8 +126,9 @@ class SocketChannel(Channel):
         self._end = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._watcher: threading.Thread | None = None
         self._closed = False
-        # Owned by the channel, held for one write: keeps wake() off a descriptor that close() has given back.
-        self._wake_lock = threading.Lock()
+        # Who is about to write to _wake: keeps wake() off a descriptor that close() has given back. No lock, because a
+        # signal handler may call wake() while its thread is in it.
+        self._waking: set[object] = set()
         # Two pollers may wait at once, the driver and the communication thread; a poll object admits one each.
         self._pollers = threading.local()
 
@@ -201,16 +202,19 @@ class SocketChannel(Channel):
 
     def wake(self) -> None:
         """See :class:`Channel`."""
-        with self._wake_lock:
+        token = object()
+        self._waking.add(token)
+        try:
             if not self._closed:
                 os.eventfd_write(self._wake, 1)
+        finally:
+            self._waking.discard(token)
 
     def close(self) -> None:
         """See :class:`Channel`."""
-        with self._wake_lock:
-            if self._closed:
-                return
-            self._closed = True
+        if self._closed:
+            return
+        self._closed = True
         deadline = time.monotonic() + FLUSH_SECONDS
         for connection in self._connections.values():
             self._flush(connection, deadline)
@@ -220,8 +224,11 @@ class SocketChannel(Channel):
             self._watcher.join(FLUSH_SECONDS)
         for connection in self._connections.values():
             connection.close()
-        os.close(self._wake)
         os.close(self._end)
+        while self._waking and time.monotonic() < deadline + FLUSH_SECONDS:
+            time.sleep(0.001)
+        if not self._waking:  # whoever is there still was interrupted, and must not hit a foreign descriptor
+            os.close(self._wake)
 
     def disown(self) -> None:
         """See :class:`Channel`."""

@@ -1,8 +1,9 @@
-"""An optimizer whose gradients are combined over all ranks while backward still runs."""
+"""An optimizer whose gradients are combined over all ranks, while backward still runs where there is a core for it."""
 
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -34,13 +35,12 @@ def DistributedOptimizer(
     The result is an instance of a subclass of the optimizer's own class, and shares groups, state and attributes with
     ``optimizer``, so that a scheduler made for the one drives the other. Each gradient is submitted when backward has
     finished it, under the name of its parameter, and travels while backward goes on; ``step()`` waits for all. Where
-    the ranks leave no core for that, all are submitted by ``step()``. ``op``
-    is Average or Sum. With ``backward_passes_per_step`` n, gradients add up over n passes before they travel.
+    the ranks leave no core for that, all are submitted by ``step()``. ``op`` is Average or Sum. With
+    ``backward_passes_per_step`` n, gradients add up over n passes before they travel.
     InvalidRequestError for bad arguments, NotInitializedError before ``init()``.
     """
     process_set_id(process_set)
-    if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, _DistributedMixin):
-        raise InvalidRequestError(f"cannot wrap a {type(optimizer)}; give a torch optimizer that is not wrapped yet")
+    _require_unwrapped(optimizer)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     names = _names(parameters, named_parameters)
     _check_passes(backward_passes_per_step)
@@ -50,11 +50,21 @@ def DistributedOptimizer(
     wrapped_class = type(base.__name__, (_DistributedMixin, base), {"__module__": base.__module__})
     wrapped: Any = object.__new__(wrapped_class)
     wrapped.__dict__ = optimizer.__dict__
+    wrapped._wrapper = weakref.ref(wrapped)
     if "step" in wrapped.__dict__:
         wrapped.step = _followed(wrapped)
     wrapped._distribute(names, compression, backward_passes_per_step, op, process_set)
     result: torch.optim.Optimizer = wrapped
     return result
+
+
+def _require_unwrapped(optimizer: Any) -> None:
+    """Refuse what is wrapped already; forget a wrapper that is gone."""
+    wrapper = getattr(optimizer, "_wrapper", None)
+    if not isinstance(optimizer, torch.optim.Optimizer) or (wrapper is not None and wrapper() is not None):
+        raise InvalidRequestError(f"cannot wrap a {type(optimizer)}; give a torch optimizer that is not wrapped yet")
+    for handle in getattr(optimizer, "_hooks", {}).values():
+        handle.remove()
 
 
 def _followed(wrapped: Any) -> Callable[..., Any]:
@@ -95,7 +105,17 @@ def _check_passes(passes: int) -> None:
 
 
 def _hook(parameter: torch.Tensor, on_gradient: Callable[[torch.Tensor], None]) -> RemovableHandle:
-    handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(on_gradient)  # type: ignore[no-untyped-call]
+    """Call the method ``on_gradient``, as long as its object is in use, when a gradient is complete."""
+    method = weakref.WeakMethod(on_gradient)
+
+    def hook(parameter: torch.Tensor) -> None:
+        on_gradient = method()
+        if on_gradient is None:
+            handle.remove()
+        else:
+            on_gradient(parameter)
+
+    handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
     return handle
 
 
@@ -156,9 +176,10 @@ class _DistributedMixin(torch.optim.Optimizer):
                 f"the gradient of {self._names[parameter]!r} was computed more than backward_passes_per_step="
                 f"{self._passes} times before step(); call step() or synchronize() more often, or raise it"
             )
-        self._countdown[parameter] = left
         if left == 0 and not engine().patient:
             self._submit(parameter)
+        self._countdown[parameter] = left
+        self._synchronized = False
 
     def _submit(self, parameter: torch.Tensor) -> None:
         if parameter.grad is None:
@@ -174,7 +195,7 @@ class _DistributedMixin(torch.optim.Optimizer):
         """From now on gradients add up over ``passes`` passes; InvalidRequestError unless it is a positive integer."""
         _check_passes(passes)
         self._passes = passes
-        self._countdown.clear()
+        self._countdown = {parameter: left for parameter, left in self._countdown.items() if left == 0}
 
     def synchronize(self) -> None:
         """Wait until all gradients are combined; those that backward did not reach count as zeros.
@@ -182,13 +203,15 @@ class _DistributedMixin(torch.optim.Optimizer):
         Raises HorovodInternalError when a rank is lost.
         """
         self._adopt()
-        for parameter in self._hooks:
-            if parameter.requires_grad and parameter not in self._handles:
-                self._submit(parameter)
-        handles, self._handles = self._handles, {}
-        self._countdown.clear()
-        for parameter, (handle, context) in handles.items():
-            self._store(parameter, self._compression.decompress(synchronize(handle), context))
+        try:
+            for parameter in self._hooks:
+                if (parameter.requires_grad or parameter in self._countdown) and parameter not in self._handles:
+                    self._submit(parameter)
+            for parameter, (handle, context) in self._handles.items():
+                self._store(parameter, self._compression.decompress(synchronize(handle), context))
+        finally:
+            self._handles.clear()
+            self._countdown.clear()
         self._synchronized = True
 
     def _store(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
@@ -220,9 +243,11 @@ class _DistributedMixin(torch.optim.Optimizer):
         return super().step()
 
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
+        self._synchronized = False
         with torch.enable_grad():
             loss = closure()
-        self.synchronize()
+        if not (self._skip or self._synchronized):
+            self.synchronize()
         self._synchronized = False
         return loss
 
@@ -231,7 +256,7 @@ class _DistributedMixin(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the wrapped optimizer's; AssertionError while gradients are in flight."""
-        if 0 in self._countdown.values():
+        if self._handles or 0 in self._countdown.values():
             raise AssertionError(
                 "zero_grad() was called while gradients are in flight; call step() or synchronize() first"
             )

@@ -16,6 +16,7 @@ from collectives.api import (
     ShutDownError,
 )
 from collectives.buffers import as_buffer
+from collectives.engine import UNNAMED
 from collectives.events import Failed, Finished, Negotiated, Started, Submitted
 from tests.collectives.job import (
     PATIENCE,
@@ -191,6 +192,40 @@ def test_where_cores_are_scarce_a_batch_is_run_though_no_caller_comes():
         submit(other, ones(other), "x")
         np.testing.assert_array_equal(Caller(engine, "x").result(), total(2))
         assert [thread.name for thread in threads] == ["hvd-engine-1"]
+
+
+@pytest.mark.parametrize("ask", ["poll", "wait"])
+def test_who_waits_for_the_last_of_a_name_hurries_those_before_it(ask, monkeypatch):
+    monkeypatch.setattr("collectives.engine.PATIENT_SECONDS", PATIENCE)
+
+    def body(engine):
+        works = [submit(engine, ones(engine)) for _ in range(2 * UNNAMED + 1)]
+        if ask == "poll":
+            until(lambda: engine.poll(works[-1]))
+        return wait(engine, works[-1])[0]
+
+    with running(2, local_size=1000) as job:
+        assert job.run(body) == [3.0] * 2
+
+
+def test_a_caller_who_leaves_with_his_own_work_wakes_who_runs_the_rest(monkeypatch):
+    """A polled batch is left to a waiting caller, whose own tensor is refused in the same step."""
+    monkeypatch.setattr("collectives.engine.PATIENT_SECONDS", PATIENCE)
+    with running(2, local_size=1000) as job:
+        engine, other = job.engines
+        pause, polled = threading.Event(), submit(other, ones(other), "x")
+        with other._lock:
+            other._commands.append(lambda: pause.wait(PATIENCE))
+        other._notify()
+        until(other._driver.locked)
+        refused = Caller(other, body=lambda engine: run(engine, ones(engine, 4), "bad"))
+        until(lambda: other._waiters)
+        theirs = [submit(engine, ones(engine), name) for name in ("bad", "x")]
+        assert not [engine.poll(work) for work in theirs if work.done]
+        other.poll(polled)
+        pause.set()
+        until(lambda: other.poll(polled) and engine.poll(theirs[1]))
+        assert isinstance(refused.result(), MismatchError)
 
 
 def test_a_name_in_flight_is_refused_to_the_caller_only():

@@ -217,6 +217,66 @@ def test_of_several_ranks_that_vanish_the_first_is_named():
             assert isinstance(caller.result(), HorovodInternalError)
 
 
+@pytest.mark.parametrize("culprit", [0, 1])
+@pytest.mark.parametrize("holder", [0, 1])
+def test_an_abort_while_a_batch_is_left_to_a_caller(holder, culprit, monkeypatch, caplog):
+    monkeypatch.setattr("collectives.engine.PATIENT_SECONDS", PATIENCE)
+    with running(2, local_size=1000) as job:
+        left = submit(job.engines[holder], ones(job.engines[holder]), "x")
+        caller = Caller(job.engines[1 - holder], "x")
+        until(lambda: job.engines[holder]._batches)
+        job.engines[culprit].abort(HorovodInternalError("told to stop"))
+        assert "told to stop" in str(caller.result())
+        assert "told to stop" in str(outcome(lambda: wait(job.engines[holder], left)))
+    assert not caplog.records
+
+
+def test_a_handle_of_an_engine_that_was_replaced():
+    with running(2) as job:
+        work = submit(job.engines[0], ones(job.engines[0]), "x")
+        assert isinstance(outcome(lambda: job.engines[1].synchronize(work)), ShutDownError)
+
+
+# Signal handlers.
+
+
+class InterruptedLock:
+    """``_lock`` of an engine, whose holder is interrupted once, by ``handler``, before it releases it."""
+
+    def __init__(self, lock, handler):
+        self._lock, self._handler = lock, handler
+
+    def __enter__(self):
+        self._lock.acquire()
+
+    def __exit__(self, *_):
+        handler, self._handler = self._handler, lambda: None
+        handler()
+        self._lock.release()
+
+
+@pytest.mark.parametrize("lock", ["_lock", "_changed"])
+def test_a_handler_that_interrupts_a_call_does_not_wait_for_the_end(lock):
+    """A thread that holds a lock of the engine calls shutdown(), as a handler on it would."""
+    with running(2) as job:
+        engine, other = job.engines
+        if lock == "_lock":
+            engine._lock = InterruptedLock(engine._lock, engine.shutdown)
+            mine = outcome(lambda: submit(engine, ones(engine), "x"))
+            mine = outcome(lambda: wait(engine, mine))
+        else:
+            driving = Caller(engine, "never")
+            until(lambda: engine._caller == driving.ident)
+            wait_for = engine._changed.wait
+            engine._changed.wait = lambda timeout: (engine.shutdown(), wait_for(timeout))
+            mine = outcome(lambda: run(engine, ones(engine), "nor this"))
+            assert isinstance(driving.result(), ShutDownError)
+        assert isinstance(mine, ShutDownError)
+        assert isinstance(Caller(other, "x").result(), ShutDownError)
+        engine.shutdown()
+        assert not engine.is_ending
+
+
 def test_an_interrupted_caller_leaves_nobody_waiting():
     """Two threads wait for one tensor; the one that drives is interrupted between the decision and the exchange."""
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import hvd_cluster.torch as hvd
-from collectives.api import InvalidRequestError
+from collectives.api import DuplicateNameError, InvalidRequestError
+from hvd_cluster import basics
 
 STEPS = 5
 BATCH = 6
@@ -260,6 +261,114 @@ def check_gradients_that_share_memory():
     expected = weight.view(2, 2) * hvd.size()
     assert torch.equal(a.grad, expected)
     assert torch.equal(b.grad, expected)
+
+
+def with_and_without_a_core_to_spare(check):
+    """``check`` run twice: with an engine that moves gradients during backward, and with one that does not."""
+    engine = basics.engine()
+    before = engine.patient
+    for engine.patient in (True, False):
+        check()
+    engine.patient = before
+
+
+def one_parameter(op=hvd.Sum):
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    return parameter, hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), [("p", parameter)], op=op)
+
+
+def check_a_parameter_frozen_after_backward():
+    def check():
+        parameter, optimizer = one_parameter(hvd.Average)
+        (parameter * (hvd.rank() + 1)).sum().backward()
+        parameter.requires_grad_(False)
+        optimizer.step()
+        assert parameter.tolist() == [-(hvd.size() + 1) / 2] * 3
+
+    with_and_without_a_core_to_spare(check)
+
+
+def check_changing_the_passes_loses_no_gradient():
+    def check():
+        parameter, optimizer = one_parameter()
+        parameter.sum().backward()
+        optimizer.set_backward_passes_per_step(1)
+        with pytest.raises(AssertionError, match="in flight"):
+            optimizer.zero_grad()
+        optimizer.step()
+        assert parameter.tolist() == [-hvd.size()] * 3
+
+    with_and_without_a_core_to_spare(check)
+
+
+def check_another_wrapper():
+    def check():
+        parameter, optimizer = one_parameter()
+        inner = torch.optim.SGD([parameter], lr=1.0)
+        optimizer = hvd.DistributedOptimizer(inner, [("p", parameter)], op=hvd.Sum)
+        with pytest.raises(InvalidRequestError, match="not wrapped yet"):
+            hvd.DistributedOptimizer(inner, [("p", parameter)])
+        del optimizer
+        optimizer = hvd.DistributedOptimizer(inner, [("p", parameter)], op=hvd.Sum)
+        for _ in range(2):
+            optimizer.zero_grad()
+            parameter.sum().backward()
+            optimizer.step()
+        assert parameter.tolist() == [-2.0 * hvd.size()] * 3
+
+    with_and_without_a_core_to_spare(check)
+
+
+def check_a_closure_that_synchronizes_itself():
+    def check():
+        parameter, optimizer = one_parameter()
+
+        def closure():
+            optimizer.zero_grad()
+            parameter.sum().backward()
+            optimizer.synchronize()
+            return parameter.sum()
+
+        with optimizer.skip_synchronize():
+            optimizer.step(closure)
+        optimizer.step(closure)
+        assert parameter.tolist() == [-2.0 * hvd.size()] * 3
+
+    with_and_without_a_core_to_spare(check)
+
+
+def check_gradients_that_were_combined_and_thrown_away():
+    def check():
+        parameter, optimizer = one_parameter()
+        parameter.sum().backward()
+        optimizer.synchronize()
+        optimizer.zero_grad()
+        parameter.sum().backward()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            optimizer.step()
+        assert parameter.tolist() == [-hvd.size()] * 3
+
+    with_and_without_a_core_to_spare(check)
+
+
+def check_a_step_that_failed_can_be_repeated():
+    def check():
+        parameter, optimizer = one_parameter()
+
+        def step():
+            optimizer.zero_grad()
+            parameter.sum().backward()
+            optimizer.step()
+
+        handle = hvd.allreduce_async(torch.zeros(3), name="gradient.p")
+        with pytest.raises(DuplicateNameError):
+            step()
+        hvd.synchronize(handle)
+        step()
+        assert parameter.tolist() == [-hvd.size()] * 3
+
+    with_and_without_a_core_to_spare(check)
 
 
 def check_state_keeps_its_type():
