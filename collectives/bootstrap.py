@@ -12,6 +12,7 @@ from collectives.control.base import Channel
 from collectives.control.handshake import Hello, connect_channel
 from collectives.control.inproc import InprocHub
 from collectives.engine import Engine
+from collectives.interfaces import address_of
 from collectives.process_sets import ProcessSets
 from collectives.rendezvous.client import RendezvousClient
 from collectives.rendezvous.store import MemoryStore, PrefixStore
@@ -85,7 +86,9 @@ def _assemble(
 
 
 def _own_address(settings: Settings) -> str:
-    """The address of the interface that leads to the rendezvous: where the other ranks can reach this one, too."""
+    """The address of the interface that was named, or of the one that leads to the rendezvous, for the other ranks."""
+    if settings.interface:
+        return address_of(settings.interface)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((settings.rendezvous_address, settings.rendezvous_port or 1))

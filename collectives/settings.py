@@ -18,6 +18,20 @@ __all__ = ["ENVIRONMENT_SECRET", "Settings"]
 
 ENVIRONMENT_SECRET = "_HOROVOD_SECRET_KEY"
 
+UNUSED = (
+    "HOROVOD_ADASUM_MPI_CHUNK_SIZE",
+    "HOROVOD_BATCH_D2D_MEMCOPIES",
+    "HOROVOD_CCL_CACHE",
+    "HOROVOD_CONTROLLER",
+    "HOROVOD_DISABLE_NVTX_RANGES",
+    "HOROVOD_ENABLE_ASYNC_COMPLETION",
+    "HOROVOD_ENABLE_XLA_OPS",
+    "HOROVOD_MPI_THREADS_DISABLE",
+    "HOROVOD_NUM_NCCL_STREAMS",
+    "HOROVOD_TORUS_ALLREDUCE",
+)
+"""Variables of Horovod that steer what is not here."""
+
 T = TypeVar("T")
 MEBIBYTE = 1 << 20
 
@@ -28,7 +42,7 @@ class Settings:
 
     ``rendezvous_address`` is None when there is no launcher: a world of one. ``fusion_threshold`` is in bytes (0 means
     no fusion), ``cycle_time`` in seconds (None: by the number of cores), ``cache_capacity`` in tensor names (0 means no
-    cache).
+    cache). ``unused`` are variables that were set in vain.
     """
 
     rank: int = 0
@@ -48,6 +62,8 @@ class Settings:
     cycle_time: float | None = None
     cache_capacity: int = 1024
     log_level: str = "warning"
+    log_hide_time: bool = False
+    unused: tuple[str, ...] = ()
     timeouts: Timeouts = field(default_factory=Timeouts)
 
     def __post_init__(self) -> None:
@@ -89,6 +105,8 @@ class Settings:
             log_level=read(
                 "HOROVOD_LOG_LEVEL", _one_of("trace", "debug", "info", "warning", "error", "fatal"), "warning"
             ),
+            log_hide_time=read("HOROVOD_LOG_HIDE_TIME", _flag, False),
+            unused=tuple(variable for variable in UNUSED if environment.get(variable)),
             timeouts=Timeouts(connect=timeout, collective=timeout),
         )
 
@@ -154,6 +172,10 @@ def _seconds(text: str) -> float:
     if value == 0:
         raise ValueError(allowed)
     return value
+
+
+def _flag(text: str) -> bool:
+    return _integer(text, 0, "0 or 1") > 0
 
 
 def _base64(text: str) -> bytes:

@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Sequence
 
-from collectives import bootstrap
+from collectives import bootstrap, logs
 from collectives.api import InvalidRequestError, NotInitializedError, Topology
 from collectives.engine import Engine
 from collectives.process_sets import GLOBAL
@@ -75,18 +75,14 @@ def _start(sets: list[ProcessSet]) -> None:
     # Counted first: ranks whose init() fails, here or elsewhere, must not fall behind the others.
     generation, _process.generation = _process.generation, _process.generation + 1
     settings = Settings.from_environment(os.environ)
-    _configure_logging(settings.log_level)
+    logs.configure(settings.log_level, settings.log_hide_time, settings.rank)
+    for variable in settings.unused:
+        logger.warning("%s is set, but has no meaning here; it is accepted and not used", variable)
     engine = bootstrap.start(settings, [tuple(entry.ranks or ()) for entry in sets], generation)
     _process.engine = engine
     _process.sets = [global_process_set, *sets]
     for id, entry in enumerate(_process.sets, start=GLOBAL):
         entry._register(id, engine.process_sets.ranks(id), engine.topology.rank)
-
-
-def _configure_logging(level: str) -> None:
-    names = {"trace": "DEBUG", "fatal": "CRITICAL"}
-    for package in ("collectives", "executors", "hvd_cluster"):
-        logging.getLogger(package).setLevel(names.get(level, level.upper()))
 
 
 def shutdown() -> None:

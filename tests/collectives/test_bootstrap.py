@@ -133,3 +133,9 @@ def test_the_backend_follows_the_hosts_and_the_wish(members, asked, chosen):
 def test_shared_memory_does_not_reach_another_host():
     with pytest.raises(SettingsError, match=r"HOROVOD_CPU_OPERATIONS=shm, but the ranks \[0, 2\] are on 2 hosts"):
         table.choose((0, 2), Topology(size=3, hosts=("a", "a", "b")), "shm")
+
+
+def test_rank_0_is_reached_at_the_interface_that_was_named():
+    assert bootstrap._own_address(Settings(interface="lo", rendezvous_address="192.0.2.1")) == "127.0.0.1"
+    with pytest.raises(SettingsError, match="HOROVOD_GLOO_IFACE is 'nowhere0'"):
+        bootstrap._own_address(Settings(interface="nowhere0", rendezvous_address="127.0.0.1"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import socket
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
@@ -11,6 +10,7 @@ from typing import Any
 
 import msgpack
 
+from collectives import interfaces
 from collectives.api import (
     CollectiveTimeoutError,
     EngineError,
@@ -82,7 +82,7 @@ def _create_device(interface: str, hostname: str) -> Any:
     try:
         return gloo.create_device(interface=interface) if interface else gloo.create_device(hostname=hostname)
     except RuntimeError as error:
-        allowed = ", ".join(name for _, name in socket.if_nameindex())
+        allowed = ", ".join(interfaces.names())
         raise SettingsError(
             f"Gloo cannot listen on {interface or hostname!r} ({error}); the interfaces of this host are: {allowed}"
         ) from error
