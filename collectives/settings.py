@@ -22,7 +22,6 @@ UNUSED = (
     "HOROVOD_ADASUM_MPI_CHUNK_SIZE",
     "HOROVOD_BATCH_D2D_MEMCOPIES",
     "HOROVOD_CCL_CACHE",
-    "HOROVOD_CONTROLLER",
     "HOROVOD_DISABLE_NVTX_RANGES",
     "HOROVOD_ENABLE_ASYNC_COMPLETION",
     "HOROVOD_ENABLE_XLA_OPS",
@@ -106,9 +105,15 @@ class Settings:
                 "HOROVOD_LOG_LEVEL", _one_of("trace", "debug", "info", "warning", "error", "fatal"), "warning"
             ),
             log_hide_time=read("HOROVOD_LOG_HIDE_TIME", _flag, False),
-            unused=tuple(variable for variable in UNUSED if environment.get(variable)),
+            unused=_unused(environment, read("HOROVOD_CONTROLLER", _one_of("gloo", "mpi"), "gloo")),
             timeouts=Timeouts(connect=timeout, collective=timeout),
         )
+
+
+def _unused(environment: Mapping[str, str], controller: str) -> tuple[str, ...]:
+    """Launchers set HOROVOD_CONTROLLER=gloo, which comes near what is done here."""
+    variables = tuple(variable for variable in UNUSED if environment.get(variable))
+    return (*variables, "HOROVOD_CONTROLLER") if controller == "mpi" else variables
 
 
 class _Reader:

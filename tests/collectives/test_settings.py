@@ -32,7 +32,8 @@ GOOD = [
     ({"HOROVOD_LOG_LEVEL": "Debug"}, "log_level", "debug"),
     ({"HOROVOD_LOG_HIDE_TIME": "1"}, "log_hide_time", True),
     ({"HOROVOD_LOG_HIDE_TIME": "0"}, "log_hide_time", False),
-    ({"HOROVOD_CCL_CACHE": "1", "HOROVOD_CONTROLLER": ""}, "unused", ("HOROVOD_CCL_CACHE",)),
+    ({"HOROVOD_CCL_CACHE": "1", "HOROVOD_CONTROLLER": "gloo"}, "unused", ("HOROVOD_CCL_CACHE",)),
+    ({"HOROVOD_CONTROLLER": "MPI"}, "unused", ("HOROVOD_CONTROLLER",)),
     ({"HOROVOD_GLOO_TIMEOUT_SECONDS": "1.5"}, "timeouts", Timeouts(connect=1.5, collective=1.5)),
 ]
 
@@ -50,6 +51,7 @@ BAD = {
     "HOROVOD_CYCLE_TIME": (("x", "-1", "nan", "inf"), "a number of milliseconds of at least 0"),
     "HOROVOD_CACHE_CAPACITY": (NATURAL, "an integer of at least 0"),
     "HOROVOD_LOG_LEVEL": (("loud",), "one of: trace, debug, info, warning, error, fatal"),
+    "HOROVOD_CONTROLLER": (("nccl",), "one of: gloo, mpi"),
     "HOROVOD_LOG_HIDE_TIME": (("yes", "-1"), "0 or 1"),
     "HOROVOD_GLOO_TIMEOUT_SECONDS": (("x", "0", "-1", "nan", "inf"), "a positive number of seconds"),
 }
