@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
+from collectives.api import InvalidRequestError
+
+__all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor", "require_compressor"]
 
 
 class Compressor:
@@ -56,3 +58,12 @@ class Compression:
 
     none = NoneCompressor
     fp16 = FP16Compressor
+
+
+def require_compressor(compression: Any) -> None:
+    """InvalidRequestError for what cannot compress; any object with compress and decompress can."""
+    if not (callable(getattr(compression, "compress", None)) and callable(getattr(compression, "decompress", None))):
+        raise InvalidRequestError(
+            f"compression={compression!r} has no compress and decompress; use Compression.none, Compression.fp16 or a "
+            "subclass of Compressor"
+        )

@@ -34,7 +34,7 @@ from collectives.work import Work
 from hvd_cluster import basics
 from hvd_cluster.operations import as_factor, choose_op, start, start_barrier, whole_splits
 from hvd_cluster.process_sets import ProcessSet, global_process_set
-from hvd_cluster.torch.compression import Compression, Compressor
+from hvd_cluster.torch.compression import Compression, Compressor, require_compressor
 from hvd_cluster.torch.tensors import allocator, as_input, require_tensor, require_writable, to_buffer
 
 __all__ = [
@@ -195,6 +195,7 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Combine ``tensor`` over all ranks, element by element; returns a new tensor of the same shape."""
+    require_compressor(compression)
     small, context = compression.compress(require_tensor(tensor))
     handle = _start_allreduce(small, False, average, name, op, prescale_factor, postscale_factor, process_set, True)
     return compression.decompress(handle.take(), context)
@@ -366,6 +367,7 @@ def reducescatter(
 
     The first ``shape[0] % size`` ranks get one row more than the others.
     """
+    require_compressor(compression)
     small, context = compression.compress(require_tensor(tensor))
     handle = _start_reducescatter(small, name, op, process_set, prescale_factor, postscale_factor, True)
     return compression.decompress(handle.take(), context)

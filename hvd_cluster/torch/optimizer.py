@@ -15,7 +15,7 @@ from collectives.api import InvalidRequestError, ReduceOp
 from hvd_cluster.basics import engine
 from hvd_cluster.operations import process_set_id
 from hvd_cluster.process_sets import ProcessSet, global_process_set
-from hvd_cluster.torch.compression import Compression, Compressor
+from hvd_cluster.torch.compression import Compression, Compressor, require_compressor
 from hvd_cluster.torch.operations import Handle, allreduce_async_, synchronize
 
 __all__ = ["DistributedOptimizer"]
@@ -44,6 +44,7 @@ def DistributedOptimizer(
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     names = _names(parameters, named_parameters)
     _check_passes(backward_passes_per_step)
+    require_compressor(compression)
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise InvalidRequestError(f"op={op!r} cannot combine gradients; use Average or Sum")
     base = type(optimizer)

@@ -394,6 +394,7 @@ def check_bad_arguments():
         "not in named_parameters": {"named_parameters": named[:2]},
         "backward_passes_per_step=0": {"backward_passes_per_step": 0},
         "Average or Sum": {"op": hvd.Max},
+        "compression='fp16' has no compress and decompress": {"compression": "fp16"},
     }
     for word, options in bad.items():
         with pytest.raises(InvalidRequestError, match=word):
