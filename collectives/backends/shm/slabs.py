@@ -25,7 +25,7 @@ def slabs_bytes(size: int) -> int:
 class Slabs:
     """Each of ``size`` ranks has SLABS slabs of ROUND_BYTES in ``memory`` (slabs_bytes(size) bytes, page-aligned).
 
-    All ranks call :meth:`next` in step, once a round, between two crossings of their gate. When an operation ends on
+    All ranks call :meth:`next` in the same order, once a round. When an operation ends on
     one rank, others may still be busy with the slabs that were used last, but with no others: so the next operation
     starts on the next slabs at once.
     """
