@@ -106,6 +106,9 @@ class Operation(enum.Enum):
     ALLTOALL = "alltoall"
     REDUCESCATTER = "reducescatter"
     BARRIER = "barrier"
+    JOIN = "join"
+    ADD_PROCESS_SET = "add process set"
+    REMOVE_PROCESS_SET = "remove process set"
 
 
 class ReduceOp(enum.IntEnum):
@@ -194,7 +197,8 @@ class Request:
     """What one rank asks for under one name; equal requests on every rank make a collective.
 
     ``shape`` is the shape on this rank. ``root_rank`` is a global rank. ``splits`` counts the rows for each member of
-    the process set, for alltoall only. ``device`` is "cpu" or "cuda".
+    the process set (alltoall), or lists the ranks of a set to add or to remove. ``device`` is "cpu" or "cuda". The
+    ``group_size`` requests with one ``group`` name run, or fail, together.
     """
 
     name: str
@@ -208,6 +212,8 @@ class Request:
     process_set: int = 0
     splits: tuple[int, ...] = ()
     device: str = "cpu"
+    group: str = ""
+    group_size: int = 0
     key: tuple[int, str] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:

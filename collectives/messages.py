@@ -23,6 +23,7 @@ __all__ = [
     "Response",
     "Run",
     "Stop",
+    "Together",
     "Unknown",
     "decode",
     "encode",
@@ -49,6 +50,15 @@ class Ready:
     requests: tuple[Request, ...] = ()
     ids: tuple[int, ...] = ()
     urgent: tuple[tuple[int, str], ...] = ()
+    urgent_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Host to coordinator: each of ``ranks``, all those of this host in the tensors' set, has these ids ready."""
+
+    ranks: tuple[int, ...]
+    ids: tuple[int, ...] = ()
     urgent_ids: tuple[int, ...] = ()
 
 
@@ -102,7 +112,7 @@ class Abort:
     text: str
 
 
-Message: TypeAlias = Ready | Run | Refuse | Unknown | Leave | Stop | Left | Abort
+Message: TypeAlias = Ready | Together | Run | Refuse | Unknown | Leave | Stop | Left | Abort
 
 _OPERATIONS = list(Operation)
 _DTYPES = list(DType)
@@ -123,11 +133,13 @@ def _pack_request(request: Request) -> tuple[Any, ...]:
         request.process_set,
         request.splits,
         request.device,
+        request.group,
+        request.group_size,
     )
 
 
 def _unpack_request(fields: Any) -> Request:
-    name, operation, dtype, shape, op, root, prescale, postscale, process_set, splits, device = fields
+    name, operation, dtype, shape, op, root, prescale, postscale, process_set, splits, *rest = fields
     return Request(
         name,
         _OPERATIONS[operation],
@@ -139,7 +151,7 @@ def _unpack_request(fields: Any) -> Request:
         postscale,
         process_set,
         tuple(splits),
-        device,
+        *rest,
     )
 
 
@@ -169,6 +181,7 @@ _PACK: dict[type, tuple[int, Callable[[Any], tuple[Any, ...]]]] = {
     Stop: (5, lambda m: (m.rank,)),
     Left: (6, lambda m: ()),
     Abort: (7, lambda m: (m.kind, m.text)),
+    Together: (8, lambda m: (m.ranks, m.ids, m.urgent_ids)),
 }
 _UNPACK: dict[int, Callable[..., Message]] = {
     0: _unpack_ready,
@@ -179,6 +192,7 @@ _UNPACK: dict[int, Callable[..., Message]] = {
     5: Stop,
     6: Left,
     7: Abort,
+    8: lambda ranks, ids, urgent_ids: Together(tuple(ranks), tuple(ids), tuple(urgent_ids)),
 }
 
 
