@@ -13,6 +13,7 @@ __all__ = ["check_alone", "disagreement", "sizes"]
 REDUCTIONS = frozenset({Operation.ALLREDUCE, Operation.REDUCESCATTER})
 ROW_WISE = frozenset({Operation.ALLGATHER, Operation.ALLTOALL, Operation.REDUCESCATTER})
 FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64})
+SET_CHANGES = frozenset({Operation.ADD_PROCESS_SET, Operation.REMOVE_PROCESS_SET})
 FREE_FIRST_DIMENSION = frozenset({Operation.ALLGATHER, Operation.ALLTOALL})
 
 
@@ -76,6 +77,9 @@ def _trailing(request: Request) -> Any:
 
 ASPECTS: tuple[tuple[str, Callable[[Request], Any]], ...] = (
     ("operation", lambda request: request.operation.value),
+    ("ranks", lambda request: request.splits if request.operation in SET_CHANGES else None),
+    ("group", lambda request: request.group),
+    ("number of tensors in the group", lambda request: request.group_size),
     ("device", lambda request: request.device),
     ("dtype", lambda request: request.dtype.label),
     ("shape", _trailing),
@@ -86,10 +90,11 @@ ASPECTS: tuple[tuple[str, Callable[[Request], Any]], ...] = (
 )
 
 
-def disagreement(requests: Mapping[int, Request]) -> str | None:
+def disagreement(requests: Mapping[int, Request], members: Sequence[int]) -> str | None:
     """Why the requests (rank -> request, all of one name) are not one collective; None when they are.
 
-    The text names the tensor, the aspect, and what each rank said; it is the same whatever the order of arrival.
+    ``members`` without a request have joined. The text names the tensor, the aspect, and what each rank said; it is the
+    same whatever the order of arrival.
     """
     first = next(iter(requests.values()))
     for aspect, read in ASPECTS:
@@ -99,6 +104,21 @@ def disagreement(requests: Mapping[int, Request]) -> str | None:
     if first.operation in ROW_WISE and not first.shape:
         return (
             f"tensor {first.name!r}: {first.operation.value} needs at least one dimension; reshape the scalar to (1,)"
+        )
+    return None if len(requests) == len(members) else _hindrance(first, requests)
+
+
+def _hindrance(first: Request, requests: Mapping[int, Request]) -> str | None:
+    """Why this cannot run without the members that have joined."""
+    if first.operation is Operation.BROADCAST and first.root_rank not in requests:
+        return (
+            f"tensor {first.name!r}: the root, rank {first.root_rank}, has joined and sends nothing; "
+            "broadcast from a rank that still has data, or before the root joins"
+        )
+    if first.op in (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT) and first.prescale_factor != 1.0:
+        return (
+            f"tensor {first.name!r}: op {first.op.name.capitalize()} with a prescale factor is not defined for ranks "
+            "that have joined; scale the tensor yourself"
         )
     return None
 
@@ -120,10 +140,14 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def sizes(requests: Mapping[int, Request], members: Sequence[int]) -> tuple[int, ...]:
-    """What members must know of each other: first dimensions (allgather), all splits (alltoall), else nothing."""
-    first = requests[members[0]]
-    if first.operation is Operation.ALLGATHER:
-        return tuple(requests[rank].shape[0] for rank in members)
-    if first.operation is Operation.ALLTOALL:
-        return tuple(count for rank in members for count in requests[rank].splits)
+    """What members must know of each other: first dimensions (allgather), all splits (alltoall), else nothing.
+
+    ``members`` without a request have joined, and bring no rows.
+    """
+    operation = next(iter(requests.values())).operation
+    if operation is Operation.ALLGATHER:
+        return tuple(requests[rank].shape[0] if rank in requests else 0 for rank in members)
+    if operation is Operation.ALLTOALL:
+        nothing = (0,) * len(members)
+        return tuple(count for rank in members for count in (requests[rank].splits if rank in requests else nothing))
     return ()

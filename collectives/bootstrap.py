@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from collectives.api import SettingsError, Store, Topology
 from collectives.backends import table
@@ -20,6 +23,9 @@ from collectives.settings import Settings
 
 __all__ = ["start"]
 
+OpenStore: TypeAlias = Callable[[], AbstractContextManager[Store]]
+"""The store of the job, which is wanted at the start and whenever a process set is added."""
+
 
 def start(settings: Settings, process_sets: Sequence[Sequence[int]] = (), generation: int = 0) -> Engine:
     """Find the other ranks and start the engine of this one.
@@ -31,22 +37,31 @@ def start(settings: Settings, process_sets: Sequence[Sequence[int]] = (), genera
     sets = ProcessSets(settings.size, process_sets)
     if settings.rendezvous_address is None:
         return _start_alone(settings, sets)
-    client = RendezvousClient(
-        settings.rendezvous_address, settings.rendezvous_port, settings.secret, settings.timeouts.connect
-    )
-    try:
-        return _start_together(settings, sets, PrefixStore(client, f"{settings.rendezvous_scope}/{generation}"))
-    finally:
-        client.close()
+    open_store = _rendezvous(settings, generation)
+    with open_store() as store:
+        return _start_together(settings, sets, store, open_store)
+
+
+def _rendezvous(settings: Settings, generation: int) -> OpenStore:
+    @contextmanager
+    def open_store() -> Iterator[Store]:
+        address = str(settings.rendezvous_address)
+        timeout = settings.timeouts.connect
+        with closing(RendezvousClient(address, settings.rendezvous_port, settings.secret, timeout)) as client:
+            yield PrefixStore(client, f"{settings.rendezvous_scope}/{generation}")
+
+    return open_store
 
 
 def _start_alone(settings: Settings, sets: ProcessSets) -> Engine:
     topology = Topology(hosts=(settings.hostname,))
     channel = InprocHub(1).channel(0)
-    return _assemble(settings, sets, topology, channel, MemoryStore(), "127.0.0.1")
+    store = MemoryStore()
+    connect = _Connector(settings, topology, lambda: nullcontext(store), "127.0.0.1")
+    return _assemble(settings, sets, topology, channel, connect, store)
 
 
-def _start_together(settings: Settings, sets: ProcessSets, store: Store) -> Engine:
+def _start_together(settings: Settings, sets: ProcessSets, store: Store, open_store: OpenStore) -> Engine:
     hello = Hello(settings.rank, settings.size, settings.hostname)
     address = _own_address(settings)
     channel, hosts = connect_channel(hello, store, settings.secret, address, settings.timeouts.connect)
@@ -59,30 +74,50 @@ def _start_together(settings: Settings, sets: ProcessSets, store: Store) -> Engi
         settings.cross_size,
         hosts,
     )
+    connect = _Connector(settings, topology, open_store, address)
     try:
-        return _assemble(settings, sets, topology, channel, store, address)
+        return _assemble(settings, sets, topology, channel, connect, store)
     except BaseException:
         channel.close()
         raise
 
 
 def _assemble(
-    settings: Settings, sets: ProcessSets, topology: Topology, channel: Channel, store: Store, address: str
+    settings: Settings, sets: ProcessSets, topology: Topology, channel: Channel, connect: _Connector, store: Store
 ) -> Engine:
     backends: dict[int, Backend] = {}
     try:
         for id in sets.ids():
             members = sets.ranks(id)
             if topology.rank in members:
-                name = table.choose(members, topology, settings.cpu_operations)
-                group = PrefixStore(store, f"set-{id}/{name}")
-                backends[id] = table.connect(name, members.index(topology.rank), len(members), group, settings, address)
-        return Engine(topology, settings, sets, channel, backends)
+                backends[id] = connect.through(store, members, f"set-{id}")
+        return Engine(topology, settings, sets, channel, backends, connect)
     except BaseException as error:
         for backend in backends.values():
             backend.abort(error if isinstance(error, Exception) else RuntimeError(str(error)))
             backend.close()
         raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Connector:
+    """Makes the backend of a process set, now or later."""
+
+    settings: Settings
+    topology: Topology
+    open_store: OpenStore
+    address: str
+
+    def __call__(self, members: Sequence[int], scope: str) -> Backend:
+        with self.open_store() as store:
+            return self.through(store, members, scope)
+
+    def through(self, store: Store, members: Sequence[int], scope: str) -> Backend:
+        """The backend of the set ``members``, which meet under ``scope`` in ``store``."""
+        name = table.choose(members, self.topology, self.settings.cpu_operations)
+        group = PrefixStore(store, f"{scope}/{name}")
+        rank = members.index(self.topology.rank)
+        return table.connect(name, rank, len(members), group, self.settings, self.address)
 
 
 def _own_address(settings: Settings) -> str:

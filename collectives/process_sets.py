@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 from collectives.api import InvalidRequestError
@@ -12,16 +13,27 @@ GLOBAL = 0
 
 
 class ProcessSets:
-    """Ids 0, 1, 2... in the order of creation; the ranks of a set are sorted global ranks."""
+    """Ids 0, 1, 2... in the order of creation, those of removed sets again, the one that was freed first, first.
+
+    The ranks of a set are sorted global ranks.
+    """
 
     def __init__(self, size: int, sets: Iterable[Sequence[int]] = ()) -> None:
         self.size = size
         self._ranks: dict[int, tuple[int, ...]] = {GLOBAL: tuple(range(size))}
+        self._free: deque[int] = deque()
         for ranks in sets:
             self.add(ranks)
 
     def add(self, ranks: Sequence[int]) -> int:
         """Register a set and return its id. InvalidRequestError for an unknown, repeated or duplicate member list."""
+        members = self.check(ranks)
+        id = self._free.popleft() if self._free else len(self._ranks)
+        self._ranks[id] = members
+        return id
+
+    def check(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """``ranks`` as the members of a new set; InvalidRequestError when they cannot be that."""
         members = tuple(sorted(ranks))
         wrong = [rank for rank in members if not 0 <= rank < self.size]
         if not members or wrong or len(set(members)) < len(members):
@@ -30,9 +42,24 @@ class ProcessSets:
             )
         if members in self._ranks.values():
             raise InvalidRequestError(f"a process set with the ranks {list(members)} exists already; use that one")
-        id = next(number for number in range(len(self._ranks) + 1) if number not in self._ranks)
-        self._ranks[id] = members
-        return id
+        return members
+
+    def remove(self, id: int) -> None:
+        """Unregister a set; InvalidRequestError for the global one and for an unknown id."""
+        if id == GLOBAL:
+            raise InvalidRequestError("process set 0, all ranks, cannot be removed")
+        self.ranks(id)
+        del self._ranks[id]
+        self._free.append(id)
+
+    def copy(self) -> ProcessSets:
+        """The same sets, to be changed apart."""
+        twin = ProcessSets(self.size)
+        twin._ranks, twin._free = dict(self._ranks), self._free.copy()
+        return twin
+
+    def __contains__(self, id: int) -> bool:
+        return id in self._ranks
 
     def ranks(self, id: int) -> tuple[int, ...]:
         """The members of set ``id``; InvalidRequestError lists the known ids otherwise."""

@@ -18,10 +18,22 @@ class Work:
     """A tensor in flight. ``done`` turns true once, after ``output`` or ``error`` is set.
 
     ``destination`` is a buffer, or a function from the result's shape to one where the shape depends on the other
-    ranks. ``received_splits`` counts the rows that came from each member (alltoall). ``owner`` stands for the engine.
+    ranks. ``received_splits`` counts the rows that came from each member (alltoall). ``answer`` is the rank that joined
+    last, or the id of a new process set. ``owner`` stands for the engine.
     """
 
-    __slots__ = ("destination", "done", "error", "output", "owner", "received_splits", "request", "source", "urged")
+    __slots__ = (
+        "answer",
+        "destination",
+        "done",
+        "error",
+        "output",
+        "owner",
+        "received_splits",
+        "request",
+        "source",
+        "urged",
+    )
 
     def __init__(self, request: Request, source: Buffer | None, destination: Destination) -> None:
         self.request = request
@@ -30,6 +42,7 @@ class Work:
         self.output: Buffer | None = None
         self.error: Exception | None = None
         self.received_splits: tuple[int, ...] = ()
+        self.answer = 0
         self.urged = False
         self.owner: object = None
         self.done = False

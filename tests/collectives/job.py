@@ -1,6 +1,7 @@
 """Engines of several ranks in one process: threads, in-process backends, and either kind of channel."""
 
 import contextlib
+import functools
 import socket
 import threading
 import time
@@ -60,6 +61,7 @@ class Job:
 
     def __init__(self, size, sets=(), faults=None, wrap=lambda channel: channel, local_size=1, **settings):
         self.size = size
+        self._lock, self._added = threading.Lock(), {}
         self._transport = self.transport(size)
         all_sets = ProcessSets(size, sets)
         self.groups = {id: InprocGroup(len(all_sets.ranks(id)), faults if id == 0 else None) for id in all_sets.ids()}
@@ -77,9 +79,15 @@ class Job:
                     for id, group in self.groups.items()
                     if rank in all_sets.ranks(id)
                 },
+                functools.partial(self._connect, rank),
             )
             for rank in range(size)
         ]
+
+    def _connect(self, rank, members, scope):
+        with self._lock:
+            group = self._added.setdefault(scope, InprocGroup(len(members)))
+        return InprocBackend(members.index(rank), group, TIMEOUTS.collective)
 
     def vanish(self, rank):
         """Let the others believe that ``rank`` is gone."""

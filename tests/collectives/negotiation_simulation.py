@@ -32,7 +32,8 @@ class World:
 
     def __post_init__(self):
         self.process_sets = ProcessSets(self.size, self.sets)
-        self.coordinator = Coordinator(self.process_sets, self.threshold, CYCLE, self.capacity, self.patient)
+        sets = ProcessSets(self.size, self.sets)
+        self.coordinator = Coordinator(sets, self.threshold, CYCLE, self.capacity, self.patient)
         self.workers = [Worker(cache=self.capacity > 0) for _ in range(self.size)]
         self.up = [deque() for _ in range(self.size)]
         self.down = [deque() for _ in range(self.size)]
@@ -177,7 +178,7 @@ class Script:
         for call in self.calls:
             if rank in call:
                 members = sorted(call)
-                text = disagreement(call)
+                text = disagreement(call, members)
                 result = (call[members[0]], sizes(call, members)) if text is None else text
                 outcomes[call[rank].key].append(result)
         return dict(outcomes)

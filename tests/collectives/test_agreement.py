@@ -67,23 +67,23 @@ def test_only_members_may_submit():
 
 def test_equal_requests_agree():
     for request in GOOD:
-        assert disagreement(dict.fromkeys(MEMBERS, request)) is None
+        assert disagreement(dict.fromkeys(MEMBERS, request), MEMBERS) is None
 
 
 @pytest.mark.parametrize("request_", [GATHER, EXCHANGE], ids=["allgather", "alltoall"])
 def test_the_number_of_rows_may_differ_the_rest_may_not(request_):
     others = dict.fromkeys((1, 2), request_)
-    assert disagreement(others | {3: replace(request_, shape=(9, 2))}) is None
-    assert disagreement(others | {3: replace(request_, shape=(0, 2))}) is None
+    assert disagreement(others | {3: replace(request_, shape=(9, 2))}, MEMBERS) is None
+    assert disagreement(others | {3: replace(request_, shape=(0, 2))}, MEMBERS) is None
     for shape in ((4, 3), (4, 2, 1), (4,), ()):
-        text = disagreement(others | {3: replace(request_, shape=shape)})
+        text = disagreement(others | {3: replace(request_, shape=shape)}, MEMBERS)
         assert "disagree about the shape" in text
         assert "('any', 2) on ranks 1, 2" in text
 
 
 @pytest.mark.parametrize("operation", [Operation.ALLGATHER, Operation.ALLTOALL, Operation.REDUCESCATTER])
 def test_what_works_on_rows_needs_some(operation):
-    text = disagreement(dict.fromkeys(MEMBERS, replace(REDUCE, operation=operation, shape=())))
+    text = disagreement(dict.fromkeys(MEMBERS, replace(REDUCE, operation=operation, shape=())), MEMBERS)
     assert text == f"tensor 't': {operation.value} needs at least one dimension; reshape the scalar to (1,)"
 
 
@@ -93,7 +93,7 @@ def test_the_text_does_not_depend_on_the_order_of_arrival():
     for seed in range(10):
         ranks = list(said)
         random.Random(seed).shuffle(ranks)
-        texts.add(disagreement({rank: said[rank] for rank in ranks}))
+        texts.add(disagreement({rank: said[rank] for rank in ranks}, MEMBERS))
     assert texts == {
         "tensor 't': the ranks disagree about the dtype: int8 on ranks 0, 2; bool on rank 1. "
         "Submit the same dtype under this name on every rank"
@@ -102,7 +102,7 @@ def test_the_text_does_not_depend_on_the_order_of_arrival():
 
 def test_many_ranks_are_cut_short():
     said = dict.fromkeys(range(100), REDUCE) | {40: GATHER}
-    text = disagreement(said)
+    text = disagreement(said, MEMBERS)
     assert "allreduce on ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, ...;" in text
     assert "allgather on rank 40." in text
 

@@ -16,8 +16,8 @@ from collectives.api import (
     ShutDownError,
 )
 from collectives.buffers import as_buffer
-from collectives.engine import UNNAMED
 from collectives.events import Failed, Finished, Negotiated, Started, Submitted
+from collectives.work_table import UNNAMED
 from tests.collectives.job import (
     PATIENCE,
     Caller,
@@ -171,14 +171,13 @@ def ran_on(engine):
     return threads
 
 
-def test_where_cores_are_scarce_a_batch_is_left_to_the_caller_who_comes_soon(monkeypatch):
-    monkeypatch.setattr("collectives.engine.PATIENT_SECONDS", PATIENCE)
+def test_where_cores_are_scarce_a_batch_is_left_to_the_caller_who_comes_soon(patience):
     with running(2, local_size=1000) as job:
         engine, other = job.engines
         threads = ran_on(other)
         late = submit(other, ones(other), "x")
         caller = Caller(engine, "x")
-        until(lambda: other._batches)
+        until(lambda: other._exchange.has_batches)
         assert not late.done
         np.testing.assert_array_equal(wait(other, late), total(2))
         np.testing.assert_array_equal(caller.result(), total(2))
@@ -195,8 +194,7 @@ def test_where_cores_are_scarce_a_batch_is_run_though_no_caller_comes():
 
 
 @pytest.mark.parametrize("ask", ["poll", "wait"])
-def test_who_waits_for_the_last_of_a_name_hurries_those_before_it(ask, monkeypatch):
-    monkeypatch.setattr("collectives.engine.PATIENT_SECONDS", PATIENCE)
+def test_who_waits_for_the_last_of_a_name_hurries_those_before_it(ask, patience):
 
     def body(engine):
         works = [submit(engine, ones(engine)) for _ in range(2 * UNNAMED + 1)]
@@ -208,18 +206,16 @@ def test_who_waits_for_the_last_of_a_name_hurries_those_before_it(ask, monkeypat
         assert job.run(body) == [3.0] * 2
 
 
-def test_a_caller_who_leaves_with_his_own_work_wakes_who_runs_the_rest(monkeypatch):
+def test_a_caller_who_leaves_with_his_own_work_wakes_who_runs_the_rest(patience):
     """A polled batch is left to a waiting caller, whose own tensor is refused in the same step."""
-    monkeypatch.setattr("collectives.engine.PATIENT_SECONDS", PATIENCE)
     with running(2, local_size=1000) as job:
         engine, other = job.engines
         pause, polled = threading.Event(), submit(other, ones(other), "x")
-        with other._lock:
-            other._commands.append(lambda: pause.wait(PATIENCE))
-        other._notify()
-        until(other._driver.locked)
+        other._exchange.commands.append(lambda: pause.wait(PATIENCE))
+        other._driver.notify()
+        until(other._driver._driving.locked)
         refused = Caller(other, body=lambda engine: run(engine, ones(engine, 4), "bad"))
-        until(lambda: other._waiters)
+        until(lambda: other._driver._waiters)
         theirs = [submit(engine, ones(engine), name) for name in ("bad", "x")]
         assert not [engine.poll(work) for work in theirs if work.done]
         other.poll(polled)

@@ -219,12 +219,11 @@ def test_of_several_ranks_that_vanish_the_first_is_named():
 
 @pytest.mark.parametrize("culprit", [0, 1])
 @pytest.mark.parametrize("holder", [0, 1])
-def test_an_abort_while_a_batch_is_left_to_a_caller(holder, culprit, monkeypatch, caplog):
-    monkeypatch.setattr("collectives.engine.PATIENT_SECONDS", PATIENCE)
+def test_an_abort_while_a_batch_is_left_to_a_caller(holder, culprit, patience, caplog):
     with running(2, local_size=1000) as job:
         left = submit(job.engines[holder], ones(job.engines[holder]), "x")
         caller = Caller(job.engines[1 - holder], "x")
-        until(lambda: job.engines[holder]._batches)
+        until(lambda: job.engines[holder]._exchange.has_batches)
         job.engines[culprit].abort(HorovodInternalError("told to stop"))
         assert "told to stop" in str(caller.result())
         assert "told to stop" in str(outcome(lambda: wait(job.engines[holder], left)))
@@ -261,14 +260,14 @@ def test_a_handler_that_interrupts_a_call_does_not_wait_for_the_end(lock):
     with running(2) as job:
         engine, other = job.engines
         if lock == "_lock":
-            engine._lock = InterruptedLock(engine._lock, engine.shutdown)
+            engine._works._lock = InterruptedLock(engine._works._lock, engine.shutdown)
             mine = outcome(lambda: submit(engine, ones(engine), "x"))
             mine = outcome(lambda: wait(engine, mine))
         else:
             driving = Caller(engine, "never")
-            until(lambda: engine._caller == driving.ident)
-            wait_for = engine._changed.wait
-            engine._changed.wait = lambda timeout: (engine.shutdown(), wait_for(timeout))
+            until(lambda: engine._driver.is_driven_by(driving.ident))
+            wait_for = engine._driver._changed.wait
+            engine._driver._changed.wait = lambda timeout: (engine.shutdown(), wait_for(timeout))
             mine = outcome(lambda: run(engine, ones(engine), "nor this"))
             assert isinstance(driving.result(), ShutDownError)
         assert isinstance(mine, ShutDownError)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from collectives.api import DType, EngineError, Operation, ReduceOp, Request
 from collectives.messages import Leave, Left, Ready, Refuse, Run, Stop, Unknown
-from collectives.negotiation import Coordinator, Worker
+from collectives.negotiation import Coordinator, Waiting, Worker
 from collectives.process_sets import ProcessSets
 from tests.collectives.negotiation_simulation import CYCLE, Script, World, outcomes, runs_of_set
 
@@ -74,7 +74,7 @@ def test_what_is_missing_is_known_by_name_and_rank():
     coordinator = Coordinator(ProcessSets(3, [(1, 2)]), 1 << 20, CYCLE, 8)
     coordinator.receive(1, Ready((tensor("a"), tensor("b", process_set=1))), 0.0)
     coordinator.receive(0, Ready((tensor("a"),)), 0.0)
-    assert coordinator.missing() == {(0, "a"): (2,), (1, "b"): (2,)}
+    assert coordinator.waiting() == {(0, "a"): Waiting(0.0, (0, 1), (2,)), (1, "b"): Waiting(0.0, (1,), (2,))}
 
 
 # Disagreement.
@@ -254,7 +254,7 @@ def test_what_is_forgotten_before_it_was_sent_still_runs():
     world.wait()
     assert world.ran(0) == [["known"], ["first"], ["between", "x", "y", "z"], ["known"]]
     assert world.ran(1) == [["known"], ["first"], ["known"]]
-    assert [len(message.forget) for message in world.sent(Run)] == [0, 0, 1, 2, 2]  # to the members of set 0, 1, 0
+    assert [len(message.forget) for message in world.sent(Run)] == [1, 1, 1, 1, 1]  # to the members of set 0, 1, 0
 
 
 def test_nothing_is_kept_of_what_is_over():

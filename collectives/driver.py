@@ -1,0 +1,218 @@
+"""Who drives an exchange: its communication thread, or a caller that waits.
+
+Whoever holds ``_driving`` drives. Two thread hand-overs cost more than a small allreduce, so a caller that waits takes
+the lock and drives itself; the communication thread then parks, and looks again every few milliseconds.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+from collectives.exchange import PATIENT_SECONDS, Exchange
+from collectives.latch import Latch
+from collectives.work import Work
+
+__all__ = ["Driver"]
+
+RECENT_SECONDS = 1.0
+"""For so long after a caller drove, a patient communication thread expects one to come again."""
+PARK_SECONDS = 0.002
+SPINS = 50
+WAIT_SLICE_SECONDS = 1.0
+
+
+class Inside:
+    """The threads inside of the user's calls: a signal handler there must not wait for other threads."""
+
+    def __init__(self) -> None:
+        self._threads: set[int] = set()
+
+    def __enter__(self) -> None:
+        self._threads.add(threading.get_ident())
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.discard(threading.get_ident())
+
+    def __contains__(self, thread: int) -> bool:
+        return thread in self._threads
+
+
+class Driver:
+    """Drives ``exchange`` until it has finished, then closes it.
+
+    A ``patient`` one has no core of its own: its communication thread sleeps through submissions, and leaves what was
+    decided to the callers, for tens of milliseconds.
+    """
+
+    def __init__(self, exchange: Exchange, name: str, patient: bool) -> None:
+        self.inside = Inside()
+        self.patient = patient
+        self.napping = False
+        self._exchange = exchange
+        self._channel = exchange.channel
+        # Owned by whoever drives; never waited for without a bound: callers wait for _changed instead.
+        self._driving = threading.Lock()
+        # Owned by the driver; waiting callers, woken when a work is done or who drives steps down; waits are sliced.
+        self._changed = threading.Condition(threading.RLock())
+        self._waiters: set[int] = set()
+        # Owned by the communication thread, which parks here, for milliseconds, while a caller drives.
+        self._unpark = Latch()
+        self._polling: set[int] = set()
+        self._driven_at = 0.0
+        self._caller = 0
+        # Owned by the driver; sleeps in poll, ended when the exchange has finished, joined by join().
+        self._thread = threading.Thread(target=self._communicate, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the communication thread."""
+        self._thread.start()
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the end, at most ``timeout`` seconds; whether it came."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the communication thread has not ended."""
+        return self._thread.is_alive()
+
+    def is_driven_by(self, thread: int) -> bool:
+        """Whether ``thread`` is a caller that drives."""
+        return self._caller == thread
+
+    def notify(self) -> None:
+        """Something is to be done: wake who drives, or should."""
+        if self._polling:
+            self._channel.wake()
+        self._unpark.set()
+
+    def announce(self) -> None:
+        """A work is done, or nobody drives: let waiting callers look."""
+        if self._waiters:
+            with self._changed:
+                self._changed.notify_all()
+
+    # Callers.
+
+    def wait(self, work: Work) -> None:
+        """Return when ``work`` is done; drive meanwhile, if nobody does."""
+        while not work.done:
+            if self._driving.acquire(blocking=False):
+                try:
+                    self._drive_for(work)
+                finally:
+                    self._caller = 0
+                    self._driving.release()  # inline: an interrupt at the door of a function of ours would skip it
+                    self._after_driving()
+            else:
+                self._await_change(work)
+        if self._exchange.has_batches:  # which the communication thread may have left to this caller
+            self.notify()
+
+    def _drive_for(self, work: Work) -> None:
+        spins = 0
+        self._caller = threading.get_ident()
+        while not (work.done or self._exchange.finished):
+            if self._step():
+                spins = 0
+            elif spins < SPINS:
+                spins += 1
+                os.sched_yield()  # the peer we wait for may be queued on this very core
+            else:
+                self._sleep()
+        if not work.done:  # it was entered when all had failed already, or an interrupt took it out of the table
+            work.fail(self._exchange.ending())
+
+    def _after_driving(self) -> None:
+        self._driven_at = time.monotonic()
+        if not self._exchange.is_quiet:
+            self.notify()
+        self.announce()
+
+    def _await_change(self, work: Work) -> None:
+        if self._exchange.commands:
+            self.notify()
+        me = threading.get_ident()
+        with self._changed:
+            try:
+                self._waiters.add(me)
+                if not work.done and self._driving.locked():
+                    self._changed.wait(WAIT_SLICE_SECONDS)
+            finally:
+                self._waiters.discard(me)
+
+    # The communication thread.
+
+    def _communicate(self) -> None:
+        try:
+            while not self._exchange.finished:
+                self._unpark.clear()
+                if self._driving.acquire(blocking=False):
+                    self._drive()
+                if not self._exchange.finished:
+                    self._rest()
+        finally:
+            with self._driving:
+                self._exchange.close()
+            self.announce()
+
+    def _drive(self) -> None:
+        try:
+            while not self._exchange.finished and self._step():
+                pass
+        finally:
+            self._driving.release()
+            self.announce()
+
+    def _rest(self) -> None:
+        """Sleep until there may be work; in a park of our own while callers drive, to stay out of their way."""
+        idle = time.monotonic() - self._driven_at
+        if self._driving.locked():
+            if self._exchange.commands:  # the wake may have come to us instead of the caller that drives
+                self._channel.wake()
+            self._unpark.wait(PARK_SECONDS)
+        elif idle < PARK_SECONDS:
+            if not self._exchange.commands:
+                self._unpark.wait(PARK_SECONDS)
+        elif self.patient and (self._exchange.has_works or idle < RECENT_SECONDS):
+            self._nap()
+        else:
+            self._sleep()
+
+    def _nap(self) -> None:
+        """Sleep through the submissions of a while: each wake would take the computation's core and the GIL."""
+        me = threading.get_ident()
+        self._polling.add(me)
+        self.napping = True
+        try:
+            if not self._unpark.is_set():
+                until = self._until_deadline()
+                self._channel.poll(PATIENT_SECONDS if until is None else min(until, PATIENT_SECONDS))
+        finally:
+            self.napping = False
+            self._polling.discard(me)
+
+    # Whoever drives.
+
+    def _step(self) -> bool:
+        eager = bool(self._caller) or not self.patient
+        active = self._exchange.step(eager, waited=bool(self._waiters))
+        if self._exchange.finished:
+            self.notify()
+        return active
+
+    def _sleep(self) -> None:
+        me = threading.get_ident()
+        self._polling.add(me)
+        try:
+            if self._exchange.may_sleep:
+                self._channel.poll(self._until_deadline())
+        finally:
+            self._polling.discard(me)
+
+    def _until_deadline(self) -> float | None:
+        deadline = self._exchange.deadline
+        return None if deadline is None else max(0.0, deadline - time.monotonic())

@@ -1,0 +1,333 @@
+"""The coordinator's side of the negotiation."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from collectives.agreement import disagreement, sizes
+from collectives.api import EngineError, InvalidRequestError, Operation, Request
+from collectives.fusion import plan
+from collectives.messages import Leave, Left, Message, Ready, Refuse, Response, Run, Stop, Together, Unknown
+from collectives.negotiation.groups import Groups, Member
+from collectives.negotiation.pending import Pending, Waiting
+from collectives.negotiation.response_cache import Known, ResponseCache
+from collectives.process_sets import ProcessSets
+
+__all__ = ["Coordinator", "Outgoing"]
+
+Key = tuple[int, str]
+
+ONCE = frozenset({Operation.JOIN, Operation.ADD_PROCESS_SET, Operation.REMOVE_PROCESS_SET})
+"""What is never the same as the last time, and not cached."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message and the ranks that must get it."""
+
+    ranks: tuple[int, ...]
+    message: Message
+
+
+class Coordinator:
+    """Collects what each rank has ready and decides what runs, in one order for all process sets.
+
+    Feed it with :meth:`receive`, then ask :meth:`decide`. ``now`` is any monotonic time in seconds. Ready tensors are
+    held for at most ``cycle_time`` to fuse with others that are half-submitted, and not at all once a caller waits.
+    When ``patient``, they are held even if nothing is half-submitted: for ranks that share their cores with the
+    computation, where moving data early only slows down what computes the rest. ``process_sets`` is the coordinator's
+    own: it runs ahead of what the ranks have done.
+    """
+
+    def __init__(
+        self,
+        process_sets: ProcessSets,
+        fusion_threshold: int,
+        cycle_time: float,
+        cache_capacity: int,
+        patient: bool = False,
+    ) -> None:
+        self._sets = process_sets
+        self._threshold = fusion_threshold
+        self._cycle_time = cycle_time
+        self._patient = patient
+        self._cache = ResponseCache(cache_capacity)
+        self._pending: dict[Key, Pending] = {}
+        self._complete: dict[Key, Pending] = {}
+        self._groups = Groups()
+        self._joined: dict[int, set[int]] = {}
+        self._urgent: set[Key] = set()
+        self._ready: list[Response] = []
+        self._ready_bytes = 0
+        self._flush = False
+        self._held_since: float | None = None
+        self._next_id = 0
+        self._new: dict[int, Response] = {}
+        self._unsent: set[int] = set()
+        self._forget: dict[int, list[int]] = {}
+        self._outgoing: list[Outgoing] = []
+        self._leaving: int | None = None
+        self._left: set[int] = set()
+
+    @property
+    def deadline(self) -> float | None:
+        """When :meth:`decide` must be called again, at the latest; None when only a message can change anything."""
+        since = self._held_since  # read once: the communication thread asks while others drive
+        return None if since is None else since + self._cycle_time
+
+    def waiting(self) -> dict[Key, Waiting]:
+        """For each half-submitted tensor who has submitted it, and who has not."""
+        return {
+            key: pending.waiting(self._joined_in(key[0]))
+            for key, pending in self._pending.items()
+            if pending.operation is not Operation.JOIN  # which waits for as long as the others have data
+        }
+
+    def _joined_in(self, process_set: int) -> Collection[int]:
+        return self._joined.get(process_set, ())
+
+    def receive(self, rank: int, message: Message, now: float) -> None:
+        """Take in what ``rank`` said."""
+        if isinstance(message, Ready | Together):
+            if self._leaving is None:
+                self._take(rank, message, now)
+        elif isinstance(message, Leave):
+            self._leave(rank)
+        elif isinstance(message, Left):
+            self._left.add(rank)
+            if len(self._left) == self._sets.size:
+                self._outgoing.append(Outgoing(self._everybody(), Left()))
+        else:
+            raise EngineError(f"rank {rank} sent {message!r}, which only a coordinator may send")
+
+    def decide(self, now: float) -> list[Outgoing]:
+        """What to send now, in order."""
+        if self._ready and self._is_due(now):
+            self._release()
+        outgoing, self._outgoing = self._outgoing, []
+        return outgoing
+
+    def _is_due(self, now: float) -> bool:
+        if self._flush or self._ready_bytes >= self._threshold:
+            return True
+        half_submitted = len(self._pending) - len(self._joined)  # a join is always pending
+        if not (half_submitted or self._patient):
+            return True
+        return self.deadline is not None and now >= self.deadline
+
+    def _everybody(self) -> tuple[int, ...]:
+        return tuple(range(self._sets.size))
+
+    def _leave(self, rank: int) -> None:
+        if self._leaving is None:
+            self._leaving = rank
+            self._release()
+            self._pending.clear()
+            self._outgoing.append(Outgoing(self._everybody(), Stop(rank)))
+
+    # What ranks say.
+
+    def _take(self, rank: int, message: Ready | Together, now: float) -> None:
+        ranks = message.ranks if isinstance(message, Together) else (rank,)
+        for id in message.ids:
+            self._take_id(ranks, id, now)
+        if isinstance(message, Ready):
+            for request in message.requests:
+                self._take_request(rank, request, now)
+            for key in message.urgent:
+                self._urge(key)
+        for id in message.urgent_ids:
+            self._urge_id(id)
+        # Only now, because a group may fail, and all of it must be here then.
+        complete, self._complete = self._complete, {}
+        for key, pending in complete.items():
+            if self._pending.pop(key, None) is pending:  # not refused meanwhile
+                self._agree(key, pending, now)
+
+    def _take_id(self, ranks: tuple[int, ...], id: int, now: float) -> None:
+        known = self._cache.get(id)
+        if known is None or not all(rank in known.requests for rank in ranks):
+            self._outgoing.append(Outgoing(ranks, Unknown((id,))))
+            return
+        request = known.response.request
+        if request.group:
+            ranks = tuple(rank for rank in ranks if not self._is_refused(rank, request))
+        if ranks:
+            pending = self._pend(request, now)
+            pending.add_known(ranks, known)
+            self._look(request.key, pending)
+
+    def _take_request(self, rank: int, request: Request, now: float) -> None:
+        if request.process_set not in self._sets:
+            self._refuse(request.key, (rank,), f"process set {request.process_set} has been removed")
+            return
+        if request.group and self._is_refused(rank, request):
+            return
+        pending = self._pend(request, now)
+        pending.add(rank, request)
+        if request.operation is Operation.JOIN:
+            self._join(rank, request.process_set)
+        self._look(request.key, pending)
+
+    def _is_refused(self, rank: int, request: Request) -> bool:
+        text = self._groups.refusal((request.process_set, request.group), rank)
+        if text is not None:
+            self._refuse(request.key, (rank,), text)
+        return text is not None
+
+    def _join(self, rank: int, process_set: int) -> None:
+        """``rank`` keeps nobody waiting any more; what waited for it alone comes before the end of the join."""
+        self._joined.setdefault(process_set, set()).add(rank)
+        for key, pending in self._pending.items():
+            if key[0] == process_set and pending.operation is not Operation.JOIN:
+                self._look(key, pending)
+
+    def _pend(self, request: Request, now: float) -> Pending:
+        pending = self._pending.get(request.key)
+        if pending is None:
+            members = self._sets.ranks(request.process_set)
+            pending = self._pending[request.key] = Pending(members, request.operation, now)
+        return pending
+
+    def _look(self, key: Key, pending: Pending) -> None:
+        if pending.is_complete(self._joined_in(key[0])):
+            self._complete[key] = pending
+
+    def _urge_id(self, id: int) -> None:
+        known = self._cache.get(id)
+        if known is not None:
+            self._urge(known.response.request.key)
+        else:  # dropped since it was sent
+            names = (key for key, pending in self._pending.items() if pending.known and pending.known.response.id == id)
+            self._urgent.update(names)
+
+    def _urge(self, key: Key) -> None:
+        if key in self._pending or self._groups.holds(key):
+            self._urgent.add(key)
+        elif self._ready:
+            self._flush = True
+
+    # What follows from it.
+
+    def _agree(self, key: Key, pending: Pending, now: float) -> None:
+        """All members that have not joined have submitted ``key``: do they want the same?"""
+        response = pending.unchanged(self._cache)
+        if response is not None:
+            self._cache.use(response.id)
+        else:
+            requests = pending.all_requests()
+            try:
+                response = self._learn(pending, requests)
+            except InvalidRequestError as error:
+                self._fail(key, requests, str(error))
+                return
+        self._unsent.add(response.id)
+        if response.request.group:
+            group = self._groups.add(Member(response, tuple(pending.submitted())))
+            for member in group:
+                self._make_ready(member.response, now)
+        else:
+            self._make_ready(response, now)
+
+    def _learn(self, pending: Pending, requests: Mapping[int, Request]) -> Response:
+        text = disagreement(requests, pending.members)
+        if text is not None:
+            raise InvalidRequestError(text)
+        request = next(iter(requests.values()))
+        told = self._told(request, pending, requests)
+        self._next_id += 1
+        response = self._new[self._next_id] = Response(self._next_id, request, told)
+        if request.operation not in ONCE:
+            self._drop(self._cache.learn(Known(response, requests)))
+        return response
+
+    def _told(self, request: Request, pending: Pending, requests: Mapping[int, Request]) -> tuple[int, ...]:
+        """The sizes of the response; brings about what is no exchange."""
+        if request.operation is Operation.JOIN:
+            del self._joined[request.process_set]
+            return (pending.last,)
+        if request.operation is Operation.ADD_PROCESS_SET:
+            return (self._sets.add(request.splits),)
+        if request.operation is Operation.REMOVE_PROCESS_SET:
+            self._remove_set(request.root_rank)
+        return sizes(requests, pending.members)
+
+    def _remove_set(self, id: int) -> None:
+        self._release()
+        self._sets.remove(id)
+        text = f"process set {id} was removed while the tensor was in flight"
+        for key in [key for key in self._pending if key[0] == id]:
+            self._refuse(key, self._pending.pop(key).submitted(), text)
+        for member in self._groups.take_set(id):
+            self._discard(member, text)
+        self._cache.drop_set(id)
+        self._forget.pop(id, None)
+        self._joined.pop(id, None)
+
+    def _make_ready(self, response: Response, now: float) -> None:
+        request = response.request
+        self._ready.append(response)
+        self._ready_bytes += request.nbytes
+        self._held_since = now if self._held_since is None else self._held_since
+        if request.key in self._urgent:
+            self._urgent.discard(request.key)
+            self._flush = True
+
+    def _fail(self, key: Key, requests: Mapping[int, Request], text: str) -> None:
+        """The ranks disagree about ``key``: it ends on all that submitted it, and with it its group."""
+        self._drop(self._cache.drop(key))
+        self._refuse(key, requests, text)
+        for label in {(key[0], request.group) for request in requests.values() if request.group}:
+            self._fail_group(label, requests, text)
+
+    def _fail_group(self, label: tuple[int, str], requests: Mapping[int, Request], text: str) -> None:
+        sizes = {rank: request.group_size - 1 for rank, request in requests.items() if request.group == label[1]}
+        refused = []
+        for member in self._groups.take(label):
+            refused.append(member.ranks)
+            self._discard(member, text)
+        for key in [key for key, pending in self._pending.items() if pending.is_in(label)]:
+            refused.append(tuple(self._pending.pop(key).submitted()))
+            self._drop(self._cache.drop(key))
+            self._refuse(key, refused[-1], text)
+        self._groups.refuse(label, text, sizes, refused)
+
+    def _discard(self, member: Member, text: str) -> None:
+        """A tensor that was agreed on does not run, because others of its group cannot."""
+        request, id = member.response.request, member.response.id
+        self._unsent.discard(id)
+        self._new.pop(id, None)
+        self._cache.drop(request.key)
+        self._forget.setdefault(request.process_set, []).append(id)
+        self._refuse(request.key, member.ranks, text)
+
+    def _refuse(self, key: Key, ranks: Iterable[int], text: str) -> None:
+        self._urgent.discard(key)
+        self._outgoing.append(Outgoing(tuple(ranks), Refuse(key[0], key[1], text)))
+
+    # What is decided.
+
+    def _release(self) -> None:
+        """Send what is ready."""
+        batches = plan(self._ready, self._threshold)
+        self._ready.clear()
+        self._ready_bytes = 0
+        self._flush, self._held_since = False, None
+        for process_set, group in groupby(batches, key=lambda batch: batch[0].request.process_set):
+            self._outgoing.append(self._run(process_set, list(group)))
+
+    def _run(self, process_set: int, batches: Sequence[Sequence[Response]]) -> Outgoing:
+        ids = tuple(tuple(response.id for response in batch) for batch in batches)
+        flat = [id for batch in ids for id in batch]
+        self._unsent.difference_update(flat)
+        new = tuple(self._new.pop(id) for id in flat if id in self._new)
+        forget = (*self._forget.pop(process_set, ()), *(id for id in flat if id not in self._cache))
+        return Outgoing(self._sets.ranks(process_set), Run(ids, new, forget))
+
+    def _drop(self, dropped: Iterable[Known]) -> None:
+        """Let the members forget, too; what they have still to run they forget when they do."""
+        for known in dropped:
+            if known.response.id not in self._unsent:
+                self._forget.setdefault(known.response.request.process_set, []).append(known.response.id)

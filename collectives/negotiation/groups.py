@@ -1,0 +1,85 @@
+"""Grouped tensors: all of a group run, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from collectives.messages import Response
+
+__all__ = ["Groups", "Member"]
+
+Label = tuple[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A tensor that is ready, and the ranks that submitted it."""
+
+    response: Response
+    ranks: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Refused:
+    """A group that failed: how many of its tensors each rank has still to submit, only to be refused."""
+
+    text: str
+    outstanding: dict[int, int]
+
+
+class Groups:
+    """Holds the ready tensors of each group until the group is complete. A label is a process set and a name."""
+
+    def __init__(self) -> None:
+        self._ready: dict[Label, list[Member]] = {}
+        self._keys: set[tuple[int, str]] = set()
+        self._refused: dict[Label, _Refused] = {}
+
+    def add(self, member: Member) -> list[Member]:
+        """The whole group, if ``member`` completes it."""
+        request = member.response.request
+        label = (request.process_set, request.group)
+        group = self._ready.setdefault(label, [])
+        group.append(member)
+        self._keys.add(request.key)
+        return self.take(label) if len(group) == request.group_size else []
+
+    def holds(self, key: tuple[int, str]) -> bool:
+        """Whether the tensor ``key`` is ready and waits for others of its group."""
+        return key in self._keys
+
+    def take(self, label: Label) -> list[Member]:
+        """The ready tensors of a group, which are held no longer."""
+        group = self._ready.pop(label, [])
+        self._keys.difference_update(member.response.request.key for member in group)
+        return group
+
+    def take_set(self, process_set: int) -> list[Member]:
+        """The ready tensors of all groups of a process set that is removed."""
+        labels = [label for label in self._ready if label[0] == process_set]
+        return [member for label in labels for member in self.take(label)]
+
+    def refuse(self, label: Label, text: str, sizes: dict[int, int], refused: Iterable[Iterable[int]]) -> None:
+        """The group failed, which had ``sizes[rank]`` tensors on each rank; ``refused`` are the ranks of those refused.
+
+        A rank submits a group at once, but a host may pass its tensors on one by one.
+        """
+        for ranks in refused:
+            for rank in set(ranks) & set(sizes):
+                sizes[rank] -= 1
+        outstanding = {rank: count for rank, count in sizes.items() if count > 0}
+        if outstanding:
+            self._refused[label] = _Refused(text, outstanding)
+
+    def refusal(self, label: Label, rank: int) -> str | None:
+        """Why a tensor of the group that ``rank`` submits now must fail; None when it need not."""
+        refused = self._refused.get(label)
+        if refused is None or rank not in refused.outstanding:
+            return None
+        refused.outstanding[rank] -= 1
+        if not refused.outstanding[rank]:
+            del refused.outstanding[rank]
+        if not refused.outstanding:
+            del self._refused[label]
+        return refused.text

@@ -1,0 +1,90 @@
+"""A name that some members have submitted and others have not."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from collectives.api import Operation, Request
+from collectives.messages import Response
+from collectives.negotiation.response_cache import Known, ResponseCache
+
+__all__ = ["Pending", "Waiting"]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """For the stall report: since when a tensor waits, who has submitted it, and whom it waits for."""
+
+    since: float
+    submitted: tuple[int, ...]
+    missing: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Pending:
+    """``by_id`` are the ranks that sent only the id of ``known``, ``requests`` what the others said in full.
+
+    Ranks that speak together are kept together: a host costs one step, however many ranks it has.
+    """
+
+    members: tuple[int, ...]
+    operation: Operation
+    since: float
+    known: Known | None = None
+    by_id: list[tuple[int, ...]] = field(default_factory=list)
+    requests: dict[int, Request] = field(default_factory=dict)
+    count: int = 0
+
+    def add_known(self, ranks: tuple[int, ...], known: Known) -> None:
+        """``ranks`` said what they said the last time."""
+        self.known = known
+        self.by_id.append(ranks)
+        self.count += len(ranks)
+
+    def add(self, rank: int, request: Request) -> None:
+        """``rank`` said ``request``."""
+        self.requests[rank] = request
+        self.count += 1
+
+    def is_complete(self, joined: Collection[int]) -> bool:
+        """Whether all members have submitted, but for those that have joined."""
+        if self.count == len(self.members) or not joined:
+            return self.count == len(self.members)
+        submitted = self.submitted()
+        return all(rank in submitted or rank in joined for rank in self.members)
+
+    @property
+    def last(self) -> int:
+        """The rank that submitted last, of those that said their request in full."""
+        return next(reversed(self.requests))
+
+    def submitted(self) -> set[int]:
+        """The ranks that have submitted."""
+        return {*self.requests, *(rank for ranks in self.by_id for rank in ranks)}
+
+    def unchanged(self, cache: ResponseCache) -> Response | None:
+        """The response of the last time, when it holds: the same ranks sent the id, which is known still."""
+        known = self.known
+        if known is None or self.requests or len(known.requests) != self.count or known.response.id not in cache:
+            return None
+        return known.response
+
+    def all_requests(self) -> dict[int, Request]:
+        """What each rank said, by rank."""
+        requests = dict(self.requests)
+        if self.known is not None:
+            said = self.known.requests
+            requests.update((rank, said[rank]) for ranks in self.by_id for rank in ranks)
+        return dict(sorted(requests.items()))
+
+    def is_in(self, group: tuple[int, str]) -> bool:
+        """Whether a rank submitted this as part of ``group``, a process set and a name."""
+        requests = self.all_requests().values()
+        return any((request.process_set, request.group) == group for request in requests)
+
+    def waiting(self, joined: Collection[int]) -> Waiting:
+        """Who is in and who is not, of those that have not joined."""
+        submitted = self.submitted()
+        missing = tuple(rank for rank in self.members if rank not in submitted and rank not in joined)
+        return Waiting(self.since, tuple(sorted(submitted)), missing)

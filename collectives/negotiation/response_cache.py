@@ -1,0 +1,64 @@
+"""What was negotiated before: ids -> collectives, the least recently used dropped first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from collectives.api import Request
+from collectives.messages import Response
+
+__all__ = ["Known", "ResponseCache"]
+
+Key = tuple[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A negotiated name: what the collective is, and what each rank that submitted it said."""
+
+    response: Response
+    requests: Mapping[int, Request]
+
+
+class ResponseCache:
+    """At most ``capacity`` collectives; 0 turns the cache off."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._known: OrderedDict[int, Known] = OrderedDict()
+        self._ids: dict[Key, int] = {}
+
+    def __contains__(self, id: int) -> bool:
+        return id in self._known
+
+    def get(self, id: int) -> Known | None:
+        """What ``id`` stands for; None when it was dropped."""
+        return self._known.get(id)
+
+    def use(self, id: int) -> None:
+        """``id`` is the most recently used from now on."""
+        self._known.move_to_end(id)
+
+    def learn(self, known: Known) -> list[Known]:
+        """Keep ``known``; returns what had to go for it."""
+        key, dropped = known.response.request.key, []
+        if self._capacity:
+            dropped = self.drop(key)
+            self._known[known.response.id] = known
+            self._ids[key] = known.response.id
+            if len(self._known) > self._capacity:
+                oldest = next(iter(self._known.values()))
+                dropped += self.drop(oldest.response.request.key)
+        return dropped
+
+    def drop(self, key: Key) -> list[Known]:
+        """Forget the name ``key``; returns what was known of it, if anything."""
+        id = self._ids.pop(key, None)
+        return [] if id is None else [self._known.pop(id)]
+
+    def drop_set(self, process_set: int) -> None:
+        """Forget all names of ``process_set``."""
+        for key in [key for key in self._ids if key[0] == process_set]:
+            self.drop(key)

@@ -1,0 +1,121 @@
+"""One rank's side of the negotiation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from collectives.api import Operation, Request
+from collectives.messages import Ready, Refuse, Response, Run, Unknown
+
+__all__ = ["Batch", "Refusal", "Worker"]
+
+Key = tuple[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Tensors to run as one exchange. A rank that has joined may have no part in some of them, but takes part."""
+
+    responses: tuple[Response, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A tensor that the ranks disagree about."""
+
+    key: Key
+    text: str
+
+
+class Worker:
+    """What one rank has submitted, and what its names are called on the wire."""
+
+    def __init__(self, cache: bool = True) -> None:
+        self._cache = cache
+        self._in_flight: dict[Key, Request] = {}
+        self._ids: dict[Key, tuple[int, Request]] = {}
+        self._responses: dict[int, Response] = {}
+        self._sent: dict[Key, int] = {}
+        self._requests: list[Request] = []
+        self._ready_ids: list[int] = []
+        self._urgent: list[Key] = []
+
+    def submit(self, request: Request, urgent: bool = False) -> None:
+        """A tensor is ready here; ``urgent`` when a caller waits for it."""
+        self._in_flight[request.key] = request
+        id, before = self._ids.get(request.key, (0, None))
+        if request == before:
+            self._ready_ids.append(id)
+            self._sent[request.key] = id
+        else:
+            self._requests.append(request)
+        if urgent:
+            self._urgent.append(request.key)
+
+    def urge(self, key: Key) -> None:
+        """A caller waits for a tensor submitted earlier."""
+        if key in self._in_flight:
+            self._urgent.append(key)
+
+    def outgoing(self) -> Ready | None:
+        """What the coordinator must hear, once; None when there is nothing new."""
+        if not (self._ready_ids or self._requests or self._urgent):
+            return None
+        by_id = [self._ids[key][0] for key in self._urgent if self._sent_as_id(key)]
+        by_key = [key for key in self._urgent if not self._sent_as_id(key)]
+        message = Ready(tuple(self._requests), tuple(self._ready_ids), tuple(by_key), tuple(by_id))
+        self._requests, self._ready_ids, self._urgent = [], [], []
+        return message
+
+    def _sent_as_id(self, key: Key) -> bool:
+        return key in self._ids and self._ids[key][1] == self._in_flight.get(key)
+
+    def run(self, message: Run) -> list[Batch]:
+        """The batches of ``message``; learns its new names, then drops the forgotten ones."""
+        for response in message.responses:
+            self._learn(response)
+        batches = [Batch(tuple(self._responses[id] for id in ids)) for ids in message.batches]
+        for batch in batches:
+            for response in batch.responses:
+                self._finish(response)
+        self._forget(message.forget)
+        return batches
+
+    def _learn(self, response: Response) -> None:
+        self._responses[response.id] = response
+        own = self._in_flight.get(response.request.key)
+        if self._cache and own is not None:  # a rank that has joined has nothing of its own to say again
+            self._ids[own.key] = (response.id, own)
+
+    def _finish(self, response: Response) -> None:
+        request = response.request
+        self._in_flight.pop(request.key, None)
+        self._sent.pop(request.key, None)
+        if request.operation is Operation.REMOVE_PROCESS_SET:
+            removed = request.root_rank
+            self._forget([id for id, known in self._responses.items() if known.request.process_set == removed])
+
+    def refuse(self, message: Refuse) -> Refusal:
+        """The tensor is not in flight any more."""
+        key = (message.process_set, message.name)
+        self._in_flight.pop(key, None)
+        self._sent.pop(key, None)
+        self._ids.pop(key, None)
+        return Refusal(key, message.text)
+
+    def resend(self, message: Unknown) -> None:
+        """Say in full what the coordinator has dropped; urgently, because it may have been urgent by its id."""
+        self._forget(message.ids)
+        keys = [key for key, id in self._sent.items() if id in message.ids]
+        for key in keys:
+            del self._sent[key]
+            self._requests.append(self._in_flight[key])
+            self._urgent.append(key)
+
+    def _forget(self, ids: Iterable[int]) -> None:
+        for id in ids:
+            response = self._responses.pop(id, None)
+            key = response.request.key if response else None
+            if key is not None and self._ids.get(key, (0, None))[0] == id:
+                del self._ids[key]

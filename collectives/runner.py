@@ -1,0 +1,147 @@
+"""Runs what was decided: a batch -> one call of a backend, or a change of the process sets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+from collectives.api import EngineError, Operation
+from collectives.backends.base import Backend
+from collectives.events import EventStream, Failed, Finished, Negotiated, Started
+from collectives.execution import execute
+from collectives.messages import Response
+from collectives.negotiation import Batch
+from collectives.process_sets import ProcessSets
+from collectives.stand_in import stand_in
+from collectives.work import Work
+from collectives.work_table import WorkTable
+
+__all__ = ["Connect", "Runner"]
+
+Connect: TypeAlias = Callable[[Sequence[int], str], Backend]
+"""Members and a name that no other group of the job has -> the backend of a new process set, on its members."""
+
+
+class Runner:
+    """Owns the backends, one for each process set that this rank is a member of.
+
+    :meth:`run` is for whoever drives; :meth:`abort` for any thread.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        process_sets: ProcessSets,
+        backends: Mapping[int, Backend],
+        connect: Connect,
+        works: WorkTable,
+        events: EventStream,
+        announce: Callable[[], None],
+    ) -> None:
+        self._rank = rank
+        self._sets = process_sets
+        self._backends = dict(backends)
+        self._connect = connect
+        self._works = works
+        self._events = events
+        self._announce = announce
+
+    def run(self, batch: Batch) -> None:
+        """Bring the batch about and complete its works; raises what the backend raises."""
+        request = batch.responses[0].request
+        change = _CHANGES.get(request.operation)
+        if change is not None:
+            change(self, batch.responses[0])
+        else:
+            self._exchange(batch, request.process_set)
+
+    def _exchange(self, batch: Batch, process_set: int) -> None:
+        backend = self._backends[process_set]
+        works = [self._take(response, backend.size) for response in batch.responses]
+        try:
+            if self._events.active:
+                self._publish_start(works, backend)
+            execute(works, batch.responses, self._sets.ranks(process_set), backend)
+        except BaseException:
+            self._works.put_back(works)
+            raise
+        for work in works:
+            self.complete(work)
+        if self._events.active:
+            names = tuple(work.request.name for work in works)
+            self._events.publish(Finished(names, process_set, time.monotonic()))
+
+    def _take(self, response: Response, size: int) -> Work:
+        return self._works.take(response.request.key) or stand_in(response, size)
+
+    def _publish_start(self, works: Sequence[Work], backend: Backend) -> None:
+        now = time.monotonic()
+        request = works[0].request
+        for work in works:
+            self._events.publish(Negotiated(work.request.name, request.process_set, now))
+        names = tuple(work.request.name for work in works)
+        nbytes = sum(work.request.nbytes for work in works)
+        self._events.publish(Started(names, request.process_set, request.operation.value, nbytes, backend.name, now))
+
+    def complete(self, work: Work, error: Exception | None = None) -> None:
+        """``work`` is done, or has failed."""
+        if error is None:
+            work.finish()
+        else:
+            self.fail(work, error)
+        self._announce()
+
+    def fail(self, work: Work, error: Exception) -> None:
+        """``work`` ends with ``error``; nobody is woken yet."""
+        work.fail(error)
+        if self._events.active:
+            request = work.request
+            self._events.publish(Failed(request.name, request.process_set, error, time.monotonic()))
+
+    # Changes of the process sets, and the end of a join.
+
+    def _answer(self, response: Response, answer: int) -> None:
+        work = self._works.take(response.request.key)
+        if work is not None:
+            work.answer = answer
+            self.complete(work)
+
+    def _end_join(self, response: Response) -> None:
+        self._answer(response, response.sizes[0])
+
+    def _add_set(self, response: Response) -> None:
+        ranks, wanted = response.request.splits, response.sizes[0]
+        id = self._sets.add(ranks)
+        if id != wanted:
+            raise EngineError(f"process set {list(ranks)} got the id {id} here, and {wanted} on rank 0")
+        if self._rank in ranks:
+            self._backends[id] = self._connect(self._sets.ranks(id), f"set-{id}-{response.id}")
+        self._answer(response, id)
+
+    def _remove_set(self, response: Response) -> None:
+        id = response.request.root_rank
+        self._sets.remove(id)
+        self._works.forget_set(id)
+        backend = self._backends.pop(id, None)
+        if backend is not None:
+            backend.close()
+        self._answer(response, id)
+
+    # Ends.
+
+    def abort(self, error: Exception) -> None:
+        """Make every call of a backend raise ``error``."""
+        for backend in list(self._backends.values()):
+            backend.abort(error)
+
+    def backends(self) -> list[Backend]:
+        """All backends, to be closed."""
+        return list(self._backends.values())
+
+
+_CHANGES: dict[Operation, Callable[[Runner, Response], None]] = {
+    Operation.JOIN: Runner._end_join,
+    Operation.ADD_PROCESS_SET: Runner._add_set,
+    Operation.REMOVE_PROCESS_SET: Runner._remove_set,
+}

@@ -1,0 +1,142 @@
+"""The works of one rank that are in flight, by process set and name."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import takewhile
+
+from collectives.api import DuplicateNameError, Operation, Request
+from collectives.work import Work, fresh
+
+__all__ = ["UNNAMED", "WorkTable"]
+
+UNNAMED = 256
+"""So many names are made for unnamed tensors of one kind; then they repeat, to profit from the response cache."""
+
+Key = tuple[int, str]
+
+
+class WorkTable:
+    """Gives each name to one work at a time. All methods are safe from any thread.
+
+    ``submit`` is called with the works that begin to be negotiated, in their order, with the lock held: it must only
+    take note of them.
+    """
+
+    def __init__(self, rank: int, submit: Callable[[Sequence[Work]], None]) -> None:
+        self._rank = rank
+        self._submit = submit
+        # Owned by the table, held for a few instructions. Reentrant, because a signal handler may call shutdown() at
+        # any point of the main thread.
+        self._lock = threading.RLock()
+        self._works: dict[Key, Work] = {}
+        self._queued: dict[Key, deque[Work]] = {}
+        self._counters: dict[tuple[Operation, int, bool], int] = {}
+        self._token = object()
+        self._ended: Exception | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._works)
+
+    def enter(self, works: Sequence[Work], unnamed: bool) -> None:
+        """Put ``works`` in flight, all or none; several are a group.
+
+        Raises DuplicateNameError for a name in flight, or the error of :meth:`close`. ``unnamed`` works get names, and
+        wait their turn while those are in flight.
+        """
+        with self._lock:
+            if self._ended is not None:
+                raise fresh(self._ended)
+            if unnamed:
+                self._name(works)
+            else:
+                self._check_free(works)
+            first = [work for work in works if not self._waits(work)]
+            self._submit(first)
+
+    def _check_free(self, works: Sequence[Work]) -> None:
+        keys = [work.request.key for work in works]
+        for place, key in enumerate(keys):
+            if key in self._works or key in keys[:place]:
+                raise DuplicateNameError(
+                    f"tensor {key[1]!r} is still in flight on rank {self._rank}; "
+                    "synchronize it first, or give each tensor its own name"
+                )
+
+    def _name(self, works: Sequence[Work]) -> None:
+        """The n-th unnamed call of one kind has the same name on every member."""
+        request = works[0].request
+        kind = (request.operation, request.process_set, bool(request.group))
+        number = self._counters.get(kind, 0)
+        self._counters[kind] = number + 1
+        name = f"{request.group or request.name}.noname.{number % UNNAMED}"
+        for place, work in enumerate(works):
+            work.request = (
+                replace(work.request, name=f"{name}.{place}", group=name)
+                if request.group
+                else replace(request, name=name)
+            )
+
+    def _waits(self, work: Work) -> bool:
+        work.owner = self._token
+        waits = self._works.setdefault(work.request.key, work) is not work
+        if waits:
+            self._queued.setdefault(work.request.key, deque()).append(work)
+        return waits
+
+    def owns(self, work: Work) -> bool:
+        """Whether ``work`` was entered here."""
+        return work.owner is self._token
+
+    def urge(self, work: Work) -> None:
+        """Somebody waits for ``work``, and so for those of its name that run before it."""
+        key = work.request.key
+        with self._lock:
+            work.urged = True
+            if self._works.get(key) is not work:
+                for earlier in self._ahead(work):
+                    earlier.urged = True
+
+    def _ahead(self, work: Work) -> Iterator[Work]:
+        key = work.request.key
+        if key in self._works:
+            yield self._works[key]
+            yield from takewhile(lambda other: other is not work, self._queued.get(key, ()))
+
+    def is_urged(self, requests: Iterable[Request]) -> bool:
+        """Whether somebody waits for one of ``requests``."""
+        works = (self._works.get(request.key) for request in requests)
+        return any(work is not None and work.urged for work in works)
+
+    def take(self, key: Key) -> Work | None:
+        """Remove and return the work called ``key``, if there is one; the next of that name takes its place."""
+        with self._lock:
+            work = self._works.pop(key, None)
+            queue = self._queued.get(key)
+            if queue:
+                following = self._works[key] = queue.popleft()
+                self._submit([following])
+            return work
+
+    def put_back(self, works: Iterable[Work]) -> None:
+        """Works of a batch that did not finish fail together with everything else."""
+        with self._lock:
+            for work in works:
+                self._queued.setdefault(work.request.key, deque()).append(work)
+
+    def forget_set(self, process_set: int) -> None:
+        """The numbers of unnamed tensors start afresh, should the id be used again."""
+        with self._lock:
+            self._counters = {kind: number for kind, number in self._counters.items() if kind[1] != process_set}
+
+    def close(self, error: Exception) -> list[Work]:
+        """Let nothing in any more, but raise ``error``; returns what was in flight."""
+        with self._lock:
+            self._ended = self._ended or error
+            works = [*self._works.values(), *(work for queue in self._queued.values() for work in queue)]
+            self._works.clear()
+            self._queued.clear()
+            return works
