@@ -51,7 +51,7 @@ class Engine:
         self.topology = topology
         self.process_sets = process_sets
         self.events = EventStream()
-        self.patient = _is_patient(topology, settings)
+        patient = _is_patient(topology, settings)
         self._timeouts = settings.timeouts
         self._joined: set[int] = set()
         self._works = WorkTable(topology.rank, self._negotiate)
@@ -59,23 +59,20 @@ class Engine:
             topology,
             settings.timeouts,
             channel,
-            self._coordinator(settings) if topology.rank == COORDINATOR else None,
+            _coordinator(settings, process_sets, patient) if topology.rank == COORDINATOR else None,
             Worker(cache=settings.cache_capacity > 0),
             self._works,
             Runner(topology.rank, process_sets, backends, connect, self._works, self.events, self._announce),
             self._announce,
         )
-        self._driver = Driver(self._exchange, f"hvd-engine-{topology.rank}", self.patient)
+        self._driver = Driver(self._exchange, f"hvd-engine-{topology.rank}", patient)
         channel.watch(self._on_lost)
         self._driver.start()
 
-    def _coordinator(self, settings: Settings) -> Coordinator:
-        cycle_time = settings.cycle_time
-        if cycle_time is None:
-            cycle_time = PATIENT_SECONDS if self.patient else CYCLE_SECONDS
-        return Coordinator(
-            self.process_sets.copy(), settings.fusion_threshold, cycle_time, settings.cache_capacity, self.patient
-        )
+    @property
+    def patient(self) -> bool:
+        """Whether early submissions gain nothing."""
+        return self._driver.patient
 
     # Tensors.
 
@@ -253,3 +250,10 @@ def _is_patient(topology: Topology, settings: Settings) -> bool:
     """
     alone = topology.local_size >= topology.size
     return alone and settings.cycle_time is None and len(os.sched_getaffinity(0)) < 2 * topology.local_size
+
+
+def _coordinator(settings: Settings, process_sets: ProcessSets, patient: bool) -> Coordinator:
+    cycle_time = settings.cycle_time
+    if cycle_time is None:
+        cycle_time = PATIENT_SECONDS if patient else CYCLE_SECONDS
+    return Coordinator(process_sets.copy(), settings.fusion_threshold, cycle_time, settings.cache_capacity, patient)

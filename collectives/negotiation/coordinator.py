@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -279,20 +280,29 @@ class Coordinator:
         """The ranks disagree about ``key``: it ends on all that submitted it, and with it its group."""
         self._drop(self._cache.drop(key))
         self._refuse(key, requests, text)
-        for label in {(key[0], request.group) for request in requests.values() if request.group}:
-            self._fail_group(label, requests, text)
+        groups = {request.group for request in requests.values() if request.group}
+        if groups:
+            self._fail_groups(key[0], groups, requests, text)
 
-    def _fail_group(self, label: tuple[int, str], requests: Mapping[int, Request], text: str) -> None:
-        sizes = {rank: request.group_size - 1 for rank, request in requests.items() if request.group == label[1]}
-        refused = []
-        for member in self._groups.take(label):
-            refused.append(member.ranks)
-            self._discard(member, text)
-        for key in [key for key, pending in self._pending.items() if pending.is_in(label)]:
-            refused.append(tuple(self._pending.pop(key).submitted()))
-            self._drop(self._cache.drop(key))
-            self._refuse(key, refused[-1], text)
-        self._groups.refuse(label, text, sizes, refused)
+    def _fail_groups(self, process_set: int, groups: set[str], requests: Mapping[int, Request], text: str) -> None:
+        outstanding = {group: Counter[int]() for group in groups}
+        for rank, request in requests.items():
+            if request.group:
+                outstanding[request.group][rank] = request.group_size - 1
+        for group in groups:
+            for member in self._groups.take((process_set, group)):
+                outstanding[group].subtract(member.ranks)
+                self._discard(member, text)
+        for key, pending in list(self._pending.items()):
+            said = pending.all_requests() if key[0] == process_set else {}
+            if groups.intersection(request.group for request in said.values()):
+                for rank, request in said.items():
+                    outstanding.get(request.group, Counter[int]())[rank] -= 1
+                del self._pending[key]
+                self._drop(self._cache.drop(key))
+                self._refuse(key, said, text)
+        for group, ranks in outstanding.items():
+            self._groups.refuse((process_set, group), text, ranks)
 
     def _discard(self, member: Member, text: str) -> None:
         """A tensor that was agreed on does not run, because others of its group cannot."""

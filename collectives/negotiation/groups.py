@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from collectives.messages import Response
@@ -60,17 +60,14 @@ class Groups:
         labels = [label for label in self._ready if label[0] == process_set]
         return [member for label in labels for member in self.take(label)]
 
-    def refuse(self, label: Label, text: str, sizes: dict[int, int], refused: Iterable[Iterable[int]]) -> None:
-        """The group failed, which had ``sizes[rank]`` tensors on each rank; ``refused`` are the ranks of those refused.
+    def refuse(self, label: Label, text: str, outstanding: Mapping[int, int]) -> None:
+        """The group failed: so many tensors of it are still to come from each rank, only to be refused.
 
         A rank submits a group at once, but a host may pass its tensors on one by one.
         """
-        for ranks in refused:
-            for rank in set(ranks) & set(sizes):
-                sizes[rank] -= 1
-        outstanding = {rank: count for rank, count in sizes.items() if count > 0}
-        if outstanding:
-            self._refused[label] = _Refused(text, outstanding)
+        awaited = {rank: count for rank, count in outstanding.items() if count > 0}
+        if awaited:
+            self._refused[label] = _Refused(text, awaited)
 
     def refusal(self, label: Label, rank: int) -> str | None:
         """Why a tensor of the group that ``rank`` submits now must fail; None when it need not."""

@@ -78,11 +78,6 @@ class Pending:
             requests.update((rank, said[rank]) for ranks in self.by_id for rank in ranks)
         return dict(sorted(requests.items()))
 
-    def is_in(self, group: tuple[int, str]) -> bool:
-        """Whether a rank submitted this as part of ``group``, a process set and a name."""
-        requests = self.all_requests().values()
-        return any((request.process_set, request.group) == group for request in requests)
-
     def waiting(self, joined: Collection[int]) -> Waiting:
         """Who is in and who is not, of those that have not joined."""
         submitted = self.submitted()

@@ -266,10 +266,10 @@ def check_gradients_that_share_memory():
 def with_and_without_a_core_to_spare(check):
     """``check`` run twice: with an engine that moves gradients during backward, and with one that does not."""
     engine = basics.engine()
-    before = engine.patient
-    for engine.patient in (True, False):
+    before = engine._driver.patient
+    for engine._driver.patient in (True, False):
         check()
-    engine.patient = before
+    engine._driver.patient = before
 
 
 def one_parameter(op=hvd.Sum):
@@ -361,9 +361,10 @@ def check_a_step_that_failed_can_be_repeated():
             parameter.sum().backward()
             optimizer.step()
 
-        handle = hvd.allreduce_async(torch.zeros(3), name="gradient.p")
-        with pytest.raises(DuplicateNameError):
-            step()
+        with basics.engine()._driver._driving:  # so that the name stays in flight
+            handle = hvd.allreduce_async(torch.zeros(3), name="gradient.p")
+            with pytest.raises(DuplicateNameError):
+                step()
         hvd.synchronize(handle)
         step()
         assert parameter.tolist() == [-hvd.size()] * 3
