@@ -8,7 +8,7 @@ from typing import Any
 
 from collectives.api import DType, InvalidRequestError, Operation, ReduceOp, Request
 
-__all__ = ["check_alone", "disagreement", "sizes"]
+__all__ = ["SET_CHANGES", "check_alone", "disagreement", "sizes"]
 
 REDUCTIONS = frozenset({Operation.ALLREDUCE, Operation.REDUCESCATTER})
 ROW_WISE = frozenset({Operation.ALLGATHER, Operation.ALLTOALL, Operation.REDUCESCATTER})

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from collectives.agreement import check_alone
+from collectives.agreement import SET_CHANGES, check_alone
 from collectives.api import HorovodInternalError, InvalidRequestError, Operation, Request, ShutDownError, Topology
 from collectives.backends.base import Backend
 from collectives.buffers import Buffer
@@ -139,7 +139,7 @@ class Engine:
 
     def _check(self, request: Request) -> None:
         check_alone(request, self.topology.rank, self.process_sets.ranks(request.process_set))
-        if request.process_set in self._joined:
+        if request.process_set in self._joined and request.operation not in SET_CHANGES:
             raise InvalidRequestError(
                 f"{request.operation.value} {request.name!r}: rank {self.topology.rank} has joined process set "
                 f"{request.process_set}; submit tensors before join() or after it has returned"

@@ -45,12 +45,16 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Worker to coordinator: these tensors were submitted here; ``urgent`` ones have a caller waiting."""
+    """Worker to coordinator: these tensors were submitted here; ``urgent`` ones have a caller waiting.
+
+    ``answered`` are ids of an :class:`Unknown`, for which the whole requests are here, or were sent before.
+    """
 
     requests: tuple[Request, ...] = ()
     ids: tuple[int, ...] = ()
     urgent: tuple[tuple[int, str], ...] = ()
     urgent_ids: tuple[int, ...] = ()
+    answered: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +159,13 @@ def _unpack_request(fields: Any) -> Request:
     )
 
 
-def _unpack_ready(requests: Any, ids: Any, urgent: Any, urgent_ids: Any) -> Ready:
+def _unpack_ready(requests: Any, ids: Any, urgent: Any, urgent_ids: Any, answered: Any) -> Ready:
     return Ready(
         tuple(_unpack_request(fields) for fields in requests),
         tuple(ids),
         tuple((process_set, name) for process_set, name in urgent),
         tuple(urgent_ids),
+        tuple(answered),
     )
 
 
@@ -173,7 +178,7 @@ def _unpack_run(batches: Any, responses: Any, forget: Any) -> Run:
 
 
 _PACK: dict[type, tuple[int, Callable[[Any], tuple[Any, ...]]]] = {
-    Ready: (0, lambda m: ([_pack_request(r) for r in m.requests], m.ids, m.urgent, m.urgent_ids)),
+    Ready: (0, lambda m: ([_pack_request(r) for r in m.requests], m.ids, m.urgent, m.urgent_ids, m.answered)),
     Run: (1, lambda m: (m.batches, [(r.id, _pack_request(r.request), r.sizes) for r in m.responses], m.forget)),
     Refuse: (2, lambda m: (m.process_set, m.name, m.text)),
     Unknown: (3, lambda m: (m.ids,)),

@@ -21,7 +21,7 @@ __all__ = ["Coordinator", "Outgoing"]
 Key = tuple[int, str]
 
 ONCE = frozenset({Operation.JOIN, Operation.ADD_PROCESS_SET, Operation.REMOVE_PROCESS_SET})
-"""What is never the same as the last time, and not cached."""
+"""What is never the same as the last time, and needs every member, joined or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,8 @@ class Coordinator:
         self._complete: dict[Key, Pending] = {}
         self._groups = Groups()
         self._joined: dict[int, set[int]] = {}
+        self._asked: dict[int, Counter[int]] = {}
+        self._early_joins: dict[int, list[Request]] = {}
         self._urgent: set[Key] = set()
         self._ready: list[Response] = []
         self._ready_bytes = 0
@@ -81,13 +83,14 @@ class Coordinator:
     def waiting(self) -> dict[Key, Waiting]:
         """For each half-submitted tensor who has submitted it, and who has not."""
         return {
-            key: pending.waiting(self._joined_in(key[0]))
+            key: pending.waiting(self._excused(key, pending))
             for key, pending in self._pending.items()
             if pending.operation is not Operation.JOIN  # which waits for as long as the others have data
         }
 
-    def _joined_in(self, process_set: int) -> Collection[int]:
-        return self._joined.get(process_set, ())
+    def _excused(self, key: Key, pending: Pending) -> Collection[int]:
+        """The ranks that ``pending`` need not wait for."""
+        return () if pending.operation in ONCE else self._joined.get(key[0], ())
 
     def receive(self, rank: int, message: Message, now: float) -> None:
         """Take in what ``rank`` said."""
@@ -137,6 +140,8 @@ class Coordinator:
         if isinstance(message, Ready):
             for request in message.requests:
                 self._take_request(rank, request, now)
+            if message.answered:
+                self._hear_answers(rank, message.answered, now)
             for key in message.urgent:
                 self._urge(key)
         for id in message.urgent_ids:
@@ -150,7 +155,7 @@ class Coordinator:
     def _take_id(self, ranks: tuple[int, ...], id: int, now: float) -> None:
         known = self._cache.get(id)
         if known is None or not all(rank in known.requests for rank in ranks):
-            self._outgoing.append(Outgoing(ranks, Unknown((id,))))
+            self._ask(ranks, id)
             return
         request = known.response.request
         if request.group:
@@ -160,11 +165,27 @@ class Coordinator:
             pending.add_known(ranks, known)
             self._look(request.key, pending)
 
+    def _ask(self, ranks: tuple[int, ...], id: int) -> None:
+        """Nobody knows ``id`` any more: have it said in full. A join that comes first must wait for that."""
+        self._outgoing.append(Outgoing(ranks, Unknown((id,))))
+        for rank in ranks:
+            self._asked.setdefault(rank, Counter())[id] += 1
+
+    def _hear_answers(self, rank: int, ids: Iterable[int], now: float) -> None:
+        asked = self._asked.get(rank, Counter())
+        asked.subtract(ids)
+        if not +asked and self._asked.pop(rank, None) is not None:
+            for request in self._early_joins.pop(rank, ()):
+                self._take_request(rank, request, now)
+
     def _take_request(self, rank: int, request: Request, now: float) -> None:
         if request.process_set not in self._sets:
             self._refuse(request.key, (rank,), f"process set {request.process_set} has been removed")
             return
         if request.group and self._is_refused(rank, request):
+            return
+        if request.operation is Operation.JOIN and rank in self._asked:
+            self._early_joins.setdefault(rank, []).append(request)
             return
         pending = self._pend(request, now)
         pending.add(rank, request)
@@ -193,7 +214,7 @@ class Coordinator:
         return pending
 
     def _look(self, key: Key, pending: Pending) -> None:
-        if pending.is_complete(self._joined_in(key[0])):
+        if pending.is_complete(self._excused(key, pending)):
             self._complete[key] = pending
 
     def _urge_id(self, id: int) -> None:

@@ -40,6 +40,7 @@ class Worker:
         self._requests: list[Request] = []
         self._ready_ids: list[int] = []
         self._urgent: list[Key] = []
+        self._answered: list[int] = []
 
     def submit(self, request: Request, urgent: bool = False) -> None:
         """A tensor is ready here; ``urgent`` when a caller waits for it."""
@@ -60,12 +61,13 @@ class Worker:
 
     def outgoing(self) -> Ready | None:
         """What the coordinator must hear, once; None when there is nothing new."""
-        if not (self._ready_ids or self._requests or self._urgent):
+        if not (self._ready_ids or self._requests or self._urgent or self._answered):
             return None
         by_id = [self._ids[key][0] for key in self._urgent if self._sent_as_id(key)]
         by_key = [key for key in self._urgent if not self._sent_as_id(key)]
-        message = Ready(tuple(self._requests), tuple(self._ready_ids), tuple(by_key), tuple(by_id))
-        self._requests, self._ready_ids, self._urgent = [], [], []
+        said = (self._requests, self._ready_ids, by_key, by_id, self._answered)
+        message = Ready(*(tuple(each) for each in said))
+        self._requests, self._ready_ids, self._urgent, self._answered = [], [], [], []
         return message
 
     def _sent_as_id(self, key: Key) -> bool:
@@ -107,6 +109,7 @@ class Worker:
     def resend(self, message: Unknown) -> None:
         """Say in full what the coordinator has dropped; urgently, because it may have been urgent by its id."""
         self._forget(message.ids)
+        self._answered.extend(message.ids)
         keys = [key for key, id in self._sent.items() if id in message.ids]
         for key in keys:
             del self._sent[key]

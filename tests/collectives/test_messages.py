@@ -33,7 +33,7 @@ request_lists = st.lists(requests, max_size=3).map(tuple)
 responses = st.lists(st.builds(Response, ids, requests, lengths), max_size=3).map(tuple)
 keys = st.lists(st.tuples(st.integers(0, 1000), texts), max_size=3).map(tuple)
 messages = st.one_of(
-    st.builds(Ready, request_lists, id_lists, keys, id_lists),
+    st.builds(Ready, request_lists, id_lists, keys, id_lists, id_lists),
     st.builds(Run, st.lists(id_lists, max_size=3).map(tuple), responses, id_lists),
     st.builds(Refuse, st.integers(0, 1000), texts, texts),
     st.builds(Unknown, id_lists),

@@ -1,0 +1,272 @@
+"""Groups, joins and process sets that come and go, on the engines of several ranks."""
+
+import numpy as np
+import pytest
+
+from collectives.api import (
+    DType,
+    DuplicateNameError,
+    InvalidRequestError,
+    MismatchError,
+    Operation,
+    ReduceOp,
+    Request,
+)
+from collectives.buffers import as_buffer, empty
+from collectives.stand_in import neutral
+from collectives.work import Work
+from tests.collectives.job import Caller, ones, outcome, run, running, submit, total, until, wait
+
+AVERAGE = ReduceOp.AVERAGE
+
+pytestmark = pytest.mark.usefixtures("transport")
+
+
+# Groups.
+
+
+def group(engine, names, label="g", **fields):
+    """A group of allreduces, in flight; unnamed when ``names`` is a number."""
+    unnamed = isinstance(names, int)
+    works = []
+    for place in range(names) if unnamed else names:
+        values = as_buffer(ones(engine, 4) + (place if unnamed else 0))
+        request = Request(
+            "" if unnamed else place,
+            Operation.ALLREDUCE,
+            values.dtype,
+            values.shape,
+            group=label,
+            group_size=names if unnamed else len(names),
+            **fields,
+        )
+        works.append(Work(request, values, lambda shape: empty(DType.FLOAT64, shape)))
+    engine.submit_group(works, unnamed=unnamed)
+    return works
+
+
+def test_a_group_comes_out_whole():
+    def body(engine):
+        order = ["a", "b"][:: 1 if engine.topology.rank else -1]
+        works = group(engine, order)
+        results = {work.request.name: wait(engine, work)[0] for work in works}
+        unnamed = [[wait(engine, work)[0] for work in group(engine, 3)] for _ in range(3)]
+        return results, unnamed
+
+    with running(2) as job:
+        assert job.run(body) == [({"a": 3.0, "b": 3.0}, [[3.0, 5.0, 7.0]] * 3)] * 2
+
+
+def test_more_unnamed_groups_than_there_are_names():
+    def body(engine):
+        works = [group(engine, 2) for _ in range(300)]
+        return {wait(engine, work)[0] for pair in reversed(works) for work in pair}
+
+    with running(2) as job:
+        assert job.run(body) == [{3.0, 5.0}] * 2
+
+
+@pytest.mark.parametrize("names", [["x", "a"], ["a", "x"], ["a", "a"]])
+def test_of_a_group_with_a_name_in_flight_nothing_is_submitted(names):
+    with running(2) as job:
+        engine, other = job.engines
+        flying = submit(engine, ones(engine), "x")
+        with pytest.raises(DuplicateNameError):
+            group(engine, names)
+        works = [group(each, ["a", "b"]) for each in job.engines]
+        assert [wait(engine, work)[0] for work in works[0]] == [3.0, 3.0]
+        run(other, ones(other), "x")
+        wait(engine, flying)
+
+
+def test_of_a_group_with_a_wrong_tensor_nothing_is_submitted():
+    with running(2) as job:
+        with pytest.raises(InvalidRequestError):
+            group(job.engines[0], ["a", "b"], process_set=9)
+        job.run(lambda engine: [wait(engine, work) for work in group(engine, ["a", "b"])])
+
+
+def test_a_group_fails_on_all_ranks():
+    def body(engine):
+        works = group(engine, ["a", "b"], op=ReduceOp.MAX if engine.topology.rank else ReduceOp.SUM)
+        return [str(outcome(lambda work=work: wait(engine, work))) for work in works]
+
+    with running(2) as job:
+        texts = {text for rank in job.run(body) for text in rank}
+    assert len(texts) == 1
+    assert "the ranks disagree about the op" in texts.pop()
+
+
+# Joins.
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_ranks_with_less_data_join(size):
+    """Rank r has r + 1 batches."""
+
+    def body(engine):
+        batches = range(engine.topology.rank + 1)
+        steps = [(run(engine, ones(engine), "x")[0], run(engine, ones(engine), op=AVERAGE)[0]) for _ in batches]
+        last = engine.join()
+        return steps, last, run(engine, ones(engine), "x")[0]
+
+    with running(size) as job:
+        for rank, (steps, last, after) in enumerate(job.run(body)):
+            alive = [sum(range(first + 1, size + 1)) for first in range(rank + 1)]
+            np.testing.assert_allclose(steps, [(each, each / size) for each in alive])
+            assert last == size - 1
+            assert after == total(size)[0]
+
+
+def test_a_joined_rank_changes_nothing_in_any_operation():
+    checks = {}
+
+    def body(engine):
+        if engine.topology.rank == 1:
+            return engine.join()
+        for op in (ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT):
+            for values in (np.array([-3.0, 2.0]), np.array([-3, 2], np.int8), np.array([-2.0, 4.0], np.float16)):
+                np.testing.assert_array_equal(run(engine, values, op=op), values)
+        np.testing.assert_array_equal(run(engine, ones(engine), op=ReduceOp.ADASUM), ones(engine))
+        rows = np.array([[1, 2], [3, 4]])
+        np.testing.assert_array_equal(run(engine, rows, operation=Operation.ALLGATHER), rows)
+        np.testing.assert_array_equal(run(engine, rows, operation=Operation.REDUCESCATTER), rows[:1])
+        np.testing.assert_array_equal(run(engine, rows, operation=Operation.BROADCAST, root_rank=0), rows)
+        received = run(engine, rows, operation=Operation.ALLTOALL, splits=(1, 1))
+        np.testing.assert_array_equal(received, rows[:1])
+        engine.barrier()
+        error = outcome(lambda: run(engine, rows, operation=Operation.BROADCAST, root_rank=1))
+        assert isinstance(error, MismatchError)
+        checks["done"] = True
+        return engine.join()
+
+    with running(2) as job:
+        assert job.run(body) == [0, 0]
+    assert checks
+
+
+@pytest.mark.parametrize("dtype", DType)
+@pytest.mark.parametrize("op", [ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT])
+def test_the_neutral_element(op, dtype):
+    element = np.full(1, neutral(op, dtype), dtype.storage)
+    values = np.array([0, 1, 0x3F80, 0xBF80]).astype(dtype.storage)
+    if dtype is DType.BFLOAT16:
+        element, values = ((each.astype(np.uint32) << 16).view(np.float32) for each in (element, values))
+    combine = {ReduceOp.MIN: np.minimum, ReduceOp.MAX: np.maximum, ReduceOp.PRODUCT: np.multiply}[op]
+    np.testing.assert_array_equal(combine(values, element), values)
+
+
+def test_a_process_set_joins_for_itself():
+    def body(engine):
+        rank = engine.topology.rank
+        if rank == 2:
+            return run(engine, ones(engine), "all")[0]
+        if rank == 0:
+            sums = [run(engine, ones(engine), "pair", process_set=1)[0] for _ in range(2)]
+        last = engine.join(process_set=1)
+        return run(engine, ones(engine), "all")[0], last, rank or sums
+
+    with running(3, sets=[(0, 1)]) as job:
+        first, second, third = job.run(body)
+    assert first == (6.0, 0, [1.0, 1.0])
+    assert second == (6.0, 0, 1)
+    assert third == 6.0
+
+
+def test_a_rank_that_has_joined_submits_nothing():
+    with running(2, sets=[(0,)]) as job:
+        engine, other = job.engines
+        joined = Caller(engine, body=lambda engine: engine.join())
+        until(lambda: engine._joined)
+        for call in (lambda: submit(engine, ones(engine), "x"), engine.join, engine.barrier):
+            error = outcome(call)
+            assert isinstance(error, InvalidRequestError)
+            assert "rank 0 has joined process set 0; submit tensors before join()" in str(error)
+        assert run(engine, ones(engine), process_set=1)[0] == 1.0
+        assert other.join() == 1
+        assert joined.result() == 1
+        job.run(lambda engine: run(engine, ones(engine), "x"))
+
+
+# Process sets that come and go.
+
+
+def test_sets_are_added_used_removed_and_added_again():
+    def body(engine):
+        rank, results = engine.topology.rank, []
+        for ranks in ((0, 1), (1, 2)):
+            id = engine.add_process_set(ranks)
+            other = engine.add_process_set((0, 2))
+            if rank in ranks:
+                results.append(run(engine, ones(engine), "x", process_set=id)[0])
+                results.append(run(engine, ones(engine), process_set=id)[0])
+            results.append((id, other))
+            engine.remove_process_set(id)
+            engine.remove_process_set(other)
+        return results, engine.process_sets.ids()
+
+    with running(3) as job:
+        assert job.run(body) == [
+            ([3.0, 3.0, (1, 2), (1, 2)], [0]),
+            ([3.0, 3.0, (1, 2), 5.0, 5.0, (1, 2)], [0]),
+            ([(1, 2), 5.0, 5.0, (1, 2)], [0]),
+        ]
+
+
+def test_a_set_cannot_be_used_after_its_removal():
+    def body(engine):
+        id = engine.add_process_set([0])
+        engine.remove_process_set(id)
+        return outcome(lambda: run(engine, ones(engine), process_set=id))
+
+    with running(2) as job:
+        for error in job.run(body):
+            assert isinstance(error, InvalidRequestError)
+            assert "process set 1 does not exist" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "says"),
+    [
+        ([0, 0], "must name each rank once"),
+        ([5], "must name each rank once"),
+        ([1, 0], "exists already"),
+        ([], "least"),
+    ],
+)
+def test_a_set_that_cannot_be_is_refused_on_the_rank_that_asks(ranks, says):
+    with running(2) as job:
+        for engine in job.engines:
+            with pytest.raises(InvalidRequestError, match=says):
+                engine.add_process_set(ranks)
+        for id, text in ((0, "cannot be removed"), (3, "does not exist")):
+            with pytest.raises(InvalidRequestError, match=text):
+                job.engines[0].remove_process_set(id)
+
+
+def test_ranks_that_ask_for_different_sets_are_told_and_go_on():
+    def body(engine):
+        rank = engine.topology.rank
+        error = outcome(lambda: engine.add_process_set([rank]))
+        return str(error), engine.add_process_set([1])
+
+    with running(2) as job:
+        results = job.run(body)
+    assert [id for _, id in results] == [1, 1]
+    assert len({text for text, _ in results}) == 1
+    assert "the ranks disagree about the ranks: (0,) on rank 0; (1,) on rank 1" in results[0][0]
+
+
+def test_what_is_in_flight_on_a_removed_set_fails():
+    def body(engine):
+        id = engine.add_process_set([0, 1])
+        stuck = submit(engine, ones(engine), "x", process_set=id) if engine.topology.rank == 0 else None
+        engine.barrier()
+        engine.remove_process_set(id)
+        return stuck and outcome(lambda: wait(engine, stuck))
+
+    with running(3) as job:
+        error, *rest = job.run(body)
+    assert isinstance(error, MismatchError)
+    assert "process set 1 was removed while the tensor was in flight" in str(error)
+    assert rest == [None, None]
