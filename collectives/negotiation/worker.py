@@ -65,8 +65,9 @@ class Worker:
             return None
         by_id = [self._ids[key][0] for key in self._urgent if self._sent_as_id(key)]
         by_key = [key for key in self._urgent if not self._sent_as_id(key)]
-        said = (self._requests, self._ready_ids, by_key, by_id, self._answered)
-        message = Ready(*(tuple(each) for each in said))
+        message = Ready(
+            tuple(self._requests), tuple(self._ready_ids), tuple(by_key), tuple(by_id), tuple(self._answered)
+        )
         self._requests, self._ready_ids, self._urgent, self._answered = [], [], [], []
         return message
 
