@@ -75,7 +75,7 @@ class WorkTable:
         name = f"{request.group or request.name}.noname.{number % UNNAMED}"
         for place, work in enumerate(works):
             work.request = (
-                replace(work.request, name=f"{name}.{place}", group=name)
+                replace(work.request, name=f"{name}_{place + 1}of{len(works)}", group=name)
                 if request.group
                 else replace(request, name=name)
             )

@@ -16,6 +16,7 @@ from collectives.settings import Settings
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 
 __all__ = [
+    "add_process_set",
     "cross_rank",
     "cross_size",
     "engine",
@@ -25,6 +26,7 @@ __all__ = [
     "local_rank",
     "local_size",
     "rank",
+    "remove_process_set",
     "shutdown",
     "size",
 ]
@@ -41,7 +43,7 @@ class _Process:
         self.lock = threading.RLock()
         self.engine: Engine | None = None
         self.generation = 0
-        self.sets: list[ProcessSet] = []
+        self.sets: dict[int, ProcessSet] = {}
         # Shut down in a signal handler, which could not wait.
         self.ending: list[Engine] = []
 
@@ -63,7 +65,9 @@ def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet | 
     with _process.lock:
         if _process.engine is None:
             _start([_as_set(entry) for entry in process_sets or ()])
-        elif process_sets and [_as_set(entry).ranks for entry in process_sets] != [s.ranks for s in _process.sets[1:]]:
+            return
+        known = [entry.ranks for entry in _process.sets.values()]
+        if not all(_as_set(entry).ranks in known for entry in process_sets or ()):
             raise InvalidRequestError("init() was called already, without these process sets; call shutdown() first")
 
 
@@ -80,9 +84,18 @@ def _start(sets: list[ProcessSet]) -> None:
         logger.warning("%s is set, but has no meaning here; it is accepted and not used", variable)
     engine = bootstrap.start(settings, [tuple(entry.ranks or ()) for entry in sets], generation)
     _process.engine = engine
-    _process.sets = [global_process_set, *sets]
-    for id, entry in enumerate(_process.sets, start=GLOBAL):
-        entry._register(id, engine.process_sets.ranks(id), engine.topology.rank)
+    for id, entry in enumerate((global_process_set, *sets), start=GLOBAL):
+        _register(engine, id, entry)
+
+
+def _register(engine: Engine, id: int, entry: ProcessSet) -> None:
+    entry._register(id, engine.process_sets.ranks(id), engine.topology.rank)
+    _process.sets[id] = entry
+
+
+def _unregister_all() -> None:
+    while _process.sets:
+        _process.sets.popitem()[1]._unregister()
 
 
 def shutdown() -> None:
@@ -91,8 +104,7 @@ def shutdown() -> None:
         engine, _process.engine = _process.engine, None
         if engine is None:
             return
-        for entry in _process.sets:
-            entry._unregister()
+        _unregister_all()
         engine.shutdown()
         if engine.is_ending:
             _process.ending.append(engine)
@@ -113,8 +125,7 @@ def _forget() -> None:
     _process.lock = threading.RLock()
     _process.ending.clear()
     if engine is not None:
-        for entry in _process.sets:
-            entry._unregister()
+        _unregister_all()
         engine.disown()
 
 
@@ -127,6 +138,31 @@ def engine() -> Engine:
     if running is None:
         raise NotInitializedError
     return running
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Register a process set while the job runs; all ranks call this with the same one. Returns the registered set.
+
+    Raises InvalidRequestError for ranks that make no set or have one already, MismatchError on all ranks when they ask
+    for different sets, NotInitializedError before ``init()``.
+    """
+    entry, running = _as_set(process_set), engine()
+    _register(running, running.add_process_set(entry.ranks or ()), entry)
+    return entry
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Unregister a process set; all ranks call this. What is in flight on the set fails.
+
+    Returns False, and does nothing, for the global set and for one that is not registered. Raises MismatchError on all
+    ranks when they remove different sets.
+    """
+    running, id = engine(), process_set.process_set_id
+    if id is None or id == GLOBAL:
+        return False
+    running.remove_process_set(id)
+    _process.sets.pop(id)._unregister()
+    return True
 
 
 def is_initialized() -> bool:

@@ -13,7 +13,7 @@ from collectives.work import Destination, Work
 from hvd_cluster import basics
 from hvd_cluster.process_sets import ProcessSet
 
-__all__ = ["as_factor", "as_rank", "choose_op", "process_set_id", "start", "start_barrier", "whole_splits"]
+__all__ = ["as_factor", "as_rank", "choose_op", "process_set_id", "start", "start_group", "whole_splits"]
 
 
 def choose_op(average: bool | None, op: ReduceOp | int | None) -> ReduceOp:
@@ -97,6 +97,31 @@ def start(
     return call(request, source, destination, unnamed=name is None)
 
 
-def start_barrier(process_set: ProcessSet) -> None:
-    """Return when every member has called it."""
-    basics.engine().barrier(process_set_id(process_set))
+def start_group(
+    operation: Operation,
+    tensors: Sequence[tuple[Buffer, Destination]],
+    name: str | None,
+    process_set: ProcessSet,
+    **fields: Any,
+) -> list[Work]:
+    """Submit sources with their destinations as a group: all run together, or none."""
+    engine = basics.engine()
+    id, label, count = process_set_id(process_set), f"grouped_{operation.value}", len(tensors)
+    if name is not None:
+        label = f"{operation.value}.{name}"
+    works = []
+    for place, (source, destination) in enumerate(tensors, start=1):
+        request = Request(
+            f"{label}_{place}of{count}",
+            operation,
+            source.dtype,
+            source.shape,
+            process_set=id,
+            device=source.device,
+            group=label,
+            group_size=count,
+            **fields,
+        )
+        works.append(Work(request, source, destination))
+    engine.submit_group(works, unnamed=name is None)
+    return works

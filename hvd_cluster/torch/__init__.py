@@ -9,6 +9,7 @@ except ModuleNotFoundError as error:
 
 from collectives.api import HorovodInternalError, ReduceOp
 from hvd_cluster.basics import (
+    add_process_set,
     cross_rank,
     cross_size,
     init,
@@ -17,6 +18,7 @@ from hvd_cluster.basics import (
     local_rank,
     local_size,
     rank,
+    remove_process_set,
     shutdown,
     size,
 )
@@ -24,6 +26,16 @@ from hvd_cluster.objects import allgather_object, broadcast_object
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.torch.compression import Compression
 from hvd_cluster.torch.functions import broadcast_optimizer_state, broadcast_parameters
+from hvd_cluster.torch.grouped import (
+    grouped_allgather,
+    grouped_allgather_async,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+)
 from hvd_cluster.torch.operations import (
     allgather,
     allgather_async,
@@ -38,6 +50,7 @@ from hvd_cluster.torch.operations import (
     broadcast_,
     broadcast_async,
     broadcast_async_,
+    join,
     poll,
     reducescatter,
     reducescatter_async,
@@ -50,8 +63,10 @@ Sum = ReduceOp.SUM
 Min = ReduceOp.MIN
 Max = ReduceOp.MAX
 Product = ReduceOp.PRODUCT
+Adasum = ReduceOp.ADASUM
 
 __all__ = [
+    "Adasum",
     "Average",
     "Compression",
     "DistributedOptimizer",
@@ -61,6 +76,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "add_process_set",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -81,15 +97,25 @@ __all__ = [
     "cross_rank",
     "cross_size",
     "global_process_set",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
     "poll",
     "rank",
     "reducescatter",
     "reducescatter_async",
+    "remove_process_set",
     "shutdown",
     "size",
     "synchronize",

@@ -6,8 +6,9 @@ Arguments mean the same everywhere:
     keys the operation across ranks: ranks submit in any order, equal names meet. Without one, the n-th unnamed
     operation of a kind on each rank meet.
 ``op``
-    Average (default), Sum, Min, Max or Product, of the elements of all members. 16-bit floats are accumulated in
-    float32. ``average=True/False`` is the deprecated form of Average and Sum.
+    Average (default), Sum, Min, Max or Product, of the elements of all members; Adasum for allreduce of floats, on a
+    power of two of ranks. 16-bit floats are accumulated in float32. ``average=True/False`` is the deprecated form of
+    Average and Sum.
 ``prescale_factor``, ``postscale_factor``
     multiply each tensor before, and the result after; integers are truncated towards zero.
 ``process_set``
@@ -24,21 +25,23 @@ and before ``init()``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import torch
 
 from collectives.api import InvalidRequestError, Operation, ReduceOp
+from collectives.buffers import Buffer
 from collectives.work import Work
 from hvd_cluster import basics
-from hvd_cluster.operations import as_factor, choose_op, start, start_barrier, whole_splits
+from hvd_cluster.operations import as_factor, choose_op, process_set_id, start, whole_splits
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.torch.compression import Compression, Compressor, require_compressor
 from hvd_cluster.torch.tensors import allocator, as_input, require_tensor, require_writable, to_buffer
 
 __all__ = [
     "Handle",
+    "HandleGroup",
     "allgather",
     "allgather_async",
     "allreduce",
@@ -52,13 +55,17 @@ __all__ = [
     "broadcast_",
     "broadcast_async",
     "broadcast_async_",
+    "join",
+    "output",
     "poll",
     "reducescatter",
     "reducescatter_async",
+    "same_shape",
     "synchronize",
 ]
 
 Result: TypeAlias = Any
+Finish: TypeAlias = Callable[[Work], Result]
 Splits: TypeAlias = "Sequence[int] | torch.Tensor | None"
 
 
@@ -67,9 +74,20 @@ class Handle:
 
     __slots__ = ("_finish", "work")
 
-    def __init__(self, work: Work, finish: Callable[[Work], Result]) -> None:
+    def __init__(self, work: Work, finish: Finish) -> None:
         self.work = work
-        self._finish: Callable[[Work], Result] | None = finish
+        self._finish: Finish | None = finish
+
+    def is_done(self) -> bool:
+        """Whether the result is there, or an error."""
+        return self.work.done or basics.engine().poll(self.work)
+
+    def wait(self) -> None:
+        """Return when it is; raises the error."""
+        if self.work.done:
+            self.work.outcome()
+        else:
+            basics.engine().synchronize(self.work)
 
     def take(self) -> Result:
         """The result, the first time; None afterwards."""
@@ -77,49 +95,78 @@ class Handle:
         return None if finish is None else finish(self.work)
 
 
-def _output(work: Work) -> torch.Tensor:
+class HandleGroup:
+    """The operations of a group in flight; :func:`synchronize` gives what each of them gives, in ``kind``."""
+
+    __slots__ = ("_handles", "_kind")
+
+    def __init__(self, handles: Sequence[Handle], kind: Callable[[Iterable[Any]], Any]) -> None:
+        self._handles: Sequence[Handle] | None = handles
+        self._kind = kind
+
+    def is_done(self) -> bool:
+        """Whether all results are there."""
+        return all([handle.is_done() for handle in self._handles or ()])
+
+    def wait(self) -> None:
+        """Return when they are; raises the error of the group."""
+        for handle in self._handles or ():
+            handle.wait()
+
+    def take(self) -> Any:
+        """The results, the first time; None afterwards."""
+        handles, self._handles = self._handles, None
+        return None if handles is None else self._kind(handle.take() for handle in handles)
+
+
+def output(work: Work) -> torch.Tensor:
+    """The tensor that an operation filled."""
     tensor: torch.Tensor = work.result().owner
     return tensor
 
 
 def _output_and_splits(work: Work) -> tuple[torch.Tensor, torch.Tensor]:
-    return _output(work), torch.tensor(work.received_splits, dtype=torch.int32)
+    return output(work), torch.tensor(work.received_splits, dtype=torch.int32)
 
 
-def poll(handle: Handle) -> bool:
+def poll(handle: Handle | HandleGroup) -> bool:
     """Whether :func:`synchronize` would return at once; InvalidRequestError for what is no handle."""
-    if not isinstance(handle, Handle):
-        raise InvalidRequestError(f"{handle!r} is not a handle; give what an *_async function returned")
-    return handle.work.done or basics.engine().poll(handle.work)
+    _require_handle(handle)
+    return handle.is_done()
 
 
-def synchronize(handle: Handle) -> Result:
-    """Wait for the operation; its tensor, or (tensor, received_splits) for alltoall.
+def synchronize(handle: Handle | HandleGroup) -> Result:
+    """Wait for the operation; its tensor, (tensor, received_splits) for alltoall, or the tensors of a group.
 
     None for a handle that was synchronized before.
     """
-    if not isinstance(handle, Handle):
-        raise InvalidRequestError(f"{handle!r} is not a handle; give what an *_async function returned")
-    if handle.work.done:
-        handle.work.outcome()
-    else:
-        basics.engine().synchronize(handle.work)
+    _require_handle(handle)
+    handle.wait()
     return handle.take()
+
+
+def _require_handle(handle: Any) -> None:
+    if not isinstance(handle, Handle | HandleGroup):
+        raise InvalidRequestError(f"{handle!r} is not a handle; give what an *_async function returned")
 
 
 def _start_same_shape(
     operation: Operation, tensor: torch.Tensor, inplace: bool, name: str | None, process_set: ProcessSet, **fields: Any
 ) -> Handle:
     """Start an operation whose result has the shape of ``tensor``, into ``tensor`` itself or a new one."""
+    source, target, finish = same_shape(tensor, inplace)
+    return Handle(start(operation, source, target, name, process_set, **fields), finish)
+
+
+def same_shape(tensor: torch.Tensor, inplace: bool) -> tuple[Buffer, Buffer, Finish]:
+    """The source, the destination, and what gives the result, of an operation that keeps the shape."""
     source = as_input(tensor)
     if inplace:
         require_writable(tensor)
     buffer = to_buffer(source)
-    if not inplace:
-        target = to_buffer(torch.empty_like(source))
-        return Handle(start(operation, buffer, target, name, process_set, **fields), _output)
-    work = start(operation, buffer, buffer, name, process_set, **fields)
-    return Handle(work, _writer(tensor, source))
+    if inplace:
+        return buffer, buffer, _writer(tensor, source)
+    return buffer, to_buffer(torch.empty_like(source)), output
 
 
 def _writer(tensor: torch.Tensor, contiguous: torch.Tensor) -> Callable[[Work], torch.Tensor]:
@@ -219,7 +266,7 @@ def allreduce_(
 def _start_allgather(tensor: torch.Tensor, name: str | None, process_set: ProcessSet, wait: bool = False) -> Handle:
     source = as_input(tensor)
     work = start(Operation.ALLGATHER, to_buffer(source), allocator(source), name, process_set, wait)
-    return Handle(work, _output)
+    return Handle(work, output)
 
 
 def allgather_async(
@@ -339,7 +386,7 @@ def _start_reducescatter(
         prescale_factor=as_factor(prescale_factor),
         postscale_factor=as_factor(postscale_factor),
     )
-    return Handle(work, _output)
+    return Handle(work, output)
 
 
 def reducescatter_async(
@@ -374,5 +421,15 @@ def reducescatter(
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Return when every member has called it."""
-    start_barrier(process_set)
+    """Return when every member has called it, or has joined."""
+    basics.engine().barrier(process_set_id(process_set))
+
+
+def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
+    """Return the global rank that joined last, when all members have joined; for ranks that run out of data first.
+
+    Until then this rank takes part in what the others submit, without data: zeros for a sum or an average (which still
+    divides by the full size), no rows for allgather and alltoall, and what changes nothing for Min, Max and Product. A
+    broadcast must not come from it. ``device`` is accepted for compatibility: -1, or the number of a GPU.
+    """
+    return basics.engine().join(process_set_id(process_set))
