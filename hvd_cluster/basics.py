@@ -76,8 +76,8 @@ def _start(sets: list[ProcessSet]) -> None:
     generation, _process.generation = _process.generation, _process.generation + 1
     settings = Settings.from_environment(os.environ)
     logs.configure(settings.log_level, settings.log_hide_time, settings.rank)
-    for variable in settings.unused:
-        logger.warning("%s is set, but has no meaning here; it is accepted and not used", variable)
+    for remark in settings.remarks:
+        logger.warning(remark)
     engine = bootstrap.start(settings, [tuple(entry.ranks or ()) for entry in sets], generation)
     _process.engine = engine
     _process.sets = [global_process_set, *sets]
