@@ -15,6 +15,4 @@ def pin(core: int) -> None:
     try:
         os.sched_setaffinity(0, {core})
     except OSError as error:
-        logger.warning(
-            "the thread cannot be bound to core %d: %s; it runs where the system puts it", core, error.strerror
-        )
+        logger.warning("cannot bind the thread to core %d: %s; it runs where the system puts it", core, error.strerror)

@@ -29,4 +29,4 @@ def test_only_the_calling_thread_is_bound():
 def test_a_core_that_is_gone_is_a_warning(caplog):
     with caplog.at_level(logging.WARNING):
         pin(1023)
-    assert "cannot be bound to core 1023: Invalid argument" in caplog.text
+    assert "cannot bind the thread to core 1023: Invalid argument" in caplog.text
