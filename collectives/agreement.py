@@ -8,7 +8,7 @@ from typing import Any
 
 from collectives.api import DType, InvalidRequestError, Operation, ReduceOp, Request
 
-__all__ = ["check_alone", "disagreement", "sizes"]
+__all__ = ["check_alone", "disagreement", "name_ranks", "sizes"]
 
 REDUCTIONS = frozenset({Operation.ALLREDUCE, Operation.REDUCESCATTER})
 ROW_WISE = frozenset({Operation.ALLGATHER, Operation.ALLTOALL, Operation.REDUCESCATTER})
@@ -107,14 +107,15 @@ def _describe(name: str, aspect: str, said: Mapping[int, Any]) -> str:
     groups: dict[Any, list[int]] = {}
     for rank, value in said.items():
         groups.setdefault(value, []).append(rank)
-    parts = [f"{value} on {_ranks(ranks)}" for value, ranks in groups.items()]
+    parts = [f"{value} on {name_ranks(ranks)}" for value, ranks in groups.items()]
     return (
         f"tensor {name!r}: the ranks disagree about the {aspect}: {'; '.join(parts)}. "
         f"Submit the same {aspect} under this name on every rank"
     )
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def name_ranks(ranks: Sequence[int]) -> str:
+    """``rank 1``, or ``ranks 1, 2``; many are cut short."""
     listed = ", ".join(map(str, ranks[:16])) + (", ..." if len(ranks) > 16 else "")
     return f"rank{'s' if len(ranks) > 1 else ''} {listed}"
 
