@@ -326,8 +326,6 @@ def _start_reducescatter(
     wait: bool = False,
 ) -> Handle:
     source = as_input(tensor)
-    if not source.dim():
-        raise InvalidRequestError("reducescatter needs at least one dimension; reshape the scalar to (1,)")
     work = start(
         Operation.REDUCESCATTER,
         to_buffer(source),

@@ -133,14 +133,6 @@ def test_after_a_disagreement_the_old_parameters_work_again():
     assert all(not message.requests for message in world.sent(Ready))
 
 
-def test_a_scalar_has_no_rows():
-    world = World(2)
-    world.submit(tensor(shape=(), operation=Operation.ALLGATHER))
-    world.settle()
-    assert "needs at least one dimension" in world.refused(0)[0]
-    assert world.refused(0) == world.refused(1)
-
-
 # The response cache.
 
 

@@ -44,11 +44,6 @@ def check_mismatches():
         works()
 
 
-def check_scalar_gather():
-    assert "dimension" in message_of(lambda: hvd.allgather(torch.tensor(1.0), name="scalar"))
-    works()
-
-
 def check_duplicate_name_on_the_caller_only():
     if hvd.rank() == 0:
         first = hvd.allreduce_async(torch.ones(2), name="twice", op=hvd.Sum)
@@ -79,7 +74,10 @@ def bad_calls():
         "integers": lambda: hvd.alltoall(rows, splits=[0.5] * size),
         "evenly": lambda: hvd.alltoall(rows),
         "at least one dimension": lambda: hvd.reducescatter(torch.tensor(1.0)),
-        "MIN": lambda: hvd.reducescatter(torch.ones(2), op=hvd.Min),
+        "one dimension": lambda: odd_one_out(hvd.alltoall, hvd.allgather)(torch.tensor(1.0)),
+        "cannot be sent": lambda: hvd.allreduce(torch.ones(2), name="\ud800"),
+        "too long": lambda: hvd.allreduce(torch.ones(2), name="n" * 100_000),
+        "Min is not available": lambda: hvd.reducescatter(torch.ones(2), op=hvd.Min),
         "handle": lambda: hvd.poll(3),
     }
 
