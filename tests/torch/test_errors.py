@@ -1,5 +1,7 @@
 """Misuse: who gets which error, and that the engine works afterwards."""
 
+import threading
+
 import pytest
 import torch
 
@@ -42,6 +44,20 @@ def check_mismatches():
         assert "mismatch" in text, aspect
         assert len(set(hvd.allgather_object(text))) == 1, aspect
         works()
+
+
+def check_an_object_that_cannot_be_pickled():
+    lock = threading.Lock()
+    for call in (
+        lambda: hvd.allgather_object(odd_one_out({}, lock)),
+        lambda: hvd.broadcast_object(lock, 1),
+        lambda: hvd.broadcast_object(odd_one_out(None, lock), 1, name="lock"),
+    ):
+        text = message_of(call, InvalidRequestError)
+        assert text.startswith("rank 1: an object of type lock cannot be pickled (TypeError: cannot pickle"), text
+        assert hvd.allgather_object(text) == [text] * hvd.size()
+    assert hvd.broadcast_object(odd_one_out(lock, 5), 1) == 5
+    works()
 
 
 def check_duplicate_name_on_the_caller_only():
