@@ -6,7 +6,7 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from collectives import bootstrap, logs
 from collectives.api import InvalidRequestError, NotInitializedError, Topology
@@ -56,19 +56,26 @@ def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet | 
     give the same. Without a launcher this is a world of one. Raises SettingsError for a bad ``HOROVOD_*`` variable,
     InvalidRequestError for bad arguments, CollectiveTimeoutError or PeerLostError when ranks do not come.
     """
-    if comm is not None and len(comm):
+    if comm is not None and not (isinstance(comm, Sequence) and len(comm) == 0):
         raise InvalidRequestError(
             f"init(comm={comm!r}) is not available; give comm=None and use process_sets for groups of ranks"
         )
+    sets = _as_sets(process_sets)
     with _process.lock:
         if _process.engine is None:
-            _start([_as_set(entry) for entry in process_sets or ()])
-        elif process_sets and [_as_set(entry).ranks for entry in process_sets] != [s.ranks for s in _process.sets[1:]]:
+            _start(sets)
+        elif sets and [entry.ranks for entry in sets] != [entry.ranks for entry in _process.sets[1:]]:
             raise InvalidRequestError("init() was called already, without these process sets; call shutdown() first")
 
 
-def _as_set(entry: ProcessSet | Sequence[int]) -> ProcessSet:
-    return entry if isinstance(entry, ProcessSet) else ProcessSet(entry)
+def _as_sets(process_sets: Sequence[ProcessSet | Sequence[int]] | None) -> list[ProcessSet]:
+    if process_sets is None:
+        return []
+    if isinstance(process_sets, str | ProcessSet) or not isinstance(process_sets, Iterable):
+        raise InvalidRequestError(
+            f"init(process_sets={process_sets!r}) must be a list of process sets or of lists of ranks, such as [[0, 1]]"
+        )
+    return [entry if isinstance(entry, ProcessSet) else ProcessSet(entry) for entry in process_sets]
 
 
 def _start(sets: list[ProcessSet]) -> None:

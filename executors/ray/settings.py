@@ -43,7 +43,7 @@ def save_ssh_key(text: str, path: str) -> None:
 
 def interface_names(nics: Iterable[str] | str | None) -> tuple[str, ...]:
     """One name, several, or none, as a tuple. Raises ValueError for what cannot be a name."""
-    names = (nics,) if isinstance(nics, str) else tuple(nics or ())
+    names = (nics,) if isinstance(nics, str) or not isinstance(nics, Iterable | None) else tuple(nics or ())
     if not all(isinstance(name, str) and name for name in names):
         raise ValueError(f"nics is {nics!r}, but must be names of network interfaces, such as ['eth0']")
     return names

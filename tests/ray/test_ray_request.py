@@ -1,6 +1,7 @@
 """What needs no cluster: requests, what is missing for them, settings, variables."""
 
 import importlib
+import re
 import stat
 import sys
 
@@ -126,9 +127,10 @@ class TestSettings:
     def test_interfaces(self, nics, expected):
         assert RayExecutor.create_settings(nics=nics).nics == expected
 
-    def test_refuses_interfaces(self):
-        with pytest.raises(ValueError, match=r"nics is \[''\]"):
-            RayExecutor.create_settings(nics=[""])
+    @pytest.mark.parametrize("nics", [[""], 5, "", [5]])
+    def test_refuses_interfaces(self, nics):
+        with pytest.raises(ValueError, match=re.escape(f"nics is {nics!r}, but must be names of network interfaces")):
+            RayExecutor.create_settings(nics=nics)
 
     def test_frozen(self):
         with pytest.raises(AttributeError):
