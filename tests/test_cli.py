@@ -149,7 +149,7 @@ def test_a_bad_variable_is_one_sentence(monkeypatch, capsys):
     with pytest.raises(SystemExit) as caught:
         main(["-np", "2", "true"])
     assert caught.value.code == 2
-    text = "HOROVOD_START_TIMEOUT is 'soon', but must be a positive number of seconds"
+    text = "HOROVOD_START_TIMEOUT is 'soon', but must be a positive number of seconds, at most 1000000"
     assert capsys.readouterr().err == f"hvdrun: {text}\n"
 
 

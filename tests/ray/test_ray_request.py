@@ -111,6 +111,11 @@ class TestVariables:
     def test_extra_variables_become_text(self):
         assert check_extra({"HOROVOD_CYCLE_TIME": 5}) == {"HOROVOD_CYCLE_TIME": "5"}
 
+    @pytest.mark.parametrize("variables", [5, ["A=b"], {5: "a"}, {"": "a"}, {"A=": "b"}, {"A": "\0"}])
+    def test_extra_variables_are_variables(self, variables):
+        with pytest.raises(ValueError, match=r"extra_env_vars (is|has)"):
+            check_extra(variables)
+
     def test_extra_variables_leave_the_rank_alone(self):
         with pytest.raises(ValueError, match="extra_env_vars has HOROVOD_RANK, which RayExecutor sets"):
             check_extra({"HOROVOD_RANK": "0"})
@@ -118,9 +123,9 @@ class TestVariables:
 
 class TestSettings:
     @pytest.mark.parametrize("name", ["timeout_s", "placement_group_timeout_s"])
-    @pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan"), "30", None, True])
+    @pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan"), 3e6, "30", None, True])
     def test_refuses_a_timeout(self, name, value):
-        with pytest.raises(ValueError, match=f"{name} is {value!r}, but must be a positive, finite number"):
+        with pytest.raises(ValueError, match=f"{name} is {value!r}, but must be a positive number of seconds"):
             RayExecutor.create_settings(**{name: value})
 
     @pytest.mark.parametrize(("nics", "expected"), [("eth0", ("eth0",)), (["a", "b"], ("a", "b")), (None, ())])
