@@ -67,11 +67,19 @@ class TestShortage:
 
     def test_says_requested_available_total_and_hosts(self):
         text = explain(Request(num_workers=12), self.state(CPU=3.0))
-        assert "12 workers do not fit" in text
+        assert text.startswith("the cluster has no room for 12 workers\n")
         assert "requested: 12 workers with 1 CPU each, 12 CPU in all" in text
         assert "available: 3 CPU\n" in text
         assert "total: 8 CPU on 2 hosts (a: 4 CPU; b: 4 CPU)" in text
         assert "missing: 4 of 12 workers with 1 CPU each, even when the cluster is idle" in text
+
+    def test_one_is_not_many(self):
+        text = explain(Request(num_workers=1, cpus_per_worker=9), ClusterState({}, {}, {"a": {"CPU": 4.0}}))
+        assert "no room for 1 worker\n" in text
+        assert "requested: 1 worker with 9 CPU each" in text
+        assert "on 1 host (a: 4 CPU)" in text
+        assert "missing: 1 of 1 worker with 9 CPU each" in text
+        assert "1 different host with 9 CPU" in explain(Request(num_hosts=1, cpus_per_worker=9), self.state())
 
     def test_a_bundle_needs_one_host(self):
         request = Request(num_workers=2, use_gpu=True, gpus_per_worker=2)
