@@ -13,9 +13,10 @@ from collectives.api import LONGEST_SECONDS
 from collectives.settings import ENVIRONMENT_SECRET
 from executors.api import Slot
 
-__all__ = ["check_arguments", "check_seconds", "check_variables", "parse_seconds"]
+__all__ = ["SECONDS", "check_arguments", "check_seconds", "check_variables", "parse_seconds"]
 
 SECONDS = f"a positive number of seconds, at most {LONGEST_SECONDS}"
+"""What a timeout must be, in words."""
 
 RESERVED = frozenset(Slot("", 0, 1, 0, 1, 0, 1).environment()) | {
     "HOROVOD_GLOO_RENDEZVOUS_ADDR",

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import NoReturn
 
 from executors.api import CommandNotFoundError, ExecutorError, WorkerError
+from executors.arguments import SECONDS
 from executors.local.command import LocalOptions, resolve_start_timeout, run_command
 from executors.local.output import say
 from hvd_cluster import __version__
@@ -164,7 +165,7 @@ def _seconds(text: str) -> float:
     try:
         return resolve_start_timeout(float(text))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a positive number of seconds") from None
+        raise argparse.ArgumentTypeError(f"{text!r} must be {SECONDS}") from None
 
 
 if __name__ == "__main__":

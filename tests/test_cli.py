@@ -13,6 +13,7 @@ import pytest
 from hvd_cluster.cli import main
 
 ROOT = Path(__file__).parents[1]
+SECONDS = "a positive number of seconds, at most 1000000"
 EXAMPLE = "as in: hvdrun -np 2 python train.py"
 
 
@@ -136,7 +137,8 @@ def test_the_exit_status_is_that_of_the_first_failure(capsys, script, status, te
         ("-np0 true", "argument -n: '0' must be an integer of at least 1"),
         ("-n 2 true", "argument -n: there is no such option; say -np 2"),
         ("-np two true", "argument -np/--num-proc: 'two' must be an integer of at least 1"),
-        ("-np 2 --start-timeout 0 true", "argument --start-timeout: '0' must be a positive number of seconds"),
+        ("-np 2 --start-timeout 0 true", f"argument --start-timeout: '0' must be {SECONDS}"),
+        ("-np 2 --start-timeout 3e6 true", f"argument --start-timeout: '3e6' must be {SECONDS}"),
         ("-np 2 --unknown true", "unrecognized arguments: --unknown"),
     ],
 )
@@ -152,7 +154,7 @@ def test_a_bad_variable_is_one_sentence(monkeypatch, capsys):
     with pytest.raises(SystemExit) as caught:
         main(["-np", "2", "true"])
     assert caught.value.code == 2
-    text = "HOROVOD_START_TIMEOUT is 'soon', but must be a positive number of seconds, at most 1000000"
+    text = f"HOROVOD_START_TIMEOUT is 'soon', but must be {SECONDS}"
     assert capsys.readouterr().err == f"hvdrun: {text}\n"
 
 

@@ -102,6 +102,6 @@ def _too_late(started: int, reservation: Reservation, timeout: float) -> StartTi
     state = placement_group_table(reservation.group).get("state", "unknown")
     return StartTimeoutError(
         f"{started} of {counted(reservation.request.size, 'worker')} started within {timeout:g} s (timeout_s); their "
-        f"placement group is in state {state}. A node may have been lost, the group may be in use, or Python is slow to "
-        "start: raise timeout_s or start again"
+        f"placement group is in state {state}. A node may have been lost, the group may be in use, or Python is slow "
+        "to start: raise timeout_s or start again"
     )

@@ -7,7 +7,8 @@ Arguments mean the same everywhere:
     operation of a kind on each rank meet.
 ``op``
     Average (default), Sum, Min, Max or Product, of the elements of all members. 16-bit floats are accumulated in
-    float32. ``average=True/False`` is the deprecated form of Average and Sum.
+    float32; an Average of integers is their exact sum, divided and truncated. ``average=True/False`` is the deprecated
+    form of Average and Sum.
 ``prescale_factor``, ``postscale_factor``
     multiply each tensor before, and the result after; integers are truncated towards zero.
 ``process_set``

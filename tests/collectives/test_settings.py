@@ -5,9 +5,11 @@ import os
 import re
 import socket
 from dataclasses import FrozenInstanceError
+from pathlib import Path
 
 import pytest
 
+from collectives import settings
 from collectives.api import SettingsError, Timeouts
 from collectives.settings import ENVIRONMENT_SECRET, Settings
 
@@ -109,6 +111,18 @@ def test_a_variable_becomes_a_setting(environment, name, value):
 
 def test_every_setting_has_a_variable():
     assert {name for _, name, _ in GOOD} == set(Settings.__dataclass_fields__)
+
+
+def test_every_variable_is_explained():
+    class Reads(dict):
+        def get(self, variable, default=None):
+            read.add(variable)
+            return default
+
+    read = set()
+    Settings.from_environment(Reads())
+    page = (Path(__file__).parents[2] / "docs" / "variables.md").read_text()
+    assert not {variable for variable in read - {*settings.UNUSED, *settings.NOT_YET} if f"`{variable}`" not in page}
 
 
 @pytest.mark.parametrize("variable", BAD)
