@@ -73,8 +73,9 @@ def test_a_signal_ends_everything(hvdrun, family, tmp_path, number, status):
     process.send_signal(number)
     assert process.wait() == status
     assert left_behind(tmp_path) == []
-    said = "hvdrun: interrupted; the ranks were ended\n" if number == signal.SIGINT else ""
-    assert process.stderr.read() == said
+    # A shell among the workers may have said that it saw a child of its own be ended.
+    said = [line for line in process.stderr.read().splitlines() if not line.endswith("<stderr>:Terminated")]
+    assert said == (["hvdrun: interrupted; the ranks were ended"] if number == signal.SIGINT else [])
 
 
 def test_nothing_outlives_a_driver_that_was_killed(hvdrun, family, tmp_path):
