@@ -8,17 +8,20 @@ from typing import Any
 
 from collectives.api import DType, InvalidRequestError, Operation, ReduceOp, Request
 
-__all__ = ["SET_CHANGES", "check_alone", "disagreement", "sizes"]
+__all__ = ["SET_CHANGES", "check_alone", "disagreement", "name_ranks", "sizes"]
 
 REDUCTIONS = frozenset({Operation.ALLREDUCE, Operation.REDUCESCATTER})
 ROW_WISE = frozenset({Operation.ALLGATHER, Operation.ALLTOALL, Operation.REDUCESCATTER})
 FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64})
 SET_CHANGES = frozenset({Operation.ADD_PROCESS_SET, Operation.REMOVE_PROCESS_SET})
 FREE_FIRST_DIMENSION = frozenset({Operation.ALLGATHER, Operation.ALLTOALL})
+LONGEST_NAME = 1 << 15
+"""In characters, each of which takes up to 4 bytes in a message."""
 
 
 def check_alone(request: Request, rank: int, members: Sequence[int]) -> None:
     """Raise InvalidRequestError for what is wrong with ``request`` whatever the other ranks say."""
+    _check_name(request.name)
     where = f"{request.operation.value} {request.name!r}"
     if rank not in members:
         raise InvalidRequestError(
@@ -29,12 +32,29 @@ def check_alone(request: Request, rank: int, members: Sequence[int]) -> None:
         raise InvalidRequestError(
             f"{where}: root rank {request.root_rank} is not in the process set; choose one of {list(members)}"
         )
-    if request.operation is Operation.ALLTOALL and request.shape:
+    if request.operation in ROW_WISE and not request.shape:
+        raise InvalidRequestError(f"{where}: it needs at least one dimension; reshape the scalar to (1,)")
+    if request.operation is Operation.ALLTOALL:
         _check_splits(where, request, len(members))
     if request.operation in REDUCTIONS:
         _check_reduction(where, request)
     if request.op is ReduceOp.ADASUM:
         _check_adasum(where, request, len(members))
+
+
+def _check_name(name: str) -> None:
+    if len(name) > LONGEST_NAME:
+        raise InvalidRequestError(
+            f"a name of {len(name)} characters, {name[:40]!r}..., is too long; at most {LONGEST_NAME} are allowed"
+        )
+    if not name.isascii():
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequestError(
+                f"the name {name!r} cannot be sent to the other ranks: {error.reason} at position {error.start}; "
+                "choose another one"
+            ) from None
 
 
 def _check_splits(where: str, request: Request, size: int) -> None:
@@ -55,7 +75,7 @@ def _check_reduction(where: str, request: Request) -> None:
     if request.dtype is DType.BOOL and (scaled or request.op is ReduceOp.AVERAGE):
         raise InvalidRequestError(f"{where}: bool tensors cannot be averaged or scaled; convert to float32 first")
     if request.operation is Operation.REDUCESCATTER and request.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
-        raise InvalidRequestError(f"{where}: op {request.op.name} is not available; use Average or Sum")
+        raise InvalidRequestError(f"{where}: op {_public(request.op)} is not available; use Average or Sum")
 
 
 def _check_adasum(where: str, request: Request, size: int) -> None:
@@ -67,6 +87,11 @@ def _check_adasum(where: str, request: Request, size: int) -> None:
         raise InvalidRequestError(
             f"{where}: op Adasum needs a power of two of ranks, not {size}; use a process set of such, or Average"
         )
+
+
+def _public(op: ReduceOp) -> str:
+    """What users call it, in every binding."""
+    return op.name.capitalize()
 
 
 def _trailing(request: Request) -> Any:
@@ -83,7 +108,7 @@ ASPECTS: tuple[tuple[str, Callable[[Request], Any]], ...] = (
     ("device", lambda request: request.device),
     ("dtype", lambda request: request.dtype.label),
     ("shape", _trailing),
-    ("op", lambda request: request.op.name),
+    ("op", lambda request: _public(request.op)),
     ("root rank", lambda request: request.root_rank),
     ("prescale factor", lambda request: request.prescale_factor),
     ("postscale factor", lambda request: request.postscale_factor),
@@ -101,10 +126,6 @@ def disagreement(requests: Mapping[int, Request], members: Sequence[int]) -> str
         said = {rank: read(request) for rank, request in sorted(requests.items())}
         if len(set(said.values())) > 1:
             return _describe(first.name, aspect, said)
-    if first.operation in ROW_WISE and not first.shape:
-        return (
-            f"tensor {first.name!r}: {first.operation.value} needs at least one dimension; reshape the scalar to (1,)"
-        )
     return None if len(requests) == len(members) else _hindrance(first, requests)
 
 
@@ -127,14 +148,15 @@ def _describe(name: str, aspect: str, said: Mapping[int, Any]) -> str:
     groups: dict[Any, list[int]] = {}
     for rank, value in said.items():
         groups.setdefault(value, []).append(rank)
-    parts = [f"{value} on {_ranks(ranks)}" for value, ranks in groups.items()]
+    parts = [f"{value} on {name_ranks(ranks)}" for value, ranks in groups.items()]
     return (
         f"tensor {name!r}: the ranks disagree about the {aspect}: {'; '.join(parts)}. "
         f"Submit the same {aspect} under this name on every rank"
     )
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def name_ranks(ranks: Sequence[int]) -> str:
+    """``rank 1``, or ``ranks 1, 2``; many are cut short."""
     listed = ", ".join(map(str, ranks[:16])) + (", ..." if len(ranks) > 16 else "")
     return f"rank{'s' if len(ranks) > 1 else ''} {listed}"
 

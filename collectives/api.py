@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 __all__ = [
+    "LONGEST_SECONDS",
     "CollectiveTimeoutError",
     "DType",
     "DuplicateNameError",
@@ -44,6 +45,9 @@ __all__ = [
     "Timeouts",
     "Topology",
 ]
+
+LONGEST_SECONDS = 1_000_000
+"""No timeout may be longer: the system counts in milliseconds, in 32 bits."""
 
 
 class HorovodInternalError(RuntimeError):
@@ -179,17 +183,20 @@ class Topology:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Every deadline of the engine, in seconds."""
+    """Every deadline of the engine, in seconds; ``heartbeat`` is how long a host may be silent."""
 
     connect: float = 30.0
     collective: float = 30.0
     shutdown: float = 5.0
+    heartbeat: float = 5.0
 
     def __post_init__(self) -> None:
-        for name in ("connect", "collective", "shutdown"):
+        for name in ("connect", "collective", "shutdown", "heartbeat"):
             value = getattr(self, name)
-            if not value > 0:
-                raise SettingsError(f"timeout {name}={value!r} must be a positive number of seconds")
+            if not 0 < value <= LONGEST_SECONDS:
+                raise SettingsError(
+                    f"timeout {name}={value!r} must be a positive number of seconds, at most {LONGEST_SECONDS}"
+                )
 
 
 @dataclass(frozen=True, slots=True)

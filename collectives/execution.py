@@ -9,6 +9,7 @@ from collectives.adasum import adasum
 from collectives.api import Operation, ReduceOp, Request
 from collectives.backends.base import Backend
 from collectives.messages import Response
+from collectives.reduction import INTEGERS
 from collectives.work import Work
 
 __all__ = ["execute", "split_rows"]
@@ -28,8 +29,8 @@ def execute(works: Sequence[Work], responses: Sequence[Response], members: Seque
 
 
 def _summed(request: Request, size: int) -> tuple[ReduceOp, float]:
-    """The op and postscale for a backend, which knows no Average."""
-    if request.op is ReduceOp.AVERAGE:
+    """The op and postscale for a backend, which knows Average for integers only."""
+    if request.op is ReduceOp.AVERAGE and request.dtype not in INTEGERS:
         return ReduceOp.SUM, request.postscale_factor / size
     return request.op, request.postscale_factor
 

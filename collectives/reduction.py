@@ -5,6 +5,8 @@ The rules, the same in every backend:
 * Inputs are combined strictly in the order given, so members that see the same inputs get the same bits.
 * 16-bit floats are computed in float32 and rounded once, to nearest even, when the result is stored.
 * Integers wrap. Scaling one computes in float64, truncates towards zero and wraps.
+* AVERAGE is for integers only: the exact sum, in 64 bits, divided by the number of inputs and truncated towards zero.
+  It needs all inputs at once. For floats it is SUM with a postscale.
 * For bool, SUM and MAX mean "any", PRODUCT and MIN mean "all"; scaling one is refused.
 * MIN and MAX give NaN where an input is NaN. Overflow gives infinity, without a warning.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +23,7 @@ import numpy.typing as npt
 
 from collectives.api import DType, EngineError, InvalidRequestError, ReduceOp
 
-__all__ = ["CHUNK", "Reduction", "narrow", "reduce_arrays", "scale_array", "widen"]
+__all__ = ["CHUNK", "INTEGERS", "Reduction", "narrow", "reduce_arrays", "scale_array", "widen"]
 
 Array = npt.NDArray[Any]
 Float32 = npt.NDArray[np.float32]
@@ -56,10 +59,14 @@ class Reduction:
     """
 
     def __init__(self, dtype: DType, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> None:
-        kernel = _KERNELS[dtype.label]
+        averages = op is ReduceOp.AVERAGE and dtype in INTEGERS
+        kernel = _AVERAGING if averages else _KERNELS[dtype.label]
         combine = kernel.combine.get(op)
         if combine is None:
-            raise EngineError(f"{op!r} does not combine elements; allowed: SUM, MIN, MAX, PRODUCT")
+            raise EngineError(
+                f"{op!r} does not combine elements of {dtype.label}; allowed: SUM, MIN, MAX, PRODUCT, and for integers "
+                "AVERAGE"
+            )
         if dtype is DType.BOOL and not prescale == postscale == 1.0:
             raise _bool_scaling(prescale, postscale)
         self.dtype = dtype
@@ -67,12 +74,14 @@ class Reduction:
         self._ufunc = combine
         self._prescale = prescale
         self._postscale = postscale
+        self._averages = averages
         self._folds = kernel.native and prescale == 1.0
 
     def combine(self, out: Array, inputs: Sequence[Array]) -> None:
         """out = the scaled combination of ``inputs``, any of which may be ``out``."""
         if not self._folds:
-            _accumulate(self._kernel, self._ufunc, out, inputs, self._prescale, self._postscale)
+            store = partial(_store_average, len(inputs)) if self._averages else self._kernel.store
+            _accumulate(self._kernel, self._ufunc, out, inputs, self._prescale, self._postscale, store)
         elif self._postscale == 1.0 and len(inputs) == 2:
             self._ufunc(inputs[0], inputs[1], out=out)
         else:
@@ -127,7 +136,7 @@ def _scale_array(source: Array, out: Array, dtype: DType, factor: float) -> None
         for target, (piece,) in _chunks(out, (source,)):
             kernel.load(piece, target, factor)
     else:
-        _accumulate(kernel, np.add, out, (source,), factor, 1.0)
+        _accumulate(kernel, np.add, out, (source,), factor, 1.0, kernel.store)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +170,13 @@ def _fold(kernel: _Kernel, combine: np.ufunc, out: Array, inputs: Sequence[Array
 
 
 def _accumulate(
-    kernel: _Kernel, combine: np.ufunc, out: Array, inputs: Sequence[Array], prescale: float, postscale: float
+    kernel: _Kernel,
+    combine: np.ufunc,
+    out: Array,
+    inputs: Sequence[Array],
+    prescale: float,
+    postscale: float,
+    store: Scale,
 ) -> None:
     """Load, scale and combine in temporaries of one chunk; ``out`` is written last, so it may be any input."""
     length = min(out.size, CHUNK)
@@ -172,7 +187,7 @@ def _accumulate(
         for piece in pieces[1:]:
             kernel.load(piece, term, prescale)
             combine(total, term, out=total)
-        kernel.store(total, target, postscale)
+        store(total, target, postscale)
 
 
 def _chunks(out: Array, inputs: Sequence[Array]) -> Iterator[tuple[Array, Sequence[Array]]]:
@@ -206,6 +221,15 @@ def _scale_integer(source: Array, out: Array, factor: float) -> None:
     # By way of int64, because a float beyond the range of a small integer has no defined conversion; int64 wraps.
     scaled = np.multiply(source, factor, dtype=np.float64)
     out[...] = scaled.astype(np.int64)
+
+
+def _store_average(count: int, total: Array, out: Array, factor: float) -> None:
+    """Divide as integers: the reciprocal of 49, say, is no float64, and 49 times 100 times it is less than 100."""
+    if factor != 1.0:
+        out[...] = np.divide(np.multiply(total, factor, dtype=np.float64), count).astype(np.int64)
+        return
+    quotient, rest = np.divmod(total, count)
+    out[...] = np.add(quotient, (rest != 0) & (total < 0), out=quotient)
 
 
 def _load_float16(source: Array, out: Array, factor: float) -> None:
@@ -297,11 +321,12 @@ _LOGIC = {
     ReduceOp.MAX: np.logical_or,
     ReduceOp.PRODUCT: np.logical_and,
 }
-_INTEGERS = (DType.UINT8, DType.INT8, DType.INT16, DType.INT32, DType.INT64)
+INTEGERS = (DType.UINT8, DType.INT8, DType.INT16, DType.INT32, DType.INT64)
+_AVERAGING = _Kernel({ReduceOp.AVERAGE: np.add}, "int64", _scale_integer, _scale_integer, native=False)
 
 # By label: hashing an enum member is a Python call.
 _KERNELS: Mapping[str, _Kernel] = {
-    **{dtype.label: _Kernel(_ARITHMETIC, dtype.storage, _scale_integer, _scale_integer) for dtype in _INTEGERS},
+    **{dtype.label: _Kernel(_ARITHMETIC, dtype.storage, _scale_integer, _scale_integer) for dtype in INTEGERS},
     "float16": _Kernel(_ARITHMETIC, "float32", _load_float16, _store_float16, native=False),
     "bfloat16": _Kernel(_ARITHMETIC, "float32", _load_bfloat16, _store_bfloat16, native=False),
     "float32": _Kernel(_ARITHMETIC, "float32", _scale_native, _scale_native),

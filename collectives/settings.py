@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import base64
 import math
+import os
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from collectives.api import SettingsError, Timeouts
+from collectives.api import LONGEST_SECONDS, SettingsError, Timeouts
 
 __all__ = ["ENVIRONMENT_SECRET", "Settings"]
 
@@ -31,6 +32,18 @@ UNUSED = (
 )
 """Variables of Horovod that steer what is not here."""
 
+NOT_YET = (
+    "HOROVOD_AUTOTUNE",
+    "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
+    "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
+    "HOROVOD_AUTOTUNE_LOG",
+    "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
+    "HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
+    "HOROVOD_TIMELINE",
+    "HOROVOD_TIMELINE_MARK_CYCLES",
+)
+"""Variables of Horovod that steer what is still to be built."""
+
 T = TypeVar("T")
 MEBIBYTE = 1 << 20
 
@@ -41,7 +54,10 @@ class Settings:
 
     ``rendezvous_address`` is None when there is no launcher: a world of one. ``fusion_threshold`` is in bytes (0 means
     no fusion), ``cycle_time`` in seconds (None: by the number of cores), ``cache_capacity`` in tensor names (0 means no
-    cache). ``unused`` are variables that were set in vain.
+    cache). ``thread_affinity`` is the core for the communication thread (None: any). A tensor that waits for ranks is
+    reported every ``stall_warning`` seconds (None: never), and after ``stall_shutdown`` seconds (0: never) it ends the
+    job. Without ``group_fusion`` the tensors of a group travel apart from others. ``remarks`` are sentences for the
+    user, about variables that were set in vain.
     """
 
     rank: int = 0
@@ -62,7 +78,12 @@ class Settings:
     cache_capacity: int = 1024
     log_level: str = "warning"
     log_hide_time: bool = False
-    unused: tuple[str, ...] = ()
+    thread_affinity: int | None = None
+    stall_warning: float | None = 60.0
+    stall_shutdown: float = 0.0
+    group_fusion: bool = True
+    dynamic_process_sets: bool = True
+    remarks: tuple[str, ...] = ()
     timeouts: Timeouts = field(default_factory=Timeouts)
 
     def __post_init__(self) -> None:
@@ -84,11 +105,13 @@ class Settings:
         """Read the variables of ``environment``; SettingsError names the variable, its value and what is allowed."""
         read = _Reader(environment)
         timeout = read("HOROVOD_GLOO_TIMEOUT_SECONDS", _seconds, 30.0)
+        local_rank, local_size = read("HOROVOD_LOCAL_RANK", _natural, 0), read("HOROVOD_LOCAL_SIZE", _positive, 1)
+        stall_warning, stall_shutdown, stall_remarks = _stall_times(read)
         return cls(
             rank=read("HOROVOD_RANK", _natural, 0),
             size=read("HOROVOD_SIZE", _positive, 1),
-            local_rank=read("HOROVOD_LOCAL_RANK", _natural, 0),
-            local_size=read("HOROVOD_LOCAL_SIZE", _positive, 1),
+            local_rank=local_rank,
+            local_size=local_size,
             cross_rank=read("HOROVOD_CROSS_RANK", _natural, 0),
             cross_size=read("HOROVOD_CROSS_SIZE", _positive, 1),
             hostname=read("HOROVOD_HOSTNAME", str, "") or socket.gethostname(),
@@ -105,15 +128,43 @@ class Settings:
                 "HOROVOD_LOG_LEVEL", _one_of("trace", "debug", "info", "warning", "error", "fatal"), "warning"
             ),
             log_hide_time=read("HOROVOD_LOG_HIDE_TIME", _flag, False),
-            unused=_unused(environment, read("HOROVOD_CONTROLLER", _one_of("gloo", "mpi"), "gloo")),
-            timeouts=Timeouts(connect=timeout, collective=timeout),
+            thread_affinity=read("HOROVOD_THREAD_AFFINITY", _core_of(local_rank, local_size), None),
+            stall_warning=stall_warning,
+            stall_shutdown=stall_shutdown,
+            group_fusion=not read("HOROVOD_DISABLE_GROUP_FUSION", _flag, False),
+            dynamic_process_sets=read("HOROVOD_DYNAMIC_PROCESS_SETS", _flag, True),
+            remarks=(*stall_remarks, *_remarks(read)),
+            timeouts=Timeouts(
+                connect=timeout, collective=timeout, heartbeat=read("HOROVOD_HEARTBEAT_SECONDS", _seconds, 5.0)
+            ),
         )
 
 
-def _unused(environment: Mapping[str, str], controller: str) -> tuple[str, ...]:
-    """Launchers set HOROVOD_CONTROLLER=gloo, which comes near what is done here."""
-    variables = tuple(variable for variable in UNUSED if environment.get(variable))
-    return (*variables, "HOROVOD_CONTROLLER") if controller == "mpi" else variables
+def _stall_times(read: _Reader) -> tuple[float | None, float, list[str]]:
+    disabled = read("HOROVOD_STALL_CHECK_DISABLE", _flag, False)
+    warning = read("HOROVOD_STALL_CHECK_TIME_SECONDS", _seconds, 60.0)
+    shutdown = read("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", _seconds_or_never, 0.0)
+    if disabled:
+        return None, 0.0, []
+    if shutdown == 0 or shutdown > warning:
+        return warning, shutdown, []
+    remark = (
+        f"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS is {shutdown:g}, but must be more than the {warning:g} s of "
+        "HOROVOD_STALL_CHECK_TIME_SECONDS; it is ignored"
+    )
+    return warning, 0.0, [remark]
+
+
+def _remarks(read: _Reader) -> tuple[str, ...]:
+    unused = [variable for variable in UNUSED if read(variable, str, "")]
+    # Launchers set HOROVOD_CONTROLLER=gloo, which comes near what is done here.
+    if read("HOROVOD_CONTROLLER", _one_of("gloo", "mpi"), "gloo") == "mpi":
+        unused.append("HOROVOD_CONTROLLER")
+    missing = [variable for variable in NOT_YET if read(variable, str, "0") != "0"]
+    return (
+        *(f"{variable} is set, but has no meaning here; it is accepted and not used" for variable in unused),
+        *(f"{variable} is set, but what it is for is not available yet; it is not used" for variable in missing),
+    )
 
 
 class _Reader:
@@ -131,7 +182,7 @@ class _Reader:
             raise SettingsError(f"{variable} is {shown}, but must be {error}") from None
 
 
-def _integer(text: str, least: int, allowed: str) -> int:
+def _integer(text: str, least: float, allowed: str) -> int:
     try:
         value = int(text)
     except ValueError:
@@ -157,30 +208,52 @@ def _port(text: str) -> int:
     return value
 
 
-def _number(text: str, allowed: str) -> float:
+def _number(text: str, most: float, allowed: str) -> float:
     try:
         value = float(text)
     except ValueError:
         raise ValueError(allowed) from None
-    if not math.isfinite(value) or value < 0:
+    if not 0 <= value <= most:
         raise ValueError(allowed)
     return value
 
 
 def _milliseconds(text: str) -> float:
-    return _number(text, "a number of milliseconds of at least 0") / 1000.0
+    most = LONGEST_SECONDS * 1000
+    return _number(text, most, f"a number of milliseconds, 0 to {most}") / 1000.0
 
 
 def _seconds(text: str) -> float:
-    allowed = "a positive number of seconds"
-    value = _number(text, allowed)
+    allowed = f"a positive number of seconds, at most {LONGEST_SECONDS}"
+    value = _number(text, LONGEST_SECONDS, allowed)
     if value == 0:
         raise ValueError(allowed)
     return value
 
 
+def _seconds_or_never(text: str) -> float:
+    return _number(text, LONGEST_SECONDS, f"a number of seconds, at most {LONGEST_SECONDS}, or 0 for never")
+
+
 def _flag(text: str) -> bool:
-    return _integer(text, 0, "0 or 1") > 0
+    return _integer(text, -math.inf, "0 or 1") > 0
+
+
+def _core_of(local_rank: int, local_size: int) -> Callable[[str], int | None]:
+    """Reads a list of cores, one for each rank of this host; each rank looks at its own, which it alone can judge."""
+
+    def parse(text: str) -> int:
+        usable = sorted(os.sched_getaffinity(0))
+        allowed = (
+            f"core numbers with commas between them, at least {local_size}, one for each rank of this host; "
+            f"local rank {local_rank} may use the cores {', '.join(map(str, usable))}"
+        )
+        cores = [_integer(entry, 0, allowed) for entry in text.split(",")]
+        if len(cores) < local_size or local_rank >= len(cores) or cores[local_rank] not in usable:
+            raise ValueError(allowed)
+        return cores[local_rank]
+
+    return parse
 
 
 def _base64(text: str) -> bytes:

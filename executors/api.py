@@ -58,16 +58,20 @@ class WorkerError(ExecutorError):
 
 
 class RemoteError(ExecutorError):
-    """The ``__cause__`` of an exception that a worker raised: where it happened and the traceback there."""
+    """The ``__cause__`` of an exception that a worker raised: where it happened and the traceback there.
 
-    def __init__(self, rank: int, host: str, traceback: str) -> None:
-        super().__init__(f"raised by rank {rank} on {host}:\n{traceback}")
+    ``host_name`` is what a person calls the host, where ``host`` is no such name.
+    """
+
+    def __init__(self, rank: int, host: str, traceback: str, host_name: str = "") -> None:
+        super().__init__(f"raised by rank {rank} on {host_name or host}:\n{traceback}")
         self.rank = rank
         self.host = host
         self.traceback = traceback
+        self.host_name = host_name or host
 
-    def __reduce__(self) -> tuple[type[RemoteError], tuple[int, str, str]]:
-        return type(self), (self.rank, self.host, self.traceback)
+    def __reduce__(self) -> tuple[type[RemoteError], tuple[int, str, str, str]]:
+        return type(self), (self.rank, self.host, self.traceback, self.host_name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,21 @@ CONSEQUENCES = (PeerLostError, ShutDownError, CollectiveTimeoutError)
 
 
 @dataclass(frozen=True, slots=True)
+class _Worker:
+    """Who it was; ``name`` is what a person calls the host."""
+
+    rank: int
+    host: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} on {self.name}"
+
+    def error(self, text: str, exit_code: int | None = None) -> WorkerError:
+        return WorkerError(text, self.rank, self.host, exit_code)
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """The end of a function on one rank.
 
@@ -33,6 +48,7 @@ class Outcome:
     host: str
     payload: bytes = field(repr=False)
     traceback: str | None = None
+    host_name: str = ""
 
     @property
     def failed(self) -> bool:
@@ -60,7 +76,7 @@ class Outcome:
             return reason
         if not isinstance(error, BaseException):
             raise TypeError(f"the outcome of rank {self.rank} failed with {error!r}, which is not an exception")
-        error.__cause__ = RemoteError(self.rank, self.host, self.traceback)
+        error.__cause__ = self._origin()
         return error
 
     def _load(self) -> object:
@@ -68,61 +84,64 @@ class Outcome:
             return pickle.loads(self.payload)
         except Exception as error:  # noqa: BLE001  unpickling runs code of the user
             raise WorkerError(
-                f"what rank {self.rank} on {self.host} sent back cannot be unpickled in the driver "
+                f"what rank {self.rank} on {self.host_name or self.host} sent back cannot be unpickled in the driver "
                 f"({_brief(error)}); its modules must be importable in the driver too",
                 self.rank,
                 self.host,
-            ) from (None if self.traceback is None else RemoteError(self.rank, self.host, self.traceback))
+            ) from self._origin()
+
+    def _origin(self) -> RemoteError | None:
+        return None if self.traceback is None else RemoteError(self.rank, self.host, self.traceback, self.host_name)
 
 
-def capture(fn: Callable[[], object], rank: int, host: str) -> bytes:
-    """Call ``fn`` and pickle its :class:`Outcome`. Raises only KeyboardInterrupt, which ends the worker."""
-    data: bytes = cloudpickle.dumps(observe(fn, rank, host))
+def capture(fn: Callable[[], object], rank: int, host: str, host_name: str = "") -> bytes:
+    """Call ``fn`` and pickle its :class:`Outcome`. Raises only KeyboardInterrupt, which ends the worker.
+
+    ``host_name`` is what texts call the host, where ``host`` is a name for machines.
+    """
+    data: bytes = cloudpickle.dumps(observe(fn, rank, host, host_name))
     return data
 
 
-def observe(fn: Callable[[], object], rank: int, host: str) -> Outcome:
-    """Call ``fn`` and return its :class:`Outcome`. Raises only KeyboardInterrupt, which ends the worker."""
+def observe(fn: Callable[[], object], rank: int, host: str, host_name: str = "") -> Outcome:
+    """What :func:`capture` pickles."""
+    worker = _Worker(rank, host, host_name or host)
     try:
         value = fn()
     except KeyboardInterrupt:
         raise
     except SystemExit as error:
-        return _failure(_exited(error, rank, host), error, rank, host)
+        return _failure(_exited(error, worker), error, worker)
     except BaseException as error:  # noqa: BLE001  whatever it is, it belongs to the driver
-        return _failure(error, error, rank, host)
-    return _success(value, rank, host)
+        return _failure(error, error, worker)
+    return _success(value, worker)
 
 
-def _success(value: object, rank: int, host: str) -> Outcome:
+def _success(value: object, worker: _Worker) -> Outcome:
     try:
-        return Outcome(rank, host, cloudpickle.dumps(value))
+        return Outcome(worker.rank, worker.host, cloudpickle.dumps(value), None, worker.name)
     except Exception as reason:  # noqa: BLE001  pickling runs code of the user
-        error = WorkerError(
-            f"rank {rank} on {host} returned a value of type {_name(value)} that cannot be pickled "
-            f"({_brief(reason)}); return plain data, such as numbers, lists or arrays",
-            rank,
-            host,
+        error = worker.error(
+            f"{worker} returned a value of type {_name(value)} that cannot be pickled "
+            f"({_brief(reason)}); return plain data, such as numbers, lists or arrays"
         )
-        return _failure(error, reason, rank, host)
+        return _failure(error, reason, worker)
 
 
-def _failure(error: BaseException, origin: BaseException, rank: int, host: str) -> Outcome:
+def _failure(error: BaseException, origin: BaseException, worker: _Worker) -> Outcome:
     own_frame = origin.__traceback__
     frames = own_frame.tb_next if own_frame else None
     text = "".join(traceback.format_exception(type(origin), origin, frames))
-    return Outcome(rank, host, _dump_error(error, rank, host), text)
+    return Outcome(worker.rank, worker.host, _dump_error(error, worker), text, worker.name)
 
 
-def _dump_error(error: BaseException, rank: int, host: str) -> bytes:
+def _dump_error(error: BaseException, worker: _Worker) -> bytes:
     try:
         return _dump_as_itself(error)
     except Exception as reason:  # noqa: BLE001  pickling runs code of the user
-        stand_in = WorkerError(
-            f"rank {rank} on {host} raised {_brief(error)}; the exception itself, of type {_name(error)}, "
-            f"cannot be pickled ({_brief(reason)})",
-            rank,
-            host,
+        stand_in = worker.error(
+            f"{worker} raised {_brief(error)}; the exception itself, of type {_name(error)}, "
+            f"cannot be pickled ({_brief(reason)})"
         )
         data: bytes = cloudpickle.dumps(stand_in)
         return data
@@ -160,10 +179,10 @@ def _rebuild(kind: type[BaseException], args: tuple[object, ...], attributes: di
     return error
 
 
-def _exited(error: SystemExit, rank: int, host: str) -> WorkerError:
+def _exited(error: SystemExit, worker: _Worker) -> WorkerError:
     code = 0 if error.code is None else error.code if isinstance(error.code, int) else 1
     shown = "" if error.code is None else repr(error.code)
-    return WorkerError(f"rank {rank} on {host} called sys.exit({shown}) instead of returning a value", rank, host, code)
+    return worker.error(f"{worker} called sys.exit({shown}) instead of returning a value", code)
 
 
 def _brief(error: BaseException) -> str:

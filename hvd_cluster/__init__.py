@@ -5,8 +5,12 @@ The bindings are modules of their own: ``hvd_cluster.torch``, ``hvd_cluster.ray`
 
 from importlib.metadata import PackageNotFoundError, version
 
-from collectives.api import HorovodInternalError, HostsUpdatedInterrupt
-from hvd_cluster.run import run
+from hvd_cluster.neighbours import require_neighbours
+
+require_neighbours()
+
+from collectives.api import HorovodInternalError, HostsUpdatedInterrupt  # noqa: E402
+from hvd_cluster.run import run  # noqa: E402
 
 try:
     __version__ = version("hvd-cluster")

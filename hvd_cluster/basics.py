@@ -6,7 +6,7 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from collectives import bootstrap, logs
 from collectives.api import InvalidRequestError, NotInitializedError, Topology
@@ -51,24 +51,38 @@ class _Process:
 _process = _Process()
 
 
-def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet | Sequence[int]] | None = None) -> None:
+def init(
+    comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None
+) -> None:
     """Find the other ranks of the job and start the engine. A second call while it runs changes nothing.
 
     ``comm`` must be None or empty: all ranks. ``process_sets`` are registered in order, with ids 1, 2...; all ranks
-    give the same. Without a launcher this is a world of one. Raises SettingsError for a bad ``HOROVOD_*`` variable,
+    give the same. "dynamic" is none at the start; sets may be added in any case, unless HOROVOD_DYNAMIC_PROCESS_SETS is
+    0. Without a launcher this is a world of one. Raises SettingsError for a bad ``HOROVOD_*`` variable,
     InvalidRequestError for bad arguments, CollectiveTimeoutError or PeerLostError when ranks do not come.
     """
-    if comm is not None and len(comm):
+    if comm is not None and not (isinstance(comm, Sequence) and len(comm) == 0):
         raise InvalidRequestError(
             f"init(comm={comm!r}) is not available; give comm=None and use process_sets for groups of ranks"
         )
+    sets = _as_sets(process_sets)
     with _process.lock:
         if _process.engine is None:
-            _start([_as_set(entry) for entry in process_sets or ()])
+            _start(sets)
             return
         known = [entry.ranks for entry in _process.sets.values()]
-        if not all(_as_set(entry).ranks in known for entry in process_sets or ()):
+        if not all(entry.ranks in known for entry in sets):
             raise InvalidRequestError("init() was called already, without these process sets; call shutdown() first")
+
+
+def _as_sets(process_sets: Sequence[ProcessSet | Sequence[int]] | str | None) -> list[ProcessSet]:
+    if process_sets is None or (isinstance(process_sets, str) and process_sets.lower() == "dynamic"):
+        return []
+    if isinstance(process_sets, str | ProcessSet) or not isinstance(process_sets, Iterable):
+        raise InvalidRequestError(
+            f"init(process_sets={process_sets!r}) must be a list of process sets or of lists of ranks, such as [[0, 1]]"
+        )
+    return [_as_set(entry) for entry in process_sets]
 
 
 def _as_set(entry: ProcessSet | Sequence[int]) -> ProcessSet:
@@ -80,8 +94,8 @@ def _start(sets: list[ProcessSet]) -> None:
     generation, _process.generation = _process.generation, _process.generation + 1
     settings = Settings.from_environment(os.environ)
     logs.configure(settings.log_level, settings.log_hide_time, settings.rank)
-    for variable in settings.unused:
-        logger.warning("%s is set, but has no meaning here; it is accepted and not used", variable)
+    for remark in settings.remarks:
+        logger.warning(remark)
     engine = bootstrap.start(settings, [tuple(entry.ranks or ()) for entry in sets], generation)
     _process.engine = engine
     for id, entry in enumerate((global_process_set, *sets), start=GLOBAL):

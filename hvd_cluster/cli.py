@@ -12,6 +12,7 @@ from types import FrameType
 from typing import NoReturn
 
 from executors.api import CommandNotFoundError, ExecutorError, WorkerError
+from executors.arguments import SECONDS
 from executors.local.command import LocalOptions, resolve_start_timeout, run_command
 from executors.local.output import say
 from hvd_cluster import __version__
@@ -49,7 +50,7 @@ def _run(arguments: argparse.Namespace) -> int:
     except (ExecutorError, OSError) as error:
         return _fail(error, 1)
     except KeyboardInterrupt:
-        return BY_SIGNAL + signal.SIGINT
+        return _fail("interrupted; the ranks were ended", BY_SIGNAL + signal.SIGINT)
     return 0
 
 
@@ -106,13 +107,15 @@ def _parser() -> _Parser:
     )
     add = parser.add_argument
     add("-np", "--num-proc", type=_count, metavar="N", help="number of processes")
+    add("-n", dest="num_proc", type=_joined_count, help=argparse.SUPPRESS)
     add("-v", "--version", action="version", version=__version__, help="print the version and leave")
     add("--verbose", action="store_true", help="say which process is which rank")
     add(
         "--start-timeout",
         type=_seconds,
         metavar="SECONDS",
-        help="what the processes may take to come up; HOROVOD_START_TIMEOUT or 30 by default",
+        help="what the processes may take to come up; HOROVOD_START_TIMEOUT or 30 by default. What they do then, such "
+        "as a long way to init(), is not limited by it",
     )
     add(
         "--output-filename",
@@ -151,11 +154,18 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _joined_count(text: str) -> int:
+    """Of ``-np2``, which argparse reads as ``-n`` with the value ``p2``."""
+    if not text.startswith("p"):
+        raise argparse.ArgumentTypeError(f"there is no such option; say -np {text}")
+    return _count(text[1:])
+
+
 def _seconds(text: str) -> float:
     try:
         return resolve_start_timeout(float(text))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a positive number of seconds") from None
+        raise argparse.ArgumentTypeError(f"{text!r} must be {SECONDS}") from None
 
 
 if __name__ == "__main__":

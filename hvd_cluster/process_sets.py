@@ -16,6 +16,8 @@ class ProcessSet:
     """
 
     def __init__(self, ranks: Iterable[int]) -> None:
+        if not isinstance(ranks, Iterable):
+            raise InvalidRequestError(f"a process set is made of a list of ranks, such as [0, 1], not {ranks!r}")
         members = list(ranks)
         wrong = [rank for rank in members if not isinstance(rank, int) or isinstance(rank, bool)]
         if wrong:

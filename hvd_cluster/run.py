@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from executors.arguments import check_variables
 from executors.local.command import LocalOptions, resolve_start_timeout
 from executors.local.function import pickle_call, run_function
 
@@ -49,18 +50,19 @@ def run(
     Raises:
         ValueError: an argument has a value that is not allowed; nothing was started.
         TypeError: ``func`` or an argument cannot be called or pickled, as the text says; nothing was started.
+        CommandNotFoundError: there is no such ``executable``; nothing was started.
         StartTimeoutError: a process did not come up in time.
         WorkerError: a process died, or called ``sys.exit``, or its result cannot be pickled.
         Exception: whatever ``func`` raised, as itself; its ``__cause__`` is a RemoteError with rank and traceback.
     """
     options = LocalOptions(
-        environment=_check_environment(env or {}),
+        environment=check_variables(env, "env", "run()"),
         start_timeout=resolve_start_timeout(start_timeout),
         output_directory=output_filename,
         verbose=bool(verbose),
     )
     size = _check_num_proc(num_proc if np is None else _old_name(np, num_proc))
-    results = run_function(pickle_call(func, args, kwargs or {}), size, options, executable)
+    results = run_function(pickle_call(func, args, kwargs), size, options, executable)
     return cast("list[T]", results)
 
 
@@ -75,10 +77,3 @@ def _check_num_proc(value: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"num_proc is {value!r}, but must be an integer of at least 1")
     return value
-
-
-def _check_environment(env: Mapping[str, str]) -> Mapping[str, str]:
-    for name, value in env.items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise ValueError(f"env has {name!r}: {value!r}, but names and values must be strings")
-    return env

@@ -1,11 +1,13 @@
 """init() and what it says of the environment."""
 
 import logging
+import re
 
 import pytest
 
 import hvd_cluster
 from hvd_cluster import basics
+from hvd_cluster.process_sets import ProcessSet
 
 
 @pytest.fixture
@@ -32,6 +34,29 @@ def test_a_bad_value_is_refused(monkeypatch):
     with pytest.raises(ValueError, match="HOROVOD_CACHE_CAPACITY is 'many', but must be an integer of at least 0"):
         basics.init()
     assert not basics.is_initialized()
+
+
+@pytest.mark.parametrize("comm", [3, [0, 1], "world", object()])
+def test_a_communicator_is_refused(comm):
+    with pytest.raises(ValueError, match=rf"init\(comm={re.escape(repr(comm))}\) is not available; give comm=None"):
+        basics.init(comm=comm)
+    assert not basics.is_initialized()
+
+
+@pytest.mark.parametrize("process_sets", [5, "static", ProcessSet([0])])
+def test_process_sets_are_a_list(process_sets):
+    with pytest.raises(ValueError, match=rf"init\(process_sets={re.escape(repr(process_sets))}\) must be a list"):
+        basics.init(process_sets=process_sets)
+    assert not basics.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "says"), [(5, "a list of ranks, such as .*, not 5"), (["a"], "integer ranks, not 'a'")]
+)
+def test_a_process_set_is_a_list_of_ranks(ranks, says):
+    for call in (lambda: ProcessSet(ranks), lambda: basics.init(process_sets=[ranks])):
+        with pytest.raises(ValueError, match=says):
+            call()
 
 
 def test_the_version():

@@ -26,6 +26,11 @@ TORCH = {DType.FLOAT16: torch.float16, DType.BFLOAT16: torch.bfloat16}
 
 every = pytest.mark.parametrize
 every_op = every("op", OPS, ids=lambda op: op.name.lower())
+every_dtype_and_op = every(
+    ("dtype", "op"),
+    [*itertools.product(DType, OPS), *((dtype, ReduceOp.AVERAGE) for dtype in INTEGERS)],
+    ids=lambda value: value.name.lower(),
+)
 labels = {"ids": lambda dtype: dtype.label}
 
 
@@ -74,8 +79,7 @@ def test_bool(op):
         assert out.tolist() == [meaning(row[:count]) for row in rows.tolist()]
 
 
-@every("dtype", list(DType), **labels)
-@every_op
+@every_dtype_and_op
 @every("scales", [(1.0, 1.0), (1.0, 0.5), (-2.0, 1.0), (0.25, 3.0)])
 def test_out_may_be_any_input(dtype, op, scales):
     if dtype is DType.BOOL:
@@ -93,8 +97,7 @@ def test_out_may_be_any_input(dtype, op, scales):
             assert_bits(memory[place], expected)
 
 
-@every("dtype", list(DType), **labels)
-@every_op
+@every_dtype_and_op
 @every("scales", [(1.0, 1.0), (1.0, 0.5), (-2.0, 3.0)])
 @every("place", [0, 1])
 def test_merging_and_finishing_is_combining_in_two_steps(dtype, op, scales, place):
@@ -144,6 +147,39 @@ def test_an_average_of_integers_truncates_towards_zero():
     assert out.tolist() == [-3, 3, 0, 2]
     reduce_arrays(out, inputs, DType.INT32, ReduceOp.SUM, 0.5, 1.0)
     assert out.tolist() == [-3, 3, 0, 2]
+
+
+@every("dtype", INTEGERS, **labels)
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_an_average_is_the_exact_sum_divided(dtype, data):
+    count = data.draw(st.integers(1, 60))
+    rows = data.draw(st.lists(st.lists(st.integers(*limits(dtype)), min_size=3, max_size=3), min_size=count))
+    inputs = [np.array(row, dtype.storage) for row in rows[:count]]
+    out = np.empty(3, dtype.storage)
+    reduce_arrays(out, inputs, dtype, ReduceOp.AVERAGE)
+    totals = [wrap(sum(column), DType.INT64) for column in zip(*rows[:count], strict=True)]
+    assert out.tolist() == [abs(total) // count * (1 if total >= 0 else -1) for total in totals]
+
+
+@every("dtype", INTEGERS, **labels)
+def test_the_average_of_equal_inputs_is_the_input(dtype):
+    values = np.array([0, 1, 99, 100, *limits(dtype)] if dtype is not DType.INT64 else [0, -1, 99, 100], dtype.storage)
+    out = np.empty_like(values)
+    for count in (*range(1, 130), 1000):
+        reduce_arrays(out, [values] * count, dtype, ReduceOp.AVERAGE)
+        assert_bits(out, values)
+
+
+def test_a_scaled_average_is_truncated_once():
+    inputs = [np.array([100, 3, -3], np.int8)] * 2 + [np.array([100, 4, -4], np.int8)]
+    out = np.empty(3, np.int8)
+    reduce_arrays(out, inputs, DType.INT8, ReduceOp.AVERAGE, 1.0, 0.5)
+    assert out.tolist() == [50, 1, -1]
+    reduce_arrays(out, inputs, DType.INT8, ReduceOp.AVERAGE, 3.0, 0.5)
+    assert out.tolist() == [wrap(150, DType.INT8), 5, -5]
+    reduce_arrays(out, [np.array([7, 7, -7], np.int8)] * 49, DType.INT8, ReduceOp.AVERAGE, 1.0, 3.0)
+    assert out.tolist() == [21, 21, -21]
 
 
 @every("dtype", [dtype for dtype in DType if dtype is not DType.BOOL], **labels)
@@ -227,10 +263,10 @@ def test_a_bool_is_not_scaled():
         scale_array(flags, flags, DType.BOOL, 2.0)
 
 
-@every("op", [ReduceOp.AVERAGE, ReduceOp.ADASUM])
-def test_what_does_not_combine_is_refused(op):
-    with pytest.raises(EngineError, match="SUM, MIN, MAX, PRODUCT"):
-        reduce_arrays(np.ones(1), [np.ones(1)], DType.FLOAT64, op)
+@every(("op", "dtype"), [(ReduceOp.AVERAGE, DType.FLOAT64), (ReduceOp.ADASUM, DType.INT8)])
+def test_what_does_not_combine_is_refused(op, dtype):
+    with pytest.raises(EngineError, match=f"not combine elements of {dtype.label}; allowed: SUM, MIN, MAX, PRODUCT"):
+        reduce_arrays(np.ones(1), [np.ones(1)], dtype, op)
 
 
 @every("dtype", list(DType), **labels)

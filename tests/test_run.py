@@ -1,6 +1,7 @@
 """run(): real processes on this host."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -74,7 +75,14 @@ def test_workers_find_modules_where_the_driver_does(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "make_error", [lambda: ValueError("bad"), lambda: OSError(2, "no", "file"), lambda: Refused(7, where="x")]
+    "make_error",
+    [
+        lambda: ValueError("bad"),
+        lambda: OSError(2, "no", "file"),
+        lambda: Refused(7, where="x"),
+        lambda: StopIteration("end"),
+        lambda: GeneratorExit("end"),
+    ],
 )
 def test_an_exception_of_a_worker_is_raised_as_itself_and_ends_the_others(make_error):
     error = make_error()
@@ -144,10 +152,25 @@ def test_a_bad_number_of_processes_is_named(monkeypatch, value):
 
 def test_other_bad_arguments_are_named(monkeypatch):
     monkeypatch.setattr("subprocess.Popen", None)
-    with pytest.raises(ValueError, match="start_timeout is -1, but must be a positive number"):
-        run(place, start_timeout=-1)
-    with pytest.raises(ValueError, match="env has 'A': 1, but names and values must be strings"):
-        run(place, env={"A": 1})
+    for wrong in (-1, 0, "5", True, 3e6, float("nan")):
+        with pytest.raises(ValueError, match=f"start_timeout is {wrong!r}, but must be a positive number of seconds"):
+            run(place, start_timeout=wrong)
+    for name, value in (("A", 1), (1, "A"), ("A=B", "C"), ("", "A"), ("A", "B\0"), ("\0", "B"), ("A", "\ud800")):
+        text = re.escape(f"env has {name!r}: {value!r}, but names and values must be strings")
+        with pytest.raises(ValueError, match=text):
+            run(place, env={name: value})
+    for wrong in (["A=B"], "A", 5):
+        with pytest.raises(ValueError, match=re.escape(f"env is {wrong!r}, but must be a dict of variables")):
+            run(place, env=wrong)
+    for taken in ("HOROVOD_RANK", "HOROVOD_GLOO_RENDEZVOUS_PORT", "_HOROVOD_SECRET_KEY"):
+        with pytest.raises(ValueError, match=rf"env has {taken}, which run\(\) sets; leave them out"):
+            run(place, env={"A": "B", taken: "1"})
+    for wrong in (1, "ab", {1}):
+        with pytest.raises(TypeError, match=re.escape(f"args is {wrong!r}, but must be a list or tuple")):
+            run(place, wrong)
+    for wrong in (1, [("suffix", "!")], {1: 2}):
+        with pytest.raises(TypeError, match=re.escape(f"kwargs is {wrong!r}, but must be a dict")):
+            run(place, ("rank ",), wrong)
     with pytest.raises(ValueError, match="num_proc=2 and its old name np=3 are both given"):
         run(place, num_proc=2, np=3)
 

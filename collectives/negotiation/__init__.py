@@ -4,7 +4,6 @@
 """
 
 from collectives.negotiation.coordinator import Coordinator, Outgoing
-from collectives.negotiation.pending import Waiting
 from collectives.negotiation.worker import Batch, Refusal, Worker
 
-__all__ = ["Batch", "Coordinator", "Outgoing", "Refusal", "Waiting", "Worker"]
+__all__ = ["Batch", "Coordinator", "Outgoing", "Refusal", "Worker"]

@@ -12,9 +12,10 @@ from collectives.api import EngineError, InvalidRequestError, Operation, Request
 from collectives.fusion import plan
 from collectives.messages import Leave, Left, Message, Ready, Refuse, Response, Run, Stop, Together, Unknown
 from collectives.negotiation.groups import Groups, Member
-from collectives.negotiation.pending import Pending, Waiting
+from collectives.negotiation.pending import Pending
 from collectives.negotiation.response_cache import Known, ResponseCache
 from collectives.process_sets import ProcessSets
+from collectives.stall import Waiting
 
 __all__ = ["Coordinator", "Outgoing"]
 

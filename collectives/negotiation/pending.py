@@ -8,17 +8,9 @@ from dataclasses import dataclass, field
 from collectives.api import Operation, Request
 from collectives.messages import Response
 from collectives.negotiation.response_cache import Known, ResponseCache
+from collectives.stall import Waiting
 
-__all__ = ["Pending", "Waiting"]
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """For the stall report: since when a tensor waits, who has submitted it, and whom it waits for."""
-
-    since: float
-    submitted: tuple[int, ...]
-    missing: tuple[int, ...]
+__all__ = ["Pending"]
 
 
 @dataclass(slots=True)
@@ -82,4 +74,4 @@ class Pending:
         """Who is in and who is not, of those that have not joined."""
         submitted = self.submitted()
         missing = tuple(rank for rank in self.members if rank not in submitted and rank not in joined)
-        return Waiting(self.since, tuple(sorted(submitted)), missing)
+        return Waiting(self.since, missing, tuple(sorted(submitted)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import signal
@@ -13,12 +12,13 @@ from pathlib import Path
 from types import TracebackType
 
 from executors.api import CommandNotFoundError, Slot, StartTimeoutError, WorkerError
+from executors.arguments import check_seconds, parse_seconds
 from executors.job import Job
 from executors.local.crew import GRACE_SECONDS, Crew, Ended, Event, Started
 from executors.local.output import Output, say
 from executors.placement import assign_ranks
 
-__all__ = ["LocalOptions", "LocalRun", "died", "resolve_start_timeout", "run_command"]
+__all__ = ["LocalOptions", "LocalRun", "check_command", "died", "resolve_start_timeout", "run_command"]
 
 HOST = "localhost"
 START_TIMEOUT_SECONDS = 30.0
@@ -28,9 +28,10 @@ START_TIMEOUT_SECONDS = 30.0
 class LocalOptions:
     """How to run a job on this host.
 
-    ``environment`` is added to that of this process. The workers have ``start_timeout`` seconds to come up, and
-    ``grace`` seconds between being asked to end and being killed. ``output_directory`` and ``timestamp`` are those of
-    :class:`executors.local.output.Output`; ``verbose`` says on standard error which process is which rank.
+    ``environment`` is added to that of this process and of the job, and must not hold what places a worker in it. The
+    workers have ``start_timeout`` seconds to come up, and ``grace`` seconds between being asked to end and being
+    killed. ``output_directory`` and ``timestamp`` are those of :class:`executors.local.output.Output`; ``verbose`` says
+    on standard error which process is which rank.
     """
 
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -47,7 +48,7 @@ def run_command(command: Sequence[str], size: int, options: LocalOptions) -> Non
     The first worker that ends otherwise ends the others and raises WorkerError. Raises CommandNotFoundError before
     anything is started, StartTimeoutError, and OSError where a process or an output file cannot be made.
     """
-    _check_command(command[0], {**os.environ, **options.environment}.get("PATH"))
+    check_command(command[0], options)
     with LocalRun(size, options) as run:
         for slot in run.slots:
             run.launch(slot, command)
@@ -60,21 +61,17 @@ def run_command(command: Sequence[str], size: int, options: LocalOptions) -> Non
 
 def resolve_start_timeout(seconds: float | None) -> float:
     """``seconds``, or else HOROVOD_START_TIMEOUT, or else 30. Raises ValueError for what is no positive number."""
-    name = "start_timeout" if seconds is not None else "HOROVOD_START_TIMEOUT"
-    given = seconds if seconds is not None else os.environ.get(name) or START_TIMEOUT_SECONDS
-    try:
-        value = float(given)
-    except (TypeError, ValueError):
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name} is {given!r}, but must be a positive number of seconds")
-    return value
+    if seconds is not None:
+        return check_seconds(seconds, "start_timeout")
+    text = os.environ.get("HOROVOD_START_TIMEOUT", "").strip()
+    return parse_seconds(text, "HOROVOD_START_TIMEOUT") if text else START_TIMEOUT_SECONDS
 
 
 class LocalRun:
     """One job on this host, from the rendezvous server to the last worker: a context manager.
 
-    The first failure ends the other workers. Leaving the block ends what still runs, see :class:`.crew.Crew`.
+    The first failure ends the other workers. Leaving the block ends what still runs, see :class:`.crew.Crew`, and
+    raises the first failure, if there was one.
     """
 
     def __init__(self, size: int, options: LocalOptions) -> None:
@@ -99,6 +96,9 @@ class LocalRun:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.__exit__(kind, error, trace)
+        # Not in events(): a generator would make a RuntimeError of the StopIteration of a worker.
+        if error is None and self._failure is not None:
+            raise self._failure
 
     def launch(
         self,
@@ -109,17 +109,15 @@ class LocalRun:
         descriptors: Sequence[int] = (),
     ) -> None:
         """Start the worker of ``slot``, with ``environment`` added to that of the options. See :meth:`Crew.launch`."""
-        merged = {**os.environ, **self._options.environment, **(environment or {}), **self._job.environment(slot)}
+        merged = {**os.environ, **self._job.environment(slot), **self._options.environment, **(environment or {})}
         self.crew.launch(slot.rank, command, merged, self._output, messages, descriptors)
 
     def events(self) -> Iterator[Event]:
-        """What happens, until every worker ended. Then raises the first failure, if there was one."""
+        """What happens, until every worker ended."""
         for event in self.crew.events():
             if self._options.verbose and isinstance(event, Started):
                 say(f"rank {event.rank} of {len(self.slots)} is process {event.pid} on {HOST}")
             yield event
-        if self._failure is not None:
-            raise self._failure
 
     def up(self, rank: int) -> None:
         """The worker of ``rank`` came up."""
@@ -158,6 +156,8 @@ def _how(code: int) -> str:
     return f"was killed by signal {-code} ({name}{hint})"
 
 
-def _check_command(program: str, path: str | None) -> None:
+def check_command(program: str, options: LocalOptions) -> None:
+    """Raise CommandNotFoundError where workers could not execute ``program``."""
+    path = {**os.environ, **options.environment}.get("PATH")
     if shutil.which(program, path=path) is None:
         raise CommandNotFoundError(f"there is no command {program!r} that can be executed; correct its name or PATH")

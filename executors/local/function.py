@@ -13,7 +13,8 @@ from contextlib import contextmanager
 import cloudpickle
 
 from executors.api import Slot
-from executors.local.command import LocalOptions, LocalRun, died
+from executors.arguments import check_arguments
+from executors.local.command import LocalOptions, LocalRun, check_command, died
 from executors.local.crew import Ended, Received
 from executors.outcome import CONSEQUENCES, Outcome
 
@@ -25,12 +26,15 @@ TEARDOWN_SECONDS = 60.0
 ZIP = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
 
 
-def pickle_call(func: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> bytes:
+def pickle_call(
+    func: Callable[..., object], args: Sequence[object] | None, kwargs: Mapping[str, object] | None
+) -> bytes:
     """The call ``func(*args, **kwargs)`` as bytes. Raises TypeError for what cannot be called or pickled."""
     if not callable(func):
         raise TypeError(f"func must be a function, or something else that can be called, not {func!r}")
+    call = (func, *check_arguments(args, kwargs))
     try:
-        data: bytes = cloudpickle.dumps((func, tuple(args), dict(kwargs)))
+        data: bytes = cloudpickle.dumps(call)
         return data
     except Exception as error:
         culprit = "arguments of function" if _can_be_pickled(func) else "function"
@@ -46,13 +50,15 @@ def run_function(
     """Run the ``call`` of :func:`pickle_call` on ``size`` workers of ``executable`` (this Python); results by rank.
 
     The first worker that fails ends the others. Raises the exception of the function as itself, with a RemoteError as
-    its cause, WorkerError for a worker that died, StartTimeoutError, and OSError where a process or an output file
-    cannot be made.
+    its cause, WorkerError for a worker that died, StartTimeoutError, CommandNotFoundError where there is no such
+    Python, and OSError where a process or an output file cannot be made.
     """
+    python = os.fspath(executable or sys.executable)
+    check_command(python, options)
     outcomes: dict[int, Outcome] = {}
     with _anonymous_file(call) as file, LocalRun(size, options) as run:
         for slot in run.slots:
-            _launch(run, slot, os.fspath(executable or sys.executable), file, options)
+            _launch(run, slot, python, file, options)
         for event in run.events():
             if isinstance(event, Received):
                 _receive(run, event, outcomes)

@@ -15,6 +15,7 @@ worker, without site packages.
 from __future__ import annotations
 
 import ctypes
+import errno
 import math
 import os
 import signal
@@ -127,7 +128,8 @@ def _become(command: list[str], guard: int) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WAKING)
         os.execvp(command[0], command)
     except OSError as error:
-        sys.stderr.write(f"cannot run {command[0]}: {error.strerror}\n")
+        hint = "; if it is there, the interpreter in its first line is not" if error.errno == errno.ENOENT else ""
+        sys.stderr.write(f"cannot run {command[0]}: {error.strerror}{hint}\n")
         sys.stderr.flush()
         code = 127 if isinstance(error, FileNotFoundError) else 126
     finally:

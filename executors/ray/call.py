@@ -9,6 +9,8 @@ from typing import Any
 import ray
 from ray import ObjectRef
 
+from executors.arguments import check_arguments
+
 __all__ = ["Call", "store"]
 
 
@@ -24,10 +26,10 @@ class Call:
     def of(
         cls, function: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> Call:
-        """A call with optional arguments. Raises TypeError when ``function`` cannot be called."""
+        """A call with optional arguments. Raises TypeError when it cannot be made."""
         if not callable(function):
             raise TypeError(f"{function!r} is not a function; give a callable, and its arguments separately")
-        return cls(function, tuple(args or ()), dict(kwargs or {}))
+        return cls(function, *check_arguments(args, kwargs))
 
     @property
     def name(self) -> str:

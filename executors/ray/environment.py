@@ -5,24 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 
-from collectives.settings import ENVIRONMENT_SECRET
-from executors.api import Slot
+from executors.arguments import check_variables
 
 __all__ = ["check_extra", "gpu_variables", "interface_variables"]
 
-RESERVED = frozenset(Slot("", 0, 1, 0, 1, 0, 1).environment()) | {
-    "HOROVOD_GLOO_RENDEZVOUS_ADDR",
-    "HOROVOD_GLOO_RENDEZVOUS_PORT",
-    ENVIRONMENT_SECRET,
-}
-
 
 def check_extra(variables: Mapping[str, object] | None) -> dict[str, str]:
-    """The user's variables as strings. Raises ValueError where one is the executor's to set."""
-    taken = sorted(RESERVED.intersection(variables or {}))
-    if taken:
-        raise ValueError(f"extra_env_vars has {', '.join(taken)}, which RayExecutor sets; leave them out")
-    return {str(name): str(value) for name, value in (variables or {}).items()}
+    """The user's variables, their values as strings. Raises ValueError where one is the executor's to set."""
+    if isinstance(variables, Mapping):
+        variables = {name: str(value) for name, value in variables.items()}
+    return check_variables(variables, "extra_env_vars", "RayExecutor")
 
 
 def gpu_variables(gpus: Sequence[Sequence[str]]) -> dict[str, str]:

@@ -17,6 +17,7 @@ from ray.util import placement_group_table
 from executors.api import ExecutorError, Slot, StartTimeoutError
 from executors.placement import assign_ranks
 from executors.ray.placement_group import Reservation
+from executors.ray.shortage import counted
 from executors.ray.worker import HorovodWorker, Place
 
 __all__ = ["Member", "dismiss", "kill", "launch"]
@@ -34,8 +35,7 @@ class Member:
     slot: Slot
 
     def __str__(self) -> str:
-        where = f"node {self.place.node} ({self.place.hostname}, pid {self.place.pid})"
-        return f"the worker of rank {self.slot.rank} on {where}"
+        return f"the worker of rank {self.slot.rank} (process {self.place.pid}) on {self.place}"
 
 
 def launch(reservation: Reservation, timeout: float) -> list[Member]:
@@ -101,7 +101,7 @@ def _place(reference: ObjectRef[Place]) -> Place:
 def _too_late(started: int, reservation: Reservation, timeout: float) -> StartTimeoutError:
     state = placement_group_table(reservation.group).get("state", "unknown")
     return StartTimeoutError(
-        f"{started} of {reservation.request.size} workers started within {timeout:g} s (timeout_s); their placement "
-        f"group is in state {state}. A node may have been lost, the group may be in use, or Python is slow to start: "
-        "raise timeout_s or start again"
+        f"{started} of {counted(reservation.request.size, 'worker')} started within {timeout:g} s (timeout_s); their "
+        f"placement group is in state {state}. A node may have been lost, the group may be in use, or Python is slow "
+        "to start: raise timeout_s or start again"
     )

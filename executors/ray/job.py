@@ -19,6 +19,7 @@ from executors.ray.group import Member, dismiss, kill, launch
 from executors.ray.placement_group import reserve
 from executors.ray.request import Request
 from executors.ray.settings import MiniSettings
+from executors.ray.shortage import counted
 from executors.ray.waiting import Gathering
 
 __all__ = ["RayJob"]
@@ -119,12 +120,13 @@ class RayJob:
 
 def _check_spread(request: Request, members: Sequence[Member]) -> None:
     counts = Counter(member.place.node for member in members)
+    names = {member.place.node: member.place for member in members}
     if request.num_hosts and set(counts.values()) != {request.num_workers_per_host}:
-        found = ", ".join(f"{count} on {node}" for node, count in counts.items())
+        found = ", ".join(f"{count} on {names[node]}" for node, count in counts.items())
+        hosts, workers = counted(request.num_hosts, "host"), counted(request.num_workers_per_host or 1, "worker")
         raise PlacementError(
-            f"{request.num_hosts} hosts with {request.num_workers_per_host} workers each were asked for, but the "
-            f"current placement group put {found}; make a group with one bundle per host and the strategy "
-            "STRICT_SPREAD, or set use_current_placement_group=False"
+            f"{hosts} with {workers} each were asked for, but the current placement group put {found}; make a group "
+            "with one bundle per host and the strategy STRICT_SPREAD, or set use_current_placement_group=False"
         )
 
 

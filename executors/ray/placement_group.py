@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 
@@ -12,9 +13,13 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from executors.api import PlacementError
 from executors.ray.request import Request
-from executors.ray.shortage import ClusterState, explain, show
+from executors.ray.shortage import ClusterState, counted, explain, show
 
 __all__ = ["Reservation", "cluster_state", "reserve"]
+
+logger = logging.getLogger(__name__)
+
+WARN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +70,18 @@ def cluster_state() -> ClusterState:
 
 
 def _wait_ready(reservation: Reservation, timeout: float) -> None:
-    deadline = time.monotonic() + timeout
+    start = time.monotonic()
+    warned = False
     # Whole seconds: Ray cuts off the fraction.
     while not reservation.group.wait(1):
-        if time.monotonic() >= deadline:
+        waited = time.monotonic() - start
+        if waited >= timeout:
             text = explain(reservation.request, cluster_state())
             raise PlacementError(f"{text}\n  waited {timeout:g} s (placement_group_timeout_s)")
+        if waited >= WARN_S and not warned:
+            text = explain(reservation.request, cluster_state())
+            logger.warning("%s\n  waiting up to %g s for it (placement_group_timeout_s)", text, timeout)
+            warned = True
 
 
 def _check_size(request: Request, group: PlacementGroup) -> None:
@@ -78,7 +89,7 @@ def _check_size(request: Request, group: PlacementGroup) -> None:
     room = sum(min(int(bundle.get(key, 0) // need) for key, need in request.worker.items()) for bundle in bundles)
     if room < request.size:
         raise PlacementError(
-            f"the current placement group has room for {room} of {request.size} workers with {show(request.worker)} "
-            f"each; its bundles are: {'; '.join(show(bundle) for bundle in bundles)}. Ask for less, make the group "
-            "larger, or set use_current_placement_group=False"
+            f"the current placement group has room for {room} of {counted(request.size, 'worker')} with "
+            f"{show(request.worker)} each; its bundles are: {'; '.join(show(bundle) for bundle in bundles)}. Ask for "
+            "less, make the group larger, or set use_current_placement_group=False"
         )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+from executors.arguments import check_seconds
 
 __all__ = ["MiniSettings", "interface_names", "save_ssh_key"]
 
@@ -27,7 +28,7 @@ class MiniSettings:
 
     def __post_init__(self) -> None:
         for name in ("timeout_s", "placement_group_timeout_s"):
-            _check_seconds(name, getattr(self, name))
+            check_seconds(getattr(self, name), name)
         interface_names(self.nics)
 
 
@@ -43,12 +44,7 @@ def save_ssh_key(text: str, path: str) -> None:
 
 def interface_names(nics: Iterable[str] | str | None) -> tuple[str, ...]:
     """One name, several, or none, as a tuple. Raises ValueError for what cannot be a name."""
-    names = (nics,) if isinstance(nics, str) else tuple(nics or ())
+    names = (nics,) if isinstance(nics, str) or not isinstance(nics, Iterable | None) else tuple(nics or ())
     if not all(isinstance(name, str) and name for name in names):
         raise ValueError(f"nics is {nics!r}, but must be names of network interfaces, such as ['eth0']")
     return names
-
-
-def _check_seconds(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ValueError(f"{name} is {value!r}, but must be a positive, finite number of seconds")

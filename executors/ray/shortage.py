@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from executors.ray.request import Request
 
-__all__ = ["ClusterState", "capacity", "explain", "show"]
+__all__ = ["ClusterState", "capacity", "counted", "explain", "show"]
 
 Resources = Mapping[str, float]
 
@@ -33,7 +33,7 @@ def explain(request: Request, state: ClusterState) -> str:
     """Requested, available and total resources, what is missing, and what to do."""
     names = request.total
     lines = [
-        f"{request.size} workers do not fit the cluster",
+        f"the cluster has no room for {counted(request.size, 'worker')}",
         f"requested: {_shape(request)}, {show(request.total)} in all",
         f"available: {_only(names, state.available)}",
         f"total: {_only(names, state.total)}{_each(request, state)}",
@@ -47,6 +47,11 @@ def show(resources: Resources) -> str:
     return " + ".join(f"{amount:g} {name}" for name, amount in resources.items()) or "nothing"
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 worker``, ``2 workers``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _only(names: Iterable[str], resources: Resources) -> str:
     return show({name: resources.get(name, 0.0) for name in names})
 
@@ -57,25 +62,25 @@ def _fits(bundle: Resources, host: Resources) -> int:
 
 def _shape(request: Request) -> str:
     if request.strategy == "STRICT_SPREAD":
-        return f"{len(request.bundles)} different hosts with {show(request.bundle)} each"
-    return f"{request.size} workers with {show(request.bundle)} each"
+        return f"{counted(len(request.bundles), 'different host')} with {show(request.bundle)} each"
+    return f"{counted(request.size, 'worker')} with {show(request.bundle)} each"
 
 
 def _each(request: Request, state: ClusterState) -> str:
     shown = list(state.hosts.items())[:SHOWN_HOSTS]
     hosts = [f"{name}: {_only(request.total, host)}" for name, host in shown]
     hosts += [f"and {len(state.hosts) - len(shown)} more"] if len(state.hosts) > len(shown) else []
-    return f" on {len(state.hosts)} hosts ({'; '.join(hosts)})"
+    return f" on {counted(len(state.hosts), 'host')} ({'; '.join(hosts)})"
 
 
 def _missing(request: Request, state: ClusterState) -> str:
     wanted = len(request.bundles)
     room = capacity(request, list(state.hosts.values()))
     if room < wanted:
-        places = "hosts" if request.strategy == "STRICT_SPREAD" else "workers"
+        place = "host" if request.strategy == "STRICT_SPREAD" else "worker"
         return (
-            f"{wanted - room} of {wanted} {places} with {show(request.bundle)} each, even when the cluster is idle; "
-            "ask for less, or add hosts"
+            f"{wanted - room} of {counted(wanted, place)} with {show(request.bundle)} each, even when the cluster is "
+            "idle; ask for less, or add hosts"
         )
     lacking = {name: amount - state.available.get(name, 0.0) for name, amount in request.total.items()}
     short = {name: amount for name, amount in lacking.items() if amount > 0}

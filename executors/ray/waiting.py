@@ -33,6 +33,7 @@ class Gathering:
     def __init__(self, calls: Mapping[ObjectRef[bytes], Member], timeout: float = math.inf) -> None:
         self.pending = dict(calls)
         self.lost: WorkerError | None = None
+        self._dead: Member | None = None
         self._outcomes: list[Outcome] = []
         self._deadline = time.monotonic() + timeout
 
@@ -40,7 +41,7 @@ class Gathering:
     def summary(self) -> str:
         """Why the call did not end everywhere, in a few words."""
         if self.lost is not None:
-            return f"rank {self.lost.rank} on node {self.lost.host} died"
+            return f"{self._dead} died"
         silent = sorted(member.slot.rank for member in self.pending.values())
         raised = sorted(outcome.rank for outcome in self._outcomes if outcome.failed)
         return f"ranks {raised} raised and ranks {silent} had not returned {GRACE_S:g} s later"
@@ -73,7 +74,7 @@ class Gathering:
         try:
             outcome: Outcome = cloudpickle.loads(ray.get(reference, timeout=FETCH_S))
         except RayError as error:
-            self.lost = _death(member, error)
+            self.lost, self._dead = _death(member, error), member
             return
         self._outcomes.append(outcome)
         if outcome.failed:

@@ -20,13 +20,16 @@ __all__ = ["HorovodWorker", "Place"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where Ray put a worker."""
+    """Where Ray put a worker; ``node`` is a long id, of which a person is shown the beginning."""
 
     node: str
     address: str
     hostname: str
     pid: int
     gpus: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.hostname} ({self.address}, node {self.node[:8]})"
 
 
 class HorovodWorker:
@@ -38,6 +41,7 @@ class HorovodWorker:
 
     def __init__(self) -> None:
         self._slot: Slot | None = None
+        self._host_name = ""
         self._executable: Any = None
 
     def place(self) -> Place:
@@ -53,7 +57,7 @@ class HorovodWorker:
 
     def prepare(self, slot: Slot, environment: Mapping[str, str]) -> bytes:
         """Take a rank and its environment; comes before any function of the user."""
-        self._slot = slot
+        self._slot, self._host_name = slot, str(self.place())
         return self._capture(lambda: os.environ.update(environment))
 
     def build(self, call: list[ObjectRef[Call]]) -> bytes:
@@ -78,7 +82,7 @@ class HorovodWorker:
     def _capture(self, fn: Callable[[], object]) -> bytes:
         if self._slot is None:
             raise RuntimeError("the worker has no rank; prepare() comes first")
-        return capture(fn, self._slot.rank, self._slot.host)
+        return capture(fn, self._slot.rank, self._slot.host, self._host_name)
 
 
 def _run(call: list[ObjectRef[Call]], *first: object) -> Any:

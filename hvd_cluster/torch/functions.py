@@ -65,8 +65,11 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
 
     Ranks may differ in what they have: a fresh optimizer takes a restored one's state, and the other way round. The
     root's structure travels first, as an object, and tells the others which tensors follow. ``model`` is accepted for
-    compatibility and not needed. InvalidRequestError for LBFGS, whose state is not a state dict of tensors.
+    compatibility and not needed. InvalidRequestError for what is no optimizer, and for LBFGS, whose state is not a
+    state dict of tensors.
     """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InvalidRequestError(f"optimizer is a {type(optimizer).__name__}; give a torch.optim.Optimizer")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InvalidRequestError("cannot broadcast the state of torch.optim.LBFGS; build it after the broadcast")
     tensors: dict[str, torch.Tensor] = {}

@@ -7,8 +7,8 @@ Arguments mean the same everywhere:
     operation of a kind on each rank meet.
 ``op``
     Average (default), Sum, Min, Max or Product, of the elements of all members; Adasum for allreduce of floats, on a
-    power of two of ranks. 16-bit floats are accumulated in float32. ``average=True/False`` is the deprecated form of
-    Average and Sum.
+    power of two of ranks. 16-bit floats are accumulated in float32; an Average of integers is their exact sum, divided
+    and truncated. ``average=True/False`` is the deprecated form of Average and Sum.
 ``prescale_factor``, ``postscale_factor``
     multiply each tensor before, and the result after; integers are truncated towards zero.
 ``process_set``
@@ -373,8 +373,6 @@ def _start_reducescatter(
     wait: bool = False,
 ) -> Handle:
     source = as_input(tensor)
-    if not source.dim():
-        raise InvalidRequestError("reducescatter needs at least one dimension; reshape the scalar to (1,)")
     work = start(
         Operation.REDUCESCATTER,
         to_buffer(source),

@@ -84,9 +84,12 @@ def _names(
 ) -> dict[torch.Tensor, str]:
     if named_parameters is None:
         return {parameter: f"noname.{number}" for number, parameter in enumerate(parameters)}
-    named = list(named_parameters)
-    if any(not isinstance(entry, tuple) or len(entry) != 2 for entry in named):
-        raise InvalidRequestError("named_parameters must be (name, parameter) pairs, as model.named_parameters() gives")
+    named = list(named_parameters) if isinstance(named_parameters, Iterable) else [named_parameters]
+    wrong = [type(entry).__name__ for entry in named if not isinstance(entry, tuple) or len(entry) != 2]
+    if wrong:
+        raise InvalidRequestError(
+            f"named_parameters must be (name, parameter) pairs, as model.named_parameters() gives, not {wrong[0]}"
+        )
     names = [name for name, _ in named]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:

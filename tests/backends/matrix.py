@@ -27,6 +27,7 @@ __all__ = ["abort_from_thread", "reduce_until_error", "run_matrix"]
 Array = npt.NDArray[Any]
 
 OPS = (ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
+INTEGERS = (DType.UINT8, DType.INT8, DType.INT16, DType.INT32, DType.INT64)
 FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
 MEDIUM = 100_001
 LARGE = 800_001
@@ -43,6 +44,7 @@ def run_matrix(backend: Backend, rank: int, size: int) -> None:
         check_allreduce,
         check_allreduce_large,
         check_scaling,
+        check_average,
         check_rounding,
         check_identity,
         check_special_values,
@@ -76,6 +78,21 @@ def check_scaling(backend: Backend) -> None:
             for lengths in (*SIZES, (7, 50_001)):
                 _allreduce(backend, lengths, dtype, ReduceOp.SUM, prescale=0.5, postscale=3.0)
                 _allreduce(backend, lengths, dtype, ReduceOp.MAX, prescale=-1.0, postscale=1.0)
+
+
+def check_average(backend: Backend) -> None:
+    """Of integers as large as the type has them: the sum is exact, whatever the type, and divided as an integer."""
+    for dtype in INTEGERS:
+        for lengths in ((7, 0, 1), (7, MEDIUM)):
+            _average(backend, lengths, dtype, halve=False)
+            _average(backend, lengths, dtype, halve=True)
+        counts = [7 + member for member in range(backend.size)]
+        values = _large_integers(backend.size, sum(counts), dtype)
+        start = sum(counts[: backend.rank])
+        expected = _averaged(values, dtype, backend.size)[start : start + counts[backend.rank]]
+        destination = np.empty_like(expected)
+        backend.reducescatter(_frozen(values[backend.rank]), destination, counts, dtype, ReduceOp.AVERAGE)
+        assert_same(destination, expected, ("reducescatter", dtype, "average"))
 
 
 def check_rounding(backend: Backend) -> None:
@@ -238,6 +255,27 @@ def _allreduce(
     for results in (destinations, in_place):
         for result, wanted in zip(results, expected, strict=True):
             assert_same(result, wanted, what)
+
+
+def _average(backend: Backend, lengths: Sequence[int], dtype: DType, halve: bool) -> None:
+    values = [_large_integers(backend.size, length, dtype) for length in lengths]
+    mine = [value[backend.rank].copy() for value in values]
+    backend.allreduce(mine, mine, dtype, ReduceOp.AVERAGE, 1.0, 0.5 if halve else 1.0)
+    for result, value in zip(mine, values, strict=True):
+        divisor = backend.size * (2 if halve else 1)
+        assert_same(result, _averaged(value, dtype, divisor), ("average", dtype, lengths, divisor))
+
+
+def _large_integers(size: int, length: int, dtype: DType) -> Array:
+    """Of one sign in each column, and such that no sum is beyond int64."""
+    largest = np.iinfo(dtype.storage if dtype is not DType.INT64 else "int32").max
+    signs = np.where(np.arange(length) % 2 == 0, 1, 1 if dtype is DType.UINT8 else -1)
+    return (_integers(size, length, largest // 2, largest) * signs).astype(dtype.storage)
+
+
+def _averaged(values: Array, dtype: DType, divisor: int) -> Array:
+    total = values.astype(np.int64).sum(axis=0)
+    return (np.sign(total) * (np.abs(total) // divisor)).astype(dtype.storage)
 
 
 def _reducescatter(

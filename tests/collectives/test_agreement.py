@@ -43,7 +43,10 @@ BAD = [
     (replace(REDUCE, dtype=DType.BOOL, postscale_factor=2.0), "convert to float32"),
     (replace(REDUCE, op=ReduceOp.ADASUM), "op Adasum needs a power of two of ranks, not 3; use a process set of such"),
     (replace(REDUCE, op=ReduceOp.ADASUM, dtype=DType.INT32), "op Adasum needs floats, not int32; convert"),
-    (replace(SCATTER, op=ReduceOp.MIN), "op MIN is not available; use Average or Sum"),
+    (replace(SCATTER, op=ReduceOp.MIN), "op Min is not available; use Average or Sum"),
+    (replace(SCATTER, shape=()), r"it needs at least one dimension; reshape the scalar to \(1,\)"),
+    (replace(GATHER, shape=()), "it needs at least one dimension"),
+    (replace(EXCHANGE, shape=(), splits=(0, 0, 0)), "it needs at least one dimension"),
 ]
 
 
@@ -58,6 +61,20 @@ def test_what_is_wrong_whatever_the_others_say(request_, says):
     with pytest.raises(InvalidRequestError, match=says) as caught:
         check_alone(request_, 1, MEMBERS)
     assert str(caught.value).startswith(f"{request_.operation.value} 't': ")
+
+
+@pytest.mark.parametrize("name", ["\ud800", "a\udfffb", "\u00e4\ud800"])
+def test_a_name_that_cannot_be_sent(name):
+    with pytest.raises(InvalidRequestError, match=r"the name '.*' cannot be sent .*surrogates not allowed at position"):
+        check_alone(replace(REDUCE, name=name), 1, MEMBERS)
+
+
+def test_a_name_has_an_end():
+    check_alone(replace(REDUCE, name="\U0001f600" * (1 << 15)), 1, MEMBERS)
+    with pytest.raises(
+        InvalidRequestError, match=r"a name of 32769 characters, 'nnn.*'\.\.\., is too long; at most 32768"
+    ):
+        check_alone(replace(REDUCE, name="n" * ((1 << 15) + 1)), 1, MEMBERS)
 
 
 def test_only_members_may_submit():
@@ -81,10 +98,9 @@ def test_the_number_of_rows_may_differ_the_rest_may_not(request_):
         assert "('any', 2) on ranks 1, 2" in text
 
 
-@pytest.mark.parametrize("operation", [Operation.ALLGATHER, Operation.ALLTOALL, Operation.REDUCESCATTER])
-def test_what_works_on_rows_needs_some(operation):
-    text = disagreement(dict.fromkeys(MEMBERS, replace(REDUCE, operation=operation, shape=())), MEMBERS)
-    assert text == f"tensor 't': {operation.value} needs at least one dimension; reshape the scalar to (1,)"
+def test_ops_are_called_as_users_call_them():
+    text = disagreement({0: REDUCE, 1: replace(REDUCE, op=ReduceOp.AVERAGE)}, MEMBERS)
+    assert "disagree about the op: Sum on rank 0; Average on rank 1." in text
 
 
 def test_the_text_does_not_depend_on_the_order_of_arrival():

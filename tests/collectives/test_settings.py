@@ -1,16 +1,24 @@
 """Each variable: what it becomes, and what is said about a bad value."""
 
 import base64
+import os
+import re
 import socket
 from dataclasses import FrozenInstanceError
+from pathlib import Path
 
 import pytest
 
+from collectives import settings
 from collectives.api import SettingsError, Timeouts
 from collectives.settings import ENVIRONMENT_SECRET, Settings
 
 SECRET = b"\x00not to be seen\xff"
 LAUNCHED = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": "4711"}
+LOCAL_RANK_1 = {"HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2"}
+CORE = min(os.sched_getaffinity(0))
+UNUSED = "is set, but has no meaning here; it is accepted and not used"
+NOT_YET = "is set, but what it is for is not available yet; it is not used"
 
 GOOD = [
     ({"HOROVOD_RANK": "2", "HOROVOD_SIZE": "3", **LAUNCHED}, "rank", 2),
@@ -32,12 +40,42 @@ GOOD = [
     ({"HOROVOD_LOG_LEVEL": "Debug"}, "log_level", "debug"),
     ({"HOROVOD_LOG_HIDE_TIME": "1"}, "log_hide_time", True),
     ({"HOROVOD_LOG_HIDE_TIME": "0"}, "log_hide_time", False),
-    ({"HOROVOD_CCL_CACHE": "1", "HOROVOD_CONTROLLER": "gloo"}, "unused", ("HOROVOD_CCL_CACHE",)),
-    ({"HOROVOD_CONTROLLER": "MPI"}, "unused", ("HOROVOD_CONTROLLER",)),
+    ({"HOROVOD_LOG_HIDE_TIME": "-1"}, "log_hide_time", False),
+    ({"HOROVOD_LOG_HIDE_TIME": "2"}, "log_hide_time", True),
+    ({"HOROVOD_THREAD_AFFINITY": str(CORE)}, "thread_affinity", CORE),
+    ({"HOROVOD_THREAD_AFFINITY": f"{CORE}, 99999"}, "thread_affinity", CORE),
+    ({"HOROVOD_THREAD_AFFINITY": f"99999,{CORE}", **LOCAL_RANK_1}, "thread_affinity", CORE),
+    ({"HOROVOD_STALL_CHECK_TIME_SECONDS": "2.5"}, "stall_warning", 2.5),
+    ({"HOROVOD_STALL_CHECK_DISABLE": "1"}, "stall_warning", None),
+    ({"HOROVOD_STALL_CHECK_DISABLE": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "90"}, "stall_shutdown", 0.0),
+    ({"HOROVOD_STALL_CHECK_DISABLE": "0", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "90"}, "stall_shutdown", 90.0),
+    ({"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "60"}, "stall_shutdown", 0.0),
+    ({"HOROVOD_DISABLE_GROUP_FUSION": "1"}, "group_fusion", False),
+    ({"HOROVOD_DYNAMIC_PROCESS_SETS": "0"}, "dynamic_process_sets", False),
+    ({"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}, "dynamic_process_sets", True),
     ({"HOROVOD_GLOO_TIMEOUT_SECONDS": "1.5"}, "timeouts", Timeouts(connect=1.5, collective=1.5)),
+    ({"HOROVOD_HEARTBEAT_SECONDS": "0.5"}, "timeouts", Timeouts(heartbeat=0.5)),
+    ({"HOROVOD_CONTROLLER": "gloo"}, "remarks", ()),
+    ({"HOROVOD_ELASTIC": "1", "HOROVOD_HIERARCHICAL_ALLREDUCE": "1"}, "remarks", ()),
+    ({"HOROVOD_AUTOTUNE": "0"}, "remarks", ()),
+    ({"HOROVOD_CONTROLLER": "MPI"}, "remarks", (f"HOROVOD_CONTROLLER {UNUSED}",)),
+    (
+        {"HOROVOD_CCL_CACHE": "1", "HOROVOD_TIMELINE": "/tmp/t", "HOROVOD_TIMELINE_MARK_CYCLES": "1"},
+        "remarks",
+        (f"HOROVOD_CCL_CACHE {UNUSED}", f"HOROVOD_TIMELINE {NOT_YET}", f"HOROVOD_TIMELINE_MARK_CYCLES {NOT_YET}"),
+    ),
+    (
+        {"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "20"},
+        "remarks",
+        (
+            "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS is 20, but must be more than the 60 s of "
+            "HOROVOD_STALL_CHECK_TIME_SECONDS; it is ignored",
+        ),
+    ),
 ]
 
 NATURAL = ("x", "1.5", "-1", "inf")
+SECONDS = ("x", "0", "-1", "nan", "inf", "1000001", "3e6")
 BAD = {
     "HOROVOD_RANK": (NATURAL, "an integer of at least 0"),
     "HOROVOD_SIZE": ((*NATURAL, "0"), "an integer of at least 1"),
@@ -48,12 +86,21 @@ BAD = {
     "HOROVOD_GLOO_RENDEZVOUS_PORT": ((*NATURAL, "65536"), "a port number, 0 to 65535"),
     "HOROVOD_CPU_OPERATIONS": (("mpi", "auto gloo"), "one of: auto, shm, gloo"),
     "HOROVOD_FUSION_THRESHOLD": (NATURAL, "an integer of at least 0"),
-    "HOROVOD_CYCLE_TIME": (("x", "-1", "nan", "inf"), "a number of milliseconds of at least 0"),
+    "HOROVOD_CYCLE_TIME": (("x", "-1", "nan", "inf", "1000000001"), "a number of milliseconds, 0 to 1000000000"),
     "HOROVOD_CACHE_CAPACITY": (NATURAL, "an integer of at least 0"),
     "HOROVOD_LOG_LEVEL": (("loud",), "one of: trace, debug, info, warning, error, fatal"),
     "HOROVOD_CONTROLLER": (("nccl",), "one of: gloo, mpi"),
-    "HOROVOD_LOG_HIDE_TIME": (("yes", "-1"), "0 or 1"),
-    "HOROVOD_GLOO_TIMEOUT_SECONDS": (("x", "0", "-1", "nan", "inf"), "a positive number of seconds"),
+    "HOROVOD_LOG_HIDE_TIME": (("yes", "true", "0.5"), "0 or 1"),
+    "HOROVOD_DISABLE_GROUP_FUSION": (("yes",), "0 or 1"),
+    "HOROVOD_DYNAMIC_PROCESS_SETS": (("dynamic",), "0 or 1"),
+    "HOROVOD_STALL_CHECK_DISABLE": (("no",), "0 or 1"),
+    "HOROVOD_STALL_CHECK_TIME_SECONDS": (SECONDS, "a positive number of seconds, at most 1000000"),
+    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": (
+        ("x", "-1", "nan", "inf", "1000001"),
+        "a number of seconds, at most 1000000, or 0 for never",
+    ),
+    "HOROVOD_GLOO_TIMEOUT_SECONDS": (SECONDS, "a positive number of seconds, at most 1000000"),
+    "HOROVOD_HEARTBEAT_SECONDS": (SECONDS, "a positive number of seconds, at most 1000000"),
 }
 
 
@@ -66,6 +113,18 @@ def test_every_setting_has_a_variable():
     assert {name for _, name, _ in GOOD} == set(Settings.__dataclass_fields__)
 
 
+def test_every_variable_is_explained():
+    class Reads(dict):
+        def get(self, variable, default=None):
+            read.add(variable)
+            return default
+
+    read = set()
+    Settings.from_environment(Reads())
+    page = (Path(__file__).parents[2] / "docs" / "variables.md").read_text()
+    assert not {variable for variable in read - {*settings.UNUSED, *settings.NOT_YET} if f"`{variable}`" not in page}
+
+
 @pytest.mark.parametrize("variable", BAD)
 def test_a_bad_value_is_named_with_what_is_allowed(variable):
     values, allowed = BAD[variable]
@@ -73,6 +132,21 @@ def test_a_bad_value_is_named_with_what_is_allowed(variable):
         with pytest.raises(SettingsError) as caught:
             Settings.from_environment({variable: value})
         assert str(caught.value) == f"{variable} is {value!r}, but must be {allowed}"
+
+
+@pytest.mark.parametrize("cores", ["x", "-1", "99999", f"99999,{CORE}", "", f"{CORE};1"])
+def test_a_core_must_be_there(cores):
+    with pytest.raises(
+        SettingsError, match=r"but must be core numbers .* at least 1, .* local rank 0 may use the cores"
+    ):
+        Settings.from_environment({"HOROVOD_THREAD_AFFINITY": f"{cores},"})
+
+
+def test_every_rank_of_a_host_needs_a_core():
+    with pytest.raises(SettingsError, match=f"HOROVOD_THREAD_AFFINITY is '{CORE}', but must be .* at least 2, one for"):
+        Settings.from_environment({"HOROVOD_THREAD_AFFINITY": str(CORE), **LOCAL_RANK_1, "HOROVOD_LOCAL_RANK": "0"})
+    with pytest.raises(SettingsError, match="HOROVOD_LOCAL_RANK and HOROVOD_LOCAL_SIZE together"):
+        Settings.from_environment({"HOROVOD_LOCAL_RANK": "3", "HOROVOD_LOCAL_SIZE": "2"})
 
 
 @pytest.mark.parametrize("empty", ["", "  "])
@@ -123,8 +197,9 @@ def test_settings_do_not_change():
         Settings().rank = 1
 
 
-@pytest.mark.parametrize("name", ["connect", "collective", "shutdown"])
-@pytest.mark.parametrize("value", [0, -1.0, float("nan")])
+@pytest.mark.parametrize("name", ["connect", "collective", "shutdown", "heartbeat"])
+@pytest.mark.parametrize("value", [0, -1.0, 3e6, float("nan"), float("inf")])
 def test_timeouts_are_positive(name, value):
-    with pytest.raises(SettingsError, match=f"timeout {name}={value!r} must be a positive number of seconds"):
+    allowed = "must be a positive number of seconds, at most 1000000"
+    with pytest.raises(SettingsError, match=re.escape(f"timeout {name}={value!r} {allowed}")):
         Timeouts(**{name: value})

@@ -111,7 +111,7 @@ def test_an_interrupt_ends_the_worker():
         capture(raising(KeyboardInterrupt()), 0, "h")
 
 
-@pytest.mark.parametrize("error", [WorkerError("text", 1, "h", -9), RemoteError(2, "h", "trace")], ids=repr)
+@pytest.mark.parametrize("error", [WorkerError("text", 1, "h", -9), RemoteError(2, "h", "trace", "Henry")], ids=repr)
 def test_our_errors_can_be_pickled(error):
     copy = pickle.loads(pickle.dumps(error))
     assert (str(copy), vars(copy)) == (str(error), vars(error))

@@ -18,6 +18,7 @@ from hvd_cluster.ray import RayExecutor
 pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.leaves("descriptors", "processes")]
 
 HANG_S = 600
+NAME = r"\S+ \([\d.]+, node \w{8}\)"
 SECONDS = 20
 
 
@@ -87,6 +88,16 @@ class TestPlacement:
         assert "waited 1 s (placement_group_timeout_s)" in text
         assert not groups_left()
 
+    def test_a_wait_is_explained_before_it_ends(self, monkeypatch, caplog):
+        monkeypatch.setattr("executors.ray.placement_group.WARN_S", 0.5)
+        with pytest.raises(PlacementError):
+            executor_of(num_workers=5, patience=3).start()
+        [record] = [record for record in caplog.records if record.name == "executors.ray.placement_group"]
+        assert record.message.startswith(
+            "the cluster has no room for 5 workers\n  requested: 5 workers with 1 CPU each"
+        )
+        assert record.message.endswith("waiting up to 3 s for it (placement_group_timeout_s)")
+
     def test_too_many_hosts(self):
         with pytest.raises(PlacementError, match="missing: 1 of 3 hosts with 1 CPU each"):
             executor_of(num_hosts=3, patience=1).start()
@@ -114,7 +125,7 @@ class TestPlacement:
 
     def test_the_current_group_has_other_hosts(self):
         start = executor_of(num_hosts=2).start
-        with pytest.raises(PlacementError, match=r"2 hosts with 1 workers each were asked for, .* put 2 on"):
+        with pytest.raises(PlacementError, match=rf"2 hosts with 1 worker each were asked for, .* put 2 on {NAME};"):
             in_group([{"CPU": 2}], start)
 
 
@@ -173,12 +184,14 @@ class TestFailure:
         executor = executor_of(num_hosts=2)
         executor.start()
         hosts = executor.run(node)
-        with pytest.raises(WorkerError, match=r"the worker of rank 1 on node \w+ \(\S+, pid \d+\) died") as caught:
+        with pytest.raises(WorkerError, match=rf"worker of rank 1 \(process \d+\) on {NAME} died") as caught:
             executor.run(die_on_1)
         assert (caught.value.rank, caught.value.host) == (1, hosts[1])
         assert isinstance(caught.value.__cause__, ray.exceptions.RayActorError)
         eventually(lambda: not workers_left() and not groups_left(), SECONDS)
-        with pytest.raises(ExecutorError, match=r"rank 1 on node \w+ died; call shutdown\(\) and start\(\)"):
+        with pytest.raises(
+            ExecutorError, match=rf"rank 1 \(process \d+\) on {NAME} died; call shutdown\(\) and start\(\)"
+        ):
             executor.run(rank)
         executor.shutdown()
         with executor:
@@ -231,9 +244,9 @@ class TestFailure:
             lost = executor.run(node).index(third.node_id)
             timer = threading.Timer(0.5, cluster.remove_node, [third], {"allow_graceful": False})
             timer.start()
-            with pytest.raises(WorkerError, match=f"on node {third.node_id}") as caught:
+            with pytest.raises(WorkerError, match=rf"node {third.node_id[:8]}\) died") as caught:
                 executor.run(time.sleep, [HANG_S])
-            assert caught.value.rank == lost
+            assert (caught.value.rank, caught.value.host) == (lost, third.node_id)
             timer.join(SECONDS)
         eventually(lambda: sum(node["Alive"] for node in ray.nodes()) == 2, SECONDS)
 

@@ -1,6 +1,7 @@
 """What needs no cluster: requests, what is missing for them, settings, variables."""
 
 import importlib
+import re
 import stat
 import sys
 
@@ -66,11 +67,19 @@ class TestShortage:
 
     def test_says_requested_available_total_and_hosts(self):
         text = explain(Request(num_workers=12), self.state(CPU=3.0))
-        assert "12 workers do not fit" in text
+        assert text.startswith("the cluster has no room for 12 workers\n")
         assert "requested: 12 workers with 1 CPU each, 12 CPU in all" in text
         assert "available: 3 CPU\n" in text
         assert "total: 8 CPU on 2 hosts (a: 4 CPU; b: 4 CPU)" in text
         assert "missing: 4 of 12 workers with 1 CPU each, even when the cluster is idle" in text
+
+    def test_one_is_not_many(self):
+        text = explain(Request(num_workers=1, cpus_per_worker=9), ClusterState({}, {}, {"a": {"CPU": 4.0}}))
+        assert "no room for 1 worker\n" in text
+        assert "requested: 1 worker with 9 CPU each" in text
+        assert "on 1 host (a: 4 CPU)" in text
+        assert "missing: 1 of 1 worker with 9 CPU each" in text
+        assert "1 different host with 9 CPU" in explain(Request(num_hosts=1, cpus_per_worker=9), self.state())
 
     def test_a_bundle_needs_one_host(self):
         request = Request(num_workers=2, use_gpu=True, gpus_per_worker=2)
@@ -110,6 +119,11 @@ class TestVariables:
     def test_extra_variables_become_text(self):
         assert check_extra({"HOROVOD_CYCLE_TIME": 5}) == {"HOROVOD_CYCLE_TIME": "5"}
 
+    @pytest.mark.parametrize("variables", [5, ["A=b"], {5: "a"}, {"": "a"}, {"A=": "b"}, {"A": "\0"}])
+    def test_extra_variables_are_variables(self, variables):
+        with pytest.raises(ValueError, match=r"extra_env_vars (is|has)"):
+            check_extra(variables)
+
     def test_extra_variables_leave_the_rank_alone(self):
         with pytest.raises(ValueError, match="extra_env_vars has HOROVOD_RANK, which RayExecutor sets"):
             check_extra({"HOROVOD_RANK": "0"})
@@ -117,18 +131,19 @@ class TestVariables:
 
 class TestSettings:
     @pytest.mark.parametrize("name", ["timeout_s", "placement_group_timeout_s"])
-    @pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan"), "30", None, True])
+    @pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan"), 3e6, "30", None, True])
     def test_refuses_a_timeout(self, name, value):
-        with pytest.raises(ValueError, match=f"{name} is {value!r}, but must be a positive, finite number"):
+        with pytest.raises(ValueError, match=f"{name} is {value!r}, but must be a positive number of seconds"):
             RayExecutor.create_settings(**{name: value})
 
     @pytest.mark.parametrize(("nics", "expected"), [("eth0", ("eth0",)), (["a", "b"], ("a", "b")), (None, ())])
     def test_interfaces(self, nics, expected):
         assert RayExecutor.create_settings(nics=nics).nics == expected
 
-    def test_refuses_interfaces(self):
-        with pytest.raises(ValueError, match=r"nics is \[''\]"):
-            RayExecutor.create_settings(nics=[""])
+    @pytest.mark.parametrize("nics", [[""], 5, "", [5]])
+    def test_refuses_interfaces(self, nics):
+        with pytest.raises(ValueError, match=re.escape(f"nics is {nics!r}, but must be names of network interfaces")):
+            RayExecutor.create_settings(nics=nics)
 
     def test_frozen(self):
         with pytest.raises(AttributeError):

@@ -1,6 +1,7 @@
 """Functions on four workers, two on each of two nodes, which all tests here share."""
 
 import os
+import re
 import sys
 import threading
 
@@ -123,6 +124,7 @@ def test_an_exception_arrives_as_itself(executor):
     assert isinstance(cause, RemoteError)
     assert cause.rank == 2
     assert cause.host == executor.run(lambda: os.environ["HOROVOD_HOSTNAME"])[2]
+    assert re.match(rf"raised by rank 2 on \S+ \([\d.]+, node {cause.host[:8]}\):\n", str(cause))
     assert "fail_on_2" in cause.traceback
 
 

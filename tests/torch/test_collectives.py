@@ -77,6 +77,16 @@ def check_scaling():
         same(result, expected.to(dtype))
 
 
+def check_average_of_integers():
+    for dtype in INTEGERS:
+        largest = torch.full((5,), torch.iinfo(dtype).max if dtype is not torch.int64 else 2**31, dtype=dtype)
+        same(hvd.allreduce(largest), largest)
+        same(hvd.reducescatter(largest.repeat(hvd.size())), largest)
+        negative = torch.tensor([-3, 3, -1, 1]).to(dtype) * (hvd.rank() == 0)
+        if dtype is not torch.uint8:
+            same(hvd.allreduce(negative), (torch.tensor([-3, 3, -1, 1]) / hvd.size()).trunc().to(dtype))
+
+
 def check_allgather():
     for dtype, shape in each_dtype_and_shape(shapes=SHAPES[1:]):
         counts = [(shape[0] + rank) % 5 if shape[0] < 100 else shape[0] - rank for rank in range(hvd.size())]

@@ -1,5 +1,7 @@
 """Misuse: who gets which error, and that the engine works afterwards."""
 
+import threading
+
 import pytest
 import torch
 
@@ -44,8 +46,17 @@ def check_mismatches():
         works()
 
 
-def check_scalar_gather():
-    assert "dimension" in message_of(lambda: hvd.allgather(torch.tensor(1.0), name="scalar"))
+def check_an_object_that_cannot_be_pickled():
+    lock = threading.Lock()
+    for call in (
+        lambda: hvd.allgather_object(odd_one_out({}, lock)),
+        lambda: hvd.broadcast_object(lock, 1),
+        lambda: hvd.broadcast_object(odd_one_out(None, lock), 1, name="lock"),
+    ):
+        text = message_of(call, InvalidRequestError)
+        assert text.startswith("rank 1: an object of type lock cannot be pickled (TypeError: cannot pickle"), text
+        assert hvd.allgather_object(text) == [text] * hvd.size()
+    assert hvd.broadcast_object(odd_one_out(lock, 5), 1) == 5
     works()
 
 
@@ -79,7 +90,10 @@ def bad_calls():
         "integers": lambda: hvd.alltoall(rows, splits=[0.5] * size),
         "evenly": lambda: hvd.alltoall(rows),
         "at least one dimension": lambda: hvd.reducescatter(torch.tensor(1.0)),
-        "MIN": lambda: hvd.reducescatter(torch.ones(2), op=hvd.Min),
+        "one dimension": lambda: odd_one_out(hvd.alltoall, hvd.allgather)(torch.tensor(1.0)),
+        "cannot be sent": lambda: hvd.allreduce(torch.ones(2), name="\ud800"),
+        "too long": lambda: hvd.allreduce(torch.ones(2), name="n" * 100_000),
+        "Min is not available": lambda: hvd.reducescatter(torch.ones(2), op=hvd.Min),
         "handle": lambda: hvd.poll(3),
     }
 

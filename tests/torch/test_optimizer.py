@@ -390,7 +390,8 @@ def check_bad_arguments():
     named = list(model.named_parameters())
     optimizer = sgd(model.parameters())
     bad = {
-        "pairs": {"named_parameters": list(model.parameters())},
+        "pairs, .*, not int": {"named_parameters": 5},
+        "pairs, .*, not Parameter": {"named_parameters": list(model.parameters())},
         "more than once": {"named_parameters": [("same", parameter) for _, parameter in named]},
         "not in named_parameters": {"named_parameters": named[:2]},
         "backward_passes_per_step=0": {"backward_passes_per_step": 0},
@@ -420,6 +421,12 @@ def check_broadcast_parameters():
     for wrong in (3, torch.ones(2), ["name"]):
         with pytest.raises(InvalidRequestError):
             hvd.broadcast_parameters(wrong, 0)
+
+
+def check_only_an_optimizer_has_a_state():
+    for wrong in (build(), None):
+        with pytest.raises(InvalidRequestError, match=r"optimizer is a \w+; give a torch\.optim\.Optimizer"):
+            hvd.broadcast_optimizer_state(wrong, 0)
 
 
 def check_broadcast_optimizer_state():

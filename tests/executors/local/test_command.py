@@ -71,9 +71,10 @@ def test_what_a_worker_leaves_behind_is_ended(tmp_path):
 def test_the_environment_is_that_of_the_driver_and_of_the_options_and_of_the_job(monkeypatch, capsys):
     monkeypatch.setenv("FROM_DRIVER", "a")
     monkeypatch.setenv("REPLACED", "x")
-    options = LocalOptions(environment={"REPLACED": "b", "HOROVOD_RANK": "9"})
-    run_command(shell("echo $FROM_DRIVER $REPLACED $HOROVOD_RANK"), 1, options)
-    assert capsys.readouterr().out == "[0]<stdout>:a b 0\n"
+    monkeypatch.setenv("HOROVOD_RANK", "9")
+    options = LocalOptions(environment={"REPLACED": "b", "HOROVOD_CONTROLLER": "c"})
+    run_command(shell("echo $FROM_DRIVER $REPLACED $HOROVOD_CONTROLLER $HOROVOD_RANK"), 1, options)
+    assert capsys.readouterr().out == "[0]<stdout>:a b c 0\n"
 
 
 def test_files_and_verbose(tmp_path, capsys):

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from collectives.api import PeerLostError
-from executors.api import StartTimeoutError, WorkerError
+from executors.api import CommandNotFoundError, StartTimeoutError, WorkerError
 from executors.local.command import LocalOptions
 from executors.local.function import pickle_call, run_function
 
@@ -37,7 +37,7 @@ def test_a_python_that_does_not_come_up_in_time(tmp_path):
 
 
 def test_a_python_that_does_not_exist():
-    with pytest.raises(WorkerError, match="ended with exit code 127 before its function returned"):
+    with pytest.raises(CommandNotFoundError, match="there is no command '/no/such/python' that can be executed"):
         run(rank, executable="/no/such/python")
 
 

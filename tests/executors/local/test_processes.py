@@ -75,7 +75,14 @@ def test_descriptors_of_the_guard_do_not_reach_the_worker(start):
 
 @pytest.mark.parametrize(
     ("program", "code", "text"),
-    [("/no/such/program", 127, "No such file or directory"), ("/proc", 126, "Permission denied")],
+    [
+        (
+            "/no/such/program",
+            127,
+            "No such file or directory; if it is there, the interpreter in its first line is not",
+        ),
+        ("/proc", 126, "Permission denied"),
+    ],
 )
 def test_a_program_that_cannot_be_run_is_a_sentence(start, program, code, text):
     worker = start("", command=(program,))

@@ -1,0 +1,135 @@
+"""Pure: which tensors wait for ranks that do not come, what to say about it, and when to give up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from collectives.agreement import name_ranks
+
+__all__ = ["Pending", "Report", "StallInspector", "Waiting"]
+
+Key: TypeAlias = tuple[int, str]
+
+SHOWN_NAMES = 6
+SHOWN_CHARACTERS = 100
+SOON = 0.1
+"""This part of the time between two reports is not waited for."""
+
+
+class Waiting(NamedTuple):
+    """A tensor that only some members submitted: since when, in seconds of ``time.monotonic()``, and who did not."""
+
+    since: float
+    missing: tuple[int, ...]
+    submitted: tuple[int, ...]
+
+
+Pending: TypeAlias = Mapping[Key, Waiting]
+"""(Process set, name) -> what it waits for."""
+
+
+class Report(NamedTuple):
+    """What to say, if anything; ``fatal`` when the job must end with these words."""
+
+    text: str | None = None
+    fatal: bool = False
+
+
+class StallInspector:
+    """Looks at tensors that wait; each is reported when it has waited for about ``warn_seconds``, and again each time.
+
+    After ``shutdown_seconds`` (0: never) the report is fatal. It has no clock: the caller says what time it is.
+    """
+
+    def __init__(self, warn_seconds: float, shutdown_seconds: float = 0.0) -> None:
+        self._warn = warn_seconds
+        self._shutdown = shutdown_seconds
+        self._reported: dict[Key, tuple[float, float]] = {}
+
+    def inspect(self, pending: Pending, now: float) -> Report:
+        """What there is to report about ``pending``, all that this rank knows to wait, at the time ``now``."""
+        self._reported = {key: last for key, last in self._reported.items() if key in pending}
+        expired = [key for key, waiting in pending.items() if self._end_of(waiting) <= now]
+        if expired:
+            return Report(f"{_describe(pending, expired, now)}\n  {_END.format(self._shutdown)}", fatal=True)
+        due = self._due(pending, now)
+        self._reported |= {key: (pending[key].since, now) for key in due}
+        return Report(f"{_describe(pending, due, now)}\n  {_REMEDY}" if due else None)
+
+    def deadline(self, pending: Pending) -> float | None:
+        """When to inspect next, unless ``pending`` changes before; None when nothing waits."""
+        times = (min(self._next_report(key, waiting), self._end_of(waiting)) for key, waiting in pending.items())
+        return min(times, default=None)
+
+    def _due(self, pending: Pending, now: float) -> list[Key]:
+        """What is due and, so that one report tells all of a step, what soon will be; nothing while none is due."""
+        times = {key: self._next_report(key, waiting) for key, waiting in pending.items()}
+        if min(times.values(), default=math.inf) > now:
+            return []
+        return [key for key, time in times.items() if time <= now + self._warn * SOON]
+
+    def _next_report(self, key: Key, waiting: Waiting) -> float:
+        since, reported = self._reported.get(key, (None, 0.0))
+        return (reported if since == waiting.since else waiting.since) + self._warn
+
+    def _end_of(self, waiting: Waiting) -> float:
+        return waiting.since + self._shutdown if self._shutdown else math.inf
+
+
+_REMEDY = (
+    "A rank that is only slow will still come. Otherwise the ranks went different ways: see that each of them submits "
+    "the same names, also under conditions and when it has less data, and look at the output of the missing ranks"
+)
+_END = (
+    "That is longer than HOROVOD_STALL_SHUTDOWN_TIME_SECONDS ({:g}): the job ends. See that every rank submits the "
+    "same names, or raise that time if a rank may be so slow"
+)
+
+
+def _describe(pending: Pending, keys: Sequence[Key], now: float) -> str:
+    longest = max(now - pending[key].since for key in keys)
+    count = "a tensor has" if len(keys) == 1 else f"{len(keys)} tensors have"
+    lines = [f"{count} waited, for up to {longest:.0f} s, for ranks that did not submit them:"]
+    lines += [f"missing {name_ranks(ranks)}: {names}" for ranks, names in _by_rank(pending, keys, now)]
+    lines += [text for name in sorted({name for _, name in keys}) for text in _mixed_up(pending, name)]
+    return "\n  ".join(lines)
+
+
+def _by_rank(pending: Pending, keys: Sequence[Key], now: float) -> list[tuple[list[int], str]]:
+    """Ranks that lack the same tensors, and these tensors, the one that waited longest first."""
+    lacking: dict[int, list[Key]] = {}
+    for key in sorted(keys, key=lambda key: (pending[key].since, key)):
+        for rank in pending[key].missing:
+            lacking.setdefault(rank, []).append(key)
+    together: dict[tuple[Key, ...], list[int]] = {}
+    for rank in sorted(lacking):
+        together.setdefault(tuple(lacking[rank]), []).append(rank)
+    return [(ranks, _names(pending, lacked, now)) for lacked, ranks in together.items()]
+
+
+def _names(pending: Pending, keys: Sequence[Key], now: float) -> str:
+    shown = [_name(key, pending[key], now) for key in keys[:SHOWN_NAMES]]
+    more = len(keys) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def _name(key: Key, waiting: Waiting, now: float) -> str:
+    process_set, name = key
+    where = f" on process set {process_set}" if process_set else ""
+    return f"{_short(name)}{where} ({now - waiting.since:.0f} s, submitted by {name_ranks(waiting.submitted)})"
+
+
+def _short(name: str) -> str:
+    return repr(name if len(name) <= SHOWN_CHARACTERS else f"{name[:SHOWN_CHARACTERS]}...")
+
+
+def _mixed_up(pending: Pending, name: str) -> list[str]:
+    """A hint where a rank that one process set misses has submitted the same name on another one."""
+    sets = {process_set: waiting for (process_set, other), waiting in sorted(pending.items()) if other == name}
+    missing = {rank for waiting in sets.values() for rank in waiting.missing}
+    if len(sets) < 2 or not any(missing.intersection(waiting.submitted) for waiting in sets.values()):
+        return []
+    said = [f"on process set {id} by {name_ranks(waiting.submitted)}" for id, waiting in sets.items()]
+    return [f"{_short(name)} was submitted {' and '.join(said)}: these ranks call different process sets"]

@@ -1,0 +1,79 @@
+"""Pure: are the arguments of a launcher what they must be? Each refusal names the argument, its value and what may be.
+
+Nothing was started then.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from collectives.api import LONGEST_SECONDS
+from collectives.settings import ENVIRONMENT_SECRET
+from executors.api import Slot
+
+__all__ = ["SECONDS", "check_arguments", "check_seconds", "check_variables", "parse_seconds"]
+
+SECONDS = f"a positive number of seconds, at most {LONGEST_SECONDS}"
+"""What a timeout must be, in words."""
+
+RESERVED = frozenset(Slot("", 0, 1, 0, 1, 0, 1).environment()) | {
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT",
+    ENVIRONMENT_SECRET,
+}
+"""The variables that place a worker in its job."""
+
+
+def check_arguments(args: object, kwargs: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The positional and keyword arguments of a function, None for none. Raises TypeError."""
+    positional, keywords = () if args is None else args, {} if kwargs is None else kwargs
+    if isinstance(positional, str | bytes) or not isinstance(positional, Sequence):
+        raise TypeError(
+            f"args is {args!r}, but must be a list or tuple of the positional arguments, such as ({args!r},)"
+        )
+    if not isinstance(keywords, Mapping) or not all(isinstance(name, str) for name in keywords):
+        raise TypeError(f"kwargs is {kwargs!r}, but must be a dict of the keyword arguments by name")
+    return tuple(positional), dict(keywords)
+
+
+def check_variables(variables: object, argument: str, launcher: str) -> dict[str, str]:
+    """Variables for the environment of workers, None for none. Raises ValueError, also where ``launcher`` sets one."""
+    entries = {} if variables is None else variables
+    if not isinstance(entries, Mapping):
+        raise ValueError(f"{argument} is {variables!r}, but must be a dict of variables and their values")
+    for name, value in entries.items():
+        if not _is_variable(name, value):
+            raise ValueError(
+                f"{argument} has {name!r}: {value!r}, but names and values must be strings, the name not empty and "
+                "without '=', and both without a zero character"
+            )
+    taken = sorted(RESERVED.intersection(entries))
+    if taken:
+        raise ValueError(f"{argument} has {', '.join(taken)}, which {launcher} sets; leave them out")
+    return dict(entries)
+
+
+def _is_variable(name: object, value: object) -> bool:
+    if not isinstance(name, str) or not isinstance(value, str) or not name or "=" in name:
+        return False
+    try:
+        return b"\0" not in os.fsencode(name) + os.fsencode(value)
+    except UnicodeEncodeError:
+        return False
+
+
+def check_seconds(value: object, argument: str) -> float:
+    """A timeout. Raises ValueError."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LONGEST_SECONDS:
+        raise ValueError(f"{argument} is {value!r}, but must be {SECONDS}")
+    return float(value)
+
+
+def parse_seconds(text: str, variable: str) -> float:
+    """A timeout from the environment. Raises ValueError."""
+    try:
+        return check_seconds(float(text), variable)
+    except ValueError:
+        raise ValueError(f"{variable} is {text!r}, but must be {SECONDS}") from None
