@@ -49,7 +49,7 @@ def _allgather(work: Work, response: Response, members: Sequence[int], backend: 
     request = work.request
     row = prod(request.shape[1:]) * request.dtype.itemsize
     output = work.allocate((sum(response.sizes), *request.shape[1:]))
-    backend.allgather(work.input().bytes, output.bytes, [rows * row for rows in response.sizes])
+    backend.allgather([work.input().bytes], [output.bytes], [rows * row for rows in response.sizes])
 
 
 def _broadcast(work: Work, response: Response, members: Sequence[int], backend: Backend) -> None:
@@ -74,7 +74,8 @@ def _reducescatter(work: Work, response: Response, members: Sequence[int], backe
     width = prod(request.shape[1:])
     output = work.allocate((rows[backend.rank], *request.shape[1:]))
     counts = [count * width for count in rows]
-    backend.reducescatter(work.input().host, output.host, counts, request.dtype, op, request.prescale_factor, postscale)
+    sources, destinations = [work.input().host], [output.host]
+    backend.reducescatter(sources, destinations, counts, request.dtype, op, request.prescale_factor, postscale)
 
 
 def _barrier(work: Work, response: Response, members: Sequence[int], backend: Backend) -> None:

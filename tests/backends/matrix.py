@@ -31,6 +31,7 @@ FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
 MEDIUM = 100_001
 LARGE = 800_001
 SIZES = ((0,), (1,), (7,), (1000,), (7, 0, 1, 1000))
+PIECES = (0, 3)
 LARGE_REDUCTIONS = [(dtype, ReduceOp.SUM, (7, LARGE, 0, 1)) for dtype in DType] + [
     (dtype, op, (LARGE,)) for dtype in (DType.FLOAT32, DType.BFLOAT16) for op in OPS
 ]
@@ -100,7 +101,7 @@ def check_identity(backend: Backend) -> None:
             np.testing.assert_allclose(decode(mine, dtype), exact, rtol=2e-2, atol=2e-2)
             digest = np.frombuffer(hashlib.sha256(mine.tobytes()).digest(), np.uint8)
             digests = np.empty(32 * backend.size, np.uint8)
-            backend.allgather(digest, digests, [32] * backend.size)
+            backend.allgather([digest], [digests], [32] * backend.size)
             assert len({row.tobytes() for row in digests.reshape(backend.size, 32)}) == 1, (dtype, length)
 
 
@@ -134,9 +135,16 @@ def check_reducescatter(backend: Backend) -> None:
 def check_allgather(backend: Backend) -> None:
     for counts in _counts(backend.size, (0, 1, 7, 1000, 3_000_001)):
         parts = [_some_bytes(count, member) for member, count in enumerate(counts)]
-        destination = np.full(sum(counts), 99, np.uint8)
-        backend.allgather(_frozen(parts[backend.rank]), destination, counts)
-        assert_same(destination, np.concatenate(parts), counts)
+        expected = np.concatenate(parts)
+        for pieces in PIECES:
+            destination = np.full(sum(counts), 99, np.uint8)
+            sources = _divided(_frozen(parts[backend.rank]), pieces)
+            backend.allgather(sources, _divided(destination, pieces + 1), counts)
+            assert_same(destination, expected, (counts, pieces))
+        in_place = np.split(np.full(sum(counts), 99, np.uint8), np.cumsum(counts)[:-1])
+        in_place[backend.rank][:] = parts[backend.rank]
+        backend.allgather([in_place[backend.rank]], in_place, counts)
+        assert_same(np.concatenate(in_place), expected, (counts, "in place"))
 
 
 def check_broadcast(backend: Backend) -> None:
@@ -246,10 +254,12 @@ def _reducescatter(
     values = _values(backend.size, sum(counts), dtype)
     start = sum(counts[: backend.rank])
     expected = _reduced(values, dtype, op, prescale, postscale)[start : start + counts[backend.rank]]
-    destination = np.empty_like(expected)
     source = _frozen(encode(values[backend.rank], dtype))
-    backend.reducescatter(source, destination, counts, dtype, op, prescale, postscale)
-    assert_same(destination, expected, ("reducescatter", dtype, op, counts, prescale, postscale))
+    for pieces in PIECES:
+        destination = np.empty_like(expected)
+        sources, destinations = _divided(source, pieces), _divided(destination, pieces + 1)
+        backend.reducescatter(sources, destinations, counts, dtype, op, prescale, postscale)
+        assert_same(destination, expected, ("reducescatter", dtype, op, counts, prescale, postscale, pieces))
 
 
 def _alltoall(backend: Backend, unit: int, even: bool) -> None:
@@ -300,6 +310,14 @@ def _counts(size: int, units: Sequence[int]) -> list[list[int]]:
     nearly = [[max(units) - member for member in range(size)]]
     one = [[max(units) if member == size - 1 else 0 for member in range(size)]]
     return even + mixed + nearly + one
+
+
+def _divided(array: Array, pieces: int) -> list[Array]:
+    """``array`` as it is for less than 2 pieces, else cut into so many of different lengths, and an empty one."""
+    if pieces < 2:
+        return [array]
+    ends = [array.size * number**2 // pieces**2 for number in range(pieces)]
+    return np.split(array, ends)
 
 
 def _some_bytes(length: int, seed: int) -> Array:
