@@ -74,14 +74,10 @@ def _assemble(
         for id in sets.ids():
             members = sets.ranks(id)
             if topology.rank in members:
-                name = table.choose(members, topology, settings.cpu_operations)
-                group = PrefixStore(store, f"set-{id}/{name}")
-                backends[id] = table.connect(name, members.index(topology.rank), len(members), group, settings, address)
+                backends[id] = table.connect(members, topology, settings, PrefixStore(store, f"set-{id}"), address)
         return Engine(topology, settings, sets, channel, backends)
     except BaseException as error:
-        for backend in backends.values():
-            backend.abort(error if isinstance(error, Exception) else RuntimeError(str(error)))
-            backend.close()
+        table.discard(backends.values(), error)
         raise
 
 

@@ -38,6 +38,7 @@ from collectives.api import DType, PeerLostError, ReduceOp, ShutDownError, Store
 from collectives.backends.base import Array, Backend, Bytes
 from collectives.backends.gloo.connections import ADDRESS_BYTES, NOWHERE, Connections
 from collectives.backends.gloo.meeting import import_torch, meet, open_device, translate
+from collectives.backends.scratch import Scratch
 from collectives.reduction import reduce_arrays, scale_array
 from collectives.segments import Segments
 
@@ -77,7 +78,7 @@ class GlooBackend(Backend):
         self._error: Exception | None = None
         self._error_lock = threading.Lock()
         self._unfinished: Any = None
-        self._outgoing, self._incoming, self._landing = _Scratch(), _Scratch(), _Scratch()
+        self._outgoing, self._incoming, self._landing = Scratch(), Scratch(), Scratch()
         device, address = open_device(interface, hostname)
         self._connections = Connections(address)
         self._group: Any = meet(rank, size, store, timeout, device)
@@ -303,20 +304,6 @@ class GlooBackend(Backend):
         return self._error
 
 
-class _Scratch:
-    """Memory that is kept from call to call and grows when needed."""
-
-    def __init__(self) -> None:
-        self._memory: Bytes = np.empty(0, np.uint8)
-
-    def take(self, count: int, dtype: DType) -> Array:
-        """An array of ``count`` elements with any content. It replaces the one taken before."""
-        nbytes = count * dtype.itemsize
-        if self._memory.size < nbytes:
-            self._memory = np.empty(nbytes, np.uint8)
-        return self._memory[:nbytes].view(dtype.storage)
-
-
 def _drop(group: Any, work: Any) -> None:
     """Hold ``group`` until ``work`` has ended, within Gloo's timeout; then nothing blocks where it is dropped.
 
@@ -352,7 +339,7 @@ def _unpack(packed: Array, pairs: Pairs, dtype: DType, factor: float = 1.0) -> N
         start = end
 
 
-def _joined(arrays: Sequence[Array], scratch: _Scratch, dtype: DType) -> Array:
+def _joined(arrays: Sequence[Array], scratch: Scratch, dtype: DType) -> Array:
     """What the arrays hold, as one: itself where there is only one, or else a copy."""
     if len(arrays) == 1:
         return arrays[0]
