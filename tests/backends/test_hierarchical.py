@@ -114,15 +114,16 @@ def test_each_of_the_two_can_be_switched_off(operation):
 
 
 @pytest.mark.parametrize("victim", [0, 4], ids=["across", "inside"])
-def test_an_abort_reaches_the_part_that_waits_and_all_others(victim):
+@pytest.mark.parametrize("length", [8, 1 << 20], ids=["piece", "pipeline"])
+def test_an_abort_reaches_the_part_that_waits_and_all_others(victim, length):
     backend = Hosts(HOSTS["1+2+3"]).member(victim)
-    abort_from_thread(backend, np.ones(8, np.float32))
+    abort_from_thread(backend, np.ones(length, np.float32))
     for call in (backend.barrier, lambda: backend.alltoall(*[np.ones(6, np.uint8)] * 2, [1] * 6, [1] * 6)):
         with pytest.raises(HorovodInternalError, match="told to stop"):
             call()
 
 
-@pytest.mark.parametrize("length", [8, 1 << 18])
+@pytest.mark.parametrize("length", [8, 1 << 20], ids=["piece", "pipeline"])
 @pytest.mark.parametrize("victim", [0, 2, 5])
 def test_who_fails_in_one_part_leaves_all(victim, length):
     """The members that wait for a failed one elsewhere learn of it, too."""
