@@ -4,13 +4,16 @@ import contextlib
 import ctypes
 import itertools
 import os
+import re
 import shutil
 import subprocess
+from pathlib import Path
 
 CLONE_NEWNET = 0x40000000  # setns(2)
 HOSTS = ("host-0", "host-1")
 RATE = "1gbit"
 WIRE = "wire"
+NAMESPACES = Path("/var/run/netns")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _counter = itertools.count()
@@ -34,20 +37,21 @@ class Network:
 
     def __enter__(self):
         _check()
+        _remove(_abandoned())
         try:
             self._build(*self._names.values())
         except BaseException:
-            self._remove()
+            _remove(self._names.values())
             raise
         return self
 
     def __exit__(self, *_):
-        self._remove()
+        _remove(self._names.values())
 
     @contextlib.contextmanager
     def inside(self, host):
         """In the block this thread opens its sockets, and starts its processes and threads, on ``host``."""
-        with open("/proc/thread-self/ns/net") as home, open(f"/var/run/netns/{self._names[host]}") as namespace:
+        with open("/proc/thread-self/ns/net") as home, open(NAMESPACES / self._names[host]) as namespace:
             _enter(namespace)
             try:
                 yield
@@ -69,9 +73,16 @@ class Network:
             for device in ("lo", WIRE):
                 _run("ip", "-n", name, "link", "set", device, "up")
 
-    def _remove(self):
-        for name in self._names.values():
-            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+
+def _remove(names):
+    for name in names:
+        subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+
+
+def _abandoned():
+    """Namespaces of a process that was killed before it could remove them."""
+    found = [re.fullmatch(r"hvd-(\d+)-.*", path.name) for path in NAMESPACES.glob("hvd-*")]
+    return [match[0] for match in found if match and not Path(f"/proc/{match[1]}").exists()]
 
 
 def _check():
