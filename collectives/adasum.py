@@ -56,7 +56,7 @@ def adasum(
     while distance < backend.size:
         span = _combine_level(backend, vector, list(pairwise(ends)), span, distance)
         distance *= 2
-    _gather(backend, vector, span)
+    _gather(backend, vector)
     if postscale != 1.0:
         np.multiply(vector, postscale, out=vector)
     for destination, (start, stop) in zip(destinations, pairwise(ends), strict=True):
@@ -129,7 +129,7 @@ def _sum_products(backend: Backend, products: Sequence[Float64], distance: int) 
     """The products of whole vectors: summed, in rank order, over the ranks that hold parts of the same two."""
     own = np.array(products, np.float64).reshape(-1)
     everybody = np.empty(backend.size * own.size)
-    backend.allgather(own.view(np.uint8), everybody.view(np.uint8), [own.nbytes] * backend.size)
+    backend.allgather([own.view(np.uint8)], [everybody.view(np.uint8)], [own.nbytes] * backend.size)
     first = backend.rank & ~(2 * distance - 1)
     total: Float64 = everybody.reshape(backend.size, -1, 3)[first : first + 2 * distance].sum(axis=0)
     return total
@@ -144,17 +144,11 @@ def _merge(out: Array, lower: Array, upper: Array, products: Float64) -> None:
     np.add(first, np.multiply(upper, from_upper), out=out)
 
 
-def _gather(backend: Backend, vector: Array, span: Span) -> None:
+def _gather(backend: Backend, vector: Array) -> None:
     """Every rank has one span of the result: put all together."""
     spans = [_final_span(len(vector), rank, backend.size) for rank in range(backend.size)]
-    width = vector.itemsize
-    result = np.empty_like(vector)
-    counts = [(stop - start) * width for start, stop in spans]
-    backend.allgather(vector[slice(*span)].view(np.uint8), result.view(np.uint8), counts)
-    begin = 0
-    for start, stop in spans:
-        vector[start:stop] = result[begin : begin + stop - start]
-        begin += stop - start
+    parts = [vector[slice(*span)].view(np.uint8) for span in spans]
+    backend.allgather([parts[backend.rank]], parts, [part.nbytes for part in parts])
 
 
 def _final_span(total: int, rank: int, size: int) -> Span:

@@ -93,9 +93,7 @@ def _assemble(
                 backends[id] = connect.through(store, members, f"set-{id}")
         return Engine(topology, settings, sets, channel, backends, connect)
     except BaseException as error:
-        for backend in backends.values():
-            backend.abort(error if isinstance(error, Exception) else RuntimeError(str(error)))
-            backend.close()
+        table.discard(backends.values(), error)
         raise
 
 
@@ -114,10 +112,7 @@ class _Connector:
 
     def through(self, store: Store, members: Sequence[int], scope: str) -> Backend:
         """The backend of the set ``members``, which meet under ``scope`` in ``store``."""
-        name = table.choose(members, self.topology, self.settings.cpu_operations)
-        group = PrefixStore(store, f"{scope}/{name}")
-        rank = members.index(self.topology.rank)
-        return table.connect(name, rank, len(members), group, self.settings, self.address)
+        return table.connect(members, self.topology, self.settings, PrefixStore(store, scope), self.address)
 
 
 def _own_address(settings: Settings) -> str:

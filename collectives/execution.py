@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from math import prod
+
+import numpy as np
 
 from collectives.adasum import adasum
 from collectives.api import Operation, ReduceOp, Request
-from collectives.backends.base import Backend
+from collectives.backends.base import Array, Backend, Bytes
 from collectives.messages import Response
 from collectives.reduction import INTEGERS
 from collectives.work import Work
@@ -20,12 +23,12 @@ def execute(works: Sequence[Work], responses: Sequence[Response], members: Seque
 
     Works of a batch agree in everything that fusion compares. Raises what the backend raises.
     """
-    if works[0].request.operation is Operation.ALLREDUCE:
-        _allreduce(works, backend)
+    operation = works[0].request.operation
+    if operation in _RUN_FUSED:
+        _RUN_FUSED[operation](works, responses, backend)
         return
-    run = _RUN[works[0].request.operation]
     for work, response in zip(works, responses, strict=True):
-        run(work, response, members, backend)
+        _RUN[operation](work, response, members, backend)
 
 
 def _summed(request: Request, size: int) -> tuple[ReduceOp, float]:
@@ -35,7 +38,7 @@ def _summed(request: Request, size: int) -> tuple[ReduceOp, float]:
     return request.op, request.postscale_factor
 
 
-def _allreduce(works: Sequence[Work], backend: Backend) -> None:
+def _allreduce(works: Sequence[Work], responses: Sequence[Response], backend: Backend) -> None:
     request = works[0].request
     op, postscale = _summed(request, backend.size)
     sources = [work.input().host for work in works]
@@ -46,11 +49,27 @@ def _allreduce(works: Sequence[Work], backend: Backend) -> None:
         backend.allreduce(sources, destinations, request.dtype, op, request.prescale_factor, postscale)
 
 
-def _allgather(work: Work, response: Response, members: Sequence[int], backend: Backend) -> None:
-    request = work.request
-    row = prod(request.shape[1:]) * request.dtype.itemsize
-    output = work.allocate((sum(response.sizes), *request.shape[1:]))
-    backend.allgather(work.input().bytes, output.bytes, [rows * row for rows in response.sizes])
+def _allgather(works: Sequence[Work], responses: Sequence[Response], backend: Backend) -> None:
+    sources = [work.input().bytes for work in works]
+    outputs = [_gathered(work, response.sizes) for work, response in zip(works, responses, strict=True)]
+    counts = [[rows * _row_bytes(work) for rows in each.sizes] for work, each in zip(works, responses, strict=True)]
+    backend.allgather(sources, _by_member(outputs, counts), [sum(of_member) for of_member in zip(*counts, strict=True)])
+
+
+def _gathered(work: Work, sizes: Sequence[int]) -> Bytes:
+    return work.allocate((sum(sizes), *work.request.shape[1:])).bytes
+
+
+def _row_bytes(work: Work) -> int:
+    return prod(work.request.shape[1:]) * work.request.dtype.itemsize
+
+
+def _by_member(tensors: Sequence[Array], counts: Sequence[Sequence[int]]) -> Sequence[Array]:
+    """The tensors' parts of member 0, then those of member 1...; ``counts[i][m]`` elements of tensor i belong to m."""
+    if len(tensors) == 1:
+        return tensors
+    parts = [np.split(tensor, list(accumulate(count))[:-1]) for tensor, count in zip(tensors, counts, strict=True)]
+    return [part for of_member in zip(*parts, strict=True) for part in of_member]
 
 
 def _broadcast(work: Work, response: Response, members: Sequence[int], backend: Backend) -> None:
@@ -59,34 +78,45 @@ def _broadcast(work: Work, response: Response, members: Sequence[int], backend: 
 
 
 def _alltoall(work: Work, response: Response, members: Sequence[int], backend: Backend) -> None:
-    request = work.request
-    row = prod(request.shape[1:]) * request.dtype.itemsize
+    row = _row_bytes(work)
     work.received_splits = response.sizes[backend.rank :: backend.size]
-    output = work.allocate((sum(work.received_splits), *request.shape[1:]))
-    send = [rows * row for rows in request.splits]
+    output = _gathered(work, work.received_splits)
+    send = [rows * row for rows in work.request.splits]
     source = work.input().bytes[: sum(send)]
-    backend.alltoall(source, output.bytes, send, [rows * row for rows in work.received_splits])
+    backend.alltoall(source, output, send, [rows * row for rows in work.received_splits])
 
 
-def _reducescatter(work: Work, response: Response, members: Sequence[int], backend: Backend) -> None:
-    request = work.request
+def _reducescatter(works: Sequence[Work], responses: Sequence[Response], backend: Backend) -> None:
+    request = works[0].request
     op, postscale = _summed(request, backend.size)
-    rows = split_rows(request.shape[0], backend.size)
-    width = prod(request.shape[1:])
-    output = work.allocate((rows[backend.rank], *request.shape[1:]))
-    counts = [count * width for count in rows]
-    backend.reducescatter(work.input().host, output.host, counts, request.dtype, op, request.prescale_factor, postscale)
+    counts = [_kept_elements(work.request, backend.size) for work in works]
+    sources = _by_member([work.input().host for work in works], counts)
+    destinations = [_kept(work, backend) for work in works]
+    totals = [sum(of_member) for of_member in zip(*counts, strict=True)]
+    backend.reducescatter(sources, destinations, totals, request.dtype, op, request.prescale_factor, postscale)
+
+
+def _kept_elements(request: Request, size: int) -> list[int]:
+    return [rows * prod(request.shape[1:]) for rows in split_rows(request.shape[0], size)]
+
+
+def _kept(work: Work, backend: Backend) -> Array:
+    rows = split_rows(work.request.shape[0], backend.size)[backend.rank]
+    return work.allocate((rows, *work.request.shape[1:])).host
 
 
 def _barrier(work: Work, response: Response, members: Sequence[int], backend: Backend) -> None:
     backend.barrier()
 
 
-_RUN: dict[Operation, Callable[[Work, Response, Sequence[int], Backend], None]] = {
+_RUN_FUSED: dict[Operation, Callable[[Sequence[Work], Sequence[Response], Backend], None]] = {
+    Operation.ALLREDUCE: _allreduce,
     Operation.ALLGATHER: _allgather,
+    Operation.REDUCESCATTER: _reducescatter,
+}
+_RUN: dict[Operation, Callable[[Work, Response, Sequence[int], Backend], None]] = {
     Operation.BROADCAST: _broadcast,
     Operation.ALLTOALL: _alltoall,
-    Operation.REDUCESCATTER: _reducescatter,
     Operation.BARRIER: _barrier,
 }
 

@@ -33,6 +33,10 @@ class Segments:
         first = self._ends[index] - len(self._arrays[index])
         return self._arrays[index][start - first : stop - first]
 
+    def parts(self, start: int, stop: int) -> list[Array]:
+        """The arrays that make up self[start : stop]: views, and at least one, if empty."""
+        return [piece for piece, _, _ in self._pieces(start, stop)] or [self._arrays[0][:0]]
+
     def gather(self, start: int, stop: int) -> Array:
         """self[start : stop], not empty: a view where that lies in one array, or else a copy."""
         whole = self.view(start, stop)

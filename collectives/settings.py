@@ -54,10 +54,11 @@ class Settings:
 
     ``rendezvous_address`` is None when there is no launcher: a world of one. ``fusion_threshold`` is in bytes (0 means
     no fusion), ``cycle_time`` in seconds (None: by the number of cores), ``cache_capacity`` in tensor names (0 means no
-    cache). ``thread_affinity`` is the core for the communication thread (None: any). A tensor that waits for ranks is
-    reported every ``stall_warning`` seconds (None: never), and after ``stall_shutdown`` seconds (0: never) it ends the
-    job. Without ``group_fusion`` the tensors of a group travel apart from others. ``remarks`` are sentences for the
-    user, about variables that were set in vain.
+    cache). ``hierarchical_allreduce`` and ``hierarchical_allgather`` are None where the hosts decide.
+    ``thread_affinity`` is the core for the communication thread (None: any). A tensor that waits for ranks is reported
+    every ``stall_warning`` seconds (None: never), and after ``stall_shutdown`` seconds (0: never) it ends the job.
+    Without ``group_fusion`` the tensors of a group travel apart from others. ``remarks`` are sentences for the user,
+    about variables that were set in vain.
     """
 
     rank: int = 0
@@ -73,6 +74,8 @@ class Settings:
     secret: bytes = field(default=b"", repr=False)
     interface: str = ""
     cpu_operations: str = "auto"
+    hierarchical_allreduce: bool | None = None
+    hierarchical_allgather: bool | None = None
     fusion_threshold: int = 128 * MEBIBYTE
     cycle_time: float | None = None
     cache_capacity: int = 1024
@@ -121,6 +124,8 @@ class Settings:
             secret=read(ENVIRONMENT_SECRET, _base64, b"", show=False),
             interface=read("HOROVOD_GLOO_IFACE", str, ""),
             cpu_operations=read("HOROVOD_CPU_OPERATIONS", _one_of("auto", "shm", "gloo"), "auto"),
+            hierarchical_allreduce=read("HOROVOD_HIERARCHICAL_ALLREDUCE", _flag, None),
+            hierarchical_allgather=read("HOROVOD_HIERARCHICAL_ALLGATHER", _flag, None),
             fusion_threshold=read("HOROVOD_FUSION_THRESHOLD", _natural, 128 * MEBIBYTE),
             cycle_time=read("HOROVOD_CYCLE_TIME", _milliseconds, None),
             cache_capacity=read("HOROVOD_CACHE_CAPACITY", _natural, 1024),

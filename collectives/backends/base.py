@@ -22,11 +22,11 @@ class Backend(ABC):
 
     All members call the same operations in the same order with matching arguments: negotiation guarantees it. Calls
     come from one thread at a time. Arrays are one-dimensional, contiguous, in host memory; reductions get arrays in
-    ``DType.storage`` layout, movements get bytes. Source and destination may be the same memory, never overlap
-    partly. ``op`` is AVERAGE for integers only, see :mod:`collectives.reduction`: that of floats is SUM with a
-    ``postscale``. 16-bit floats are accumulated in float32. The result of a reduction is bit-identical on all members.
-    Any call raises PeerLostError, CollectiveTimeoutError or, after :meth:`abort`, the error that abort was given; then
-    the group is unusable.
+    ``DType.storage`` layout, movements get bytes. Lists hold at least one array; arrays may be empty. Source and
+    destination may be the same memory, never overlap partly. ``op`` is AVERAGE for integers only, see
+    :mod:`collectives.reduction`: that of floats is SUM with a ``postscale``. 16-bit floats are accumulated in float32.
+    The result of a reduction is bit-identical on all members. Any call raises PeerLostError, CollectiveTimeoutError or,
+    after :meth:`abort`, the error that abort was given; then the group is unusable.
     """
 
     name: ClassVar[str]
@@ -54,19 +54,26 @@ class Backend(ABC):
     @abstractmethod
     def reducescatter(
         self,
-        source: Array,
-        destination: Array,
+        sources: Sequence[Array],
+        destinations: Sequence[Array],
         counts: Sequence[int],
         dtype: DType,
         op: ReduceOp,
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> None:
-        """Reduce ``source`` (sum(counts) elements) and keep the ``counts[rank]`` elements that belong to this rank."""
+        """Reduce sum(counts) elements and keep the ``counts[rank]`` elements that belong to this rank.
+
+        The sources, seen as one vector, hold what belongs to rank 0 first; the result is spread over the destinations.
+        """
 
     @abstractmethod
-    def allgather(self, source: Bytes, destination: Bytes, counts: Sequence[int]) -> None:
-        """Concatenate the members' sources in rank order; ``counts[r]`` bytes come from rank r, 0 allowed."""
+    def allgather(self, sources: Sequence[Bytes], destinations: Sequence[Bytes], counts: Sequence[int]) -> None:
+        """Concatenate what the members have, in rank order; ``counts[r]`` bytes come from rank r, 0 allowed.
+
+        The sources, seen as one vector, are what this rank has; they may be its own part of the result, which is spread
+        over the destinations.
+        """
 
     @abstractmethod
     def broadcast(self, source: Bytes, destination: Bytes, root: int) -> None:

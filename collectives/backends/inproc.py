@@ -13,6 +13,7 @@ import numpy as np
 from collectives.api import CollectiveTimeoutError, DType, EngineError, PeerLostError, ReduceOp, ShutDownError
 from collectives.backends.base import Array, Backend, Bytes
 from collectives.reduction import reduce_arrays
+from collectives.segments import Segments
 
 __all__ = ["Fault", "InprocBackend", "InprocGroup"]
 
@@ -130,21 +131,24 @@ class InprocBackend(Backend):
 
     def reducescatter(
         self,
-        source: Array,
-        destination: Array,
+        sources: Sequence[Array],
+        destinations: Sequence[Array],
         counts: Sequence[int],
         dtype: DType,
         op: ReduceOp,
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> None:
-        members = self._exchange(("reducescatter", tuple(counts), dtype, op, prescale, postscale), source.copy())
+        call = ("reducescatter", tuple(counts), dtype, op, prescale, postscale)
+        members = self._exchange(call, np.concatenate(sources))
         mine = _parts(counts)[self.rank]
-        reduce_arrays(destination, [member[mine] for member in members], dtype, op, prescale, postscale)
+        result = np.empty(counts[self.rank], dtype.storage)
+        reduce_arrays(result, [member[mine] for member in members], dtype, op, prescale, postscale)
+        Segments(destinations).write(0, result)
 
-    def allgather(self, source: Bytes, destination: Bytes, counts: Sequence[int]) -> None:
-        members = self._exchange(("allgather", tuple(counts)), source.copy())
-        np.concatenate(members, out=destination)
+    def allgather(self, sources: Sequence[Bytes], destinations: Sequence[Bytes], counts: Sequence[int]) -> None:
+        members = self._exchange(("allgather", tuple(counts)), np.concatenate(sources))
+        Segments(destinations).write(0, np.concatenate(members))
 
     def broadcast(self, source: Bytes, destination: Bytes, root: int) -> None:
         members = self._exchange(("broadcast", root, destination.size), source.copy() if self.rank == root else None)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from collectives.api import DType, ReduceOp, ShutDownError
 from collectives.backends.base import Array, Backend, Bytes
 from collectives.reduction import reduce_arrays, scale_array
+from collectives.segments import Segments
 
 __all__ = ["SingleBackend"]
 
@@ -35,8 +36,8 @@ class SingleBackend(Backend):
 
     def reducescatter(
         self,
-        source: Array,
-        destination: Array,
+        sources: Sequence[Array],
+        destinations: Sequence[Array],
         counts: Sequence[int],
         dtype: DType,
         op: ReduceOp,
@@ -44,10 +45,18 @@ class SingleBackend(Backend):
         postscale: float = 1.0,
     ) -> None:
         self._check()
-        reduce_arrays(destination, (source,), dtype, op, prescale, postscale)
+        source, start = Segments(sources), 0
+        for destination in destinations:
+            piece = source.gather(start, start + destination.size)
+            reduce_arrays(destination, (piece,), dtype, op, prescale, postscale)
+            start += destination.size
 
-    def allgather(self, source: Bytes, destination: Bytes, counts: Sequence[int]) -> None:
-        self._copy(source, destination)
+    def allgather(self, sources: Sequence[Bytes], destinations: Sequence[Bytes], counts: Sequence[int]) -> None:
+        self._check()
+        source, start = Segments(sources), 0
+        for destination in destinations:
+            source.read(start, destination)
+            start += destination.size
 
     def broadcast(self, source: Bytes, destination: Bytes, root: int) -> None:
         self._copy(source, destination)

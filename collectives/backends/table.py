@@ -1,44 +1,106 @@
-"""Which backend serves a process set: one table."""
+"""Which backend serves a process set: one table; and how its members connect."""
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from collectives.api import SettingsError, Store, Topology
 from collectives.backends.base import Backend
+from collectives.backends.hierarchical import HierarchicalBackend
+from collectives.rendezvous.store import PrefixStore
 from collectives.settings import Settings
 
-__all__ = ["choose", "connect"]
+__all__ = ["choose", "connect", "discard"]
 
 
-def choose(members: Sequence[int], topology: Topology, cpu_operations: str) -> str:
+def choose(members: Sequence[int], topology: Topology, settings: Settings) -> str:
     """The name of the backend for the ranks ``members``: the first row that fits.
 
-    =================  ====================================
+    =================  ==========================================================================
     single             one member
+    hierarchical       several hosts, one of them with several members, unless HOROVOD_HIERARCHICAL_ALLREDUCE
+                       and HOROVOD_HIERARCHICAL_ALLGATHER are both 0
     what was asked     HOROVOD_CPU_OPERATIONS is not "auto"
     shm                all members are on one host, an x86-64
     gloo               anything else
-    =================  ====================================
+    =================  ==========================================================================
+
+    Inside each host a hierarchical backend has what this table says for the members there, and gloo between hosts.
     """
     hosts = {topology.hosts[rank] for rank in members}
-    if cpu_operations == "shm" and len(hosts) > 1:
+    if settings.cpu_operations == "shm" and len(hosts) > 1:
         raise SettingsError(
             f"HOROVOD_CPU_OPERATIONS=shm, but the ranks {list(members)} are on {len(hosts)} hosts, which share no "
             "memory; use auto or gloo"
         )
     if len(members) == 1:
         return "single"
-    if cpu_operations != "auto":
-        return cpu_operations
+    if 1 < len(hosts) < len(members) and any(_stages(settings)):
+        return "hierarchical"
+    if settings.cpu_operations != "auto":
+        return settings.cpu_operations
     # On other processors stores may overtake each other, which the gate of shm does not guard against.
     return "shm" if len(hosts) == 1 and platform.machine() == "x86_64" else "gloo"
 
 
-def connect(name: str, rank: int, size: int, store: Store, settings: Settings, address: str) -> Backend:
-    """Join the group of ``size`` members that share ``store``, as member ``rank``, which is reached at ``address``."""
-    return _CONNECT[name](rank, size, store, settings, address)
+def connect(members: Sequence[int], topology: Topology, settings: Settings, store: Store, address: str) -> Backend:
+    """The backend of this rank for the ranks ``members``, which all call this with a ``store`` of their own.
+
+    The others reach this rank at ``address``. Raises SettingsError, CollectiveTimeoutError, PeerLostError.
+    """
+    name = choose(members, topology, settings)
+    if name == "hierarchical":
+        return _connect_hierarchy(members, topology, settings, store, address)
+    return _join(name, members, topology, settings, store, address)
+
+
+def discard(backends: Iterable[Backend], error: BaseException) -> None:
+    """End backends that are of no use because of ``error``."""
+    for backend in backends:
+        backend.abort(error if isinstance(error, Exception) else RuntimeError(str(error)))
+        backend.close()
+
+
+def _stages(settings: Settings) -> tuple[bool, bool]:
+    """Whether allreduce and allgather go in stages."""
+    return settings.hierarchical_allreduce is not False, settings.hierarchical_allgather is not False
+
+
+def _connect_hierarchy(
+    members: Sequence[int], topology: Topology, settings: Settings, store: Store, address: str
+) -> Backend:
+    hosts = _by_host(members, topology)
+    host = next(index for index, ranks in enumerate(hosts) if topology.rank in ranks)
+    column = hosts[host].index(topology.rank)
+    groups = {f"host-{host}": hosts[host]}
+    if column < min(map(len, hosts)):
+        groups[f"column-{column}"] = [ranks[column] for ranks in hosts]
+    parts: list[Backend] = []
+    try:
+        for name, ranks in groups.items():
+            parts.append(connect(ranks, topology, settings, PrefixStore(store, name), address))
+        parts.append(_join("gloo", members, topology, settings, store, address))
+    except BaseException as error:
+        discard(parts, error)
+        raise
+    local, *cross, flat = parts
+    positions = [[members.index(rank) for rank in ranks] for ranks in hosts]
+    return HierarchicalBackend(flat.rank, positions, local, cross[0] if cross else None, flat, *_stages(settings))
+
+
+def _by_host(members: Sequence[int], topology: Topology) -> list[list[int]]:
+    """The ranks on each host, the hosts in the order of their first ranks."""
+    hosts: dict[str, list[int]] = {}
+    for rank in members:
+        hosts.setdefault(topology.hosts[rank], []).append(rank)
+    return list(hosts.values())
+
+
+def _join(
+    name: str, members: Sequence[int], topology: Topology, settings: Settings, store: Store, address: str
+) -> Backend:
+    return _JOIN[name](members.index(topology.rank), len(members), PrefixStore(store, name), settings, address)
 
 
 def _single(rank: int, size: int, store: Store, settings: Settings, address: str) -> Backend:
@@ -60,7 +122,7 @@ def _gloo(rank: int, size: int, store: Store, settings: Settings, address: str) 
     return GlooBackend(rank, size, store, settings.timeouts.collective, settings.interface, hostname)
 
 
-_CONNECT: dict[str, Callable[[int, int, Store, Settings, str], Backend]] = {
+_JOIN: dict[str, Callable[[int, int, Store, Settings, str], Backend]] = {
     "single": _single,
     "shm": _shm,
     "gloo": _gloo,

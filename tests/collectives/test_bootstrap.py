@@ -99,10 +99,10 @@ def test_a_rank_that_cannot_start_its_backend_ends_the_start_of_all(launcher, mo
     """Rank 1 fails after all have connected; nobody is left waiting and nothing is left open."""
     connect = table.connect
 
-    def fail_on_rank_1(name, rank, *rest):
-        if rank == 1:
+    def fail_on_rank_1(members, topology, *rest):
+        if topology.rank == 1:
             raise HorovodInternalError("no memory")
-        return connect(name, rank, *rest)
+        return connect(members, topology, *rest)
 
     def body(rank):
         quick = Timeouts(connect=PATIENCE, collective=0.3)
@@ -122,17 +122,31 @@ def test_a_rank_that_cannot_start_its_backend_ends_the_start_of_all(launcher, mo
         ((1,), "gloo", "single"),
         ((0, 1), "auto", "shm"),
         ((0, 1), "gloo", "gloo"),
-        ((0, 1, 2), "auto", "gloo"),
+        ((0, 2), "auto", "gloo"),
         ((0, 1), "shm", "shm"),
+        ((0, 1, 2), "auto", "hierarchical"),
+        ((0, 1, 2), "gloo", "hierarchical"),
     ],
 )
 def test_the_backend_follows_the_hosts_and_the_wish(members, asked, chosen):
-    assert table.choose(members, Topology(size=3, hosts=("a", "a", "b")), asked) == chosen
+    settings = Settings(cpu_operations=asked)
+    assert table.choose(members, Topology(size=3, hosts=("a", "a", "b")), settings) == chosen
+
+
+@pytest.mark.parametrize("allreduce", [None, True, False])
+@pytest.mark.parametrize("allgather", [None, True, False])
+def test_the_hierarchy_can_be_switched_off_in_parts(allreduce, allgather):
+    settings = Settings(hierarchical_allreduce=allreduce, hierarchical_allgather=allgather)
+    flat = allreduce is allgather is False
+    assert table.choose((0, 1, 2), Topology(size=3, hosts=("a", "a", "b")), settings) == (
+        "gloo" if flat else "hierarchical"
+    )
+    assert table.choose((0, 1), Topology(size=2, hosts=("a", "a")), settings) == "shm"
 
 
 def test_shared_memory_does_not_reach_another_host():
     with pytest.raises(SettingsError, match=r"HOROVOD_CPU_OPERATIONS=shm, but the ranks \[0, 2\] are on 2 hosts"):
-        table.choose((0, 2), Topology(size=3, hosts=("a", "a", "b")), "shm")
+        table.choose((0, 2), Topology(size=3, hosts=("a", "a", "b")), Settings(cpu_operations="shm"))
 
 
 def test_rank_0_is_reached_at_the_interface_that_was_named():

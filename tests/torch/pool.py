@@ -1,5 +1,6 @@
 """Ranks as real processes that stay up between tests: one launch per number of ranks, not per test."""
 
+import contextlib
 import multiprocessing
 import os
 from multiprocessing.connection import Connection, wait
@@ -14,19 +15,25 @@ ANSWER_SECONDS = 60
 
 
 class Pool:
-    """``size`` processes in a job of their own; ``hosts`` says which of them believe to share a host."""
+    """``size`` processes in a job of their own; ``hosts`` says which of them believe to share a host.
 
-    def __init__(self, size, hosts=None, environment=None):
+    In a ``network`` of namespaces they do share one, and the first is that of the job.
+    """
+
+    def __init__(self, size, hosts=None, environment=None, network=None):
         self.size = size
-        self._job = Job(size)
-        self._job.__enter__()
+        self._job = Job(size, network.address if network else "127.0.0.1")
+        inside = network.inside if network else lambda host: contextlib.nullcontext()
+        with inside(hosts[0] if hosts else None):
+            self._job.__enter__()
         context = multiprocessing.get_context("spawn")
         self._links, self.processes = [], []
         for slot in assign_ranks(hosts or ["here"] * size):
             link, far_link = context.Pipe()
             variables = {**self._job.environment(slot), **(environment or {})}
             process = context.Process(target=_serve, args=(far_link, slot.rank, variables), daemon=True)
-            process.start()
+            with inside(slot.host):
+                process.start()
             far_link.close()
             self._links.append(link)
             self.processes.append(process)

@@ -38,7 +38,9 @@ from collectives.api import DType, PeerLostError, ReduceOp, ShutDownError, Store
 from collectives.backends.base import Array, Backend, Bytes
 from collectives.backends.gloo.connections import ADDRESS_BYTES, NOWHERE, Connections
 from collectives.backends.gloo.meeting import import_torch, meet, open_device, translate
+from collectives.backends.scratch import Scratch
 from collectives.reduction import reduce_arrays, scale_array
+from collectives.segments import Segments
 
 __all__ = ["GlooBackend"]
 
@@ -76,7 +78,7 @@ class GlooBackend(Backend):
         self._error: Exception | None = None
         self._error_lock = threading.Lock()
         self._unfinished: Any = None
-        self._outgoing, self._incoming = _Scratch(), _Scratch()
+        self._outgoing, self._incoming, self._landing = Scratch(), Scratch(), Scratch()
         device, address = open_device(interface, hostname)
         self._connections = Connections(address)
         self._group: Any = meet(rank, size, store, timeout, device)
@@ -105,8 +107,8 @@ class GlooBackend(Backend):
 
     def reducescatter(
         self,
-        source: Array,
-        destination: Array,
+        sources: Sequence[Array],
+        destinations: Sequence[Array],
         counts: Sequence[int],
         dtype: DType,
         op: ReduceOp,
@@ -115,21 +117,29 @@ class GlooBackend(Backend):
     ) -> None:
         self._check()
         mine, width = counts[self.rank], dtype.itemsize
+        source = _joined(sources, self._outgoing, dtype)
         received = self._incoming.take(mine * self.size, dtype)
         self._exchange(source, received, [count * width for count in counts], [mine * width] * self.size)
-        reduce_arrays(destination, [*self._rows(received)], dtype, op, prescale, postscale)
+        rows, start = self._rows(received), 0
+        for destination in destinations:
+            end = start + destination.size
+            reduce_arrays(destination, [*rows[:, start:end]], dtype, op, prescale, postscale)
+            start = end
 
-    def allgather(self, source: Bytes, destination: Bytes, counts: Sequence[int]) -> None:
+    def allgather(self, sources: Sequence[Bytes], destinations: Sequence[Bytes], counts: Sequence[int]) -> None:
         self._check()
-        longest, total = max(counts), sum(counts)
+        source, longest, total = Segments(sources), max(counts), sum(counts)
+        landing = destinations[0] if len(destinations) == 1 else self._landing.take(total, DType.UINT8)
         if longest <= DIRECT:
-            self._allgather_direct(source, destination, counts)
+            self._allgather_direct(source, landing, counts)
         elif longest * self.size == total:
-            self._allgather_even(source, destination)
+            self._allgather_even(_joined(sources, self._outgoing, DType.UINT8), landing)
         elif longest * self.size <= 2 * total:
-            self._allgather_padded(source, destination, counts)
+            self._allgather_padded(source, landing, counts)
         else:
-            self._allgather_skewed(source, destination, counts)
+            self._allgather_skewed(source, landing, counts)
+        if len(destinations) > 1:
+            Segments(destinations).write(0, landing)
 
     def broadcast(self, source: Bytes, destination: Bytes, root: int) -> None:
         self._check()
@@ -214,25 +224,29 @@ class GlooBackend(Backend):
         self._allgather_even(received[:share], packed)
         _unpack(packed, pairs, dtype)
 
-    def _allgather_direct(self, source: Bytes, destination: Bytes, counts: Sequence[int]) -> None:
-        copies = self._outgoing.take(source.size * self.size, DType.UINT8)
-        self._rows(copies)[:] = source
-        self._exchange(copies, destination, [source.size] * self.size, list(counts))
+    def _allgather_direct(self, source: Segments, destination: Bytes, counts: Sequence[int]) -> None:
+        copies = self._outgoing.take(len(source) * self.size, DType.UINT8)
+        rows = self._rows(copies)
+        source.read(0, rows[0])
+        rows[1:] = rows[0]
+        self._exchange(copies, destination, [len(source)] * self.size, list(counts))
 
     def _allgather_even(self, source: Array, destination: Array) -> None:
         self._run("_allgather_base", self._tensor(_bytes(destination)), self._tensor(_bytes(source)))
 
-    def _allgather_padded(self, source: Bytes, destination: Bytes, counts: Sequence[int]) -> None:
+    def _allgather_padded(self, source: Segments, destination: Bytes, counts: Sequence[int]) -> None:
         padded = self._outgoing.take(max(counts), DType.UINT8)
-        padded[: source.size] = source
+        source.read(0, padded[: len(source)])
         received = self._incoming.take(padded.size * self.size, DType.UINT8)
         self._allgather_even(padded, received)
         for row, part in zip(self._rows(received), _parts(counts), strict=True):
             destination[part] = row[: part.stop - part.start]
 
-    def _allgather_skewed(self, source: Bytes, destination: Bytes, counts: Sequence[int]) -> None:
-        for root, part in enumerate(_parts(counts)):
-            self.broadcast(source, destination[part], root)
+    def _allgather_skewed(self, source: Segments, destination: Bytes, counts: Sequence[int]) -> None:
+        parts = [destination[part] for part in _parts(counts)]
+        source.read(0, parts[self.rank])
+        for root, part in enumerate(parts):
+            self.broadcast(part, part, root)
 
     def _exchange(
         self, source: Array, destination: Array, send_counts: Sequence[int] = (), receive_counts: Sequence[int] = ()
@@ -254,7 +268,7 @@ class GlooBackend(Backend):
 
     def _exchange_addresses(self, address: bytes) -> frozenset[bytes]:
         theirs = np.empty(ADDRESS_BYTES * self.size, np.uint8)
-        self._allgather_direct(np.frombuffer(address, np.uint8), theirs, [ADDRESS_BYTES] * self.size)
+        self._allgather_direct(Segments([np.frombuffer(address, np.uint8)]), theirs, [ADDRESS_BYTES] * self.size)
         return frozenset(row.tobytes() for row in self._rows(theirs)) - {NOWHERE}
 
     def _check(self) -> None:
@@ -290,20 +304,6 @@ class GlooBackend(Backend):
         return self._error
 
 
-class _Scratch:
-    """Memory that is kept from call to call and grows when needed."""
-
-    def __init__(self) -> None:
-        self._memory: Bytes = np.empty(0, np.uint8)
-
-    def take(self, count: int, dtype: DType) -> Array:
-        """An array of ``count`` elements with any content. It replaces the one taken before."""
-        nbytes = count * dtype.itemsize
-        if self._memory.size < nbytes:
-            self._memory = np.empty(nbytes, np.uint8)
-        return self._memory[:nbytes].view(dtype.storage)
-
-
 def _drop(group: Any, work: Any) -> None:
     """Hold ``group`` until ``work`` has ended, within Gloo's timeout; then nothing blocks where it is dropped.
 
@@ -337,6 +337,15 @@ def _unpack(packed: Array, pairs: Pairs, dtype: DType, factor: float = 1.0) -> N
         end = start + destination.size
         scale_array(packed[start:end], destination, dtype, factor)
         start = end
+
+
+def _joined(arrays: Sequence[Array], scratch: Scratch, dtype: DType) -> Array:
+    """What the arrays hold, as one: itself where there is only one, or else a copy."""
+    if len(arrays) == 1:
+        return arrays[0]
+    joined = scratch.take(sum([array.size for array in arrays]), dtype)
+    np.concatenate(arrays, out=joined)
+    return joined
 
 
 def _parts(counts: Sequence[int]) -> list[slice]:

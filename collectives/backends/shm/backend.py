@@ -62,8 +62,8 @@ class ShmBackend(Backend):
     @np.errstate(all="ignore")
     def reducescatter(
         self,
-        source: Array,
-        destination: Array,
+        sources: Sequence[Array],
+        destinations: Sequence[Array],
         counts: Sequence[int],
         dtype: DType,
         op: ReduceOp,
@@ -73,33 +73,36 @@ class ShmBackend(Backend):
         """See :class:`Backend`. One crossing per round of ROUND_BYTES / size bytes for each member."""
         reduction = Reduction(dtype, op, prescale, postscale)
         step = ROUND_BYTES // dtype.itemsize // self.size
-        starts = [0, *accumulate(counts)]
+        source, target, starts = Segments(sources), Segments(destinations), [0, *accumulate(counts)]
         for done in range(0, max(counts), step):
             slabs = self._slabs.next(dtype)
             for member, total in enumerate(counts):
                 count = min(step, total - done)
                 if count > 0:
                     first = starts[member] + done
-                    slabs[self.rank][member * step : member * step + count] = source[first : first + count]
+                    source.read(first, slabs[self.rank][member * step : member * step + count])
             self._gate.cross()
             count = min(step, counts[self.rank] - done)
             if count > 0:
                 inputs = [slab[self.rank * step : self.rank * step + count] for slab in slabs]
-                reduction.combine(destination[done : done + count], inputs)
+                result = np.empty(count, dtype.storage)
+                reduction.combine(result, inputs)
+                target.write(done, result)
 
-    def allgather(self, source: Bytes, destination: Bytes, counts: Sequence[int]) -> None:
+    def allgather(self, sources: Sequence[Bytes], destinations: Sequence[Bytes], counts: Sequence[int]) -> None:
         """See :class:`Backend`. One crossing per ROUND_BYTES of the largest source."""
-        starts = [0, *accumulate(counts)]
+        source, target, starts = Segments(sources), Segments(destinations), [0, *accumulate(counts)]
         for done in range(0, max(counts), ROUND_BYTES):
             slabs = self._slabs.next(DType.UINT8)
-            piece = source[done : done + ROUND_BYTES]
-            slabs[self.rank][: len(piece)] = piece
+            own = min(ROUND_BYTES, len(source) - done)
+            if own > 0:
+                source.read(done, slabs[self.rank][:own])
             self._gate.cross()
             for member, total in enumerate(counts):
                 count = min(ROUND_BYTES, total - done)
                 if count > 0:
                     first = starts[member] + done
-                    destination[first : first + count] = slabs[member][:count]
+                    target.write(first, slabs[member][:count])
 
     def broadcast(self, source: Bytes, destination: Bytes, root: int) -> None:
         """See :class:`Backend`. One crossing per ROUND_BYTES; the root runs one round ahead."""

@@ -1,0 +1,45 @@
+"""Allreduce of two hosts with two ranks each, through the public torch API, against torch.distributed on Gloo.
+
+    python -m benchmarks.hosts --sizes 16M
+
+The hosts are network namespaces of this machine, joined by a link of 1 Gbit/s: root only, and it needs iproute2. Both
+sides sum float32 tensors of the same size in the same processes, turn by turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from benchmarks.allreduce import measure, parse_size
+from benchmarks.measure import Row, add_report_arguments, meeting_file, report
+from tests.namespaces import HOSTS, RATE, WIRE, Network, Unavailable
+from tests.torch.pool import Pool
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2, help="processes on each host (default: 2)")
+    parser.add_argument(
+        "--sizes", type=parse_size, nargs="+", default=[32, 64 << 10, 1 << 20, 16 << 20], help="bytes of the tensors"
+    )
+    parser.add_argument("--scale", type=float, default=1.0, help="multiplies the number of repetitions (default: 1)")
+    add_report_arguments(parser)
+    arguments = parser.parse_args()
+    rows: list[Row] = []
+    hosts = [host for host in HOSTS for _ in range(arguments.ranks)]
+    try:
+        with Network() as network:
+            pool = Pool(len(hosts), hosts, {"GLOO_SOCKET_IFNAME": WIRE}, network)
+            try:
+                for nbytes in arguments.sizes:
+                    rows += pool.run(measure, [nbytes], 0, arguments.scale, meeting_file())[0]
+            finally:
+                pool.close()
+    except Unavailable as reason:
+        parser.exit(1, f"no hosts in network namespaces: {reason}\n")
+    report(f"allreduce of two hosts at {RATE}: ours and torch.distributed on Gloo", rows, arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""Memory that a backend keeps from call to call."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from collectives.api import DType
+from collectives.backends.base import Array, Bytes
+
+__all__ = ["Scratch"]
+
+
+class Scratch:
+    """Grows when needed: fresh memory costs a page fault for each 4 KB."""
+
+    def __init__(self) -> None:
+        self._memory: Bytes = np.empty(0, np.uint8)
+
+    def take(self, count: int, dtype: DType) -> Array:
+        """An array of ``count`` elements with any content. It replaces the one taken before."""
+        nbytes = count * dtype.itemsize
+        if self._memory.size < nbytes:
+            self._memory = np.empty(nbytes, np.uint8)
+        return self._memory[:nbytes].view(dtype.storage)

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from matrix import abort_from_thread, reduce_until_error, run_matrix
+from members import Member, Processes, in_threads
+
+from collectives.api import DType, HorovodInternalError, PeerLostError, ReduceOp, Topology
+from collectives.backends import hierarchical, table
+from collectives.backends.hierarchical import HierarchicalBackend
+from collectives.backends.inproc import InprocBackend, InprocGroup
+from collectives.backends.single import SingleBackend
+from collectives.rendezvous.store import PrefixStore
+from collectives.settings import Settings
+
+HOSTS = {
+    "2+2": [[0, 1], [2, 3]],
+    "3+1": [[0, 1, 2], [3]],
+    "1+2+3": [[0], [1, 2], [3, 4, 5]],
+    "interleaved": [[0, 2], [1, 3, 4]],
+}
+TIMEOUT = 20.0
+
+
+class Counting(InprocBackend):
+    """Counts its calls and, of its own allgathers and allreduces, the bytes."""
+
+    def __init__(self, rank: int, group: InprocGroup) -> None:
+        super().__init__(rank, group, TIMEOUT)
+        self.calls: Counter[str] = Counter()
+
+    def _exchange(self, call: tuple[object, ...], payload: object) -> list[object]:
+        self.calls[str(call[0])] += 1
+        self.calls["bytes"] += sum(array.nbytes for array in payload) if isinstance(payload, list) else 0
+        self.calls["bytes"] += payload.nbytes if isinstance(payload, np.ndarray) else 0
+        return super()._exchange(call, payload)
+
+
+class Hosts:
+    """Hosts of threads: ``hosts`` has the members of each."""
+
+    def __init__(self, hosts: Sequence[Sequence[int]]) -> None:
+        self._hosts = hosts
+        self.size = sum(map(len, hosts))
+        self._local = [InprocGroup(len(members)) for members in hosts]
+        self._cross = [InprocGroup(len(hosts)) for _ in range(min(map(len, hosts)))]
+        self._flat = InprocGroup(self.size)
+
+    def member(self, rank: int, **switches: bool) -> HierarchicalBackend:
+        host = next(index for index, members in enumerate(self._hosts) if rank in members)
+        place = self._hosts[host].index(rank)
+        alone = len(self._hosts[host]) == 1
+        return HierarchicalBackend(
+            rank,
+            self._hosts,
+            SingleBackend() if alone else Counting(place, self._local[host]),
+            Counting(host, self._cross[place]) if place < len(self._cross) else None,
+            Counting(rank, self._flat),
+            **switches,
+        )
+
+
+@pytest.mark.parametrize("hosts", HOSTS.values(), ids=HOSTS)
+def test_matrix(hosts, monkeypatch):
+    """With limits that lie among the sizes of the matrix."""
+    monkeypatch.setattr(hierarchical, "SMALL", 16)
+    monkeypatch.setattr(hierarchical, "PIECE", 1 << 18)
+    group = Hosts(hosts)
+    in_threads(group.size, lambda rank: run_matrix(group.member(rank), rank, group.size, roundings=2))
+
+
+def test_each_byte_crosses_the_network_once():
+    """Columns share what crosses, and nothing goes through the flat backend."""
+
+    def body(rank):
+        backend = group.member(rank)
+        values = np.ones(count, np.float32)
+        backend.allreduce([values], [values], DType.FLOAT32, ReduceOp.SUM)
+        reduced = backend._cross.calls["bytes"]
+        result = np.empty(4 * values.nbytes, np.uint8)
+        backend.allgather([values.view(np.uint8)], [result], [values.nbytes] * 4)
+        return reduced, backend._cross.calls["bytes"] - reduced, backend._flat.calls["bytes"]
+
+    group, count = Hosts(HOSTS["2+2"]), 1 << 16
+    nbytes = 4 * count
+    assert in_threads(4, body) == [(nbytes // 2, nbytes, 0)] * 4
+
+
+def test_few_bytes_cross_in_one_column():
+    def body(rank):
+        backend = group.member(rank)
+        values = np.ones(8, np.float32)
+        backend.allreduce([values], [values], DType.FLOAT32, ReduceOp.SUM)
+        return backend._cross.calls["allreduce"]
+
+    group = Hosts(HOSTS["2+2"])
+    assert in_threads(4, body) == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize("operation", ["allreduce", "allgather"])
+def test_each_of_the_two_can_be_switched_off(operation):
+    def body(rank):
+        backend = group.member(rank, **{operation: False})
+        values, result = np.ones(8, np.uint8), np.empty(32, np.uint8)
+        backend.allreduce([values], [values], DType.UINT8, ReduceOp.SUM)
+        backend.allgather([values], [result], [8] * 4)
+        return {name for name in backend._flat.calls if name != "bytes"}
+
+    group = Hosts(HOSTS["2+2"])
+    assert in_threads(4, body) == [{operation}] * 4
+
+
+@pytest.mark.parametrize("victim", [0, 4], ids=["across", "inside"])
+@pytest.mark.parametrize("length", [8, 1 << 20], ids=["piece", "pipeline"])
+def test_an_abort_reaches_the_part_that_waits_and_all_others(victim, length):
+    backend = Hosts(HOSTS["1+2+3"]).member(victim)
+    abort_from_thread(backend, np.ones(length, np.float32))
+    for call in (backend.barrier, lambda: backend.alltoall(*[np.ones(6, np.uint8)] * 2, [1] * 6, [1] * 6)):
+        with pytest.raises(HorovodInternalError, match="told to stop"):
+            call()
+
+
+@pytest.mark.parametrize("length", [8, 1 << 20], ids=["piece", "pipeline"])
+@pytest.mark.parametrize("victim", [0, 2, 5])
+def test_who_fails_in_one_part_leaves_all(victim, length):
+    """The members that wait for a failed one elsewhere learn of it, too."""
+
+    def body(rank):
+        backend = group.member(rank)
+        values = np.ones(length, np.float32)
+        backend.allreduce([values], [values], DType.FLOAT32, ReduceOp.SUM)
+        if rank == victim:
+            backend.abort(HorovodInternalError("told to stop"))
+        else:
+            assert isinstance(reduce_until_error(backend, length, TIMEOUT / 2), PeerLostError)
+
+    group = Hosts(HOSTS["1+2+3"])
+    in_threads(6, body)
+
+
+def test_processes_of_two_hosts():
+    """Shared memory inside, Gloo between: what a process set of two hosts gets."""
+    with Processes(4, _work_in_a_process) as processes:
+        assert processes.results() == ["done"] * 4
+
+
+def _work_in_a_process(member: Member) -> str:
+    backend = _connect(member, "matrix")
+    assert [part.name for part in backend._parts] == ["shm", "gloo", "gloo"]
+    run_matrix(backend, member.rank, member.size, roundings=2)
+    backend.close()
+    backend = _connect(member, "gloo", cpu_operations="gloo")
+    assert [part.name for part in backend._parts] == ["gloo"] * 3
+    backend.barrier()
+    backend.close()
+    return "done"
+
+
+def _connect(member: Member, name: str, **settings: str) -> HierarchicalBackend:
+    topology, store = Topology(member.rank, member.size, hosts=tuple("aabb")), PrefixStore(member.store, name)
+    return table.connect(range(member.size), topology, Settings(**settings), store, "127.0.0.1")

@@ -1,0 +1,104 @@
+"""Hosts on one machine: network namespaces, joined by a link of a limited rate. For root, on Linux."""
+
+import contextlib
+import ctypes
+import itertools
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+CLONE_NEWNET = 0x40000000  # setns(2)
+HOSTS = ("host-0", "host-1")
+RATE = "1gbit"
+WIRE = "wire"
+NAMESPACES = Path("/var/run/netns")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_counter = itertools.count()
+
+
+class Unavailable(RuntimeError):
+    """This machine makes no namespaces; the text says what is missing."""
+
+
+class Network:
+    """A context manager: HOSTS, two namespaces joined by a veth pair. Raises Unavailable.
+
+    ``address`` is that of the first host. Processes inside must have ended before the end of the block.
+    """
+
+    address = "10.77.0.1"
+
+    def __init__(self):
+        prefix = f"hvd-{os.getpid()}-{next(_counter)}"
+        self._names = {host: f"{prefix}-{host}" for host in HOSTS}
+
+    def __enter__(self):
+        _check()
+        _remove(_abandoned())
+        try:
+            self._build(*self._names.values())
+        except BaseException:
+            _remove(self._names.values())
+            raise
+        return self
+
+    def __exit__(self, *_):
+        _remove(self._names.values())
+
+    @contextlib.contextmanager
+    def inside(self, host):
+        """In the block this thread opens its sockets, and starts its processes and threads, on ``host``."""
+        with open("/proc/thread-self/ns/net") as home, open(NAMESPACES / self._names[host]) as namespace:
+            _enter(namespace)
+            try:
+                yield
+            finally:
+                _enter(home)
+
+    def cut(self):
+        """Take the link down: packets vanish, and nobody is told."""
+        _run("ip", "-n", self._names[HOSTS[0]], "link", "set", WIRE, "down")
+
+    def _build(self, first, second):
+        for name in (first, second):
+            _run("ip", "netns", "add", name)
+        _run("ip", "link", "add", WIRE, "netns", first, "type", "veth", "peer", "name", WIRE, "netns", second)
+        for number, name in enumerate((first, second), 1):
+            _run("ip", "-n", name, "address", "add", f"10.77.0.{number}/24", "dev", WIRE)
+            # The bucket holds the largest packet that TCP hands to the link; the queue, 25 ms of it.
+            _run("tc", "-n", name, *f"qdisc add dev {WIRE} root tbf rate {RATE} burst 128kb latency 25ms".split())
+            for device in ("lo", WIRE):
+                _run("ip", "-n", name, "link", "set", device, "up")
+
+
+def _remove(names):
+    for name in names:
+        subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+
+
+def _abandoned():
+    """Namespaces of a process that was killed before it could remove them."""
+    found = [re.fullmatch(r"hvd-(\d+)-.*", path.name) for path in NAMESPACES.glob("hvd-*")]
+    return [match[0] for match in found if match and not Path(f"/proc/{match[1]}").exists()]
+
+
+def _check():
+    missing = [program for program in ("ip", "tc") if shutil.which(program) is None]
+    if missing:
+        raise Unavailable(f"there is no {' and no '.join(missing)}; install iproute2")
+    if os.geteuid() != 0:
+        raise Unavailable("only root makes network namespaces")
+
+
+def _run(*command):
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Unavailable(f"{' '.join(command)!r} failed: {done.stderr.strip()}")
+
+
+def _enter(namespace):
+    if _libc.setns(namespace.fileno(), CLONE_NEWNET):
+        raise Unavailable(f"cannot enter a network namespace: {os.strerror(ctypes.get_errno())}")
