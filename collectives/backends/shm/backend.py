@@ -71,38 +71,36 @@ class ShmBackend(Backend):
         postscale: float = 1.0,
     ) -> None:
         """See :class:`Backend`. One crossing per round of ROUND_BYTES / size bytes for each member."""
+        source, destination = Segments(sources), Segments(destinations)
         reduction = Reduction(dtype, op, prescale, postscale)
         step = ROUND_BYTES // dtype.itemsize // self.size
-        source, target, starts = Segments(sources), Segments(destinations), [0, *accumulate(counts)]
+        starts = [0, *accumulate(counts)]
         for done in range(0, max(counts), step):
             slabs = self._slabs.next(dtype)
             for member, total in enumerate(counts):
                 count = min(step, total - done)
                 if count > 0:
-                    first = starts[member] + done
-                    source.read(first, slabs[self.rank][member * step : member * step + count])
+                    place = member * step
+                    source.read(starts[member] + done, slabs[self.rank][place : place + count])
             self._gate.cross()
             count = min(step, counts[self.rank] - done)
             if count > 0:
-                inputs = [slab[self.rank * step : self.rank * step + count] for slab in slabs]
-                result = np.empty(count, dtype.storage)
-                reduction.combine(result, inputs)
-                target.write(done, result)
+                place = self.rank * step
+                inputs = [slab[place : place + count] for slab in slabs]
+                reduction.combine(inputs[0], inputs)
+                destination.write(done, inputs[0])
 
     def allgather(self, sources: Sequence[Bytes], destinations: Sequence[Bytes], counts: Sequence[int]) -> None:
         """See :class:`Backend`. One crossing per ROUND_BYTES of the largest source."""
-        source, target, starts = Segments(sources), Segments(destinations), [0, *accumulate(counts)]
+        source, destination = Segments(sources), Segments(destinations)
+        starts = [0, *accumulate(counts)]
         for done in range(0, max(counts), ROUND_BYTES):
             slabs = self._slabs.next(DType.UINT8)
-            own = min(ROUND_BYTES, len(source) - done)
-            if own > 0:
-                source.read(done, slabs[self.rank][:own])
+            pieces = [slab[: max(0, total - done)] for slab, total in zip(slabs, counts, strict=True)]
+            source.read(done, pieces[self.rank])
             self._gate.cross()
-            for member, total in enumerate(counts):
-                count = min(ROUND_BYTES, total - done)
-                if count > 0:
-                    first = starts[member] + done
-                    target.write(first, slabs[member][:count])
+            for start, piece in zip(starts, pieces, strict=False):
+                destination.write(start + done, piece)
 
     def broadcast(self, source: Bytes, destination: Bytes, root: int) -> None:
         """See :class:`Backend`. One crossing per ROUND_BYTES; the root runs one round ahead."""
