@@ -10,6 +10,7 @@ import os
 import threading
 import time
 
+from collectives.affinity import pin
 from collectives.exchange import PATIENT_SECONDS, Exchange
 from collectives.latch import Latch
 from collectives.work import Work
@@ -43,13 +44,14 @@ class Driver:
     """Drives ``exchange`` until it has finished, then closes it.
 
     A ``patient`` one has no core of its own: its communication thread sleeps through submissions, and leaves what was
-    decided to the callers, for tens of milliseconds.
+    decided to the callers, for tens of milliseconds. ``core`` is the one to run the communication thread on.
     """
 
-    def __init__(self, exchange: Exchange, name: str, patient: bool) -> None:
+    def __init__(self, exchange: Exchange, name: str, patient: bool, core: int | None = None) -> None:
         self.inside = Inside()
         self.patient = patient
         self.napping = False
+        self._core = core
         self._exchange = exchange
         self._channel = exchange.channel
         # Owned by whoever drives; never waited for without a bound: callers wait for _changed instead.
@@ -147,6 +149,8 @@ class Driver:
     # The communication thread.
 
     def _communicate(self) -> None:
+        if self._core is not None:
+            pin(self._core)
         try:
             while not self._exchange.finished:
                 self._unpark.clear()

@@ -20,6 +20,7 @@ from collectives.negotiation import Coordinator, Worker
 from collectives.process_sets import GLOBAL, ProcessSets
 from collectives.runner import Connect, Runner
 from collectives.settings import Settings
+from collectives.stall import StallInspector
 from collectives.work import Destination, Work
 from collectives.work_table import WorkTable
 
@@ -53,6 +54,7 @@ class Engine:
         self.events = EventStream()
         patient = _is_patient(topology, settings)
         self._timeouts = settings.timeouts
+        self._dynamic = settings.dynamic_process_sets
         self._joined: set[int] = set()
         self._works = WorkTable(topology.rank, self._negotiate)
         self._exchange = Exchange(
@@ -64,8 +66,9 @@ class Engine:
             self._works,
             Runner(topology.rank, process_sets, backends, connect, self._works, self.events, self._announce),
             self._announce,
+            _stall_inspector(settings),
         )
-        self._driver = Driver(self._exchange, f"hvd-engine-{topology.rank}", patient)
+        self._driver = Driver(self._exchange, f"hvd-engine-{topology.rank}", patient, settings.thread_affinity)
         channel.watch(self._on_lost)
         self._driver.start()
 
@@ -174,8 +177,14 @@ class Engine:
     def add_process_set(self, ranks: Sequence[int]) -> int:
         """Register a process set and return its id; all ranks of the job call it with the same ``ranks``.
 
-        InvalidRequestError for ranks that cannot make a set or have one already, MismatchError when the ranks disagree.
+        InvalidRequestError for ranks that cannot make a set or have one already, and where HOROVOD_DYNAMIC_PROCESS_SETS
+        is 0; MismatchError when the ranks disagree.
         """
+        if not self._dynamic:
+            raise InvalidRequestError(
+                f"process set {list(ranks)} cannot be added: HOROVOD_DYNAMIC_PROCESS_SETS is 0; unset it, or give the "
+                "set to init(process_sets=[...])"
+            )
         members = self.process_sets.check(ranks)
         request = Request("process_set.add", Operation.ADD_PROCESS_SET, splits=members)
         return self.run(request, None, None, unnamed=True).answer
@@ -256,4 +265,17 @@ def _coordinator(settings: Settings, process_sets: ProcessSets, patient: bool) -
     cycle_time = settings.cycle_time
     if cycle_time is None:
         cycle_time = PATIENT_SECONDS if patient else CYCLE_SECONDS
-    return Coordinator(process_sets.copy(), settings.fusion_threshold, cycle_time, settings.cache_capacity, patient)
+    return Coordinator(
+        process_sets.copy(),
+        settings.fusion_threshold,
+        cycle_time,
+        settings.cache_capacity,
+        patient,
+        isolate_groups=not settings.group_fusion,
+    )
+
+
+def _stall_inspector(settings: Settings) -> StallInspector | None:
+    if settings.stall_warning is None:
+        return None
+    return StallInspector(settings.stall_warning, settings.stall_shutdown)

@@ -28,6 +28,7 @@ from collectives.control.base import Channel
 from collectives.messages import Abort, Leave, Left, Message, Refuse, Run, Stop, Unknown, decode, encode
 from collectives.negotiation import Batch, Coordinator, Worker
 from collectives.runner import Runner
+from collectives.stall import StallInspector
 from collectives.work import Work
 from collectives.work_table import WorkTable
 
@@ -61,6 +62,7 @@ class Exchange:
         works: WorkTable,
         runner: Runner,
         announce: Callable[[], None],
+        stalls: StallInspector | None = None,
     ) -> None:
         self.channel = channel
         self.commands: deque[Command] = deque()
@@ -73,6 +75,8 @@ class Exchange:
         self._works = works
         self._runner = runner
         self._announce = announce
+        self._stalls = stalls
+        self._inspect_at: float | None = None
         self._batches: deque[Batch] = deque()
         self._batches_since = 0.0
         self._lost: int | None = None
@@ -84,7 +88,8 @@ class Exchange:
         """When :meth:`step` must be called again, in monotonic seconds, though nothing arrives; None: never."""
         hold = self._coordinator.deadline if self._coordinator is not None else None
         run = self._batches_since + PATIENT_SECONDS if self._batches else None
-        deadlines = [deadline for deadline in (hold, run, self._leave_deadline) if deadline is not None]
+        times = (hold, run, self._inspect_at, self._leave_deadline)
+        deadlines = [deadline for deadline in times if deadline is not None]
         return min(deadlines) if deadlines else None
 
     @property
@@ -179,13 +184,30 @@ class Exchange:
             self.channel.send(COORDINATOR, encode(message))
 
     def _coordinate(self, coordinator: Coordinator) -> None:
-        for outgoing in coordinator.decide(time.monotonic()):
+        now = time.monotonic()
+        if self._stalls is not None:
+            self._look_for_stalls(self._stalls, coordinator, now)
+        for outgoing in coordinator.decide(now):
             data = encode(outgoing.message) if len(outgoing.ranks) > 1 or outgoing.ranks[0] != COORDINATOR else b""
             for rank in outgoing.ranks:
                 if rank != COORDINATOR:
                     self.channel.send(rank, data)
             if COORDINATOR in outgoing.ranks:
                 self._obey(outgoing.message)
+
+    def _look_for_stalls(self, stalls: StallInspector, coordinator: Coordinator, now: float) -> None:
+        """Report what waits for too long. One look at a time is planned, so that a busy job pays nothing for it."""
+        if self._inspect_at is None:
+            if coordinator.is_waiting:
+                self._inspect_at = now + stalls.patience
+        elif now >= self._inspect_at:
+            waiting = coordinator.waiting()
+            report = stalls.inspect(waiting, now)
+            self._inspect_at = stalls.deadline(waiting)
+            if report.fatal:
+                self.fail(CollectiveTimeoutError(report.text))
+            elif report.text:
+                logger.warning("%s", report.text)
 
     def _hear(self, sender: int, message: Message) -> None:
         if isinstance(message, Abort):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from collectives.agreement import name_ranks
@@ -48,33 +48,40 @@ class StallInspector:
         self._shutdown = shutdown_seconds
         self._reported: dict[Key, tuple[float, float]] = {}
 
+    @property
+    def patience(self) -> float:
+        """Seconds for which nothing that waits is worth a word."""
+        return min(self._warn, self._shutdown or self._warn)
+
     def inspect(self, pending: Pending, now: float) -> Report:
         """What there is to report about ``pending``, all that this rank knows to wait, at the time ``now``."""
         self._reported = {key: last for key, last in self._reported.items() if key in pending}
-        expired = [key for key, waiting in pending.items() if self._end_of(waiting) <= now]
+        expired = self._due(pending, now, self._end_of, self._shutdown)
         if expired:
             return Report(f"{_describe(pending, expired, now)}\n  {_END.format(self._shutdown)}", fatal=True)
-        due = self._due(pending, now)
+        due = self._due(pending, now, self._next_report, self._warn)
         self._reported |= {key: (pending[key].since, now) for key in due}
         return Report(f"{_describe(pending, due, now)}\n  {_REMEDY}" if due else None)
 
     def deadline(self, pending: Pending) -> float | None:
         """When to inspect next, unless ``pending`` changes before; None when nothing waits."""
-        times = (min(self._next_report(key, waiting), self._end_of(waiting)) for key, waiting in pending.items())
+        times = (min(self._next_report(key, waiting), self._end_of(key, waiting)) for key, waiting in pending.items())
         return min(times, default=None)
 
-    def _due(self, pending: Pending, now: float) -> list[Key]:
+    def _due(
+        self, pending: Pending, now: float, time_of: Callable[[Key, Waiting], float], interval: float
+    ) -> list[Key]:
         """What is due and, so that one report tells all of a step, what soon will be; nothing while none is due."""
-        times = {key: self._next_report(key, waiting) for key, waiting in pending.items()}
+        times = {key: time_of(key, waiting) for key, waiting in pending.items()}
         if min(times.values(), default=math.inf) > now:
             return []
-        return [key for key, time in times.items() if time <= now + self._warn * SOON]
+        return [key for key, time in times.items() if time <= now + interval * SOON]
 
     def _next_report(self, key: Key, waiting: Waiting) -> float:
         since, reported = self._reported.get(key, (None, 0.0))
         return (reported if since == waiting.since else waiting.since) + self._warn
 
-    def _end_of(self, waiting: Waiting) -> float:
+    def _end_of(self, _: Key, waiting: Waiting) -> float:
         return waiting.since + self._shutdown if self._shutdown else math.inf
 
 

@@ -19,8 +19,8 @@ A ring of all P ranks has each host send 2 S (P - 1) / P for an allreduce, a dir
 
 Up to SMALL bytes column 0 carries all: a message costs more than its bytes. A 16-bit float is rounded twice, once on
 its host and once across; the flat backends round once. Prescaling happens in the first stage and postscaling in the
-last reduction, so that integers come out as in one; an AVERAGE of integers is left to the flat backend. Each element is reduced in one place of each host and then alike on
-all hosts: results are bit-identical.
+last reduction, so that integers come out as in one; an AVERAGE of integers is left to the flat backend. Each element is
+reduced in one place of each host and then alike on all hosts: results are bit-identical.
 """
 
 from __future__ import annotations

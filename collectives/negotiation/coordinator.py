@@ -39,8 +39,9 @@ class Coordinator:
     Feed it with :meth:`receive`, then ask :meth:`decide`. ``now`` is any monotonic time in seconds. Ready tensors are
     held for at most ``cycle_time`` to fuse with others that are half-submitted, and not at all once a caller waits.
     When ``patient``, they are held even if nothing is half-submitted: for ranks that share their cores with the
-    computation, where moving data early only slows down what computes the rest. ``process_sets`` is the coordinator's
-    own: it runs ahead of what the ranks have done.
+    computation, where moving data early only slows down what computes the rest. ``isolate_groups`` is what it is for
+    :func:`collectives.fusion.plan`. ``process_sets`` is the coordinator's own: it runs ahead of what the ranks have
+    done.
     """
 
     def __init__(
@@ -50,11 +51,13 @@ class Coordinator:
         cycle_time: float,
         cache_capacity: int,
         patient: bool = False,
+        isolate_groups: bool = False,
     ) -> None:
         self._sets = process_sets
         self._threshold = fusion_threshold
         self._cycle_time = cycle_time
         self._patient = patient
+        self._isolate_groups = isolate_groups
         self._cache = ResponseCache(cache_capacity)
         self._pending: dict[Key, Pending] = {}
         self._complete: dict[Key, Pending] = {}
@@ -80,6 +83,11 @@ class Coordinator:
         """When :meth:`decide` must be called again, at the latest; None when only a message can change anything."""
         since = self._held_since  # read once: the communication thread asks while others drive
         return None if since is None else since + self._cycle_time
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something is half-submitted."""
+        return bool(self._pending)
 
     def waiting(self) -> dict[Key, Waiting]:
         """For each half-submitted tensor who has submitted it, and who has not."""
@@ -343,7 +351,7 @@ class Coordinator:
 
     def _release(self) -> None:
         """Send what is ready."""
-        batches = plan(self._ready, self._threshold)
+        batches = plan(self._ready, self._threshold, self._isolate_groups)
         self._ready.clear()
         self._ready_bytes = 0
         self._flush, self._held_since = False, None

@@ -234,5 +234,6 @@ class Greedy(Watched):
             self._woken.clear()
 
     def is_asleep(self):
-        """Whether one thread sleeps here, without limit, and nothing is about to wake it."""
-        return not self._woken.is_set() and list(self.sleeping.values()) == [None]
+        """Whether one thread sleeps here, for longer than any test, and nothing is about to wake it."""
+        limits = [PATIENCE + 1 if limit is None else limit for limit in self.sleeping.values()]
+        return not self._woken.is_set() and len(limits) == 1 and limits[0] > PATIENCE

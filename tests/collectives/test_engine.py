@@ -397,7 +397,7 @@ def test_a_caller_that_sleeps_as_the_driver_lets_others_submit():
 @pytest.mark.parametrize("local_size", [1, 1000])
 @pytest.mark.parametrize("size", [1, 2])
 def test_an_idle_engine_sleeps_until_it_is_woken(size, local_size):
-    with running(size, wrap=Watched, local_size=local_size) as job:
+    with running(size, wrap=Watched, local_size=local_size, stall_warning=0.05) as job:
         for _ in range(3):
             job.run(lambda engine: run(engine, ones(engine), "x"))
             until(lambda: all(list(channel.sleeping.values()) == [None] for channel in job.channels))

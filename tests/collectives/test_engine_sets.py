@@ -244,6 +244,11 @@ def test_a_set_that_cannot_be_is_refused_on_the_rank_that_asks(ranks, says):
                 job.engines[0].remove_process_set(id)
 
 
+def test_sets_may_be_forbidden():
+    with running(2, dynamic_process_sets=False) as job, pytest.raises(InvalidRequestError, match="DYNAMIC_PROCESS_SET"):
+        job.engines[0].add_process_set([0])
+
+
 def test_ranks_that_ask_for_different_sets_are_told_and_go_on():
     def body(engine):
         rank = engine.topology.rank
