@@ -19,8 +19,8 @@ A ring of all P ranks has each host send 2 S (P - 1) / P for an allreduce, a dir
 
 Up to SMALL bytes column 0 carries all: a message costs more than its bytes. A 16-bit float is rounded twice, once on
 its host and once across; the flat backends round once. Prescaling happens in the first stage and postscaling in the
-last reduction, so that integers come out as in one; an AVERAGE of integers is left to the flat backend. Each element is
-reduced in one place of each host and then alike on all hosts: results are bit-identical.
+last reduction, so that integers come out as in one. Each element is reduced in one place of each host and then alike on
+all hosts: results are bit-identical. An average of integers is the flat backend's: its sum may not fit their type.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class HierarchicalBackend(Backend):
     ) -> None:
         """See :class:`Backend`."""
         with self._all_or_none():
-            if not self._splits_allreduce or op is ReduceOp.AVERAGE:  # whose sums must not be narrowed on the way
+            if not self._splits_allreduce or op is ReduceOp.AVERAGE:
                 self._flat.allreduce(sources, destinations, dtype, op, prescale, postscale)
                 return
             pieces = list(self._pieces(Segments(sources), Segments(destinations), dtype))
