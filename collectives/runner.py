@@ -108,6 +108,8 @@ class Runner:
             self.complete(work)
 
     def _end_join(self, response: Response) -> None:
+        # The members have submitted different numbers of unnamed tensors.
+        self._works.restart_names(response.request.process_set)
         self._answer(response, response.sizes[0])
 
     def _add_set(self, response: Response) -> None:
@@ -122,7 +124,7 @@ class Runner:
     def _remove_set(self, response: Response) -> None:
         id = response.request.root_rank
         self._sets.remove(id)
-        self._works.forget_set(id)
+        self._works.restart_names(id)
         backend = self._backends.pop(id, None)
         if backend is not None:
             backend.close()

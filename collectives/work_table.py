@@ -127,8 +127,8 @@ class WorkTable:
             for work in works:
                 self._queued.setdefault(work.request.key, deque()).append(work)
 
-    def forget_set(self, process_set: int) -> None:
-        """The numbers of unnamed tensors start afresh, should the id be used again."""
+    def restart_names(self, process_set: int) -> None:
+        """Count the unnamed tensors of the set from zero again, as all members do at this point of the order."""
         with self._lock:
             self._counters = {kind: number for kind, number in self._counters.items() if kind[1] != process_set}
 

@@ -108,7 +108,7 @@ def test_ranks_with_less_data_join(size):
         batches = range(engine.topology.rank + 1)
         steps = [(run(engine, ones(engine), "x")[0], run(engine, ones(engine), op=AVERAGE)[0]) for _ in batches]
         last = engine.join()
-        return steps, last, run(engine, ones(engine), "x")[0]
+        return steps, last, run(engine, ones(engine))[0]
 
     with running(size) as job:
         for rank, (steps, last, after) in enumerate(job.run(body)):
