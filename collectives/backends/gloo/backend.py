@@ -129,13 +129,14 @@ class GlooBackend(Backend):
     def allgather(self, sources: Sequence[Bytes], destinations: Sequence[Bytes], counts: Sequence[int]) -> None:
         self._check()
         source, longest, total = Segments(sources), max(counts), sum(counts)
+        if longest > DIRECT and total < longest * self.size <= 2 * total:
+            self._allgather_padded(source, Segments(destinations), counts)
+            return
         landing = destinations[0] if len(destinations) == 1 else self._landing.take(total, DType.UINT8)
         if longest <= DIRECT:
             self._allgather_direct(source, landing, counts)
         elif longest * self.size == total:
             self._allgather_even(_joined(sources, self._outgoing, DType.UINT8), landing)
-        elif longest * self.size <= 2 * total:
-            self._allgather_padded(source, landing, counts)
         else:
             self._allgather_skewed(source, landing, counts)
         if len(destinations) > 1:
@@ -234,13 +235,13 @@ class GlooBackend(Backend):
     def _allgather_even(self, source: Array, destination: Array) -> None:
         self._run("_allgather_base", self._tensor(_bytes(destination)), self._tensor(_bytes(source)))
 
-    def _allgather_padded(self, source: Segments, destination: Bytes, counts: Sequence[int]) -> None:
+    def _allgather_padded(self, source: Segments, destination: Segments, counts: Sequence[int]) -> None:
         padded = self._outgoing.take(max(counts), DType.UINT8)
         source.read(0, padded[: len(source)])
         received = self._incoming.take(padded.size * self.size, DType.UINT8)
         self._allgather_even(padded, received)
         for row, part in zip(self._rows(received), _parts(counts), strict=True):
-            destination[part] = row[: part.stop - part.start]
+            destination.write(part.start, row[: part.stop - part.start])
 
     def _allgather_skewed(self, source: Segments, destination: Bytes, counts: Sequence[int]) -> None:
         parts = [destination[part] for part in _parts(counts)]
