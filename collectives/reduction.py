@@ -52,11 +52,7 @@ def reduce_arrays(
 
 
 class Reduction:
-    """What :func:`reduce_arrays` does, prepared for many calls; its methods may warn of overflow, where it does not.
-
-    :meth:`merge` and :meth:`finish` are :meth:`combine` in two steps, for callers that can scale on the way out of the
-    memory where they combined.
-    """
+    """What :func:`reduce_arrays` does, prepared for many calls; may warn of overflow, where that does not."""
 
     def __init__(self, dtype: DType, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> None:
         averages = op is ReduceOp.AVERAGE and dtype in INTEGERS
@@ -86,20 +82,6 @@ class Reduction:
             self._ufunc(inputs[0], inputs[1], out=out)
         else:
             _fold(self._kernel, self._ufunc, out, inputs, self._postscale)
-
-    def merge(self, out: Array, inputs: tuple[Array, Array]) -> None:
-        """out = the combination of two inputs, either of which may be ``out``, before :meth:`finish`."""
-        if self._folds:
-            self._ufunc(inputs[0], inputs[1], out=out)
-        else:
-            self.combine(out, inputs)
-
-    def finish(self, merged: Array, out: Array) -> None:
-        """out = the result of a :meth:`merge`; ``out`` may be ``merged``."""
-        if self._folds:
-            self._kernel.store(merged, out, self._postscale)
-        elif merged is not out:
-            np.copyto(out, merged)
 
 
 def scale_array(source: Array, out: Array, dtype: DType, factor: float) -> None:

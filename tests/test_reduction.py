@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from collectives.api import DType, EngineError, InvalidRequestError, ReduceOp
-from collectives.reduction import CHUNK, Reduction, narrow, reduce_arrays, scale_array, widen
+from collectives.reduction import CHUNK, narrow, reduce_arrays, scale_array, widen
 
 OPS = (ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
 INTEGERS = (DType.UINT8, DType.INT8, DType.INT16, DType.INT32, DType.INT64)
@@ -95,24 +95,6 @@ def test_out_may_be_any_input(dtype, op, scales):
             memory = [each.copy() for each in inputs]
             reduce_arrays(memory[place][:], memory, dtype, op, *scales)
             assert_bits(memory[place], expected)
-
-
-@every_dtype_and_op
-@every("scales", [(1.0, 1.0), (1.0, 0.5), (-2.0, 3.0)])
-@every("place", [0, 1])
-def test_merging_and_finishing_is_combining_in_two_steps(dtype, op, scales, place):
-    if dtype is DType.BOOL:
-        scales = (1.0, 1.0)
-    inputs = [random_array(dtype, CHUNK + 3, seed) for seed in range(2)]
-    expected, out = np.empty_like(inputs[0]), np.empty_like(inputs[0])
-    reduction = Reduction(dtype, op, *scales)
-    with np.errstate(all="ignore"):
-        reduction.combine(expected, inputs)
-        reduction.merge(inputs[place], tuple(inputs))
-        reduction.finish(inputs[place], out)
-        reduction.finish(inputs[place], inputs[place])
-    assert_bits(out, expected)
-    assert_bits(inputs[place], expected)
 
 
 @every("dtype", list(DType), **labels)

@@ -307,9 +307,8 @@ def test_reductions_of_many_small_arrays_are_one_exchange():
     assert with_backends(2, body) == [1, 1]
 
 
-def pieces(array, *lengths):
-    """``array`` cut into a list of arrays, the last of which gets the rest."""
-    ends = np.cumsum(lengths)
+def pieces(array, *ends):
+    """``array`` as a list of arrays: up to each of ``ends``, and the rest; between two equal ends lies an empty one."""
     return np.split(array, ends)
 
 
@@ -318,12 +317,14 @@ def test_gathers_of_several_arrays_are_one_exchange():
 
     def body(backend):
         epoch = backend._gate._epoch
-        mine, result = np.full(counts[backend.rank], backend.rank, np.uint8), np.full(sum(counts), 99, np.uint8)
-        backend.allgather(pieces(mine, 0, 5, 0, backend.rank), pieces(result, 3, 0, 700_000, 11, 0), counts)
-        assert (result == np.repeat([0, 1, 2], counts)).all()
+        start, result = sum(counts[: backend.rank]), np.zeros_like(expected)
+        mine = expected[start : start + counts[backend.rank]]
+        backend.allgather(pieces(mine, 5, 5, 7), pieces(result, 3, 3, 1_400_000, 1_400_010), counts)
+        assert (result == expected).all()
         return backend._gate._epoch - epoch
 
-    counts = [700_007, 10, 13]
+    counts = [1_400_007, 10, 13]
+    expected = np.random.default_rng(1).integers(0, 256, sum(counts), np.uint8)
     assert with_backends(3, body) == [2, 2, 2]
 
 
@@ -332,11 +333,11 @@ def test_scattered_reductions_of_several_arrays_are_one_exchange():
         epoch = backend._gate._epoch
         values = np.arange(sum(counts), dtype=np.float64)
         result = np.full(counts[backend.rank], np.nan)
-        sources, destinations = pieces(values * (backend.rank + 1), 2, 0, 40_000), pieces(result, 0, 2, 1, 0)
+        sources, destinations = pieces(values * (backend.rank + 1), 2, 2, 70_000), pieces(result, 0, 2, 3, 3)
         backend.reducescatter(sources, destinations, counts, DType.FLOAT64, ReduceOp.SUM)
         start = sum(counts[: backend.rank])
         assert (result == 6.0 * values[start : start + counts[backend.rank]]).all()
         return backend._gate._epoch - epoch
 
-    counts = [30_000, 3, 25_000]
+    counts = [60_000, 3, 50_000]
     assert with_backends(3, body) == [2, 2, 2]

@@ -1,13 +1,15 @@
-"""Allreduce through slabs: three algorithms, by number of ranks and bytes.
+"""Allreduce through slabs: two algorithms, by bytes.
 
-S bytes on n ranks. *Pair*, for two ranks: each copies its own piece in, crosses the gate and combines everything
-itself; S bytes come from the other rank. *Everywhere*, up to SMALL_BYTES on more ranks: the same, reading n S bytes.
-*Slices*, for the rest: each combines its n-th of a round (reading S in all) and reads the S bytes of the result.
+S bytes on n ranks. *Everywhere*, up to SMALL_BYTES: each rank copies S in, crosses the gate and combines everything
+itself, which reads n S. *Slices*, for the rest: a rank owns an n-th of every round. It copies what the others own into
+its slab, (n - 1) / n S; combines the slice it owns of all slabs and its own source, S; writes the result back to where
+the inputs were, in every other slab, (n - 1) / n S; and copies out of its own slab what the others left there,
+(n - 1) / n S. Between these steps lies a crossing; a pipeline of rounds shares it.
 
-What limits a processor whose cores do not share a cache is who owns a cache line. A line that two cores hold for
-reading must be taken away from one before the other may write it, one line at a time: 2.4 GB/s on an AMD EPYC across
-two core complexes. Where the reader has written the line, too, it moves as fast as any: 11 to 18 GB/s. So in the pair
-algorithm the reader leaves its result in the slab it read, and all slabs of a rank fit into a level-2 cache.
+What limits a processor whose cores do not share a cache is who owns a cache line. A line that a core has read must be
+taken away from it before another may write it, one line at a time: 2.4 GB/s on an AMD EPYC across two core complexes.
+Where the reader has written the line, too, it moves as fast as any: 11 to 18 GB/s. That is why the results go back
+into every slab, although one copy would do for all to read: each line is written by whoever read it last.
 """
 
 from __future__ import annotations
@@ -18,30 +20,29 @@ import numpy as np
 import numpy.typing as npt
 
 from collectives.backends.shm.gate import Gate
-from collectives.backends.shm.slabs import ROUND_BYTES, Slabs
+from collectives.backends.shm.slabs import SLAB_BYTES, Slabs
 from collectives.reduction import Reduction
 from collectives.segments import Segments
 
 __all__ = ["Allreduce"]
 
 SMALL_BYTES = 1 << 15
-PAIR_BYTES = 1 << 17
 ALIGNMENT = 64
 
 Array = npt.NDArray[Any]
 
 
 class Round(NamedTuple):
-    """The elements [start, stop) of the long vector, and the slabs they go through."""
+    """``length`` elements of the long vector from ``start`` on, and the slabs they go through.
+
+    This rank owns [lower, upper) of them.
+    """
 
     slabs: list[Array]
     start: int
-    stop: int
-
-    @property
-    def length(self) -> int:
-        """Elements."""
-        return self.stop - self.start
+    length: int
+    lower: int
+    upper: int
 
 
 class Allreduce:
@@ -56,43 +57,10 @@ class Allreduce:
     @np.errstate(all="ignore")
     def __call__(self, source: Segments, destination: Segments, reduction: Reduction) -> None:
         """destination = the reduction of all ranks' sources; they may be the same memory."""
-        if self._size == 2:
-            self._pair(source, destination, reduction)
-        elif len(source) * reduction.dtype.itemsize <= SMALL_BYTES:
+        if len(source) * reduction.dtype.itemsize <= SMALL_BYTES:
             self._everywhere(source, destination, reduction)
         else:
             self._in_slices(source, destination, reduction)
-
-    def _pair(self, source: Segments, destination: Segments, reduction: Reduction) -> None:
-        """A pipeline: between two crossings a rank copies in one round and combines the one before.
-
-        Copying in comes before the wait, which it shortens: it goes to the slab of four rounds ago, which the other
-        rank was done with when it arrived at the last gate but one.
-        """
-        step = PAIR_BYTES // reduction.dtype.itemsize
-        before: Round | None = None
-        for start in range(0, len(source), step):
-            round = Round(self._slabs.next(reduction.dtype), start, min(start + step, len(source)))
-            source.read(start, round.slabs[self._rank][: round.length])
-            if before is not None:
-                self._gate.wait()
-                self._combine_pair(before, source, destination, reduction)
-            self._gate.arrive()
-            before = round
-        if before is not None:
-            self._gate.wait()
-            self._combine_pair(before, source, destination, reduction)
-
-    def _combine_pair(self, round: Round, source: Segments, destination: Segments, reduction: Reduction) -> None:
-        mine = source.gather(round.start, round.stop)
-        theirs = round.slabs[1 - self._rank][: round.length]
-        reduction.merge(theirs, (mine, theirs) if self._rank == 0 else (theirs, mine))
-        target = destination.view(round.start, round.stop)
-        if target is not None:
-            reduction.finish(theirs, target)
-        else:
-            reduction.finish(theirs, theirs)
-            destination.write(round.start, theirs)
 
     def _everywhere(self, source: Segments, destination: Segments, reduction: Reduction) -> None:
         """One crossing; every rank combines everything itself."""
@@ -107,30 +75,54 @@ class Allreduce:
             destination.write(0, result)
 
     def _in_slices(self, source: Segments, destination: Segments, reduction: Reduction) -> None:
-        """Each rank combines one slice of every round, in place in the slab of member 0.
+        """A pipeline: between two crossings a rank copies in one round, combines the one before, and copies out the
+        one before that.
 
-        A pipeline as in :meth:`_pair`, of three stages: copy in one round, combine the one before, and copy out the one
-        before that.
+        Copying in comes before the wait, which it shortens: it goes to the slab of three rounds ago, which all others
+        were done with when they arrived at the last gate but one.
         """
-        total, step = len(source), ROUND_BYTES // reduction.dtype.itemsize
-        starts = range(0, total, step)
-        rounds = [Round(self._slabs.next(reduction.dtype), start, min(start + step, total)) for start in starts]
+        total, step = len(source), SLAB_BYTES // reduction.dtype.itemsize
+        rounds = [self._round(start, min(step, total - start), reduction) for start in range(0, total, step)]
         for turn in range(len(rounds) + 2):
             if turn < len(rounds):
-                source.read(rounds[turn].start, rounds[turn].slabs[self._rank][: rounds[turn].length])
+                self._copy_in(rounds[turn], source)
             if turn:
                 self._gate.wait()
             if 0 < turn <= len(rounds):
-                self._combine_slice(rounds[turn - 1], reduction)
+                self._combine(rounds[turn - 1], source, destination, reduction)
             if turn > 1:
-                done = rounds[turn - 2]
-                destination.write(done.start, done.slabs[0][: done.length])
+                self._copy_out(rounds[turn - 2], destination)
             if turn <= len(rounds):
                 self._gate.arrive()
 
-    def _combine_slice(self, round: Round, reduction: Reduction) -> None:
-        share = -(-round.length // self._size)
+    def _round(self, start: int, length: int, reduction: Reduction) -> Round:
+        share = -(-length // self._size)
         share += -share % ALIGNMENT
-        mine = slice(min(self._rank * share, round.length), min((self._rank + 1) * share, round.length))
-        inputs = [slab[mine] for slab in round.slabs]
-        reduction.combine(inputs[0], inputs)
+        lower, upper = (min(member * share, length) for member in (self._rank, self._rank + 1))
+        return Round(self._slabs.next(reduction.dtype), start, length, lower, upper)
+
+    def _copy_in(self, round: Round, source: Segments) -> None:
+        slab = round.slabs[self._rank]
+        source.read(round.start, slab[: round.lower])
+        source.read(round.start + round.upper, slab[round.upper : round.length])
+
+    def _combine(self, round: Round, source: Segments, destination: Segments, reduction: Reduction) -> None:
+        if round.lower == round.upper:
+            return
+        start, stop = round.start + round.lower, round.start + round.upper
+        inputs = [slab[round.lower : round.upper] for slab in round.slabs]
+        unused = inputs[self._rank]  # nobody else reads or writes there
+        inputs[self._rank] = source.gather(start, stop)
+        whole = destination.view(start, stop)
+        result = unused if whole is None else whole
+        reduction.combine(result, inputs)
+        del inputs[self._rank]
+        for other in inputs:
+            other[:] = result
+        if whole is None:
+            destination.write(start, result)
+
+    def _copy_out(self, round: Round, destination: Segments) -> None:
+        slab = round.slabs[self._rank]
+        destination.write(round.start, slab[: round.lower])
+        destination.write(round.start + round.upper, slab[round.upper : round.length])

@@ -17,7 +17,7 @@ from collectives.backends.base import Array, Backend, Bytes
 from collectives.backends.shm.allreduce import Allreduce
 from collectives.backends.shm.gate import Gate, gate_bytes
 from collectives.backends.shm.segment import Segment
-from collectives.backends.shm.slabs import ROUND_BYTES, Slabs, slabs_bytes
+from collectives.backends.shm.slabs import SLAB_BYTES, Slabs, slabs_bytes
 from collectives.reduction import Reduction
 from collectives.segments import Segments
 
@@ -70,10 +70,10 @@ class ShmBackend(Backend):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> None:
-        """See :class:`Backend`. One crossing per round of ROUND_BYTES / size bytes for each member."""
+        """See :class:`Backend`. One crossing per round of SLAB_BYTES / size bytes for each member."""
         source, destination = Segments(sources), Segments(destinations)
         reduction = Reduction(dtype, op, prescale, postscale)
-        step = ROUND_BYTES // dtype.itemsize // self.size
+        step = SLAB_BYTES // dtype.itemsize // self.size
         starts = [0, *accumulate(counts)]
         for done in range(0, max(counts), step):
             slabs = self._slabs.next(dtype)
@@ -91,10 +91,10 @@ class ShmBackend(Backend):
                 destination.write(done, inputs[0])
 
     def allgather(self, sources: Sequence[Bytes], destinations: Sequence[Bytes], counts: Sequence[int]) -> None:
-        """See :class:`Backend`. One crossing per ROUND_BYTES of the largest source."""
+        """See :class:`Backend`. One crossing per SLAB_BYTES of the largest source."""
         source, destination = Segments(sources), Segments(destinations)
         starts = [0, *accumulate(counts)]
-        for done in range(0, max(counts), ROUND_BYTES):
+        for done in range(0, max(counts), SLAB_BYTES):
             slabs = self._slabs.next(DType.UINT8)
             pieces = [slab[: max(0, total - done)] for slab, total in zip(slabs, counts, strict=True)]
             source.read(done, pieces[self.rank])
@@ -103,10 +103,10 @@ class ShmBackend(Backend):
                 destination.write(start + done, piece)
 
     def broadcast(self, source: Bytes, destination: Bytes, root: int) -> None:
-        """See :class:`Backend`. One crossing per ROUND_BYTES; the root runs one round ahead."""
+        """See :class:`Backend`. One crossing per SLAB_BYTES; the root runs one round ahead."""
         total = len(source)
-        for done in range(0, total, ROUND_BYTES):
-            count = min(ROUND_BYTES, total - done)
+        for done in range(0, total, SLAB_BYTES):
+            count = min(SLAB_BYTES, total - done)
             slab = self._slabs.next(DType.UINT8)[root][:count]
             if self.rank == root:
                 slab[:] = source[done : done + count]
@@ -118,7 +118,7 @@ class ShmBackend(Backend):
         self, source: Bytes, destination: Bytes, send_counts: Sequence[int], receive_counts: Sequence[int]
     ) -> None:
         """See :class:`Backend`. A slab is divided among the receivers; its header says how many bytes will follow."""
-        step = (ROUND_BYTES - HEADER) // self.size
+        step = (SLAB_BYTES - HEADER) // self.size
         send_starts, receive_starts = [0, *accumulate(send_counts)], [0, *accumulate(receive_counts)]
         done, longest = 0, 1
         while done < longest:
