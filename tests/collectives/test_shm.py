@@ -341,3 +341,34 @@ def test_scattered_reductions_of_several_arrays_are_one_exchange():
 
     counts = [60_000, 3, 50_000]
     assert with_backends(3, body) == [2, 2, 2]
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_a_rank_as_far_ahead_as_the_gate_lets_it_overwrites_nothing(slow):
+    """One rank begins nothing after a gate before the other has done all it can and sleeps at the next one."""
+
+    def body(backend):
+        if backend.rank == slow:
+            _hold_back(backend._gate, 1 - slow, finished)
+        for number, length in enumerate((10, 1_000_000, 10, 10, 10, 700_000, 20, 1_000_000)):
+            values = np.full(length, number + backend.rank, np.float32)
+            backend.allreduce([values], [values], DType.FLOAT32, ReduceOp.SUM)
+            assert (values == 2 * number + 1).all(), (number, length)
+            everybody = np.empty(2 * length, np.float32)
+            mine = values + backend.rank
+            backend.allgather([mine.view(np.uint8)], [everybody.view(np.uint8)], [mine.nbytes] * 2)
+            assert (everybody == np.repeat([2 * number + 1, 2 * number + 2], length)).all(), (number, length)
+        if backend.rank != slow:
+            finished.set()
+
+    finished = threading.Event()
+    with_backends(2, body)
+
+
+def _hold_back(gate, other, finished):
+    def wait_longer():
+        wait()
+        while not finished.is_set() and (gate._words[other * 16] == gate._epoch or not gate._flags[other]):
+            finished.wait(0.0001)
+
+    wait, gate.wait = gate.wait, wait_longer
