@@ -179,14 +179,15 @@ class Topology:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Every deadline of the engine, in seconds."""
+    """Every deadline of the engine, in seconds. ``heartbeat``: a host that is silent for so long is gone."""
 
     connect: float = 30.0
     collective: float = 30.0
     shutdown: float = 5.0
+    heartbeat: float = 5.0
 
     def __post_init__(self) -> None:
-        for name in ("connect", "collective", "shutdown"):
+        for name in ("connect", "collective", "shutdown", "heartbeat"):
             value = getattr(self, name)
             if not value > 0:
                 raise SettingsError(f"timeout {name}={value!r} must be a positive number of seconds")

@@ -9,6 +9,7 @@ from collectives.api import SettingsError, Store, Topology
 from collectives.backends import table
 from collectives.backends.base import Backend
 from collectives.control.base import Channel
+from collectives.control.configuration import brief
 from collectives.control.handshake import Hello, connect_channel
 from collectives.control.inproc import InprocHub
 from collectives.engine import Engine
@@ -47,9 +48,9 @@ def _start_alone(settings: Settings, sets: ProcessSets) -> Engine:
 
 
 def _start_together(settings: Settings, sets: ProcessSets, store: Store) -> Engine:
-    hello = Hello(settings.rank, settings.size, settings.hostname)
+    hello = Hello(settings.rank, settings.size, settings.hostname, configuration=_configuration(settings, sets))
     address = _own_address(settings)
-    channel, hosts = connect_channel(hello, store, settings.secret, address, settings.timeouts.connect)
+    meeting = connect_channel(hello, store, settings.secret, address, settings.timeouts, sets)
     topology = Topology(
         settings.rank,
         settings.size,
@@ -57,13 +58,22 @@ def _start_together(settings: Settings, sets: ProcessSets, store: Store) -> Engi
         settings.local_size,
         settings.cross_rank,
         settings.cross_size,
-        hosts,
+        meeting.hosts,
     )
     try:
-        return _assemble(settings, sets, topology, channel, store, address)
+        return _assemble(settings, sets, topology, meeting.channel, store, address)
     except BaseException:
-        channel.close()
+        meeting.channel.close()
         raise
+
+
+def _configuration(settings: Settings, sets: ProcessSets) -> dict[str, str]:
+    """What all ranks must have in common."""
+    return {
+        "HOROVOD_CPU_OPERATIONS": settings.cpu_operations,
+        "HOROVOD_CACHE_CAPACITY": "above 0" if settings.cache_capacity else "0",
+        "the list of process sets": brief(str([list(sets.ranks(id)) for id in sets.ids()[1:]])),
+    }
 
 
 def _assemble(

@@ -8,9 +8,11 @@ from contextlib import ExitStack
 import msgpack
 import pytest
 
-from collectives.api import CollectiveTimeoutError, PeerLostError, SettingsError
+from collectives.api import CollectiveTimeoutError, PeerLostError, SettingsError, Timeouts
 from collectives.control import handshake
-from collectives.control.handshake import Hello, connect_channel
+from collectives.control.handshake import Hello, Meeting
+from collectives.messages import Stop, encode
+from collectives.process_sets import ProcessSets
 from collectives.rendezvous.store import MemoryStore
 from tests.backends.members import in_threads
 from tests.collectives.job import PATIENCE, outcome
@@ -20,15 +22,21 @@ SECRET = b"not for strangers"
 LOCALHOST = "127.0.0.1"
 
 
+def connect(hello, store, secret=SECRET, address=LOCALHOST, timeout=PATIENCE):
+    """:func:`connect_channel` with what is usual here."""
+    sets = ProcessSets(hello.size)
+    return handshake.connect_channel(hello, store, secret, address, Timeouts(connect=timeout), sets)
+
+
 def connect_all(hellos, store=None, secrets=None, timeout=PATIENCE):
-    """What :func:`connect_channel` returns or raises for each of ``hellos``, all at once; channels get closed."""
+    """The hosts that each of ``hellos`` finds, or the error it meets, all at once; channels get closed."""
 
     def body(index):
         secret = secrets[index] if secrets else SECRET
-        result = outcome(lambda: connect_channel(hellos[index], store, secret, LOCALHOST, timeout))
-        if isinstance(result, tuple):
-            channels[index] = result[0]
-            return result[1]
+        result = outcome(lambda: connect(hellos[index], store, secret, timeout=timeout))
+        if isinstance(result, Meeting):
+            channels[index] = result.channel
+            return result.hosts
         return result
 
     store, channels = store or MemoryStore(), {}
@@ -47,16 +55,17 @@ def ranks(size, hosts=("node",)):
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_all_ranks_learn_the_hosts_and_can_talk(size, hosts):
     def body(rank):
-        channel, found = connect_channel(hellos[rank], store, SECRET, LOCALHOST, PATIENCE)
+        meeting = connect(hellos[rank], store)
+        channel = meeting.channel
         try:
             if rank:
-                channel.send(0, b"from %d" % rank)
-                assert receive(channel, 1) == [(0, b"to %d" % rank)]
+                channel.send(0, encode(Stop(rank)))
+                assert receive(channel, 1) == [(0, encode(Stop(-rank)))]
             else:
-                assert sorted(receive(channel, size - 1)) == [(peer, b"from %d" % peer) for peer in range(1, size)]
+                assert sorted(receive(channel, size - 1)) == [(peer, encode(Stop(peer))) for peer in range(1, size)]
                 for peer in range(1, size):
-                    channel.send(peer, b"to %d" % peer)
-            return found
+                    channel.send(peer, encode(Stop(-peer)))
+            return meeting.hosts
         finally:
             channel.close()
 
@@ -68,7 +77,9 @@ def test_one_host_connects_by_unix_socket_and_several_by_tcp(monkeypatch):
     families = []
     dial = handshake._dial
     monkeypatch.setattr(
-        handshake, "_dial", lambda family, *arguments: (families.append(family), dial(family, *arguments))[1]
+        handshake,
+        "_dial",
+        lambda place, family, address: (families.append(family), dial(place, family, address))[1],
     )
     connect_all(ranks(2, ("a",)))
     connect_all(ranks(2, ("a", "b")))
@@ -102,7 +113,7 @@ def test_a_rank_0_that_went_away_is_lost():
     store = MemoryStore()
     with socket.create_server((LOCALHOST, 0)) as gone:
         where = {"host": "other", "unix": "\0hvd-cluster-nobody", "tcp": gone.getsockname()}
-    store.set("control", msgpack.packb(where))
+    store.set("control-0", msgpack.packb(where))
     (error,) = connect_all([Hello(1, 2, "node")], store, timeout=0.1)
     assert isinstance(error, PeerLostError)
     assert "rank 0 does not answer at" in str(error)
@@ -112,7 +123,7 @@ def test_different_sizes_are_a_mistake_of_the_launcher():
     errors = connect_all([Hello(0, 2, "node"), Hello(1, 3, "node")])
     assert isinstance(errors[0], SettingsError)
     assert "rank 1 was started for 3 ranks and rank 0 for 2; start all with one HOROVOD_SIZE" in str(errors[0])
-    assert isinstance(errors[1], PeerLostError)
+    assert str(errors[1]) == str(errors[0])
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -122,7 +133,8 @@ def test_two_processes_of_one_rank_are_a_mistake_of_the_launcher(rank):
     errors = connect_all_but_first(hellos, extra)
     assert isinstance(errors[0], SettingsError)
     assert f"two processes say they are rank {rank}" in str(errors[0])
-    assert all(isinstance(error, PeerLostError) for error in errors[1:])
+    assert all(isinstance(error, SettingsError | PeerLostError) for error in errors[1:])
+    assert any(isinstance(error, SettingsError) for error in errors[1:])
 
 
 def connect_all_but_first(hellos, extra):
@@ -133,22 +145,26 @@ def connect_all_but_first(hellos, extra):
 
     def body(index):
         if index < len(hellos):
-            return outcome(lambda: connect_channel(hellos[index], store, SECRET, LOCALHOST, timeout))
-        return outcome(lambda: handshake._join(extra, store, SECRET, deadline))
+            return outcome(lambda: connect(hellos[index], store, timeout=timeout))
+        return outcome(lambda: handshake._member(place, ProcessSets(extra.size)))
 
     store, deadline = MemoryStore(), handshake.time.monotonic() + timeout
+    place = handshake._Place(extra, store, SECRET, LOCALHOST, Timeouts(), deadline)
     return in_threads(len(hellos) + 1, body, PATIENCE)
 
 
 # Strangers.
 
+RANK_1 = (b"n" * 32, 1, 2, "node", (0,), {})
+"""What rank 1 of 2 says, as :func:`handshake._prove` sends it."""
+
 
 def wrong_secret(sock):
-    handshake._send(sock, handshake._sealed(b"another", sock.recv(64), msgpack.packb((1, 2, "node", b"n" * 32))))
+    handshake._send(sock, handshake._sealed(b"another", sock.recv(64), msgpack.packb(RANK_1)))
 
 
 def replayed(sock):
-    handshake._send(sock, handshake._sealed(SECRET, b"n" * 32, msgpack.packb((1, 2, "node", b"n" * 32))))
+    handshake._send(sock, handshake._sealed(SECRET, b"n" * 32, msgpack.packb(RANK_1)))
 
 
 def authentic_but_senseless(value):
@@ -180,7 +196,7 @@ def test_strangers_are_refused_and_the_job_starts(stranger, by_tcp, stays, caplo
     with caplog.at_level(logging.WARNING, "collectives.control.handshake"):
         center = threading.Thread(target=lambda: results.extend(connect_all([Hello(0, 2, "node")], store)))
         center.start()
-        where = msgpack.unpackb(store.get("control", PATIENCE))
+        where = msgpack.unpackb(store.get("control-0", PATIENCE))
         family, address = (socket.AF_INET, tuple(where["tcp"])) if by_tcp else (socket.AF_UNIX, where["unix"])
         with ExitStack() as connections:
             for _ in range(5):
@@ -203,7 +219,7 @@ def test_an_oversized_frame_is_refused_before_it_is_read():
     center.start()
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(PATIENCE)
-        sock.connect(msgpack.unpackb(store.get("control", PATIENCE))["unix"])
+        sock.connect(msgpack.unpackb(store.get("control-0", PATIENCE))["unix"])
         sock.sendall(handshake.LENGTH.pack(handshake.HELLO_BYTES + 1))
         assert len(handshake._exactly(sock, handshake.NONCE_BYTES)) == handshake.NONCE_BYTES
         assert sock.recv(1) == b""
@@ -223,14 +239,14 @@ def test_a_false_rank_0_is_found_out():
     store = MemoryStore()
     with socket.create_server((LOCALHOST, 0)) as listener:
         where = {"host": "other", "unix": "", "tcp": listener.getsockname()}
-        store.set("control", msgpack.packb(where))
+        store.set("control-0", msgpack.packb(where))
 
         def pretend():
             sock, _ = listener.accept()
             with sock:
                 sock.sendall(b"n" * 32)
                 handshake._receive(sock)
-                handshake._send(sock, handshake._sealed(b"guessed", b"n" * 32, msgpack.packb(("a", "b"))))
+                handshake._send(sock, handshake._sealed(b"guessed", b"n" * 32, msgpack.packb(("", ("a", "b"), {}))))
 
         liar = threading.Thread(target=pretend)
         liar.start()
@@ -242,4 +258,4 @@ def test_a_false_rank_0_is_found_out():
 
 def test_an_address_that_cannot_be_listened_on_is_named():
     with pytest.raises(SettingsError, match=r"rank 0 cannot listen on \('192\.0\.2\.1', 0\).*HOROVOD_GLOO_IFACE"):
-        connect_channel(Hello(0, 2, "node"), MemoryStore(), SECRET, "192.0.2.1", 1.0)
+        connect(Hello(0, 2, "node"), MemoryStore(), address="192.0.2.1")
