@@ -37,7 +37,11 @@ class Channel(ABC):
         """Queue ``data`` for ``rank``, without waiting for it. A lost peer is reported by the watch, not here."""
 
     def send_to(self, ranks: Iterable[int], data: bytes) -> None:
-        """Queue ``data`` for each of ``ranks``, as :meth:`send` does; once for all that share a connection."""
+        """Queue ``data`` for each of ``ranks``, as :meth:`send` does; once for all that share a connection.
+
+        What may be the last word to several ranks must go this way: one of them may carry the messages of the others,
+        and leave when it has its own.
+        """
         for rank in ranks:
             self.send(rank, data)
 

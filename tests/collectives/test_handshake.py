@@ -1,6 +1,7 @@
 """How ranks find rank 0 and prove themselves."""
 
 import logging
+import os
 import socket
 import threading
 from contextlib import ExitStack
@@ -9,8 +10,9 @@ import msgpack
 import pytest
 
 from collectives.api import CollectiveTimeoutError, PeerLostError, SettingsError, Timeouts
-from collectives.control import handshake
+from collectives.control import configuration, handshake
 from collectives.control.handshake import Hello, Meeting
+from collectives.control.tree import relays
 from collectives.messages import Stop, encode
 from collectives.process_sets import ProcessSets
 from collectives.rendezvous.store import MemoryStore
@@ -28,15 +30,15 @@ def connect(hello, store, secret=SECRET, address=LOCALHOST, timeout=PATIENCE):
     return handshake.connect_channel(hello, store, secret, address, Timeouts(connect=timeout), sets)
 
 
-def connect_all(hellos, store=None, secrets=None, timeout=PATIENCE):
-    """The hosts that each of ``hellos`` finds, or the error it meets, all at once; channels get closed."""
+def connect_all(hellos, store=None, secrets=None, timeout=PATIENCE, tell=lambda meeting: meeting.hosts):
+    """What each of ``hellos`` finds, or the error it meets, all at once; channels get closed."""
 
     def body(index):
         secret = secrets[index] if secrets else SECRET
         result = outcome(lambda: connect(hellos[index], store, secret, timeout=timeout))
         if isinstance(result, Meeting):
             channels[index] = result.channel
-            return result.hosts
+            return tell(result)
         return result
 
     store, channels = store or MemoryStore(), {}
@@ -60,11 +62,10 @@ def test_all_ranks_learn_the_hosts_and_can_talk(size, hosts):
         try:
             if rank:
                 channel.send(0, encode(Stop(rank)))
-                assert receive(channel, 1) == [(0, encode(Stop(-rank)))]
+                assert receive(channel, 1) == [(0, encode(Stop(0)))]
             else:
                 assert sorted(receive(channel, size - 1)) == [(peer, encode(Stop(peer))) for peer in range(1, size)]
-                for peer in range(1, size):
-                    channel.send(peer, encode(Stop(-peer)))
+                channel.send_to(range(1, size), encode(Stop(0)))
             return meeting.hosts
         finally:
             channel.close()
@@ -151,6 +152,107 @@ def connect_all_but_first(hellos, extra):
     store, deadline = MemoryStore(), handshake.time.monotonic() + timeout
     place = handshake._Place(extra, store, SECRET, LOCALHOST, Timeouts(), deadline)
     return in_threads(len(hellos) + 1, body, PATIENCE)
+
+
+# What the ranks have in common.
+
+
+def configured(*values):
+    return [Hello(rank, len(values), "node", configuration=value) for rank, value in enumerate(values)]
+
+
+def test_ranks_that_are_set_differently_all_hear_who_has_set_what():
+    shm, gloo = {"OPERATIONS": "shm", "CACHE": "0"}, {"OPERATIONS": "gloo", "CACHE": "0"}
+    errors = connect_all(configured(shm, gloo, shm, {"OPERATIONS": "shm", "CACHE": "above 0"}))
+    assert [type(error) for error in errors] == [SettingsError] * 4
+    (text,) = {str(error) for error in errors}
+    assert text == (
+        "OPERATIONS is 'shm' on ranks 0, 2, 3 and 'gloo' on rank 1; CACHE is '0' on ranks 0, 1, 2 and 'above 0' on "
+        "rank 3; it must be the same on all ranks"
+    )
+
+
+def test_ranks_that_are_set_alike_start():
+    assert connect_all(configured({"OPERATIONS": "shm"}, {"OPERATIONS": "shm"})) == [("node", "node")] * 2
+
+
+def test_a_disagreement_of_many_ranks_is_still_short():
+    text = configuration.disagreement([{"A": "1"}] + [{"A": "2"}] * 1000)
+    assert (
+        text
+        == "A is '1' on rank 0 and '2' on ranks 1, 2, 3, 4, 5, 6, 7, 8 and 992 more; it must be the same on all ranks"
+    )
+
+
+def test_a_long_value_is_cut_but_not_mistaken_for_another():
+    assert configuration.brief("short") == "short"
+    one, other = configuration.brief("x" * 10_000 + "1"), configuration.brief("x" * 10_000 + "2")
+    assert one != other
+    assert max(len(one), len(other)) < 300
+
+
+@pytest.mark.parametrize("hosts", [("a",), ("a", "b"), ("a", "b", "b")], ids=str)
+def test_the_ranks_of_a_host_agree_on_its_cores(hosts):
+    hellos = [Hello(rank, 5, hosts[rank % len(hosts)], cores=(rank, rank + 1)) for rank in range(5)]
+    found = connect_all(hellos, tell=lambda meeting: (meeting.hosts, meeting.cores))
+    for hello, (_, cores) in zip(hellos, found, strict=True):
+        assert cores == len({core for other in hellos if other.host == hello.host for core in other.cores})
+
+
+def test_by_default_a_rank_says_which_cores_it_may_use():
+    assert Hello(0, 1, "node").cores == tuple(sorted(os.sched_getaffinity(0)))
+
+
+# Relays.
+
+
+def test_a_follower_that_does_not_come_is_named(monkeypatch):
+    """Rank 3 meets rank 0, then dies before it meets its leader."""
+    follow = handshake._follow
+
+    def vanish(place, leader, lifeline):
+        if place.hello.rank == 3:
+            raise KeyboardInterrupt
+        return follow(place, leader, lifeline)
+
+    def body(rank):
+        try:
+            meeting = connect(Hello(rank, 4, "b" if rank else "a"), store, timeout=0.5)
+        except (CollectiveTimeoutError, PeerLostError, KeyboardInterrupt) as error:
+            return error
+        meeting.channel.close()
+        return None
+
+    monkeypatch.setattr(handshake, "_follow", vanish)
+    store = MemoryStore()
+    center, leader, follower, _ = in_threads(4, body, PATIENCE)
+    assert center is None
+    assert str(leader).startswith("ranks [3] of 4 did not connect to rank 1 in time; ")
+    assert isinstance(follower, CollectiveTimeoutError | PeerLostError)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [
+        ("a", {}),
+        ("aaaa", {}),
+        ("abc", {}),
+        ("aabb", {2: (2, 3)}),
+        ("abab", {1: (1, 3)}),
+        ("abbcddd", {1: (1, 2), 4: (4, 5, 6)}),
+    ],
+)
+def test_hosts_of_several_ranks_get_a_relay_but_for_that_of_rank_0(hosts, expected):
+    assert relays(hosts) == expected
+
+
+def test_all_connections_between_hosts_end_in_silence(monkeypatch):
+    """And none within a host does, where there is nothing that falls silent."""
+    asked = []
+    monkeypatch.setattr(handshake, "end_in_silence", lambda sock, seconds: asked.append((sock.family, seconds)))
+    connect_all(ranks(5, ("a", "b")))
+    by_tcp = [seconds for family, seconds in asked if family == socket.AF_INET]
+    assert by_tcp == [Timeouts().heartbeat] * 4  # both ends of ranks 1 and 3
 
 
 # Strangers.
