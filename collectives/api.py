@@ -114,6 +114,9 @@ class Operation(enum.Enum):
     ADD_PROCESS_SET = "add process set"
     REMOVE_PROCESS_SET = "remove process set"
 
+    # Members are single objects; Enum's own hash is a Python call, and dicts on the fast path are keyed by them.
+    __hash__ = object.__hash__
+
 
 class ReduceOp(enum.IntEnum):
     """How elements are combined. The numbers are those of Horovod."""
@@ -164,7 +167,7 @@ class Topology:
 
     ``hosts[r]`` is the identity of the host of rank ``r`` (a node id or host name, never compared as an address).
     ``cross_rank`` is the index of this host among the hosts that have a rank with this ``local_rank``; ``cross_size``
-    is the number of such hosts.
+    is the number of such hosts. ``cores`` counts those that the ranks of this host may use together.
     """
 
     rank: int = 0
@@ -174,6 +177,7 @@ class Topology:
     cross_rank: int = 0
     cross_size: int = 1
     hosts: tuple[str, ...] = ("localhost",)
+    cores: int = 1
 
     @property
     def is_homogeneous(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
@@ -12,6 +13,7 @@ from collectives.api import SettingsError, Store, Topology
 from collectives.backends import table
 from collectives.backends.base import Backend
 from collectives.control.base import Channel
+from collectives.control.configuration import brief
 from collectives.control.handshake import Hello, connect_channel
 from collectives.control.inproc import InprocHub
 from collectives.engine import Engine
@@ -54,7 +56,7 @@ def _rendezvous(settings: Settings, generation: int) -> OpenStore:
 
 
 def _start_alone(settings: Settings, sets: ProcessSets) -> Engine:
-    topology = Topology(hosts=(settings.hostname,))
+    topology = Topology(hosts=(settings.hostname,), cores=len(os.sched_getaffinity(0)))
     channel = InprocHub(1).channel(0)
     store = MemoryStore()
     connect = _Connector(settings, topology, lambda: nullcontext(store), "127.0.0.1")
@@ -62,9 +64,9 @@ def _start_alone(settings: Settings, sets: ProcessSets) -> Engine:
 
 
 def _start_together(settings: Settings, sets: ProcessSets, store: Store, open_store: OpenStore) -> Engine:
-    hello = Hello(settings.rank, settings.size, settings.hostname)
+    hello = Hello(settings.rank, settings.size, settings.hostname, configuration=_configuration(settings, sets))
     address = _own_address(settings)
-    channel, hosts = connect_channel(hello, store, settings.secret, address, settings.timeouts.connect)
+    meeting = connect_channel(hello, store, settings.secret, address, settings.timeouts, sets)
     topology = Topology(
         settings.rank,
         settings.size,
@@ -72,14 +74,26 @@ def _start_together(settings: Settings, sets: ProcessSets, store: Store, open_st
         settings.local_size,
         settings.cross_rank,
         settings.cross_size,
-        hosts,
+        meeting.hosts,
+        meeting.cores,
     )
     connect = _Connector(settings, topology, open_store, address)
     try:
-        return _assemble(settings, sets, topology, channel, connect, store)
+        return _assemble(settings, sets, topology, meeting.channel, connect, store)
     except BaseException:
-        channel.close()
+        meeting.channel.close()
         raise
+
+
+def _configuration(settings: Settings, sets: ProcessSets) -> dict[str, str]:
+    """What all ranks must have in common."""
+    return {
+        "HOROVOD_CPU_OPERATIONS": settings.cpu_operations,
+        "HOROVOD_HIERARCHICAL_ALLREDUCE": str(settings.hierarchical_allreduce),
+        "HOROVOD_HIERARCHICAL_ALLGATHER": str(settings.hierarchical_allgather),
+        "HOROVOD_CACHE_CAPACITY": "above 0" if settings.cache_capacity else "0",
+        "the list of process sets": brief(str([list(sets.ranks(id)) for id in sets.ids()[1:]])),
+    }
 
 
 def _assemble(

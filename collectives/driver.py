@@ -20,7 +20,7 @@ __all__ = ["Driver"]
 RECENT_SECONDS = 1.0
 """For so long after a caller drove, a patient communication thread expects one to come again."""
 PARK_SECONDS = 0.002
-SPINS = 50
+SPINS = 200
 WAIT_SLICE_SECONDS = 1.0
 
 
@@ -115,18 +115,20 @@ class Driver:
             self.notify()
 
     def _drive_for(self, work: Work) -> None:
-        spins = 0
         self._caller = threading.get_ident()
         while not (work.done or self._exchange.finished):
-            if self._step():
-                spins = 0
-            elif spins < SPINS:
-                spins += 1
-                os.sched_yield()  # the peer we wait for may be queued on this very core
-            else:
+            if not (self._step() or self._spin()):
                 self._sleep()
         if not work.done:  # it was entered when all had failed already, or an interrupt took it out of the table
             work.fail(self._exchange.ending())
+
+    def _spin(self) -> bool:
+        """Look out for a moment, which costs less than to fall asleep; whether there is something to do."""
+        for _ in range(SPINS):
+            os.sched_yield()  # the peer we wait for may be queued on this very core
+            if self._channel.peek() or not self._exchange.may_sleep:
+                return True
+        return False
 
     def _after_driving(self) -> None:
         self._driven_at = time.monotonic()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -258,7 +257,7 @@ def _is_patient(topology: Topology, settings: Settings) -> bool:
     Between hosts, data travels while nobody computes for it.
     """
     alone = topology.local_size >= topology.size
-    return alone and settings.cycle_time is None and len(os.sched_getaffinity(0)) < 2 * topology.local_size
+    return alone and settings.cycle_time is None and topology.cores < 2 * topology.local_size
 
 
 def _coordinator(settings: Settings, process_sets: ProcessSets, patient: bool) -> Coordinator:

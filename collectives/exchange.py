@@ -189,9 +189,7 @@ class Exchange:
             self._look_for_stalls(self._stalls, coordinator, now)
         for outgoing in coordinator.decide(now):
             data = encode(outgoing.message) if len(outgoing.ranks) > 1 or outgoing.ranks[0] != COORDINATOR else b""
-            for rank in outgoing.ranks:
-                if rank != COORDINATOR:
-                    self.channel.send(rank, data)
+            self.channel.send_to((rank for rank in outgoing.ranks if rank != COORDINATOR), data)
             if COORDINATOR in outgoing.ranks:
                 self._obey(outgoing.message)
 
@@ -279,8 +277,7 @@ class Exchange:
         self.failure = error
         self._runner.abort(error)
         data = encode(Abort(type(error).__name__, str(error)))
-        for rank in range(1, self._topology.size) if self._coordinator is not None else (COORDINATOR,):
-            self.channel.send(rank, data)
+        self.channel.send_to(range(1, self._topology.size) if self._coordinator is not None else (COORDINATOR,), data)
         self._fail_works(error)
         self.finished = True
         self._announce()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from math import prod
 
 from collectives.api import Operation
@@ -13,7 +13,7 @@ __all__ = ["plan"]
 FUSIBLE = frozenset({Operation.ALLREDUCE, Operation.ALLGATHER, Operation.REDUCESCATTER})
 
 
-def plan(ready: Iterable[Response], threshold: int, isolate_groups: bool = False) -> list[list[Response]]:
+def plan(ready: Sequence[Response], threshold: int, isolate_groups: bool = False) -> list[list[Response]]:
     """Group ``ready`` into batches of at most ``threshold`` bytes; 0 turns fusion off.
 
     Only tensors that agree in process set, device, dtype, operation, op and scales share a batch; an allgather moves
@@ -23,6 +23,8 @@ def plan(ready: Iterable[Response], threshold: int, isolate_groups: bool = False
     become ready with its first. With ``isolate_groups`` those of one kind are one batch, of any size, without others.
     Batches keep the order of their first tensors.
     """
+    if len(ready) == 1:
+        return [list(ready)]
     batches: list[list[Response]] = []
     newest: dict[Hashable, tuple[list[Response], int]] = {}
     for response in _groups_together(ready):

@@ -1,9 +1,9 @@
-"""What carries control messages: a star with rank 0 in the middle."""
+"""What carries control messages between rank 0 and the others."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 __all__ = ["Channel"]
 
@@ -11,8 +11,8 @@ __all__ = ["Channel"]
 class Channel(ABC):
     """Ordered, reliable messages between rank 0 and every other rank.
 
-    ``send`` and ``receive`` are called by one thread at a time (whoever drives the engine); ``poll`` and ``wake`` by
-    any thread.
+    ``send`` and ``receive`` are called by one thread at a time (whoever drives the engine); ``peek``, ``poll``
+    and ``wake`` by any thread.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -36,9 +36,25 @@ class Channel(ABC):
     def send(self, rank: int, data: bytes) -> None:
         """Queue ``data`` for ``rank``, without waiting for it. A lost peer is reported by the watch, not here."""
 
+    def send_to(self, ranks: Iterable[int], data: bytes) -> None:
+        """Queue ``data`` for each of ``ranks``, as :meth:`send` does; once for all that share a connection.
+
+        What may be the last word to several ranks must go this way: one of them may carry the messages of the others,
+        and leave when it has its own.
+        """
+        for rank in ranks:
+            self.send(rank, data)
+
     @abstractmethod
     def receive(self) -> list[tuple[int, bytes]]:
-        """What has arrived, as (sender, data); does not wait."""
+        """What has arrived, as (sender, data); does not wait. Raises EngineError when a peer sends nonsense.
+
+        What a host says for several of its ranks is from the lowest of its ranks.
+        """
+
+    @abstractmethod
+    def peek(self) -> bool:
+        """Whether :meth:`poll` would return at once; costs less than to receive."""
 
     @abstractmethod
     def poll(self, timeout: float | None) -> None:

@@ -55,6 +55,10 @@ class InprocChannel(Channel):
             messages.append(self._inbox.popleft())
         return messages
 
+    def peek(self) -> bool:
+        """See :class:`Channel`."""
+        return self._arrived.is_set()
+
     def poll(self, timeout: float | None) -> None:
         """See :class:`Channel`."""
         self._arrived.wait(timeout)

@@ -1,38 +1,59 @@
 """The channel among processes: stream sockets, Unix within a host and TCP between hosts, authenticated by the secret.
 
-Each rank other than 0 keeps one connection to rank 0. A frame is a length (4 bytes, big-endian) and that many bytes.
-Linux only: abstract Unix sockets, eventfd, POLLRDHUP.
+A frame is a length (4 bytes, big-endian) and that many bytes. Linux only: abstract Unix sockets, eventfd, POLLRDHUP,
+TCP_USER_TIMEOUT.
 """
 
 from __future__ import annotations
 
 import errno
+import math
 import os
 import select
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
+from collectives.api import EngineError
 from collectives.control.base import Channel
 
-__all__ = ["Connection", "SocketChannel"]
+__all__ = ["Connection", "SocketChannel", "end_in_silence", "wait"]
 
 HEADER = struct.Struct(">I")
+LARGEST_FRAME = 1 << 28
+"""In bytes; a thousand ranks' splits of a thousand rows each are a few megabytes."""
 READ_SIZE = 1 << 16
 HANG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 FLUSH_SECONDS = 2.0
 
 
+def end_in_silence(sock: socket.socket, seconds: float) -> None:
+    """Let the kernel end a TCP connection whose other host has been silent for ``seconds``; see tcp(7).
+
+    Probes find it out when nothing is under way, TCP_USER_TIMEOUT when something is. It costs no thread and no message
+    of ours. A peer that is busy, or stopped, is not silent: its kernel answers.
+    """
+    if sock.family == socket.AF_UNIX:
+        return
+    idle, interval = max(1, int(seconds / 2)), max(1, int(seconds / 6))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, max(1, math.ceil((seconds - idle) / interval)))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(seconds * 1000))
+
+
 class Connection:
-    """One framed, non-blocking connection."""
+    """One framed, non-blocking connection. ``ended`` turns true when :meth:`receive` meets the end."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.ended = False
         self._socket = sock
         self._unread = bytearray()
         self._unsent = bytearray()
@@ -70,31 +91,43 @@ class Connection:
         except OSError:
             return len(data)  # the watch reports the loss
 
+    def drain(self, deadline: float) -> None:
+        """Send what was kept; waits for the peer to take it until ``deadline``, in monotonic seconds."""
+        poller = select.poll()
+        poller.register(self.fileno(), select.POLLOUT)
+        while self._unsent and poller.poll(max(0.0, deadline - time.monotonic()) * 1000.0):
+            self.flush()
+
     def receive(self) -> list[bytes]:
-        """The complete frames that have arrived."""
-        try:
-            data = self._socket.recv(READ_SIZE)
-        except BlockingIOError:
+        """The complete frames that have arrived; EngineError when that cannot be frames of ours."""
+        data = self._read()
+        if not data:
             return []
-        except OSError:
-            return []  # the watch reports the loss
         self._unread += data
         while len(data) == READ_SIZE:
-            data = self._read_more()
+            data = self._read()
             self._unread += data
         return self._frames()
 
-    def _read_more(self) -> bytes:
-        try:
-            return self._socket.recv(READ_SIZE)
-        except OSError:
+    def _read(self) -> bytes:
+        if self.ended:
             return b""
+        try:
+            data = self._socket.recv(READ_SIZE)
+        except BlockingIOError:
+            return b""
+        except OSError:
+            data = b""  # the watch reports the loss
+        self.ended = not data
+        return data
 
     def _frames(self) -> list[bytes]:
         frames = []
         start = 0
         while len(self._unread) >= start + HEADER.size:
             (length,) = HEADER.unpack_from(self._unread, start)
+            if length > LARGEST_FRAME:
+                raise self._nonsense(length)
             stop = start + HEADER.size + length
             if len(self._unread) < stop:
                 break
@@ -103,10 +136,25 @@ class Connection:
         del self._unread[:start]
         return frames
 
+    def _nonsense(self, length: int) -> EngineError:
+        """Read no more; the peer can still be told why."""
+        self.ended = True
+        self._shut_down(socket.SHUT_RD)
+        return EngineError(f"a frame of {length} bytes is refused; at most {LARGEST_FRAME} are allowed")
+
     def hang_up(self) -> None:
         """Tell the peer's watch that this end is done; what was sent still arrives."""
+        self._shut_down(socket.SHUT_WR)
+
+    def await_hang_up(self, deadline: float) -> None:
+        """Wait until the peer has hung up, or ``deadline``, in monotonic seconds."""
+        poller = select.poll()
+        poller.register(self.fileno(), HANG_UP)
+        poller.poll(max(0.0, deadline - time.monotonic()) * 1000.0)
+
+    def _shut_down(self, how: int) -> None:
         try:
-            self._socket.shutdown(socket.SHUT_WR)
+            self._socket.shutdown(how)
         except OSError as error:
             if error.errno not in (errno.ENOTCONN, errno.EBADF):
                 raise
@@ -116,12 +164,24 @@ class Connection:
         self._socket.close()
 
 
+def wait(poller: select.poll, connections: Iterable[Connection], timeout: float | None) -> list[int]:
+    """The descriptors of ``poller`` that are ready; ends, too, when there is room for what ``connections`` keep."""
+    unsent = [connection for connection in connections if connection.has_unsent]
+    for connection in unsent:
+        poller.modify(connection.fileno(), select.POLLIN | select.POLLOUT)
+    ready = poller.poll(None if timeout is None else max(timeout, 0.0) * 1000.0)
+    for connection in unsent:
+        poller.modify(connection.fileno(), select.POLLIN)
+    return [descriptor for descriptor, _ in ready]
+
+
 class SocketChannel(Channel):
     """Control messages over ``connections`` (peer rank -> connection); owns them from now on."""
 
     def __init__(self, rank: int, size: int, connections: Mapping[int, Connection]) -> None:
         super().__init__(rank, size)
         self._connections = dict(connections)
+        self._peers = {connection.fileno(): peer for peer, connection in connections.items()}
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._end = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._watcher: threading.Thread | None = None
@@ -141,7 +201,7 @@ class SocketChannel(Channel):
         """See :class:`Channel`."""
         deadline = time.monotonic() + timeout
         for connection in self._connections.values():
-            self._flush(connection, deadline)
+            connection.drain(deadline)
 
     def watch(self, on_lost: Callable[[int], None]) -> None:
         """See :class:`Channel`."""
@@ -151,7 +211,7 @@ class SocketChannel(Channel):
 
     def _watch(self, on_lost: Callable[[int], None]) -> None:
         poller = select.poll()
-        ranks = {connection.fileno(): rank for rank, connection in self._connections.items()}
+        ranks = self._watched()
         for descriptor in ranks:
             poller.register(descriptor, HANG_UP)
         poller.register(self._end, select.POLLIN)
@@ -162,6 +222,10 @@ class SocketChannel(Channel):
                 poller.unregister(descriptor)
                 on_lost(ranks[descriptor])
 
+    def _watched(self) -> dict[int, int]:
+        """Descriptors, and the rank that is lost when its connection ends."""
+        return self._peers
+
     def send(self, rank: int, data: bytes) -> None:
         """See :class:`Channel`."""
         self._connections[rank].send(data)
@@ -169,23 +233,40 @@ class SocketChannel(Channel):
     def receive(self) -> list[tuple[int, bytes]]:
         """See :class:`Channel`."""
         messages: list[tuple[int, bytes]] = []
-        for rank, connection in self._connections.items():
+        for peer in self._talking():
+            connection = self._connections[peer]
             if connection.has_unsent:
                 connection.flush()
-            messages.extend((rank, data) for data in connection.receive())
+            try:
+                frames = connection.receive()
+                if frames:
+                    messages += self._open(peer, frames)
+            except EngineError as error:
+                raise EngineError(
+                    f"the connection from rank {peer} to rank {self.rank} is out of step: {error}"
+                ) from error
         return messages
+
+    def _talking(self) -> Iterable[int]:
+        """The peers to look at; a look at the only one costs no more than to ask whether there is something."""
+        if len(self._connections) == 1:
+            return self._connections
+        ready = [descriptor for descriptor, _ in self._poller().poll(0)]
+        blocked = [peer for peer, connection in self._connections.items() if connection.has_unsent]
+        return {*blocked, *(self._peers[descriptor] for descriptor in ready if descriptor != self._wake)}
+
+    def _open(self, peer: int, frames: list[bytes]) -> list[tuple[int, bytes]]:
+        """What frames from ``peer`` hold, as (sender, data)."""
+        return [(peer, data) for data in frames]
+
+    def peek(self) -> bool:
+        """See :class:`Channel`."""
+        return bool(self._poller().poll(0))
 
     def poll(self, timeout: float | None) -> None:
         """See :class:`Channel`."""
-        poller = self._poller()
-        unsent = [connection for connection in self._connections.values() if connection.has_unsent]
-        for connection in unsent:
-            poller.modify(connection.fileno(), select.POLLIN | select.POLLOUT)
-        for descriptor, _ in poller.poll(None if timeout is None else max(timeout, 0.0) * 1000.0):
-            if descriptor == self._wake:
-                self._clear_wake()
-        for connection in unsent:
-            poller.modify(connection.fileno(), select.POLLIN)
+        if self._wake in wait(self._poller(), self._connections.values(), timeout):
+            self._clear_wake()
 
     def _poller(self) -> select.poll:
         poller: select.poll | None = getattr(self._pollers, "poller", None)
@@ -217,29 +298,31 @@ class SocketChannel(Channel):
         self._closed = True
         deadline = time.monotonic() + FLUSH_SECONDS
         for connection in self._connections.values():
-            self._flush(connection, deadline)
+            connection.drain(deadline)
             connection.hang_up()
+        self._part(deadline)
         os.eventfd_write(self._end, 1)
         if self._watcher is not None and self._watcher is not threading.current_thread():
             self._watcher.join(FLUSH_SECONDS)
-        for connection in self._connections.values():
-            connection.close()
+        self._release()
         os.close(self._end)
         while self._waking and time.monotonic() < deadline + FLUSH_SECONDS:
             time.sleep(0.001)
         if not self._waking:  # whoever is there still was interrupted, and must not hit a foreign descriptor
             os.close(self._wake)
 
+    def _part(self, deadline: float) -> None:
+        """What is to be done between the hang-up and the release, until ``deadline`` in monotonic seconds."""
+        return
+
+    def _release(self) -> None:
+        """Close the connections."""
+        for connection in self._connections.values():
+            connection.close()
+
     def disown(self) -> None:
         """See :class:`Channel`."""
         self._closed = True
-        for connection in self._connections.values():
-            connection.close()
+        self._release()
         os.close(self._wake)
         os.close(self._end)
-
-    def _flush(self, connection: Connection, deadline: float) -> None:
-        poller = select.poll()
-        poller.register(connection.fileno(), select.POLLOUT)
-        while connection.has_unsent and poller.poll(max(0.0, deadline - time.monotonic()) * 1000.0):
-            connection.flush()

@@ -70,7 +70,7 @@ class Job:
         chosen = Settings(**({"timeouts": TIMEOUTS} | settings))
         self.engines = [
             Engine(
-                Topology(rank, size, local_size=local_size, hosts=hosts),
+                Topology(rank, size, local_size=local_size, hosts=hosts, cores=2),
                 chosen,
                 ProcessSets(size, sets),
                 self.channels[rank],
@@ -193,7 +193,7 @@ class Watched(Channel):
         super().__init__(inner.rank, inner.size)
         self._inner = inner
         self.sleeping, self.lost = {}, []
-        for name in ("send", "receive", "wake", "close"):
+        for name in ("send", "receive", "peek", "wake", "close"):
             setattr(self, name, getattr(inner, name))
 
     @property
@@ -214,7 +214,7 @@ class Watched(Channel):
     def watch(self, on_lost):
         self._inner.watch(lambda rank: (on_lost(rank), self.lost.append(rank)))
 
-    send = receive = wake = close = None
+    send = receive = peek = wake = close = None
 
 
 class Greedy(Watched):

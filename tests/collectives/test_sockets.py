@@ -6,7 +6,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from collectives.control.sockets import HEADER, Connection, SocketChannel
+from collectives.api import EngineError
+from collectives.control.sockets import HEADER, Connection, SocketChannel, end_in_silence
 from tests.backends.members import in_threads
 from tests.collectives.job import PATIENCE, until
 
@@ -184,3 +185,86 @@ def test_the_watch_may_close_its_own_channel():
         here.watch(lambda rank: (here.close(), closed.set()))
         there.close()
         assert closed.wait(PATIENCE)
+
+
+# Many peers, damage, silence.
+
+
+def test_a_center_hears_all_who_talk_and_only_those():
+    with star(5) as channels:
+        for rank in (2, 4):
+            channels[rank].send(0, b"from %d" % rank)
+        found = []
+        until(lambda: found.extend(channels[0].receive()) or len(found) == 2)
+        assert sorted(found) == [(2, b"from 2"), (4, b"from 4")]
+        assert channels[0].receive() == []
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_receiving_sends_what_was_kept(size):
+    data = bytes(8 * MEBIBYTE)
+    with star(size) as channels:
+        channels[0].send_to(range(1, size), data)
+        assert channels[0].has_unsent
+        for channel in channels[1:]:
+            found = []
+            until(lambda: channels[0].receive() or found.extend(channel.receive()) or found)  # noqa: B023
+            assert found == [(0, data)]
+        assert not channels[0].has_unsent
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_frame_of_a_senseless_length_is_refused_before_it_is_read(size):
+    here, there = unix_pair()
+    ends = [unix_pair() for _ in range(2, size)]
+    connections = {1: Connection(there)} | {rank: Connection(end) for rank, (end, _) in enumerate(ends, 2)}
+    channel = SocketChannel(0, size, connections)
+    try:
+        here.sendall(HEADER.pack(1 << 30) + b"rest")
+        with pytest.raises(EngineError, match=r"rank 1 to rank 0 is out of step: a frame of 1073741824 bytes"):
+            channel.receive()
+        assert channel.receive() == []
+        channel.send(1, b"because")
+        assert here.recv(100) == HEADER.pack(7) + b"because"
+    finally:
+        channel.close()
+        for sock in (here, *(far for _, far in ends)):
+            sock.close()
+
+
+def test_damage_ends_the_connection():
+    lost = []
+    here, there = tcp_pair()
+    channel = SocketChannel(0, 2, {1: Connection(there)})
+    with here:
+        channel.watch(lost.append)
+        here.sendall(HEADER.pack(1 << 30))
+        with pytest.raises(EngineError):
+            until(channel.receive)
+        until(lambda: lost == [1])
+        channel.close()
+
+
+@pytest.mark.parametrize("seconds", [0.5, 1.0, 5.0, 60.0])
+def test_the_kernel_ends_a_silent_connection_in_time(seconds):
+    here, there = tcp_pair()
+    with here, there:
+        end_in_silence(here, seconds)
+        assert here.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        idle, interval, count, unanswered = (
+            here.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (
+                socket.TCP_KEEPIDLE,
+                socket.TCP_KEEPINTVL,
+                socket.TCP_KEEPCNT,
+                socket.TCP_USER_TIMEOUT,
+            )
+        )
+        assert unanswered == 1000 * seconds
+        assert seconds <= idle + interval * count < seconds + max(interval, 2)
+
+
+def test_a_unix_socket_cannot_fall_silent():
+    here, there = unix_pair()
+    with here, there:
+        end_in_silence(here, 5.0)

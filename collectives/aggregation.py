@@ -1,0 +1,211 @@
+"""Pure: what the ranks of one host say, brought together, so that the coordinator hears hosts instead of ranks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TypeAlias
+
+from collectives.api import Operation, Request
+from collectives.messages import Message, Ready, Refuse, Response, Run, Together, Unknown
+from collectives.process_sets import ProcessSets
+
+__all__ = ["Aggregator", "Upward"]
+
+Upward: TypeAlias = tuple[int | None, Message]
+"""A message for the coordinator and the rank that it is from; None: from the host."""
+
+
+@dataclass(slots=True)
+class _Tensor:
+    """A cached tensor, and which of this host's ``members`` have said its id since it ran last.
+
+    ``apart``: until it has run, their words go up one by one, as they come. ``urgent``: a caller waits for it; the
+    coordinator knows that as soon as it has the id.
+    """
+
+    request: Request
+    members: tuple[int, ...]
+    said: list[int] = field(default_factory=list)
+    apart: bool = False
+    urgent: bool = False
+
+    def has_run(self) -> None:
+        self.said.clear()
+        self.apart = self.urgent = False
+
+
+class _Words:
+    """Ids on their way up, by those who say them."""
+
+    def __init__(self) -> None:
+        self._ids: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+        self._urgent: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+
+    def say(self, id: int, *ranks: int) -> None:
+        self._ids[ranks].append(id)
+
+    def urge(self, id: int, *ranks: int) -> None:
+        self._urgent[ranks].append(id)
+
+    def take(self, *ranks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Remove and return what ``ranks`` say: ids, urgent ids."""
+        return tuple(self._ids.pop(ranks, ())), tuple(self._urgent.pop(ranks, ()))
+
+    def messages(self) -> list[Upward]:
+        """Everything; afterwards there is nothing."""
+        return [self._message(ranks) for ranks in dict.fromkeys([*self._ids, *self._urgent])]
+
+    def _message(self, ranks: tuple[int, ...]) -> Upward:
+        ids, urgent_ids = self.take(*ranks)
+        if len(ranks) == 1:
+            return ranks[0], Ready(ids=ids, urgent_ids=urgent_ids)
+        return None, Together(ranks, ids, urgent_ids)
+
+
+class Aggregator:
+    """Holds a cached id until all ``ranks`` (those of this host) in its process set have said it; passes on the rest.
+
+    What passes down teaches it the ids; one that it does not know goes up as it came. What may not come together any
+    more, because a rank said the tensor in full or has joined, or the id was dropped, goes up for each rank.
+    ``process_sets`` are those at the start; others are learned from what passes down, too.
+    """
+
+    def __init__(self, ranks: Iterable[int], process_sets: ProcessSets) -> None:
+        self._ranks = frozenset(ranks)
+        self._members = {id: self._here(process_sets.ranks(id)) for id in process_sets.ids()}
+        self._tensors: dict[int, _Tensor] = {}
+        self._ids: dict[tuple[int, str], int] = {}
+        self._held: set[int] = set()
+        self._joining: set[int] = set()
+
+    @property
+    def holds(self) -> bool:
+        """Whether ids wait here for other ranks of this host."""
+        return bool(self._held)
+
+    def up(self, rank: int, message: Message) -> list[Upward]:
+        """What the coordinator must hear after ``rank`` has said ``message``."""
+        if not isinstance(message, Ready):
+            return [(rank, message)]
+        words = _Words()
+        for request in message.requests:
+            self._say_in_full(request, words)
+        for id in message.ids:
+            self._say(id, rank, words)
+        for id in message.urgent_ids:
+            self._urge(id, rank, words)
+        ids, urgent_ids = words.take(rank)
+        alone = Ready(message.requests, ids, message.urgent, urgent_ids, message.answered)
+        return words.messages() if alone == Ready() else [*words.messages(), (rank, alone)]
+
+    def down(self, message: Message) -> list[Upward]:
+        """Learn from what ranks of this host are told; returns what the coordinator must hear because of it."""
+        words = _Words()
+        if isinstance(message, Run):
+            self._run(message, words)
+        elif isinstance(message, Unknown):
+            self._forget(message.ids, words)
+        elif isinstance(message, Refuse) and (message.process_set, message.name) in self._ids:
+            self._forget((self._ids[message.process_set, message.name],), words)
+        return words.messages()
+
+    def flush(self) -> list[Upward]:
+        """What is held, for each rank; what other ranks say of it goes up as it comes, until it has run."""
+        words = _Words()
+        for id in sorted(self._held):
+            self._part(id, words)
+        return words.messages()
+
+    def _here(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        return tuple(sorted(self._ranks.intersection(ranks)))
+
+    # What ranks say.
+
+    def _say_in_full(self, request: Request, words: _Words) -> None:
+        if request.operation is Operation.JOIN:
+            self._joining.add(request.process_set)
+            for id in self._of_set(request.process_set):
+                self._part(id, words)
+        elif request.key in self._ids:
+            self._part(self._ids[request.key], words)
+
+    def _say(self, id: int, rank: int, words: _Words) -> None:
+        tensor = self._tensors.get(id)
+        if tensor is None or self._is_apart(tensor):
+            words.say(id, rank)
+            return
+        tensor.said.append(rank)
+        if len(tensor.said) < len(tensor.members):
+            self._held.add(id)
+            return
+        self._held.discard(id)
+        words.say(id, *tensor.members)
+        if tensor.urgent:
+            words.urge(id, *tensor.members)
+
+    def _is_apart(self, tensor: _Tensor) -> bool:
+        if tensor.request.process_set in self._joining:
+            tensor.apart = True
+        return tensor.apart
+
+    def _urge(self, id: int, rank: int, words: _Words) -> None:
+        tensor = self._tensors.get(id)
+        if tensor is None or not tensor.said or tensor.apart:
+            words.urge(id, rank)
+        elif not tensor.urgent:
+            tensor.urgent = True
+            if id not in self._held:
+                words.urge(id, *tensor.members)
+
+    def _part(self, id: int, words: _Words) -> None:
+        tensor = self._tensors[id]
+        tensor.apart = True
+        if id in self._held:
+            self._held.discard(id)
+            for rank in tensor.said:
+                words.say(id, rank)
+            if tensor.urgent:
+                words.urge(id, tensor.said[0])
+
+    # What ranks are told.
+
+    def _run(self, message: Run, words: _Words) -> None:
+        for response in message.responses:
+            self._learn(response)
+        for id in chain.from_iterable(message.batches):
+            tensor = self._tensors.get(id)
+            if tensor is not None:
+                tensor.has_run()
+        for response in message.responses:
+            self._follow(response, words)
+        self._forget(message.forget, words)
+
+    def _learn(self, response: Response) -> None:
+        request = response.request
+        self._tensors[response.id] = _Tensor(request, self._members[request.process_set])
+        self._ids[request.key] = response.id
+
+    def _follow(self, response: Response, words: _Words) -> None:
+        """Collectives that are never cached change who belongs together."""
+        request = response.request
+        if request.operation is Operation.JOIN:
+            self._joining.discard(request.process_set)
+        elif request.operation is Operation.ADD_PROCESS_SET:
+            self._members[response.sizes[0]] = self._here(request.splits)
+        elif request.operation is Operation.REMOVE_PROCESS_SET:
+            self._forget(self._of_set(request.root_rank), words)
+            self._joining.discard(request.root_rank)
+
+    def _of_set(self, process_set: int) -> list[int]:
+        return [id for id, tensor in self._tensors.items() if tensor.request.process_set == process_set]
+
+    def _forget(self, ids: Iterable[int], words: _Words) -> None:
+        for id in ids:
+            if id in self._tensors:
+                self._part(id, words)
+                key = self._tensors.pop(id).request.key
+                if self._ids.get(key) == id:
+                    del self._ids[key]
