@@ -16,7 +16,7 @@ import hvd_cluster
 from benchmarks.gradients import resnet50
 from benchmarks.measure import add_json_argument, tabulate
 from collectives.control.sockets import HEADER, SocketChannel
-from collectives.messages import Ready, Run, decode
+from collectives.messages import Leave, Left, Message, Ready, Run, Stop, decode
 
 COORDINATOR = 0
 
@@ -24,7 +24,7 @@ Traffic: TypeAlias = Counter[tuple[int, str, str]]
 """(receiver, kind of message, "messages" or "bytes") -> count"""
 
 
-def measure(steps: int, capacity: int) -> tuple[Traffic, Traffic]:
+def measure(steps: int) -> tuple[Traffic, Traffic]:
     """Runs on every rank; what this rank sent in the first step and in all of ``steps`` later ones."""
     import torch
 
@@ -57,18 +57,18 @@ def count_messages() -> Traffic:
     send = SocketChannel.send
 
     def counting_send(channel: SocketChannel, rank: int, data: bytes) -> None:
-        kind = kind_of(data)
-        traffic[rank, kind, "messages"] += 1
-        traffic[rank, kind, "bytes"] += HEADER.size + len(data)
+        message = decode(data)
+        if not isinstance(message, Leave | Stop | Left):  # of another rank that has shut down already
+            traffic[rank, kind_of(message), "messages"] += 1
+            traffic[rank, kind_of(message), "bytes"] += HEADER.size + len(data)
         send(channel, rank, data)
 
     SocketChannel.send = counting_send  # type: ignore[method-assign]
     return traffic
 
 
-def kind_of(data: bytes) -> str:
+def kind_of(message: Message) -> str:
     """The class of a message; with " in full" where it holds more than integers."""
-    message = decode(data)
     is_full = (isinstance(message, Ready) and (message.requests or message.urgent)) or (
         isinstance(message, Run) and message.responses
     )
@@ -77,31 +77,30 @@ def kind_of(data: bytes) -> str:
 
 def summarize(sent: list[Traffic], steps: int) -> dict[str, Any]:
     """Messages and bytes of a step: of a rank other than 0, on average, and of rank 0 (the coordinator)."""
-    ranks = len(sent)
-    received = [_total(traffic, to=COORDINATOR) for traffic in sent[1:]]
-    told = _total(sent[COORDINATOR])
-    heard = [sum(column) / steps for column in zip(*received, strict=True)]
-    kinds = Counter(kind for traffic in sent for _, kind, what in traffic if what == "messages")
-    totals = {
-        kind: sum(n for t in sent for (_, k, what), n in t.items() if k == kind and what == "messages")
-        for kind in kinds
-    }
+    heard = [_total(sent[1:], what, COORDINATOR) / steps for what in ("messages", "bytes")]
+    told = [_total(sent[:1], what) / steps for what in ("messages", "bytes")]
+    kinds: Counter[str] = Counter()
+    for traffic in sent:
+        for (_, kind, what), count in traffic.items():
+            kinds[kind] += count if what == "messages" else 0
     return {
-        "a rank sends": heard[0] / (ranks - 1),
-        "bytes, to 0": heard[1] / (ranks - 1),
+        "a rank sends": heard[0] / (len(sent) - 1),
+        "bytes": heard[1] / (len(sent) - 1),
         "0 receives": heard[0],
-        "bytes, in": heard[1],
-        "0 sends": told[0] / steps,
-        "bytes, out": told[1] / steps,
-        "messages": ", ".join(f"{count / steps:.3g} {kind}" for kind, count in sorted(totals.items())),
+        "bytes in": heard[1],
+        "0 sends": told[0],
+        "bytes out": told[1],
+        "messages": ", ".join(f"{count / steps:.3g} {kind}" for kind, count in sorted(kinds.items())),
     }
 
 
-def _total(traffic: Traffic, to: int | None = None) -> tuple[int, int]:
-    counts = {"messages": 0, "bytes": 0}
-    for (receiver, _, what), count in traffic.items():
-        counts[what] += count if to in (None, receiver) else 0
-    return counts["messages"], counts["bytes"]
+def _total(sent: list[Traffic], wanted: str, to: int | None = None) -> int:
+    return sum(
+        count
+        for traffic in sent
+        for (receiver, _, what), count in traffic.items()
+        if what == wanted and to in (None, receiver)
+    )
 
 
 def launch(ranks: int, steps: int) -> list[dict[str, Any]]:
@@ -109,7 +108,7 @@ def launch(ranks: int, steps: int) -> list[dict[str, Any]]:
     rows = []
     for capacity in (1024, 0):
         environment = {"HOROVOD_CACHE_CAPACITY": str(capacity)}
-        results = hvd_cluster.run(measure, (steps, capacity), num_proc=ranks, env=environment)
+        results = hvd_cluster.run(measure, (steps,), num_proc=ranks, env=environment)
         first, later = ([result[part] for result in results] for part in (0, 1))
         cache = "cache" if capacity else "no cache"
         rows.append({"ranks": ranks, "step": f"first, {cache}", **summarize(first, 1)})
