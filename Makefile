@@ -6,11 +6,14 @@ export RAY_AUTH_MODE = disabled
 
 BIN = '$(VENV)'/bin
 
-.PHONY: help demo test environment clean
+BENCHMARKS = allreduce training idle memory traffic simulation
+
+.PHONY: help demo test benchmarks environment clean
 
 help:
 	@echo "make demo    train a classifier of handwritten digits on two workers of a Ray cluster on this machine"
 	@echo "make test    ruff, mypy and pytest"
+	@echo "make benchmarks   all of them, half an hour on a machine that does nothing else"
 	@echo "make clean   remove caches and build outputs"
 	@echo
 	@echo "VENV=/a/folder           the environment, which is made where there is none; .venv by default"
@@ -29,6 +32,9 @@ test: environment
 	@$(BIN)/mypy
 	@echo "pytest"
 	@$(BIN)/pytest $(ARGS)
+
+benchmarks: environment
+	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name $(ARGS) || exit 1; done
 
 environment:
 	@scripts/environment '$(VENV)'

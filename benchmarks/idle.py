@@ -35,6 +35,7 @@ def measure(seconds: float) -> list[dict[str, Any]]:
     for _ in range(10):
         step()
     records.append({"alive": "engine and optimizer", **_idle(seconds)})
+    hvd.barrier()  # because a shutdown ends the engine on all ranks
     hvd.shutdown()
     return records
 
