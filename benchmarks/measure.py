@@ -50,7 +50,7 @@ class Row:
 
     @property
     def mpi_ratio(self) -> float | None:
-        """ours / MPI"""
+        """ours / mpi"""
         return self.ours / self.mpi if self.mpi else None
 
 
@@ -119,10 +119,9 @@ def add_report_arguments(parser: ArgumentParser) -> None:
 
 def report(title: str, rows: Sequence[Row], arguments: Namespace, notes: Sequence[str] = ()) -> None:
     """A table on the terminal, with ``notes`` below; JSON and a PNG where asked for."""
-    records = [
-        {**asdict(entry), "ours / peer": entry.ratio, **({"ours / MPI": entry.mpi_ratio} if entry.mpi else {})}
-        for entry in rows
-    ]
+    records = [{**asdict(entry), "ours / peer": entry.ratio, "ours / mpi": entry.mpi_ratio} for entry in rows]
+    if not any(entry.mpi for entry in rows):
+        records = [{key: value for key, value in record.items() if "mpi" not in key} for record in records]
     tabulate(f"{title}, medians", records, arguments, notes)
     if arguments.plot:
         _plot(title, rows, arguments.plot)
@@ -134,8 +133,9 @@ def tabulate(
     """Records of the same keys as a table on the terminal, with ``notes`` below, and as JSON where asked for."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=f"{title} ({os.cpu_count()} cores, {platform.machine()})", caption="\n".join(notes) or None)
+    table = Table(title=f"{title} ({os.cpu_count()} cores, {platform.machine()})", caption=Text("\n".join(notes)))
     for heading, value in records[0].items():
         is_text = isinstance(value, str)
         table.add_column(heading, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
@@ -150,6 +150,8 @@ def tabulate(
 
 
 def _cell(value: object) -> str:
+    if value is None:
+        return "-"
     if not isinstance(value, float):
         return f"{value:,}" if isinstance(value, int) else str(value)
     return f"{value:,.{2 if value < 10 else 1 if value < 1000 else 0}f}"
@@ -164,7 +166,9 @@ def _plot(title: str, rows: Sequence[Row], path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(8, 1.5 + 0.4 * len(rows)))
     labels = [f"{entry.case}, {entry.ranks} ranks" for entry in rows]
     axes.barh(labels, [entry.ratio for entry in rows], label="ours / peer")
-    axes.plot([entry.mpi_ratio for entry in rows], labels, "D", color="tab:orange", label="ours / MPI")
+    if any(entry.mpi for entry in rows):
+        axes.plot([entry.mpi_ratio for entry in rows], labels, "D", color="tab:orange", label="ours / mpi")
+    axes.set_xscale("log")
     axes.axvline(1.0, color="black", linewidth=1)
     axes.legend()
     axes.set_title(title)

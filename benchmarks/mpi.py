@@ -65,7 +65,7 @@ def _run(command: list[str]) -> None:
         )
     except subprocess.CalledProcessError as error:
         lines = [line for line in (error.stderr or "").splitlines() if line.strip(" -")]
-        raise Unavailable(f"mpirun ended with code {error.returncode}: {lines[-1] if lines else ''}") from error
+        raise Unavailable(": ".join([f"mpirun ended with code {error.returncode}", *lines[-1:]])) from error
     except subprocess.TimeoutExpired as error:
         raise Unavailable(f"mpirun did not end within {LAUNCH_SECONDS:g} s") from error
 
