@@ -6,12 +6,15 @@ export RAY_AUTH_MODE = disabled
 
 BIN = '$(VENV)'/bin
 
-.PHONY: help demo test environment clean
+BENCHMARKS = allreduce training idle memory traffic simulation
+
+.PHONY: help demo test benchmarks environment clean
 
 help:
-	@echo "make demo    train a classifier of handwritten digits on two workers of a Ray cluster on this machine"
-	@echo "make test    ruff, mypy and pytest"
-	@echo "make clean   remove caches and build outputs"
+	@echo "make demo          train a classifier of handwritten digits on two workers of a Ray cluster on this machine"
+	@echo "make test          ruff, mypy and pytest"
+	@echo "make benchmarks    all of benchmarks/, ten minutes on a machine that should do nothing else"
+	@echo "make clean         remove caches and build outputs"
 	@echo
 	@echo "VENV=/a/folder           the environment, which is made where there is none; .venv by default"
 	@echo "PYTHON=/path/to/python   the interpreter to make it with"
@@ -29,6 +32,9 @@ test: environment
 	@$(BIN)/mypy
 	@echo "pytest"
 	@$(BIN)/pytest $(ARGS)
+
+benchmarks: environment
+	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 environment:
 	@scripts/environment '$(VENV)'

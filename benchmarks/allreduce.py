@@ -1,40 +1,32 @@
-"""Allreduce through the public torch API, with its negotiation, against torch.distributed on Gloo, interleaved.
+"""Allreduce through the public torch API, with its negotiation, against torch.distributed on Gloo, and against MPI.
 
     python -m benchmarks.allreduce --ranks 2 4 --sizes 32 1M 64M
 
-Both sides sum float32 tensors of the same size in the same processes, turn by turn.
+All sum float32 in place. Ours and Gloo take turns in the same processes. MPI, where mpi4py and mpirun are installed,
+sums NumPy arrays of the same sizes in processes of its own: launches of it and of the others take turns.
 """
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 import hvd_cluster
-from benchmarks.measure import Row, add_report_arguments, interleave, meeting_file, report, row, torch_gloo
+from benchmarks import mpi
+from benchmarks.measure import (
+    Row,
+    add_launches_argument,
+    add_report_arguments,
+    combine,
+    interleave,
+    meeting_file,
+    report,
+    row,
+    torch_gloo,
+)
+from benchmarks.sizes import label, parse_size, repeats_for
 
-SUFFIXES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-
-
-def parse_size(text: str) -> int:
-    """Bytes of "32", "64K" or "1M"; a multiple of 4, since the elements are float32."""
-    unit = SUFFIXES.get(text[-1:].upper(), 1)
-    digits = text[:-1] if unit > 1 else text
-    if not digits.isdigit() or not int(digits) or int(digits) * unit % 4:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size; give a multiple of 4 such as 32, 64K or 1M")
-    return int(digits) * unit
-
-
-def label(nbytes: int) -> str:
-    """The opposite of :func:`parse_size`."""
-    for suffix, unit in reversed(SUFFIXES.items()):
-        if nbytes >= unit and nbytes % unit == 0:
-            return f"{nbytes // unit} {suffix}B"
-    return f"{nbytes} B"
-
-
-def repeats_for(nbytes: int, scale: float) -> int:
-    """Rounds of ten calls: many for small tensors, a few for large ones."""
-    return max(3, int(scale * (40 if nbytes <= 1 << 20 else 5)))
+__all__ = ["measure", "parse_size"]
 
 
 def measure(sizes: list[int], tensors: int, scale: float, path: str) -> list[Row]:
@@ -92,6 +84,21 @@ def _many(count: int, nbytes: int, scale: float) -> Row:
     return row(f"{count} x {label(nbytes)}, async", hvd.size(), "us", seconds, 1e6)
 
 
+def launch(ranks: int, arguments: argparse.Namespace, notes: list[str]) -> list[Row]:
+    """Ours and Gloo, then MPI; ``notes`` gets the reason why there is no MPI, which is then left out."""
+    given = (arguments.sizes, arguments.tensors, arguments.scale)
+    rows: list[Row] = hvd_cluster.run(measure, (*given, meeting_file()), num_proc=ranks)[0]
+    if notes:
+        return rows
+    try:
+        return [
+            replace(entry, mpi=seconds * 1e6) for entry, seconds in zip(rows, mpi.launch(ranks, *given), strict=True)
+        ]
+    except mpi.Unavailable as reason:
+        notes.append(f"MPI is not measured: {reason}")
+        return rows
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -105,13 +112,15 @@ def main() -> None:
     )
     parser.add_argument("--tensors", type=int, default=200, help="tensors of 20 KB in the asynchronous case; 0: none")
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies the number of repetitions (default: 1)")
+    add_launches_argument(parser, 3)
     add_report_arguments(parser)
     arguments = parser.parse_args()
+    notes: list[str] = []
     rows: list[Row] = []
     for ranks in arguments.ranks:
-        given = (arguments.sizes, arguments.tensors, arguments.scale, meeting_file())
-        rows += hvd_cluster.run(measure, given, num_proc=ranks)[0]
-    report("allreduce: ours and torch.distributed on Gloo", rows, arguments)
+        launches = [launch(ranks, arguments, notes) for _ in range(arguments.launches)]
+        rows += map(combine, zip(*launches, strict=True))
+    report("allreduce: ours, torch.distributed on Gloo (peer) and MPI", rows, arguments, notes)
 
 
 if __name__ == "__main__":

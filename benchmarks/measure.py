@@ -9,17 +9,31 @@ import statistics
 import tempfile
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from time import perf_counter
 
-__all__ = ["Row", "add_report_arguments", "interleave", "report", "torch_gloo"]
+__all__ = [
+    "Row",
+    "add_json_argument",
+    "add_launches_argument",
+    "add_report_arguments",
+    "combine",
+    "interleave",
+    "meeting_file",
+    "report",
+    "row",
+    "tabulate",
+    "torch_gloo",
+]
+
+FILE_WIDTH = 120
 
 
 @dataclass(frozen=True)
 class Row:
-    """One case: medians of ours and of the peer, and ours as a fraction of the peer's."""
+    """One case: medians of ours, of the peer and, where it was measured, of MPI; ours as a fraction of each."""
 
     case: str
     ranks: int
@@ -27,11 +41,17 @@ class Row:
     ours: float
     peer: float
     best: float
+    mpi: float | None = None
 
     @property
     def ratio(self) -> float:
         """ours / peer"""
         return self.ours / self.peer
+
+    @property
+    def mpi_ratio(self) -> float | None:
+        """ours / mpi"""
+        return self.ours / self.mpi if self.mpi else None
 
 
 def interleave(sides: Mapping[str, Callable[[], None]], repeats: int, block: int) -> dict[str, list[float]]:
@@ -67,28 +87,74 @@ def row(case: str, ranks: int, unit: str, seconds: Mapping[str, Sequence[float]]
     return Row(case, ranks, unit, ours * scale, peer * scale, min(seconds["ours"]) * scale)
 
 
+def combine(launches: Sequence[Row]) -> Row:
+    """The row of a case that was measured in several launches: medians of their medians, and the best of all."""
+    mpi = [entry.mpi for entry in launches if entry.mpi is not None]
+    return replace(
+        launches[0],
+        ours=statistics.median(entry.ours for entry in launches),
+        peer=statistics.median(entry.peer for entry in launches),
+        best=min(entry.best for entry in launches),
+        mpi=statistics.median(mpi) if mpi else None,
+    )
+
+
+def add_launches_argument(parser: ArgumentParser, default: int) -> None:
+    """--launches"""
+    parser.add_argument(
+        "--launches", type=int, default=default, help=f"times the processes are started (default: {default})"
+    )
+
+
+def add_json_argument(parser: ArgumentParser) -> None:
+    """--json"""
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows as JSON, too")
+
+
 def add_report_arguments(parser: ArgumentParser) -> None:
     """--json and --plot"""
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows as JSON, too")
+    add_json_argument(parser)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the ratios into a PNG file, too")
 
 
-def report(title: str, rows: Sequence[Row], arguments: Namespace) -> None:
-    """A table on the terminal; JSON and a PNG where asked for."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"{title} ({os.cpu_count()} cores, {platform.machine()}, medians)")
-    for heading in ("case", "ranks", "unit", "ours", "ours, best", "peer", "ours / peer"):
-        table.add_column(heading, justify="left" if heading == "case" else "right")
-    for entry in rows:
-        figures = (f"{value:,.1f}" for value in (entry.ours, entry.best, entry.peer))
-        table.add_row(entry.case, str(entry.ranks), entry.unit, *figures, f"{entry.ratio:.2f}")
-    Console().print(table)
-    if arguments.json:
-        arguments.json.write_text(json.dumps([{**asdict(entry), "ratio": entry.ratio} for entry in rows], indent=2))
+def report(title: str, rows: Sequence[Row], arguments: Namespace, notes: Sequence[str] = ()) -> None:
+    """A table on the terminal, with ``notes`` below; JSON and a PNG where asked for."""
+    records = [{**asdict(entry), "ours / peer": entry.ratio, "ours / mpi": entry.mpi_ratio} for entry in rows]
+    if not any(entry.mpi for entry in rows):
+        records = [{key: value for key, value in record.items() if "mpi" not in key} for record in records]
+    tabulate(f"{title}, medians", records, arguments, notes)
     if arguments.plot:
         _plot(title, rows, arguments.plot)
+
+
+def tabulate(
+    title: str, records: Sequence[Mapping[str, object]], arguments: Namespace, notes: Sequence[str] = ()
+) -> None:
+    """Records of the same keys as a table on the terminal, with ``notes`` below, and as JSON where asked for."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=f"{title} ({os.cpu_count()} cores, {platform.machine()})", caption=Text("\n".join(notes)))
+    for heading, value in records[0].items():
+        is_text = isinstance(value, str)
+        table.add_column(heading, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
+    for record in records:
+        table.add_row(*map(_cell, record.values()))
+    console = Console()
+    if not console.is_terminal:
+        console.width = FILE_WIDTH
+    console.print(table)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(records, indent=2))
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if not isinstance(value, float):
+        return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,.{2 if value < 10 else 1 if value < 1000 else 0}f}"
 
 
 def _plot(title: str, rows: Sequence[Row], path: Path) -> None:
@@ -99,9 +165,12 @@ def _plot(title: str, rows: Sequence[Row], path: Path) -> None:
 
     figure, axes = pyplot.subplots(figsize=(8, 1.5 + 0.4 * len(rows)))
     labels = [f"{entry.case}, {entry.ranks} ranks" for entry in rows]
-    axes.barh(labels, [entry.ratio for entry in rows])
+    axes.barh(labels, [entry.ratio for entry in rows], label="ours / peer")
+    if any(entry.mpi for entry in rows):
+        axes.plot([entry.mpi_ratio for entry in rows], labels, "D", color="tab:orange", label="ours / mpi")
+    axes.set_xscale("log")
     axes.axvline(1.0, color="black", linewidth=1)
-    axes.set_xlabel("ours / peer")
+    axes.legend()
     axes.set_title(title)
     axes.invert_yaxis()
     figure.tight_layout()

@@ -15,7 +15,15 @@ from itertools import pairwise
 from typing import Any
 
 import hvd_cluster
-from benchmarks.measure import Row, add_report_arguments, interleave, meeting_file, report, torch_gloo
+from benchmarks.measure import (
+    Row,
+    add_launches_argument,
+    add_report_arguments,
+    interleave,
+    meeting_file,
+    report,
+    torch_gloo,
+)
 
 
 def build(widths: list[int]) -> Any:
@@ -87,7 +95,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2], help="numbers of processes (default: 2)")
     parser.add_argument("--widths", type=int, nargs="+", default=[784, 2048, 2048, 10], help="layers of the MLP")
     parser.add_argument("--batch-size", type=int, default=32, help="images per rank and step (default: 32)")
-    parser.add_argument("--launches", type=int, default=5, help="times the processes are started (default: 5)")
+    add_launches_argument(parser, 5)
     parser.add_argument("--repeats", type=int, default=5, help="rounds of ten steps of each side (default: 5)")
     add_report_arguments(parser)
     arguments = parser.parse_args()

@@ -1,0 +1,238 @@
+"""How the coordinator's work grows: its messages, bytes and CPU time in a training step of 8 to 1,024 ranks.
+
+    python -m benchmarks.simulation --ranks 8 64 1024 --ways ranks hosts
+
+Runs the real state machines of all ranks in one process, in their wire form, without sockets. Hosts have 8 ranks. A
+step submits the 161 gradients of ResNet-50 on every rank and waits for the first; ranks come in random order, and the
+coordinator looks what to run after each message. "ranks": all talk to the coordinator; "hosts": those of other hosts
+through the relay of theirs, in the envelopes of collectives.control. CPU time is the coordinator's alone: reading
+messages, deciding, writing the answers, not the system calls that carry them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from benchmarks.gradients import resnet50
+from benchmarks.measure import add_json_argument, tabulate
+from collectives.api import DType, Operation, Request
+from collectives.control.sockets import HEADER
+from collectives.messages import Message, Run, decode, encode
+from collectives.negotiation import Coordinator, Worker
+from collectives.process_sets import ProcessSets
+
+HOST_RANKS = 8
+FUSION_THRESHOLD = 128 << 20
+CACHE_CAPACITY = 1024
+COORDINATOR = 0
+
+Frame: TypeAlias = tuple[int, bytes]
+"""The sender and what it sent to the coordinator."""
+
+
+class Direct:
+    """A host whose ranks talk to the coordinator themselves, as those of rank 0's host always do."""
+
+    def __init__(self, ranks: Sequence[int], sets: ProcessSets) -> None:
+        self.ranks = ranks
+
+    def up(self, rank: int, message: Message) -> list[Frame]:
+        """What reaches the coordinator after ``rank`` has said ``message``."""
+        return [(rank, encode(message))]
+
+    def open(self, frame: Frame) -> tuple[int, Message]:
+        """The coordinator's side of :meth:`up`."""
+        return frame[0], decode(frame[1])
+
+    def wrap(self, ranks: Sequence[int], data: bytes) -> list[bytes]:
+        """What the coordinator sends to reach ``ranks``, of this host."""
+        return [data for _ in ranks]
+
+    def down(self, message: Message) -> list[Frame]:
+        """What reaches the coordinator because ``message`` came from it."""
+        return []
+
+
+class Relayed(Direct):
+    """A host whose relay brings together what its ranks say."""
+
+    def __init__(self, ranks: Sequence[int], sets: ProcessSets) -> None:
+        from collectives import aggregation
+        from collectives.control import envelope
+
+        super().__init__(ranks, sets)
+        self._aggregator = aggregation.Aggregator(ranks, sets)
+        self._envelope = envelope
+
+    def up(self, rank: int, message: Message) -> list[Frame]:
+        """See :class:`Direct`."""
+        return self._frames(self._aggregator.up(rank, message))
+
+    def open(self, frame: Frame) -> tuple[int, Message]:
+        """See :class:`Direct`."""
+        ranks, data = self._envelope.unpack(frame[1])
+        return ranks[0], decode(data)
+
+    def wrap(self, ranks: Sequence[int], data: bytes) -> list[bytes]:
+        """See :class:`Direct`."""
+        return [self._envelope.pack(ranks, data)]
+
+    def down(self, message: Message) -> list[Frame]:
+        """See :class:`Direct`."""
+        return self._frames(self._aggregator.down(message))
+
+    def _frames(self, messages: Sequence[tuple[int | None, Message]]) -> list[Frame]:
+        leader = self.ranks[0]
+        senders = [(leader if rank is None else rank, message) for rank, message in messages]
+        return [(rank, self._envelope.pack((rank,), encode(message))) for rank, message in senders]
+
+
+WAYS: dict[str, type[Direct]] = {"ranks": Direct, "hosts": Relayed}
+
+
+@dataclass
+class Work:
+    """What the coordinator did in one step; ``seconds`` of CPU time."""
+
+    received: int = 0
+    bytes_in: int = 0
+    sent: int = 0
+    bytes_out: int = 0
+    seconds: float = 0.0
+
+
+class Job:
+    """All ranks of a job; each :meth:`step` negotiates ``requests`` on all of them."""
+
+    def __init__(self, size: int, way: str, requests: Sequence[Request]) -> None:
+        self._requests = requests
+        self._workers = [Worker() for _ in range(size)]
+        self._coordinator = Coordinator(ProcessSets(size), FUSION_THRESHOLD, 1.0, CACHE_CAPACITY)
+        self._hosts = [
+            (WAYS[way] if first else Direct)(range(first, min(first + HOST_RANKS, size)), ProcessSets(size))
+            for first in range(0, size, HOST_RANKS)
+        ]
+        self._random = random.Random(size)
+
+    def step(self) -> Work:
+        """The coordinator's work in a step."""
+        work = Work()
+        order = list(range(len(self._workers)))
+        self._random.shuffle(order)
+        ran = {rank: 0 for rank in order}
+        for rank in order:
+            host = self._hosts[rank // HOST_RANKS]
+            said = self._say(rank)
+            frames = host.up(rank, said) if rank != COORDINATOR else [(COORDINATOR, encode(said))]
+            for frame in frames:
+                for host_told, ranks, message in self._coordinate(host, frame, work):
+                    assert not host_told.down(message), "a steady host has nothing to add"
+                    for told in ranks:
+                        ran[told] += self._obey(told, message)
+        assert set(ran.values()) == {len(self._requests)}, "every rank runs every tensor, once"
+        return work
+
+    def _say(self, rank: int) -> Message:
+        worker = self._workers[rank]
+        for number, request in enumerate(self._requests):
+            worker.submit(request, urgent=number == 0)
+        said = worker.outgoing()
+        assert said is not None
+        return said
+
+    def _obey(self, rank: int, message: Message) -> int:
+        assert isinstance(message, Run)
+        return sum(len(batch.responses) for batch in self._workers[rank].run(message))
+
+    def _coordinate(self, host: Direct, frame: Frame, work: Work) -> Iterator[tuple[Direct, Sequence[int], Message]]:
+        """What the coordinator does with a frame; yields whom it tells what."""
+        begin = time.thread_time()
+        sender, message = host.open(frame) if frame[0] != COORDINATOR else (COORDINATOR, decode(frame[1]))
+        self._coordinator.receive(sender, message, 0.0)
+        sent = []
+        for outgoing in self._coordinator.decide(0.0):
+            data = encode(outgoing.message)
+            for told, ranks in self._by_host(outgoing.ranks):
+                remote = [rank for rank in ranks if rank != COORDINATOR]
+                sent.append((told, ranks, outgoing.message, told.wrap(remote, data)))
+        work.seconds += time.thread_time() - begin
+        if sender != COORDINATOR:
+            work.received += 1
+            work.bytes_in += HEADER.size + len(frame[1])
+        for told, ranks, answer, frames in sent:
+            work.sent += len(frames)
+            work.bytes_out += sum(HEADER.size + len(data) for data in frames)
+            yield told, ranks, answer
+
+    def _by_host(self, ranks: Sequence[int]) -> list[tuple[Direct, list[int]]]:
+        told: dict[int, list[int]] = {}
+        for rank in ranks:
+            told.setdefault(rank // HOST_RANKS, []).append(rank)
+        return [(self._hosts[number], some) for number, some in told.items()]
+
+
+def simulate(size: int, way: str, steps: int) -> dict[str, Any]:
+    """A row: the first step's CPU time, and the medians of ``steps`` later ones."""
+    requests = [
+        Request(f"gradient.{name}", Operation.ALLREDUCE, DType.FLOAT32, (elements,))
+        for name, elements in reversed(resnet50().items())
+    ]
+    job = Job(size, way, requests)
+    first = job.step()
+    works = [job.step() for _ in range(steps)]
+    return {
+        "ranks": size,
+        "hosts": -(-size // HOST_RANKS),
+        "talk": way,
+        "received": works[-1].received,
+        "KB in": works[-1].bytes_in / 1024,
+        "sent": works[-1].sent,
+        "KB out": works[-1].bytes_out / 1024,
+        "CPU, ms": 1e3 * statistics.median(work.seconds for work in works),
+        "first: KB in": first.bytes_in / 1024,
+        "first: CPU, ms": 1e3 * first.seconds,
+    }
+
+
+def _plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 5))
+    for way in dict.fromkeys(row["talk"] for row in rows):
+        mine = [row for row in rows if row["talk"] == way]
+        axes.loglog([row["ranks"] for row in mine], [row["CPU, ms"] for row in mine], "o-", label=way)
+    axes.set_xlabel("ranks")
+    axes.set_ylabel("CPU time of the coordinator per step, ms")
+    axes.legend(title="who talks to it")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    sizes = [8, 16, 32, 64, 128, 256, 512, 1024]
+    parser.add_argument("--ranks", type=int, nargs="+", default=sizes, help="default: 8 to 1024, in powers of two")
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS, help="default: ranks hosts")
+    parser.add_argument("--steps", type=int, default=5, help="steps after the first (default: 5)")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the CPU time into a PNG file, too")
+    add_json_argument(parser)
+    arguments = parser.parse_args()
+    rows = [simulate(size, way, arguments.steps) for way in arguments.ways for size in arguments.ranks]
+    tabulate("the coordinator's work in a step", rows, arguments)
+    if arguments.plot:
+        _plot(rows, arguments.plot)
+
+
+if __name__ == "__main__":
+    main()
