@@ -1,5 +1,6 @@
 """Settings -> running engines."""
 
+import os
 import secrets
 import threading
 
@@ -38,6 +39,9 @@ def launcher():
         yield settings
 
 
+CORES = len(os.sched_getaffinity(0))
+
+
 def started(settings, body, **arguments):
     """``body(engine)`` between the start and the end of an engine."""
     engine = bootstrap.start(settings, **arguments)
@@ -52,7 +56,7 @@ def test_a_world_of_one_needs_no_launcher():
         np.testing.assert_array_equal(run(engine, ones(engine)), ones(engine))
         return engine.topology
 
-    assert started(Settings(hostname="alone"), body) == Topology(hosts=("alone",))
+    assert started(Settings(hostname="alone"), body) == Topology(hosts=("alone",), cores=CORES)
 
 
 def test_ranks_find_each_other_and_know_where_they_are(launcher):
@@ -61,7 +65,7 @@ def test_ranks_find_each_other_and_know_where_they_are(launcher):
         return engine.topology
 
     topologies = in_threads(3, lambda rank: started(launcher(rank, 3), body), PATIENCE)
-    assert topologies == [Topology(rank, 3, rank, 3, 0, 1, ("node",) * 3) for rank in range(3)]
+    assert topologies == [Topology(rank, 3, rank, 3, 0, 1, ("node",) * 3, CORES) for rank in range(3)]
 
 
 def test_process_sets_have_backends_of_their_own(launcher):
