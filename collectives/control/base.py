@@ -54,7 +54,7 @@ class Channel(ABC):
 
     @abstractmethod
     def peek(self) -> bool:
-        """Whether :meth:`poll` would return at once; costs less than to receive."""
+        """Whether something has arrived; costs less than to receive. A wake-up is none."""
 
     @abstractmethod
     def poll(self, timeout: float | None) -> None:

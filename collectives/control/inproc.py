@@ -57,7 +57,7 @@ class InprocChannel(Channel):
 
     def peek(self) -> bool:
         """See :class:`Channel`."""
-        return self._arrived.is_set()
+        return bool(self._inbox)
 
     def poll(self, timeout: float | None) -> None:
         """See :class:`Channel`."""

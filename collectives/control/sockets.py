@@ -261,7 +261,7 @@ class SocketChannel(Channel):
 
     def peek(self) -> bool:
         """See :class:`Channel`."""
-        return bool(self._poller().poll(0))
+        return any(descriptor != self._wake for descriptor, _ in self._poller().poll(0))
 
     def poll(self, timeout: float | None) -> None:
         """See :class:`Channel`."""
