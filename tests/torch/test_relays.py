@@ -88,6 +88,7 @@ def heard_in_steady_steps():
             hvd.synchronize(handle)
 
     step()
+    step()  # so that nobody is still at the first, where names are new
     Coordinator.receive = listen
     for _ in range(10):
         step()
