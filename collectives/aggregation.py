@@ -153,9 +153,9 @@ class Aggregator:
 
     def _urge(self, id: int, rank: int, words: _Words) -> None:
         tensor = self._tensors.get(id)
-        if tensor is None or not tensor.said or tensor.apart:
+        if tensor is None or tensor.apart:
             words.urge(id, rank)
-        elif not tensor.urgent:
+        elif tensor.said and not tensor.urgent:  # otherwise known already, or it has been told to run
             tensor.urgent = True
             if id not in self._held:
                 words.urge(id, *tensor.members)

@@ -52,8 +52,7 @@ class HostedWorld(World):
         if not self.trunk_up[leader]:
             return False
         rank, data = self.trunk_up[leader].popleft()
-        for each, message in expanded(rank, decode(data)):
-            self.coordinator.receive(each, message, self.now)
+        self.coordinator.receive(leader if rank is None else rank, decode(data), self.now)
         return True
 
     def decide(self):

@@ -80,6 +80,7 @@ def test_an_urgency_after_the_last_word_goes_at_once_and_once(host):
 def test_an_urgency_is_over_when_the_tensor_has_run(host):
     say(host, *HERE, urgent=(1,))
     host.down(Run(((1,),)))
+    assert say(host, 3, ids=(), urgent=(1,)) == []
     assert say(host, *HERE) == [(None, Together(HERE, (1,)))]
 
 

@@ -94,6 +94,34 @@ def test_bad_process_sets_are_refused_before_anything_starts(sets, launcher):
         bootstrap.start(launcher(0, 2), process_sets=sets)
 
 
+@pytest.mark.parametrize(
+    ("changes", "sets", "text"),
+    [
+        ({"cpu_operations": "gloo"}, (), "HOROVOD_CPU_OPERATIONS is 'auto' on rank 0 and 'gloo' on rank 1; "),
+        ({"cache_capacity": 0}, (), "HOROVOD_CACHE_CAPACITY is 'above 0' on rank 0 and '0' on rank 1; "),
+        ({}, [(0,)], "the list of process sets is '[]' on rank 0 and '[[0]]' on rank 1; "),
+    ],
+    ids=["operations", "cache", "process sets"],
+)
+def test_what_must_be_the_same_everywhere_ends_the_start_of_all_with_one_text(launcher, changes, sets, text):
+    def body(rank):
+        if rank == 0:
+            return outcome(lambda: bootstrap.start(launcher(0, 2)))
+        return outcome(lambda: bootstrap.start(launcher(1, 2, **changes), process_sets=sets))
+
+    one, other = in_threads(2, body, PATIENCE)
+    assert type(one) is type(other) is SettingsError
+    assert str(one) == str(other) == text + "it must be the same on all ranks"
+
+
+def test_another_size_of_the_cache_or_of_fusion_is_no_matter(launcher):
+    def body(rank):
+        settings = launcher(rank, 2, cache_capacity=1 + rank, fusion_threshold=rank)
+        return started(settings, lambda engine: run(engine, ones(engine))[0])
+
+    assert in_threads(2, body, PATIENCE) == [3.0, 3.0]
+
+
 def test_an_unreachable_rendezvous_is_named(launcher):
     with pytest.raises(SettingsError, match="HOROVOD_GLOO_RENDEZVOUS_ADDR is '::1'; this host cannot reach it"):
         bootstrap.start(launcher(0, 2, rendezvous_address="::1"))
