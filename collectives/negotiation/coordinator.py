@@ -163,7 +163,7 @@ class Coordinator:
 
     def _take_id(self, ranks: tuple[int, ...], id: int, now: float) -> None:
         known = self._cache.get(id)
-        if known is None or not all(rank in known.requests for rank in ranks):
+        if known is None or not (known.of_all or known.requests.keys() >= set(ranks)):
             self._ask(ranks, id)
             return
         request = known.response.request
@@ -223,7 +223,7 @@ class Coordinator:
         return pending
 
     def _look(self, key: Key, pending: Pending) -> None:
-        if pending.is_complete(self._excused(key, pending)):
+        if pending.count == len(pending.members) or (self._joined and pending.lacks_only(self._excused(key, pending))):
             self._complete[key] = pending
 
     def _urge_id(self, id: int) -> None:
@@ -271,7 +271,7 @@ class Coordinator:
         self._next_id += 1
         response = self._new[self._next_id] = Response(self._next_id, request, told)
         if request.operation not in ONCE:
-            self._drop(self._cache.learn(Known(response, requests)))
+            self._drop(self._cache.learn(Known(response, requests, len(requests) == len(pending.members))))
         return response
 
     def _told(self, request: Request, pending: Pending, requests: Mapping[int, Request]) -> tuple[int, ...]:

@@ -39,10 +39,8 @@ class Pending:
         self.requests[rank] = request
         self.count += 1
 
-    def is_complete(self, joined: Collection[int]) -> bool:
-        """Whether all members have submitted, but for those that have joined."""
-        if self.count == len(self.members) or not joined:
-            return self.count == len(self.members)
+    def lacks_only(self, joined: Collection[int]) -> bool:
+        """Whether all members have submitted, but for some of ``joined``."""
         submitted = self.submitted()
         return all(rank in submitted or rank in joined for rank in self.members)
 

@@ -16,10 +16,11 @@ Key = tuple[int, str]
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A negotiated name: what the collective is, and what each rank that submitted it said."""
+    """A negotiated name: what the collective is, and what each rank that submitted it said, or ``of_all`` members."""
 
     response: Response
     requests: Mapping[int, Request]
+    of_all: bool
 
 
 class ResponseCache:
