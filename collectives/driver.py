@@ -20,7 +20,9 @@ __all__ = ["Driver"]
 RECENT_SECONDS = 1.0
 """For so long after a caller drove, a patient communication thread expects one to come again."""
 PARK_SECONDS = 0.002
-SPINS = 200
+SPINS = 100
+FEW_SPINS = 4
+"""Where ranks share cores, the one that is waited for needs the core more than who looks out."""
 WAIT_SLICE_SECONDS = 1.0
 
 
@@ -44,14 +46,17 @@ class Driver:
     """Drives ``exchange`` until it has finished, then closes it.
 
     A ``patient`` one has no core of its own: its communication thread sleeps through submissions, and leaves what was
-    decided to the callers, for tens of milliseconds. ``core`` is the one to run the communication thread on.
+    decided to the callers, for tens of milliseconds. ``crowded``: the host has more ranks than cores. ``core`` is the one to run the communication thread on.
     """
 
-    def __init__(self, exchange: Exchange, name: str, patient: bool, core: int | None = None) -> None:
+    def __init__(
+        self, exchange: Exchange, name: str, patient: bool, crowded: bool = False, core: int | None = None
+    ) -> None:
         self.inside = Inside()
         self.patient = patient
         self.napping = False
         self._core = core
+        self._spins = FEW_SPINS if crowded else SPINS
         self._exchange = exchange
         self._channel = exchange.channel
         # Owned by whoever drives; never waited for without a bound: callers wait for _changed instead.
@@ -124,7 +129,7 @@ class Driver:
 
     def _spin(self) -> bool:
         """Look out for a moment, which costs less than to fall asleep; whether there is something to do."""
-        for _ in range(SPINS):
+        for _ in range(self._spins):
             os.sched_yield()  # the peer we wait for may be queued on this very core
             if self._channel.peek() or not self._exchange.may_sleep:
                 return True

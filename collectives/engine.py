@@ -67,7 +67,8 @@ class Engine:
             self._announce,
             _stall_inspector(settings),
         )
-        self._driver = Driver(self._exchange, f"hvd-engine-{topology.rank}", patient, settings.thread_affinity)
+        crowded = topology.cores < topology.local_size
+        self._driver = Driver(self._exchange, f"hvd-engine-{topology.rank}", patient, crowded, settings.thread_affinity)
         channel.watch(self._on_lost)
         self._driver.start()
 
