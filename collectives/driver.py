@@ -46,7 +46,8 @@ class Driver:
     """Drives ``exchange`` until it has finished, then closes it.
 
     A ``patient`` one has no core of its own: its communication thread sleeps through submissions, and leaves what was
-    decided to the callers, for tens of milliseconds. ``crowded``: the host has more ranks than cores. ``core`` is the one to run the communication thread on.
+    decided to the callers, for tens of milliseconds. ``crowded``: the host has more ranks than cores. ``core`` is the
+    one to run the communication thread on.
     """
 
     def __init__(
