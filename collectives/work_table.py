@@ -58,13 +58,14 @@ class WorkTable:
             self._submit(first)
 
     def _check_free(self, works: Sequence[Work]) -> None:
-        keys = [work.request.key for work in works]
-        for place, key in enumerate(keys):
-            if key in self._works or key in keys[:place]:
+        seen: set[Key] = set()
+        for key in (work.request.key for work in works):
+            if key in self._works or key in seen:
                 raise DuplicateNameError(
                     f"tensor {key[1]!r} is still in flight on rank {self._rank}; "
                     "synchronize it first, or give each tensor its own name"
                 )
+            seen.add(key)
 
     def _name(self, works: Sequence[Work]) -> None:
         """The n-th unnamed call of one kind has the same name on every member."""
