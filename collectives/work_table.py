@@ -76,7 +76,7 @@ class WorkTable:
         name = f"{request.group or request.name}.noname.{number % UNNAMED}"
         for place, work in enumerate(works):
             work.request = (
-                replace(work.request, name=f"{name}_{place + 1}of{len(works)}", group=name)
+                replace(work.request, name=f"{name}_{place + 1}of{len(works)}", group=f"{name}_of{len(works)}")
                 if request.group
                 else replace(request, name=name)
             )
