@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
+from collectives.agreement import SET_CHANGES
 from collectives.api import DuplicateNameError, Operation, Request
 from collectives.work import Work, fresh
 
@@ -129,9 +130,21 @@ class WorkTable:
                 self._queued.setdefault(work.request.key, deque()).append(work)
 
     def restart_names(self, process_set: int) -> None:
-        """Count the unnamed tensors of the set from zero again, as all members do at this point of the order."""
+        """Count the unnamed tensors of the set from zero again, as all members do at this point of the order.
+
+        Not the changes of process sets: each rank has asked for the same number, and may be waiting for the next.
+        """
         with self._lock:
-            self._counters = {kind: number for kind, number in self._counters.items() if kind[1] != process_set}
+            self._counters = {
+                kind: number
+                for kind, number in self._counters.items()
+                if kind[1] != process_set or kind[0] in SET_CHANGES
+            }
+
+    def queued(self, process_set: int) -> list[Work]:
+        """The unnamed works of the set whose name is in flight, so that they have not begun to be negotiated."""
+        with self._lock:
+            return [work for key, queue in self._queued.items() if key[0] == process_set for work in queue]
 
     def close(self, error: Exception) -> list[Work]:
         """Let nothing in any more, but raise ``error``; returns what was in flight."""

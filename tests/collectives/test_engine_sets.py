@@ -1,5 +1,7 @@
 """Groups, joins and process sets that come and go, on the engines of several ranks."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -15,7 +17,8 @@ from collectives.api import (
 from collectives.buffers import as_buffer, empty
 from collectives.stand_in import neutral
 from collectives.work import Work
-from tests.collectives.job import Caller, ones, outcome, run, running, submit, total, until, wait
+from collectives.work_table import UNNAMED
+from tests.collectives.job import PATIENCE, Caller, ones, outcome, run, running, submit, total, until, wait
 
 AVERAGE = ReduceOp.AVERAGE
 
@@ -171,6 +174,54 @@ def test_a_process_set_joins_for_itself():
     assert first == (6.0, 0, [1.0, 1.0])
     assert second == (6.0, 0, 1)
     assert third == 6.0
+
+
+@pytest.mark.parametrize("operation", [Operation.ALLREDUCE, Operation.ALLGATHER])
+def test_more_unnamed_tensors_than_there_are_names_come_before_a_join(operation):
+    """Rank r has UNNAMED * r + 100, so that ranks join while others, and they themselves, wait for names."""
+
+    def body(engine):
+        counts = [UNNAMED * (rank + 1) + 100 for rank in range(3)]
+        works = [submit(engine, ones(engine, 1), operation=operation) for _ in range(counts[engine.topology.rank])]
+        last = engine.join()
+        for number, work in enumerate(works):
+            rows = [rank + 1.0 for rank, count in enumerate(counts) if number < count]
+            expected = rows if operation is Operation.ALLGATHER else [sum(rows)]
+            assert wait(engine, work).tolist() == expected, number
+        return last, run(engine, ones(engine))[0]
+
+    with running(3) as job:
+        (last,) = {last for last, _ in job.run(body)}
+    assert last in range(3)
+
+
+def test_of_two_threads_that_join_at_once_one_is_refused():
+    with running(2) as job:
+        engine, other = job.engines
+        check, both = engine._check, threading.Barrier(2)
+        engine._check = lambda request: (check(request), both.wait(PATIENCE))
+        threads = [Caller(engine, body=lambda engine: engine.join()) for _ in range(2)]
+        until(lambda: not all(thread.is_alive() for thread in threads))
+        other.join()
+        results = [thread.result() for thread in threads]
+        assert [type(each) for each in sorted(results, key=str)] == [int, InvalidRequestError]
+        engine._check = check
+        job.run(lambda engine: run(engine, ones(engine)))
+
+
+def test_sets_are_changed_by_one_thread_while_a_join_of_another_ends():
+    def change(engine):
+        return engine.add_process_set([1])
+
+    with running(2) as job:
+        engine, other = job.engines
+        job.run(lambda engine: engine.add_process_set([0]))
+        joined = Caller(engine, body=lambda engine: engine.join())
+        until(lambda: engine._joined)
+        changed = Caller(engine, body=change)
+        until(lambda: len(engine._works._works) == 2)
+        assert other.join() == joined.result() == 1
+        assert change(other) == changed.result() == 2
 
 
 def test_a_rank_that_has_joined_submits_nothing():
