@@ -43,6 +43,8 @@ class Pending:
         """Whether all members have submitted, but for those that have joined."""
         if self.count == len(self.members) or not joined:
             return self.count == len(self.members)
+        if self.count + len(joined) < len(self.members):
+            return False  # asked once for each rank: to look at them all would take the square of their number
         submitted = self.submitted()
         return all(rank in submitted or rank in joined for rank in self.members)
 
