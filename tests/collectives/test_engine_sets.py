@@ -11,13 +11,20 @@ from collectives.api import (
     InvalidRequestError,
     MismatchError,
     Operation,
+    PeerLostError,
     ReduceOp,
     Request,
 )
+from collectives.backends.inproc import InprocBackend, InprocGroup
 from collectives.buffers import as_buffer, empty
+from collectives.events import EventStream
+from collectives.messages import Response
+from collectives.negotiation import Batch
+from collectives.process_sets import ProcessSets
+from collectives.runner import Runner
 from collectives.stand_in import neutral
 from collectives.work import Work
-from collectives.work_table import UNNAMED
+from collectives.work_table import UNNAMED, WorkTable
 from tests.collectives.job import PATIENCE, Caller, ones, outcome, run, running, submit, total, until, wait
 
 AVERAGE = ReduceOp.AVERAGE
@@ -311,6 +318,21 @@ def test_ranks_that_ask_for_different_sets_are_told_and_go_on():
     assert [id for _, id in results] == [1, 1]
     assert len({text for text, _ in results}) == 1
     assert "the ranks disagree about the ranks: (0,) on rank 0; (1,) on rank 1" in results[0][0]
+
+
+def test_a_set_that_connects_while_everything_is_aborted_is_aborted_too():
+    error = PeerLostError("rank 1 is gone")
+
+    def connect(members, scope):
+        runner.abort(error)
+        return InprocBackend(0, InprocGroup(2))
+
+    works = WorkTable(0, lambda works: None)
+    runner = Runner(0, ProcessSets(3), {}, connect, works, EventStream(), lambda: None)
+    request = Request("add", Operation.ADD_PROCESS_SET, splits=(0, 1))
+    runner.run(Batch((Response(1, request, (1,)),)))
+    with pytest.raises(PeerLostError):
+        runner.backends()[0].barrier()
 
 
 def test_what_is_in_flight_on_a_removed_set_fails():
