@@ -99,6 +99,7 @@ def check_join():
         assert (result == size - step).all()
         gathered = hvd.allgather(torch.tensor([rank]))
         assert gathered.tolist() == list(range(step, size))
+        assert hvd.allgather_object({"rank": rank}) == [{"rank": each} for each in range(step, size)]
     assert hvd.join() == size - 1
     assert hvd.allgather(torch.tensor([rank])).tolist() == list(range(size))
 
