@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from collectives.api import EngineError, Operation
+from collectives.api import EngineError, MismatchError, Operation
 from collectives.backends.base import Backend
 from collectives.events import EventStream, Failed, Finished, Negotiated, Started
 from collectives.execution import execute
@@ -128,6 +128,8 @@ class Runner:
         id = response.request.root_rank
         self._sets.remove(id)
         self._works.restart_names(id)
+        for work in self._works.take_set(id):
+            self.complete(work, MismatchError(f"process set {id} was removed while the tensor was in flight"))
         backend = self._backends.pop(id, None)
         if backend is not None:
             backend.close()

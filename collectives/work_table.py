@@ -123,6 +123,15 @@ class WorkTable:
                 self._submit([following])
             return work
 
+    def take_set(self, process_set: int) -> list[Work]:
+        """Remove and return all works of the set."""
+        with self._lock:
+            works = [work for key, work in self._works.items() if key[0] == process_set] + self.queued(process_set)
+            for work in works:
+                self._works.pop(work.request.key, None)
+                self._queued.pop(work.request.key, None)
+            return works
+
     def put_back(self, works: Iterable[Work]) -> None:
         """Works of a batch that did not finish fail together with everything else."""
         with self._lock:

@@ -283,6 +283,22 @@ def test_a_set_cannot_be_used_after_its_removal():
             assert "process set 1 does not exist" in str(error)
 
 
+def test_all_that_is_in_flight_on_a_removed_set_fails_also_what_waits_for_a_name():
+    def body(engine):
+        id = engine.add_process_set([0, 1])
+        stuck = [submit(engine, ones(engine), process_set=id) for _ in range(600 * (engine.topology.rank == 0))]
+        engine.barrier()
+        engine.remove_process_set(id)
+        again = engine.add_process_set([0, 1])
+        texts = {str(outcome(lambda work=work: wait(engine, work))) for work in stuck}
+        return texts, id == again, engine.topology.rank < 2 and run(engine, ones(engine), process_set=again)[0]
+
+    with running(3) as job:
+        (texts, *rest), *others = job.run(body)
+    assert texts == {"process set 1 was removed while the tensor was in flight"}
+    assert [rest, *others] == [[True, 3.0], (set(), True, 3.0), (set(), True, False)]
+
+
 @pytest.mark.parametrize(
     ("ranks", "says"),
     [
