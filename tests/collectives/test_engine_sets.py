@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from collectives.api import (
+    CollectiveTimeoutError,
     DType,
     DuplicateNameError,
     InvalidRequestError,
@@ -25,7 +26,7 @@ from collectives.runner import Runner
 from collectives.stand_in import neutral
 from collectives.work import Work
 from collectives.work_table import UNNAMED, WorkTable
-from tests.collectives.job import PATIENCE, Caller, ones, outcome, run, running, submit, total, until, wait
+from tests.collectives.job import PATIENCE, Caller, Job, ones, outcome, run, running, submit, total, until, wait
 
 AVERAGE = ReduceOp.AVERAGE
 
@@ -334,6 +335,23 @@ def test_ranks_that_ask_for_different_sets_are_told_and_go_on():
     assert [id for _, id in results] == [1, 1]
     assert len({text for text, _ in results}) == 1
     assert "the ranks disagree about the ranks: (0,) on rank 0; (1,) on rank 1" in results[0][0]
+
+
+def test_a_rank_that_is_lost_while_a_set_connects_is_named():
+    class Silent(Job):
+        def _connect(self, rank, members, scope):
+            if rank == 0:
+                self.vanish(1)
+                until(lambda: self.engines[0]._exchange._lost is not None)
+                raise CollectiveTimeoutError("a member did not come")
+            return super()._connect(rank, members, scope)
+
+    job = Silent(3)
+    error, _, third = job.outcomes(lambda engine: (engine.add_process_set([0, 1]), run(engine, ones(engine))))
+    job.shutdown()
+    for each in (error, third):
+        assert isinstance(each, PeerLostError)
+        assert "rank 1 on host" in str(each)
 
 
 def test_a_set_that_connects_while_everything_is_aborted_is_aborted_too():
