@@ -54,7 +54,7 @@ class Engine:
         patient = _is_patient(topology, settings)
         self._timeouts = settings.timeouts
         self._dynamic = settings.dynamic_process_sets
-        self._joined: set[int] = set()
+        self._joined: dict[int, Work] = {}
         self._works = WorkTable(topology.rank, self._negotiate)
         self._exchange = Exchange(
             topology,
@@ -143,10 +143,13 @@ class Engine:
     def _check(self, request: Request) -> None:
         check_alone(request, self.topology.rank, self.process_sets.ranks(request.process_set))
         if request.process_set in self._joined and request.operation not in SET_CHANGES:
-            raise InvalidRequestError(
-                f"{request.operation.value} {request.name!r}: rank {self.topology.rank} has joined process set "
-                f"{request.process_set}; submit tensors before join() or after it has returned"
-            )
+            raise self._too_late(request)
+
+    def _too_late(self, request: Request) -> InvalidRequestError:
+        return InvalidRequestError(
+            f"{request.operation.value} {request.name!r}: rank {self.topology.rank} has joined process set "
+            f"{request.process_set}; submit tensors before join() or after it has returned"
+        )
 
     # What concerns a whole process set.
 
@@ -165,12 +168,17 @@ class Engine:
         work.urged = True
         with self._driver.inside:
             self._check(request)
-            self._joined.add(process_set)
+            if self._joined.setdefault(process_set, work) is not work:
+                raise self._too_late(request)
             try:
+                # The others must not believe that this rank has no data while some of it waits its turn.
+                for earlier in self._works.queued(process_set):
+                    self._exchange.urge(earlier)
+                    self._driver.wait(earlier)
                 self._works.enter([work], unnamed=True)
                 self._driver.wait(work)
             finally:
-                self._joined.discard(process_set)
+                del self._joined[process_set]
         work.outcome()
         return work.answer
 

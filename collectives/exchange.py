@@ -319,7 +319,7 @@ class Exchange:
                 if isinstance(message, Abort):
                     return _error(message)
             if lost is not None:
-                return self._loss(lost) if isinstance(error, PeerLostError) else error
+                return self._loss(lost) if isinstance(error, PeerLostError | CollectiveTimeoutError) else error
             if not isinstance(error, PeerLostError | CollectiveTimeoutError):
                 break
             self.channel.poll(0.05)

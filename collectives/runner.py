@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from collectives.api import EngineError, Operation
+from collectives.api import EngineError, MismatchError, Operation
 from collectives.backends.base import Backend
 from collectives.events import EventStream, Failed, Finished, Negotiated, Started
 from collectives.execution import execute
@@ -46,6 +46,7 @@ class Runner:
         self._works = works
         self._events = events
         self._announce = announce
+        self._aborted: Exception | None = None
 
     def run(self, batch: Batch) -> None:
         """Bring the batch about and complete its works; raises what the backend raises."""
@@ -119,12 +120,16 @@ class Runner:
             raise EngineError(f"process set {list(ranks)} got the id {id} here, and {wanted} on rank 0")
         if self._rank in ranks:
             self._backends[id] = self._connect(self._sets.ranks(id), f"set-{id}-{response.id}")
+            if self._aborted is not None:  # meanwhile, by a thread that did not see this one
+                self._backends[id].abort(self._aborted)
         self._answer(response, id)
 
     def _remove_set(self, response: Response) -> None:
         id = response.request.root_rank
         self._sets.remove(id)
         self._works.restart_names(id)
+        for work in self._works.take_set(id):
+            self.complete(work, MismatchError(f"process set {id} was removed while the tensor was in flight"))
         backend = self._backends.pop(id, None)
         if backend is not None:
             backend.close()
@@ -134,6 +139,7 @@ class Runner:
 
     def abort(self, error: Exception) -> None:
         """Make every call of a backend raise ``error``."""
+        self._aborted = error
         for backend in list(self._backends.values()):
             backend.abort(error)
 

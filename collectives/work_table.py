@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
+from collectives.agreement import SET_CHANGES
 from collectives.api import DuplicateNameError, Operation, Request
 from collectives.work import Work, fresh
 
@@ -58,13 +59,14 @@ class WorkTable:
             self._submit(first)
 
     def _check_free(self, works: Sequence[Work]) -> None:
-        keys = [work.request.key for work in works]
-        for place, key in enumerate(keys):
-            if key in self._works or key in keys[:place]:
+        seen: set[Key] = set()
+        for key in (work.request.key for work in works):
+            if key in self._works or key in seen:
                 raise DuplicateNameError(
                     f"tensor {key[1]!r} is still in flight on rank {self._rank}; "
                     "synchronize it first, or give each tensor its own name"
                 )
+            seen.add(key)
 
     def _name(self, works: Sequence[Work]) -> None:
         """The n-th unnamed call of one kind has the same name on every member."""
@@ -75,7 +77,7 @@ class WorkTable:
         name = f"{request.group or request.name}.noname.{number % UNNAMED}"
         for place, work in enumerate(works):
             work.request = (
-                replace(work.request, name=f"{name}_{place + 1}of{len(works)}", group=name)
+                replace(work.request, name=f"{name}_{place + 1}of{len(works)}", group=f"{name}_of{len(works)}")
                 if request.group
                 else replace(request, name=name)
             )
@@ -121,6 +123,15 @@ class WorkTable:
                 self._submit([following])
             return work
 
+    def take_set(self, process_set: int) -> list[Work]:
+        """Remove and return all works of the set."""
+        with self._lock:
+            works = [work for key, work in self._works.items() if key[0] == process_set] + self.queued(process_set)
+            for work in works:
+                self._works.pop(work.request.key, None)
+                self._queued.pop(work.request.key, None)
+            return works
+
     def put_back(self, works: Iterable[Work]) -> None:
         """Works of a batch that did not finish fail together with everything else."""
         with self._lock:
@@ -128,9 +139,21 @@ class WorkTable:
                 self._queued.setdefault(work.request.key, deque()).append(work)
 
     def restart_names(self, process_set: int) -> None:
-        """Count the unnamed tensors of the set from zero again, as all members do at this point of the order."""
+        """Count the unnamed tensors of the set from zero again, as all members do at this point of the order.
+
+        Not the changes of process sets: each rank has asked for the same number, and may be waiting for the next.
+        """
         with self._lock:
-            self._counters = {kind: number for kind, number in self._counters.items() if kind[1] != process_set}
+            self._counters = {
+                kind: number
+                for kind, number in self._counters.items()
+                if kind[1] != process_set or kind[0] in SET_CHANGES
+            }
+
+    def queued(self, process_set: int) -> list[Work]:
+        """The unnamed works of the set whose name is in flight, so that they have not begun to be negotiated."""
+        with self._lock:
+            return [work for key, queue in self._queued.items() if key[0] == process_set for work in queue]
 
     def close(self, error: Exception) -> list[Work]:
         """Let nothing in any more, but raise ``error``; returns what was in flight."""

@@ -174,8 +174,11 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     running, id = engine(), process_set.process_set_id
     if id is None or id == GLOBAL:
         return False
+    registered = _process.sets.get(id, process_set)
     running.remove_process_set(id)
-    _process.sets.pop(id)._unregister()
+    registered._unregister()
+    if _process.sets.get(id) is registered:  # another thread may have added a set, which got the id
+        del _process.sets[id]
     return True
 
 

@@ -82,12 +82,13 @@ def _broadcast(array: npt.NDArray[Any], root_rank: int, name: str | None, proces
 
 
 def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[T]:
-    """The objects of all members, in rank order. Raises what :func:`broadcast_object` raises."""
+    """The objects of all members that have not joined, in rank order. Raises what :func:`broadcast_object` raises."""
     parcel = _pickle(obj)
-    headers = _allgather(parcel.header, _part(name, "sz"), process_set).reshape(-1, 2)
+    header = np.append(parcel.header, basics.rank())
+    headers = _allgather(header, _part(name, "sz"), process_set).reshape(-1, 3)
     gathered = _allgather(parcel.data, _part(name, "t"), process_set)
     pieces = np.split(gathered, np.cumsum(headers[:-1, 0]))
-    for rank, piece, failed in zip(process_set.ranks or (), pieces, headers[:, 1], strict=True):
+    for (_, failed, rank), piece in zip(headers.tolist(), pieces, strict=True):
         if failed:
             raise _not_pickled(rank, piece)
     return [cloudpickle.loads(piece.tobytes()) for piece in pieces]

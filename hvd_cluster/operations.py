@@ -118,7 +118,7 @@ def start_group(
             source.shape,
             process_set=id,
             device=source.device,
-            group=label,
+            group=f"{label}_of{count}",
             group_size=count,
             **fields,
         )

@@ -6,6 +6,8 @@ import re
 import pytest
 
 import hvd_cluster
+from collectives.engine import Engine
+from collectives.process_sets import GLOBAL
 from hvd_cluster import basics
 from hvd_cluster.process_sets import ProcessSet
 
@@ -48,6 +50,23 @@ def test_process_sets_are_a_list(process_sets):
     with pytest.raises(ValueError, match=rf"init\(process_sets={re.escape(repr(process_sets))}\) must be a list"):
         basics.init(process_sets=process_sets)
     assert not basics.is_initialized()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("meanwhile", ["add", "shutdown"])
+def test_while_one_thread_removes_a_set_another_adds_one_or_shuts_down(meanwhile, monkeypatch):
+    basics.init()
+    monkeypatch.setattr(basics.engine().process_sets, "ranks", lambda id: (0,))
+    gone, other = ProcessSet([0]), ProcessSet([0])
+    basics._register(basics.engine(), GLOBAL + 1, gone)
+    actions = {
+        "add": lambda: basics._register(basics.engine(), GLOBAL + 1, other),
+        "shutdown": basics.shutdown,
+    }
+    monkeypatch.setattr(Engine, "remove_process_set", lambda self, id: actions[meanwhile]())
+    assert basics.remove_process_set(gone)
+    assert gone.process_set_id is None
+    assert other.process_set_id == (GLOBAL + 1 if meanwhile == "add" else None)
 
 
 @pytest.mark.parametrize(

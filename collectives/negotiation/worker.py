@@ -98,6 +98,9 @@ class Worker:
         if request.operation is Operation.REMOVE_PROCESS_SET:
             removed = request.root_rank
             self._forget([id for id, known in self._responses.items() if known.request.process_set == removed])
+            for key in [key for key in self._in_flight if key[0] == removed]:  # never to be said of the id's next set
+                del self._in_flight[key]
+                self._sent.pop(key, None)
 
     def refuse(self, message: Refuse) -> Refusal:
         """The tensor is not in flight any more."""

@@ -76,7 +76,7 @@ class World:
         elif isinstance(message, Refuse):
             refusal = worker.refuse(message)
             self.log[rank].append(("refuse", refusal.key, refusal.text))
-            self.in_flight[rank].remove(refusal.key)
+            self.in_flight[rank].discard(refusal.key)  # gone already, when its process set is
         elif isinstance(message, Unknown):
             worker.resend(message)
         else:

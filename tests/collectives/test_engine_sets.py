@@ -1,21 +1,32 @@
 """Groups, joins and process sets that come and go, on the engines of several ranks."""
 
+import threading
+
 import numpy as np
 import pytest
 
 from collectives.api import (
+    CollectiveTimeoutError,
     DType,
     DuplicateNameError,
     InvalidRequestError,
     MismatchError,
     Operation,
+    PeerLostError,
     ReduceOp,
     Request,
 )
+from collectives.backends.inproc import InprocBackend, InprocGroup
 from collectives.buffers import as_buffer, empty
+from collectives.events import EventStream
+from collectives.messages import Response
+from collectives.negotiation import Batch
+from collectives.process_sets import ProcessSets
+from collectives.runner import Runner
 from collectives.stand_in import neutral
 from collectives.work import Work
-from tests.collectives.job import Caller, ones, outcome, run, running, submit, total, until, wait
+from collectives.work_table import UNNAMED, WorkTable
+from tests.collectives.job import PATIENCE, Caller, Job, ones, outcome, run, running, submit, total, until, wait
 
 AVERAGE = ReduceOp.AVERAGE
 
@@ -173,6 +184,54 @@ def test_a_process_set_joins_for_itself():
     assert third == 6.0
 
 
+@pytest.mark.parametrize("operation", [Operation.ALLREDUCE, Operation.ALLGATHER])
+def test_more_unnamed_tensors_than_there_are_names_come_before_a_join(operation):
+    """Rank r has UNNAMED * r + 100, so that ranks join while others, and they themselves, wait for names."""
+
+    def body(engine):
+        counts = [UNNAMED * (rank + 1) + 100 for rank in range(3)]
+        works = [submit(engine, ones(engine, 1), operation=operation) for _ in range(counts[engine.topology.rank])]
+        last = engine.join()
+        for number, work in enumerate(works):
+            rows = [rank + 1.0 for rank, count in enumerate(counts) if number < count]
+            expected = rows if operation is Operation.ALLGATHER else [sum(rows)]
+            assert wait(engine, work).tolist() == expected, number
+        return last, run(engine, ones(engine))[0]
+
+    with running(3) as job:
+        (last,) = {last for last, _ in job.run(body)}
+    assert last in range(3)
+
+
+def test_of_two_threads_that_join_at_once_one_is_refused():
+    with running(2) as job:
+        engine, other = job.engines
+        check, both = engine._check, threading.Barrier(2)
+        engine._check = lambda request: (check(request), both.wait(PATIENCE))
+        threads = [Caller(engine, body=lambda engine: engine.join()) for _ in range(2)]
+        until(lambda: not all(thread.is_alive() for thread in threads))
+        other.join()
+        results = [thread.result() for thread in threads]
+        assert [type(each) for each in sorted(results, key=str)] == [int, InvalidRequestError]
+        engine._check = check
+        job.run(lambda engine: run(engine, ones(engine)))
+
+
+def test_sets_are_changed_by_one_thread_while_a_join_of_another_ends():
+    def change(engine):
+        return engine.add_process_set([1])
+
+    with running(2) as job:
+        engine, other = job.engines
+        job.run(lambda engine: engine.add_process_set([0]))
+        joined = Caller(engine, body=lambda engine: engine.join())
+        until(lambda: engine._joined)
+        changed = Caller(engine, body=change)
+        until(lambda: len(engine._works._works) == 2)
+        assert other.join() == joined.result() == 1
+        assert change(other) == changed.result() == 2
+
+
 def test_a_rank_that_has_joined_submits_nothing():
     with running(2, sets=[(0,)]) as job:
         engine, other = job.engines
@@ -225,6 +284,22 @@ def test_a_set_cannot_be_used_after_its_removal():
             assert "process set 1 does not exist" in str(error)
 
 
+def test_all_that_is_in_flight_on_a_removed_set_fails_also_what_waits_for_a_name():
+    def body(engine):
+        id = engine.add_process_set([0, 1])
+        stuck = [submit(engine, ones(engine), process_set=id) for _ in range(600 * (engine.topology.rank == 0))]
+        engine.barrier()
+        engine.remove_process_set(id)
+        again = engine.add_process_set([0, 1])
+        texts = {str(outcome(lambda work=work: wait(engine, work))) for work in stuck}
+        return texts, id == again, engine.topology.rank < 2 and run(engine, ones(engine), process_set=again)[0]
+
+    with running(3) as job:
+        (texts, *rest), *others = job.run(body)
+    assert texts == {"process set 1 was removed while the tensor was in flight"}
+    assert [rest, *others] == [[True, 3.0], (set(), True, 3.0), (set(), True, False)]
+
+
 @pytest.mark.parametrize(
     ("ranks", "says"),
     [
@@ -260,6 +335,38 @@ def test_ranks_that_ask_for_different_sets_are_told_and_go_on():
     assert [id for _, id in results] == [1, 1]
     assert len({text for text, _ in results}) == 1
     assert "the ranks disagree about the ranks: (0,) on rank 0; (1,) on rank 1" in results[0][0]
+
+
+def test_a_rank_that_is_lost_while_a_set_connects_is_named():
+    class Silent(Job):
+        def _connect(self, rank, members, scope):
+            if rank == 0:
+                self.vanish(1)
+                until(lambda: self.engines[0]._exchange._lost is not None)
+                raise CollectiveTimeoutError("a member did not come")
+            return super()._connect(rank, members, scope)
+
+    job = Silent(3)
+    error, _, third = job.outcomes(lambda engine: (engine.add_process_set([0, 1]), run(engine, ones(engine))))
+    job.shutdown()
+    for each in (error, third):
+        assert isinstance(each, PeerLostError)
+        assert "rank 1 on host" in str(each)
+
+
+def test_a_set_that_connects_while_everything_is_aborted_is_aborted_too():
+    error = PeerLostError("rank 1 is gone")
+
+    def connect(members, scope):
+        runner.abort(error)
+        return InprocBackend(0, InprocGroup(2))
+
+    works = WorkTable(0, lambda works: None)
+    runner = Runner(0, ProcessSets(3), {}, connect, works, EventStream(), lambda: None)
+    request = Request("add", Operation.ADD_PROCESS_SET, splits=(0, 1))
+    runner.run(Batch((Response(1, request, (1,)),)))
+    with pytest.raises(PeerLostError):
+        runner.backends()[0].barrier()
 
 
 def test_what_is_in_flight_on_a_removed_set_fails():

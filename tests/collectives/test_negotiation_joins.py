@@ -4,6 +4,7 @@ import pytest
 
 from collectives.api import DType, Operation, ReduceOp, Request
 from collectives.messages import Ready, Run
+from collectives.negotiation.pending import Pending
 from tests.collectives.negotiation_simulation import World
 
 JOIN = Request("join", Operation.JOIN)
@@ -121,6 +122,17 @@ def test_a_broadcast_from_a_joined_root_is_refused():
     world.submit(tensor(operation=Operation.BROADCAST, root_rank=0), 0)
     world.settle()
     assert world.ran(1) == [["a"]]
+
+
+def test_what_a_joined_rank_costs_does_not_grow_with_the_square_of_the_ranks(monkeypatch):
+    looks, submitted = [], Pending.submitted
+    monkeypatch.setattr(Pending, "submitted", lambda self: looks.append(self) or submitted(self))
+    world = World(16)
+    world.submit(JOIN, 0)
+    world.submit(tensor(), *range(1, 16))
+    world.settle()
+    assert world.ran(0) == [["a"]]
+    assert len(looks) <= 2
 
 
 @pytest.mark.parametrize("op", [ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT])

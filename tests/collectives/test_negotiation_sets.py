@@ -81,6 +81,26 @@ def test_what_is_in_flight_on_a_removed_set_fails_and_what_is_ready_runs():
     assert world.refused(1)[1:] == ["process set 1 has been removed"]
 
 
+def test_what_was_meant_for_a_removed_set_is_not_taken_for_the_next_with_its_id():
+    """The coordinator asks a rank to say in full what it sent as an id; the rank has heard of the removal by then."""
+    world = World(3)
+    change(world, add(0, 1))
+    late = replace(TENSOR, process_set=1)
+    world.submit(late, 0, 1)
+    world.settle()
+    world.submit(remove(1, 0, 1), 0, 1, 2)
+    for step in (world.flush, world.rise):
+        assert all(step(rank) for rank in range(3))
+    world.decide()
+    world.submit(late, 1)
+    assert world.flush(1)
+    assert world.rise(1)
+    world.decide()
+    assert all(world.fall(rank) for rank in range(3))
+    change(world, add(1, 2))
+    assert not world.coordinator.waiting()
+
+
 @pytest.mark.parametrize("odd", [add(0), remove(1, 0)])
 def test_ranks_that_want_different_sets_disagree(odd):
     world = World(2, sets=((0,),))

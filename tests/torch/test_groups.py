@@ -5,6 +5,7 @@ import torch
 
 import hvd_cluster.torch as hvd
 from collectives.api import InvalidRequestError, MismatchError
+from hvd_cluster import basics
 
 
 def mixed():
@@ -42,6 +43,18 @@ def check_grouped_allreduce():
     assert all((each == hvd.size() ** 2 / 2).all() for each in hvd.synchronize(handle))
     small = hvd.grouped_allreduce(floats[:1], op=hvd.Min, compression=hvd.Compression.fp16)
     assert small[0].dtype == torch.float32
+
+
+def check_groups_of_one_name_and_different_sizes():
+    """What was said before travels as integers, ahead of what has changed: the two groups arrive mixed."""
+    for changed in (1, 2):
+        with basics.engine()._driver._driving:
+            handles = [
+                hvd.grouped_allreduce_async([torch.ones(rows) for rows in shapes], name="n", op=hvd.Sum)
+                for shapes in ([1, changed], [changed, 1, 1])
+            ]
+        for handle, count in zip(handles, (2, 3), strict=True):
+            assert [float(each[0]) for each in hvd.synchronize(handle)] == [hvd.size()] * count
 
 
 def check_grouped_allgather():
@@ -86,6 +99,7 @@ def check_join():
         assert (result == size - step).all()
         gathered = hvd.allgather(torch.tensor([rank]))
         assert gathered.tolist() == list(range(step, size))
+        assert hvd.allgather_object({"rank": rank}) == [{"rank": each} for each in range(step, size)]
     assert hvd.join() == size - 1
     assert hvd.allgather(torch.tensor([rank])).tolist() == list(range(size))
 
@@ -137,6 +151,7 @@ def check_adasum():
 
 CHECKS = [
     check_grouped_allreduce,
+    check_groups_of_one_name_and_different_sizes,
     check_grouped_allgather,
     check_grouped_reducescatter,
     check_bad_groups,
