@@ -39,7 +39,7 @@ Span = tuple[int, int]
 
 
 class _Vector:
-    """Elements of the long vector from ``start`` on, in ``dtype.storage`` layout, each to be multiplied by ``factor``."""
+    """The long vector from element ``start`` on, in ``dtype.storage`` layout, to be multiplied by ``factor``."""
 
     def __init__(self, arrays: Sequence[Array], start: int, dtype: DType, factor: float = 1.0) -> None:
         self._elements = Segments(arrays)
