@@ -53,7 +53,7 @@ DIRECT = 1 << 16
 ALONE = 1 << 22
 """An array of this many bytes is not packed with others: two more copies cost more than one more operation."""
 
-PIECE = 1 << 23
+PIECE = 1 << 24
 """Bytes that go through a scratch at once; DIRECT for each member where that is more, for messages have a cost, too."""
 
 SLICE = timedelta(seconds=0.1)
@@ -125,13 +125,18 @@ class GlooBackend(Backend):
         self._check()
         source, destination = Segments(sources), Segments(destinations)
         step = self._piece // dtype.itemsize // self.size
+        if max(counts) > step:
+            step //= 2  # What has to be packed had better stay in the cache.
         for start in range(0, max(counts), step):
             lengths = [_clip(count - start, step) for count in counts]
             received = self._scatter(source, [part.start + start for part in _parts(counts)], lengths, dtype)
             if received.size:
                 rows = self._rows(received)
-                reduce_arrays(rows[0], [*rows], dtype, op, prescale, postscale)
-                destination.write(start, rows[0])
+                whole = destination.view(start, start + rows.shape[1])
+                result = rows[0] if whole is None else whole
+                reduce_arrays(result, [*rows], dtype, op, prescale, postscale)
+                if whole is None:
+                    destination.write(start, result)
 
     def allgather(self, sources: Sequence[Bytes], destinations: Sequence[Bytes], counts: Sequence[int]) -> None:
         self._check()
@@ -237,9 +242,12 @@ class GlooBackend(Backend):
 
     def _scatter(self, source: Segments, places: Sequence[int], lengths: Sequence[int], dtype: DType) -> Array:
         """One step: ``lengths[r]`` elements from ``places[r]`` on go to member r; what comes here, in rank order."""
-        packed = self._outgoing.take(sum(lengths), dtype)
-        for place, part in zip(places, _parts(lengths), strict=True):
-            source.read(place, packed[part])
+        is_together = all(place == places[0] + part.start for place, part in zip(places, _parts(lengths), strict=True))
+        packed = source.view(places[0], places[0] + sum(lengths)) if is_together else None
+        if packed is None:
+            packed = self._outgoing.take(sum(lengths), dtype)
+            for place, part in zip(places, _parts(lengths), strict=True):
+                source.read(place, packed[part])
         mine, width = lengths[self.rank], dtype.itemsize
         received = self._incoming.take(mine * self.size, dtype)
         self._exchange(packed, received, [length * width for length in lengths], [mine * width] * self.size)
