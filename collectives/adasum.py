@@ -22,17 +22,47 @@ import numpy.typing as npt
 
 from collectives.api import DType
 from collectives.backends.base import Backend
-from collectives.reduction import narrow, widen
+from collectives.reduction import narrow, scale_array, widen
+from collectives.segments import Segments
 
 __all__ = ["adasum"]
 
 HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})
 TINY = float(np.sqrt(np.finfo(np.float64).tiny))
 CHUNK = 1 << 16
+PIECE = 1 << 22
+"""Bytes of one exchange with the partner: two buffers of this size are all that is needed beside the destinations."""
 
 Array = npt.NDArray[Any]
 Float64 = npt.NDArray[np.float64]
 Span = tuple[int, int]
+
+
+class _Vector:
+    """The long vector from element ``start`` on, in ``dtype.storage`` layout, to be multiplied by ``factor``."""
+
+    def __init__(self, arrays: Sequence[Array], start: int, dtype: DType, factor: float = 1.0) -> None:
+        self._elements = Segments(arrays)
+        self._start = start
+        self.dtype = dtype
+        self.factor = factor
+
+    def parts(self, span: Span) -> list[Array]:
+        return self._elements.parts(span[0] - self._start, span[1] - self._start)
+
+    def load(self, start: int, stop: int) -> Array:
+        """The numbers that are meant, not to be written to; 16-bit floats as float32. Not empty."""
+        piece = self._elements.gather(start - self._start, stop - self._start)
+        wide = widen(piece, self.dtype) if self.dtype in HALVES else piece
+        return wide if self.factor == 1.0 else np.multiply(wide, self.factor)
+
+    def store(self, start: int, values: Array) -> None:
+        """Of a vector without a factor."""
+        if self.dtype in HALVES:
+            rounded = np.empty(values.size, self.dtype.storage)
+            narrow(values, rounded, self.dtype)
+            values = rounded
+        self._elements.write(start - self._start, values)
 
 
 @np.errstate(all="ignore")
@@ -49,33 +79,35 @@ def adasum(
     Flat arrays of floats in ``dtype.storage`` layout; the number of members is a power of two.
     ``destinations[i]`` may be ``sources[i]``. 16-bit floats are computed in float32; dot products and norms in float64.
     All members get the same bits. Raises what the backend raises.
+
+    Everything happens in the destinations. What a partner sends lies where those elements were that it has been given;
+    only 16-bit floats on more than two members need memory of their own, as much as the destinations.
     """
-    vector = _pack(sources, dtype, prescale)
+    if backend.size == 1:
+        for source, destination in zip(sources, destinations, strict=True):
+            scale_array(source, destination, dtype, prescale * postscale)
+        return
     ends = [0, *accumulate(len(source) for source in sources)]
-    span, distance = (0, len(vector)), 1
+    held, room = _Vector(sources, 0, dtype, prescale), _Vector(destinations, 0, dtype)
+    result, span, distance = room, (0, ends[-1]), 1
     while distance < backend.size:
-        span = _combine_level(backend, vector, list(pairwise(ends)), span, distance)
+        lower, upper, span = _exchange_level(backend, held, room, ends[-1], span, distance)
+        parts = [_inside(tensor, span) for tensor in pairwise(ends)]
+        products = _sum_products(backend, [_products(lower, upper, part) for part in parts], distance)
+        is_last = 2 * distance == backend.size
+        out = result if is_last else _working(result, span) if distance == 1 else held
+        for part, product in zip(parts, products, strict=True):
+            _merge(out, lower, upper, part, product, postscale if is_last else 1.0)
+        held = room = out
         distance *= 2
-    _gather(backend, vector)
-    if postscale != 1.0:
-        np.multiply(vector, postscale, out=vector)
-    for destination, (start, stop) in zip(destinations, pairwise(ends), strict=True):
-        _unpack(vector[start:stop], destination, dtype)
+    _gather(backend, result, ends[-1])
 
 
-def _pack(sources: Sequence[Array], dtype: DType, prescale: float) -> Array:
-    wide = [widen(source, dtype) if dtype in HALVES else source for source in sources]
-    vector = np.concatenate(wide)
-    if prescale != 1.0:
-        np.multiply(vector, prescale, out=vector)
-    return vector
-
-
-def _unpack(result: Array, destination: Array, dtype: DType) -> None:
-    if dtype in HALVES:
-        narrow(result, destination, dtype)
-    else:
-        destination[:] = result
+def _working(result: _Vector, span: Span) -> _Vector:
+    """Where the levels before the last leave what they computed: in float32 at least."""
+    if result.dtype not in HALVES:
+        return result
+    return _Vector([np.empty(span[1] - span[0], np.float32)], span[0], DType.FLOAT32)
 
 
 def _halves(span: Span) -> tuple[Span, Span]:
@@ -83,46 +115,57 @@ def _halves(span: Span) -> tuple[Span, Span]:
     return (span[0], middle), (middle, span[1])
 
 
-def _combine_level(backend: Backend, vector: Array, tensors: Sequence[Span], span: Span, distance: int) -> Span:
-    """Exchange halves of ``span`` with the partner, combine the half that stays here, and return it."""
+def _exchange_level(
+    backend: Backend, held: _Vector, room: _Vector, total: int, span: Span, distance: int
+) -> tuple[_Vector, _Vector, Span]:
+    """Exchange halves of ``span`` with the partner: what the lower and the upper rank have of the half that stays here.
+
+    The partner's lies in ``room`` in place of what it was given, of which it may be one element more.
+    """
     is_lower = backend.rank & distance == 0
     keep, give = _halves(span) if is_lower else _halves(span)[::-1]
-    received = _exchange(backend, backend.rank ^ distance, vector[slice(*give)], keep[1] - keep[0])
-    mine = vector[slice(*keep)]
-    lower, upper = (mine, received) if is_lower else (received, mine)
-    parts = [_inside(tensor, keep) for tensor in tensors]
-    products = _sum_products(backend, [_products(lower[a:b], upper[a:b]) for a, b in parts], distance)
-    for (start, stop), product in zip(parts, products, strict=True):
-        _merge(mine[start:stop], lower[start:stop], upper[start:stop], product)
-    return keep
+    outgoing, spare = Segments(held.parts(give)), np.empty(1, held.dtype.storage)
+    landing = [*room.parts(give), spare]
+    counts = give[1] - give[0], keep[1] - keep[0]
+    _exchange(backend, backend.rank ^ distance, outgoing, Segments(landing), counts, -(-total // (2 * distance)))
+    received = _Vector(landing, keep[0], held.dtype, held.factor)
+    return (held, received, keep) if is_lower else (received, held, keep)
+
+
+def _exchange(
+    backend: Backend, partner: int, outgoing: Segments, landing: Segments, counts: tuple[int, int], longest: int
+) -> None:
+    """Swap piece by piece, because both may be the same memory; as often on all ranks, for which ``longest`` serves."""
+    sample = landing.parts(0, 0)[0]
+    step = PIECE // sample.itemsize
+    sent, received = (np.empty(min(step, longest), sample.dtype) for _ in range(2))
+    for start in range(0, longest, step):
+        leaving, coming = (sent[: max(0, counts[0] - start)], received[: max(0, counts[1] - start)])
+        outgoing.read(start, leaving)
+        send, receive = [0] * backend.size, [0] * backend.size
+        send[partner], receive[partner] = leaving.nbytes, coming.nbytes
+        backend.alltoall(leaving.view(np.uint8), coming.view(np.uint8), send, receive)
+        landing.write(start, coming)
 
 
 def _inside(tensor: Span, keep: Span) -> Span:
-    """The part of ``tensor`` that lies in ``keep``, counted from its start."""
-    start, stop = (min(max(end, keep[0]), keep[1]) - keep[0] for end in tensor)
+    """The part of ``tensor`` that lies in ``keep``."""
+    start, stop = (min(max(end, keep[0]), keep[1]) for end in tensor)
     return start, stop
 
 
-def _exchange(backend: Backend, partner: int, outgoing: Array, count: int) -> Array:
-    incoming = np.empty(count, outgoing.dtype)
-    send, receive = [0] * backend.size, [0] * backend.size
-    send[partner], receive[partner] = outgoing.nbytes, incoming.nbytes
-    backend.alltoall(outgoing.view(np.uint8), incoming.view(np.uint8), send, receive)
-    return incoming
+def _chunks(span: Span) -> Iterator[Span]:
+    for start in range(*span, CHUNK):
+        yield start, min(start + CHUNK, span[1])
 
 
-def _products(lower: Array, upper: Array) -> Float64:
+def _products(lower: _Vector, upper: _Vector, span: Span) -> Float64:
     """lower.upper, |lower|^2 and |upper|^2."""
     totals = np.zeros(3)
-    for first, second in _in_float64(lower, upper):
+    for chunk in _chunks(span):
+        first, second = lower.load(*chunk).astype(np.float64), upper.load(*chunk).astype(np.float64)
         totals += (first @ second, first @ first, second @ second)
     return totals
-
-
-def _in_float64(lower: Array, upper: Array) -> Iterator[tuple[Float64, Float64]]:
-    for start in range(0, len(lower), CHUNK):
-        piece = slice(start, start + CHUNK)
-        yield lower[piece].astype(np.float64), upper[piece].astype(np.float64)
 
 
 def _sum_products(backend: Backend, products: Sequence[Float64], distance: int) -> Float64:
@@ -135,20 +178,23 @@ def _sum_products(backend: Backend, products: Sequence[Float64], distance: int) 
     return total
 
 
-def _merge(out: Array, lower: Array, upper: Array, products: Float64) -> None:
+def _merge(out: _Vector, lower: _Vector, upper: _Vector, span: Span, products: Float64, scale: float) -> None:
     dot, lower_norm, upper_norm = products
     # The coefficients are float64 scalars of NumPy, which would widen the arrays; Python's floats do not.
     from_lower = float(1.0 - dot / (2.0 * lower_norm)) if lower_norm >= TINY else 1.0
     from_upper = float(1.0 - dot / (2.0 * upper_norm)) if upper_norm >= TINY else 1.0
-    first = np.multiply(lower, from_lower)
-    np.add(first, np.multiply(upper, from_upper), out=out)
+    for start, stop in _chunks(span):
+        total = np.multiply(lower.load(start, stop), from_lower)
+        np.add(total, np.multiply(upper.load(start, stop), from_upper), out=total)
+        out.store(start, total if scale == 1.0 else np.multiply(total, scale, out=total))
 
 
-def _gather(backend: Backend, vector: Array) -> None:
+def _gather(backend: Backend, result: _Vector, total: int) -> None:
     """Every rank has one span of the result: put all together."""
-    spans = [_final_span(len(vector), rank, backend.size) for rank in range(backend.size)]
-    parts = [vector[slice(*span)].view(np.uint8) for span in spans]
-    backend.allgather([parts[backend.rank]], parts, [part.nbytes for part in parts])
+    spans = [_final_span(total, rank, backend.size) for rank in range(backend.size)]
+    parts = [[part.view(np.uint8) for part in result.parts(span)] for span in spans]
+    counts = [sum([part.size for part in of_rank]) for of_rank in parts]
+    backend.allgather(parts[backend.rank], [part for of_rank in parts for part in of_rank], counts)
 
 
 def _final_span(total: int, rank: int, size: int) -> Span:

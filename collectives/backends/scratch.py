@@ -7,11 +7,14 @@ import numpy as np
 from collectives.api import DType
 from collectives.backends.base import Array, Bytes
 
-__all__ = ["Scratch"]
+__all__ = ["KEPT", "Scratch"]
+
+KEPT = 1 << 25
+"""Bytes that a scratch keeps at most."""
 
 
 class Scratch:
-    """Grows when needed: fresh memory costs a page fault for each 4 KB."""
+    """Grows when needed: fresh memory costs a page fault for each 4 KB. More than KEPT is not kept."""
 
     def __init__(self) -> None:
         self._memory: Bytes = np.empty(0, np.uint8)
@@ -19,6 +22,8 @@ class Scratch:
     def take(self, count: int, dtype: DType) -> Array:
         """An array of ``count`` elements with any content. It replaces the one taken before."""
         nbytes = count * dtype.itemsize
+        if nbytes > KEPT:
+            return np.empty(count, dtype.storage)
         if self._memory.size < nbytes:
             self._memory = np.empty(nbytes, np.uint8)
         return self._memory[:nbytes].view(dtype.storage)

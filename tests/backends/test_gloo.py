@@ -4,21 +4,27 @@ import builtins
 import os
 import threading
 import time
+import tracemalloc
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from matrix import abort_from_thread, reduce_until_error, run_matrix
 from members import Member, Processes, in_threads
 
+from collectives.adasum import adasum
 from collectives.api import (
     CollectiveTimeoutError,
+    DType,
     HorovodInternalError,
     PeerLostError,
+    ReduceOp,
     SettingsError,
     ShutDownError,
 )
 from collectives.backends.gloo import GlooBackend
 from collectives.backends.gloo.connections import Connections
+from collectives.backends.scratch import Scratch
 from collectives.rendezvous.store import MemoryStore, PrefixStore
 
 LOOPBACK = "127.0.0.1"
@@ -46,6 +52,59 @@ def test_killed_member():
 @pytest.mark.parametrize("size", [1, 4])
 def test_threads(size):
     with_backends(size, lambda backend: run_matrix(backend, backend.rank, size))
+
+
+def test_many_pieces(monkeypatch):
+    monkeypatch.setattr("collectives.backends.gloo.backend.PIECE", 1)
+    with_backends(3, lambda backend: run_matrix(backend, backend.rank, 3))
+
+
+@pytest.mark.parametrize("operation", ["allreduce", "packed", "reducescatter", "allgather", "skewed", "adasum"])
+def test_memory_is_bounded(operation, monkeypatch):
+    """By some pieces, whatever the tensors have; there are two members in this process. torch's own is not seen."""
+
+    def body(backend: GlooBackend) -> None:
+        backend.barrier()
+        operations[operation](backend)
+
+    def allgather(backend: GlooBackend, counts: list[int]) -> None:
+        result = results[backend.rank]
+        own = result[: counts[0]] if backend.rank == 0 else result[counts[0] :]
+        backend.allgather([own], [result[:5], result[5:]], counts)
+
+    monkeypatch.setattr("collectives.backends.gloo.backend.PIECE", 1 << 20)
+    monkeypatch.setattr("collectives.adasum.PIECE", 1 << 20)
+    total = 1 << 25
+    results = [np.zeros(total, np.uint8) for _ in range(2)]
+    halves, floats = [each.view(np.uint16) for each in results], [each.view(np.float32) for each in results]
+    kept = [np.zeros(total // 8, np.float32) for _ in range(2)]
+    operations: dict[str, Callable[[GlooBackend], None]] = {
+        "allreduce": lambda backend: backend.allreduce(*[[halves[backend.rank]]] * 2, DType.BFLOAT16, ReduceOp.SUM),
+        "packed": lambda backend: backend.allreduce(
+            *[np.split(floats[backend.rank], 32)] * 2, DType.FLOAT32, ReduceOp.SUM
+        ),
+        "reducescatter": lambda backend: backend.reducescatter(
+            [floats[backend.rank]], [kept[backend.rank]], [total // 8] * 2, DType.FLOAT32, ReduceOp.SUM
+        ),
+        "allgather": lambda backend: allgather(backend, [total // 2 - 1, total // 2 + 1]),
+        "skewed": lambda backend: allgather(backend, [1, total - 1]),
+        "adasum": lambda backend: adasum(backend, *[[halves[backend.rank]]] * 2, DType.BFLOAT16),
+    }
+    tracemalloc.start()
+    try:
+        with_backends(2, body)
+        assert tracemalloc.get_traced_memory()[1] < total // 2
+    finally:
+        tracemalloc.stop()
+
+
+def test_scratch_keeps_no_more_than_its_limit(monkeypatch):
+    monkeypatch.setattr("collectives.backends.scratch.KEPT", 80)
+    scratch = Scratch()
+    kept, larger = scratch.take(10, DType.FLOAT64), scratch.take(11, DType.FLOAT64)
+    assert (kept.size, larger.size) == (10, 11)
+    assert np.may_share_memory(kept, scratch.take(20, DType.FLOAT32))
+    assert not np.may_share_memory(larger, scratch.take(11, DType.FLOAT64))
 
 
 @LENGTHS

@@ -91,3 +91,31 @@ def test_scales_go_before_and_after():
     results = on_all_members([[vector.copy()] for vector in inputs], DType.FLOAT64, prescale=0.5, postscale=3.0)
     for member in results:
         np.testing.assert_allclose(member[0], expected)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: dtype.label)
+@pytest.mark.parametrize("size", [2, 8])
+def test_many_pieces_with_and_without_destinations_of_their_own(size, dtype, monkeypatch):
+    monkeypatch.setattr("collectives.adasum.PIECE", 64)
+    monkeypatch.setattr("collectives.adasum.CHUNK", 50)
+    lengths = (3, 701, 0, 130)
+    generator = np.random.default_rng(size)
+    sources = [[encode(generator.normal(size=length), dtype) for length in lengths] for _ in range(size)]
+    kept = [[each.copy() for each in member] for member in sources]
+    destinations = [[np.empty_like(each) for each in member] for member in sources]
+    group = InprocGroup(size)
+
+    def body(rank):
+        backend = InprocBackend(rank, group, TIMEOUT)
+        adasum(backend, sources[rank], destinations[rank], dtype, 0.5, 2.0)
+
+    in_threads(size, body, TIMEOUT)
+    expected = [tree([decode(member[index], dtype) for member in kept]) for index in range(len(lengths))]
+    in_place = on_all_members([[each.copy() for each in member] for member in kept], dtype, prescale=0.5, postscale=2.0)
+    for index, value in enumerate(expected):
+        np.testing.assert_allclose(
+            decode(destinations[0][index], dtype), value, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype]
+        )
+        assert {member[index].tobytes() for member in destinations + in_place} == {destinations[0][index].tobytes()}
+    for member, untouched in zip(sources, kept, strict=True):
+        assert all(np.array_equal(*each) for each in zip(member, untouched, strict=True))

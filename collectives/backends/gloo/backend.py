@@ -11,10 +11,13 @@ allreduce, anything else       alltoall, reduce own slice, allgather   1 + (P - 
 reducescatter                  alltoall, reduce own slice              1              S (P - 1) / P
 allgather, DIRECT bytes each   alltoall of copies                      1              (P - 1) counts[rank]
 allgather, larger              Gloo's ring, padded to the longest      P - 1          (P - 1) max(counts)
-allgather, larger and skewed   one broadcast for each member           P log2 P       S log2 P at most
+allgather, what is skewed      one broadcast for each member           P log2 P       S log2 P at most
 alltoall, alltoallv            Gloo's alltoall                         1              what is sent away
 broadcast                      Gloo's tree                             log2 P         S log2 P at the root
 =============================  ======================================  =============  ===================
+
+What needs scratch goes in pieces of PIECE bytes, each of which takes these steps. That bounds the memory: two
+scratches, and the copy of the result that torch makes in an allgather.
 
 Gloo itself rounds a 16-bit sum at each hop, refuses int16, and drops NaN from MIN and MAX or not, depending on the
 place in the ring. So only sums and products of types it computes exactly as :mod:`collectives.reduction` does are left
@@ -26,7 +29,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from itertools import accumulate
@@ -49,6 +52,9 @@ DIRECT = 1 << 16
 
 ALONE = 1 << 22
 """An array of this many bytes is not packed with others: two more copies cost more than one more operation."""
+
+PIECE = 1 << 24
+"""Bytes that go through a scratch at once; DIRECT for each member where that is more, for messages have a cost, too."""
 
 SLICE = timedelta(seconds=0.1)
 GRACE = timedelta(seconds=0.2)
@@ -78,7 +84,8 @@ class GlooBackend(Backend):
         self._error: Exception | None = None
         self._error_lock = threading.Lock()
         self._unfinished: Any = None
-        self._outgoing, self._incoming, self._landing = Scratch(), Scratch(), Scratch()
+        self._outgoing, self._incoming = Scratch(), Scratch()
+        self._piece = max(PIECE, DIRECT * size)
         device, address = open_device(interface, hostname)
         self._connections = Connections(address)
         self._group: Any = meet(rank, size, store, timeout, device)
@@ -116,31 +123,35 @@ class GlooBackend(Backend):
         postscale: float = 1.0,
     ) -> None:
         self._check()
-        mine, width = counts[self.rank], dtype.itemsize
-        source = _joined(sources, self._outgoing, dtype)
-        received = self._incoming.take(mine * self.size, dtype)
-        self._exchange(source, received, [count * width for count in counts], [mine * width] * self.size)
-        rows, start = self._rows(received), 0
-        for destination in destinations:
-            end = start + destination.size
-            reduce_arrays(destination, [*rows[:, start:end]], dtype, op, prescale, postscale)
-            start = end
+        source, destination = Segments(sources), Segments(destinations)
+        step = self._piece // dtype.itemsize // self.size
+        if max(counts) > step:
+            step //= 2  # What has to be packed had better stay in the cache.
+        for start in range(0, max(counts), step):
+            lengths = [_clip(count - start, step) for count in counts]
+            received = self._scatter(source, [part.start + start for part in _parts(counts)], lengths, dtype)
+            if received.size:
+                rows = self._rows(received)
+                whole = destination.view(start, start + rows.shape[1])
+                result = rows[0] if whole is None else whole
+                reduce_arrays(result, [*rows], dtype, op, prescale, postscale)
+                if whole is None:
+                    destination.write(start, result)
 
     def allgather(self, sources: Sequence[Bytes], destinations: Sequence[Bytes], counts: Sequence[int]) -> None:
         self._check()
-        source, longest, total = Segments(sources), max(counts), sum(counts)
-        if longest > DIRECT and total < longest * self.size <= 2 * total:
-            self._allgather_padded(source, Segments(destinations), counts)
+        source, destination = Segments(sources), Segments(destinations)
+        if max(counts) <= DIRECT:
+            self._allgather_direct(source, destination, counts)
             return
-        landing = destinations[0] if len(destinations) == 1 else self._landing.take(total, DType.UINT8)
-        if longest <= DIRECT:
-            self._allgather_direct(source, landing, counts)
-        elif longest * self.size == total:
-            self._allgather_even(_joined(sources, self._outgoing, DType.UINT8), landing)
-        else:
-            self._allgather_skewed(source, landing, counts)
-        if len(destinations) > 1:
-            Segments(destinations).write(0, landing)
+        starts, step = [part.start for part in _parts(counts)], self._piece // self.size
+        for start in range(0, max(counts), step):
+            lengths = [_clip(count - start, step) for count in counts]
+            places = [first + start for first in starts]
+            if max(lengths) * self.size <= 2 * sum(lengths):
+                self._allgather_padded(source, start, destination, places, lengths)
+            else:
+                self._allgather_skewed(source, start, destination, places, lengths)
 
     def broadcast(self, source: Bytes, destination: Bytes, root: int) -> None:
         self._check()
@@ -190,12 +201,12 @@ class GlooBackend(Backend):
         result = pairs[0][1] if len(pairs) == 1 else packed
         reduce_arrays(result, [*self._rows(received)], dtype, op, prescale, postscale)
         if result is packed:
-            _unpack(packed, pairs, dtype)
+            _segments(pairs)[1].write(0, packed)
 
     def _reduce_in_ring(self, pairs: Pairs, dtype: DType, op: ReduceOp, prescale: float, postscale: float) -> None:
         """2 (P - 1) steps, 2 S (P - 1) / P bytes: slices go round once to be reduced and once to be shared.
 
-        Once for each long array, in place, and once for the others, packed.
+        Once for each long array, in place, and once for each piece of the others, packed.
         """
         limit = ALONE if len(pairs) > 1 else 0
         for source, destination in pairs:
@@ -204,50 +215,79 @@ class GlooBackend(Backend):
                 self._ring(destination, op)
                 scale_array(destination, destination, dtype, postscale)
         fused = [pair for pair in pairs if pair[0].nbytes <= limit]
-        if fused:
-            packed = self._outgoing.take(sum([source.size for source, _ in fused]), dtype)
-            _pack(fused, packed)
+        inputs, outputs = _segments(fused)
+        for start, count in _pieces(len(inputs), self._piece // dtype.itemsize):
+            packed = self._outgoing.take(count, dtype)
+            inputs.read(start, packed)
             scale_array(packed, packed, dtype, prescale)
             self._ring(packed, op)
-            _unpack(packed, fused, dtype, postscale)
+            scale_array(packed, packed, dtype, postscale)
+            outputs.write(start, packed)
 
     def _reduce_slices(
         self, pairs: Pairs, count: int, dtype: DType, op: ReduceOp, prescale: float, postscale: float
     ) -> None:
         """P steps, 2 S (P - 1) / P bytes: each member reduces one slice, all of them padded to one length."""
-        share = -(-count // self.size)
-        packed = self._outgoing.take(share * self.size, dtype)
-        received = self._incoming.take(share * self.size, dtype)
-        _pack(pairs, packed[:count])
-        packed[count:] = 0
-        self._exchange(packed, received)
-        reduce_arrays(received[:share], [*self._rows(received)], dtype, op, prescale, postscale)
-        self._allgather_even(received[:share], packed)
-        _unpack(packed, pairs, dtype)
+        source, destination = _segments(pairs)
+        for start, length in _pieces(count, self._piece // dtype.itemsize):
+            share = -(-length // self.size)
+            packed = self._outgoing.take(share * self.size, dtype)
+            received = self._incoming.take(share * self.size, dtype)
+            source.read(start, packed[:length])
+            packed[length:] = 0
+            self._exchange(packed, received)
+            reduce_arrays(received[:share], [*self._rows(received)], dtype, op, prescale, postscale)
+            self._allgather_even(received[:share], packed)
+            destination.write(start, packed[:length])
 
-    def _allgather_direct(self, source: Segments, destination: Bytes, counts: Sequence[int]) -> None:
+    def _scatter(self, source: Segments, places: Sequence[int], lengths: Sequence[int], dtype: DType) -> Array:
+        """One step: ``lengths[r]`` elements from ``places[r]`` on go to member r; what comes here, in rank order."""
+        is_together = all(place == places[0] + part.start for place, part in zip(places, _parts(lengths), strict=True))
+        packed = source.view(places[0], places[0] + sum(lengths)) if is_together else None
+        if packed is None:
+            packed = self._outgoing.take(sum(lengths), dtype)
+            for place, part in zip(places, _parts(lengths), strict=True):
+                source.read(place, packed[part])
+        mine, width = lengths[self.rank], dtype.itemsize
+        received = self._incoming.take(mine * self.size, dtype)
+        self._exchange(packed, received, [length * width for length in lengths], [mine * width] * self.size)
+        return received
+
+    def _allgather_direct(self, source: Segments, destination: Segments, counts: Sequence[int]) -> None:
         copies = self._outgoing.take(len(source) * self.size, DType.UINT8)
         rows = self._rows(copies)
         source.read(0, rows[0])
         rows[1:] = rows[0]
-        self._exchange(copies, destination, [len(source)] * self.size, list(counts))
+        whole = destination.view(0, sum(counts))
+        landing = self._incoming.take(sum(counts), DType.UINT8) if whole is None else whole
+        self._exchange(copies, landing, [len(source)] * self.size, list(counts))
+        if whole is None:
+            destination.write(0, landing)
 
     def _allgather_even(self, source: Array, destination: Array) -> None:
         self._run("_allgather_base", self._tensor(_bytes(destination)), self._tensor(_bytes(source)))
 
-    def _allgather_padded(self, source: Segments, destination: Segments, counts: Sequence[int]) -> None:
-        padded = self._outgoing.take(max(counts), DType.UINT8)
-        source.read(0, padded[: len(source)])
+    def _allgather_padded(
+        self, source: Segments, start: int, destination: Segments, places: Sequence[int], lengths: Sequence[int]
+    ) -> None:
+        """What member r has from ``start`` on, ``lengths[r]`` bytes, belongs to ``places[r]`` of the result."""
+        padded = self._outgoing.take(max(lengths), DType.UINT8)
+        source.read(start, padded[: lengths[self.rank]])
         received = self._incoming.take(padded.size * self.size, DType.UINT8)
         self._allgather_even(padded, received)
-        for row, part in zip(self._rows(received), _parts(counts), strict=True):
-            destination.write(part.start, row[: part.stop - part.start])
+        for row, place, length in zip(self._rows(received), places, lengths, strict=True):
+            destination.write(place, row[:length])
 
-    def _allgather_skewed(self, source: Segments, destination: Bytes, counts: Sequence[int]) -> None:
-        parts = [destination[part] for part in _parts(counts)]
-        source.read(0, parts[self.rank])
-        for root, part in enumerate(parts):
+    def _allgather_skewed(
+        self, source: Segments, start: int, destination: Segments, places: Sequence[int], lengths: Sequence[int]
+    ) -> None:
+        """As :meth:`_allgather_padded`."""
+        for root, (place, length) in enumerate(zip(places, lengths, strict=True)):
+            part = self._outgoing.take(length, DType.UINT8)
+            if root == self.rank:
+                source.read(start, part)
             self.broadcast(part, part, root)
+            destination.write(place, part)
 
     def _exchange(
         self, source: Array, destination: Array, send_counts: Sequence[int] = (), receive_counts: Sequence[int] = ()
@@ -268,8 +308,8 @@ class GlooBackend(Backend):
         return self._torch.from_numpy(array if array.flags.writeable else array.copy())
 
     def _exchange_addresses(self, address: bytes) -> frozenset[bytes]:
-        theirs = np.empty(ADDRESS_BYTES * self.size, np.uint8)
-        self._allgather_direct(Segments([np.frombuffer(address, np.uint8)]), theirs, [ADDRESS_BYTES] * self.size)
+        mine, theirs = np.frombuffer(address, np.uint8), np.empty(ADDRESS_BYTES * self.size, np.uint8)
+        self._allgather_direct(Segments([mine]), Segments([theirs]), [ADDRESS_BYTES] * self.size)
         return frozenset(row.tobytes() for row in self._rows(theirs)) - {NOWHERE}
 
     def _check(self) -> None:
@@ -332,21 +372,18 @@ def _pack(pairs: Pairs, packed: Array) -> None:
         np.concatenate([source for source, _ in pairs], out=packed)
 
 
-def _unpack(packed: Array, pairs: Pairs, dtype: DType, factor: float = 1.0) -> None:
-    start = 0
-    for _, destination in pairs:
-        end = start + destination.size
-        scale_array(packed[start:end], destination, dtype, factor)
-        start = end
+def _segments(pairs: Pairs) -> tuple[Segments, Segments]:
+    return Segments([source for source, _ in pairs]), Segments([destination for _, destination in pairs])
 
 
-def _joined(arrays: Sequence[Array], scratch: Scratch, dtype: DType) -> Array:
-    """What the arrays hold, as one: itself where there is only one, or else a copy."""
-    if len(arrays) == 1:
-        return arrays[0]
-    joined = scratch.take(sum([array.size for array in arrays]), dtype)
-    np.concatenate(arrays, out=joined)
-    return joined
+def _pieces(total: int, step: int) -> Iterator[tuple[int, int]]:
+    """Start and length of each piece of at most ``step``."""
+    for start in range(0, total, step):
+        yield start, min(step, total - start)
+
+
+def _clip(count: int, limit: int) -> int:
+    return max(0, min(count, limit))
 
 
 def _parts(counts: Sequence[int]) -> list[slice]:
