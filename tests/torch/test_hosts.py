@@ -79,7 +79,7 @@ def reduce_until_error(*arguments):
     return type(caught.value).__name__, str(caught.value)
 
 
-@pytest.mark.parametrize("nbytes", [1 << 23])
+@pytest.mark.parametrize("nbytes", [8, 1 << 23])
 def test_a_cut_link_ends_all_ranks(pool, network, nbytes, tmp_path):
     marker = tmp_path / "running"
     with ThreadPoolExecutor(1) as background:
