@@ -142,7 +142,10 @@ class Engine:
 
     def _check(self, request: Request) -> None:
         check_alone(request, self.topology.rank, self.process_sets.ranks(request.process_set))
-        if request.process_set in self._joined and request.operation not in SET_CHANGES:
+        joined = self._joined.get(request.process_set)
+        if joined is not None and joined.done:
+            self._joined.pop(request.process_set, None)
+        elif joined is not None and request.operation not in SET_CHANGES:
             raise self._too_late(request)
 
     def _too_late(self, request: Request) -> InvalidRequestError:
@@ -178,7 +181,8 @@ class Engine:
                 self._works.enter([work], unnamed=True)
                 self._driver.wait(work)
             finally:
-                del self._joined[process_set]
+                if work.done or not self._works.owns(work):  # or else an interrupt leaves this rank joined
+                    self._joined.pop(process_set, None)
         work.outcome()
         return work.answer
 

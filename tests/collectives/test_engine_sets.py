@@ -247,6 +247,26 @@ def test_a_rank_that_has_joined_submits_nothing():
         job.run(lambda engine: run(engine, ones(engine), "x"))
 
 
+def test_a_join_that_was_interrupted_is_still_a_join(monkeypatch):
+    """Or tensors of this rank would meet others that were computed without it."""
+    with running(2) as job:
+        engine, other = job.engines
+        with monkeypatch.context() as patch:
+            patch.setattr(engine._driver, "wait", lambda work: interrupt())
+            with pytest.raises(KeyboardInterrupt):
+                engine.join()
+        with pytest.raises(InvalidRequestError, match="rank 0 has joined process set 0"):
+            submit(engine, ones(engine), "x")
+        assert run(other, ones(other), "x")[0] == 2.0
+        assert other.join() == 1
+        until(lambda: not isinstance(outcome(lambda: engine._check(Request("x", Operation.BARRIER))), Exception))
+        assert job.run(lambda engine: run(engine, ones(engine))[0]) == [3.0, 3.0]
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
 # Process sets that come and go.
 
 
