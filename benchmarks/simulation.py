@@ -22,7 +22,9 @@ from typing import Any, TypeAlias
 
 from benchmarks.gradients import resnet50
 from benchmarks.measure import add_json_argument, tabulate
+from collectives.aggregation import Aggregator
 from collectives.api import DType, Operation, Request
+from collectives.control import envelope
 from collectives.control.sockets import HEADER
 from collectives.messages import Message, Run, decode, encode
 from collectives.negotiation import Coordinator, Worker
@@ -64,12 +66,8 @@ class Relayed(Direct):
     """A host whose relay brings together what its ranks say."""
 
     def __init__(self, ranks: Sequence[int], sets: ProcessSets) -> None:
-        from collectives import aggregation
-        from collectives.control import envelope
-
         super().__init__(ranks, sets)
-        self._aggregator = aggregation.Aggregator(ranks, sets)
-        self._envelope = envelope
+        self._aggregator = Aggregator(ranks, sets)
 
     def up(self, rank: int, message: Message) -> list[Frame]:
         """See :class:`Direct`."""
@@ -77,12 +75,12 @@ class Relayed(Direct):
 
     def open(self, frame: Frame) -> tuple[int, Message]:
         """See :class:`Direct`."""
-        ranks, data = self._envelope.unpack(frame[1])
+        ranks, data = envelope.unpack(frame[1])
         return ranks[0], decode(data)
 
     def wrap(self, ranks: Sequence[int], data: bytes) -> list[bytes]:
         """See :class:`Direct`."""
-        return [self._envelope.pack(ranks, data)]
+        return [envelope.pack(ranks, data)]
 
     def down(self, message: Message) -> list[Frame]:
         """See :class:`Direct`."""
@@ -91,7 +89,7 @@ class Relayed(Direct):
     def _frames(self, messages: Sequence[tuple[int | None, Message]]) -> list[Frame]:
         leader = self.ranks[0]
         senders = [(leader if rank is None else rank, message) for rank, message in messages]
-        return [(rank, self._envelope.pack((rank,), encode(message))) for rank, message in senders]
+        return [(rank, envelope.pack((rank,), encode(message))) for rank, message in senders]
 
 
 WAYS: dict[str, type[Direct]] = {"ranks": Direct, "hosts": Relayed}
