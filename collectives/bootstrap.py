@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from collectives.api import SettingsError, Store, Topology
+from collectives.api import CollectiveTimeoutError, SettingsError, Store, Topology
 from collectives.backends import table
 from collectives.backends.base import Backend
 from collectives.control.base import Channel
@@ -24,6 +25,8 @@ from collectives.rendezvous.store import MemoryStore, PrefixStore
 from collectives.settings import Settings
 
 __all__ = ["start"]
+
+SLICE_SECONDS = 0.2
 
 OpenStore: TypeAlias = Callable[[], AbstractContextManager[Store]]
 """The store of the job, which is wanted at the start and whenever a process set is added."""
@@ -120,13 +123,32 @@ class _Connector:
     open_store: OpenStore
     address: str
 
-    def __call__(self, members: Sequence[int], scope: str) -> Backend:
+    def __call__(self, members: Sequence[int], scope: str, check: Callable[[], None]) -> Backend:
         with self.open_store() as store:
+            self._await(PrefixStore(store, f"{scope}/here"), members, check)
             return self.through(store, members, scope)
+
+    def _await(self, store: Store, members: Sequence[int], check: Callable[[], None]) -> None:
+        """Return when all members are there: one that is lost before is noticed here, but not inside of a backend."""
+        deadline = time.monotonic() + self.settings.timeouts.connect
+        store.set(str(self.topology.rank), b"")
+        for member in members:
+            while not _is_there(store, member):
+                check()
+                if time.monotonic() > deadline:
+                    raise CollectiveTimeoutError(f"rank {member} did not come to connect the new process set in time")
 
     def through(self, store: Store, members: Sequence[int], scope: str) -> Backend:
         """The backend of the set ``members``, which meet under ``scope`` in ``store``."""
         return table.connect(members, self.topology, self.settings, PrefixStore(store, scope), self.address)
+
+
+def _is_there(store: Store, member: int) -> bool:
+    try:
+        store.get(str(member), SLICE_SECONDS)
+    except CollectiveTimeoutError:
+        return False
+    return True
 
 
 def _own_address(settings: Settings) -> str:

@@ -19,8 +19,9 @@ from collectives.work_table import WorkTable
 
 __all__ = ["Connect", "Runner"]
 
-Connect: TypeAlias = Callable[[Sequence[int], str], Backend]
-"""Members and a name that no other group of the job has -> the backend of a new process set, on its members."""
+Connect: TypeAlias = Callable[[Sequence[int], str, Callable[[], None]], Backend]
+"""Members, a name that no other group of the job has, and what raises when the job has ended -> the backend of a new
+process set, on its members."""
 
 
 class Runner:
@@ -119,10 +120,13 @@ class Runner:
         if id != wanted:
             raise EngineError(f"process set {list(ranks)} got the id {id} here, and {wanted} on rank 0")
         if self._rank in ranks:
-            self._backends[id] = self._connect(self._sets.ranks(id), f"set-{id}-{response.id}")
-            if self._aborted is not None:  # meanwhile, by a thread that did not see this one
-                self._backends[id].abort(self._aborted)
+            self._backends[id] = self._connect(self._sets.ranks(id), f"set-{id}-{response.id}", self._check)
+            self._check()  # because an abort meanwhile, by another thread, did not see this one
         self._answer(response, id)
+
+    def _check(self) -> None:
+        if self._aborted is not None:
+            raise self._aborted
 
     def _remove_set(self, response: Response) -> None:
         id = response.request.root_rank

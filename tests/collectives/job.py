@@ -84,7 +84,7 @@ class Job:
             for rank in range(size)
         ]
 
-    def _connect(self, rank, members, scope):
+    def _connect(self, rank, members, scope, check):
         with self._lock:
             group = self._added.setdefault(scope, InprocGroup(len(members)))
         return InprocBackend(members.index(rank), group, TIMEOUTS.collective)

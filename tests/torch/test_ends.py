@@ -173,3 +173,30 @@ def test_a_world_of_one_needs_no_launcher():
         assert hvd.allreduce(torch.ones(2), op=hvd.Average).tolist() == [1.0, 1.0]
     finally:
         hvd.shutdown()
+
+
+def lose_a_rank_that_connects():
+    """Rank 1 ends when a new process set is about to be connected; what the others meet."""
+    from collectives import bootstrap
+
+    hvd.init()
+    hvd.barrier()
+    if hvd.rank() == 1:
+        bootstrap._Connector.__call__ = lambda *_: os._exit(1)
+
+    def add():
+        hvd.add_process_set([0, 1])
+        hvd.barrier()
+
+    with pytest.raises(hvd.HorovodInternalError) as caught:
+        add()
+    hvd.shutdown()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("operations", ["shm", "gloo"])
+def test_a_rank_lost_while_a_process_set_connects_is_named_at_once(fresh_pool, operations):
+    environment = {"HOROVOD_CPU_OPERATIONS": operations, "HOROVOD_GLOO_TIMEOUT_SECONDS": "300"}
+    outcomes = fresh_pool(3, environment=environment).outcomes(lose_a_rank_that_connects, ranks=[0, 2])
+    for outcome in outcomes:
+        assert "rank 1 on host 'here' is gone" in outcome.unwrap()
