@@ -159,7 +159,7 @@ def test_whatever_happens_all_ranks_agree_and_nothing_is_lost(lived, capacity, t
     player.play(tracks)
 
     for id, life in enumerate(static):
-        check_life(world, id, life, exact=True)
+        check_life(world, id, life)
     for life in dynamic:
         assert len(life.ids) == 1, "the ranks got different ids"
     for one in range(size):
@@ -186,7 +186,7 @@ def one_after_the_other(lives_of_sets, player, rank):
         yield from life.track(player, rank, None)
 
 
-def check_life(world, id, life, exact):
+def check_life(world, id, life):
     """Each epoch's calls ran once, on all members, with the rows of those who took part, before the join's end."""
     for rank in life.members:
         ran = [
