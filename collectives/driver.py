@@ -20,6 +20,8 @@ __all__ = ["Driver"]
 RECENT_SECONDS = 1.0
 """For so long after a caller drove, a patient communication thread expects one to come again."""
 PARK_SECONDS = 0.002
+LONG_PARK_SECONDS = 0.016
+"""Where callers drive again and again, a communication thread that looks up takes the core from a rank."""
 SPINS = 100
 FEW_SPINS = 4
 """Where ranks share cores, the one that is waited for needs the core more than who looks out."""
@@ -67,6 +69,7 @@ class Driver:
         self._waiters: set[int] = set()
         # Owned by the communication thread, which parks here, for milliseconds, while a caller drives.
         self._unpark = Latch()
+        self._park_seconds = PARK_SECONDS
         self._polling: set[int] = set()
         self._driven_at = 0.0
         self._caller = 0
@@ -185,14 +188,20 @@ class Driver:
         if self._driving.locked():
             if self._exchange.commands:  # the wake may have come to us instead of the caller that drives
                 self._channel.wake()
-            self._unpark.wait(PARK_SECONDS)
-        elif idle < PARK_SECONDS:
+            self._park()
+        elif idle < self._park_seconds:
             if not self._exchange.commands:
-                self._unpark.wait(PARK_SECONDS)
+                self._park()
         elif self.patient and (self._exchange.has_works or idle < RECENT_SECONDS):
             self._nap()
+            self._park_seconds = PARK_SECONDS
         else:
             self._sleep()
+            self._park_seconds = PARK_SECONDS
+
+    def _park(self) -> None:
+        self._unpark.wait(self._park_seconds)
+        self._park_seconds = min(2 * self._park_seconds, LONG_PARK_SECONDS)
 
     def _nap(self) -> None:
         """Sleep through the submissions of a while: each wake would take the computation's core and the GIL."""

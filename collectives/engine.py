@@ -15,7 +15,7 @@ from collectives.control.base import Channel
 from collectives.driver import Driver
 from collectives.events import EventStream, Submitted
 from collectives.exchange import COORDINATOR, PATIENT_SECONDS, Exchange
-from collectives.negotiation import Coordinator, Worker
+from collectives.negotiation import Coordinator, Unison, Worker
 from collectives.process_sets import GLOBAL, ProcessSets
 from collectives.runner import Connect, Runner
 from collectives.settings import Settings
@@ -62,6 +62,7 @@ class Engine:
             channel,
             _coordinator(settings, process_sets, patient) if topology.rank == COORDINATOR else None,
             Worker(cache=settings.cache_capacity > 0),
+            Unison(backends[GLOBAL].board),
             self._works,
             Runner(topology.rank, process_sets, backends, connect, self._works, self.events, self._announce),
             self._announce,

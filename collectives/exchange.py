@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TypeAlias
@@ -20,15 +20,29 @@ from collectives.api import (
     HorovodInternalError,
     MismatchError,
     PeerLostError,
+    Request,
     ShutDownError,
     Timeouts,
     Topology,
 )
 from collectives.control.base import Channel
-from collectives.messages import Abort, Leave, Left, Message, Refuse, Run, Stop, Unknown, decode, encode
-from collectives.negotiation import Batch, Coordinator, Worker
+from collectives.messages import (
+    Abort,
+    Disperse,
+    Leave,
+    Left,
+    Message,
+    Refuse,
+    Response,
+    Run,
+    Stop,
+    Unknown,
+    decode,
+    encode,
+)
+from collectives.negotiation import Batch, Coordinator, Unison, Worker
 from collectives.runner import Runner
-from collectives.stall import StallInspector
+from collectives.stall import StallInspector, Waiting
 from collectives.work import Work
 from collectives.work_table import WorkTable
 
@@ -41,6 +55,8 @@ PATIENT_SECONDS = 0.05
 """For so long what was decided may be left to a caller who will come."""
 VERDICT_SECONDS = 0.5
 FLUSH_SECONDS = 0.1
+UNISON_SECONDS = 0.25
+"""So long a rank waits in unison; then the ranks that have not come decline."""
 
 Command: TypeAlias = Callable[[], None]
 
@@ -59,6 +75,7 @@ class Exchange:
         channel: Channel,
         coordinator: Coordinator | None,
         worker: Worker,
+        unison: Unison,
         works: WorkTable,
         runner: Runner,
         announce: Callable[[], None],
@@ -72,6 +89,7 @@ class Exchange:
         self._timeouts = timeouts
         self._coordinator = coordinator
         self._worker = worker
+        self._unison = unison
         self._works = works
         self._runner = runner
         self._announce = announce
@@ -79,6 +97,8 @@ class Exchange:
         self._inspect_at: float | None = None
         self._batches: deque[Batch] = deque()
         self._batches_since = 0.0
+        self._alone_since = 0.0
+        self._dispersed = False
         self._lost: int | None = None
         self._leaving = False
         self._leave_deadline: float | None = None
@@ -150,6 +170,9 @@ class Exchange:
         active = bool(self.commands)
         while self.commands:
             self.commands.popleft()()
+        lone = self._worker.lone() if self._unison.on else None
+        if lone is not None and self._run_in_unison(lone):
+            return True
         ready = self._worker.outgoing()
         if ready is not None:
             self._tell_coordinator(ready)
@@ -169,6 +192,42 @@ class Exchange:
             self.finished = True
         return active
 
+    # In unison.
+
+    def _begin_unison(self) -> None:
+        """Declines at once where anything is in flight: it may be decided, and others wait in it for this rank."""
+        self._unison.begin()
+        if self._batches or not self._worker.is_idle:
+            self._unison.decline()
+
+    def _run_in_unison(self, lone: Response) -> bool:
+        """Run ``lone`` if all ranks do so now; until that is known, nothing else happens here."""
+        self._alone_since, self._dispersed = time.monotonic(), False
+        attempt = partial(self._unison.attempt, lone.id, waiting=partial(self._wait_in_unison, lone.request))
+        if not self._runner.attempt(lone, attempt):
+            return False
+        self._worker.finish_lone(lone)
+        if self._coordinator is not None:
+            self._coordinator.use(lone.id)
+        return True
+
+    def _wait_in_unison(self, request: Request, round: int, absent: Sequence[int]) -> None:
+        """Every few milliseconds. Where there are other things to do, or it takes long, who has not come declines."""
+        now = time.monotonic()
+        late = now > self._alone_since + UNISON_SECONDS
+        if not self._dispersed and (late or self.commands or self.channel.peek()):
+            self._dispersed = True
+            self.channel.send_to(self._listeners(), encode(Disperse(round)))
+        if self.channel.has_unsent:
+            self.channel.flush(FLUSH_SECONDS)
+        if self._coordinator is not None and self._stalls is not None:
+            present = tuple(rank for rank in range(self._topology.size) if rank not in absent)
+            self._inspect(self._stalls, {request.key: Waiting(self._alone_since, tuple(absent), present)}, now)
+
+    def _listeners(self) -> Sequence[int]:
+        """Whom this rank can speak to."""
+        return range(1, self._topology.size) if self._coordinator is not None else (COORDINATOR,)
+
     def _is_due(self, waited: bool) -> bool:
         if time.monotonic() >= self._batches_since + PATIENT_SECONDS:
             return True
@@ -178,6 +237,7 @@ class Exchange:
     # Messages.
 
     def _tell_coordinator(self, message: Message) -> None:
+        self._unison.decline()
         if self._coordinator is not None:
             self._coordinator.receive(COORDINATOR, message, time.monotonic())
         else:
@@ -200,16 +260,21 @@ class Exchange:
                 self._inspect_at = now + stalls.patience
         elif now >= self._inspect_at:
             waiting = coordinator.waiting()
-            report = stalls.inspect(waiting, now)
+            self._inspect(stalls, waiting, now)
             self._inspect_at = stalls.deadline(waiting)
-            if report.fatal:
-                self.fail(CollectiveTimeoutError(report.text))
-            elif report.text:
-                logger.warning("%s", report.text)
+
+    def _inspect(self, stalls: StallInspector, waiting: Mapping[tuple[int, str], Waiting], now: float) -> None:
+        report = stalls.inspect(waiting, now)
+        if report.fatal:
+            self.fail(CollectiveTimeoutError(report.text))
+        elif report.text:
+            logger.warning("%s", report.text)
 
     def _hear(self, sender: int, message: Message) -> None:
         if isinstance(message, Abort):
             self.fail(_error(message))
+        elif isinstance(message, Disperse):
+            self._unison.disperse(message.round)
         elif self._coordinator is not None:
             self._coordinator.receive(sender, message, time.monotonic())
         else:
@@ -242,7 +307,10 @@ class Exchange:
         while self._coordinator is not None and self.channel.has_unsent and self._may_flush(deadline):
             self.channel.flush(FLUSH_SECONDS)
         while self._batches and not self.finished:
-            self._runner.run(self._batches.popleft())
+            batch = self._batches.popleft()
+            self._runner.run(batch)
+            if batch.unison:
+                self._begin_unison()
 
     def _may_flush(self, deadline: float) -> bool:
         return self._lost is None and not self.finished and time.monotonic() <= deadline
@@ -277,7 +345,7 @@ class Exchange:
         self.failure = error
         self._runner.abort(error)
         data = encode(Abort(type(error).__name__, str(error)))
-        self.channel.send_to(range(1, self._topology.size) if self._coordinator is not None else (COORDINATOR,), data)
+        self.channel.send_to(self._listeners(), data)
         self._fail_works(error)
         self.finished = True
         self._announce()

@@ -15,6 +15,7 @@ from collectives.api import DType, EngineError, Operation, ReduceOp, Request
 
 __all__ = [
     "Abort",
+    "Disperse",
     "Leave",
     "Left",
     "Message",
@@ -68,11 +69,15 @@ class Together:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Coordinator to workers: run these batches, in this order. ``responses`` are new; ``forget`` are dropped ids."""
+    """Coordinator to workers: run these batches, in this order. ``responses`` are new; ``forget`` are dropped ids.
+
+    ``unison``: when the batch, which is the only one then, has run, the ranks may agree among themselves.
+    """
 
     batches: tuple[tuple[int, ...], ...]
     responses: tuple[Response, ...] = ()
     forget: tuple[int, ...] = ()
+    unison: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +114,13 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
+class Disperse:
+    """Either way: some have waited in this round of the unison for long, or have other things to say."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
 class Abort:
     """Either way: the job failed; ``kind`` is the name of an error class of ``collectives.api``."""
 
@@ -116,7 +128,7 @@ class Abort:
     text: str
 
 
-Message: TypeAlias = Ready | Together | Run | Refuse | Unknown | Leave | Stop | Left | Abort
+Message: TypeAlias = Ready | Together | Run | Refuse | Unknown | Leave | Stop | Left | Disperse | Abort
 
 _OPERATIONS = list(Operation)
 _DTYPES = list(DType)
@@ -169,17 +181,21 @@ def _unpack_ready(requests: Any, ids: Any, urgent: Any, urgent_ids: Any, answere
     )
 
 
-def _unpack_run(batches: Any, responses: Any, forget: Any) -> Run:
+def _unpack_run(batches: Any, responses: Any, forget: Any, unison: Any) -> Run:
     return Run(
         tuple(tuple(batch) for batch in batches),
         tuple(Response(id, _unpack_request(request), tuple(sizes)) for id, request, sizes in responses),
         tuple(forget),
+        unison,
     )
 
 
 _PACK: dict[type, tuple[int, Callable[[Any], tuple[Any, ...]]]] = {
     Ready: (0, lambda m: ([_pack_request(r) for r in m.requests], m.ids, m.urgent, m.urgent_ids, m.answered)),
-    Run: (1, lambda m: (m.batches, [(r.id, _pack_request(r.request), r.sizes) for r in m.responses], m.forget)),
+    Run: (
+        1,
+        lambda m: (m.batches, [(r.id, _pack_request(r.request), r.sizes) for r in m.responses], m.forget, m.unison),
+    ),
     Refuse: (2, lambda m: (m.process_set, m.name, m.text)),
     Unknown: (3, lambda m: (m.ids,)),
     Leave: (4, lambda m: ()),
@@ -187,6 +203,7 @@ _PACK: dict[type, tuple[int, Callable[[Any], tuple[Any, ...]]]] = {
     Left: (6, lambda m: ()),
     Abort: (7, lambda m: (m.kind, m.text)),
     Together: (8, lambda m: (m.ranks, m.ids, m.urgent_ids)),
+    Disperse: (9, lambda m: (m.round,)),
 }
 _UNPACK: dict[int, Callable[..., Message]] = {
     0: _unpack_ready,
@@ -198,6 +215,7 @@ _UNPACK: dict[int, Callable[..., Message]] = {
     6: Left,
     7: Abort,
     8: lambda ranks, ids, urgent_ids: Together(tuple(ranks), tuple(ids), tuple(urgent_ids)),
+    9: Disperse,
 }
 
 

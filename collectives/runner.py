@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from collectives.api import EngineError, MismatchError, Operation
+from collectives.api import EngineError, MismatchError, Operation, ReduceOp
 from collectives.backends.base import Backend
 from collectives.events import EventStream, Failed, Finished, Negotiated, Started
 from collectives.execution import execute
@@ -73,6 +73,23 @@ class Runner:
         if self._events.active:
             names = tuple(work.request.name for work in works)
             self._events.publish(Finished(names, process_set, time.monotonic()))
+
+    def attempt(self, response: Response, attempt: Callable[[Callable[[], None]], bool]) -> bool:
+        """Let ``attempt`` bring about the one tensor of ``response``, by calling what it is given; whether it did."""
+        process_set = response.request.process_set
+        work, backend = self._works.get(response.request.key), self._backends[process_set]
+        if work is None:  # an interrupt has taken it out
+            return False
+        if self._events.active or response.request.op is ReduceOp.ADASUM:  # which writes before it knows
+            done = attempt(_nothing)
+            if done:
+                self.run(Batch((response,)))
+            return done
+        if not attempt(lambda: execute((work,), (response,), self._sets.ranks(process_set), backend)):
+            return False
+        self._works.take(response.request.key)
+        self.complete(work)
+        return True
 
     def _take(self, response: Response, size: int) -> Work:
         return self._works.take(response.request.key) or stand_in(response, size)
@@ -150,6 +167,10 @@ class Runner:
     def backends(self) -> list[Backend]:
         """All backends, to be closed."""
         return list(self._backends.values())
+
+
+def _nothing() -> None:
+    """Takes part in a round without data."""
 
 
 _CHANGES: dict[Operation, Callable[[Runner, Response], None]] = {

@@ -113,6 +113,10 @@ class WorkTable:
         works = (self._works.get(request.key) for request in requests)
         return any(work is not None and work.urged for work in works)
 
+    def get(self, key: Key) -> Work | None:
+        """The work called ``key``, if there is one."""
+        return self._works.get(key)
+
     def take(self, key: Key) -> Work | None:
         """Remove and return the work called ``key``, if there is one; the next of that name takes its place."""
         with self._lock:

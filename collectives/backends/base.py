@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,10 +11,30 @@ import numpy.typing as npt
 
 from collectives.api import DType, ReduceOp
 
-__all__ = ["Array", "Backend", "Bytes"]
+__all__ = ["Array", "Backend", "Board", "Bytes"]
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
+
+
+class Board(ABC):
+    """How the members of a group decide by themselves, round by round, whether to run an operation.
+
+    Every member comes to every round, once: it attempts an operation or declines. For one thread at a time.
+    """
+
+    @abstractmethod
+    def attempt(self, value: int, call: Callable[[], None], waiting: Callable[[list[int]], None]) -> bool:
+        """Run ``call``, an operation of the backend, if all members attempt ``value`` (32 bits, not 0); whether so.
+
+        Otherwise no destination has been written; that is known as soon as one member comes with something else, even
+        if others have not come. Every few milliseconds until it is known, ``waiting`` is called with the members that
+        have not come. Raises what these calls raise, and what the backend was aborted with.
+        """
+
+    @abstractmethod
+    def decline(self) -> None:
+        """Come to the next round with nothing to run. Does not wait."""
 
 
 class Backend(ABC):
@@ -30,6 +50,8 @@ class Backend(ABC):
     """
 
     name: ClassVar[str]
+    board: Board | None = None
+    """Where the members have one; it ends with the backend."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 
 from collectives.api import CollectiveTimeoutError, DType, EngineError, PeerLostError, ReduceOp, ShutDownError
-from collectives.backends.base import Array, Backend, Bytes
+from collectives.backends.base import Array, Backend, Board, Bytes
 from collectives.reduction import reduce_arrays
 from collectives.segments import Segments
 
 __all__ = ["Fault", "InprocBackend", "InprocGroup"]
+
+SLICE_SECONDS = 0.005
 
 Fault = Exception | Callable[[], None]
 """An exception to raise, or something to call, before a rank takes part in one of its calls."""
@@ -53,6 +55,8 @@ class InprocGroup:
         self._faults = dict(faults or {})
         self._changed = threading.Condition()
         self._meeting = _Meeting(size)
+        self._rounds: list[dict[int, int]] = []
+        self._come = [0] * size
         self._failures: dict[int, Exception] = {}
         self._lost: dict[int, str] = {}
 
@@ -88,6 +92,29 @@ class InprocGroup:
         meeting.verify()
         return [meeting.payloads[member] for member in range(self.size)]
 
+    def come(self, rank: int, value: int) -> dict[int, int]:
+        """Bring ``value`` to the next round of ``rank``; the values of that round, by rank, which may grow."""
+        with self._changed:
+            if self._come[rank] == len(self._rounds):
+                self._rounds.append({})
+            values = self._rounds[self._come[rank]]
+            self._come[rank] += 1
+            values[rank] = value
+            self._changed.notify_all()
+            return values
+
+    def agreed(self, rank: int, values: dict[int, int]) -> bool | None:
+        """Whether all came with one value; None when that is open after a few milliseconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._verdict(values) is not None or bool(self._lost), SLICE_SECONDS)
+            self._raise_failure(rank)
+            return self._verdict(values)
+
+    def _verdict(self, values: dict[int, int]) -> bool | None:
+        if len(set(values.values())) > 1:
+            return False
+        return True if len(values) == self.size else None
+
     def _raise_unless_complete(self, rank: int, meeting: _Meeting, timeout: float) -> None:
         if rank in self._failures:
             raise self._failures[rank]
@@ -104,6 +131,25 @@ class InprocGroup:
             raise PeerLostError(next(iter(self._lost.values())))
 
 
+class _InprocBoard(Board):
+    """The board of member ``rank``, in the memory that the threads share."""
+
+    def __init__(self, rank: int, group: InprocGroup) -> None:
+        self._rank = rank
+        self._group = group
+
+    def attempt(self, value: int, call: Callable[[], None], waiting: Callable[[list[int]], None]) -> bool:
+        values = self._group.come(self._rank, value)
+        while (agreed := self._group.agreed(self._rank, values)) is None:
+            waiting([rank for rank in range(self._group.size) if rank not in values])
+        if agreed:
+            call()
+        return agreed
+
+    def decline(self) -> None:
+        self._group.come(self._rank, 0)
+
+
 class InprocBackend(Backend):
     """Member ``rank`` of ``group``. Sources are copied when published, so one rendezvous per operation suffices."""
 
@@ -111,6 +157,7 @@ class InprocBackend(Backend):
 
     def __init__(self, rank: int, group: InprocGroup, timeout: float = 30.0) -> None:
         super().__init__(rank, group.size)
+        self.board = _InprocBoard(rank, group)
         self._group = group
         self._timeout = timeout
         self._step = 0

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from collectives.api import DType, ReduceOp, ShutDownError
-from collectives.backends.base import Array, Backend, Bytes
+from collectives.backends.base import Array, Backend, Board, Bytes
 from collectives.reduction import reduce_arrays, scale_array
 from collectives.segments import Segments
 
 __all__ = ["SingleBackend"]
+
+
+class _Alone(Board):
+    """Who is alone agrees with everybody."""
+
+    def attempt(self, value: int, call: Callable[[], None], waiting: Callable[[list[int]], None]) -> bool:
+        call()
+        return True
+
+    def decline(self) -> None:
+        return
 
 
 class SingleBackend(Backend):
@@ -19,6 +30,7 @@ class SingleBackend(Backend):
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         super().__init__(rank, size)
+        self.board = _Alone()
         self._error: Exception | None = None
 
     def allreduce(

@@ -4,6 +4,7 @@
 """
 
 from collectives.negotiation.coordinator import Coordinator, Outgoing
+from collectives.negotiation.unison import Unison
 from collectives.negotiation.worker import Batch, Refusal, Worker
 
-__all__ = ["Batch", "Coordinator", "Outgoing", "Refusal", "Worker"]
+__all__ = ["Batch", "Coordinator", "Outgoing", "Refusal", "Unison", "Worker"]

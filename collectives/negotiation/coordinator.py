@@ -14,7 +14,7 @@ from collectives.messages import Leave, Left, Message, Ready, Refuse, Response, 
 from collectives.negotiation.groups import Groups, Member
 from collectives.negotiation.pending import Pending
 from collectives.negotiation.response_cache import Known, ResponseCache
-from collectives.process_sets import ProcessSets
+from collectives.process_sets import GLOBAL, ProcessSets
 from collectives.stall import Waiting
 
 __all__ = ["Coordinator", "Outgoing"]
@@ -23,6 +23,9 @@ Key = tuple[int, str]
 
 ONCE = frozenset({Operation.JOIN, Operation.ADD_PROCESS_SET, Operation.REMOVE_PROCESS_SET})
 """What is never the same as the last time, and needs every member, joined or not."""
+
+LONE = 2
+"""After so many tensors that came alone, the next one probably will, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,7 @@ class Coordinator:
         self._outgoing: list[Outgoing] = []
         self._leaving: int | None = None
         self._left: set[int] = set()
+        self._lone = 0
 
     @property
     def deadline(self) -> float | None:
@@ -351,20 +355,33 @@ class Coordinator:
 
     def _release(self) -> None:
         """Send what is ready."""
+        unison = self._is_unison()
         batches = plan(self._ready, self._threshold, self._isolate_groups)
         self._ready.clear()
         self._ready_bytes = 0
         self._flush, self._held_since = False, None
         for process_set, group in groupby(batches, key=lambda batch: batch[0].request.process_set):
-            self._outgoing.append(self._run(process_set, list(group)))
+            self._outgoing.append(self._run(process_set, list(group), unison))
 
-    def _run(self, process_set: int, batches: Sequence[Sequence[Response]]) -> Outgoing:
+    def _is_unison(self) -> bool:
+        """Whether all ranks have lately waited for one known tensor at a time, and will probably do so again."""
+        request = self._ready[0].request if self._flush and len(self._ready) == 1 else None
+        lone = request is not None and request.process_set == GLOBAL and not (self._pending or self._joined)
+        self._lone = self._lone + 1 if lone and self._ready[0].id not in self._new else 0
+        return self._lone >= LONE
+
+    def use(self, id: int) -> None:
+        """The ranks ran ``id`` in unison."""
+        if id in self._cache:
+            self._cache.use(id)
+
+    def _run(self, process_set: int, batches: Sequence[Sequence[Response]], unison: bool) -> Outgoing:
         ids = tuple(tuple(response.id for response in batch) for batch in batches)
         flat = [id for batch in ids for id in batch]
         self._unsent.difference_update(flat)
         new = tuple(self._new.pop(id) for id in flat if id in self._new)
         forget = (*self._forget.pop(process_set, ()), *(id for id in flat if id not in self._cache))
-        return Outgoing(self._sets.ranks(process_set), Run(ids, new, forget))
+        return Outgoing(self._sets.ranks(process_set), Run(ids, new, forget, unison))
 
     def _drop(self, dropped: Iterable[Known]) -> None:
         """Let the members forget, too; what they have still to run they forget when they do."""

@@ -15,9 +15,13 @@ Key = tuple[int, str]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Tensors to run as one exchange. A rank that has joined may have no part in some of them, but takes part."""
+    """Tensors to run as one exchange. A rank that has joined may have no part in some of them, but takes part.
+
+    ``unison``: when it has run, the ranks may agree among themselves.
+    """
 
     responses: tuple[Response, ...]
+    unison: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,23 @@ class Worker:
         if key in self._in_flight:
             self._urgent.append(key)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is in flight."""
+        return not self._in_flight
+
+    def lone(self) -> Response | None:
+        """The one tensor in flight, when its id is known, a caller waits for it and there is nothing else to tell."""
+        if len(self._in_flight) != 1 or len(self._ready_ids) != 1 or not self._urgent or self._answered:
+            return None
+        response = self._responses[self._ready_ids[0]]
+        return None if response.request.process_set or response.request.group else response
+
+    def finish_lone(self, response: Response) -> None:
+        """The tensor of :meth:`lone` has run without the coordinator."""
+        self._ready_ids, self._urgent = [], []
+        self._finish(response)
+
     def outgoing(self) -> Ready | None:
         """What the coordinator must hear, once; None when there is nothing new."""
         if not (self._ready_ids or self._requests or self._urgent or self._answered):
@@ -78,7 +99,7 @@ class Worker:
         """The batches of ``message``; learns its new names, then drops the forgotten ones."""
         for response in message.responses:
             self._learn(response)
-        batches = [Batch(tuple(self._responses[id] for id in ids)) for ids in message.batches]
+        batches = [Batch(tuple(self._responses[id] for id in ids), message.unison) for ids in message.batches]
         for batch in batches:
             for response in batch.responses:
                 self._finish(response)

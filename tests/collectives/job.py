@@ -10,12 +10,14 @@ import numpy as np
 
 from collectives.api import Operation, ReduceOp, Request, Timeouts, Topology
 from collectives.backends.inproc import InprocBackend, InprocGroup
+from collectives.backends.shm import ShmBackend
 from collectives.buffers import as_buffer, empty
 from collectives.control.base import Channel
 from collectives.control.inproc import InprocHub
 from collectives.control.sockets import Connection, SocketChannel
 from collectives.engine import Engine
 from collectives.process_sets import ProcessSets
+from collectives.rendezvous.store import MemoryStore, PrefixStore
 from collectives.settings import Settings
 from tests.backends.members import in_threads
 
@@ -53,41 +55,55 @@ class SocketTransport:
 class Job:
     """``engines[rank]``, each with a backend for the process sets it is a member of.
 
-    ``faults`` go to the global set's backends. ``wrap`` may put something around each channel. As many ranks as
-    ``local_size`` says share the cores of this host.
+    ``faults`` go to the global set's backends, which are in-process ones unless ``shared_memory``. ``wrap`` may put
+    something around each channel. As many ranks as ``local_size`` says share the cores of this host.
     """
 
     transport = InprocTransport
 
-    def __init__(self, size, sets=(), faults=None, wrap=lambda channel: channel, local_size=1, **settings):
+    def __init__(
+        self,
+        size,
+        sets=(),
+        faults=None,
+        wrap=lambda channel: channel,
+        local_size=1,
+        shared_memory=False,
+        **settings,
+    ):
         self.size = size
-        self._lock, self._added = threading.Lock(), {}
+        self._store = MemoryStore() if shared_memory else None
+        self._lock, self._groups = threading.Lock(), {"set-0": InprocGroup(size, faults)}
+        self.group = self._groups["set-0"]
         self._transport = self.transport(size)
         all_sets = ProcessSets(size, sets)
-        self.groups = {id: InprocGroup(len(all_sets.ranks(id)), faults if id == 0 else None) for id in all_sets.ids()}
         hosts = tuple(f"host-{rank}" for rank in range(size))
         self.channels = [wrap(channel) for channel in self._transport.channels]
         chosen = Settings(**({"timeouts": TIMEOUTS} | settings))
+        backends = in_threads(size, lambda rank: self._connect_all(rank, all_sets), PATIENCE)
         self.engines = [
             Engine(
                 Topology(rank, size, local_size=local_size, hosts=hosts, cores=2),
                 chosen,
                 ProcessSets(size, sets),
                 self.channels[rank],
-                {
-                    id: InprocBackend(all_sets.ranks(id).index(rank), group, TIMEOUTS.collective)
-                    for id, group in self.groups.items()
-                    if rank in all_sets.ranks(id)
-                },
+                backends[rank],
                 functools.partial(self._connect, rank),
             )
             for rank in range(size)
         ]
 
+    def _connect_all(self, rank, sets):
+        members = {id: sets.ranks(id) for id in sets.ids() if rank in sets.ranks(id)}
+        return {id: self._connect(rank, ranks, f"set-{id}", None) for id, ranks in members.items()}
+
     def _connect(self, rank, members, scope, check):
+        place = members.index(rank)
+        if self._store is not None:
+            return ShmBackend.connect(place, len(members), PrefixStore(self._store, scope), TIMEOUTS.collective)
         with self._lock:
-            group = self._added.setdefault(scope, InprocGroup(len(members)))
-        return InprocBackend(members.index(rank), group, TIMEOUTS.collective)
+            group = self._groups.setdefault(scope, InprocGroup(len(members)))
+        return InprocBackend(place, group, TIMEOUTS.collective)
 
     def vanish(self, rank):
         """Let the others believe that ``rank`` is gone."""

@@ -15,6 +15,7 @@ import numpy as np
 from collectives.api import DType, ReduceOp, Store
 from collectives.backends.base import Array, Backend, Bytes
 from collectives.backends.shm.allreduce import Allreduce
+from collectives.backends.shm.board import ShmBoard
 from collectives.backends.shm.gate import Gate, gate_bytes
 from collectives.backends.shm.segment import Segment
 from collectives.backends.shm.slabs import SLAB_BYTES, Slabs, slabs_bytes
@@ -39,6 +40,7 @@ class ShmBackend(Backend):
         self._gate = Gate(segment.array[: gate_bytes(size)], rank, size, timeout)
         self._slabs = Slabs(segment.array[base : base + slabs_bytes(size)], size)
         self._allreduce = Allreduce(rank, size, self._slabs, self._gate)
+        self.board = ShmBoard(self._gate, self._slabs)
         self._closed = False
 
     @classmethod

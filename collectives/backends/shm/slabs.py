@@ -27,19 +27,19 @@ class Slabs:
 
     All ranks call :meth:`next` in the same order, once a round. A rank may fill the slabs of two rounds before the gate
     tells it more: those who have not come there may still be busy with the slabs that were used last, but with no
-    others. So the next operation starts on the next slabs at once.
+    others. So the next operation starts on the next slabs at once. ``turn`` may be set back while nobody has been told.
     """
 
     def __init__(self, memory: npt.NDArray[np.uint8], size: int) -> None:
         ring = memory.reshape(SLABS, size, SLAB_BYTES)
         rows = [[ring[turn, member] for member in range(size)] for turn in range(SLABS)]
         self._typed = {dtype.label: [[slab.view(dtype.storage) for slab in row] for row in rows] for dtype in DType}
-        self._turn = 0
+        self.turn = 0
 
     def next(self, dtype: DType) -> list[Array]:
         """The slab of each member for the next round, as elements of ``dtype.storage``."""
-        self._turn = (self._turn + 1) % SLABS
-        return self._typed[dtype.label][self._turn]
+        self.turn = (self.turn + 1) % SLABS
+        return self._typed[dtype.label][self.turn]
 
     def close(self) -> None:
         """Let go of the memory."""

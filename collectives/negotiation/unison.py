@@ -1,0 +1,53 @@
+"""How the ranks agree without the coordinator, while all of them submit one tensor at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from collectives.backends.base import Board
+
+__all__ = ["Unison"]
+
+
+class Unison:
+    """One rank's side of it.
+
+    In unison, a rank that waits for a tensor, known by its id, and has nothing else in flight attempts it on the
+    ``board``. When all ranks attempt the same, it runs, at the same point of all ranks' orders, for nobody has anything
+    else to run. A rank that has anything else to say declines before it says it. Every rank does one or the other in
+    every round. A round where not all attempt the same is the last: each takes its tensor to the coordinator, who lets
+    the unison begin again, for all ranks at one point of the order.
+    """
+
+    def __init__(self, board: Board | None) -> None:
+        self._board = board
+        self._round = 0
+        self.on = False
+
+    def begin(self) -> None:
+        """The coordinator has said so, to all ranks; to ranks without a board it means nothing."""
+        self.on = self._board is not None
+
+    def attempt(self, id: int, call: Callable[[], None], waiting: Callable[[int, list[int]], None]) -> bool:
+        """Run ``call`` if all ranks attempt ``id``; whether they do, or else the unison ends.
+
+        ``waiting`` is called again and again until that is known, with the round and the ranks that have not come.
+        """
+        board, round = self._board, self._round + 1
+        if board is None or not self.on:
+            return False
+        self._round = round
+        self.on = board.attempt(id, call, lambda absent: waiting(round, absent))
+        return self.on
+
+    def decline(self) -> None:
+        """End it, if it is on: this rank has something to say to the coordinator."""
+        if self._board is not None and self.on:
+            self._round += 1
+            self._board.decline()
+            self.on = False
+
+    def disperse(self, round: int) -> None:
+        """Decline ``round``, if this rank has not come to it: others have waited in it for long."""
+        if self._round < round:
+            self.decline()

@@ -1,0 +1,391 @@
+"""Ranks that agree without the coordinator, and how they come back to it."""
+
+import random
+
+import numpy as np
+import pytest
+
+from collectives.api import (
+    CollectiveTimeoutError,
+    HorovodInternalError,
+    Operation,
+    PeerLostError,
+    ReduceOp,
+    Request,
+    ShutDownError,
+)
+from collectives.backends.base import Board
+from collectives.buffers import as_buffer
+from collectives.negotiation import Unison
+from tests.collectives.job import (
+    Caller,
+    Job,
+    SocketTransport,
+    Watched,
+    ones,
+    run,
+    running,
+    submit,
+    total,
+    until,
+    wait,
+)
+
+
+class Scripted(Board):
+    """A board that answers as it is told."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.heard = []
+
+    def attempt(self, value, call, waiting):
+        self.heard.append(value)
+        waiting([1])
+        agreed = self.answers.pop(0)
+        if agreed:
+            call()
+        return agreed
+
+    def decline(self):
+        self.heard.append(0)
+
+
+def test_a_round_that_fails_is_the_last_until_it_begins_again():
+    board, ran, waited = Scripted(True, False, True), [], []
+    unison = Unison(board)
+
+    def attempt(id):
+        return unison.attempt(id, lambda: ran.append(id), lambda round, absent: waited.append((round, absent)))
+
+    unison.decline()
+    assert not attempt(3)
+    unison.begin()
+    assert (attempt(5), attempt(6), attempt(7)) == (True, False, False)
+    assert not unison.on
+    unison.begin()
+    assert attempt(8)
+    assert (board.heard, ran, waited) == ([5, 6, 8], [5, 8], [(1, [1]), (2, [1]), (3, [1])])
+
+
+def test_declining_is_said_once():
+    board = Scripted(True)
+    unison = Unison(board)
+    unison.begin()
+    unison.decline()
+    unison.decline()
+    unison.begin()
+    unison.disperse(1)
+    assert (unison.on, board.heard) == (True, [0])
+    unison.disperse(2)
+    assert (unison.on, board.heard) == (False, [0, 0])
+
+
+def test_without_a_board_there_is_none():
+    unison = Unison(None)
+    unison.begin()
+    assert not unison.on
+    assert not unison.attempt(1, pytest.fail, pytest.fail)
+    unison.decline()
+    unison.disperse(1)
+
+
+# Engines.
+
+
+class Counting(Watched):
+    """A channel that counts what is sent."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.sent = 0
+        self.send = self._count
+
+    def _count(self, rank, data):
+        self.sent += 1
+        self._inner.send(rank, data)
+
+
+class OneByOne(Watched):
+    """A channel that brings one message at a time."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self._here = []
+        self.receive, self.peek = self._receive_one, lambda: bool(self._here) or inner.peek()
+
+    def _receive_one(self):
+        self._here += self._inner.receive()
+        messages, self._here = self._here[:1], self._here[1:]
+        return messages
+
+    def _sleep(self, timeout):
+        super()._sleep(0.0 if self._here else timeout)
+
+
+def warm_up(engine, name="x"):
+    """Bring the engine into unison."""
+    for _ in range(4):
+        run(engine, ones(engine), name)
+
+
+def in_unison(job):
+    """Whether all ranks are."""
+    return all(engine._exchange._unison.on for engine in job.engines)
+
+
+@pytest.fixture(params=[False, True], ids=["inproc", "shm"])
+def start(request, monkeypatch):
+    """What starts a job: of threads that share everything, or a gate in shared memory and sockets."""
+    if request.param:
+        monkeypatch.setattr(Job, "transport", SocketTransport)
+    return lambda *args, **kwargs: running(*args, shared_memory=request.param, **kwargs)
+
+
+def test_one_tensor_at_a_time_needs_no_messages(start):
+    def body(engine):
+        return [run(engine, ones(engine), "x")[0] for _ in range(20)]
+
+    with start(3, wrap=Counting) as job:
+        job.run(warm_up)
+        until(lambda: in_unison(job))
+        before = [channel.sent for channel in job.channels]
+        assert job.run(body) == [[6.0] * 20] * 3
+        assert [channel.sent for channel in job.channels] == before
+        assert in_unison(job)
+
+
+OPERATIONS = {
+    "allreduce": {},
+    "average": {"op": ReduceOp.AVERAGE, "prescale_factor": 2.0, "postscale_factor": 3.0},
+    "adasum": {"op": ReduceOp.ADASUM},
+    "allgather": {"operation": Operation.ALLGATHER},
+    "broadcast": {"operation": Operation.BROADCAST, "root_rank": 1},
+    "alltoall": {"operation": Operation.ALLTOALL, "splits": (1, 3)},
+    "reducescatter": {"operation": Operation.REDUCESCATTER},
+}
+
+
+@pytest.mark.parametrize("rows", [0, 4, 300_000])
+@pytest.mark.parametrize("kind", OPERATIONS)
+def test_every_operation_gives_what_it_gives_otherwise(start, kind, rows):
+    def body(engine):
+        values = np.arange(rows, dtype=np.float64) + engine.topology.rank
+        results = []
+        for _ in range(6):
+            results.append(run(engine, values, kind, **fields))
+            modes.append(engine._exchange._unison.on)
+        return [result.tolist() == results[0].tolist() for result in results]
+
+    fields, modes = OPERATIONS[kind], []
+    if kind == "alltoall":
+        fields = fields | {"splits": (rows // 4, rows - rows // 4)}
+    with start(2) as job:
+        assert job.run(body) == [[True] * 6] * 2
+    assert modes[-4:] == [True] * 4
+
+
+@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.ADASUM])
+def test_an_in_place_tensor_is_not_spoiled_by_an_attempt_that_fails(start, op):
+    """Scaled before, larger than a slab; the other rank has something else to do first."""
+
+    def body(engine):
+        warm_up(engine)
+        array = np.full(300_000, 1.0 + engine.topology.rank)
+        source = as_buffer(array)
+        for step in range(8):
+            array[:] = 1.0 + engine.topology.rank
+            assert engine._exchange._unison.on or step not in (4, 5, 6)
+            if step == 6 and engine.topology.rank:
+                other = submit(engine, ones(engine), "y")
+            request = Request("big", Operation.ALLREDUCE, source.dtype, source.shape, op=op, prescale_factor=2.0)
+            engine.run(request, source, source)
+            assert (array == (6.0 if op is ReduceOp.SUM else 3.0)).all()
+        if engine.topology.rank == 0:
+            other = submit(engine, ones(engine), "y")
+        return wait(engine, other)[0]
+
+    with start(2) as job:
+        assert job.run(body) == [3.0, 3.0]
+
+
+def test_ranks_that_want_different_things_first_go_back_to_the_coordinator(start):
+    def body(engine):
+        for name in ("a", "b", "c"):
+            warm_up(engine, name)
+        names = ["a", "b", "c"]
+        mine = names[engine.topology.rank :] + names[: engine.topology.rank]
+        callers = [Caller(engine, name) for name in mine]
+        return [caller.result()[0] for caller in callers]
+
+    with start(3) as job:
+        for _ in range(5):
+            assert job.run(body) == [[6.0] * 3] * 3
+
+
+def test_a_rank_that_does_not_come_declines_on_its_communication_thread(start):
+    with start(3) as job:
+        job.run(warm_up)
+        callers = [Caller(job.engines[rank], "x") for rank in (0, 2)]
+        until(lambda: not job.engines[1]._exchange._unison.on)
+        assert run(job.engines[1], ones(job.engines[1]), "x")[0] == 6.0
+        assert [caller.result()[0] for caller in callers] == [6.0] * 2
+        job.run(warm_up)
+        assert in_unison(job)
+
+
+@pytest.mark.parametrize("waiting", [0, 1])
+def test_what_another_thread_wants_meanwhile_is_done(start, waiting, monkeypatch):
+    """It submits something that all ranks submit, while one of them waits in unison for what the others do later."""
+    monkeypatch.setattr("collectives.exchange.UNISON_SECONDS", 1000.0)
+    with start(2) as job:
+        job.run(warm_up)
+        caller = Caller(job.engines[waiting], "x")
+        until(lambda: job.engines[waiting]._exchange._unison._round > job.engines[1 - waiting]._exchange._unison._round)
+        assert job.run(lambda engine: run(engine, ones(engine), "y")[0]) == [3.0] * 2
+        assert run(job.engines[1 - waiting], ones(job.engines[1 - waiting]), "x")[0] == 3.0
+        assert caller.result()[0] == 3.0
+
+
+@pytest.mark.parametrize("ending", ["own shutdown", "shutdown elsewhere", "own abort", "abort elsewhere", "vanishing"])
+@pytest.mark.parametrize("waiting", [0, 1])
+def test_who_waits_in_unison_is_told_of_the_end(start, ending, waiting):
+    endings = {
+        "own shutdown": (lambda job: job.engines[waiting].shutdown(), ShutDownError),
+        "shutdown elsewhere": (lambda job: job.engines[1 - waiting].shutdown(), ShutDownError),
+        "own abort": (lambda job: job.engines[waiting].abort(HorovodInternalError("enough")), HorovodInternalError),
+        "abort elsewhere": (
+            lambda job: job.engines[1 - waiting].abort(HorovodInternalError("enough")),
+            HorovodInternalError,
+        ),
+        "vanishing": (lambda job: job.vanish(1 - waiting), PeerLostError),
+    }
+    end, kind = endings[ending]
+    with start(2) as job:
+        job.run(warm_up)
+        caller = Caller(job.engines[waiting], "x")
+        until(lambda: job.engines[waiting]._exchange._unison._round > job.engines[1 - waiting]._exchange._unison._round)
+        end(job)
+        assert type(caller.result()) is kind
+
+
+@pytest.mark.parametrize("fatal", [False, True])
+def test_a_rank_that_can_do_nothing_is_reported(start, caplog, fatal):
+    """One that is stopped, or whose interpreter is held, cannot decline."""
+    settings = {"stall_warning": 0.05, "stall_shutdown": 0.1 if fatal else 0.0}
+    with start(3, **settings) as job:
+        job.run(warm_up)
+        stuck = job.engines[1]._driver._driving
+        until(lambda: stuck.acquire(blocking=False))
+        callers = [Caller(job.engines[rank], "x") for rank in (0, 2)]
+        if not fatal:
+            until(lambda: len(caplog.records) >= 2)
+        else:
+            error = callers[0].result()
+            assert isinstance(error, CollectiveTimeoutError)
+            assert "missing rank 1: 'x'" in str(error)
+            assert "submitted by ranks 0, 2" in str(error)
+        stuck.release()
+        if not fatal:
+            assert "missing rank 1: 'x'" in caplog.text
+            assert run(job.engines[1], ones(job.engines[1]), "x")[0] == 6.0
+            assert [caller.result()[0] for caller in callers] == [6.0] * 2
+
+
+def test_events_are_the_same(start):
+    def body(engine):
+        seen = []
+        engine.events.subscribe(seen.append)
+        warm_up(engine)
+        warm_up(engine)
+        return [type(event).__name__ for event in seen], engine._exchange._unison.on
+
+    with start(2) as job:
+        for names, on in job.run(body):
+            assert names == ["Submitted", "Negotiated", "Started", "Finished"] * 8
+            assert on
+
+
+def test_what_was_said_before_the_beginning_is_not_forgotten(start):
+    """One rank says more before it hears that the unison begins."""
+
+    def body(engine):
+        results = []
+        for step in range(12):
+            x = submit(engine, ones(engine), "x") if step % 3 else None
+            y = submit(engine, ones(engine), "y") if engine.topology.rank == step % 2 else None
+            results.append(run(engine, ones(engine), "x")[0] if x is None else wait(engine, x)[0])
+            results.append(wait(engine, y)[0] if y else run(engine, ones(engine), "y")[0])
+            warm_up(engine)
+        return results
+
+    with start(2, wrap=OneByOne) as job:
+        assert job.run(body) == [[3.0] * 24] * 2
+
+
+class Steps:
+    """What the ranks of a job do, step by step: mostly one tensor at a time, but not always, nor in the same order."""
+
+    def __init__(self, engine, seed):
+        self._engine = engine
+        self._common, self._own = random.Random(seed), random.Random(f"{seed} {engine.topology.rank}")
+
+    def run(self):
+        """How many steps were in unison."""
+        count = 0
+        for step in range(150):
+            kind = self._common.choice(["lone"] * 12 + ["burst", "swapped", "threads", "join", "new", "set", "barrier"])
+            getattr(self, f"_{kind}")(step)
+            count += self._engine._exchange._unison.on
+        return count
+
+    def _check(self, *results):
+        size = self._engine.topology.size
+        for result in results:
+            assert result.tolist() == total(size).tolist()
+
+    def _lone(self, step):
+        for _ in range(self._common.randrange(1, 6)):
+            self._check(run(self._engine, ones(self._engine), "lone"))
+
+    def _burst(self, step):
+        names = [f"burst {number}" for number in range(self._common.randrange(1, 8))]
+        self._own.shuffle(names)
+        works = [submit(self._engine, ones(self._engine), name) for name in names]
+        self._check(*(wait(self._engine, work) for work in works))
+
+    def _swapped(self, step):
+        names = ["lone", "other"]
+        self._own.shuffle(names)
+        first = submit(self._engine, ones(self._engine), names[0])
+        self._check(run(self._engine, ones(self._engine), names[1]), wait(self._engine, first))
+
+    def _threads(self, step):
+        callers = [Caller(self._engine, f"thread {number}") for number in range(3)]
+        self._check(*(caller.result() for caller in callers))
+
+    def _join(self, step):
+        if self._common.randrange(3) == self._engine.topology.rank:
+            assert run(self._engine, ones(self._engine), "lone").tolist() == ones(self._engine).tolist()
+        self._engine.join()
+
+    def _new(self, step):
+        self._check(run(self._engine, ones(self._engine), f"new {step}"))
+
+    def _set(self, step):
+        id = self._engine.add_process_set([0, 1])
+        if self._engine.topology.rank < 2:
+            for _ in range(3):
+                assert run(self._engine, ones(self._engine), "pair", process_set=id).tolist() == total(2).tolist()
+        self._engine.remove_process_set(id)
+
+    def _barrier(self, step):
+        self._engine.barrier()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_in_and_out_of_unison(start, seed):
+    wrap = OneByOne if seed else lambda channel: channel
+    with start(3, wrap=wrap, cache_capacity=[4, 1024, 1024][seed], local_size=[3, 1, 3][seed]) as job:
+        counts = job.run(lambda engine: Steps(engine, seed).run())
+    assert min(counts) > 20
