@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from collectives.api import EngineError, MismatchError, Operation, ReduceOp
+from collectives.api import EngineError, MismatchError, Operation
 from collectives.backends.base import Backend
 from collectives.events import EventStream, Failed, Finished, Negotiated, Started
 from collectives.execution import execute
@@ -80,7 +80,7 @@ class Runner:
         work, backend = self._works.get(response.request.key), self._backends[process_set]
         if work is None:  # an interrupt has taken it out
             return False
-        if self._events.active or response.request.op is ReduceOp.ADASUM:  # which writes before it knows
+        if self._events.active:  # it starts when all have agreed
             done = attempt(_nothing)
             if done:
                 self.run(Batch((response,)))

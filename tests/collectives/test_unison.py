@@ -249,7 +249,8 @@ def test_what_another_thread_wants_meanwhile_is_done(start, waiting, monkeypatch
 
 @pytest.mark.parametrize("ending", ["own shutdown", "shutdown elsewhere", "own abort", "abort elsewhere", "vanishing"])
 @pytest.mark.parametrize("waiting", [0, 1])
-def test_who_waits_in_unison_is_told_of_the_end(start, ending, waiting):
+def test_who_waits_in_unison_is_told_of_the_end(start, ending, waiting, monkeypatch):
+    monkeypatch.setattr("collectives.exchange.UNISON_SECONDS", 1000.0)
     endings = {
         "own shutdown": (lambda job: job.engines[waiting].shutdown(), ShutDownError),
         "shutdown elsewhere": (lambda job: job.engines[1 - waiting].shutdown(), ShutDownError),
@@ -306,21 +307,27 @@ def test_events_are_the_same(start):
             assert on
 
 
-def test_what_was_said_before_the_beginning_is_not_forgotten(start):
-    """One rank says more before it hears that the unison begins."""
-
-    def body(engine):
-        results = []
-        for step in range(12):
-            x = submit(engine, ones(engine), "x") if step % 3 else None
-            y = submit(engine, ones(engine), "y") if engine.topology.rank == step % 2 else None
-            results.append(run(engine, ones(engine), "x")[0] if x is None else wait(engine, x)[0])
-            results.append(wait(engine, y)[0] if y else run(engine, ones(engine), "y")[0])
-            warm_up(engine)
-        return results
-
+def test_what_was_said_before_the_unison_began_runs_in_the_same_order_everywhere(start):
+    """Rank 1 says y before it hears that the unison begins; the others, after it has begun."""
     with start(2, wrap=OneByOne) as job:
-        assert job.run(body) == [[3.0] * 24] * 2
+        first, second = job.engines
+        for name in ("x", "y", "z"):
+            job.run(lambda engine, name=name: warm_up(engine, name))
+        job.run(lambda engine: [wait(engine, work) for work in [submit(engine, ones(engine), name) for name in "yz"]])
+        job.run(lambda engine: run(engine, ones(engine), "x"))
+        assert not in_unison(job)
+        until(lambda: first._driver._driving.acquire(blocking=False))
+        callers = [Caller(engine, "x") for engine in job.engines]
+        until(lambda: second._exchange._worker._in_flight and not second._exchange._worker._ready_ids)
+        callers.append(Caller(second, body=lambda engine: run(engine, 10 * ones(engine), "y")))
+        until(lambda: len(second._exchange._worker._in_flight) == 2)
+        until(lambda: not second._exchange.commands and not second._exchange._worker._ready_ids)
+        first._driver._driving.release()
+        assert [caller.result()[0] for caller in callers[:2]] == [3.0] * 2
+        others = [submit(first, factor * ones(first), name) for name, factor in (("y", 10), ("z", 20))]
+        callers.append(Caller(second, body=lambda engine: run(engine, 20 * ones(engine), "z")))
+        assert [wait(first, work)[0] for work in others] == [30.0, 60.0]
+        assert [caller.result()[0] for caller in callers[2:]] == [30.0, 60.0]
 
 
 class Steps:
@@ -339,44 +346,50 @@ class Steps:
             count += self._engine._exchange._unison.on
         return count
 
-    def _check(self, *results):
+    def _mine(self, factor):
+        return ones(self._engine) * factor
+
+    def _check(self, factor, *results):
         size = self._engine.topology.size
         for result in results:
-            assert result.tolist() == total(size).tolist()
+            assert result.tolist() == (total(size) * factor).tolist()
 
     def _lone(self, step):
-        for _ in range(self._common.randrange(1, 6)):
-            self._check(run(self._engine, ones(self._engine), "lone"))
+        for number in range(self._common.randrange(1, 6)):
+            factor = step + number / 8
+            self._check(factor, run(self._engine, self._mine(factor), "lone"))
 
     def _burst(self, step):
         names = [f"burst {number}" for number in range(self._common.randrange(1, 8))]
         self._own.shuffle(names)
-        works = [submit(self._engine, ones(self._engine), name) for name in names]
-        self._check(*(wait(self._engine, work) for work in works))
+        works = [submit(self._engine, self._mine(step), name) for name in names]
+        self._check(step, *(wait(self._engine, work) for work in works))
 
     def _swapped(self, step):
         names = ["lone", "other"]
         self._own.shuffle(names)
-        first = submit(self._engine, ones(self._engine), names[0])
-        self._check(run(self._engine, ones(self._engine), names[1]), wait(self._engine, first))
+        first = submit(self._engine, self._mine(step), names[0])
+        self._check(step, run(self._engine, self._mine(step), names[1]), wait(self._engine, first))
 
     def _threads(self, step):
-        callers = [Caller(self._engine, f"thread {number}") for number in range(3)]
-        self._check(*(caller.result() for caller in callers))
+        bodies = [lambda engine, name=f"thread {number}": run(engine, self._mine(step), name) for number in range(3)]
+        callers = [Caller(self._engine, body=body) for body in bodies]
+        self._check(step, *(caller.result() for caller in callers))
 
     def _join(self, step):
         if self._common.randrange(3) == self._engine.topology.rank:
-            assert run(self._engine, ones(self._engine), "lone").tolist() == ones(self._engine).tolist()
+            assert run(self._engine, self._mine(step), "lone").tolist() == self._mine(step).tolist()
         self._engine.join()
 
     def _new(self, step):
-        self._check(run(self._engine, ones(self._engine), f"new {step}"))
+        self._check(step, run(self._engine, self._mine(step), f"new {step}"))
 
     def _set(self, step):
         id = self._engine.add_process_set([0, 1])
         if self._engine.topology.rank < 2:
             for _ in range(3):
-                assert run(self._engine, ones(self._engine), "pair", process_set=id).tolist() == total(2).tolist()
+                result = run(self._engine, self._mine(step), "pair", process_set=id)
+                assert result.tolist() == (total(2) * step).tolist()
         self._engine.remove_process_set(id)
 
     def _barrier(self, step):
