@@ -36,9 +36,13 @@ def python(*arguments, path=(), **variables):
     ("name", "real"),
     [
         ("horovod.common.exceptions", "hvd_cluster.exceptions"),
+        ("horovod.data", "hvd_cluster.data"),
+        ("horovod.data.data_loader_base", "hvd_cluster.data"),
         ("horovod.runner", "hvd_cluster.run"),
         ("horovod.torch", "hvd_cluster.torch"),
         ("horovod.torch.compression", "hvd_cluster.torch.compression"),
+        ("horovod.torch.elastic", "hvd_cluster.torch.elastic"),
+        ("horovod.torch.elastic.sampler", "hvd_cluster.torch.elastic.sampler"),
         ("horovod.torch.functions", "hvd_cluster.torch.functions"),
         ("horovod.torch.mpi_ops", "hvd_cluster.torch"),
         ("horovod.torch.optimizer", "hvd_cluster.torch.optimizer"),
