@@ -5,6 +5,7 @@ import importlib.util
 import inspect
 import os
 import pickle
+import pkgutil
 import site
 import subprocess
 import sys
@@ -13,10 +14,10 @@ from pathlib import Path
 import pytest
 
 import hvd_cluster
-from hvd_cluster import horovod
+from hvd_cluster import data, horovod
 from hvd_cluster.horovod.__main__ import main
 
-pytest.importorskip("torch")
+hvd = pytest.importorskip("hvd_cluster.torch")
 
 ROOT = Path(__file__).parents[1]
 HVDRUN = sys.executable, "-m", "hvd_cluster", "--horovod-alias", "-np", "2", sys.executable
@@ -32,22 +33,17 @@ def python(*arguments, path=(), **variables):
     return run.stdout
 
 
-@pytest.mark.parametrize(
-    ("name", "real"),
-    [
-        ("horovod.common.exceptions", "hvd_cluster.exceptions"),
-        ("horovod.data", "hvd_cluster.data"),
-        ("horovod.data.data_loader_base", "hvd_cluster.data"),
-        ("horovod.runner", "hvd_cluster.run"),
-        ("horovod.torch", "hvd_cluster.torch"),
-        ("horovod.torch.compression", "hvd_cluster.torch.compression"),
-        ("horovod.torch.elastic", "hvd_cluster.torch.elastic"),
-        ("horovod.torch.elastic.sampler", "hvd_cluster.torch.elastic.sampler"),
-        ("horovod.torch.functions", "hvd_cluster.torch.functions"),
-        ("horovod.torch.mpi_ops", "hvd_cluster.torch"),
-        ("horovod.torch.optimizer", "hvd_cluster.torch.optimizer"),
-    ],
-)
+def modules():
+    """Names under Horovod and under hvd_cluster."""
+    moved = [("horovod.common.exceptions", "hvd_cluster.exceptions"), ("horovod.runner", "hvd_cluster.run")]
+    packages = [data, hvd]
+    names = [package.__name__ for package in packages]
+    for package in packages:
+        names += [found.name for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
+    return moved + [(f"horovod{name.removeprefix('hvd_cluster')}", name) for name in names]
+
+
+@pytest.mark.parametrize(("name", "real"), modules())
 def test_a_module_is_ours_itself(horovod_alias, name, real):
     ours = importlib.import_module(real)
     spec = ours.__spec__
@@ -62,26 +58,26 @@ def test_every_way_to_import(horovod_alias):
         "import horovod\n"
         "import horovod.torch as imported\n"
         "from horovod import torch as taken\n"
-        "from horovod.torch import compression, mpi_ops, allreduce\n"
-        "from horovod.torch.mpi_ops import rank\n"
+        "from horovod.torch import compression, allreduce\n"
+        "from horovod.torch.elastic.sampler import ElasticSampler\n"
         "from horovod.common import exceptions, process_sets, util\n"
         "from horovod.common.process_sets import ProcessSet, add_process_set\n",
         namespace,
     )
-    hvd = importlib.import_module("hvd_cluster.torch")
-    for name in ("imported", "taken", "mpi_ops"):
+    for name in ("imported", "taken"):
         assert namespace[name] is hvd
     assert namespace["horovod"].torch is hvd
     assert namespace["compression"] is sys.modules["hvd_cluster.torch.compression"]
-    for name in ("allreduce", "rank", "ProcessSet", "add_process_set"):
+    for name in ("allreduce", "ProcessSet", "add_process_set"):
         assert namespace[name] is getattr(hvd, name)
+    assert namespace["ElasticSampler"] is hvd.elastic.ElasticSampler
     assert namespace["util"].extension_available("torch")
     assert not namespace["util"].extension_available("mxnet")
 
 
 def test_patching_one_patches_the_other(horovod_alias, monkeypatch):
     monkeypatch.setattr("horovod.torch.allreduce", "patched")
-    assert importlib.import_module("hvd_cluster.torch").allreduce == "patched"
+    assert hvd.allreduce == "patched"
 
 
 def test_classes_keep_their_home(horovod_alias):

@@ -18,12 +18,8 @@ MODULES = os.path.join(os.path.dirname(os.path.realpath(__file__)), "modules")
 # Horovod's modules that have another name here; a module horovod.x is hvd_cluster.x otherwise.
 MOVED = {
     "horovod.common.exceptions": "hvd_cluster.exceptions",
-    "horovod.data.data_loader_base": "hvd_cluster.data",
     "horovod.runner": "hvd_cluster.run",
-    "horovod.torch.mpi_ops": "hvd_cluster.torch",
 }
-# "from horovod.torch import mpi_ops" asks for hvd_cluster.torch.mpi_ops, because that is how the package calls itself.
-CALLED = {f"hvd_cluster{name.removeprefix('horovod')}": real for name, real in MOVED.items()}
 
 
 class HorovodFinder(MetaPathFinder):
@@ -33,8 +29,6 @@ class HorovodFinder(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """See :class:`importlib.abc.MetaPathFinder`."""
-        if fullname in CALLED:
-            return ModuleSpec(fullname, _Alias(CALLED[fullname]))
         if fullname.partition(".")[0] != "horovod":
             return None
         return _own(fullname) or _alias(fullname)
