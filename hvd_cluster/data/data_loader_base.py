@@ -15,11 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class BaseDataLoader:
-    """Iterates over batches: a subclass gives :meth:`_iterate`, and :meth:`__len__` where it can."""
-
-    def __len__(self) -> int:
-        """The number of batches."""
-        raise NotImplementedError
+    """Iterates over batches: a subclass gives :meth:`_iterate`, and ``__len__`` where it knows their number."""
 
     def _iterate(self) -> Iterable[Any]:
         """The batches of one pass."""
