@@ -6,7 +6,7 @@ There are three ways to ask::
     python -m hvd_cluster.horovod train.py
     hvd_cluster.horovod.install()  # in Python, before anything imports horovod
 
-Each reaches the processes that are started from then on, too.
+Each reaches the processes that are started from then on, and the workers of a RayExecutor.
 """
 
 from __future__ import annotations
