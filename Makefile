@@ -5,13 +5,15 @@ export PYTHON ?=
 export RAY_AUTH_MODE = disabled
 
 BIN = '$(VENV)'/bin
+HVDRUN = $(BIN)/hvdrun
 
 BENCHMARKS = allreduce training idle memory traffic simulation
 
-.PHONY: help demo test benchmarks environment clean
+.PHONY: help demo examples test benchmarks environment clean
 
 help:
 	@echo "make demo          train a classifier of handwritten digits on two workers of a Ray cluster on this machine"
+	@echo "make examples      all of examples/, each in less than a minute on two cores"
 	@echo "make test          ruff, mypy and pytest"
 	@echo "make benchmarks    all of benchmarks/, ten minutes on a machine that should do nothing else"
 	@echo "make clean         remove caches and build outputs"
@@ -22,6 +24,15 @@ help:
 
 demo: environment
 	@$(BIN)/python examples/digits_ray.py $(ARGS)
+
+examples: environment
+	$(HVDRUN) -np 2 $(BIN)/python examples/digits.py
+	$(HVDRUN) -np 2 $(BIN)/python examples/digits_uneven.py
+	$(HVDRUN) -np 2 $(BIN)/python examples/digits_amp.py
+	$(HVDRUN) -np 2 --horovod-alias $(BIN)/python examples/horovod_digits.py
+	$(HVDRUN) -np 2 $(BIN)/python examples/synthetic_benchmark.py
+	$(HVDRUN) -np 2 $(BIN)/python examples/synthetic_benchmark.py --model mlp --fp16-allreduce
+	$(BIN)/python examples/digits_ray.py
 
 test: environment
 	@echo "ruff check"

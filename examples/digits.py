@@ -166,6 +166,13 @@ def compare(fingerprints: list[str]) -> str:
     return f"parameters: bit for bit the same on {count} of {count} ranks, sha256 {fingerprints[0]}"
 
 
+def check(fingerprint: str) -> None:
+    """Compare what all ranks have in the end; rank 0 says how it is."""
+    verdict = compare(hvd.allgather_object(fingerprint))
+    if hvd.rank() == 0:
+        print(verdict, flush=True)
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options that say how to train."""
     parser.add_argument("--epochs", type=positive, default=Options.epochs, help="passes over the images (%(default)s)")
@@ -186,9 +193,7 @@ def main() -> None:
     add_options(parser)
     options = Options(**vars(parser.parse_args()))
     result = train(options, lambda epoch: print(epoch, flush=True))
-    verdict = compare(hvd.allgather_object(result.fingerprint))
-    if hvd.rank() == 0:
-        print(verdict, flush=True)
+    check(result.fingerprint)
 
 
 if __name__ == "__main__":

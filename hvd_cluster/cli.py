@@ -15,7 +15,7 @@ from executors.api import CommandNotFoundError, ExecutorError, WorkerError
 from executors.arguments import SECONDS
 from executors.local.command import LocalOptions, resolve_start_timeout, run_command
 from executors.local.output import say
-from hvd_cluster import __version__
+from hvd_cluster import __version__, horovod
 
 __all__ = ["main"]
 
@@ -67,11 +67,16 @@ def _status(exit_code: int | None) -> int:
 
 def _options(arguments: argparse.Namespace) -> LocalOptions:
     return LocalOptions(
+        environment=_environment(arguments.horovod_alias),
         start_timeout=arguments.start_timeout,
         output_directory=arguments.output_filename,
         timestamp=arguments.prefix_output_with_timestamp,
         verbose=arguments.verbose,
     )
+
+
+def _environment(horovod_alias: bool) -> dict[str, str]:
+    return {"PYTHONPATH": horovod.search_path(os.environ.get("PYTHONPATH"))} if horovod_alias else {}
 
 
 @contextmanager
@@ -127,6 +132,11 @@ def _parser() -> _Parser:
         "--prefix-output-with-timestamp",
         action="store_true",
         help="put the time before each line that the processes write",
+    )
+    add(
+        "--horovod-alias",
+        action="store_true",
+        help="the processes are of a script for Horovod: let its import horovod.torch give hvd_cluster.torch",
     )
     add("command", nargs=argparse.REMAINDER, help="what each process runs")
     return parser

@@ -20,6 +20,7 @@ from executors.ray.environment import check_extra
 from executors.ray.job import RayJob
 from executors.ray.request import Request
 from executors.ray.settings import MiniSettings, interface_names, save_ssh_key
+from hvd_cluster import horovod
 
 if TYPE_CHECKING:
     # At run time executors.ray comes first, which says how to install Ray.
@@ -96,10 +97,9 @@ class RayExecutor:
             raise ExecutorError("the executor was started already; call shutdown() before start()")
         check_connection()
         variables = check_extra(extra_env_vars)
-        building = executable_cls and store(Call.of(executable_cls, executable_args, executable_kwargs))
+        building = store(Call.of(executable_cls, executable_args, executable_kwargs)) if executable_cls else None
         job = RayJob(self._request, self._settings, self._use_current_group, variables)
-        if building:
-            _build(job, building)
+        _set_up(job, building)
         self._job = job
 
     def run(
@@ -165,9 +165,12 @@ class RayExecutor:
         return self._job
 
 
-def _build(job: RayJob, executable: ObjectRef[Call]) -> None:
+def _set_up(job: RayJob, building: ObjectRef[Call] | None) -> None:
     try:
-        job.call("build", executable)
+        if horovod.is_requested():
+            job.call("run", store(Call.of(horovod.install)))
+        if building:
+            job.call("build", building)
     except BaseException:
         job.close()
         raise

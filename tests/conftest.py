@@ -2,12 +2,15 @@
 
 import gc
 import os
+import sys
 import threading
 import time
 from multiprocessing import resource_tracker
 
 import psutil
 import pytest
+
+from hvd_cluster import horovod
 
 PATIENCE_SECONDS = 5.0
 
@@ -31,6 +34,22 @@ def nothing_left_behind(request):
         time.sleep(0.01)
     changed = before.get("environment", set()) - LOOK["environment"]()
     assert not changed, f"the test removed or changed variables: {changed}"
+
+
+@pytest.fixture
+def alias_undone(monkeypatch):
+    """The installation of the alias for Horovod that the test makes is undone at its end."""
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setenv("PYTHONPATH", "/of/the/user")
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "horovod"]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def horovod_alias(alias_undone):
+    """``import horovod`` gives hvd_cluster, in this process."""
+    horovod.install()
 
 
 def _threads():

@@ -146,6 +146,8 @@ def test_importing_brings_in_no_framework_and_no_cluster():
 
 SURFACE = {
     "hvd_cluster": ["HorovodInternalError", "HostsUpdatedInterrupt", "__version__", "run"],
+    "hvd_cluster.data": ["AsyncDataLoaderMixin", "BaseDataLoader"],
+    "hvd_cluster.horovod": ["install", "is_requested", "search_path"],
     "hvd_cluster.torch": [
         "Adasum",
         "Average",
@@ -177,6 +179,7 @@ SURFACE = {
         "broadcast_parameters",
         "cross_rank",
         "cross_size",
+        "elastic",
         "global_process_set",
         "grouped_allgather",
         "grouped_allgather_async",
@@ -201,12 +204,13 @@ SURFACE = {
         "size",
         "synchronize",
     ],
+    "hvd_cluster.torch.elastic": ["ElasticSampler"],
 }
 
 
 @pytest.mark.parametrize("name", SURFACE)
 def test_the_public_surface_is_a_decision(name):
-    if name == "hvd_cluster.torch":
+    if name.startswith("hvd_cluster.torch"):
         pytest.importorskip("torch")
     module = importlib.import_module(name)
     assert sorted(module.__all__) == SURFACE[name]

@@ -1,18 +1,23 @@
-"""The examples run, alone and on two processes. ``make demo`` runs the one for Ray."""
+"""The examples run, shortened. ``make demo`` runs the one for Ray."""
 
 from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[1]
-DIGITS = str(ROOT / "examples" / "digits.py")
+EXAMPLES = ROOT / "examples"
+DIGITS = str(EXAMPLES / "digits.py")
 HVDRUN = sys.executable, "-m", "hvd_cluster"
+AGREE = r"parameters: bit for bit the same on 2 of 2 ranks, sha256 [0-9a-f]{16}"
 
 
 @pytest.mark.parametrize(
@@ -35,6 +40,56 @@ def test_digits_says_that_a_batch_is_too_large() -> None:
     run = _run(sys.executable, DIGITS, "--batch-size", "2000")
     assert run.returncode != 0
     assert "1437 images are fewer than one step takes: 1 ranks x batches of 2000" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("digits_uneven.py", r"epoch  1   batches by rank \[15, 30\]   held-out accuracy [01]\.\d{4}"),
+        ("digits_amp.py", r"epoch  1   loss \d\.\d{4}   held-out accuracy [01]\.\d{4}"),
+    ],
+    ids=["uneven", "amp"],
+)
+def test_all_ranks_agree(name: str, told: str) -> None:
+    epoch, verdict = _on_two(name, "--epochs", "1")
+    assert re.fullmatch(told, epoch)
+    assert re.fullmatch(AGREE, verdict)
+
+
+def test_a_script_for_horovod() -> None:
+    lines = _on_two("horovod_digits.py", "--epochs", "1", "--fp16-allreduce", options=["--horovod-alias"])
+    assert re.fullmatch(r"Train Epoch: 1 \[0/719\]\tLoss: \d\.\d{6}", lines[0])
+    assert re.fullmatch(r"Test set: Average loss: \d\.\d{4}, Accuracy: \d+\.\d\d%", lines[-1])
+
+
+def test_synthetic_benchmark() -> None:
+    small = ["--batch-size=2", "--num-warmup-batches=1", "--num-batches-per-iter=1", "--num-iters=2"]
+    lines = _on_two("synthetic_benchmark.py", "--model=mlp", "--fp16-allreduce", *small)
+    iterations = [line for line in lines if re.fullmatch(r"Iter #\d: \d+\.\d img/sec per rank", line)]
+    assert len(iterations) == 2
+    assert re.fullmatch(r"Img/sec per rank: \d+\.\d \+-\d+\.\d", lines[-2])
+    assert re.fullmatch(r"Total img/sec on 2 rank\(s\): \d+\.\d \+-\d+\.\d", lines[-1])
+
+
+def test_every_model_of_the_synthetic_benchmark_learns() -> None:
+    models = runpy.run_path(str(EXAMPLES / "synthetic_benchmark.py"))["MODELS"]
+    assert set(models) == {"cnn", "mlp", "vit"}
+    for make in models.values():
+        network = make()
+        network(torch.randn(2, 3, 32, 32)).sum().backward()
+        assert all(parameter.grad is not None for parameter in network.parameters())
+
+
+def test_make_and_the_readme_know_all_examples() -> None:
+    for page in ("Makefile", "README.md"):
+        text = (ROOT / page).read_text()
+        assert not [path.name for path in EXAMPLES.glob("*.py") if f"examples/{path.name}" not in text]
+
+
+def _on_two(name: str, *arguments: str, options: Sequence[str] = ()) -> list[str]:
+    lines = _lines(*HVDRUN, *options, "-np", "2", sys.executable, str(EXAMPLES / name), *arguments)
+    assert all(line.startswith("[0]<stdout>:") for line in lines)
+    return [line.removeprefix("[0]<stdout>:") for line in lines]
 
 
 def _lines(*command: str) -> list[str]:

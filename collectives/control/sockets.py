@@ -322,6 +322,8 @@ class SocketChannel(Channel):
 
     def disown(self) -> None:
         """See :class:`Channel`."""
+        if self._closed:  # the job ended before the fork, and the numbers may be those of foreign descriptors now
+            return
         self._closed = True
         self._release()
         os.close(self._wake)

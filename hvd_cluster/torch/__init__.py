@@ -24,6 +24,7 @@ from hvd_cluster.basics import (
 )
 from hvd_cluster.objects import allgather_object, broadcast_object
 from hvd_cluster.process_sets import ProcessSet, global_process_set
+from hvd_cluster.torch import elastic
 from hvd_cluster.torch.compression import Compression
 from hvd_cluster.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from hvd_cluster.torch.grouped import (
@@ -96,6 +97,7 @@ __all__ = [
     "broadcast_parameters",
     "cross_rank",
     "cross_size",
+    "elastic",
     "global_process_set",
     "grouped_allgather",
     "grouped_allgather_async",

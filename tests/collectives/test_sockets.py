@@ -1,5 +1,6 @@
 """The channel over sockets: frames, wakes, hang-ups, and the end."""
 
+import os
 import socket
 import threading
 from contextlib import contextmanager
@@ -177,6 +178,17 @@ def test_a_channel_is_closed_any_number_of_times_and_then_silent():
         here.send(1, b"too late")
         there.send(0, b"to nobody")
         assert there.receive() == []
+
+
+def test_disowning_a_closed_channel_hits_no_foreign_descriptors():
+    with star(2) as channels:
+        for channel in channels:
+            channel.close()
+        foreign = [descriptor for _ in range(4) for descriptor in os.pipe()]  # they get the numbers that became free
+        for channel in channels:
+            channel.disown()
+        for descriptor in foreign:
+            os.close(descriptor)
 
 
 def test_the_watch_may_close_its_own_channel():

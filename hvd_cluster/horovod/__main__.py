@@ -1,0 +1,24 @@
+"""``python -m hvd_cluster.horovod train.py``: like ``python train.py``, with hvd_cluster for horovod."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+
+from hvd_cluster.horovod import install
+
+
+def main() -> None:
+    """Run the script that the command line names. Raises SystemExit where there is none."""
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+        sys.exit("usage: python -m hvd_cluster.horovod script.py [argument ...]")
+    del sys.argv[0]
+    install()
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = os.path.dirname(os.path.realpath(sys.argv[0]))
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

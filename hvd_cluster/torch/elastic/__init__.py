@@ -1,0 +1,5 @@
+"""What training with a changing number of ranks needs."""
+
+from hvd_cluster.torch.elastic.sampler import ElasticSampler
+
+__all__ = ["ElasticSampler"]
