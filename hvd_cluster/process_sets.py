@@ -48,6 +48,14 @@ class ProcessSet:
     def _unregister(self) -> None:
         self.process_set_id = self._own_rank = None
 
+    def __reduce__(self) -> str | tuple[type[ProcessSet], tuple[list[int]]]:
+        """In another process it is that process's own global set, or one that has yet to be registered there."""
+        return "global_process_set" if self is global_process_set else (ProcessSet, (self.ranks or [],))
+
+    def __deepcopy__(self, memo: dict[int, object]) -> ProcessSet:
+        """Itself: the copy of a model runs its collectives on the same ranks."""
+        return self
+
     def __repr__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
 

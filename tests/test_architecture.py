@@ -157,6 +157,7 @@ SURFACE = {
         "ProcessSet",
         "Product",
         "Sum",
+        "SyncBatchNorm",
         "add_process_set",
         "allgather",
         "allgather_async",
