@@ -12,7 +12,7 @@ __all__ = ["ProcessSet", "global_process_set"]
 class ProcessSet:
     """The given global ranks, in ascending order. Registered by ``init(process_sets=[...])``.
 
-    ``process_set_id`` is None while the set is not registered.
+    ``process_set_id`` is None while the set is not registered; ``mpi_comm`` always is.
     """
 
     def __init__(self, ranks: Iterable[int]) -> None:
@@ -24,6 +24,7 @@ class ProcessSet:
             raise InvalidRequestError(f"a process set is made of integer ranks, not {wrong[0]!r}")
         self.ranks: list[int] | None = sorted(members)
         self.process_set_id: int | None = None
+        self.mpi_comm: object = None
         self._own_rank: int | None = None
 
     def size(self) -> int | None:
@@ -39,8 +40,9 @@ class ProcessSet:
         return self.ranks.index(self._own_rank)
 
     def included(self) -> bool | None:
-        """Whether this process is a member; None while the set is not registered."""
-        return None if self.process_set_id is None or self.ranks is None else self._own_rank in self.ranks
+        """Whether this process is one of the ranks, registered or not; None before ``init()``."""
+        own_rank = global_process_set._own_rank
+        return None if own_rank is None or self.ranks is None else own_rank in self.ranks
 
     def _register(self, id: int, ranks: Sequence[int], own_rank: int) -> None:
         self.process_set_id, self.ranks, self._own_rank = id, list(ranks), own_rank
@@ -57,7 +59,7 @@ class ProcessSet:
         return self
 
     def __repr__(self) -> str:
-        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
 
 
 global_process_set = ProcessSet([])

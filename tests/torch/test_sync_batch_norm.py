@@ -2,6 +2,7 @@
 
 import copy
 import io
+import warnings
 
 import cloudpickle
 import pytest
@@ -286,6 +287,7 @@ def train_compiled():
     layer, reference = pair(2)
     layer, reference = (torch.nn.Sequential(each, torch.nn.Tanh()) for each in (layer, reference))
     layer.compile(backend="eager")
+    warnings.simplefilter("error")  # such as those about what torch cannot trace
     for seed in range(3):
         compare(layer, reference, numbers(seed, sum(counts), CHANNELS), counts, hvd.rank())
     assert_gradients_add_up(layer, reference)
