@@ -125,10 +125,16 @@ def check_process_sets():
                 made.rank()
         with pytest.raises(ValueError, match="exists already"):
             hvd.add_process_set(hvd.ProcessSet(members))
+        again = hvd.ProcessSet(members)
+        hvd.init(process_sets=[again])
+        assert again.process_set_id == 1
         assert hvd.remove_process_set(made)
+        assert again.process_set_id is None
         assert (made.process_set_id, made.size(), made.rank()) == (None, None, None)
         assert made.included() == (rank in members)
         assert not hvd.remove_process_set(made)
+    with pytest.raises(ValueError, match="without these process sets"):
+        hvd.init(process_sets=[[0]])
     assert not hvd.remove_process_set(hvd.global_process_set)
 
 

@@ -1,6 +1,7 @@
 """The same start everywhere: broadcast_parameters, and broadcast_optimizer_state for every optimizer of torch."""
 
 import copy
+import inspect
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ OPTIMIZERS = [
     for _, value in sorted(vars(torch.optim).items())
     if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and value is not torch.optim.Optimizer
 ]
+EMPTY, EVERYBODY = inspect.Parameter.empty, ("process_set", hvd.global_process_set)
 MATRICES_ONLY = {"Muon"}
 
 
@@ -280,6 +282,18 @@ def check_process_sets():
 
 
 CHECKS = [value for name, value in sorted(globals().items()) if name.startswith("check_")]
+
+
+def test_signatures():
+    names = (hvd.broadcast_parameters, hvd.broadcast_optimizer_state, hvd.broadcast_object, hvd.allgather_object)
+    assert [
+        [(each.name, each.default) for each in inspect.signature(function).parameters.values()] for function in names
+    ] == [
+        [("params", EMPTY), ("root_rank", EMPTY), EVERYBODY],
+        [("optimizer", EMPTY), ("root_rank", EMPTY), ("model", None), EVERYBODY],
+        [("obj", EMPTY), ("root_rank", 0), ("name", None), EVERYBODY],
+        [("obj", EMPTY), ("name", None), EVERYBODY],
+    ]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
