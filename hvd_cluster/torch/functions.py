@@ -10,11 +10,11 @@ import torch
 
 from collectives.api import HorovodInternalError, InvalidRequestError
 from hvd_cluster import basics
-from hvd_cluster.objects import broadcast_object
+from hvd_cluster.objects import allgather_object, broadcast_object
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.torch.operations import broadcast_async_, synchronize
 
-__all__ = ["broadcast_optimizer_state", "broadcast_parameters"]
+__all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
 Parameters: TypeAlias = "Mapping[str, Any] | Iterable[tuple[str, Any]] | Iterable[torch.Tensor]"
 

@@ -79,7 +79,7 @@ class SyncBatchNorm(_BatchNorm):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """The normalized ``input``."""
-        if not self.training or self.process_set.size() == 1:
+        if not self.training or (self.process_set.size() == 1 and self.process_set.included()):
             return super().forward(input)
         # torch.compile would look for tensors to trace all the way down into the engine.
         if torch.compiler.is_compiling():

@@ -112,6 +112,17 @@ def check_options():
             assert_same_everywhere((comparable(optimizer), parameters_of(optimizer)))
 
 
+def check_flags_of_a_trained_optimizer():
+    optimizer = make(torch.optim.Adam)
+    if hvd.rank() == 0:
+        train(optimizer, 1)
+        optimizer.param_groups[0].update(capturable=True, foreach=True)
+    hvd.broadcast_optimizer_state(optimizer, 0)
+    assert (optimizer.param_groups[0]["capturable"], optimizer.param_groups[0]["foreach"]) == (True, True)
+    assert {type(state["step"]) for state in optimizer.state.values()} == {torch.Tensor}
+    assert_same_everywhere(comparable(optimizer))
+
+
 def check_groups_with_options_of_their_own():
     first, second = (torch.nn.Parameter(numbers(seed, 3)) for seed in range(2))
     optimizer = torch.optim.SGD(

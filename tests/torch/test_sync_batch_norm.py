@@ -172,9 +172,15 @@ def check_evaluation_and_one_member_are_plain():
     rows = numbers(hvd.rank(), 6, CHANNELS)
     layer, reference = pair(2)
     compare(layer.eval(), reference.eval(), rows, [6], 0)
+    assert torch.equal(layer(rows), reference(rows))
     alone = [hvd.add_process_set([rank]) for rank in range(hvd.size())] if hvd.size() > 1 else [hvd.global_process_set]
     layer, reference = pair(2, alone[hvd.rank()])
-    assert torch.equal(compare(layer, reference, rows, [6], 0), compare(*pair(2, alone[hvd.rank()]), rows, [6], 0))
+    compare(layer, reference, rows, [6], 0)
+    assert torch.equal(layer(rows), reference(rows))
+    if hvd.size() > 1:
+        other, _ = pair(2, alone[hvd.rank() - 1])
+        with pytest.raises(InvalidRequestError, match="not a member"):
+            other(rows)
     for each in alone:
         hvd.remove_process_set(each)
 
