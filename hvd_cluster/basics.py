@@ -43,7 +43,7 @@ class _Process:
         self.lock = threading.RLock()
         self.engine: Engine | None = None
         self.generation = 0
-        self.sets: dict[int, ProcessSet] = {}
+        self.sets: set[ProcessSet] = set()
         # Shut down in a signal handler, which could not wait.
         self.ending: list[Engine] = []
 
@@ -54,7 +54,7 @@ _process = _Process()
 def init(
     comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None
 ) -> None:
-    """Find the other ranks of the job and start the engine. A second call while it runs changes nothing.
+    """Find the other ranks of the job and start the engine. A second call while it runs only looks up its sets.
 
     ``comm`` must be None or empty: all ranks. ``process_sets`` are registered in order, with ids 1, 2...; all ranks
     give the same. "dynamic" is none at the start; sets may be added in any case, unless HOROVOD_DYNAMIC_PROCESS_SETS is
@@ -70,9 +70,7 @@ def init(
         if _process.engine is None:
             _start(sets)
             return
-        known = [entry.ranks for entry in _process.sets.values()]
-        if not all(entry.ranks in known for entry in sets):
-            raise InvalidRequestError("init() was called already, without these process sets; call shutdown() first")
+        _look_up(sets, _process.engine)
 
 
 def _as_sets(process_sets: Sequence[ProcessSet | Sequence[int]] | str | None) -> list[ProcessSet]:
@@ -102,14 +100,22 @@ def _start(sets: list[ProcessSet]) -> None:
         _register(engine, id, entry)
 
 
+def _look_up(sets: list[ProcessSet], engine: Engine) -> None:
+    ids = {engine.process_sets.ranks(id): id for id in engine.process_sets.ids()}
+    if not all(tuple(entry.ranks or ()) in ids for entry in sets):
+        raise InvalidRequestError("init() was called already, without these process sets; call shutdown() first")
+    for entry in sets:
+        _register(engine, ids[tuple(entry.ranks or ())], entry)
+
+
 def _register(engine: Engine, id: int, entry: ProcessSet) -> None:
     entry._register(id, engine.process_sets.ranks(id), engine.topology.rank)
-    _process.sets[id] = entry
+    _process.sets.add(entry)
 
 
 def _unregister_all() -> None:
     while _process.sets:
-        _process.sets.popitem()[1]._unregister()
+        _process.sets.pop()._unregister()
 
 
 def shutdown() -> None:
@@ -174,11 +180,11 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     running, id = engine(), process_set.process_set_id
     if id is None or id == GLOBAL:
         return False
-    registered = _process.sets.get(id, process_set)
+    registered = [entry for entry in list(_process.sets) if entry.process_set_id == id]
     running.remove_process_set(id)
-    registered._unregister()
-    if _process.sets.get(id) is registered:  # another thread may have added a set, which got the id
-        del _process.sets[id]
+    for entry in registered:  # but not a set of another thread, which may have got the id by now
+        entry._unregister()
+        _process.sets.discard(entry)
     return True
 
 

@@ -6,6 +6,8 @@ pickle its object says so, because the others already wait for it.
 
 from __future__ import annotations
 
+import io
+import traceback
 from typing import Any, NamedTuple, TypeVar
 
 import cloudpickle
@@ -39,8 +41,9 @@ def broadcast_object(
 ) -> T:
     """``obj`` of the global rank ``root_rank``, on every member; what the others give is ignored.
 
-    Needs objects that cloudpickle takes; only ranks of this job are listened to. Raises InvalidRequestError, on every
-    member, when the object cannot be pickled, and HorovodInternalError when a rank is lost.
+    Needs objects that cloudpickle takes; only ranks of this job are listened to. Takes memory for the pickle besides
+    the object. Raises InvalidRequestError, on every member, when the object cannot be pickled, and where it cannot be
+    unpickled; HorovodInternalError when a rank is lost.
     """
     is_root = basics.rank() == root_rank
     parcel = _pickle(obj) if is_root else _Parcel(np.empty(0, np.uint8))
@@ -49,19 +52,31 @@ def broadcast_object(
     _broadcast(data, root_rank, _part(name, "t"), process_set)
     if failed:
         raise _not_pickled(root_rank, data)
-    return obj if is_root else cloudpickle.loads(data.tobytes())
+    return obj if is_root else _unpickle(data, root_rank)
 
 
 def _pickle(obj: object) -> _Parcel:
+    file = io.BytesIO()  # whose memory is sent as it is, with no copy
     try:
-        return _Parcel(_as_array(cloudpickle.dumps(obj)))
+        cloudpickle.dump(obj, file)
     except Exception as error:  # noqa: BLE001  pickling runs code of the user
-        text = f"an object of type {type(obj).__name__} cannot be pickled ({type(error).__name__}: {error})"
-        return _Parcel(_as_array(text.encode("utf-8", "replace")), failed=True)
+        text = f"an object of type {type(obj).__name__} cannot be pickled ({_described(error)})"
+        return _Parcel(np.frombuffer(bytearray(text, "utf-8", "replace"), np.uint8), failed=True)
+    return _Parcel(np.frombuffer(file.getbuffer(), np.uint8))
 
 
-def _as_array(data: bytes) -> npt.NDArray[np.uint8]:
-    return np.frombuffer(data, np.uint8).copy()
+def _unpickle(data: npt.NDArray[np.uint8], rank: int) -> Any:
+    try:
+        return cloudpickle.loads(data)
+    except Exception as error:
+        raise InvalidRequestError(
+            f"the object of rank {rank} cannot be unpickled on rank {basics.rank()} ({_described(error)}); what it is "
+            "made of must be there on all ranks"
+        ) from error
+
+
+def _described(error: Exception) -> str:
+    return traceback.format_exception_only(error)[0].strip()  # also of one whose text cannot be made
 
 
 def _not_pickled(rank: int, text: npt.NDArray[np.uint8]) -> InvalidRequestError:
@@ -83,15 +98,21 @@ def _broadcast(array: npt.NDArray[Any], root_rank: int, name: str | None, proces
 
 def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[T]:
     """The objects of all members that have not joined, in rank order. Raises what :func:`broadcast_object` raises."""
-    parcel = _pickle(obj)
+    headers, pieces = _gathered(_pickle(obj), name, process_set)
+    for (_, failed, rank), piece in zip(headers, pieces, strict=True):
+        if failed:
+            raise _not_pickled(rank, piece)
+    return [_unpickle(piece, rank) for (_, _, rank), piece in zip(headers, pieces, strict=True)]
+
+
+def _gathered(
+    parcel: _Parcel, name: str | None, process_set: ProcessSet
+) -> tuple[list[list[int]], list[npt.NDArray[np.uint8]]]:
+    """Size, failure and rank of each member's parcel, and what is in it."""
     header = np.append(parcel.header, basics.rank())
     headers = _allgather(header, _part(name, "sz"), process_set).reshape(-1, 3)
     gathered = _allgather(parcel.data, _part(name, "t"), process_set)
-    pieces = np.split(gathered, np.cumsum(headers[:-1, 0]))
-    for (_, failed, rank), piece in zip(headers.tolist(), pieces, strict=True):
-        if failed:
-            raise _not_pickled(rank, piece)
-    return [cloudpickle.loads(piece.tobytes()) for piece in pieces]
+    return headers.tolist(), np.split(gathered, np.cumsum(headers[:-1, 0]))
 
 
 def _allgather(array: npt.NDArray[Any], name: str | None, process_set: ProcessSet) -> npt.NDArray[Any]:

@@ -12,7 +12,7 @@ __all__ = ["ProcessSet", "global_process_set"]
 class ProcessSet:
     """The given global ranks, in ascending order. Registered by ``init(process_sets=[...])``.
 
-    ``process_set_id`` is None while the set is not registered.
+    ``process_set_id`` is None while the set is not registered; ``mpi_comm`` always is.
     """
 
     def __init__(self, ranks: Iterable[int]) -> None:
@@ -24,6 +24,7 @@ class ProcessSet:
             raise InvalidRequestError(f"a process set is made of integer ranks, not {wrong[0]!r}")
         self.ranks: list[int] | None = sorted(members)
         self.process_set_id: int | None = None
+        self.mpi_comm: object = None
         self._own_rank: int | None = None
 
     def size(self) -> int | None:
@@ -39,8 +40,9 @@ class ProcessSet:
         return self.ranks.index(self._own_rank)
 
     def included(self) -> bool | None:
-        """Whether this process is a member; None while the set is not registered."""
-        return None if self.process_set_id is None or self.ranks is None else self._own_rank in self.ranks
+        """Whether this process is one of the ranks, registered or not; None before ``init()``."""
+        own_rank = global_process_set._own_rank
+        return None if own_rank is None or self.ranks is None else own_rank in self.ranks
 
     def _register(self, id: int, ranks: Sequence[int], own_rank: int) -> None:
         self.process_set_id, self.ranks, self._own_rank = id, list(ranks), own_rank
@@ -48,8 +50,16 @@ class ProcessSet:
     def _unregister(self) -> None:
         self.process_set_id = self._own_rank = None
 
+    def __reduce__(self) -> str | tuple[type[ProcessSet], tuple[list[int]]]:
+        """In another process it is that process's own global set, or one that has yet to be registered there."""
+        return "global_process_set" if self is global_process_set else (ProcessSet, (self.ranks or [],))
+
+    def __deepcopy__(self, memo: dict[int, object]) -> ProcessSet:
+        """Itself: the copy of a model runs its collectives on the same ranks."""
+        return self
+
     def __repr__(self) -> str:
-        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
 
 
 global_process_set = ProcessSet([])

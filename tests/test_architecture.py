@@ -159,6 +159,7 @@ SURFACE = {
         "ProcessSet",
         "Product",
         "Sum",
+        "SyncBatchNorm",
         "add_process_set",
         "allgather",
         "allgather_async",

@@ -1,6 +1,8 @@
 """init() and what it says of the environment."""
 
+import copy
 import logging
+import pickle
 import re
 
 import pytest
@@ -9,7 +11,7 @@ import hvd_cluster
 from collectives.engine import Engine
 from collectives.process_sets import GLOBAL
 from hvd_cluster import basics
-from hvd_cluster.process_sets import ProcessSet
+from hvd_cluster.process_sets import ProcessSet, global_process_set
 
 
 @pytest.fixture
@@ -76,6 +78,30 @@ def test_a_process_set_is_a_list_of_ranks(ranks, says):
     for call in (lambda: ProcessSet(ranks), lambda: basics.init(process_sets=[ranks])):
         with pytest.raises(ValueError, match=says):
             call()
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_a_process_set_says_of_itself():
+    made = ProcessSet(range(1, -1, -1))
+    assert str(made) == "ProcessSet(process_set_id=None, ranks=[0, 1], mpi_comm=None)"
+    assert (made.size(), made.rank(), made.included()) == (None, None, None)
+    basics.init()
+    everybody = global_process_set
+    assert str(everybody) == "ProcessSet(process_set_id=0, ranks=[0], mpi_comm=None)"
+    assert (everybody.size(), everybody.rank(), everybody.included()) == (1, 0, True)
+    assert (made.included(), ProcessSet([1]).included()) == (True, False)
+    basics.shutdown()
+    assert (everybody.size(), everybody.rank(), everybody.included(), made.included()) == (None,) * 4
+
+
+def test_copies_of_process_sets():
+    """Functions and models take them along to other processes, where their ids mean nothing."""
+    made = ProcessSet([1, 3])
+    made._register(1, [1, 3], 3)
+    assert copy.deepcopy([made, global_process_set]) == [made, global_process_set]
+    there, everybody = pickle.loads(pickle.dumps((made, global_process_set)))
+    assert everybody is global_process_set
+    assert (there.ranks, there.process_set_id) == ([1, 3], None)
 
 
 def test_the_version():

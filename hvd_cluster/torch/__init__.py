@@ -58,6 +58,7 @@ from hvd_cluster.torch.operations import (
     synchronize,
 )
 from hvd_cluster.torch.optimizer import DistributedOptimizer
+from hvd_cluster.torch.sync_batch_norm import SyncBatchNorm
 
 Average = ReduceOp.AVERAGE
 Sum = ReduceOp.SUM
@@ -77,6 +78,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "SyncBatchNorm",
     "add_process_set",
     "allgather",
     "allgather_async",

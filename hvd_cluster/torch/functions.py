@@ -2,85 +2,126 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 
-from collectives.api import InvalidRequestError
+from collectives.api import HorovodInternalError, InvalidRequestError
 from hvd_cluster import basics
-from hvd_cluster.objects import broadcast_object
+from hvd_cluster.objects import allgather_object, broadcast_object
+from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.torch.operations import broadcast_async_, synchronize
 
-__all__ = ["broadcast_optimizer_state", "broadcast_parameters"]
+__all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
 Parameters: TypeAlias = "Mapping[str, Any] | Iterable[tuple[str, Any]] | Iterable[torch.Tensor]"
 
 
-def broadcast_parameters(params: Parameters, root_rank: int) -> None:
-    """Overwrite ``params`` with those of rank ``root_rank``.
+def broadcast_parameters(params: Parameters, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
+    """Overwrite ``params`` with those of the global rank ``root_rank``, in place.
 
-    A state dict or other mapping, ``model.named_parameters()``, a list of (name, tensor), or a list of tensors.
-    Values that are not tensors are left alone. InvalidRequestError for anything else.
+    A state dict or other mapping, ``model.named_parameters()``, a list of (name, tensor), or a list of tensors; named
+    tensors meet by name, others by position. None is left out. InvalidRequestError for anything else, before anything
+    is sent. HorovodInternalError when the ranks' tensors differ in shape or dtype, or a rank is lost.
     """
-    handles = [
-        broadcast_async_(tensor, root_rank, name=f"parameter.{name}")
-        for name, tensor in _named(params)
-        if isinstance(tensor, torch.Tensor)
-    ]
-    for handle in handles:
-        synchronize(handle)
+    handles = [broadcast_async_(tensor, root_rank, f"parameter.{name}", process_set) for name, tensor in _named(params)]
+    errors = []
+    for handle in handles:  # all of them, for their names must be free afterwards
+        try:
+            synchronize(handle)
+        except HorovodInternalError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
-def _named(params: Parameters) -> list[tuple[str, Any]]:
+def _named(params: Parameters) -> list[tuple[str, torch.Tensor]]:
+    pairs: list[tuple[Any, Any]]
     if isinstance(params, Mapping):
-        return sorted(params.items())
-    if isinstance(params, torch.Tensor) or not isinstance(params, Iterable):
+        pairs = sorted(params.items(), key=lambda pair: str(pair[0]))
+    elif isinstance(params, str | torch.Tensor) or not isinstance(params, Iterable):
         raise InvalidRequestError(
             f"params is a {type(params).__name__}; give model.state_dict(), model.named_parameters() or a list"
         )
-    return [_as_named(number, entry) for number, entry in enumerate(params)]
+    else:
+        pairs = [_as_pair(number, entry) for number, entry in enumerate(params)]
+    return [(name, _require_tensor(name, value)) for name, value in pairs if value is not None]
 
 
-def _as_named(number: int, entry: Any) -> tuple[str, Any]:
-    if isinstance(entry, torch.Tensor):
-        return str(number), entry
-    if isinstance(entry, tuple) and len(entry) == 2:
-        return entry
-    raise InvalidRequestError(f"params holds a {type(entry).__name__}; allowed are tensors and (name, tensor) pairs")
+def _as_pair(number: int, entry: Any) -> tuple[Any, Any]:
+    return entry if isinstance(entry, tuple) and len(entry) == 2 else (number, entry)
+
+
+def _require_tensor(name: Any, value: Any) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        raise InvalidRequestError(
+            f"params[{name!r}] is a {type(value).__name__}; only tensors are overwritten in place, other values go "
+            "through broadcast_object"
+        )
+    return value
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    root_rank: int,
+    model: Any = None,
+    process_set: ProcessSet = global_process_set,
+) -> None:
+    """Give ``optimizer``, wrapped or not, the options and the state of the one on the global rank ``root_rank``.
+
+    Ranks may differ in what they have: a fresh optimizer takes a restored one's state, and the other way round. The
+    root's structure travels first, as an object, and tells the others which tensors follow. ``model`` is accepted for
+    compatibility and not needed. InvalidRequestError for what is no optimizer; ValueError where the parameter groups
+    are not as many or as large as the root's.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InvalidRequestError(f"optimizer is a {type(optimizer).__name__}; give a torch.optim.Optimizer")
+    is_root = basics.rank() == root_rank
+    tensors: list[torch.Tensor] = []
+    structure = _mapped(optimizer.state_dict(), lambda leaf: _taken_out(leaf, tensors)) if is_root else None
+    structure = broadcast_object(structure, root_rank, "optimizer.structure", process_set)
+    state_dict = None if is_root else _mapped(structure, lambda leaf: _put_in(leaf, tensors))
+    broadcast_parameters([(f"optimizer.{place}", each) for place, each in enumerate(tensors)], root_rank, process_set)
+    if state_dict is not None:
+        _load(optimizer, state_dict)
 
 
 @dataclass(frozen=True)
 class _Stub:
-    """A tensor that travels on its own."""
+    """The place of a tensor that travels on its own."""
 
-    name: str
     shape: tuple[int, ...]
+    strides: tuple[int, ...]
     dtype: torch.dtype
 
 
-def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:
-    """Give ``optimizer`` the options and the state of the one on rank ``root_rank``.
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """``value`` with every leaf of its dicts, lists and tuples changed, in order."""
+    if isinstance(value, dict):
+        return {key: _mapped(entry, change) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_mapped(entry, change) for entry in value)
+    return change(value)
 
-    Ranks may differ in what they have: a fresh optimizer takes a restored one's state, and the other way round. The
-    root's structure travels first, as an object, and tells the others which tensors follow. ``model`` is accepted for
-    compatibility and not needed. InvalidRequestError for what is no optimizer, and for LBFGS, whose state is not a
-    state dict of tensors.
-    """
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise InvalidRequestError(f"optimizer is a {type(optimizer).__name__}; give a torch.optim.Optimizer")
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise InvalidRequestError("cannot broadcast the state of torch.optim.LBFGS; build it after the broadcast")
-    tensors: dict[str, torch.Tensor] = {}
-    is_root = basics.rank() == root_rank
-    skeleton = _without_tensors(optimizer.state_dict(), "optimizer", tensors) if is_root else None
-    skeleton = broadcast_object(skeleton, root_rank, name="optimizer.structure")
-    if not is_root:
-        tensors = {stub.name: torch.empty(stub.shape, dtype=stub.dtype) for stub in _stubs(skeleton)}
-    broadcast_parameters(tensors, root_rank)
-    if not is_root:
-        _load(optimizer, _with_tensors(skeleton, tensors))
+
+def _taken_out(leaf: Any, tensors: list[torch.Tensor]) -> Any:
+    """Through the host, whatever device it is for; numbers and sparse tensors stay in the structure."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    tensor = leaf.detach().cpu()
+    if tensor.dim() == 0 or tensor.layout is not torch.strided:
+        return tensor
+    tensors.append(tensor)
+    return _Stub(tuple(tensor.shape), torch.empty_like(tensor, device="meta").stride(), tensor.dtype)
+
+
+def _put_in(leaf: Any, tensors: list[torch.Tensor]) -> Any:
+    if not isinstance(leaf, _Stub):
+        return leaf
+    tensors.append(torch.empty_strided(leaf.shape, leaf.strides, dtype=leaf.dtype))
+    return tensors[-1]
 
 
 def _load(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
@@ -88,35 +129,15 @@ def _load(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
     optimizer.load_state_dict(state_dict)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for number, state in state_dict["state"].items():
-        for key, value in state.items():
-            if isinstance(value, torch.Tensor):
-                loaded = optimizer.state[parameters[number]]
-                loaded[key] = value.to(loaded[key].device)
+        key = parameters[number] if isinstance(number, int) else number
+        optimizer.state[key] = _on_devices_of(optimizer.state[key], state)
 
 
-def _without_tensors(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
+def _on_devices_of(loaded: Any, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        tensors[name] = value.detach()
-        return _Stub(name, tuple(value.shape), value.dtype)
+        return value.to(loaded.device)
     if isinstance(value, dict):
-        return {key: _without_tensors(entry, f"{name}.{key}", tensors) for key, entry in value.items()}
+        return {key: _on_devices_of(loaded[key], entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_without_tensors(entry, f"{name}.{i}", tensors) for i, entry in enumerate(value))
-    return value
-
-
-def _stubs(value: Any) -> list[_Stub]:
-    if isinstance(value, _Stub):
-        return [value]
-    entries = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return [stub for entry in entries for stub in _stubs(entry)]
-
-
-def _with_tensors(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    if isinstance(value, _Stub):
-        return tensors[value.name]
-    if isinstance(value, dict):
-        return {key: _with_tensors(entry, tensors) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_with_tensors(entry, tensors) for entry in value)
+        return type(value)(_on_devices_of(*pair) for pair in zip(loaded, value, strict=True))
     return value

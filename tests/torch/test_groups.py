@@ -110,6 +110,7 @@ def check_process_sets():
         return
     for members in ([0, 1] if size > 2 else [0], [size - 1]):
         made = hvd.add_process_set(members)
+        assert made.size() == len(members)
         assert made.ranks == members
         assert made.process_set_id == 1
         assert made.included() == (rank in members)
@@ -120,11 +121,20 @@ def check_process_sets():
         else:
             with pytest.raises(InvalidRequestError, match="not a member"):
                 hvd.allreduce(torch.ones(1), process_set=made)
+            with pytest.raises(InvalidRequestError, match="not a member"):
+                made.rank()
         with pytest.raises(ValueError, match="exists already"):
             hvd.add_process_set(hvd.ProcessSet(members))
+        again = hvd.ProcessSet(members)
+        hvd.init(process_sets=[again])
+        assert again.process_set_id == 1
         assert hvd.remove_process_set(made)
-        assert made.process_set_id is None
+        assert again.process_set_id is None
+        assert (made.process_set_id, made.size(), made.rank()) == (None, None, None)
+        assert made.included() == (rank in members)
         assert not hvd.remove_process_set(made)
+    with pytest.raises(ValueError, match="without these process sets"):
+        hvd.init(process_sets=[[0]])
     assert not hvd.remove_process_set(hvd.global_process_set)
 
 
