@@ -28,16 +28,23 @@ class Unison:
         """The coordinator has said so, to all ranks; to ranks without a board it means nothing."""
         self.on = self._board is not None
 
-    def attempt(self, id: int, call: Callable[[], None], waiting: Callable[[int, list[int]], None]) -> bool:
+    def attempt(
+        self,
+        id: int,
+        call: Callable[[], None],
+        agreed: Callable[[], None],
+        waiting: Callable[[int, list[int]], None],
+    ) -> bool:
         """Run ``call`` if all ranks attempt ``id``; whether they do, or else the unison ends.
 
-        ``waiting`` is called again and again until that is known, with the round and the ranks that have not come.
+        ``waiting`` is called again and again until that is known, with the round and the ranks that have not come;
+        ``agreed`` then, if they do.
         """
         board, round = self._board, self._round + 1
         if board is None or not self.on:
             return False
         self._round = round
-        self.on = board.attempt(id, call, lambda absent: waiting(round, absent))
+        self.on = board.attempt(id, call, lambda absent: waiting(round, absent), agreed)
         return self.on
 
     def decline(self) -> None:

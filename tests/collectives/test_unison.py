@@ -39,13 +39,14 @@ class Scripted(Board):
         self.answers = list(answers)
         self.heard = []
 
-    def attempt(self, value, call, waiting):
+    def attempt(self, value, call, waiting, agreed):
         self.heard.append(value)
         waiting([1])
-        agreed = self.answers.pop(0)
-        if agreed:
+        verdict = self.answers.pop(0)
+        if verdict:
+            agreed()
             call()
-        return agreed
+        return verdict
 
     def decline(self):
         self.heard.append(0)
@@ -56,7 +57,8 @@ def test_a_round_that_fails_is_the_last_until_it_begins_again():
     unison = Unison(board)
 
     def attempt(id):
-        return unison.attempt(id, lambda: ran.append(id), lambda round, absent: waited.append((round, absent)))
+        call, agreed = (lambda: ran.append(id)), (lambda: ran.append(-id))
+        return unison.attempt(id, call, agreed, lambda round, absent: waited.append((round, absent)))
 
     unison.decline()
     assert not attempt(3)
@@ -65,7 +67,7 @@ def test_a_round_that_fails_is_the_last_until_it_begins_again():
     assert not unison.on
     unison.begin()
     assert attempt(8)
-    assert (board.heard, ran, waited) == ([5, 6, 8], [5, 8], [(1, [1]), (2, [1]), (3, [1])])
+    assert (board.heard, ran, waited) == ([5, 6, 8], [-5, 5, -8, 8], [(1, [1]), (2, [1]), (3, [1])])
 
 
 def test_declining_is_said_once():
@@ -85,7 +87,7 @@ def test_without_a_board_there_is_none():
     unison = Unison(None)
     unison.begin()
     assert not unison.on
-    assert not unison.attempt(1, pytest.fail, pytest.fail)
+    assert not unison.attempt(1, pytest.fail, pytest.fail, pytest.fail)
     unison.decline()
     unison.disperse(1)
 
@@ -293,18 +295,23 @@ def test_a_rank_that_can_do_nothing_is_reported(start, caplog, fatal):
             assert [caller.result()[0] for caller in callers] == [6.0] * 2
 
 
-def test_events_are_the_same(start):
+@pytest.mark.parametrize("rows", [0, 3, 300_000])
+@pytest.mark.parametrize("listeners", [{0}, {1}, {0, 1}])
+def test_events_are_the_same(start, listeners, rows):
+    """Also where not all ranks listen, which must not change how often they cross the gate."""
+
     def body(engine):
-        seen = []
-        engine.events.subscribe(seen.append)
-        warm_up(engine)
-        warm_up(engine)
-        return [type(event).__name__ for event in seen], engine._exchange._unison.on
+        seen, rank = [], engine.topology.rank
+        if rank in listeners:
+            engine.events.subscribe(seen.append)
+        for step in range(8):
+            assert (run(engine, np.full(rows, rank + step), "x") == 2 * step + 1).all()
+        assert engine._exchange._unison.on
+        return [type(event).__name__ for event in seen]
 
     with start(2) as job:
-        for names, on in job.run(body):
-            assert names == ["Submitted", "Negotiated", "Started", "Finished"] * 8
-            assert on
+        expected = ["Submitted", "Negotiated", "Started", "Finished"] * 8
+        assert job.run(body) == [expected if rank in listeners else [] for rank in range(2)]
 
 
 def test_what_was_said_before_the_unison_began_runs_in_the_same_order_everywhere(start):
