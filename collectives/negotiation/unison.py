@@ -22,11 +22,14 @@ class Unison:
     def __init__(self, board: Board | None) -> None:
         self._board = board
         self._round = 0
+        self._dispersed = 0
         self.on = False
 
     def begin(self) -> None:
         """The coordinator has said so, to all ranks; to ranks without a board it means nothing."""
         self.on = self._board is not None
+        if self._round < self._dispersed:
+            self.decline()
 
     def attempt(
         self,
@@ -55,6 +58,10 @@ class Unison:
             self.on = False
 
     def disperse(self, round: int) -> None:
-        """Decline ``round``, if this rank has not come to it: others have waited in it for long."""
+        """Decline ``round``, if this rank has not come to it: others have waited in it for long.
+
+        It may be told before it has begun, by a rank that has run the same batch, of empty tensors, already.
+        """
+        self._dispersed = round
         if self._round < round:
             self.decline()

@@ -83,6 +83,17 @@ def test_declining_is_said_once():
     assert (unison.on, board.heard) == (False, [0, 0])
 
 
+def test_a_round_may_be_dispersed_before_it_has_begun():
+    board = Scripted()
+    unison = Unison(board)
+    unison.disperse(1)
+    assert board.heard == []
+    unison.begin()
+    assert (unison.on, board.heard) == (False, [0])
+    unison.begin()
+    assert (unison.on, board.heard) == (True, [0])
+
+
 def test_without_a_board_there_is_none():
     unison = Unison(None)
     unison.begin()
@@ -129,6 +140,15 @@ def warm_up(engine, name="x"):
     """Bring the engine into unison."""
     for _ in range(4):
         run(engine, ones(engine), name)
+
+
+NOTHING = np.zeros(0)
+
+
+def warm_up_without_rows(engine, name):
+    """Bring the engine into unison, with an operation that exchanges nothing."""
+    for _ in range(4):
+        run(engine, NOTHING, name, Operation.ALLGATHER)
 
 
 def in_unison(job):
@@ -293,6 +313,29 @@ def test_a_rank_that_can_do_nothing_is_reported(start, caplog, fatal):
             assert "missing rank 1: 'x'" in caplog.text
             assert run(job.engines[1], ones(job.engines[1]), "x")[0] == 6.0
             assert [caller.result()[0] for caller in callers] == [6.0] * 2
+
+
+def test_a_rank_that_has_not_run_an_empty_batch_yet_hears_of_the_next_round(monkeypatch):
+    monkeypatch.setattr(Job, "transport", SocketTransport)
+    monkeypatch.setattr("collectives.exchange.UNISON_SECONDS", 0.0)
+    with running(2, shared_memory=True) as job:
+        first, second = job.engines
+        for name in ("x", "empty"):
+            job.run(lambda engine, name=name: warm_up_without_rows(engine, name))
+        job.run(lambda engine: [wait(engine, work) for work in [submit(engine, ones(engine), name) for name in "yz"]])
+        job.run(lambda engine: run(engine, NOTHING, "empty", Operation.ALLGATHER))
+        assert not in_unison(job)
+        work = submit(second, NOTHING, "empty", Operation.ALLGATHER)
+        until(lambda: not second._exchange.commands and not second._exchange._worker._ready_ids)
+        until(lambda: second._driver._driving.acquire(blocking=False))
+        run(first, NOTHING, "empty", Operation.ALLGATHER)
+        caller = Caller(first, body=lambda engine: run(engine, NOTHING, "x", Operation.ALLGATHER))
+        until(lambda: first._exchange._dispersed)
+        second._driver._driving.release()
+        wait(second, work)
+        until(lambda: not first._exchange._unison.on)
+        run(second, NOTHING, "x", Operation.ALLGATHER)
+        assert caller.result().size == 0
 
 
 @pytest.mark.parametrize("rows", [0, 3, 300_000])
