@@ -1,6 +1,7 @@
 """Ranks that agree without the coordinator, and how they come back to it."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from collectives.backends.base import Board
 from collectives.buffers import as_buffer
 from collectives.negotiation import Unison
 from tests.collectives.job import (
+    TIMEOUTS,
     Caller,
     Job,
     SocketTransport,
@@ -336,6 +338,21 @@ def test_a_rank_that_has_not_run_an_empty_batch_yet_hears_of_the_next_round(monk
         until(lambda: not first._exchange._unison.on)
         run(second, NOTHING, "x", Operation.ALLGATHER)
         assert caller.result().size == 0
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_shutdown_does_not_wait_forever_for_a_rank_that_can_do_nothing(start, rank):
+    with start(3, timeouts=replace(TIMEOUTS, shutdown=0.2)) as job:
+        job.run(warm_up)
+        stuck = job.engines[1]._driver._driving
+        until(lambda: stuck.acquire(blocking=False))
+        callers = [Caller(job.engines[rank], "x") for rank in (0, 2)]
+        for engine in (job.engines[0], job.engines[2]):
+            until(lambda engine=engine: engine._exchange._unison._round > job.engines[1]._exchange._unison._round)
+        job.engines[rank].shutdown()
+        assert not job.engines[rank].is_ending
+        assert [type(caller.result()) for caller in callers] == [ShutDownError] * 2
+        stuck.release()
 
 
 @pytest.mark.parametrize("rows", [0, 3, 300_000])
