@@ -177,7 +177,7 @@ class Driver:
     def _drive(self) -> None:
         try:
             while not self._exchange.finished and self._step():
-                pass
+                self._park_seconds = PARK_SECONDS  # callers do not do it all
         finally:
             self._driving.release()
             self.announce()

@@ -229,7 +229,7 @@ class Engine:
             self._driver.notify()
             return
         if not self._exchange.finished:
-            self._exchange.commands.append(self._exchange.leave)
+            self._exchange.leave()
         self._driver.notify()
         if me in self._driver.inside:
             return

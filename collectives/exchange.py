@@ -1,6 +1,6 @@
 """One rank's part in the protocol: hears and speaks through the channel, runs what was decided, and ends in one way.
 
-Nothing here waits for another rank but the backends. All but :meth:`Exchange.abort` is for whoever drives.
+Nothing here waits for another rank but the backends. What is not said to be for any thread is for whoever drives.
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ class Exchange:
         self._dispersed = False
         self._lost: int | None = None
         self._leaving = False
+        self._leave_asked: float | None = None
         self._leave_deadline: float | None = None
 
     @property
@@ -220,6 +221,9 @@ class Exchange:
             self.channel.send_to(self._listeners(), encode(Disperse(round)))
         if self.channel.has_unsent:
             self.channel.flush(FLUSH_SECONDS)
+        if self._leave_asked is not None and now > self._leave_asked + self._timeouts.shutdown:
+            text = f"Horovod has been shut down by rank {self._topology.rank}, and not every rank answered in time"
+            self.fail(ShutDownError(text))
         if self._coordinator is not None and self._stalls is not None:
             present = tuple(rank for rank in range(self._topology.size) if rank not in absent)
             self._inspect(self._stalls, {request.key: Waiting(self._alone_since, tuple(absent), present)}, now)
@@ -322,7 +326,11 @@ class Exchange:
         return self.failure or ShutDownError("Horovod has been shut down; call hvd.init() to start again")
 
     def leave(self) -> None:
-        """Begin the polite end."""
+        """Begin the polite end, with the next step; from any thread."""
+        self._leave_asked = time.monotonic()
+        self.commands.append(self._leave)
+
+    def _leave(self) -> None:
         self._leave_deadline = time.monotonic() + self._timeouts.shutdown
         self._tell_coordinator(Leave())
 

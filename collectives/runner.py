@@ -62,39 +62,45 @@ class Runner:
         backend = self._backends[process_set]
         works = [self._take(response, backend.size) for response in batch.responses]
         try:
-            if self._events.active:
-                self._publish_start(works, backend)
+            self._publish_start(works, backend)
             execute(works, batch.responses, self._sets.ranks(process_set), backend)
         except BaseException:
             self._works.put_back(works)
             raise
-        for work in works:
-            self.complete(work)
-        if self._events.active:
-            names = tuple(work.request.name for work in works)
-            self._events.publish(Finished(names, process_set, time.monotonic()))
+        self._complete_all(works)
 
-    def attempt(self, response: Response, attempt: Callable[[Callable[[], None]], bool]) -> bool:
-        """Let ``attempt`` bring about the one tensor of ``response``, by calling what it is given; whether it did."""
+    def attempt(self, response: Response, attempt: Callable[[Callable[[], None], Callable[[], None]], bool]) -> bool:
+        """Let ``attempt`` bring about the one tensor of ``response``; whether it did.
+
+        It is given the operation, and what to call once all have agreed on it: only then has it started.
+        """
         process_set = response.request.process_set
         work, backend = self._works.get(response.request.key), self._backends[process_set]
         if work is None:  # an interrupt has taken it out
             return False
-        if self._events.active:  # it starts when all have agreed
-            done = attempt(_nothing)
-            if done:
-                self.run(Batch((response,)))
-            return done
-        if not attempt(lambda: execute((work,), (response,), self._sets.ranks(process_set), backend)):
+        works = (work,)
+        if not attempt(
+            lambda: execute(works, (response,), self._sets.ranks(process_set), backend),
+            lambda: self._publish_start(works, backend),
+        ):
             return False
         self._works.take(response.request.key)
-        self.complete(work)
+        self._complete_all(works)
         return True
+
+    def _complete_all(self, works: Sequence[Work]) -> None:
+        for work in works:
+            self.complete(work)
+        if self._events.active:
+            names = tuple(work.request.name for work in works)
+            self._events.publish(Finished(names, works[0].request.process_set, time.monotonic()))
 
     def _take(self, response: Response, size: int) -> Work:
         return self._works.take(response.request.key) or stand_in(response, size)
 
     def _publish_start(self, works: Sequence[Work], backend: Backend) -> None:
+        if not self._events.active:
+            return
         now = time.monotonic()
         request = works[0].request
         for work in works:
@@ -167,10 +173,6 @@ class Runner:
     def backends(self) -> list[Backend]:
         """All backends, to be closed."""
         return list(self._backends.values())
-
-
-def _nothing() -> None:
-    """Takes part in a round without data."""
 
 
 _CHANGES: dict[Operation, Callable[[Runner, Response], None]] = {

@@ -24,12 +24,19 @@ class Board(ABC):
     """
 
     @abstractmethod
-    def attempt(self, value: int, call: Callable[[], None], waiting: Callable[[list[int]], None]) -> bool:
+    def attempt(
+        self,
+        value: int,
+        call: Callable[[], None],
+        waiting: Callable[[list[int]], None],
+        agreed: Callable[[], None],
+    ) -> bool:
         """Run ``call``, an operation of the backend, if all members attempt ``value`` (32 bits, not 0); whether so.
 
-        Otherwise no destination has been written; that is known as soon as one member comes with something else, even
-        if others have not come. Every few milliseconds until it is known, ``waiting`` is called with the members that
-        have not come. Raises what these calls raise, and what the backend was aborted with.
+        ``agreed`` is called as soon as that is known, at the latest before anything is written to a destination. That
+        it is not so is known as soon as one member comes with something else, even if others have not come; then no
+        destination has been written. Every few milliseconds until either is known, ``waiting`` is called with the
+        members that have not come. Raises what these calls raise, and what the backend was aborted with.
         """
 
     @abstractmethod

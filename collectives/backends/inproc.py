@@ -138,13 +138,20 @@ class _InprocBoard(Board):
         self._rank = rank
         self._group = group
 
-    def attempt(self, value: int, call: Callable[[], None], waiting: Callable[[list[int]], None]) -> bool:
+    def attempt(
+        self,
+        value: int,
+        call: Callable[[], None],
+        waiting: Callable[[list[int]], None],
+        agreed: Callable[[], None],
+    ) -> bool:
         values = self._group.come(self._rank, value)
-        while (agreed := self._group.agreed(self._rank, values)) is None:
+        while (verdict := self._group.agreed(self._rank, values)) is None:
             waiting([rank for rank in range(self._group.size) if rank not in values])
-        if agreed:
+        if verdict:
+            agreed()
             call()
-        return agreed
+        return verdict
 
     def decline(self) -> None:
         self._group.come(self._rank, 0)

@@ -15,7 +15,14 @@ __all__ = ["SingleBackend"]
 class _Alone(Board):
     """Who is alone agrees with everybody."""
 
-    def attempt(self, value: int, call: Callable[[], None], waiting: Callable[[list[int]], None]) -> bool:
+    def attempt(
+        self,
+        value: int,
+        call: Callable[[], None],
+        waiting: Callable[[list[int]], None],
+        agreed: Callable[[], None],
+    ) -> bool:
+        agreed()
         call()
         return True
 

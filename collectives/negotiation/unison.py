@@ -22,22 +22,32 @@ class Unison:
     def __init__(self, board: Board | None) -> None:
         self._board = board
         self._round = 0
+        self._dispersed = 0
         self.on = False
 
     def begin(self) -> None:
         """The coordinator has said so, to all ranks; to ranks without a board it means nothing."""
         self.on = self._board is not None
+        if self._round < self._dispersed:
+            self.decline()
 
-    def attempt(self, id: int, call: Callable[[], None], waiting: Callable[[int, list[int]], None]) -> bool:
+    def attempt(
+        self,
+        id: int,
+        call: Callable[[], None],
+        agreed: Callable[[], None],
+        waiting: Callable[[int, list[int]], None],
+    ) -> bool:
         """Run ``call`` if all ranks attempt ``id``; whether they do, or else the unison ends.
 
-        ``waiting`` is called again and again until that is known, with the round and the ranks that have not come.
+        ``waiting`` is called again and again until that is known, with the round and the ranks that have not come;
+        ``agreed`` then, if they do.
         """
         board, round = self._board, self._round + 1
         if board is None or not self.on:
             return False
         self._round = round
-        self.on = board.attempt(id, call, lambda absent: waiting(round, absent))
+        self.on = board.attempt(id, call, lambda absent: waiting(round, absent), agreed)
         return self.on
 
     def decline(self) -> None:
@@ -48,6 +58,10 @@ class Unison:
             self.on = False
 
     def disperse(self, round: int) -> None:
-        """Decline ``round``, if this rank has not come to it: others have waited in it for long."""
+        """Decline ``round``, if this rank has not come to it: others have waited in it for long.
+
+        It may be told before it has begun, by a rank that has run the same batch, of empty tensors, already.
+        """
+        self._dispersed = round
         if self._round < round:
             self.decline()

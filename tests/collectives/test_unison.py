@@ -1,6 +1,7 @@
 """Ranks that agree without the coordinator, and how they come back to it."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from collectives.backends.base import Board
 from collectives.buffers import as_buffer
 from collectives.negotiation import Unison
 from tests.collectives.job import (
+    TIMEOUTS,
     Caller,
     Job,
     SocketTransport,
@@ -39,13 +41,14 @@ class Scripted(Board):
         self.answers = list(answers)
         self.heard = []
 
-    def attempt(self, value, call, waiting):
+    def attempt(self, value, call, waiting, agreed):
         self.heard.append(value)
         waiting([1])
-        agreed = self.answers.pop(0)
-        if agreed:
+        verdict = self.answers.pop(0)
+        if verdict:
+            agreed()
             call()
-        return agreed
+        return verdict
 
     def decline(self):
         self.heard.append(0)
@@ -56,7 +59,8 @@ def test_a_round_that_fails_is_the_last_until_it_begins_again():
     unison = Unison(board)
 
     def attempt(id):
-        return unison.attempt(id, lambda: ran.append(id), lambda round, absent: waited.append((round, absent)))
+        call, agreed = (lambda: ran.append(id)), (lambda: ran.append(-id))
+        return unison.attempt(id, call, agreed, lambda round, absent: waited.append((round, absent)))
 
     unison.decline()
     assert not attempt(3)
@@ -65,7 +69,7 @@ def test_a_round_that_fails_is_the_last_until_it_begins_again():
     assert not unison.on
     unison.begin()
     assert attempt(8)
-    assert (board.heard, ran, waited) == ([5, 6, 8], [5, 8], [(1, [1]), (2, [1]), (3, [1])])
+    assert (board.heard, ran, waited) == ([5, 6, 8], [-5, 5, -8, 8], [(1, [1]), (2, [1]), (3, [1])])
 
 
 def test_declining_is_said_once():
@@ -81,11 +85,22 @@ def test_declining_is_said_once():
     assert (unison.on, board.heard) == (False, [0, 0])
 
 
+def test_a_round_may_be_dispersed_before_it_has_begun():
+    board = Scripted()
+    unison = Unison(board)
+    unison.disperse(1)
+    assert board.heard == []
+    unison.begin()
+    assert (unison.on, board.heard) == (False, [0])
+    unison.begin()
+    assert (unison.on, board.heard) == (True, [0])
+
+
 def test_without_a_board_there_is_none():
     unison = Unison(None)
     unison.begin()
     assert not unison.on
-    assert not unison.attempt(1, pytest.fail, pytest.fail)
+    assert not unison.attempt(1, pytest.fail, pytest.fail, pytest.fail)
     unison.decline()
     unison.disperse(1)
 
@@ -127,6 +142,15 @@ def warm_up(engine, name="x"):
     """Bring the engine into unison."""
     for _ in range(4):
         run(engine, ones(engine), name)
+
+
+NOTHING = np.zeros(0)
+
+
+def warm_up_without_rows(engine, name):
+    """Bring the engine into unison, with an operation that exchanges nothing."""
+    for _ in range(4):
+        run(engine, NOTHING, name, Operation.ALLGATHER)
 
 
 def in_unison(job):
@@ -293,18 +317,61 @@ def test_a_rank_that_can_do_nothing_is_reported(start, caplog, fatal):
             assert [caller.result()[0] for caller in callers] == [6.0] * 2
 
 
-def test_events_are_the_same(start):
+def test_a_rank_that_has_not_run_an_empty_batch_yet_hears_of_the_next_round(monkeypatch):
+    monkeypatch.setattr(Job, "transport", SocketTransport)
+    monkeypatch.setattr("collectives.exchange.UNISON_SECONDS", 0.0)
+    with running(2, shared_memory=True) as job:
+        first, second = job.engines
+        for name in ("x", "empty"):
+            job.run(lambda engine, name=name: warm_up_without_rows(engine, name))
+        job.run(lambda engine: [wait(engine, work) for work in [submit(engine, ones(engine), name) for name in "yz"]])
+        job.run(lambda engine: run(engine, NOTHING, "empty", Operation.ALLGATHER))
+        assert not in_unison(job)
+        work = submit(second, NOTHING, "empty", Operation.ALLGATHER)
+        until(lambda: not second._exchange.commands and not second._exchange._worker._ready_ids)
+        until(lambda: second._driver._driving.acquire(blocking=False))
+        run(first, NOTHING, "empty", Operation.ALLGATHER)
+        caller = Caller(first, body=lambda engine: run(engine, NOTHING, "x", Operation.ALLGATHER))
+        until(lambda: first._exchange._dispersed)
+        second._driver._driving.release()
+        wait(second, work)
+        until(lambda: not first._exchange._unison.on)
+        run(second, NOTHING, "x", Operation.ALLGATHER)
+        assert caller.result().size == 0
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_shutdown_does_not_wait_forever_for_a_rank_that_can_do_nothing(start, rank):
+    with start(3, timeouts=replace(TIMEOUTS, shutdown=0.2)) as job:
+        job.run(warm_up)
+        stuck = job.engines[1]._driver._driving
+        until(lambda: stuck.acquire(blocking=False))
+        callers = [Caller(job.engines[rank], "x") for rank in (0, 2)]
+        for engine in (job.engines[0], job.engines[2]):
+            until(lambda engine=engine: engine._exchange._unison._round > job.engines[1]._exchange._unison._round)
+        job.engines[rank].shutdown()
+        assert not job.engines[rank].is_ending
+        assert [type(caller.result()) for caller in callers] == [ShutDownError] * 2
+        stuck.release()
+
+
+@pytest.mark.parametrize("rows", [0, 3, 300_000])
+@pytest.mark.parametrize("listeners", [{0}, {1}, {0, 1}])
+def test_events_are_the_same(start, listeners, rows):
+    """Also where not all ranks listen, which must not change how often they cross the gate."""
+
     def body(engine):
-        seen = []
-        engine.events.subscribe(seen.append)
-        warm_up(engine)
-        warm_up(engine)
-        return [type(event).__name__ for event in seen], engine._exchange._unison.on
+        seen, rank = [], engine.topology.rank
+        if rank in listeners:
+            engine.events.subscribe(seen.append)
+        for step in range(8):
+            assert (run(engine, np.full(rows, rank + step), "x") == 2 * step + 1).all()
+        assert engine._exchange._unison.on
+        return [type(event).__name__ for event in seen]
 
     with start(2) as job:
-        for names, on in job.run(body):
-            assert names == ["Submitted", "Negotiated", "Started", "Finished"] * 8
-            assert on
+        expected = ["Submitted", "Negotiated", "Started", "Finished"] * 8
+        assert job.run(body) == [expected if rank in listeners else [] for rank in range(2)]
 
 
 def test_what_was_said_before_the_unison_began_runs_in_the_same_order_everywhere(start):

@@ -18,10 +18,16 @@ class ShmBoard(Board):
         self._gate = gate
         self._slabs = slabs
 
-    def attempt(self, value: int, call: Callable[[], None], waiting: Callable[[list[int]], None]) -> bool:
+    def attempt(
+        self,
+        value: int,
+        call: Callable[[], None],
+        waiting: Callable[[list[int]], None],
+        agreed: Callable[[], None],
+    ) -> bool:
         """See :class:`Board`."""
         turn = self._slabs.turn
-        self._gate.ask(value, waiting)
+        self._gate.ask(value, waiting, agreed)
         try:
             call()
             if self._gate.is_asking:  # the operation had nothing to exchange

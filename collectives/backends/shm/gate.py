@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,13 @@ class Disagreement(Exception):
     """Not all ranks came with the same value."""
 
 
+class _Question(NamedTuple):
+    """What :meth:`Gate.ask` was given to call."""
+
+    waiting: Callable[[list[int]], None]
+    agreed: Callable[[], None]
+
+
 class Gate:
     """Rank ``rank``'s end of a barrier among ``size`` ranks, over ``memory`` (zeroed, gate_bytes(size) bytes).
 
@@ -49,7 +57,7 @@ class Gate:
         self._timeout = timeout
         self._epoch = 0
         self._value = 0
-        self._waiting: Callable[[list[int]], None] | None = None
+        self._question: _Question | None = None
         self._error: Exception | None = None
         self._address = int(memory.__array_interface__["data"][0])
         self._words = memoryview(memory.data).cast("Q")
@@ -80,13 +88,15 @@ class Gate:
 
     def wait(self) -> None:
         """Return when all have come; raises CollectiveTimeoutError, or what :meth:`abort` was given."""
-        waiting, self._waiting = self._waiting, None
-        if waiting is None:
+        question, self._question = self._question, None
+        if question is None:
             self._wait()
         else:
-            self._agree(waiting)
+            self._agree(question.waiting)
         if self._error is not None:
             raise self._error
+        if question is not None:
+            question.agreed()
 
     def _wait(self) -> None:
         for peer, index in self._peers:
@@ -96,18 +106,18 @@ class Gate:
                     "stuck or slow. Look at that rank, or raise HOROVOD_GLOO_TIMEOUT_SECONDS"
                 )
 
-    def ask(self, value: int, waiting: Callable[[list[int]], None]) -> None:
+    def ask(self, value: int, waiting: Callable[[list[int]], None], agreed: Callable[[], None]) -> None:
         """At the next crossing, come with ``value``; the wait raises Disagreement when another rank does not.
 
         It does so at once, without waiting for the rest. Meanwhile it calls ``waiting`` every few milliseconds, with
-        the ranks that have not come.
+        the ranks that have not come. Once all have come with ``value`` it calls ``agreed``.
         """
-        self._value, self._waiting = value, waiting
+        self._value, self._question = value, _Question(waiting, agreed)
 
     @property
     def is_asking(self) -> bool:
         """Whether the crossing that :meth:`ask` was about is still to come."""
-        return self._waiting is not None
+        return self._question is not None
 
     def _agree(self, waiting: Callable[[list[int]], None]) -> None:
         mine = self._words[self._mine]
