@@ -8,6 +8,8 @@ from collectives.backends.base import Board
 
 __all__ = ["Unison"]
 
+LARGEST = 0xFFFFFFFF
+
 
 class Unison:
     """One rank's side of it.
@@ -44,7 +46,7 @@ class Unison:
         ``agreed`` then, if they do.
         """
         board, round = self._board, self._round + 1
-        if board is None or not self.on:
+        if board is None or not self.on or id > LARGEST:
             return False
         self._round = round
         self.on = board.attempt(id, call, lambda absent: waiting(round, absent), agreed)

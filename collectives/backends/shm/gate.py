@@ -109,8 +109,8 @@ class Gate:
     def ask(self, value: int, waiting: Callable[[list[int]], None], agreed: Callable[[], None]) -> None:
         """At the next crossing, come with ``value``; the wait raises Disagreement when another rank does not.
 
-        It does so at once, without waiting for the rest. Meanwhile it calls ``waiting`` every few milliseconds, with
-        the ranks that have not come. Once all have come with ``value`` it calls ``agreed``.
+        It does so within milliseconds, without waiting for the rest. Meanwhile it calls ``waiting`` every few
+        milliseconds, with the ranks that have not come. Once all have come with ``value`` it calls ``agreed``.
         """
         self._value, self._question = value, _Question(waiting, agreed)
 
@@ -122,12 +122,13 @@ class Gate:
     def _agree(self, waiting: Callable[[list[int]], None]) -> None:
         mine = self._words[self._mine]
         for peer, index in self._peers:
-            while not self._is_here(index):
+            is_here = self._is_here(index)
+            while not is_here:
                 if any(self._differs(other, mine) for _, other in self._peers):
                     raise Disagreement
-                if self._sleep(peer, index, SLICE_SECONDS):
-                    break
-                waiting([other for other, place in self._peers if not self._has_come(place)])
+                is_here = self._sleep(peer, index, SLICE_SECONDS)
+                if not is_here:
+                    waiting([other for other, place in self._peers if not self._has_come(place)])
             if self._differs(index, mine):
                 raise Disagreement
 
@@ -140,10 +141,10 @@ class Gate:
         return (self._words[index] - self._epoch) & MASK < HALF
 
     def _is_here(self, index: int) -> bool:
-        """Whether that rank comes within a moment."""
+        """Whether that rank comes within a moment. Looks as :meth:`_has_come` does, without the cost of the call."""
         epoch, words, mask = self._epoch, self._words, self._yield_mask
         for spin in range(self._spins):
-            if (words[index] - epoch) & MASK < HALF:  # as _has_come
+            if (words[index] - epoch) & MASK < HALF:
                 return True
             if spin & mask == mask:
                 os.sched_yield()  # the peer may be queued on this very core
