@@ -11,7 +11,7 @@ import torch
 from collectives.api import InvalidRequestError
 from hvd_cluster import basics
 from hvd_cluster.objects import broadcast_object
-from hvd_cluster.torch.operations import broadcast_async_, synchronize
+from hvd_cluster.torch.mpi_ops import broadcast_async_, synchronize
 
 __all__ = ["broadcast_optimizer_state", "broadcast_parameters"]
 
