@@ -13,7 +13,6 @@ __all__ = ["SET_CHANGES", "check_alone", "disagreement", "name_ranks", "sizes"]
 REDUCTIONS = frozenset({Operation.ALLREDUCE, Operation.REDUCESCATTER})
 SUMS = (ReduceOp.AVERAGE, ReduceOp.SUM)
 FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64})
-COMPLEX = frozenset({DType.COMPLEX64, DType.COMPLEX128})
 SET_CHANGES = frozenset({Operation.ADD_PROCESS_SET, Operation.REMOVE_PROCESS_SET})
 FREE_FIRST_DIMENSION = frozenset({Operation.ALLGATHER, Operation.ALLTOALL})
 NEEDS_ROWS = "it needs at least one dimension; reshape the scalar to (1,)"
@@ -83,7 +82,7 @@ def _check_reduction(where: str, request: Request) -> None:
 def _check_other_than_sum(where: str, request: Request) -> None:
     if request.operation is Operation.REDUCESCATTER:
         raise InvalidRequestError(f"{where}: op {_public(request.op)} is not available; use Average or Sum")
-    if request.dtype in COMPLEX:
+    if request.dtype.real is not request.dtype:
         raise InvalidRequestError(
             f"{where}: op {_public(request.op)} is not defined for {request.dtype.label}; use Average or Sum, or give "
             "the real and the imaginary part as tensors of their own"

@@ -53,8 +53,8 @@ def _allreduce(works: Sequence[Work], responses: Sequence[Response], backend: Ba
 
 def _as_reals(dtype: DType, *lists: Sequence[Array]) -> tuple[Any, ...]:
     """Complex numbers as pairs of reals, which add up and scale each on its own; other types as they are."""
-    real = _PARTS.get(dtype.label)
-    if real is None:
+    real = dtype.real
+    if real is dtype:
         return dtype, *lists
     return real, *([array.view(real.storage) for array in arrays] for arrays in lists)
 
@@ -121,8 +121,6 @@ def _barrier(work: Work, response: Response, members: Sequence[int], backend: Ba
     backend.barrier()
 
 
-# By label: hashing an enum member is a Python call.
-_PARTS = {"complex64": DType.FLOAT32, "complex128": DType.FLOAT64}
 _RUN_FUSED: dict[Operation, Callable[[Sequence[Work], Sequence[Response], Backend], None]] = {
     Operation.ALLREDUCE: _allreduce,
     Operation.ALLGATHER: _allgather,
