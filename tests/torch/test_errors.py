@@ -51,6 +51,7 @@ def mismatches():
         "scalars": lambda: hvd.allgather(torch.tensor(1.0), name="mismatch"),
         "scalars dealt out": lambda: hvd.alltoall(torch.tensor(1.0), name="mismatch"),
         "sparse": lambda: sparse_sum(odd_one_out(torch.eye(2), torch.eye(2).double()).to_sparse()),
+        "sparse shape": lambda: sparse_sum(odd_one_out(torch.eye(2), torch.eye(3)).to_sparse()),
     }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from collectives.api import InvalidRequestError, ReduceOp
+from collectives.api import InvalidRequestError, MismatchError, ReduceOp
 from hvd_cluster.operations import reduction
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.torch.operations.allgather import grouped_allgather_async
@@ -26,13 +26,15 @@ def sparse_allreduce_async(
     chosen = reduction(None, op, 1.0, 1.0)["op"]
     _check(tensor, chosen)
     own = tensor.detach().coalesce()
-    parts = [own.indices().t(), own.values()]
+    parts = [own.indices().t(), own.values(), torch.tensor([own.shape])]
     handle = grouped_allgather_async(parts, None if name is None else f"sparse.{name}", process_set)
 
     def finish() -> torch.Tensor:
-        indices, values = synchronize(handle)
+        indices, values, shapes = synchronize(handle)
+        if (shapes != shapes[0]).any():
+            raise MismatchError(f"sparse tensor {name!r}: the ranks disagree about the shape: {shapes.tolist()}")
         if chosen is ReduceOp.AVERAGE:
-            values = values / process_set.size()
+            values = (values / process_set.size()).to(values.dtype)
         return torch.sparse_coo_tensor(indices.t(), values, own.shape)
 
     return finish
