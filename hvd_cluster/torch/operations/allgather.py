@@ -12,7 +12,7 @@ from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.torch.operations.allreduce import allreduce, grouped_allreduce
 from hvd_cluster.torch.operations.autograd import apply, backward_of_group, is_recorded, name_of_backward
 from hvd_cluster.torch.operations.handles import Handle, HandleGroup, synchronize
-from hvd_cluster.torch.operations.parts import listed, of_other_shape, start, start_group, with_splits
+from hvd_cluster.torch.operations.parts import listed, of_other_shape, run, start, start_group, with_splits
 from hvd_cluster.torch.tensors import require_tensor
 
 __all__ = [
@@ -29,7 +29,7 @@ def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Start concatenating the tensors of all ranks along the first dimension."""
-    return start(Operation.ALLGATHER, of_other_shape(tensor), name, process_set)
+    return start(Operation.ALLGATHER, of_other_shape, tensor, name, process_set)
 
 
 def allgather(
@@ -40,7 +40,7 @@ def allgather(
     if is_recorded(require_tensor(tensor)):
         result = apply(HorovodAllgather, tensor, name, process_set)
     else:
-        result = start(Operation.ALLGATHER, of_other_shape(tensor), name, process_set, True).take()
+        result = run(Operation.ALLGATHER, of_other_shape, tensor, name, process_set)
     return result
 
 
@@ -49,9 +49,8 @@ class HorovodAllgather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> torch.Tensor:
-        handle = start(Operation.ALLGATHER, with_splits(of_other_shape(tensor)), name, process_set, True)
         result: torch.Tensor
-        result, counts = handle.take()
+        result, counts = run(Operation.ALLGATHER, with_splits, tensor, name, process_set)
         ctx.arguments = name_of_backward(name), process_set
         ctx.rows = _own_rows(counts, process_set)
         return result
@@ -72,8 +71,7 @@ def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> HandleGroup:
     """Start concatenating each tensor of all ranks along the first dimension."""
-    parts = [of_other_shape(tensor) for tensor in listed(tensors)]
-    return start_group(Operation.ALLGATHER, parts, tuple, name, process_set)
+    return start_group(Operation.ALLGATHER, of_other_shape, tensors, tuple, name, process_set)
 
 
 def grouped_allgather(
@@ -96,8 +94,7 @@ class HorovodGroupedAllgather(torch.autograd.Function):
     def forward(
         ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        parts = [with_splits(of_other_shape(tensor)) for tensor in tensors]
-        pairs = synchronize(start_group(Operation.ALLGATHER, parts, tuple, name, process_set))
+        pairs = synchronize(start_group(Operation.ALLGATHER, with_splits, tensors, tuple, name, process_set))
         ctx.arguments = name_of_backward(name), process_set
         ctx.rows = [_own_rows(counts, process_set) for _, counts in pairs]
         return tuple(result for result, _ in pairs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,14 +12,13 @@ from hvd_cluster.operations import reduction
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.torch.compression import Compression, Compressor, require_compressor
 from hvd_cluster.torch.operations.autograd import apply, backward_of_group, is_recorded, name_of_backward
-from hvd_cluster.torch.operations.handles import Handle, HandleGroup, Kind, synchronize
+from hvd_cluster.torch.operations.handles import Handle, HandleGroup, synchronize
 from hvd_cluster.torch.operations.parts import (
-    Part,
     compress_all,
     decompress_all,
     in_place,
-    listed,
     of_same_shape,
+    run,
     start,
     start_group,
 )
@@ -50,7 +49,7 @@ def allreduce_async(
 ) -> Handle:
     """Start combining ``tensor`` over all ranks, element by element, into a new tensor."""
     how = reduction(average, op, prescale_factor, postscale_factor)
-    return start(Operation.ALLREDUCE, of_same_shape(tensor), name, process_set, **how)
+    return start(Operation.ALLREDUCE, of_same_shape, tensor, name, process_set, **how)
 
 
 def allreduce_async_(
@@ -64,7 +63,7 @@ def allreduce_async_(
 ) -> Handle:
     """Start combining ``tensor`` over all ranks, in place."""
     how = reduction(average, op, prescale_factor, postscale_factor)
-    return start(Operation.ALLREDUCE, in_place(tensor), name, process_set, **how)
+    return start(Operation.ALLREDUCE, in_place, tensor, name, process_set, **how)
 
 
 def allreduce_(
@@ -78,7 +77,7 @@ def allreduce_(
 ) -> torch.Tensor:
     """Combine ``tensor`` over all ranks, in place."""
     how = reduction(average, op, prescale_factor, postscale_factor)
-    result: torch.Tensor = start(Operation.ALLREDUCE, in_place(tensor), name, process_set, True, **how).take()
+    result: torch.Tensor = run(Operation.ALLREDUCE, in_place, tensor, name, process_set, **how)
     return result
 
 
@@ -104,7 +103,7 @@ def _allreduce(tensor: torch.Tensor, name: str | None, process_set: ProcessSet, 
     if is_recorded(tensor):
         result = apply(HorovodAllreduce, tensor, name, process_set, how)
     else:
-        result = start(Operation.ALLREDUCE, of_same_shape(tensor), name, process_set, True, **how).take()
+        result = run(Operation.ALLREDUCE, of_same_shape, tensor, name, process_set, **how)
     return result
 
 
@@ -143,7 +142,7 @@ def grouped_allreduce_async(
 ) -> HandleGroup:
     """Start combining each tensor over all ranks, into new tensors."""
     how = reduction(average, op, prescale_factor, postscale_factor)
-    return _start_group(tensors, of_same_shape, list, name, process_set, how)
+    return start_group(Operation.ALLREDUCE, of_same_shape, tensors, list, name, process_set, **how)
 
 
 def grouped_allreduce_async_(
@@ -157,7 +156,7 @@ def grouped_allreduce_async_(
 ) -> HandleGroup:
     """Start combining each tensor over all ranks, in place."""
     how = reduction(average, op, prescale_factor, postscale_factor)
-    return _start_group(tensors, in_place, tuple, name, process_set, how)
+    return start_group(Operation.ALLREDUCE, in_place, tensors, tuple, name, process_set, **how)
 
 
 def grouped_allreduce_(
@@ -171,7 +170,8 @@ def grouped_allreduce_(
 ) -> tuple[torch.Tensor, ...]:
     """Combine each tensor over all ranks, in place."""
     how = reduction(average, op, prescale_factor, postscale_factor)
-    results: tuple[torch.Tensor, ...] = synchronize(_start_group(tensors, in_place, tuple, name, process_set, how))
+    handle = start_group(Operation.ALLREDUCE, in_place, tensors, tuple, name, process_set, **how)
+    results: tuple[torch.Tensor, ...] = synchronize(handle)
     return results
 
 
@@ -191,18 +191,6 @@ def grouped_allreduce(
     return decompress_all(compression, _grouped_allreduce(small, name, process_set, how), contexts)
 
 
-def _start_group(
-    tensors: Sequence[torch.Tensor],
-    part_of: Callable[[torch.Tensor], Part],
-    kind: Kind,
-    name: str | None,
-    process_set: ProcessSet,
-    how: dict[str, Any],
-) -> HandleGroup:
-    parts = [part_of(tensor) for tensor in listed(tensors)]
-    return start_group(Operation.ALLREDUCE, parts, kind, name, process_set, **how)
-
-
 def _grouped_allreduce(
     tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet, how: dict[str, Any]
 ) -> Sequence[torch.Tensor]:
@@ -210,7 +198,7 @@ def _grouped_allreduce(
     if any(is_recorded(tensor) for tensor in tensors):
         results = apply(HorovodGroupedAllreduce, name, process_set, how, *tensors)
     else:
-        results = synchronize(_start_group(tensors, of_same_shape, tuple, name, process_set, how))
+        results = synchronize(start_group(Operation.ALLREDUCE, of_same_shape, tensors, tuple, name, process_set, **how))
     return results
 
 

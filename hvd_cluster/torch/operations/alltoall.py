@@ -12,7 +12,7 @@ from hvd_cluster.operations import whole_splits
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.torch.operations.autograd import apply, is_recorded, name_of_backward
 from hvd_cluster.torch.operations.handles import Handle
-from hvd_cluster.torch.operations.parts import of_other_shape, start, with_splits
+from hvd_cluster.torch.operations.parts import run, start, with_splits
 from hvd_cluster.torch.tensors import require_tensor
 
 __all__ = ["HorovodAlltoall", "Splits", "alltoall", "alltoall_async"]
@@ -27,7 +27,8 @@ def alltoall_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Start sending ``splits[r]`` rows to each rank r; synchronize gives (tensor, received_splits)."""
-    return _start(tensor, splits, name, process_set)
+    shares = _shares(tensor, splits, process_set)
+    return start(Operation.ALLTOALL, with_splits, tensor, name, process_set, splits=shares)
 
 
 def alltoall(
@@ -44,13 +45,9 @@ def alltoall(
     return output if splits is None else (output, received)
 
 
-def _start(
-    tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet, wait: bool = False
-) -> Handle:
-    part = with_splits(of_other_shape(tensor))
-    rows = part.source.shape[0] if part.source.shape else 0
-    shares = whole_splits(_as_list(splits), rows, process_set)
-    return start(Operation.ALLTOALL, part, name, process_set, wait, splits=shares)
+def _shares(tensor: torch.Tensor, splits: Splits, process_set: ProcessSet) -> tuple[int, ...]:
+    rows = tensor.shape[0] if require_tensor(tensor).dim() else 0
+    return whole_splits(_as_list(splits), rows, process_set)
 
 
 def _as_list(splits: Splits) -> list[int] | None:
@@ -73,7 +70,8 @@ def _alltoall(
     if is_recorded(require_tensor(tensor)):
         result = apply(HorovodAlltoall, tensor, splits, name, process_set)
     else:
-        result = _start(tensor, splits, name, process_set, True).take()
+        shares = _shares(tensor, splits, process_set)
+        result = run(Operation.ALLTOALL, with_splits, tensor, name, process_set, splits=shares)
     return result
 
 

@@ -7,9 +7,12 @@ from typing import Any
 
 import torch
 
+from hvd_cluster.torch.operations.compilation import uncompiled
+
 __all__ = ["apply", "backward_of_group", "is_recorded", "name_of_backward"]
 
 
+@uncompiled
 def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     """What ``forward`` returns, with ``backward`` behind it."""
     return function.apply(*arguments)  # type: ignore[no-untyped-call]

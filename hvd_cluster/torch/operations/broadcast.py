@@ -12,7 +12,7 @@ from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.torch.operations.allreduce import allreduce
 from hvd_cluster.torch.operations.autograd import apply, is_recorded, name_of_backward
 from hvd_cluster.torch.operations.handles import Handle
-from hvd_cluster.torch.operations.parts import in_place, of_same_shape, start
+from hvd_cluster.torch.operations.parts import in_place, of_same_shape, run, start
 from hvd_cluster.torch.tensors import require_tensor
 
 __all__ = ["HorovodBroadcast", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_"]
@@ -22,22 +22,21 @@ def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Start copying the root's tensor to a new tensor on every rank."""
-    return start(Operation.BROADCAST, of_same_shape(tensor), name, process_set, root_rank=root_rank)
+    return start(Operation.BROADCAST, of_same_shape, tensor, name, process_set, root_rank=root_rank)
 
 
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Start copying the root's tensor into ``tensor`` on every rank."""
-    return start(Operation.BROADCAST, in_place(tensor), name, process_set, root_rank=root_rank)
+    return start(Operation.BROADCAST, in_place, tensor, name, process_set, root_rank=root_rank)
 
 
 def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """Overwrite ``tensor`` with the root's on every rank."""
-    handle = start(Operation.BROADCAST, in_place(tensor), name, process_set, True, root_rank=root_rank)
-    result: torch.Tensor = handle.take()
+    result: torch.Tensor = run(Operation.BROADCAST, in_place, tensor, name, process_set, root_rank=root_rank)
     return result
 
 
@@ -49,7 +48,7 @@ def broadcast(
     if is_recorded(require_tensor(tensor)):
         result = apply(HorovodBroadcast, tensor, root_rank, name, process_set)
     else:
-        result = start(Operation.BROADCAST, of_same_shape(tensor), name, process_set, True, root_rank=root_rank).take()
+        result = run(Operation.BROADCAST, of_same_shape, tensor, name, process_set, root_rank=root_rank)
     return result
 
 

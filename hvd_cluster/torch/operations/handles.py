@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from collectives.api import InvalidRequestError
 from collectives.work import Work
 from hvd_cluster import basics
+from hvd_cluster.torch.operations.compilation import uncompiled
 
 __all__ = ["Finish", "Handle", "HandleGroup", "Kind", "poll", "synchronize"]
 
@@ -65,12 +66,14 @@ class HandleGroup:
         return None if handles is None else self._kind(handle.take() for handle in handles)
 
 
+@uncompiled
 def poll(handle: Handle | HandleGroup) -> bool:
     """Whether :func:`synchronize` would return at once; InvalidRequestError for what is no handle."""
     _require_handle(handle)
     return handle.is_done()
 
 
+@uncompiled
 def synchronize(handle: Handle | HandleGroup) -> Any:
     """Wait for the operation; its tensor, (tensor, received_splits) for alltoall, or the tensors of a group.
 

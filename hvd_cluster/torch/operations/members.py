@@ -5,15 +5,18 @@ from __future__ import annotations
 from hvd_cluster import basics
 from hvd_cluster.operations import process_set_id
 from hvd_cluster.process_sets import ProcessSet, global_process_set
+from hvd_cluster.torch.operations.compilation import uncompiled
 
 __all__ = ["barrier", "join"]
 
 
+@uncompiled
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Return when every member has called it, or has joined."""
     basics.engine().barrier(process_set_id(process_set))
 
 
+@uncompiled
 def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
     """Return the global rank that joined last, when all members have joined; for ranks that run out of data first.
 

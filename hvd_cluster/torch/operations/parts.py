@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -13,6 +13,7 @@ from collectives.work import Destination, Work
 from hvd_cluster import operations
 from hvd_cluster.process_sets import ProcessSet
 from hvd_cluster.torch.compression import Compressor, require_compressor
+from hvd_cluster.torch.operations.compilation import uncompiled
 from hvd_cluster.torch.operations.handles import Finish, Handle, HandleGroup, Kind
 from hvd_cluster.torch.tensors import (
     allocator,
@@ -24,13 +25,13 @@ from hvd_cluster.torch.tensors import (
 )
 
 __all__ = [
-    "Part",
     "compress_all",
     "decompress_all",
     "in_place",
     "listed",
     "of_other_shape",
     "of_same_shape",
+    "run",
     "start",
     "start_group",
     "with_splits",
@@ -43,6 +44,9 @@ class Part(NamedTuple):
     source: Buffer
     destination: Destination
     finish: Finish
+
+
+PartOf: TypeAlias = Callable[[torch.Tensor], Part]
 
 
 def in_place(tensor: torch.Tensor) -> Part:
@@ -84,8 +88,9 @@ def _output_like(tensor: torch.Tensor) -> Finish:
     return lambda work: _output(work).contiguous(memory_format=form)
 
 
-def with_splits(part: Part) -> Part:
-    """The user gets a pair: the result, and how many of its rows came from each member, in int32."""
+def with_splits(tensor: torch.Tensor) -> Part:
+    """The result is a pair: that of other shape, and how many of its rows came from each member, in int32."""
+    part = of_other_shape(tensor)
 
     def finish(work: Work) -> tuple[Any, torch.Tensor]:
         return part.finish(work), torch.tensor(work.received_splits, dtype=torch.int32)
@@ -93,23 +98,47 @@ def with_splits(part: Part) -> Part:
     return part._replace(finish=finish)
 
 
+@uncompiled
 def start(
     operation: Operation,
-    part: Part,
+    part_of: PartOf,
+    tensor: torch.Tensor,
     name: str | None,
     process_set: ProcessSet,
-    wait: bool = False,
     **fields: Any,
 ) -> Handle:
-    """Submit one tensor; with ``wait`` the operation has finished. ``fields`` are those of a request."""
-    work = operations.start(operation, part.source, part.destination, name, process_set, wait, **fields)
-    return Handle(work, part.finish)
+    """Submit one tensor. ``fields`` are those of a request."""
+    part = part_of(tensor)
+    return Handle(operations.start(operation, part.source, part.destination, name, process_set, **fields), part.finish)
 
 
+@uncompiled
+def run(
+    operation: Operation,
+    part_of: PartOf,
+    tensor: torch.Tensor,
+    name: str | None,
+    process_set: ProcessSet,
+    **fields: Any,
+) -> Any:
+    """Submit one tensor, wait, and give the user the result."""
+    part = part_of(tensor)
+    work = operations.start(operation, part.source, part.destination, name, process_set, wait=True, **fields)
+    return part.finish(work)
+
+
+@uncompiled
 def start_group(
-    operation: Operation, parts: Sequence[Part], kind: Kind, name: str | None, process_set: ProcessSet, **fields: Any
+    operation: Operation,
+    part_of: PartOf,
+    tensors: Iterable[torch.Tensor],
+    kind: Kind,
+    name: str | None,
+    process_set: ProcessSet,
+    **fields: Any,
 ) -> HandleGroup:
     """Submit a group, whose results come in ``kind``."""
+    parts = [part_of(tensor) for tensor in listed(tensors)]
     pairs = [(part.source, part.destination) for part in parts]
     works = operations.start_group(operation, pairs, name, process_set, **fields)
     return HandleGroup([Handle(work, part.finish) for work, part in zip(works, parts, strict=True)], kind)

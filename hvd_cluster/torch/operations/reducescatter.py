@@ -17,7 +17,7 @@ from hvd_cluster.torch.compression import Compression, Compressor, require_compr
 from hvd_cluster.torch.operations.allgather import allgather, grouped_allgather
 from hvd_cluster.torch.operations.autograd import apply, backward_of_group, is_recorded, name_of_backward
 from hvd_cluster.torch.operations.handles import Handle, HandleGroup, synchronize
-from hvd_cluster.torch.operations.parts import compress_all, decompress_all, listed, of_other_shape, start, start_group
+from hvd_cluster.torch.operations.parts import compress_all, decompress_all, of_other_shape, run, start, start_group
 from hvd_cluster.torch.tensors import require_tensor
 
 __all__ = [
@@ -40,7 +40,7 @@ def reducescatter_async(
 ) -> Handle:
     """Start combining ``tensor`` over all ranks and keeping this rank's rows."""
     how = reduction(None, op, prescale_factor, postscale_factor)
-    return start(Operation.REDUCESCATTER, of_other_shape(tensor), name, process_set, **how)
+    return start(Operation.REDUCESCATTER, of_other_shape, tensor, name, process_set, **how)
 
 
 def reducescatter(
@@ -66,7 +66,7 @@ def _reducescatter(
     if is_recorded(tensor):
         result = apply(HorovodReducescatter, tensor, name, process_set, how)
     else:
-        result = start(Operation.REDUCESCATTER, of_other_shape(tensor), name, process_set, True, **how).take()
+        result = run(Operation.REDUCESCATTER, of_other_shape, tensor, name, process_set, **how)
     return result
 
 
@@ -126,8 +126,7 @@ def grouped_reducescatter(
 def _start_group(
     tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet, how: dict[str, Any]
 ) -> HandleGroup:
-    parts = [of_other_shape(tensor) for tensor in listed(tensors)]
-    return start_group(Operation.REDUCESCATTER, parts, list, name, process_set, **how)
+    return start_group(Operation.REDUCESCATTER, of_other_shape, tensors, list, name, process_set, **how)
 
 
 def _grouped_reducescatter(
