@@ -168,8 +168,10 @@ def check_errors_do_not_collect_tracebacks():
 
 
 def check_average_is_deprecated():
-    with pytest.warns(DeprecationWarning, match="average="):
+    with pytest.warns(DeprecationWarning, match="average=") as caught:
         result = hvd.allreduce(torch.ones(2), average=False)
+        hvd.grouped_allreduce_([torch.ones(2)], average=True)
+    assert {warning.filename.rsplit("/", 1)[-1] for warning in caught} == {"test_errors.py"}
     assert result.tolist() == [float(hvd.size())] * 2
 
 

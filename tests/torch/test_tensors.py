@@ -125,6 +125,26 @@ def compare_with_the_peer(mine, ops):
     assert received.tolist() == [splits[rank]] * size
 
 
+def check_compiled_functions():
+    """The compiler goes round the collectives, in forward and backward."""
+    size = hvd.size()
+
+    def step(x):
+        total = hvd.allreduce(x * 2, op=hvd.Sum)
+        hvd.allreduce_(total, op=hvd.Max)
+        handle = hvd.allreduce_async(total * 2, op=hvd.Min)
+        rows = hvd.allgather(hvd.synchronize(handle) * 0.5)
+        hvd.barrier()
+        return (rows.sum() + hvd.allgather(x).sum() + hvd.grouped_allreduce([x], op=hvd.Sum)[0].sum()) * hvd.size()
+
+    compiled = torch.compile(step, backend="eager")
+    for leaf in (torch.ones(3), torch.ones(3, requires_grad=True)):
+        result = compiled(leaf)
+        assert result.item() == 3 * (2 * size * size + size + size) * size
+    result.backward()
+    same(leaf.grad, torch.full((3,), float(size + size * size)))
+
+
 CHECKS = [
     check_memory_formats,
     check_lazy_views,
@@ -136,6 +156,11 @@ CHECKS = [
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
 def test_on_all_ranks(ranks, check):
     ranks.run(check)
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_compiled_functions(ranks):
+    ranks.run(check_compiled_functions)
 
 
 def test_torch_distributed_gives_the_same(ranks, tmp_path):

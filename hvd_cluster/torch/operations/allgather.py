@@ -63,8 +63,9 @@ class HorovodAllgather(torch.autograd.Function):
 
 def _own_rows(counts: torch.Tensor, process_set: ProcessSet) -> slice:
     """Where this rank's rows are when each member has ``counts`` of them."""
-    end = int(counts[: (process_set.rank() or 0) + 1].sum())
-    return slice(end - int(counts[process_set.rank() or 0]), end)
+    rank = process_set.rank() or 0
+    first = int(counts[:rank].sum())
+    return slice(first, first + int(counts[rank]))
 
 
 def grouped_allgather_async(
