@@ -6,15 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from collectives.api import DType, InvalidRequestError, Operation, ReduceOp, Request
+from collectives.api import DType, InvalidRequestError, Operation, ReduceOp, Request, UnsupportedRequestError
 
 __all__ = ["SET_CHANGES", "check_alone", "disagreement", "name_ranks", "sizes"]
 
 REDUCTIONS = frozenset({Operation.ALLREDUCE, Operation.REDUCESCATTER})
-ROW_WISE = frozenset({Operation.ALLGATHER, Operation.ALLTOALL, Operation.REDUCESCATTER})
+SUMS = (ReduceOp.AVERAGE, ReduceOp.SUM)
 FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64})
 SET_CHANGES = frozenset({Operation.ADD_PROCESS_SET, Operation.REMOVE_PROCESS_SET})
 FREE_FIRST_DIMENSION = frozenset({Operation.ALLGATHER, Operation.ALLTOALL})
+NEEDS_ROWS = "it needs at least one dimension; reshape the scalar to (1,)"
 LONGEST_NAME = 1 << 15
 """In characters, each of which takes up to 4 bytes in a message."""
 
@@ -32,8 +33,6 @@ def check_alone(request: Request, rank: int, members: Sequence[int]) -> None:
         raise InvalidRequestError(
             f"{where}: root rank {request.root_rank} is not in the process set; choose one of {list(members)}"
         )
-    if request.operation in ROW_WISE and not request.shape:
-        raise InvalidRequestError(f"{where}: it needs at least one dimension; reshape the scalar to (1,)")
     if request.operation is Operation.ALLTOALL:
         _check_splits(where, request, len(members))
     if request.operation in REDUCTIONS:
@@ -58,7 +57,7 @@ def _check_name(name: str) -> None:
 
 
 def _check_splits(where: str, request: Request, size: int) -> None:
-    splits, rows = request.splits, request.shape[0]
+    splits, rows = request.splits, request.shape[0] if request.shape else 0
     if len(splits) != size:
         raise InvalidRequestError(f"{where}: splits has {len(splits)} entries, but must have {size}, one for each rank")
     if min(splits) < 0 or sum(splits) > rows:
@@ -74,8 +73,20 @@ def _check_reduction(where: str, request: Request) -> None:
     scaled = request.prescale_factor != 1.0 or request.postscale_factor != 1.0
     if request.dtype is DType.BOOL and (scaled or request.op is ReduceOp.AVERAGE):
         raise InvalidRequestError(f"{where}: bool tensors cannot be averaged or scaled; convert to float32 first")
-    if request.operation is Operation.REDUCESCATTER and request.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+    if request.op not in SUMS:
+        _check_other_than_sum(where, request)
+    if request.operation is Operation.REDUCESCATTER and not request.shape:
+        raise InvalidRequestError(f"{where}: {NEEDS_ROWS}")
+
+
+def _check_other_than_sum(where: str, request: Request) -> None:
+    if request.operation is Operation.REDUCESCATTER:
         raise InvalidRequestError(f"{where}: op {_public(request.op)} is not available; use Average or Sum")
+    if request.dtype.real is not request.dtype:
+        raise InvalidRequestError(
+            f"{where}: op {_public(request.op)} is not defined for {request.dtype.label}; use Average or Sum, or give "
+            "the real and the imaginary part as tensors of their own"
+        )
 
 
 def _check_adasum(where: str, request: Request, size: int) -> None:
@@ -84,7 +95,7 @@ def _check_adasum(where: str, request: Request, size: int) -> None:
             f"{where}: op Adasum needs floats, not {request.dtype.label}; convert the tensor first"
         )
     if size & (size - 1):
-        raise InvalidRequestError(
+        raise UnsupportedRequestError(
             f"{where}: op Adasum needs a power of two of ranks, not {size}; use a process set of such, or Average"
         )
 
@@ -126,6 +137,8 @@ def disagreement(requests: Mapping[int, Request], members: Sequence[int]) -> str
         said = {rank: read(request) for rank, request in sorted(requests.items())}
         if len(set(said.values())) > 1:
             return _describe(first.name, aspect, said)
+    if first.operation in FREE_FIRST_DIMENSION and not first.shape:
+        return f"tensor {first.name!r}: {first.operation.value}: {NEEDS_ROWS}"
     return None if len(requests) == len(members) else _hindrance(first, requests)
 
 

@@ -12,7 +12,8 @@ The error tree; the class says whose fault it was and what a caller can do about
         └── EngineError               a bug of ours: report it
     ValueError
     ├── InvalidRequestError           this call is wrong, on this rank only: fix the call; nothing was submitted
-    │   └── DuplicateNameError        a tensor of this name is still in flight
+    │   ├── DuplicateNameError        a tensor of this name is still in flight
+    │   └── UnsupportedRequestError   what these ranks cannot do, others could; also a NotImplementedError
     └── SettingsError                 a setting or HOROVOD_* variable cannot be used as it is
     NotInitializedError               use of the engine before ``init()``; a HorovodInternalError and a ValueError
 """
@@ -44,6 +45,7 @@ __all__ = [
     "Store",
     "Timeouts",
     "Topology",
+    "UnsupportedRequestError",
 ]
 
 LONGEST_SECONDS = 1_000_000
@@ -80,6 +82,10 @@ class InvalidRequestError(ValueError):
 
 class DuplicateNameError(InvalidRequestError):
     """A tensor of the same name is still in flight on this rank."""
+
+
+class UnsupportedRequestError(InvalidRequestError, NotImplementedError):
+    """The call makes sense, but not with the ranks that there are."""
 
 
 class SettingsError(ValueError):
@@ -142,6 +148,8 @@ class DType(enum.Enum):
     FLOAT32 = ("float32", 4, "float32")
     FLOAT64 = ("float64", 8, "float64")
     BOOL = ("bool", 1, "bool")
+    COMPLEX64 = ("complex64", 8, "complex64")
+    COMPLEX128 = ("complex128", 16, "complex128")
 
     def __init__(self, label: str, itemsize: int, storage: str) -> None:
         self.label = label
@@ -157,8 +165,15 @@ class DType(enum.Enum):
             raise InvalidRequestError(f"dtype {label!r} is not supported; convert the tensor to one of: {allowed}")
         return member
 
+    @property
+    def real(self) -> DType:
+        """The type of a complex number's two parts; this one, where numbers have no parts."""
+        return _PARTS.get(self.label, self)
+
 
 _DTYPES: Mapping[str, DType] = {member.label: member for member in DType}
+# By label: hashing an enum member is a Python call.
+_PARTS = {"complex64": DType.FLOAT32, "complex128": DType.FLOAT64}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from collectives.adasum import adasum
-from collectives.api import Operation, ReduceOp, Request
+from collectives.api import DType, Operation, ReduceOp, Request
 from collectives.backends.base import Array, Backend, Bytes
 from collectives.messages import Response
 from collectives.reduction import INTEGERS
@@ -43,10 +44,19 @@ def _allreduce(works: Sequence[Work], responses: Sequence[Response], backend: Ba
     op, postscale = _summed(request, backend.size)
     sources = [work.input().host for work in works]
     destinations = [work.allocate(work.request.shape).host for work in works]
+    dtype, sources, destinations = _as_reals(request.dtype, sources, destinations)
     if op is ReduceOp.ADASUM:
-        adasum(backend, sources, destinations, request.dtype, request.prescale_factor, postscale)
+        adasum(backend, sources, destinations, dtype, request.prescale_factor, postscale)
     else:
-        backend.allreduce(sources, destinations, request.dtype, op, request.prescale_factor, postscale)
+        backend.allreduce(sources, destinations, dtype, op, request.prescale_factor, postscale)
+
+
+def _as_reals(dtype: DType, *lists: Sequence[Array]) -> tuple[Any, ...]:
+    """Complex numbers as pairs of reals, which add up and scale each on its own; other types as they are."""
+    real = dtype.real
+    if real is dtype:
+        return dtype, *lists
+    return real, *([array.view(real.storage) for array in arrays] for arrays in lists)
 
 
 def _allgather(works: Sequence[Work], responses: Sequence[Response], backend: Backend) -> None:
@@ -57,6 +67,7 @@ def _allgather(works: Sequence[Work], responses: Sequence[Response], backend: Ba
 
 
 def _gathered(work: Work, sizes: Sequence[int]) -> Bytes:
+    work.received_splits = tuple(sizes)
     return work.allocate((sum(sizes), *work.request.shape[1:])).bytes
 
 
@@ -79,8 +90,7 @@ def _broadcast(work: Work, response: Response, members: Sequence[int], backend: 
 
 def _alltoall(work: Work, response: Response, members: Sequence[int], backend: Backend) -> None:
     row = _row_bytes(work)
-    work.received_splits = response.sizes[backend.rank :: backend.size]
-    output = _gathered(work, work.received_splits)
+    output = _gathered(work, response.sizes[backend.rank :: backend.size])
     send = [rows * row for rows in work.request.splits]
     source = work.input().bytes[: sum(send)]
     backend.alltoall(source, output, send, [rows * row for rows in work.received_splits])
@@ -92,8 +102,10 @@ def _reducescatter(works: Sequence[Work], responses: Sequence[Response], backend
     counts = [_kept_elements(work.request, backend.size) for work in works]
     sources = _by_member([work.input().host for work in works], counts)
     destinations = [_kept(work, backend) for work in works]
-    totals = [sum(of_member) for of_member in zip(*counts, strict=True)]
-    backend.reducescatter(sources, destinations, totals, request.dtype, op, request.prescale_factor, postscale)
+    dtype, sources, destinations = _as_reals(request.dtype, sources, destinations)
+    parts = request.dtype.itemsize // dtype.itemsize
+    totals = [sum(of_member) * parts for of_member in zip(*counts, strict=True)]
+    backend.reducescatter(sources, destinations, totals, dtype, op, request.prescale_factor, postscale)
 
 
 def _kept_elements(request: Request, size: int) -> list[int]:

@@ -7,6 +7,7 @@ The rules, the same in every backend:
 * Integers wrap. Scaling one computes in float64, truncates towards zero and wraps.
 * AVERAGE is for integers only: the exact sum, in 64 bits, divided by the number of inputs and truncated towards zero.
   It needs all inputs at once. For floats it is SUM with a postscale.
+* Complex numbers come as pairs of reals, see :attr:`collectives.api.DType.real`.
 * For bool, SUM and MAX mean "any", PRODUCT and MIN mean "all"; scaling one is refused.
 * MIN and MAX give NaN where an input is NaN. Overflow gives infinity, without a warning.
 """

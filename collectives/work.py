@@ -18,8 +18,8 @@ class Work:
     """A tensor in flight. ``done`` turns true once, after ``output`` or ``error`` is set.
 
     ``destination`` is a buffer, or a function from the result's shape to one where the shape depends on the other
-    ranks. ``received_splits`` counts the rows that came from each member (alltoall). ``answer`` is the rank that joined
-    last, or the id of a new process set. ``owner`` stands for the engine.
+    ranks. ``received_splits`` counts the rows that came from each member (allgather, alltoall). ``answer`` is the rank
+    that joined last, or the id of a new process set. ``owner`` stands for the engine.
     """
 
     __slots__ = (

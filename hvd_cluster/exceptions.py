@@ -12,6 +12,7 @@ from collectives.api import (
     PeerLostError,
     SettingsError,
     ShutDownError,
+    UnsupportedRequestError,
 )
 from executors.api import ExecutorError, PlacementError, RemoteError, StartTimeoutError, WorkerError
 
@@ -31,5 +32,6 @@ __all__ = [
     "SettingsError",
     "ShutDownError",
     "StartTimeoutError",
+    "UnsupportedRequestError",
     "WorkerError",
 ]

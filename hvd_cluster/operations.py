@@ -13,14 +13,26 @@ from collectives.work import Destination, Work
 from hvd_cluster import basics
 from hvd_cluster.process_sets import ProcessSet
 
-__all__ = ["as_factor", "as_rank", "choose_op", "process_set_id", "start", "start_group", "whole_splits"]
+__all__ = ["process_set_id", "reduction", "start", "start_group", "whole_splits"]
 
 
-def choose_op(average: bool | None, op: ReduceOp | int | None) -> ReduceOp:
-    """The op of ``op=`` and the deprecated ``average=``; Average when neither is given.
+def reduction(
+    average: bool | None, op: ReduceOp | int | None, prescale_factor: Any, postscale_factor: Any
+) -> dict[str, Any]:
+    """The fields of a :class:`Request` that say how elements are combined; Average is the default.
 
-    InvalidRequestError when both are, or when ``op`` is not one of ours.
+    Called by the function that the user called, so that a warning points to the user's line. InvalidRequestError when
+    both ``op`` and the deprecated ``average`` are given, for an op that is not one of ours, and for factors that are no
+    numbers.
     """
+    return {
+        "op": _choose_op(average, op),
+        "prescale_factor": _as_factor(prescale_factor),
+        "postscale_factor": _as_factor(postscale_factor),
+    }
+
+
+def _choose_op(average: bool | None, op: ReduceOp | int | None) -> ReduceOp:
     if average is not None:
         if op is not None:
             raise InvalidRequestError("give op= or the deprecated average=, not both")
@@ -55,16 +67,14 @@ def whole_splits(splits: Sequence[int] | None, rows: int, process_set: ProcessSe
     return (rows // size,) * size
 
 
-def as_rank(root_rank: Any) -> int:
-    """``root_rank`` as an int; InvalidRequestError for what is no whole number."""
+def _as_rank(root_rank: Any) -> int:
     try:
         return operator.index(root_rank)
     except TypeError:
         raise InvalidRequestError(f"root_rank={root_rank!r} must be an integer, the global rank of the root") from None
 
 
-def as_factor(value: Any) -> float:
-    """A scale factor as a float; InvalidRequestError for what is no number."""
+def _as_factor(value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -83,7 +93,7 @@ def start(
     """Submit ``source``; with ``wait`` return the finished work. ``fields`` are those of :class:`Request`."""
     engine = basics.engine()
     if "root_rank" in fields:
-        fields["root_rank"] = as_rank(fields["root_rank"])
+        fields["root_rank"] = _as_rank(fields["root_rank"])
     request = Request(
         operation.value if name is None else f"{operation.value}.{name}",
         operation,

@@ -12,7 +12,7 @@ from collectives.api import HorovodInternalError, InvalidRequestError
 from hvd_cluster import basics
 from hvd_cluster.objects import allgather_object, broadcast_object
 from hvd_cluster.process_sets import ProcessSet, global_process_set
-from hvd_cluster.torch.operations import broadcast_async_, synchronize
+from hvd_cluster.torch.mpi_ops import broadcast_async_, synchronize
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 

@@ -16,7 +16,7 @@ from hvd_cluster.basics import engine
 from hvd_cluster.operations import process_set_id
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.torch.compression import Compression, Compressor, require_compressor
-from hvd_cluster.torch.operations import Handle, allreduce_async_, synchronize
+from hvd_cluster.torch.mpi_ops import Handle, allreduce_async_, synchronize
 
 __all__ = ["DistributedOptimizer"]
 

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from collectives.api import InvalidRequestError, ReduceOp
 from hvd_cluster.process_sets import ProcessSet, global_process_set
-from hvd_cluster.torch.operations import allgather, allreduce
+from hvd_cluster.torch.mpi_ops import allgather, allreduce
 
 __all__ = ["SyncBatchNorm"]
 

@@ -27,6 +27,8 @@ GOOD = [
     replace(REDUCE, dtype=DType.BOOL, op=ReduceOp.MAX),
     replace(SCATTER, op=ReduceOp.AVERAGE),
     replace(GATHER, dtype=DType.BOOL),
+    replace(GATHER, dtype=DType.COMPLEX64),
+    replace(SCATTER, dtype=DType.COMPLEX128, op=ReduceOp.AVERAGE, prescale_factor=0.5),
     replace(EXCHANGE, splits=(0, 0, 0)),
     replace(EXCHANGE, splits=(0, 4, 0)),
 ]
@@ -44,9 +46,10 @@ BAD = [
     (replace(REDUCE, op=ReduceOp.ADASUM), "op Adasum needs a power of two of ranks, not 3; use a process set of such"),
     (replace(REDUCE, op=ReduceOp.ADASUM, dtype=DType.INT32), "op Adasum needs floats, not int32; convert"),
     (replace(SCATTER, op=ReduceOp.MIN), "op Min is not available; use Average or Sum"),
+    (replace(REDUCE, op=ReduceOp.MIN, dtype=DType.COMPLEX64), "op Min is not defined for complex64; use Average or"),
+    (replace(REDUCE, op=ReduceOp.PRODUCT, dtype=DType.COMPLEX128), "op Product is not defined for complex128"),
+    (replace(REDUCE, op=ReduceOp.ADASUM, dtype=DType.COMPLEX64), "op Adasum is not defined for complex64"),
     (replace(SCATTER, shape=()), r"it needs at least one dimension; reshape the scalar to \(1,\)"),
-    (replace(GATHER, shape=()), "it needs at least one dimension"),
-    (replace(EXCHANGE, shape=(), splits=(0, 0, 0)), "it needs at least one dimension"),
 ]
 
 
@@ -96,6 +99,17 @@ def test_the_number_of_rows_may_differ_the_rest_may_not(request_):
         text = disagreement(others | {3: replace(request_, shape=shape)}, MEMBERS)
         assert "disagree about the shape" in text
         assert "('any', 2) on ranks 1, 2" in text
+
+
+@pytest.mark.parametrize("request_", [GATHER, replace(EXCHANGE, splits=(0, 0, 0))], ids=["allgather", "alltoall"])
+def test_scalars_are_refused_on_all_ranks(request_):
+    scalar = replace(request_, shape=())
+    check_alone(scalar, 1, MEMBERS)
+    text = disagreement(dict.fromkeys(MEMBERS, scalar), MEMBERS)
+    assert text == f"tensor 't': {scalar.operation.value}: it needs at least one dimension; reshape the scalar to (1,)"
+    assert "shape: () on rank 1; ('any', 2) on ranks 2, 3" in disagreement(
+        {1: scalar, 2: request_, 3: request_}, MEMBERS
+    )
 
 
 def test_ops_are_called_as_users_call_them():

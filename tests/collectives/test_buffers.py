@@ -117,14 +117,14 @@ def test_what_has_gaps_is_refused(value):
 
 UNSUPPORTED = [
     np.ones(2, np.uint16),
-    np.ones(2, np.complex64),
+    np.ones(2, np.clongdouble),
     np.array([object()]),
     np.array(["text"]),
     np.ones(2, ">f4"),
     np.ones(2, ">i8"),
     np.zeros(2, [("x", "f4")]),
     np.zeros(2, "M8[s]"),
-    Device(interface(typestr="<c8")),
+    Device(interface(typestr="<c32")),
     Device(interface(typestr=">f4")),
 ]
 

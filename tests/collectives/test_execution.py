@@ -89,14 +89,19 @@ def test_fused_allgathers(data, size):
 @given(
     st.lists(st.tuples(st.integers(0, 9), shapes), min_size=1, max_size=5),
     st.integers(1, 4),
-    st.sampled_from([DType.FLOAT64, DType.INT32]),
+    st.sampled_from([DType.FLOAT64, DType.INT32, DType.COMPLEX64]),
     st.sampled_from([ReduceOp.SUM, ReduceOp.AVERAGE]),
     st.sampled_from([1.0, 2.0]),
 )
 def test_fused_reducescatters(tensor_shapes, size, dtype, op, factor):
     generator = np.random.default_rng(1)
     tensors = [
-        [generator.integers(0, 100, (rows, *tail)).astype(dtype.storage) for rows, tail in tensor_shapes]
+        [
+            (generator.integers(0, 100, (rows, *tail)) * (1 + 2j if dtype is DType.COMPLEX64 else 1)).astype(
+                dtype.storage
+            )
+            for rows, tail in tensor_shapes
+        ]
         for _ in range(size)
     ]
     responses = [

@@ -24,6 +24,10 @@ def odd_one_out(usual, odd):
     return odd if hvd.rank() == 1 else usual
 
 
+def sparse_sum(tensor):
+    return hvd.sparse_allreduce_async(tensor, "mismatch", hvd.Sum)()
+
+
 def mismatches():
     floats = torch.ones(4)
     return {
@@ -35,6 +39,19 @@ def mismatches():
         "root": lambda: hvd.broadcast(floats, odd_one_out(0, 1), name="mismatch"),
         "dimension": lambda: hvd.allgather(odd_one_out(torch.ones(2, 3), torch.ones(2, 4)), name="mismatch"),
         "reducescatter op": lambda: hvd.reducescatter(floats, op=odd_one_out(hvd.Sum, hvd.Average), name="mismatch"),
+        "reducescatter shape": lambda: hvd.reducescatter(odd_one_out(floats, torch.ones(4, 1)), name="mismatch"),
+        "broadcast shape": lambda: hvd.broadcast(odd_one_out(floats, torch.ones(1)), 0, name="mismatch"),
+        "broadcast dtype": lambda: hvd.broadcast_(odd_one_out(floats, floats.bool()), 0, name="mismatch"),
+        "real": lambda: hvd.allreduce(odd_one_out(floats, floats.to(torch.complex64)), name="mismatch"),
+        "alltoall": lambda: hvd.alltoall(
+            torch.ones(hvd.size(), *odd_one_out([2], [3])), splits=[1] * hvd.size(), name="mismatch"
+        ),
+        "group": lambda: hvd.grouped_reducescatter([floats, torch.ones(odd_one_out(2, 3))], name="mismatch"),
+        "scalar": lambda: hvd.allgather(odd_one_out(floats, torch.tensor(1.0)), name="mismatch"),
+        "scalars": lambda: hvd.allgather(torch.tensor(1.0), name="mismatch"),
+        "scalars dealt out": lambda: hvd.alltoall(torch.tensor(1.0), name="mismatch"),
+        "sparse": lambda: sparse_sum(odd_one_out(torch.eye(2), torch.eye(2).double()).to_sparse()),
+        "sparse shape": lambda: sparse_sum(odd_one_out(torch.eye(2), torch.eye(3)).to_sparse()),
     }
 
 
@@ -76,10 +93,15 @@ def bad_calls():
     size = hvd.size()
     rows = torch.ones(size + 1)
     return {
-        "complex64": lambda: hvd.allreduce(torch.ones(2, dtype=torch.complex64)),
+        "uint16": lambda: hvd.allreduce(torch.ones(2, dtype=torch.uint16)),
+        "not defined for complex64": lambda: hvd.allreduce(torch.ones(2, dtype=torch.complex64), op=hvd.Max),
         "list": lambda: hvd.allreduce([1.0, 2.0]),
-        "sparse": lambda: hvd.allreduce(torch.eye(2).to_sparse()),
-        "meta": lambda: hvd.allreduce(torch.ones(2, device="meta")),
+        "use sparse_allreduce_async": lambda: hvd.allreduce(torch.eye(2).to_sparse()),
+        "to_dense": lambda: hvd.broadcast(torch.eye(2).to_sparse_csr(), 0),
+        "sparse COO": lambda: hvd.sparse_allreduce_async(torch.eye(2), "x", hvd.Sum),
+        "not available for sparse": lambda: hvd.sparse_allreduce_async(torch.eye(2).to_sparse(), "x", hvd.Max),
+        "to_empty": lambda: hvd.allreduce(torch.ones(2, device="meta")),
+        "meta": lambda: hvd.grouped_allgather([torch.ones(2), torch.ones(2, device="meta")]),
         "reduction": lambda: hvd.allreduce(torch.ones(2), op=17),
         "not both": lambda: hvd.allreduce(torch.ones(2), average=True, op=hvd.Sum),
         "bool": lambda: hvd.allreduce(torch.ones(2, dtype=torch.bool), op=hvd.Average),
@@ -90,11 +112,12 @@ def bad_calls():
         "integers": lambda: hvd.alltoall(rows, splits=[0.5] * size),
         "evenly": lambda: hvd.alltoall(rows),
         "at least one dimension": lambda: hvd.reducescatter(torch.tensor(1.0)),
-        "one dimension": lambda: odd_one_out(hvd.alltoall, hvd.allgather)(torch.tensor(1.0)),
         "cannot be sent": lambda: hvd.allreduce(torch.ones(2), name="\ud800"),
         "too long": lambda: hvd.allreduce(torch.ones(2), name="n" * 100_000),
         "Min is not available": lambda: hvd.reducescatter(torch.ones(2), op=hvd.Min),
         "handle": lambda: hvd.poll(3),
+        "is not registered": lambda: hvd.allreduce(torch.ones(2), process_set=hvd.ProcessSet([0])),
+        "MPI is not in use": hvd.mpi_threads_supported,
     }
 
 
@@ -102,6 +125,28 @@ def check_bad_calls():
     for word, call in bad_calls().items():
         assert word in message_of(call, InvalidRequestError)
     works()
+
+
+def check_what_these_ranks_cannot_do():
+    if hvd.size() == 3:
+        assert "power of two" in message_of(lambda: hvd.allreduce(torch.ones(2), op=hvd.Adasum), NotImplementedError)
+    works()
+
+
+def check_misuse_of_a_process_set():
+    last = hvd.size() - 1
+    process_set = hvd.add_process_set([last])
+    if hvd.rank() == last:
+        assert "choose one of" in message_of(
+            lambda: hvd.broadcast(torch.ones(2), 0, process_set=process_set), InvalidRequestError
+        )
+        assert hvd.broadcast(torch.ones(2), last, process_set=process_set).tolist() == [1.0, 1.0]
+    else:
+        for call in (hvd.allreduce_, hvd.allgather, hvd.alltoall, hvd.reducescatter):
+            text = message_of(lambda call=call: call(torch.ones(1), process_set=process_set), InvalidRequestError)
+            assert f"Rank {hvd.rank()} is not a member of the provided process set." in text
+    works()
+    assert hvd.remove_process_set(process_set)
 
 
 def check_a_refused_unnamed_call_does_not_count():
@@ -123,8 +168,10 @@ def check_errors_do_not_collect_tracebacks():
 
 
 def check_average_is_deprecated():
-    with pytest.warns(DeprecationWarning, match="average="):
+    with pytest.warns(DeprecationWarning, match="average=") as caught:
         result = hvd.allreduce(torch.ones(2), average=False)
+        hvd.grouped_allreduce_([torch.ones(2)], average=True)
+    assert {warning.filename.rsplit("/", 1)[-1] for warning in caught} == {"test_errors.py"}
     assert result.tolist() == [float(hvd.size())] * 2
 
 

@@ -42,6 +42,7 @@ def check_everything(nbytes):
     mine = torch.full((length,), rank + 1.0)
     assert torch.equal(hvd.allreduce(mine, op=hvd.Sum), torch.full((length,), 10.0))
     assert torch.equal(hvd.allreduce(mine, op=hvd.Average), torch.full((length,), 2.5))
+    assert torch.equal(hvd.allreduce(mine * (1 + 2j), op=hvd.Sum), torch.full((length,), 10 + 20j))
     rows = hvd.allgather(torch.full((rank * length, 2), rank))
     assert torch.equal(rows[:, 1], torch.arange(4).repeat_interleave(torch.arange(4) * length))
     for root in range(4):

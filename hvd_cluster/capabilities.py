@@ -1,0 +1,78 @@
+"""What Horovod calls built and enabled: what this version can do. Nothing is compiled: what is there, can be used."""
+
+from __future__ import annotations
+
+from collectives.api import InvalidRequestError
+from collectives.backends.gloo.meeting import import_torch
+from hvd_cluster import basics
+
+__all__ = [
+    "ccl_built",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rocm_built",
+]
+
+
+def mpi_built() -> bool:
+    """Whether ranks can talk through MPI: no."""
+    return False
+
+
+def mpi_enabled() -> bool:
+    """Whether ranks talk through MPI: no."""
+    return False
+
+
+def mpi_threads_supported() -> bool:
+    """Whether MPI may be called from several threads.
+
+    Raises InvalidRequestError, because MPI is not in use; NotInitializedError before ``init()``.
+    """
+    basics.engine()
+    raise InvalidRequestError("MPI is not in use, so mpi_threads_supported() has no answer; ask mpi_enabled() first")
+
+
+def gloo_built() -> bool:
+    """Whether ranks on different hosts can talk through Gloo: where torch is installed and has it."""
+    try:
+        import_torch()
+    except ImportError:
+        return False
+    return True
+
+
+def gloo_enabled() -> bool:
+    """Whether ranks find each other without MPI and talk through Gloo where they must: wherever they can."""
+    return gloo_built()
+
+
+def nccl_built() -> int:
+    """The version of NCCL, such as 22105; 0, because it is not in use."""
+    return 0
+
+
+def ddl_built() -> bool:
+    """Whether ranks can talk through IBM's DDL: no."""
+    return False
+
+
+def ccl_built() -> bool:
+    """Whether ranks can talk through oneCCL: no."""
+    return False
+
+
+def cuda_built() -> bool:
+    """Whether tensors on a CUDA device can be given: no, they must be moved to the CPU first."""
+    return False
+
+
+def rocm_built() -> bool:
+    """Whether tensors on a ROCm device can be given: no, they must be moved to the CPU first."""
+    return False

@@ -1,0 +1,110 @@
+"""Allgather: the tensors of all ranks, one after the other along the first dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from collectives.api import Operation
+from hvd_cluster.process_sets import ProcessSet, global_process_set
+from hvd_cluster.torch.operations.allreduce import allreduce, grouped_allreduce
+from hvd_cluster.torch.operations.autograd import apply, backward_of_group, is_recorded, name_of_backward
+from hvd_cluster.torch.operations.handles import Handle, HandleGroup, synchronize
+from hvd_cluster.torch.operations.parts import listed, of_other_shape, run, start, start_group, with_splits
+from hvd_cluster.torch.tensors import require_tensor
+
+__all__ = [
+    "HorovodAllgather",
+    "HorovodGroupedAllgather",
+    "allgather",
+    "allgather_async",
+    "grouped_allgather",
+    "grouped_allgather_async",
+]
+
+
+def allgather_async(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Start concatenating the tensors of all ranks along the first dimension."""
+    return start(Operation.ALLGATHER, of_other_shape, tensor, name, process_set)
+
+
+def allgather(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Concatenate the tensors of all ranks in rank order; only the first dimensions may differ."""
+    result: torch.Tensor
+    if is_recorded(require_tensor(tensor)):
+        result = apply(HorovodAllgather, tensor, name, process_set)
+    else:
+        result = run(Operation.ALLGATHER, of_other_shape, tensor, name, process_set)
+    return result
+
+
+class HorovodAllgather(torch.autograd.Function):
+    """The gradients of the whole are averaged over the ranks; each keeps the rows that were its own."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> torch.Tensor:
+        result: torch.Tensor
+        result, counts = run(Operation.ALLGATHER, with_splits, tensor, name, process_set)
+        ctx.arguments = name_of_backward(name), process_set
+        ctx.rows = _own_rows(counts, process_set)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        name, process_set = ctx.arguments
+        return allreduce(gradients[0], name=name, process_set=process_set)[ctx.rows], None, None
+
+
+def _own_rows(counts: torch.Tensor, process_set: ProcessSet) -> slice:
+    """Where this rank's rows are when each member has ``counts`` of them."""
+    rank = process_set.rank() or 0
+    first = int(counts[:rank].sum())
+    return slice(first, first + int(counts[rank]))
+
+
+def grouped_allgather_async(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> HandleGroup:
+    """Start concatenating each tensor of all ranks along the first dimension."""
+    return start_group(Operation.ALLGATHER, of_other_shape, tensors, tuple, name, process_set)
+
+
+def grouped_allgather(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> tuple[torch.Tensor, ...]:
+    """Concatenate each tensor of all ranks in rank order; only the first dimensions may differ."""
+    results: tuple[torch.Tensor, ...]
+    tensors = listed(tensors)
+    if any(is_recorded(tensor) for tensor in tensors):
+        results = apply(HorovodGroupedAllgather, name, process_set, *tensors)
+    else:
+        results = synchronize(grouped_allgather_async(tensors, name, process_set))
+    return results
+
+
+class HorovodGroupedAllgather(torch.autograd.Function):
+    """As :class:`HorovodAllgather`, for a group."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        pairs = synchronize(start_group(Operation.ALLGATHER, with_splits, tensors, tuple, name, process_set))
+        ctx.arguments = name_of_backward(name), process_set
+        ctx.rows = [_own_rows(counts, process_set) for _, counts in pairs]
+        return tuple(result for result, _ in pairs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        name, process_set = ctx.arguments
+        averages = backward_of_group(
+            gradients, lambda given: grouped_allreduce(given, name=name, process_set=process_set)
+        )
+        own = [None if average is None else average[rows] for average, rows in zip(averages, ctx.rows, strict=True)]
+        return None, None, *own

@@ -1,0 +1,219 @@
+"""Allreduce: each element combined over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from collectives.api import InvalidRequestError, Operation, ReduceOp
+from hvd_cluster.operations import reduction
+from hvd_cluster.process_sets import ProcessSet, global_process_set
+from hvd_cluster.torch.compression import Compression, Compressor, require_compressor
+from hvd_cluster.torch.operations.autograd import apply, backward_of_group, is_recorded, name_of_backward
+from hvd_cluster.torch.operations.handles import Handle, HandleGroup, synchronize
+from hvd_cluster.torch.operations.parts import (
+    compress_all,
+    decompress_all,
+    in_place,
+    of_same_shape,
+    run,
+    start,
+    start_group,
+)
+from hvd_cluster.torch.tensors import require_tensor
+
+__all__ = [
+    "HorovodAllreduce",
+    "HorovodGroupedAllreduce",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+]
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Start combining ``tensor`` over all ranks, element by element, into a new tensor."""
+    how = reduction(average, op, prescale_factor, postscale_factor)
+    return start(Operation.ALLREDUCE, of_same_shape, tensor, name, process_set, **how)
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Start combining ``tensor`` over all ranks, in place."""
+    how = reduction(average, op, prescale_factor, postscale_factor)
+    return start(Operation.ALLREDUCE, in_place, tensor, name, process_set, **how)
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Combine ``tensor`` over all ranks, in place."""
+    how = reduction(average, op, prescale_factor, postscale_factor)
+    result: torch.Tensor = run(Operation.ALLREDUCE, in_place, tensor, name, process_set, **how)
+    return result
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Combine ``tensor`` over all ranks, element by element; returns a new tensor of the same shape."""
+    how = reduction(average, op, prescale_factor, postscale_factor)
+    require_compressor(compression)
+    small, context = compression.compress(require_tensor(tensor))
+    return compression.decompress(_allreduce(small, name, process_set, how), context)
+
+
+def _allreduce(tensor: torch.Tensor, name: str | None, process_set: ProcessSet, how: dict[str, Any]) -> torch.Tensor:
+    result: torch.Tensor
+    if is_recorded(tensor):
+        result = apply(HorovodAllreduce, tensor, name, process_set, how)
+    else:
+        result = run(Operation.ALLREDUCE, of_same_shape, tensor, name, process_set, **how)
+    return result
+
+
+class HorovodAllreduce(torch.autograd.Function):
+    """The gradients are combined in the same way: each rank's tensor counted in all results, with both factors."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet, how: dict[str, Any]
+    ) -> torch.Tensor:
+        ctx.arguments = name_of_backward(name), process_set, how
+        return _allreduce(tensor, name, process_set, how)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        _require_linear(ctx.arguments[-1])
+        return _allreduce(gradients[0], *ctx.arguments), None, None, None
+
+
+def _require_linear(how: dict[str, Any]) -> None:
+    if how["op"] not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+        raise InvalidRequestError(
+            f"an allreduce with op {how['op'].name.capitalize()} has no gradient; use Average or Sum, or detach() the "
+            "tensor before"
+        )
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> HandleGroup:
+    """Start combining each tensor over all ranks, into new tensors."""
+    how = reduction(average, op, prescale_factor, postscale_factor)
+    return start_group(Operation.ALLREDUCE, of_same_shape, tensors, list, name, process_set, **how)
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> HandleGroup:
+    """Start combining each tensor over all ranks, in place."""
+    how = reduction(average, op, prescale_factor, postscale_factor)
+    return start_group(Operation.ALLREDUCE, in_place, tensors, tuple, name, process_set, **how)
+
+
+def grouped_allreduce_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> tuple[torch.Tensor, ...]:
+    """Combine each tensor over all ranks, in place."""
+    how = reduction(average, op, prescale_factor, postscale_factor)
+    handle = start_group(Operation.ALLREDUCE, in_place, tensors, tuple, name, process_set, **how)
+    results: tuple[torch.Tensor, ...] = synchronize(handle)
+    return results
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """Combine each tensor over all ranks, element by element; returns new tensors of the same shapes."""
+    how = reduction(average, op, prescale_factor, postscale_factor)
+    small, contexts = compress_all(compression, tensors)
+    return decompress_all(compression, _grouped_allreduce(small, name, process_set, how), contexts)
+
+
+def _grouped_allreduce(
+    tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet, how: dict[str, Any]
+) -> Sequence[torch.Tensor]:
+    results: Sequence[torch.Tensor]
+    if any(is_recorded(tensor) for tensor in tensors):
+        results = apply(HorovodGroupedAllreduce, name, process_set, how, *tensors)
+    else:
+        results = synchronize(start_group(Operation.ALLREDUCE, of_same_shape, tensors, tuple, name, process_set, **how))
+    return results
+
+
+class HorovodGroupedAllreduce(torch.autograd.Function):
+    """As :class:`HorovodAllreduce`, for a group."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, name: str | None, process_set: ProcessSet, how: dict[str, Any], *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.arguments = name_of_backward(name), process_set, how
+        return tuple(_grouped_allreduce(tensors, name, process_set, how))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        _require_linear(ctx.arguments[-1])
+        results = backward_of_group(gradients, lambda given: _grouped_allreduce(given, *ctx.arguments))
+        return None, None, None, *results

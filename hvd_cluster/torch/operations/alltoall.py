@@ -1,0 +1,95 @@
+"""Alltoall: each rank's rows dealt out to all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from collectives.api import InvalidRequestError, Operation
+from hvd_cluster.operations import whole_splits
+from hvd_cluster.process_sets import ProcessSet, global_process_set
+from hvd_cluster.torch.operations.autograd import apply, is_recorded, name_of_backward
+from hvd_cluster.torch.operations.handles import Handle
+from hvd_cluster.torch.operations.parts import run, start, with_splits
+from hvd_cluster.torch.tensors import require_tensor
+
+__all__ = ["HorovodAlltoall", "Splits", "alltoall", "alltoall_async"]
+
+Splits: TypeAlias = "Sequence[int] | torch.Tensor | None"
+
+
+def alltoall_async(
+    tensor: torch.Tensor,
+    splits: Splits = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Start sending ``splits[r]`` rows to each rank r; synchronize gives (tensor, received_splits)."""
+    shares = _shares(tensor, splits, process_set)
+    return start(Operation.ALLTOALL, with_splits, tensor, name, process_set, splits=shares)
+
+
+def alltoall(
+    tensor: torch.Tensor,
+    splits: Splits = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Send ``splits[r]`` consecutive rows to each rank r, and concatenate what comes, in rank order.
+
+    Without ``splits``, equal shares; with them the result is (tensor, received_splits), the latter int32.
+    """
+    output, received = _alltoall(tensor, splits, name, process_set)
+    return output if splits is None else (output, received)
+
+
+def _shares(tensor: torch.Tensor, splits: Splits, process_set: ProcessSet) -> tuple[int, ...]:
+    rows = tensor.shape[0] if require_tensor(tensor).dim() else 0
+    return whole_splits(_as_list(splits), rows, process_set)
+
+
+def _as_list(splits: Splits) -> list[int] | None:
+    if splits is None:
+        return None
+    try:
+        tensor = torch.as_tensor(splits)
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidRequestError(f"splits must be a list or 1-d tensor of integers, not {splits!r}") from None
+    if tensor.dim() != 1 or tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool:
+        raise InvalidRequestError(f"splits must be a list or 1-d tensor of integers, not {splits!r}")
+    values: list[int] = tensor.tolist()
+    return values
+
+
+def _alltoall(
+    tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet
+) -> tuple[torch.Tensor, torch.Tensor]:
+    result: tuple[torch.Tensor, torch.Tensor]
+    if is_recorded(require_tensor(tensor)):
+        result = apply(HorovodAlltoall, tensor, splits, name, process_set)
+    else:
+        shares = _shares(tensor, splits, process_set)
+        result = run(Operation.ALLTOALL, with_splits, tensor, name, process_set, splits=shares)
+    return result
+
+
+class HorovodAlltoall(torch.autograd.Function):
+    """The gradients go the way back; rows that were sent to nobody have zeros."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        output, received = _alltoall(tensor, splits, name, process_set)
+        ctx.mark_non_differentiable(received)
+        ctx.arguments = received.tolist(), name_of_backward(name), process_set
+        ctx.rows = len(tensor)
+        return output, received
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        returned, _ = _alltoall(gradients[0], *ctx.arguments)
+        kept = returned.new_zeros(ctx.rows - len(returned), *returned.shape[1:])
+        return torch.cat([returned, kept]), None, None, None

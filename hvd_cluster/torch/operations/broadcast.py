@@ -1,0 +1,70 @@
+"""Broadcast: one rank's tensor on all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from collectives.api import Operation
+from hvd_cluster import basics
+from hvd_cluster.process_sets import ProcessSet, global_process_set
+from hvd_cluster.torch.operations.allreduce import allreduce
+from hvd_cluster.torch.operations.autograd import apply, is_recorded, name_of_backward
+from hvd_cluster.torch.operations.handles import Handle
+from hvd_cluster.torch.operations.parts import in_place, of_same_shape, run, start
+from hvd_cluster.torch.tensors import require_tensor
+
+__all__ = ["HorovodBroadcast", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_"]
+
+
+def broadcast_async(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Start copying the root's tensor to a new tensor on every rank."""
+    return start(Operation.BROADCAST, of_same_shape, tensor, name, process_set, root_rank=root_rank)
+
+
+def broadcast_async_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Start copying the root's tensor into ``tensor`` on every rank."""
+    return start(Operation.BROADCAST, in_place, tensor, name, process_set, root_rank=root_rank)
+
+
+def broadcast_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Overwrite ``tensor`` with the root's on every rank."""
+    result: torch.Tensor = run(Operation.BROADCAST, in_place, tensor, name, process_set, root_rank=root_rank)
+    return result
+
+
+def broadcast(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """The root's tensor, as a new tensor on every rank; all give a tensor of the same shape."""
+    result: torch.Tensor
+    if is_recorded(require_tensor(tensor)):
+        result = apply(HorovodBroadcast, tensor, root_rank, name, process_set)
+    else:
+        result = run(Operation.BROADCAST, of_same_shape, tensor, name, process_set, root_rank=root_rank)
+    return result
+
+
+class HorovodBroadcast(torch.autograd.Function):
+    """The gradients are averaged over the ranks for the root; the others, whose tensors went nowhere, get zeros."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
+    ) -> torch.Tensor:
+        ctx.is_root = basics.rank() == root_rank
+        ctx.arguments = name_of_backward(name), process_set
+        return broadcast(tensor, root_rank, name, process_set)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        name, process_set = ctx.arguments
+        average = allreduce(gradients[0], name=name, process_set=process_set)
+        return average if ctx.is_root else torch.zeros_like(average), None, None, None

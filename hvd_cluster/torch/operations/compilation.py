@@ -1,0 +1,29 @@
+"""Collectives in what ``torch.compile`` compiles: its graph ends before each of them, and goes on behind it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import torch
+
+__all__ = ["uncompiled"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def uncompiled(function: Callable[P, T]) -> Callable[P, T]:
+    """``function``, which the compiler calls instead of looking into it; it could not compile an engine.
+
+    Unlike ``torch.compiler.disable`` it costs next to nothing where nothing is compiled, not even the import.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        if torch.compiler.is_dynamo_compiling():
+            return torch.compiler.disable(function)(*args, **kwargs)  # type: ignore[no-any-return,no-untyped-call]
+        return function(*args, **kwargs)
+
+    return call

@@ -1,0 +1,160 @@
+"""Reducescatter: each element combined over all ranks, and the rows of the result dealt out to them.
+
+The first ``shape[0] % size`` ranks get one row more than the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from collectives.api import Operation, ReduceOp
+from hvd_cluster.operations import reduction
+from hvd_cluster.process_sets import ProcessSet, global_process_set
+from hvd_cluster.torch.compression import Compression, Compressor, require_compressor
+from hvd_cluster.torch.operations.allgather import allgather, grouped_allgather
+from hvd_cluster.torch.operations.autograd import apply, backward_of_group, is_recorded, name_of_backward
+from hvd_cluster.torch.operations.handles import Handle, HandleGroup, synchronize
+from hvd_cluster.torch.operations.parts import compress_all, decompress_all, of_other_shape, run, start, start_group
+from hvd_cluster.torch.tensors import require_tensor
+
+__all__ = [
+    "HorovodGroupedReducescatter",
+    "HorovodReducescatter",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "reducescatter",
+    "reducescatter_async",
+]
+
+
+def reducescatter_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Start combining ``tensor`` over all ranks and keeping this rank's rows."""
+    how = reduction(None, op, prescale_factor, postscale_factor)
+    return start(Operation.REDUCESCATTER, of_other_shape, tensor, name, process_set, **how)
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """Combine ``tensor`` (Average or Sum) over all ranks and keep this rank's rows."""
+    how = reduction(None, op, prescale_factor, postscale_factor)
+    require_compressor(compression)
+    small, context = compression.compress(require_tensor(tensor))
+    return compression.decompress(_reducescatter(small, name, process_set, how), context)
+
+
+def _reducescatter(
+    tensor: torch.Tensor, name: str | None, process_set: ProcessSet, how: dict[str, Any]
+) -> torch.Tensor:
+    result: torch.Tensor
+    if is_recorded(tensor):
+        result = apply(HorovodReducescatter, tensor, name, process_set, how)
+    else:
+        result = run(Operation.REDUCESCATTER, of_other_shape, tensor, name, process_set, **how)
+    return result
+
+
+class HorovodReducescatter(torch.autograd.Function):
+    """The gradients of all rows are gathered, and scaled as the tensors were.
+
+    Those of a Sum count once for each member, so that a reducescatter followed by an allgather, whose gradient is an
+    average, has the gradient of an allreduce.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet, how: dict[str, Any]
+    ) -> torch.Tensor:
+        ctx.arguments = name_of_backward(name), process_set
+        ctx.factor = _factor(process_set, how)
+        return _reducescatter(tensor, name, process_set, how)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return allgather(gradients[0] * ctx.factor, *ctx.arguments), None, None, None
+
+
+def _factor(process_set: ProcessSet, how: dict[str, Any]) -> float:
+    count = (process_set.size() or 1) if how["op"] is ReduceOp.SUM else 1
+    factor: float = count * how["prescale_factor"] * how["postscale_factor"]
+    return factor
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> HandleGroup:
+    """Start combining each tensor over all ranks and keeping this rank's rows."""
+    return _start_group(tensors, name, process_set, reduction(None, op, prescale_factor, postscale_factor))
+
+
+def grouped_reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """Combine each tensor (Average or Sum) over all ranks and keep this rank's rows of each."""
+    how = reduction(None, op, prescale_factor, postscale_factor)
+    small, contexts = compress_all(compression, tensors)
+    return decompress_all(compression, _grouped_reducescatter(small, name, process_set, how), contexts)
+
+
+def _start_group(
+    tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet, how: dict[str, Any]
+) -> HandleGroup:
+    return start_group(Operation.REDUCESCATTER, of_other_shape, tensors, list, name, process_set, **how)
+
+
+def _grouped_reducescatter(
+    tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet, how: dict[str, Any]
+) -> Sequence[torch.Tensor]:
+    results: Sequence[torch.Tensor]
+    if any(is_recorded(tensor) for tensor in tensors):
+        results = apply(HorovodGroupedReducescatter, name, process_set, how, *tensors)
+    else:
+        results = synchronize(_start_group(tensors, name, process_set, how))
+    return results
+
+
+class HorovodGroupedReducescatter(torch.autograd.Function):
+    """As :class:`HorovodReducescatter`, for a group."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, name: str | None, process_set: ProcessSet, how: dict[str, Any], *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.arguments = name_of_backward(name), process_set
+        ctx.factor = _factor(process_set, how)
+        return tuple(_grouped_reducescatter(tensors, name, process_set, how))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        results = backward_of_group(
+            gradients,
+            lambda given: grouped_allgather([gradient * ctx.factor for gradient in given], *ctx.arguments),
+        )
+        return None, None, None, *results

@@ -1,0 +1,47 @@
+"""Allreduce of sparse tensors, whose elements stand at other places on each rank: they are gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from collectives.api import InvalidRequestError, MismatchError, ReduceOp
+from hvd_cluster.operations import reduction
+from hvd_cluster.process_sets import ProcessSet, global_process_set
+from hvd_cluster.torch.operations.allgather import grouped_allgather_async
+from hvd_cluster.torch.operations.handles import synchronize
+
+__all__ = ["sparse_allreduce_async"]
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor, name: str | None, op: ReduceOp | None, process_set: ProcessSet = global_process_set
+) -> Callable[[], torch.Tensor]:
+    """Start adding up (Sum or Average) sparse COO tensors of one shape; returns what waits and gives the result.
+
+    The result is a new sparse COO tensor, not coalesced: it has the elements of all ranks.
+    """
+    chosen = reduction(None, op, 1.0, 1.0)["op"]
+    _check(tensor, chosen)
+    own = tensor.detach().coalesce()
+    parts = [own.indices().t(), own.values(), torch.tensor([own.shape])]
+    handle = grouped_allgather_async(parts, None if name is None else f"sparse.{name}", process_set)
+
+    def finish() -> torch.Tensor:
+        indices, values, shapes = synchronize(handle)
+        if (shapes != shapes[0]).any():
+            raise MismatchError(f"sparse tensor {name!r}: the ranks disagree about the shape: {shapes.tolist()}")
+        if chosen is ReduceOp.AVERAGE:
+            values = (values / process_set.size()).to(values.dtype)
+        return torch.sparse_coo_tensor(indices.t(), values, own.shape)
+
+    return finish
+
+
+def _check(tensor: Any, op: ReduceOp) -> None:
+    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.sparse_coo:
+        raise InvalidRequestError("sparse_allreduce_async needs a sparse COO tensor; use allreduce_async for others")
+    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+        raise InvalidRequestError(f"op {op.name.capitalize()} is not available for sparse tensors; use Average or Sum")

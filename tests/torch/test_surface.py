@@ -1,0 +1,128 @@
+"""Names, order and defaults of the arguments are Horovod's, and so are the answers about what is built."""
+
+import importlib
+import inspect
+
+import pytest
+
+import hvd_cluster.torch as hvd
+from collectives.backends.gloo import meeting
+from hvd_cluster.torch import mpi_ops
+
+REDUCTION = "average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=ALL"
+COMPRESSED = REDUCTION.replace("name=None, ", "name=None, compression=NONE, ")
+SCATTER = "name=None, op=Average, process_set=ALL, prescale_factor=1.0, postscale_factor=1.0"
+COMPRESSED_SCATTER = SCATTER.replace("name=None, ", "name=None, compression=NONE, ")
+MOVEMENT = "name=None, process_set=ALL"
+
+SIGNATURES = {
+    "allgather": f"tensor, {MOVEMENT}",
+    "allgather_async": f"tensor, {MOVEMENT}",
+    "allreduce": f"tensor, {COMPRESSED}",
+    "allreduce_": f"tensor, {REDUCTION}",
+    "allreduce_async": f"tensor, {REDUCTION}",
+    "allreduce_async_": f"tensor, {REDUCTION}",
+    "alltoall": f"tensor, splits=None, {MOVEMENT}",
+    "alltoall_async": f"tensor, splits=None, {MOVEMENT}",
+    "barrier": "process_set=ALL",
+    "broadcast": f"tensor, root_rank, {MOVEMENT}",
+    "broadcast_": f"tensor, root_rank, {MOVEMENT}",
+    "broadcast_async": f"tensor, root_rank, {MOVEMENT}",
+    "broadcast_async_": f"tensor, root_rank, {MOVEMENT}",
+    "grouped_allgather": f"tensors, {MOVEMENT}",
+    "grouped_allgather_async": f"tensors, {MOVEMENT}",
+    "grouped_allreduce": f"tensors, {COMPRESSED}",
+    "grouped_allreduce_": f"tensors, {REDUCTION}",
+    "grouped_allreduce_async": f"tensors, {REDUCTION}",
+    "grouped_allreduce_async_": f"tensors, {REDUCTION}",
+    "grouped_reducescatter": f"tensors, {COMPRESSED_SCATTER}",
+    "grouped_reducescatter_async": f"tensors, {SCATTER}",
+    "reducescatter": f"tensor, {COMPRESSED_SCATTER}",
+    "reducescatter_async": f"tensor, {SCATTER}",
+    "sparse_allreduce_async": "tensor, name, op, process_set=ALL",
+    "poll": "handle",
+    "synchronize": "handle",
+    "add_process_set": "process_set",
+    "remove_process_set": "process_set",
+    "init": "comm=None, process_sets=None",
+}
+ANSWERS = {
+    "ccl_built": False,
+    "cuda_built": False,
+    "ddl_built": False,
+    "gloo_built": True,
+    "gloo_enabled": True,
+    "mpi_built": False,
+    "mpi_enabled": False,
+    "nccl_built": 0,
+    "rocm_built": False,
+}
+WITHOUT_ARGUMENTS = [
+    *ANSWERS,
+    *("mpi_threads_supported", "is_homogeneous", "is_initialized", "shutdown"),
+    *("size", "local_size", "cross_size", "rank", "local_rank", "cross_rank"),
+]
+
+
+def written(parameter):
+    values = {hvd.global_process_set: "ALL", hvd.Compression.none: "NONE"}
+    value = parameter.default
+    if value is parameter.empty:
+        return parameter.name
+    return f"{parameter.name}={'Average' if value is hvd.Average else values.get(value, repr(value))}"
+
+
+def signature(name):
+    return ", ".join(map(written, inspect.signature(getattr(hvd, name)).parameters.values()))
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signatures(name):
+    assert signature(name) == SIGNATURES[name]
+
+
+def test_functions_without_arguments():
+    assert {name: signature(name) for name in WITHOUT_ARGUMENTS} == dict.fromkeys(WITHOUT_ARGUMENTS, "")
+
+
+def test_join_takes_a_device_first():
+    assert signature("join").split(", ")[0] == "device=-1"
+
+
+def test_every_function_has_a_signature_here():
+    functions = {name for name in hvd.__all__ if inspect.isfunction(getattr(hvd, name))}
+    elsewhere = {"DistributedOptimizer", "allgather_object", "broadcast_object", "join"}
+    elsewhere |= {"broadcast_optimizer_state", "broadcast_parameters"}
+    assert functions == {*SIGNATURES, *WITHOUT_ARGUMENTS, *elsewhere}
+
+
+def test_ops_have_their_numbers():
+    assert [hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product] == list(range(6))
+
+
+def test_mpi_ops_has_the_same_objects():
+    module = importlib.import_module("hvd_cluster.torch.mpi_ops")
+    assert all(hasattr(module, name) for name in module.__all__)
+    for name in {*SIGNATURES, *WITHOUT_ARGUMENTS, "join", "Sum", "HorovodInternalError"} - {
+        "add_process_set",
+        "remove_process_set",
+    }:
+        assert getattr(module, name) is getattr(hvd, name), name
+    assert mpi_ops.HorovodAllreduce.__module__.startswith("hvd_cluster.torch.")
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_what_is_built(name):
+    answer = getattr(hvd, name)()
+    assert (answer, type(answer)) == (ANSWERS[name], type(ANSWERS[name]))
+
+
+def test_gloo_needs_a_torch_that_has_it(monkeypatch):
+    monkeypatch.setattr(meeting.import_torch().distributed, "is_gloo_available", lambda: False)
+    assert not hvd.gloo_built()
+    assert not hvd.gloo_enabled()
+
+
+def test_threads_of_mpi_are_a_question_for_those_who_use_it():
+    with pytest.raises(ValueError, match="has not been initialized"):
+        hvd.mpi_threads_supported()
