@@ -218,5 +218,7 @@ class GradientOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As the wrapped optimizer's; gradients that were computed before are forgotten."""
+        for reduction in self._reductions.values():
+            reduction.abandon()
         self._reset()
         super().load_state_dict(state_dict)

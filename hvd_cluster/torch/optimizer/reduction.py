@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TypeAlias
 
 import torch
 
-from collectives.api import EngineError
+from collectives.api import EngineError, HorovodInternalError
 from hvd_cluster.torch.gradient_compression import GradientCompressor
 from hvd_cluster.torch.grouped import grouped_allreduce_async_
 from hvd_cluster.torch.operations import Handle, HandleGroup, allreduce_async_, synchronize
@@ -56,6 +57,14 @@ class Reduction:
             for parameter, dimensions in self._from_sparse.items():
                 parameter.grad = _gradient(parameter).to_sparse(dimensions)
         return self._handle is None
+
+    def abandon(self) -> None:
+        """Wait until nothing is in flight, so that the names are free; gradients are left as they happen to be."""
+        with suppress(HorovodInternalError):
+            if self._handle is not None:
+                synchronize(self._handle)
+            for finish in self._sparse.values():
+                finish()
 
     def _continue(self, combined: Sequence[torch.Tensor | None]) -> None:
         going, tensors = [], []
