@@ -204,14 +204,15 @@ def check_parameters_added_and_unfrozen_later():
 
 def check_gradients_that_share_memory():
     """autograd gives both parameters the same memory as gradient, which must not be summed twice."""
-    a, b = (torch.nn.Parameter(torch.ones(2, 2)) for _ in range(2))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([a, b], lr=1.0), [("a", a), ("b", b)], op=hvd.Sum)
-    weight = torch.arange(4.0)
-    ((a.view(4) + b.view(4)) * weight).sum().backward()
-    optimizer.synchronize()
-    expected = weight.view(2, 2) * hvd.size()
-    assert torch.equal(a.grad, expected)
-    assert torch.equal(b.grad, expected)
+    for rows in (2, 300):
+        a, b = (torch.nn.Parameter(torch.ones(rows, rows)) for _ in range(2))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([a, b], lr=1.0), [("a", a), ("b", b)], op=hvd.Sum)
+        weight = torch.arange(float(rows * rows))
+        ((a.view(-1) + b.view(-1)) * weight).sum().backward()
+        optimizer.synchronize()
+        expected = weight.view(rows, rows) * hvd.size()
+        assert torch.equal(a.grad, expected)
+        assert torch.equal(b.grad, expected)
 
 
 def one_parameter(op=hvd.Sum):

@@ -97,16 +97,18 @@ def check_num_groups():
 
 def check_predivide():
     assert_equals_one_process(gradient_predivide_factor=3.0)
-    half = torch.nn.Parameter(torch.zeros(2, dtype=torch.float16))
+    huge = torch.full((2, 1), 3e38)  # the sum of two is infinite
+    parameter = torch.nn.Parameter(torch.zeros(2, 1))
     for groups in (None, 1):
-        for factor in (1.0, 4.0 * hvd.size()):
-            optimizer = hvd.DistributedOptimizer(
-                torch.optim.SGD([half], lr=0), [("half", half)], gradient_predivide_factor=factor, groups=groups
-            )
-            half.grad = torch.full_like(half, 60000.0)  # the sum of two is infinite
-            optimizer.synchronize()
-            assert bool(half.grad.isfinite().all())
-            del optimizer
+        for gradient in (huge, huge.to_sparse(1)):
+            for factor in (1.0, 4.0 * hvd.size()):
+                optimizer = hvd.DistributedOptimizer(
+                    torch.optim.SGD([parameter], lr=0), gradient_predivide_factor=factor, groups=groups
+                )
+                parameter.grad = gradient.clone()
+                optimizer.synchronize()
+                assert bool(parameter.grad.to_dense().isfinite().all()) == (factor > 1 or hvd.size() == 1)
+                del optimizer
 
 
 def embedding(**options):
