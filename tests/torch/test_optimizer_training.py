@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import threading
 import warnings
 
 import pytest
@@ -163,6 +164,39 @@ def check_state_dict_round_trip():
     torch.testing.assert_close(flat(model), flat(whole), rtol=0, atol=0)
     plain = adam(build().parameters())
     plain.load_state_dict(optimizer.state_dict())  # also into one that is not wrapped
+
+
+def check_loading_waits_for_gradients_in_flight():
+    """Or their names could not be used for the next ones."""
+    engine, main = basics.engine(), threading.get_ident()
+    driver, before = engine._driver, engine._driver.patient
+    held, sent, over = threading.Event(), threading.Event(), threading.Event()
+
+    def hold():
+        """Nothing moves until somebody waits for it."""
+        with driver._driving:
+            held.set()
+            sent.wait()
+            while main not in driver.inside and not over.wait(0.001):
+                pass
+
+    model = build()
+    optimizer = wrap(model)
+    thread = threading.Thread(target=hold, daemon=True)
+    driver.patient = False
+    thread.start()
+    try:
+        held.wait()
+        loss_of(model, *(own(rows) for rows in data(0))).backward()
+        sent.set()
+        optimizer.load_state_dict(optimizer.state_dict())
+        optimizer.zero_grad()
+        train(model, optimizer, range(1))
+    finally:
+        sent.set()
+        over.set()
+        thread.join()
+        driver.patient = before
 
 
 def check_copies_train_on():
