@@ -1,9 +1,13 @@
 """A training step of an MLP with DistributedOptimizer against DistributedDataParallel on Gloo, interleaved.
 
     python -m benchmarks.training --ranks 2
+    python -m benchmarks.training --memory
 
-The model is 784-2048-2048-10, the batch 32 images a rank, float32, SGD with momentum, one compute thread a rank. Both
+The model is 784-2048-2048-10, the batch 32 images a rank, float32, SGD with momentum, one compute thread a rank. All
 sides train in the same processes, turn by turn.
+
+With --memory the sides are ways from ``.grad`` to the engine and back, each at its barest: gradients travel as a group,
+in place; or packed into one tensor, whose parts they become; or they live in that tensor all the time.
 """
 
 from __future__ import annotations
@@ -22,8 +26,11 @@ from benchmarks.measure import (
     interleave,
     meeting_file,
     report,
+    tabulate,
     torch_gloo,
 )
+
+WAYS = ("in place", "packed", "views")
 
 
 def build(widths: list[int]) -> Any:
@@ -47,6 +54,78 @@ def stepper(model: Any, optimizer: Any, images: Any, labels: Any) -> Callable[[]
         optimizer.step()
 
     return step
+
+
+def bare_stepper(model: Any, optimizer: Any, images: Any, labels: Any, way: str) -> Callable[[], None]:
+    """One training step, with gradients "in place", "packed" or "views"."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    import hvd_cluster.torch as hvd
+
+    parameters = list(model.parameters())
+    flat = torch.zeros(sum(parameter.numel() for parameter in parameters))
+    parts = flat.split([parameter.numel() for parameter in parameters])
+    views = [part.view_as(parameter) for part, parameter in zip(parts, parameters, strict=True)]
+
+    def adopt() -> None:
+        for parameter, view in zip(parameters, views, strict=True):
+            parameter.grad = view
+
+    def step() -> None:
+        if way == "views":
+            flat.zero_()
+        else:
+            optimizer.zero_grad()
+        cross_entropy(model(images), labels).backward()
+        if way == "in place":
+            hvd.grouped_allreduce_([parameter.grad for parameter in parameters], name=way)
+        else:
+            if way == "packed":
+                torch._foreach_copy_(views, [parameter.grad for parameter in parameters])
+                adopt()
+            hvd.allreduce_(flat, name=way)
+        optimizer.step()
+
+    if way == "views":
+        adopt()
+    return step
+
+
+def measure_memory(widths: list[int], batch: int, repeats: int) -> dict[str, list[float]]:
+    """Runs on every rank; for each way the seconds of each step, as this rank sees it."""
+    import torch
+
+    import hvd_cluster.torch as hvd
+
+    torch.set_num_threads(1)
+    hvd.init()
+    torch.manual_seed(2 + hvd.rank())
+    images, labels = torch.randn(batch, widths[0]), torch.randint(0, widths[-1], (batch,))
+    sides = {}
+    for way in WAYS:
+        model = build(widths)
+        sides[way] = bare_stepper(model, _sgd(model), images, labels, way)
+    ours = build(widths)
+    wrapped = hvd.DistributedOptimizer(_sgd(ours), named_parameters=ours.named_parameters())
+    sides["DistributedOptimizer"] = stepper(ours, wrapped, images, labels)
+    seconds = interleave(sides, repeats, 10)
+    hvd.shutdown()
+    return seconds
+
+
+def report_memory(arguments: argparse.Namespace) -> None:
+    """A row for each number of ranks, a column for each way: medians over all steps of all launches."""
+    records: list[dict[str, object]] = []
+    for ranks in arguments.ranks:
+        seconds: dict[str, list[float]] = {}
+        for _ in range(arguments.launches):
+            given = (arguments.widths, arguments.batch_size, arguments.repeats)
+            for way, values in hvd_cluster.run(measure_memory, given, num_proc=ranks)[0].items():
+                seconds.setdefault(way, []).extend(values)
+        medians = {way: statistics.median(values) * 1e3 for way, values in seconds.items()}
+        records.append({"case": _case(arguments), "ranks": ranks, **medians})
+    tabulate("gradient memory: milliseconds a step, medians", records, arguments)
 
 
 def measure(widths: list[int], batch: int, repeats: int, path: str) -> dict[str, list[float]]:
@@ -80,7 +159,12 @@ def launch(ranks: int, arguments: argparse.Namespace) -> Row:
         for side, values in hvd_cluster.run(measure, given, num_proc=ranks)[0].items():
             speeds[side] += values
     ours, peer = statistics.median(speeds["ours"]), statistics.median(speeds["peer"])
-    return Row("-".join(map(str, arguments.widths)), ranks, "images/s", ours, peer, max(speeds["ours"]))
+    return Row(_case(arguments), ranks, "images/s", ours, peer, max(speeds["ours"]))
+
+
+def _case(arguments: argparse.Namespace) -> str:
+    widths = arguments.widths
+    return "-".join(map(str, widths)) if len(widths) < 6 else f"{len(widths) - 1} layers of up to {max(widths)}"
 
 
 def _sgd(model: Any) -> Any:
@@ -97,8 +181,12 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32, help="images per rank and step (default: 32)")
     add_launches_argument(parser, 5)
     parser.add_argument("--repeats", type=int, default=5, help="rounds of ten steps of each side (default: 5)")
+    parser.add_argument("--memory", action="store_true", help="compare ways of gradient memory")
     add_report_arguments(parser)
     arguments = parser.parse_args()
+    if arguments.memory:
+        report_memory(arguments)
+        return
     rows = [launch(ranks, arguments) for ranks in arguments.ranks]
     report("training: ours and DistributedDataParallel on Gloo", rows, arguments)
 

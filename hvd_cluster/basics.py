@@ -26,6 +26,7 @@ __all__ = [
     "local_rank",
     "local_size",
     "rank",
+    "registered_set",
     "remove_process_set",
     "shutdown",
     "size",
@@ -186,6 +187,15 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         entry._unregister()
         _process.sets.discard(entry)
     return True
+
+
+def registered_set(ranks: Sequence[int]) -> ProcessSet:
+    """The registered process set of ``ranks``; InvalidRequestError when there is none, NotInitializedError."""
+    engine()
+    for entry in _process.sets:
+        if entry.ranks == sorted(ranks):
+            return entry
+    raise InvalidRequestError(f"no process set has the ranks {sorted(ranks)}; give it to init(process_sets=[...])")
 
 
 def is_initialized() -> bool:

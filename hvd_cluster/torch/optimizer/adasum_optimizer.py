@@ -1,0 +1,93 @@
+"""The optimizer that combines what the steps of the ranks changed, with Adasum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from collectives.api import ReduceOp
+from hvd_cluster.torch.mpi_ops import allreduce, allreduce_async_, synchronize
+from hvd_cluster.torch.optimizer.arguments import Names, Options, check_passes, default_name
+
+__all__ = ["AdasumOptimizer"]
+
+
+class AdasumOptimizer(torch.optim.Optimizer):
+    """What a wrapped optimizer's class has before its own.
+
+    Each rank steps by its own gradients, with its own state; then the difference that the step made to a parameter is
+    replaced by the Adasum of the differences of all ranks. Source: see :mod:`collectives.adasum`, section 4.3: Adasum
+    of differences is what combines with any optimizer.
+    """
+
+    def _distribute(self, names: Names, passes: int, options: Options) -> None:
+        self._names = names
+        self._passes = passes
+        self._options = options
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step on this rank, and combine what that changed. Gradients stay those of this rank."""
+        if not self._options.process_set.included():
+            return super().step(closure)
+        before = {parameter: parameter.detach().clone() for parameter in self._trained()}
+        result = super().step(closure)
+        self._combine(before)
+        return result
+
+    # Or Optimizer.__setstate__ would put its hooks around this step, in addition to those around the class's own.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _trained(self) -> Iterator[torch.Tensor]:
+        for number, group in enumerate(self.param_groups):
+            for index, parameter in enumerate(group["params"]):
+                if parameter.requires_grad or parameter.grad is not None:
+                    self._names.setdefault(parameter, default_name(number, index))
+                    yield parameter
+
+    @torch.no_grad()
+    def _combine(self, before: dict[torch.Tensor, torch.Tensor]) -> None:
+        options = self._options
+        flights = []
+        for parameter, start in before.items():
+            small, context = options.compression.compress(parameter - start)
+            name = f"delta.{self._names[parameter]}"
+            handle = allreduce_async_(small, name=name, op=ReduceOp.ADASUM, process_set=options.process_set)
+            flights.append((parameter, start, handle, context))
+        for parameter, start, handle, context in flights:
+            parameter.copy_(start.add_(options.compression.decompress(synchronize(handle), context)))
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Asked by GradScaler.step() before it looks for infinities; all ranks must step, or none."""
+        gradients = [parameter.grad for parameter in self._trained() if parameter.grad is not None]
+        if gradients and self._options.process_set.included():
+            self._share_infinities(gradients)
+        return bool(self.__dict__.get("_step_supports_amp_scaling", False))
+
+    @_step_supports_amp_scaling.setter
+    def _step_supports_amp_scaling(self, value: bool) -> None:
+        self.__dict__["_step_supports_amp_scaling"] = value
+
+    @torch.no_grad()
+    def _share_infinities(self, gradients: list[torch.Tensor]) -> None:
+        values = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients]
+        broken = torch.tensor(not all(bool(each.isfinite().all()) for each in values), dtype=torch.uint8)
+        if allreduce(broken, name="infinities", op=ReduceOp.MAX, process_set=self._options.process_set).item():
+            gradients[0].mul_(torch.inf)
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Gradients add up in ``.grad`` until ``step()``, however many passes there are."""
+        check_passes(passes)
+        self._passes = passes
+
+    def synchronize(self) -> None:
+        """Does nothing: gradients are not combined."""
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """AssertionError: there is nothing to skip."""
+        raise AssertionError("with op=Adasum step() does not combine gradients, so there is nothing to skip")
+        yield

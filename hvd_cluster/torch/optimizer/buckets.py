@@ -1,0 +1,65 @@
+"""Pure: which gradients travel together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import torch
+
+from hvd_cluster.torch.optimizer.arguments import Groups
+
+__all__ = ["Bucket", "is_small", "plan"]
+
+SMALL_BYTES = 1 << 18
+"""Up to here a copy into a bucket costs less than to bring the gradient through the engine on its own."""
+BUCKET_BYTES = 1 << 20
+
+
+class Bucket:
+    """Parameters whose gradients are sent when all of them are ready, and run together."""
+
+    __slots__ = ("parameters",)
+
+    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
+        self.parameters = tuple(parameters)
+
+
+def is_small(tensor: torch.Tensor) -> bool:
+    """Whether a gradient is packed with others; a large one travels in place."""
+    return tensor.numel() * tensor.element_size() <= SMALL_BYTES
+
+
+def plan(parameters: Sequence[torch.Tensor], groups: Groups) -> list[Bucket]:
+    """The same buckets on all ranks: nothing but order, sizes and types of ``parameters``, and ``groups``, matters.
+
+    With ``groups`` n there are n buckets of nearly the same number of parameters; lists of parameters are one bucket
+    each. Otherwise, and for parameters in no list, small gradients of one type share buckets. The order is that in
+    which backward is expected to need them: the last parameter first.
+    """
+    if isinstance(groups, int):
+        return _chunks(parameters, groups)
+    known = set(parameters)
+    explicit = [[each for each in group if each in known] for group in groups or ()]
+    grouped = {parameter for group in explicit for parameter in group}
+    rest = [parameter for parameter in parameters if parameter not in grouped]
+    return [Bucket(group) for group in explicit if group] + list(_by_size(rest))
+
+
+def _chunks(parameters: Sequence[torch.Tensor], count: int) -> list[Bucket]:
+    share, more = divmod(len(parameters), count)
+    bounds = [number * share + min(number, more) for number in range(min(count, len(parameters)) + 1)]
+    return [Bucket(parameters[start:stop]) for start, stop in pairwise(bounds)]
+
+
+def _by_size(parameters: Sequence[torch.Tensor]) -> Iterator[Bucket]:
+    filling: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for parameter in reversed(parameters):
+        if not is_small(parameter):
+            yield Bucket([parameter])
+            continue
+        members = filling.setdefault((parameter.dtype, parameter.device), [])
+        members.append(parameter)
+        if sum(member.numel() * member.element_size() for member in members) >= BUCKET_BYTES:
+            yield Bucket(filling.pop((parameter.dtype, parameter.device)))
+    yield from map(Bucket, filling.values())

@@ -1,0 +1,224 @@
+"""The optimizer that combines gradients before its step: while backward still runs, where there is a core for it."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from hvd_cluster.basics import engine
+from hvd_cluster.torch.gradient_compression import GradientCompressor, compressor_for
+from hvd_cluster.torch.mpi_ops import allreduce
+from hvd_cluster.torch.optimizer.arguments import Names, Options, check_passes, default_name
+from hvd_cluster.torch.optimizer.buckets import Bucket, plan
+from hvd_cluster.torch.optimizer.reduction import Reduction
+
+__all__ = ["GradientOptimizer"]
+
+
+def _hook(parameter: torch.Tensor, on_gradient: Callable[[torch.Tensor], None]) -> RemovableHandle:
+    """Call the method ``on_gradient``, as long as its object is in use, when a gradient is complete."""
+    method = weakref.WeakMethod(on_gradient)
+
+    def hook(parameter: torch.Tensor) -> None:
+        on_gradient = method()
+        if on_gradient is None:
+            handle.remove()
+        else:
+            on_gradient(parameter)
+
+    handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    return handle
+
+
+class GradientOptimizer(torch.optim.Optimizer):
+    """What a wrapped optimizer's class has before its own."""
+
+    def _distribute(self, names: Names, passes: int, options: Options) -> None:
+        self._names = names
+        self._passes = passes
+        self._options = options
+        self._hooks: dict[torch.Tensor, RemovableHandle] = {}
+        self._buckets: dict[torch.Tensor, Bucket] = {}
+        self._compressors: dict[torch.Tensor, GradientCompressor] = {}
+        self._sparse_dimensions: dict[torch.Tensor, int] = {}
+        self._reset()
+        self._adopt()
+
+    def _reset(self) -> None:
+        self._reductions: dict[Bucket, Reduction] = {}
+        self._countdown: dict[torch.Tensor, int] = {}
+        self._synchronized = False
+        self._combined_for_scaler = False
+        self._skip = False
+
+    def _adopt(self) -> None:
+        """Follow the parameters that were added, or made trainable, since the last time."""
+        if not self._options.process_set.included():
+            return
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        if len(self._buckets) < len(parameters):
+            self._arrange([parameter for parameter in parameters if parameter not in self._buckets])
+        for parameter in parameters:
+            if parameter.requires_grad and parameter not in self._hooks:
+                self._hooks[parameter] = _hook(parameter, self._on_gradient)
+
+    def _arrange(self, parameters: list[torch.Tensor]) -> None:
+        for number, group in enumerate(self.param_groups):
+            for index, parameter in enumerate(group["params"]):
+                self._names.setdefault(parameter, default_name(number, index))
+        for parameter in parameters:
+            self._compressors[parameter] = compressor_for(self._options.compression, parameter)
+        for bucket in plan(parameters, self._options.groups):
+            self._buckets.update(dict.fromkeys(bucket.parameters, bucket))
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As the wrapped optimizer's; the new gradients are combined, too. All ranks add the same groups."""
+        super().add_param_group(param_group)
+        self._adopt()
+
+    def _on_gradient(self, parameter: torch.Tensor) -> None:
+        """Runs in backward, when the gradient of ``parameter`` is complete for this pass."""
+        left = self._countdown.get(parameter, self._passes) - 1
+        bucket = self._buckets[parameter]
+        if bucket in self._reductions or left < 0:
+            raise AssertionError(
+                f"the gradient of {self._names[parameter]!r} was computed more than backward_passes_per_step="
+                f"{self._passes} times before step(); call step() or synchronize() more often, or raise it"
+            )
+        self._countdown[parameter] = left
+        self._synchronized = self._combined_for_scaler = False
+        if left == 0 and not engine().patient and self._is_ready(bucket):
+            self._send_early(bucket)
+
+    def _send_early(self, bucket: Bucket) -> None:
+        try:
+            self._send(bucket)
+        except Exception:  # the step can be repeated
+            for parameter in bucket.parameters:
+                self._countdown.pop(parameter, None)
+            raise
+
+    def _is_ready(self, bucket: Bucket) -> bool:
+        """Starts with the parameter that backward is likely to reach last, and so ends at once, as a rule."""
+        return all(self._countdown.get(each) == 0 for each in reversed(bucket.parameters) if each.requires_grad)
+
+    @torch.no_grad()
+    def _send(self, bucket: Bucket) -> None:
+        """Combine the gradients of those that are trained, or were until backward; zeros where there is none."""
+        members = [each for each in bucket.parameters if each.requires_grad or each in self._countdown]
+        if members:
+            for parameter in members:
+                self._complete(parameter)
+            names = {parameter: self._names[parameter] for parameter in members}
+            self._reductions[bucket] = Reduction(names, self._compressors, self._options)
+
+    def _complete(self, parameter: torch.Tensor) -> None:
+        gradient = parameter.grad
+        if gradient is None:
+            dimensions = self._sparse_dimensions.get(parameter)
+            zeros = torch.zeros_like(parameter)
+            parameter.grad = zeros if dimensions is None else zeros.to_sparse(dimensions)
+        elif gradient.is_sparse:
+            self._sparse_dimensions[parameter] = gradient.sparse_dim()
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """From now on gradients add up over ``passes`` passes; InvalidRequestError unless it is a positive integer."""
+        check_passes(passes)
+        self._passes = passes
+        self._countdown = {parameter: left for parameter, left in self._countdown.items() if left == 0}
+
+    @torch.no_grad()
+    def synchronize(self) -> None:
+        """Wait until all gradients are combined; those that backward did not reach count as zeros.
+
+        Does nothing on ranks outside of the process set. Raises HorovodInternalError when a rank is lost.
+        """
+        self._adopt()
+        try:
+            for bucket in dict.fromkeys(self._buckets.values()):
+                if bucket not in self._reductions:
+                    self._send(bucket)
+            waiting = list(self._reductions.values())
+            while waiting:
+                waiting = [reduction for reduction in waiting if not reduction.advance()]
+        finally:
+            self._reductions.clear()
+            self._countdown.clear()
+        self._synchronized = True
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """``step()`` inside does not synchronize: for scripts that call :meth:`synchronize` themselves, to clip."""
+        self._skip = True
+        try:
+            yield
+        finally:
+            self._skip = False
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Combine the gradients, then let the wrapped optimizer step; a closure's gradients are combined after it."""
+        if closure is not None:
+            return super().step(lambda: self._evaluate(closure))
+        if not (self._skip or self._combined_for_scaler):
+            if self._synchronized:
+                warnings.warn(
+                    "step() combines gradients that synchronize() has combined already; call step() inside "
+                    "optimizer.skip_synchronize()",
+                    stacklevel=2,
+                )
+            self.synchronize()
+        self._synchronized = self._combined_for_scaler = False
+        return super().step()
+
+    # Or Optimizer.__setstate__ would put its hooks around this step, in addition to those around the class's own.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _evaluate(self, closure: Callable[[], Any]) -> Any:
+        self._synchronized = False
+        with torch.enable_grad():
+            loss = closure()
+        if not (self._skip or self._synchronized):
+            self.synchronize()
+        self._synchronized = False
+        return self._joint(loss) if isinstance(self, torch.optim.LBFGS) else loss
+
+    def _joint(self, loss: Any) -> torch.Tensor:
+        """LBFGS decides by the loss, and all ranks must decide alike."""
+        options = self._options
+        here = torch.as_tensor(loss).detach()
+        if not options.process_set.included():
+            return here
+        return allreduce(here, name="loss.LBFGS", op=options.op, process_set=options.process_set)
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Asked by GradScaler.step() before it looks for infinities, of which all ranks must see the same."""
+        if self._countdown and not self._skip:
+            self.synchronize()
+            self._combined_for_scaler = True
+        return bool(self.__dict__.get("_step_supports_amp_scaling", False))
+
+    @_step_supports_amp_scaling.setter
+    def _step_supports_amp_scaling(self, value: bool) -> None:
+        self.__dict__["_step_supports_amp_scaling"] = value
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the wrapped optimizer's; AssertionError while gradients are in flight."""
+        if self._reductions or 0 in self._countdown.values():
+            raise AssertionError(
+                "zero_grad() was called while gradients are in flight; call step() or synchronize() first"
+            )
+        super().zero_grad(set_to_none)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As the wrapped optimizer's; gradients that were computed before are forgotten."""
+        for reduction in self._reductions.values():
+            reduction.abandon()
+        self._reset()
+        super().load_state_dict(state_dict)

@@ -1,0 +1,127 @@
+"""From a torch optimizer to a distributed one of the same class."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from collectives.api import InvalidRequestError, ReduceOp
+from hvd_cluster.basics import registered_set
+from hvd_cluster.operations import choose_op
+from hvd_cluster.process_sets import ProcessSet, global_process_set
+from hvd_cluster.torch.compression import Compression
+from hvd_cluster.torch.gradient_compression import GradientCompression
+from hvd_cluster.torch.optimizer.adasum_optimizer import AdasumOptimizer
+from hvd_cluster.torch.optimizer.arguments import (
+    Groups,
+    Names,
+    Options,
+    as_groups,
+    check,
+    check_passes,
+    name_parameters,
+)
+from hvd_cluster.torch.optimizer.gradient_optimizer import GradientOptimizer
+
+__all__ = ["DistributedOptimizer"]
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
+    compression: GradientCompression = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Groups = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> torch.optim.Optimizer:
+    """Wrap ``optimizer``: its ``step()`` works on gradients combined over all ranks of ``process_set``.
+
+    The result is an instance of a subclass of the optimizer's own class, and shares groups, state and attributes with
+    ``optimizer``, so that a scheduler made for the one drives the other. It can be pickled and deep-copied like any
+    optimizer; a copy needs ``init()``. Gradients are submitted when backward has finished them, under the names of
+    their parameters, and travel while backward goes on; ``step()`` waits for all. Where the ranks leave no core for
+    that, all are submitted by ``step()``.
+
+    ``compression`` is one of Compression, a subclass of Compressor, or what makes a GradientCompressor for a parameter.
+    With ``backward_passes_per_step`` n, gradients add up over n passes before they travel. ``op`` is Average, Sum, or
+    Adasum: then each rank steps by its own gradients and the changes are combined. Average divides by the size of the
+    process set, of which ``gradient_predivide_factor`` is done before the sum, where large gradients might overflow.
+    ``groups`` is into how many groups the gradients are split, or lists of parameters, one for each group: what is in a
+    group travels together. Adasum ignores it. ``num_groups`` is its deprecated name. Sparse gradients stay sparse on
+    their way, and are not compressed, unless ``sparse_as_dense``.
+
+    With torch.amp.GradScaler call ``scaler.step(optimizer)`` as ever, or ``optimizer.synchronize()`` before
+    ``scaler.unscale_(optimizer)``. InvalidRequestError for bad arguments, NotInitializedError before ``init()``.
+    """
+    _require_unwrapped(optimizer)
+    given_groups = as_groups(groups, num_groups)
+    check_passes(backward_passes_per_step)
+    options = Options(
+        compression, choose_op(None, op), gradient_predivide_factor, given_groups, sparse_as_dense, process_set
+    )
+    check(options)
+    names = name_parameters(optimizer.param_groups, named_parameters)
+    return _wrap(optimizer, names, backward_passes_per_step, options)
+
+
+def _require_unwrapped(optimizer: Any) -> None:
+    """Refuse what is wrapped already."""
+    wrapper = getattr(optimizer, "_wrapper", None)
+    if not isinstance(optimizer, torch.optim.Optimizer) or (wrapper is not None and wrapper() is not None):
+        raise InvalidRequestError(f"cannot wrap a {type(optimizer)}; give a torch optimizer that is not wrapped yet")
+
+
+def _wrap(optimizer: torch.optim.Optimizer, names: Names, passes: int, options: Options) -> torch.optim.Optimizer:
+    for handle in getattr(optimizer, "_hooks", {}).values():  # of a wrapper that is gone
+        handle.remove()
+    base = type(optimizer)
+    kind = AdasumOptimizer if options.op is ReduceOp.ADASUM else GradientOptimizer
+    members = {"__module__": base.__module__, "__reduce__": _reduce}
+    wrapped: Any = object.__new__(type(base.__name__, (kind, base), members))
+    wrapped.__dict__ = optimizer.__dict__
+    wrapped._wrapper = weakref.ref(wrapped)
+    if "step" in wrapped.__dict__:
+        wrapped.step = _followed(wrapped)
+    wrapped._distribute(names, passes, options)
+    result: torch.optim.Optimizer = wrapped
+    return result
+
+
+def _followed(wrapped: Any) -> Callable[..., Any]:
+    """What a scheduler put in the place of ``step``, to see that it is called, for the wrapped optimizer."""
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        wrapped._opt_called = True
+        return type(wrapped).step(wrapped, *args, **kwargs)
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    return step
+
+
+def _reduce(wrapped: Any) -> tuple[Any, ...]:
+    """For pickle and copy: what torch keeps of an optimizer, and how it was wrapped. Not what is in flight."""
+    base = type(wrapped).__bases__[1]
+    names = list(wrapped._names.items())
+    options = replace(wrapped._options, process_set=None)
+    return _restore, (base, wrapped.__getstate__(), names, wrapped._passes, options, wrapped._options.process_set.ranks)
+
+
+def _restore(
+    base: type[torch.optim.Optimizer],
+    state: dict[str, Any],
+    names: Sequence[tuple[torch.Tensor, str]],
+    passes: int,
+    options: Options,
+    ranks: Sequence[int],
+) -> torch.optim.Optimizer:
+    optimizer = base.__new__(base)
+    optimizer.__setstate__(state)
+    return _wrap(optimizer, dict(names), passes, replace(options, process_set=registered_set(ranks)))

@@ -1,0 +1,62 @@
+"""PowerSGD: gradients of low rank."""
+
+from __future__ import annotations
+
+import torch
+
+from collectives.api import InvalidRequestError
+from hvd_cluster.torch.gradient_compression import GradientCompressor, Rounds
+
+__all__ = ["PowerSGD"]
+
+
+class PowerSGD(GradientCompressor):
+    """Sends an n x m gradient as two thin matrices, of n x ``rank`` and m x ``rank`` elements.
+
+    One step of subspace iteration a training step, which starts where the last one ended. What a step leaves out is
+    added to the next gradient. A tensor of more dimensions is a matrix of shape[0] rows. What would not become smaller,
+    vectors above all, travels as it is.
+
+    It computes in float32, or in float64 for such parameters, and keeps one more gradient in memory. Where the combined
+    factors are not finite, as under a GradScaler that tries a scale, the result is NaN and nothing is remembered.
+
+    Source: Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
+    Optimization", NeurIPS 2019, algorithms 1 and 2 (https://arxiv.org/abs/1905.13727); here the factor that is kept is
+    made orthogonal, too, so that a direction that was zero once can come back.
+    """
+
+    def __init__(self, parameter: torch.Tensor, rank: int = 4) -> None:
+        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+            raise InvalidRequestError(f"PowerSGD(rank={rank!r}) must be an integer of at least 1")
+        rows = parameter.shape[0] if parameter.dim() > 1 else 1
+        columns = parameter.numel() // max(rows, 1)
+        self._factor: torch.Tensor | None = None
+        if (rows + columns) * rank < parameter.numel():
+            self._factor = _first_factor(columns, rank, parameter)
+            self._error = torch.zeros(rows, columns, dtype=self._factor.dtype, device=parameter.device)
+
+    def rounds(self, gradient: torch.Tensor) -> Rounds:
+        """See :class:`GradientCompressor`."""
+        if self._factor is None:
+            return (yield gradient)
+        matrix = gradient.reshape(self._error.shape) + self._error
+        left = yield matrix @ _orthogonal(self._factor)
+        if not left.isfinite().all():
+            return torch.full_like(gradient, torch.nan)
+        left = _orthogonal(left)
+        right = matrix.t() @ left
+        self._error = matrix - left @ right.t()
+        self._factor = yield right
+        return (left @ self._factor.t()).to(gradient.dtype)
+
+
+def _first_factor(columns: int, rank: int, parameter: torch.Tensor) -> torch.Tensor:
+    """Random, and the same on all ranks."""
+    dtype = torch.float64 if parameter.dtype is torch.float64 else torch.float32
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(columns, rank, dtype=dtype, generator=generator).to(parameter.device)
+
+
+def _orthogonal(matrix: torch.Tensor) -> torch.Tensor:
+    columns: torch.Tensor = torch.linalg.qr(matrix).Q
+    return columns

@@ -1,0 +1,243 @@
+"""DistributedOptimizer: every argument does what it says, alone and together with the others."""
+
+import pytest
+import torch
+
+import hvd_cluster.torch as hvd
+from collectives.api import InvalidRequestError
+from hvd_cluster.torch.optimizer.arguments import default_name, name_parameters
+from hvd_cluster.torch.optimizer.buckets import BUCKET_BYTES, SMALL_BYTES, plan
+from tests.torch.training import (
+    assert_identical_everywhere,
+    build,
+    data,
+    flat,
+    loss_of,
+    own,
+    sgd,
+    train_alone,
+    train_together,
+    with_and_without_a_core_to_spare,
+)
+
+VOCABULARY = 11
+
+
+def parameters(*sizes, dtype=torch.float32):
+    return [torch.nn.Parameter(torch.zeros(size, dtype=dtype)) for size in sizes]
+
+
+def sizes_of(buckets):
+    return [[parameter.numel() for parameter in bucket.parameters] for bucket in buckets]
+
+
+def test_small_gradients_share_buckets_and_large_ones_have_their_own():
+    large, small = SMALL_BYTES // 4 + 1, SMALL_BYTES // 4
+    assert sizes_of(plan(parameters(1, large, 2, large, 3), None)) == [[large], [large], [3, 2, 1]]
+    full = BUCKET_BYTES // SMALL_BYTES
+    assert sizes_of(plan(parameters(1, *[small] * full), None)) == [[small] * full, [1]]
+
+
+def test_buckets_hold_one_type():
+    mixed = [*parameters(1, 2), *parameters(3, 4, dtype=torch.float64)]
+    assert sizes_of(plan(mixed, None)) == [[4, 3], [2, 1]]
+
+
+def test_groups_are_chunks_or_lists():
+    several = parameters(1, 2, 3, 4, 5)
+    assert sizes_of(plan(several, 2)) == [[1, 2, 3], [4, 5]]
+    assert sizes_of(plan(several, 9)) == [[1], [2], [3], [4], [5]]
+    assert sizes_of(plan(several, [[several[3], several[0]], []])) == [[4, 1], [5, 3, 2]]
+    assert sizes_of(plan(several, [[*parameters(6)]])) == [[5, 4, 3, 2, 1]]
+
+
+def test_default_names():
+    first, second, third = parameters(1, 2, 3)
+    names = name_parameters([{"params": [first, second]}, {"params": [third]}], None)
+    assert list(names.values()) == ["allreduce.noname.0.0", "allreduce.noname.0.1", "allreduce.noname.1.0"]
+    assert default_name(1, 0) == names[third]
+
+
+def assert_equals_one_process(**options):
+    together, alone = train_together(sgd, **options), train_alone(sgd)
+    torch.testing.assert_close(flat(together), flat(alone), rtol=1e-9, atol=1e-12)
+    assert_identical_everywhere(together)
+
+
+def check_groups():
+    def check():
+        for groups in (1, 2, 100):
+            assert_equals_one_process(groups=groups)
+        assert_equals_one_process(groups=2, compression=hvd.Compression.none, gradient_predivide_factor=4.0)
+
+    with_and_without_a_core_to_spare(check)
+
+
+def check_explicit_groups():
+    def check():
+        model, alone = build(), train_alone(sgd)
+        listed = list(model.parameters())
+        optimizer = hvd.DistributedOptimizer(
+            sgd(listed), model.named_parameters(), groups=[[listed[0], listed[3]], [listed[1]]]
+        )
+        for step in range(5):
+            images, labels = data(step)
+            optimizer.zero_grad()
+            loss_of(model, own(images), own(labels)).backward()
+            optimizer.step()
+        torch.testing.assert_close(flat(model), flat(alone), rtol=1e-9, atol=1e-12)
+
+    with_and_without_a_core_to_spare(check)
+
+
+def check_num_groups():
+    with pytest.warns(DeprecationWarning, match="num_groups is deprecated"):
+        assert_equals_one_process(num_groups=2)
+
+
+def check_predivide():
+    assert_equals_one_process(gradient_predivide_factor=3.0)
+    huge = torch.full((2, 1), 3e38)  # the sum of two is infinite
+    parameter = torch.nn.Parameter(torch.zeros(2, 1))
+    for groups in (None, 1):
+        for gradient in (huge, huge.to_sparse(1)):
+            for factor in (1.0, 4.0 * hvd.size()):
+                optimizer = hvd.DistributedOptimizer(
+                    torch.optim.SGD([parameter], lr=0), gradient_predivide_factor=factor, groups=groups
+                )
+                parameter.grad = gradient.clone()
+                optimizer.synchronize()
+                divided_first = factor > 1 or gradient.is_sparse or hvd.size() == 1
+                expected = huge if divided_first else huge * torch.inf
+                torch.testing.assert_close(parameter.grad.to_dense(), expected)
+                del optimizer
+
+
+def embedding(**options):
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(
+        torch.nn.Embedding(VOCABULARY, 4, sparse=True), torch.nn.Flatten(), torch.nn.Linear(8, 3)
+    ).double()
+    return model, torch.optim.SGD(model.parameters(), lr=0.5)
+
+
+def train_embedding(model, optimizer, mine):
+    for step in range(4):
+        generator = torch.Generator().manual_seed(step)
+        words = torch.randint(0, VOCABULARY, (2 * hvd.size(), 2), generator=generator)
+        labels = torch.randint(0, 3, (2 * hvd.size(),), generator=generator)
+        part = slice(2 * hvd.rank(), 2 * hvd.rank() + 2) if mine else slice(None)
+        optimizer.zero_grad()
+        loss_of(model, words[part], labels[part]).backward()
+        optimizer.step()
+
+
+def check_sparse_gradients():
+    alone, plain = embedding()
+    train_embedding(alone, plain, mine=False)
+
+    def check():
+        for options in ({}, {"sparse_as_dense": True}, {"gradient_predivide_factor": 8.0}, {"groups": 1}):
+            model, inner = embedding()
+            optimizer = hvd.DistributedOptimizer(inner, model.named_parameters(), **options)
+            train_embedding(model, optimizer, mine=True)
+            torch.testing.assert_close(flat(model), flat(alone), rtol=1e-9, atol=1e-12)
+            assert model[0].weight.grad.is_sparse
+            assert_identical_everywhere(model)
+
+    with_and_without_a_core_to_spare(check)
+
+
+def check_a_sparse_gradient_that_one_rank_lacks():
+    weight = torch.nn.Parameter(torch.zeros(5, 2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("w", weight)], op=hvd.Sum)
+    for present in (range(hvd.size()), [0], []):
+        optimizer.zero_grad()
+        if hvd.rank() in present:
+            torch.nn.functional.embedding(torch.tensor([hvd.rank(), 4]), weight, sparse=True).sum().backward()
+        optimizer.step()
+    expected = torch.zeros(5, 2)
+    for rank in range(hvd.size()):
+        expected[rank] -= 1 + (rank == 0)
+        expected[4] -= 1 + (rank == 0)
+    assert torch.equal(weight.detach(), expected)
+
+
+def check_process_set():
+    """Half of the ranks train together, each of the others for itself."""
+    if hvd.size() < 3:
+        return
+    members = hvd.add_process_set([0, hvd.size() - 1])
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    for options in ({}, {"groups": 1}, {"gradient_predivide_factor": 2.0}, {"op": hvd.Adasum}):
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([parameter], lr=1.0), [("p", parameter)], process_set=members, **options
+        )
+        with torch.no_grad():
+            parameter.zero_()
+        for _ in range(2):
+            optimizer.zero_grad()
+            (parameter * (hvd.rank() + 1)).sum().backward()
+            optimizer.step()
+        expected = (hvd.size() + 1) / 2 if members.included() else hvd.rank() + 1
+        if options.get("op") is hvd.Adasum and members.included():  # parallel vectors are averaged
+            expected = (1 + hvd.size()) / 2
+        torch.testing.assert_close(parameter.detach(), torch.full((2,), -2.0 * expected))
+        del optimizer
+    hvd.remove_process_set(members)
+
+
+def check_passes_with_groups_and_compression():
+    for options in ({"groups": 2}, {"compression": hvd.Compression.bf16}, {"sparse_as_dense": True}):
+        model = build(torch.float32)
+        optimizer = hvd.DistributedOptimizer(
+            sgd(model.parameters()), model.named_parameters(), backward_passes_per_step=3, **options
+        )
+        for step in range(2):
+            images, labels = (own(rows) for rows in data(step, torch.float32))
+            optimizer.zero_grad()
+            for part in range(3):
+                loss_of(model, images[part::3], labels[part::3]).backward()
+            optimizer.step()
+        assert_identical_everywhere(model)
+
+
+def check_bad_arguments():
+    model = build()
+    one, *_ = model.parameters()
+    bad = {
+        "groups=0 must be": {"groups": 0},
+        "groups='ab' must be": {"groups": "ab"},
+        "groups=1.5 must be": {"groups": 1.5},
+        "groups must be": {"groups": [one]},
+        "must consist of parameters, .* not of int": {"groups": [[one, 1]]},
+        "can only appear once": {"groups": [[one], [one]]},
+        "gradient_predivide_factor=0.0 must": {"gradient_predivide_factor": 0},
+        "gradient_predivide_factor=inf must": {"gradient_predivide_factor": float("inf")},
+        "it needs op=Average": {"gradient_predivide_factor": 2.0, "op": hvd.Sum},
+        "op=9 is not a reduction": {"op": 9},
+        "made a Linear, no GradientCompressor": {"compression": lambda parameter: torch.nn.Linear(1, 1)},
+        "is not a ProcessSet": {"process_set": [0]},
+        "is not registered": {"process_set": hvd.ProcessSet([0])},
+    }
+    for word, options in bad.items():
+        with pytest.raises(InvalidRequestError, match=word):
+            hvd.DistributedOptimizer(sgd(model.parameters()), **options)
+    with (
+        pytest.warns(DeprecationWarning, match="groups"),
+        pytest.raises(InvalidRequestError, match="groups=-1 must be"),
+    ):
+        hvd.DistributedOptimizer(sgd(model.parameters()), num_groups=-1)
+    word = "power of two of ranks, not 3" if hvd.size() == 3 else "op Adasum combines no gradients"
+    with pytest.raises(InvalidRequestError, match=word):
+        hvd.DistributedOptimizer(sgd(model.parameters()), op=hvd.Adasum, compression=hvd.Compression.powersgd)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [value for name, value in sorted(globals().items()) if name.startswith("check_")],
+    ids=lambda check: check.__name__.removeprefix("check_"),
+)
+@pytest.mark.parametrize("ranks", [1, 2, 3], indirect=True)
+def test_on_all_ranks(ranks, check):
+    ranks.run(check)
