@@ -13,7 +13,7 @@ from collectives.work import Destination, Work
 from hvd_cluster import basics
 from hvd_cluster.process_sets import ProcessSet
 
-__all__ = ["process_set_id", "reduction", "start", "start_group", "whole_splits"]
+__all__ = ["as_factor", "choose_op", "process_set_id", "reduction", "start", "start_group", "whole_splits"]
 
 
 def reduction(
@@ -26,13 +26,14 @@ def reduction(
     numbers.
     """
     return {
-        "op": _choose_op(average, op),
-        "prescale_factor": _as_factor(prescale_factor),
-        "postscale_factor": _as_factor(postscale_factor),
+        "op": choose_op(average, op),
+        "prescale_factor": as_factor(prescale_factor),
+        "postscale_factor": as_factor(postscale_factor),
     }
 
 
-def _choose_op(average: bool | None, op: ReduceOp | int | None) -> ReduceOp:
+def choose_op(average: bool | None, op: ReduceOp | int | None) -> ReduceOp:
+    """The op of ``op=`` and the deprecated ``average=``; see :func:`reduction`."""
     if average is not None:
         if op is not None:
             raise InvalidRequestError("give op= or the deprecated average=, not both")
@@ -74,7 +75,8 @@ def _as_rank(root_rank: Any) -> int:
         raise InvalidRequestError(f"root_rank={root_rank!r} must be an integer, the global rank of the root") from None
 
 
-def _as_factor(value: Any) -> float:
+def as_factor(value: Any) -> float:
+    """A scale factor as a float; InvalidRequestError for what is no number."""
     try:
         return float(value)
     except (TypeError, ValueError):
