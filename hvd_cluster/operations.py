@@ -33,7 +33,7 @@ def reduction(
 
 
 def choose_op(average: bool | None, op: ReduceOp | int | None) -> ReduceOp:
-    """The op of ``op=`` and the deprecated ``average=``; see :func:`reduction`."""
+    """The op of :func:`reduction`, which calls this in the place of the user's function."""
     if average is not None:
         if op is not None:
             raise InvalidRequestError("give op= or the deprecated average=, not both")
