@@ -57,7 +57,9 @@ def check_sparse_tensors():
         other = hvd.sparse_allreduce_async(mine.coalesce(), None, hvd.Average)
         expected = torch.ones(size + 1, *tail, dtype=dtype)
         expected[size] = 2 * size
-        same(start().to_dense(), expected)
+        result = start()
+        assert result.is_coalesced()
+        same(result.to_dense(), expected)
         same(other().to_dense(), expected / size)
     empty = hvd.sparse_allreduce_async(torch.sparse_coo_tensor(size=(3, 4)), "empty", hvd.Sum)()
     same(empty.to_dense(), torch.zeros(3, 4))

@@ -21,13 +21,13 @@ def sparse_allreduce_async(
 ) -> Callable[[], torch.Tensor]:
     """Start adding up (Sum or Average) sparse COO tensors of one shape; returns what waits and gives the result.
 
-    The result is a new sparse COO tensor, not coalesced: it has the elements of all ranks.
+    The result is a new sparse COO tensor, coalesced, with the elements of all ranks.
     """
     chosen = reduction(None, op, 1.0, 1.0)["op"]
     _check(tensor, chosen)
     own = tensor.detach().coalesce()
     parts = [own.indices().t(), own.values(), torch.tensor([own.shape])]
-    handle = grouped_allgather_async(parts, None if name is None else f"sparse.{name}", process_set)
+    handle = grouped_allgather_async(parts, name, process_set)
 
     def finish() -> torch.Tensor:
         indices, values, shapes = synchronize(handle)
@@ -35,7 +35,7 @@ def sparse_allreduce_async(
             raise MismatchError(f"sparse tensor {name!r}: the ranks disagree about the shape: {shapes.tolist()}")
         if chosen is ReduceOp.AVERAGE:
             values = (values / process_set.size()).to(values.dtype)
-        return torch.sparse_coo_tensor(indices.t(), values, own.shape)
+        return torch.sparse_coo_tensor(indices.t(), values, own.shape, check_invariants=True).coalesce()
 
     return finish
 
