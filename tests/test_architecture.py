@@ -151,6 +151,7 @@ SURFACE = {
         "Average",
         "Compression",
         "DistributedOptimizer",
+        "GradientCompressor",
         "HorovodInternalError",
         "Max",
         "Min",

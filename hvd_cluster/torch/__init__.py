@@ -26,6 +26,7 @@ from hvd_cluster.objects import allgather_object, broadcast_object
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.torch.compression import Compression
 from hvd_cluster.torch.functions import broadcast_optimizer_state, broadcast_parameters
+from hvd_cluster.torch.gradient_compression import GradientCompressor
 from hvd_cluster.torch.grouped import (
     grouped_allgather,
     grouped_allgather_async,
@@ -70,6 +71,7 @@ __all__ = [
     "Average",
     "Compression",
     "DistributedOptimizer",
+    "GradientCompressor",
     "HorovodInternalError",
     "Max",
     "Min",
