@@ -11,9 +11,9 @@ from hvd_cluster.torch.optimizer.arguments import Groups
 
 __all__ = ["Bucket", "is_small", "parts", "plan"]
 
-SMALL_BYTES = 1 << 18
+SMALL_BYTES = 1 << 17
 """Up to here a copy into a bucket costs less than to bring the gradient through the engine on its own."""
-BUCKET_BYTES = 1 << 20
+BUCKET_BYTES = 1 << 22
 
 
 class Bucket:
