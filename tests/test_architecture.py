@@ -153,6 +153,7 @@ SURFACE = {
         "Average",
         "Compression",
         "DistributedOptimizer",
+        "GradientCompressor",
         "HorovodInternalError",
         "Max",
         "Min",

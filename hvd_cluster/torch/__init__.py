@@ -12,6 +12,7 @@ from hvd_cluster.objects import allgather_object, broadcast_object
 from hvd_cluster.torch import elastic
 from hvd_cluster.torch.compression import Compression
 from hvd_cluster.torch.functions import broadcast_optimizer_state, broadcast_parameters
+from hvd_cluster.torch.gradient_compression import GradientCompressor
 from hvd_cluster.torch.mpi_ops import (
     Adasum,
     Average,
@@ -78,6 +79,7 @@ __all__ = [
     "Average",
     "Compression",
     "DistributedOptimizer",
+    "GradientCompressor",
     "HorovodInternalError",
     "Max",
     "Min",

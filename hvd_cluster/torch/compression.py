@@ -75,7 +75,10 @@ class BF16Compressor(_Cast):
 
 
 class Compression:
-    """The compressors that come with the package; ``powersgd`` is for DistributedOptimizer only."""
+    """The compressors that come with the package.
+
+    ``powersgd`` is for DistributedOptimizer only, ``functools.partial(Compression.powersgd, rank=2)`` for other ranks.
+    """
 
     none = NoneCompressor
     fp16 = FP16Compressor

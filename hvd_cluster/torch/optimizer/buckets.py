@@ -1,4 +1,4 @@
-"""Pure: which gradients travel together."""
+"""Which gradients travel together, and the memory in which small ones do."""
 
 from __future__ import annotations
 
@@ -9,20 +9,36 @@ import torch
 
 from hvd_cluster.torch.optimizer.arguments import Groups
 
-__all__ = ["Bucket", "is_small", "plan"]
+__all__ = ["Bucket", "is_small", "parts", "plan"]
 
-SMALL_BYTES = 1 << 18
+SMALL_BYTES = 1 << 17
 """Up to here a copy into a bucket costs less than to bring the gradient through the engine on its own."""
-BUCKET_BYTES = 1 << 20
+BUCKET_BYTES = 1 << 22
 
 
 class Bucket:
     """Parameters whose gradients are sent when all of them are ready, and run together."""
 
-    __slots__ = ("parameters",)
+    __slots__ = ("_packs", "parameters")
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         self.parameters = tuple(parameters)
+        self._packs: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
+
+    def pack(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+        """A copy of ``gradients``, of one type, in one row; the same memory in each step, as fresh pages are dear."""
+        key, sizes = (gradients[0].dtype, gradients[0].device), [gradient.numel() for gradient in gradients]
+        pack = self._packs.get(key)
+        if pack is None or pack.numel() != sum(sizes):
+            pack = self._packs[key] = torch.empty(sum(sizes), dtype=key[0], device=key[1])
+        torch._foreach_copy_(parts(pack, gradients), list(gradients))
+        return pack
+
+
+def parts(pack: torch.Tensor, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The pieces of ``pack`` in the shapes of ``gradients``."""
+    pieces = torch.split(pack, [gradient.numel() for gradient in gradients])
+    return [piece.view(gradient.shape) for piece, gradient in zip(pieces, gradients, strict=True)]
 
 
 def is_small(tensor: torch.Tensor) -> bool:

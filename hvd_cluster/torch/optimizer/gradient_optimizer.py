@@ -116,7 +116,7 @@ class GradientOptimizer(torch.optim.Optimizer):
             for parameter in members:
                 self._complete(parameter)
             names = {parameter: self._names[parameter] for parameter in members}
-            self._reductions[bucket] = Reduction(names, self._compressors, self._options)
+            self._reductions[bucket] = Reduction(bucket, names, self._compressors, self._options)
 
     def _complete(self, parameter: torch.Tensor) -> None:
         gradient = parameter.grad

@@ -19,7 +19,7 @@ from hvd_cluster.torch.mpi_ops import (
     synchronize,
 )
 from hvd_cluster.torch.optimizer.arguments import Names, Options
-from hvd_cluster.torch.optimizer.buckets import is_small
+from hvd_cluster.torch.optimizer.buckets import Bucket, is_small, parts
 
 __all__ = ["Compressors", "Reduction"]
 
@@ -31,12 +31,12 @@ Journey: TypeAlias = Generator[torch.Tensor, torch.Tensor | None, None]
 class Reduction:
     """Combines the gradients of ``names`` over all ranks as one group, in as many rounds as their compressors need.
 
-    All must be there. Small ones travel packed into one tensor, where the compressor allows it, and afterwards live in
-    its memory; large ones travel in place, because the backend packs in pieces that stay in the cache. Sparse ones are
+    All must be there, and be members of ``bucket``. Small ones travel packed into one tensor, where the compressor
+    allows it; large ones in place, because the backend packs in pieces that stay in the cache. Sparse ones are
     gathered, uncompressed, each on its own.
     """
 
-    def __init__(self, names: Names, compressors: Compressors, options: Options) -> None:
+    def __init__(self, bucket: Bucket, names: Names, compressors: Compressors, options: Options) -> None:
         self._options = options
         first, *others = names.values()
         self._name = f"gradients.{first}+{len(others)}" if others else f"gradient.{first}"
@@ -45,7 +45,7 @@ class Reduction:
         self._from_sparse = _densify(names) if options.sparse_as_dense else {}
         sparse = [parameter for parameter in names if _gradient(parameter).is_sparse]
         self._sparse = {each: self._start_sparse(f"gradient.{names[each]}", _gradient(each)) for each in sparse}
-        self._journeys = list(_journeys([each for each in names if each not in self._sparse], compressors))
+        self._journeys = list(_journeys(bucket, [each for each in names if each not in self._sparse], compressors))
         self._continue([None] * len(self._journeys))
 
     def advance(self) -> bool:
@@ -113,7 +113,7 @@ def _densify(names: Names) -> dict[torch.Tensor, int]:
     return dimensions
 
 
-def _journeys(parameters: Sequence[torch.Tensor], compressors: Compressors) -> Iterator[Journey]:
+def _journeys(bucket: Bucket, parameters: Sequence[torch.Tensor], compressors: Compressors) -> Iterator[Journey]:
     packs: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for parameter in parameters:
         gradient = _gradient(parameter)
@@ -123,7 +123,7 @@ def _journeys(parameters: Sequence[torch.Tensor], compressors: Compressors) -> I
             yield _alone(parameter, compressors[parameter])
     for members in packs.values():
         compressor = compressors[members[0]]
-        yield _packed(members, compressor) if len(members) > 1 else _alone(members[0], compressor)
+        yield _packed(bucket, members, compressor) if len(members) > 1 else _alone(members[0], compressor)
 
 
 def _alone(parameter: torch.Tensor, compressor: GradientCompressor) -> Journey:
@@ -133,15 +133,10 @@ def _alone(parameter: torch.Tensor, compressor: GradientCompressor) -> Journey:
     _replace(gradient, (yield from compressor.rounds(gradient)))
 
 
-def _packed(parameters: Sequence[torch.Tensor], compressor: GradientCompressor) -> Journey:
+def _packed(bucket: Bucket, parameters: Sequence[torch.Tensor], compressor: GradientCompressor) -> Journey:
     gradients = [_gradient(parameter) for parameter in parameters]
-    sizes = [gradient.numel() for gradient in gradients]
-    pack = torch.empty(sum(sizes), dtype=gradients[0].dtype, device=gradients[0].device)
-    parts = [part.view(gradient.shape) for part, gradient in zip(torch.split(pack, sizes), gradients, strict=True)]
-    torch._foreach_copy_(parts, gradients)
-    combined = yield from compressor.rounds(pack)
-    for gradient, part in zip(gradients, torch.split(combined, sizes), strict=True):
-        _replace(gradient, part)
+    combined = yield from compressor.rounds(bucket.pack(gradients))
+    torch._foreach_copy_(gradients, parts(combined, gradients))
 
 
 def _replace(gradient: torch.Tensor, combined: torch.Tensor) -> None:
