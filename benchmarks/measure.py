@@ -55,10 +55,14 @@ class Row:
 
 
 def interleave(sides: Mapping[str, Callable[[], None]], repeats: int, block: int) -> dict[str, list[float]]:
-    """Seconds per call of each side, in turns: ``repeats`` rounds of ``block`` calls of each, one warm-up round."""
+    """Seconds per call of each side, in turns: ``repeats`` rounds of ``block`` calls of each, one warm-up round.
+
+    Before each block comes a call that is not timed: it waits for ranks that are still in the other side's last one.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(repeats + 1):
         for name, call in sides.items():
+            call()
             for _ in range(block):
                 begin = perf_counter()
                 call()

@@ -27,5 +27,5 @@ def label(nbytes: int) -> str:
 
 
 def repeats_for(nbytes: int, scale: float) -> int:
-    """Rounds of ten calls: many for small tensors, a few for large ones."""
+    """Rounds of ten calls, and one that is not timed: many for small tensors, a few for large ones."""
     return max(3, int(scale * (40 if nbytes <= 1 << 20 else 5)))
