@@ -108,7 +108,9 @@ def _search_path(own: str | None) -> str:
     """Where this process finds modules, for PYTHONPATH, without what every Python finds by itself; then ``own``."""
     standard = os.path.dirname(os.__file__)
     packages = {*site.getsitepackages(), site.getusersitepackages(), os.path.join(os.path.dirname(standard), ZIP)}
-    entries = [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)]
+    # What is no file is a mark for a path hook, which every Python that has the hook makes for itself.
+    files = [entry for entry in sys.path if isinstance(entry, str) and os.path.exists(entry or ".")]
+    entries = [os.path.abspath(entry) for entry in files]
     entries = [entry for entry in entries if entry not in packages and not f"{entry}/".startswith(f"{standard}/")]
     return os.pathsep.join(dict.fromkeys(entries + (own.split(os.pathsep) if own else [])))
 

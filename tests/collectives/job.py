@@ -95,9 +95,12 @@ class Job:
 
     def _connect_all(self, rank, sets):
         members = {id: sets.ranks(id) for id in sets.ids() if rank in sets.ranks(id)}
-        return {id: self._connect(rank, ranks, f"set-{id}", None) for id, ranks in members.items()}
+        return {id: self._backend(rank, ranks, f"set-{id}") for id, ranks in members.items()}
 
     def _connect(self, rank, members, scope, check):
+        return self._backend(rank, members, scope)
+
+    def _backend(self, rank, members, scope):
         place = members.index(rank)
         if self._store is not None:
             return ShmBackend.connect(place, len(members), PrefixStore(self._store, scope), TIMEOUTS.collective)
