@@ -61,6 +61,10 @@ def check_sparse_tensors():
         assert result.is_coalesced()
         same(result.to_dense(), expected)
         same(other().to_dense(), expected / size)
+    whole = torch.sparse_coo_tensor(torch.tensor([[0, 2]]), torch.tensor([1, -size - 1]), (3,))
+    average = hvd.sparse_allreduce_async(whole, "whole", hvd.Average)().to_dense()
+    same(average, hvd.allreduce(whole.to_dense()))
+    assert average.tolist() == [1, 0, -size - 1]
     empty = hvd.sparse_allreduce_async(torch.sparse_coo_tensor(size=(3, 4)), "empty", hvd.Sum)()
     same(empty.to_dense(), torch.zeros(3, 4))
 
