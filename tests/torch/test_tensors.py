@@ -1,6 +1,7 @@
 """Tensors that are more, or less, than a block of numbers; and the numbers that torch.distributed gives."""
 
 import math
+import weakref
 
 import pytest
 import torch
@@ -90,6 +91,18 @@ def check_tensors_that_require_a_gradient():
         same(hvd.allreduce(torch.ones(2), op=hvd.Sum), torch.full((2,), float(size)))
 
 
+def check_a_handle_lets_go():
+    """Of what it gave, and of what it was given."""
+    for start in (hvd.allreduce_async, hvd.allreduce_async_, hvd.allgather_async):
+        tensor = torch.ones(3, 2).t()
+        handle = start(tensor)
+        result = hvd.synchronize(handle)
+        references = weakref.ref(tensor), weakref.ref(result)
+        del tensor, result
+        assert [reference() for reference in references] == [None, None]
+        assert hvd.poll(handle)
+
+
 def whole_numbers(dtype, rank, shape=(6, 3)):
     generator = torch.Generator().manual_seed(rank)
     return torch.randint(0, 4, shape, generator=generator).to(dtype)
@@ -156,6 +169,7 @@ CHECKS = [
     check_lazy_views,
     check_sparse_tensors,
     check_tensors_that_require_a_gradient,
+    check_a_handle_lets_go,
 ]
 
 
