@@ -185,9 +185,10 @@ from hvd_cluster.data import AsyncDataLoaderMixin, BaseDataLoader
 
 class Loader(AsyncDataLoaderMixin, BaseDataLoader):
     def _iterate(self):
-        return (torch.randn(100, 100) @ torch.randn(100, 100) for _ in itertools.count())
+        return (large @ large for _ in itertools.count())
 
-batches = iter(Loader(4))
+large = torch.ones(1000, 1000)  # so that another one is in the making when the program ends
+batches = iter(Loader(100))
 next(batches)
 """
 
