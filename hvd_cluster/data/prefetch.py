@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+from weakref import WeakSet
 
 __all__ = ["Prefetch"]
 
 CLOSE_SECONDS = 10.0
 
 logger = logging.getLogger(__name__)
+
+# Those that are not garbage yet, for the end of the program.
+_running: WeakSet[Prefetch] = WeakSet()
 
 
 class Prefetch(Iterator[Any]):
@@ -32,6 +37,7 @@ class Prefetch(Iterator[Any]):
         # Ended and joined by close(), unless make() is in a call that does not return; a daemon for that case.
         self._thread = threading.Thread(target=self._run, name="hvd-data-loader", daemon=True)
         self._thread.start()
+        _running.add(self)
 
     def __next__(self) -> Any:
         with self._changed:
@@ -76,3 +82,11 @@ class Prefetch(Iterator[Any]):
     def _end(self) -> None:
         self._done = True
         self._changed.notify_all()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Before the interpreter goes: it would abort where a thread is in the midst of a tensor."""
+    for prefetch in list(_running):
+        if prefetch._thread.is_alive():  # not so in a forked child
+            prefetch.close()

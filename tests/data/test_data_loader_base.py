@@ -3,6 +3,8 @@
 import gc
 import itertools
 import logging
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -174,3 +176,24 @@ def test_passes_can_be_logged(caplog):
         list(AsyncLoader(1, batches=[1, 2]))
         list(AsyncLoader(1, True, batches=[1, 2]))
     assert caplog.messages == ["AsyncLoader: 2 batches were taken"]
+
+
+LEFT_OPEN = """
+import itertools
+import torch
+from hvd_cluster.data import AsyncDataLoaderMixin, BaseDataLoader
+
+class Loader(AsyncDataLoaderMixin, BaseDataLoader):
+    def _iterate(self):
+        return (large @ large for _ in itertools.count())
+
+large = torch.ones(1000, 1000)  # so that another one is in the making when the program ends
+batches = iter(Loader(100))
+next(batches)
+"""
+
+
+def test_a_pass_that_is_open_at_the_end_of_the_program():
+    command = [sys.executable, "-c", LEFT_OPEN]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -99,6 +99,9 @@ def bad_calls():
         "use sparse_allreduce_async": lambda: hvd.allreduce(torch.eye(2).to_sparse()),
         "to_dense": lambda: hvd.broadcast(torch.eye(2).to_sparse_csr(), 0),
         "sparse COO": lambda: hvd.sparse_allreduce_async(torch.eye(2), "x", hvd.Sum),
+        "not available for bool; use Sum": lambda: hvd.sparse_allreduce_async(
+            torch.eye(2).bool().to_sparse(), "x", hvd.Average
+        ),
         "not available for sparse": lambda: hvd.sparse_allreduce_async(torch.eye(2).to_sparse(), "x", hvd.Max),
         "to_empty": lambda: hvd.allreduce(torch.ones(2, device="meta")),
         "meta": lambda: hvd.grouped_allgather([torch.ones(2), torch.ones(2, device="meta")]),

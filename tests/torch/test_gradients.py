@@ -197,6 +197,17 @@ def check_gradients_of_gradients(process_set):
         torch.testing.assert_close(mine.grad, everyone[me].grad)
 
 
+def check_gradients_of_the_gradient_of_a_broadcast(process_set):
+    ranks = process_set.ranks
+    root, is_root = ranks[-1], process_set.rank() == len(ranks) - 1
+    mine = torch.tensor([2.0, 3.0], dtype=torch.float64, requires_grad=True)
+    result = hvd.broadcast(mine, root, name="b", process_set=process_set)
+    (first,) = torch.autograd.grad((result**3).sum(), mine, create_graph=True)
+    torch.testing.assert_close(first, 3 * mine**2 if is_root else torch.zeros_like(mine))
+    first.sum().backward()
+    torch.testing.assert_close(mine.grad, 6 * mine.detach() / len(ranks) if is_root else torch.zeros_like(mine))
+
+
 def check_a_loss_over_the_whole_batch(process_set):
     """A loss that compares each sample with those of all ranks, as contrastive ones do."""
     me = process_set.rank()

@@ -1,6 +1,7 @@
 """Tensors that are more, or less, than a block of numbers; and the numbers that torch.distributed gives."""
 
 import math
+import weakref
 
 import pytest
 import torch
@@ -61,6 +62,10 @@ def check_sparse_tensors():
         assert result.is_coalesced()
         same(result.to_dense(), expected)
         same(other().to_dense(), expected / size)
+    whole = torch.sparse_coo_tensor(torch.tensor([[0, 2]]), torch.tensor([1, -size - 1]), (3,))
+    average = hvd.sparse_allreduce_async(whole, "whole", hvd.Average)().to_dense()
+    same(average, hvd.allreduce(whole.to_dense()))
+    assert average.tolist() == [1, 0, -size - 1]
     empty = hvd.sparse_allreduce_async(torch.sparse_coo_tensor(size=(3, 4)), "empty", hvd.Sum)()
     same(empty.to_dense(), torch.zeros(3, 4))
 
@@ -84,6 +89,18 @@ def check_tensors_that_require_a_gradient():
         assert not hvd.allreduce(leaf).requires_grad
     with torch.inference_mode():
         same(hvd.allreduce(torch.ones(2), op=hvd.Sum), torch.full((2,), float(size)))
+
+
+def check_a_handle_lets_go():
+    """Of what it gave, and of what it was given."""
+    for start in (hvd.allreduce_async, hvd.allreduce_async_, hvd.allgather_async):
+        tensor = torch.ones(3, 2).t()
+        handle = start(tensor)
+        result = hvd.synchronize(handle)
+        references = weakref.ref(tensor), weakref.ref(result)
+        del tensor, result
+        assert [reference() for reference in references] == [None, None]
+        assert hvd.poll(handle)
 
 
 def whole_numbers(dtype, rank, shape=(6, 3)):
@@ -152,6 +169,7 @@ CHECKS = [
     check_lazy_views,
     check_sparse_tensors,
     check_tensors_that_require_a_gradient,
+    check_a_handle_lets_go,
 ]
 
 

@@ -67,4 +67,6 @@ class HorovodBroadcast(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         name, process_set = ctx.arguments
         average = allreduce(gradients[0], name=name, process_set=process_set)
-        return average if ctx.is_root else torch.zeros_like(average), None, None, None
+        # Zeros that depend on the average: all ranks take part when that is differentiated in turn.
+        own = average if ctx.is_root else average.masked_fill(torch.ones((), dtype=torch.bool), 0)
+        return own, None, None, None

@@ -19,27 +19,35 @@ Kind: TypeAlias = Callable[[Iterable[Any]], Any]
 class Handle:
     """An operation in flight; give it to :func:`poll` and :func:`synchronize`."""
 
-    __slots__ = ("_finish", "work")
+    __slots__ = ("_pending",)
 
     def __init__(self, work: Work, finish: Finish) -> None:
-        self.work = work
-        self._finish: Finish | None = finish
+        self._pending: tuple[Work, Finish] | None = work, finish
 
     def is_done(self) -> bool:
         """Whether the result is there, or an error."""
-        return self.work.done or basics.engine().poll(self.work)
+        if self._pending is None:
+            return True
+        work, _ = self._pending
+        return work.done or basics.engine().poll(work)
 
     def wait(self) -> None:
         """Return when it is; raises the error."""
-        if self.work.done:
-            self.work.outcome()
+        if self._pending is None:
+            return
+        work, _ = self._pending
+        if work.done:
+            work.outcome()
         else:
-            basics.engine().synchronize(self.work)
+            basics.engine().synchronize(work)
 
     def take(self) -> Any:
-        """The result, the first time; None afterwards."""
-        finish, self._finish = self._finish, None
-        return None if finish is None else finish(self.work)
+        """The result, the first time; None afterwards, when the handle keeps no tensor any more."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return None
+        work, finish = pending
+        return finish(work)
 
 
 class HandleGroup:

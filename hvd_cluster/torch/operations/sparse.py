@@ -27,15 +27,17 @@ def sparse_allreduce_async(
     _check(tensor, chosen)
     own = tensor.detach().coalesce()
     parts = [own.indices().t(), own.values(), torch.tensor([own.shape])]
-    handle = grouped_allgather_async(parts, name, process_set)
+    handle, size = grouped_allgather_async(parts, name, process_set), process_set.size() or 1
 
     def finish() -> torch.Tensor:
         indices, values, shapes = synchronize(handle)
         if (shapes != shapes[0]).any():
             raise MismatchError(f"sparse tensor {name!r}: the ranks disagree about the shape: {shapes.tolist()}")
-        if chosen is ReduceOp.AVERAGE:
-            values = (values / process_set.size()).to(values.dtype)
-        return torch.sparse_coo_tensor(indices.t(), values, own.shape, check_invariants=True).coalesce()
+        divisor = size if chosen is ReduceOp.AVERAGE else 1
+        if values.is_floating_point() or values.is_complex():  # divided first: the sum may be too large for 16 bits
+            values, divisor = values / divisor, 1
+        total = torch.sparse_coo_tensor(indices.t(), values, own.shape, check_invariants=True).coalesce()
+        return total if divisor == 1 else torch.div(total, divisor, rounding_mode="trunc")
 
     return finish
 
@@ -45,3 +47,5 @@ def _check(tensor: Any, op: ReduceOp) -> None:
         raise InvalidRequestError("sparse_allreduce_async needs a sparse COO tensor; use allreduce_async for others")
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise InvalidRequestError(f"op {op.name.capitalize()} is not available for sparse tensors; use Average or Sum")
+    if op is ReduceOp.AVERAGE and tensor.dtype is torch.bool:
+        raise InvalidRequestError("op Average is not available for bool; use Sum, which means any")
