@@ -62,8 +62,9 @@ class GradientOptimizer(torch.optim.Optimizer):
         if not self._options.process_set.included():
             return
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-        if len(self._buckets) < len(parameters):
-            self._arrange([parameter for parameter in parameters if parameter not in self._buckets])
+        added = [parameter for parameter in parameters if parameter not in self._buckets]
+        if added:
+            self._arrange(added)
         for parameter in parameters:
             if parameter.requires_grad and parameter not in self._hooks:
                 self._hooks[parameter] = _hook(parameter, self._on_gradient)
