@@ -89,18 +89,24 @@ def _wrap(optimizer: torch.optim.Optimizer, names: Names, passes: int, options: 
     wrapped.__dict__ = optimizer.__dict__
     wrapped._wrapper = weakref.ref(wrapped)
     if "step" in wrapped.__dict__:
-        wrapped.step = _followed(wrapped)
+        wrapped.step = _followed(optimizer, wrapped)
     wrapped._distribute(names, passes, options)
     result: torch.optim.Optimizer = wrapped
     return result
 
 
-def _followed(wrapped: Any) -> Callable[..., Any]:
-    """What a scheduler put in the place of ``step``, to see that it is called, for the wrapped optimizer."""
+def _followed(optimizer: torch.optim.Optimizer, wrapped: Any) -> Callable[..., Any]:
+    """What a scheduler put in the place of ``step``, to see that it is called, for the wrapped optimizer.
+
+    Refers to neither strongly: it is an attribute of both, and a wrapper that nobody uses must go at once, as its
+    hooks would combine the gradients of the next one.
+    """
+    original, wrapper = weakref.ref(optimizer), weakref.ref(wrapped)
 
     def step(*args: Any, **kwargs: Any) -> Any:
-        wrapped._opt_called = True
-        return type(wrapped).step(wrapped, *args, **kwargs)
+        called: Any = wrapper() or original()
+        called._opt_called = True
+        return type(called).step(called, *args, **kwargs)
 
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     return step
