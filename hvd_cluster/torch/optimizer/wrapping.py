@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from collectives.api import InvalidRequestError, ReduceOp
-from hvd_cluster.basics import registered_set
+from hvd_cluster.basics import registered_set, size
 from hvd_cluster.operations import choose_op
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.torch.compression import Compression
@@ -116,8 +116,10 @@ def _reduce(wrapped: Any) -> tuple[Any, ...]:
     """For pickle and copy: what torch keeps of an optimizer, and how it was wrapped. Not what is in flight."""
     base = type(wrapped).__bases__[1]
     names = list(wrapped._names.items())
+    process_set = wrapped._options.process_set
+    ranks = None if process_set is global_process_set else process_set.ranks  # a restored one works on all ranks, too
     options = replace(wrapped._options, process_set=None)
-    return _restore, (base, wrapped.__getstate__(), names, wrapped._passes, options, wrapped._options.process_set.ranks)
+    return _restore, (base, wrapped.__getstate__(), names, wrapped._passes, options, ranks)
 
 
 def _restore(
@@ -126,8 +128,9 @@ def _restore(
     names: Sequence[tuple[torch.Tensor, str]],
     passes: int,
     options: Options,
-    ranks: Sequence[int],
+    ranks: Sequence[int] | None,
 ) -> torch.optim.Optimizer:
+    process_set = registered_set(range(size()) if ranks is None else ranks)
     optimizer = base.__new__(base)
     optimizer.__setstate__(state)
-    return _wrap(optimizer, dict(names), passes, replace(options, process_set=registered_set(ranks)))
+    return _wrap(optimizer, dict(names), passes, replace(options, process_set=process_set))
