@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import hvd_cluster.torch as hvd
-from collectives.api import DuplicateNameError, InvalidRequestError
+from collectives.api import DuplicateNameError, InvalidRequestError, MismatchError
 from hvd_cluster import basics
 from tests.torch.training import (
     BATCH,
@@ -185,6 +185,55 @@ def check_scheduler_made_before_wrapping():
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.025)
     assert len(calls) == 2
     assert_identical_everywhere(model)
+
+
+def check_wrappers_that_replace_each_other():
+    """The scheduler's ``step`` is in the attributes of all of them and must keep none alive."""
+
+    def check():
+        model = build()
+        for _ in range(3):
+            inner = sgd(model.parameters())
+            schedule = torch.optim.lr_scheduler.StepLR(inner, 1)
+            optimizer = hvd.DistributedOptimizer(inner, model.named_parameters())
+            loss_of(model, *(own(rows) for rows in data(0))).backward()
+            optimizer.step()
+            schedule.step()
+        assert_identical_everywhere(model)
+        del optimizer
+        before = flat(model)
+        inner.step()
+        assert not torch.equal(flat(model), before)
+
+    with_and_without_a_core_to_spare(check)
+
+
+def check_param_groups_that_are_exchanged():
+    first, second = build(), build()
+    both = torch.nn.ModuleList([first, second])
+    optimizer = hvd.DistributedOptimizer(sgd(first.parameters()), both.named_parameters())
+    optimizer.param_groups.clear()
+    optimizer.add_param_group({"params": list(second.parameters())})
+    loss_of(second, *(own(rows) for rows in data(0))).backward()
+    optimizer.step()
+    assert not torch.equal(flat(second), flat(build()))
+    assert_identical_everywhere(second)
+
+
+def check_nothing_is_in_flight_after_a_mismatch():
+    """The tensor that differs is the first to be waited for; the others are large, to take longer than the error."""
+
+    def check():
+        odd = 300_000 + hvd.rank()
+        parameters = [torch.nn.Parameter(torch.zeros(length)) for length in (400_000, 400_000, odd)]
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0))
+        for _ in range(3):
+            sum(parameter.sum() for parameter in parameters).backward()
+            with pytest.raises(MismatchError, match="disagree about the s"):
+                optimizer.step()
+
+    if hvd.size() > 1:
+        with_and_without_a_core_to_spare(check)
 
 
 def check_parameters_added_and_unfrozen_later():

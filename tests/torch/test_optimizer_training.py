@@ -233,6 +233,16 @@ def check_a_copy_finds_its_process_set():
             pickle.loads(stored)
 
 
+def check_a_copy_for_all_ranks_is_for_those_of_the_new_job():
+    members = hvd.global_process_set
+    actual, members.ranks = members.ranks, [*range(hvd.size() + 1)]  # as in a job of one rank more
+    try:
+        stored = pickle.dumps(wrap(build()))
+    finally:
+        members.ranks = actual
+    assert pickle.loads(stored)._options.process_set is members
+
+
 def compiled_models():
     for backend in ("eager", "aot_eager"):
         model = build()

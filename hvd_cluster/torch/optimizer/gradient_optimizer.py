@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from collectives.api import HorovodInternalError
 from hvd_cluster.basics import engine
 from hvd_cluster.torch.gradient_compression import GradientCompressor, compressor_for
 from hvd_cluster.torch.mpi_ops import allreduce
@@ -62,8 +63,9 @@ class GradientOptimizer(torch.optim.Optimizer):
         if not self._options.process_set.included():
             return
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-        if len(self._buckets) < len(parameters):
-            self._arrange([parameter for parameter in parameters if parameter not in self._buckets])
+        added = [parameter for parameter in parameters if parameter not in self._buckets]
+        if added:
+            self._arrange(added)
         for parameter in parameters:
             if parameter.requires_grad and parameter not in self._hooks:
                 self._hooks[parameter] = _hook(parameter, self._on_gradient)
@@ -144,13 +146,28 @@ class GradientOptimizer(torch.optim.Optimizer):
             for bucket in dict.fromkeys(self._buckets.values()):
                 if bucket not in self._reductions:
                     self._send(bucket)
-            waiting = list(self._reductions.values())
-            while waiting:
-                waiting = [reduction for reduction in waiting if not reduction.advance()]
+            self._finish()
         finally:
             self._reductions.clear()
             self._countdown.clear()
         self._synchronized = True
+
+    def _finish(self) -> None:
+        """Raises the first error when nothing is in flight any more, so that the step can be repeated."""
+        waiting = list(self._reductions.values())
+        errors: list[HorovodInternalError] = []
+        while waiting:
+            going = []
+            for reduction in waiting:
+                try:
+                    if not reduction.advance():
+                        going.append(reduction)
+                except HorovodInternalError as error:
+                    errors.append(error)
+                    reduction.abandon()
+            waiting = going
+        if errors:
+            raise errors[0]
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:

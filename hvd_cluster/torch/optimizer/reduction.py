@@ -57,7 +57,8 @@ class Reduction:
             combined = synchronize(self._handle)
             self._continue(combined if isinstance(combined, tuple) else [combined])
         if self._handle is None:
-            for parameter, finish in self._sparse.items():
+            while self._sparse:
+                parameter, finish = self._sparse.popitem()
                 parameter.grad = finish().coalesce()
             for parameter, dimensions in self._from_sparse.items():
                 parameter.grad = _gradient(parameter).to_sparse(dimensions)
@@ -65,10 +66,11 @@ class Reduction:
 
     def abandon(self) -> None:
         """Wait until nothing is in flight, so that the names are free; gradients are left as they happen to be."""
-        with suppress(HorovodInternalError):
-            if self._handle is not None:
+        if self._handle is not None:
+            with suppress(HorovodInternalError):
                 synchronize(self._handle)
-            for finish in self._sparse.values():
+        for finish in self._sparse.values():
+            with suppress(HorovodInternalError):
                 finish()
 
     def _continue(self, combined: Sequence[torch.Tensor | None]) -> None:

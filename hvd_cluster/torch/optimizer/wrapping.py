@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from collectives.api import InvalidRequestError, ReduceOp
-from hvd_cluster.basics import registered_set
+from hvd_cluster.basics import registered_set, size
 from hvd_cluster.operations import choose_op
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.torch.compression import Compression
@@ -89,18 +89,24 @@ def _wrap(optimizer: torch.optim.Optimizer, names: Names, passes: int, options: 
     wrapped.__dict__ = optimizer.__dict__
     wrapped._wrapper = weakref.ref(wrapped)
     if "step" in wrapped.__dict__:
-        wrapped.step = _followed(wrapped)
+        wrapped.step = _followed(optimizer, wrapped)
     wrapped._distribute(names, passes, options)
     result: torch.optim.Optimizer = wrapped
     return result
 
 
-def _followed(wrapped: Any) -> Callable[..., Any]:
-    """What a scheduler put in the place of ``step``, to see that it is called, for the wrapped optimizer."""
+def _followed(optimizer: torch.optim.Optimizer, wrapped: Any) -> Callable[..., Any]:
+    """What a scheduler put in the place of ``step``, to see that it is called, for the wrapped optimizer.
+
+    Refers to neither strongly: it is an attribute of both, and a wrapper that nobody uses must go at once, as its
+    hooks would combine the gradients of the next one.
+    """
+    original, wrapper = weakref.ref(optimizer), weakref.ref(wrapped)
 
     def step(*args: Any, **kwargs: Any) -> Any:
-        wrapped._opt_called = True
-        return type(wrapped).step(wrapped, *args, **kwargs)
+        called: Any = wrapper() or original()
+        called._opt_called = True
+        return type(called).step(called, *args, **kwargs)
 
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     return step
@@ -110,8 +116,10 @@ def _reduce(wrapped: Any) -> tuple[Any, ...]:
     """For pickle and copy: what torch keeps of an optimizer, and how it was wrapped. Not what is in flight."""
     base = type(wrapped).__bases__[1]
     names = list(wrapped._names.items())
+    process_set = wrapped._options.process_set
+    ranks = None if process_set is global_process_set else process_set.ranks  # a restored one works on all ranks, too
     options = replace(wrapped._options, process_set=None)
-    return _restore, (base, wrapped.__getstate__(), names, wrapped._passes, options, wrapped._options.process_set.ranks)
+    return _restore, (base, wrapped.__getstate__(), names, wrapped._passes, options, ranks)
 
 
 def _restore(
@@ -120,8 +128,9 @@ def _restore(
     names: Sequence[tuple[torch.Tensor, str]],
     passes: int,
     options: Options,
-    ranks: Sequence[int],
+    ranks: Sequence[int] | None,
 ) -> torch.optim.Optimizer:
+    process_set = registered_set(range(size()) if ranks is None else ranks)
     optimizer = base.__new__(base)
     optimizer.__setstate__(state)
-    return _wrap(optimizer, dict(names), passes, replace(options, process_set=registered_set(ranks)))
+    return _wrap(optimizer, dict(names), passes, replace(options, process_set=process_set))
