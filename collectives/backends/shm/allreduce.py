@@ -79,8 +79,10 @@ class Allreduce:
         one before that.
 
         Copying in comes before the wait, which it shortens: it goes to the slab of three rounds ago, which all others
-        were done with when they arrived at the last gate but one.
+        were done with when they arrived at the last gate but one. After the last gate nobody is busy with
+        another's slab, so that the next operation may have the same ones, which are in the cache.
         """
+        before = self._slabs.turn
         total, step = len(source), SLAB_BYTES // reduction.dtype.itemsize
         rounds = [self._round(start, min(step, total - start), reduction) for start in range(0, total, step)]
         for turn in range(len(rounds) + 2):
@@ -94,6 +96,7 @@ class Allreduce:
                 self._copy_out(rounds[turn - 2], destination)
             if turn <= len(rounds):
                 self._gate.arrive()
+        self._slabs.turn = before
 
     def _round(self, start: int, length: int, reduction: Reduction) -> Round:
         share = -(-length // self._size)
