@@ -9,6 +9,7 @@ from collectives.backends.base import Board
 __all__ = ["Unison"]
 
 LARGEST = 0xFFFFFFFF
+"""What a board can compare; later ids are negotiated."""
 
 
 class Unison:

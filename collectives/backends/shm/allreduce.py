@@ -79,8 +79,8 @@ class Allreduce:
         one before that.
 
         Copying in comes before the wait, which it shortens: it goes to the slab of three rounds ago, which all others
-        were done with when they arrived at the last gate but one. After the last gate nobody is busy with
-        another's slab, so that the next operation may have the same ones, which are in the cache.
+        were done with when they arrived at the last gate but one. After the last gate nobody is busy with another's
+        slab, so that the next operation may have the same ones, which are in the cache.
         """
         before = self._slabs.turn
         total, step = len(source), SLAB_BYTES // reduction.dtype.itemsize

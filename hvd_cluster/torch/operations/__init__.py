@@ -7,8 +7,9 @@ Arguments mean the same everywhere:
     operation of a kind on each rank meet. A group of ``name`` keys its n tensors as name_1ofn to name_nofn.
 ``op``
     Average (default), Sum, Min, Max or Product, of the elements of all members; Adasum for allreduce of floats, on a
-    power of two of ranks. 16-bit floats are accumulated in float32; an Average of integers is their exact sum, divided
-    and truncated; of bools, Sum and Max mean any, Min and Product all; complex numbers have Average and Sum only.
+    power of two of ranks. 16-bit floats are accumulated in float32; an Average of integers is their sum (of less than
+    2^63), divided and truncated; of bools, Sum and Max mean any, Min and Product all; complex numbers have Average and
+    Sum only.
     ``average=True/False`` is the deprecated form of Average and Sum.
 ``prescale_factor``, ``postscale_factor``
     multiply each tensor before, and the result after; integers are truncated towards zero.
