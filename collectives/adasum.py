@@ -38,31 +38,66 @@ Float64 = npt.NDArray[np.float64]
 Span = tuple[int, int]
 
 
-class _Vector:
-    """The long vector from element ``start`` on, in ``dtype.storage`` layout, to be multiplied by ``factor``."""
+class _Plane:
+    """The memory of a long vector's elements from ``start`` on."""
 
-    def __init__(self, arrays: Sequence[Array], start: int, dtype: DType, factor: float = 1.0) -> None:
+    def __init__(self, arrays: Sequence[Array], start: int) -> None:
         self._elements = Segments(arrays)
         self._start = start
-        self.dtype = dtype
-        self.factor = factor
 
     def parts(self, span: Span) -> list[Array]:
+        """The arrays that make up ``span``: views, and at least one, if empty."""
         return self._elements.parts(span[0] - self._start, span[1] - self._start)
+
+    def read(self, start: int, stop: int) -> Array:
+        """Not to be written to. Not empty."""
+        return self._elements.gather(start - self._start, stop - self._start)
+
+    def write(self, start: int, values: Array) -> None:
+        self._elements.write(start - self._start, values)
+
+
+class _Vector:
+    """A long vector in ``dtype.storage`` layout, to be multiplied by ``factor``."""
+
+    def __init__(self, planes: Sequence[_Plane], dtype: DType, factor: float = 1.0) -> None:
+        self.planes = planes
+        self._dtype = dtype
+        self._factor = factor
+
+    def like(self, planes: Sequence[_Plane]) -> _Vector:
+        """A vector of the same kind in other memory."""
+        return type(self)(planes, self._dtype, self._factor)
 
     def load(self, start: int, stop: int) -> Array:
         """The numbers that are meant, not to be written to; 16-bit floats as float32. Not empty."""
-        piece = self._elements.gather(start - self._start, stop - self._start)
-        wide = widen(piece, self.dtype) if self.dtype in HALVES else piece
-        return wide if self.factor == 1.0 else np.multiply(wide, self.factor)
+        piece = self.planes[0].read(start, stop)
+        wide = widen(piece, self._dtype) if self._dtype in HALVES else piece
+        return wide if self._factor == 1.0 else np.multiply(wide, self._factor)
 
     def store(self, start: int, values: Array) -> None:
         """Of a vector without a factor."""
-        if self.dtype in HALVES:
-            rounded = np.empty(values.size, self.dtype.storage)
-            narrow(values, rounded, self.dtype)
+        if self._dtype in HALVES:
+            rounded = np.empty(values.size, self._dtype.storage)
+            narrow(values, rounded, self._dtype)
             values = rounded
-        self._elements.write(start - self._start, values)
+        self.planes[0].write(start, values)
+
+
+class _SplitVector(_Vector):
+    """A long vector of float32, whose upper 16 bits lie in one plane and whose lower ones in another."""
+
+    def load(self, start: int, stop: int) -> Array:
+        upper, lower = (plane.read(start, stop) for plane in self.planes)
+        bits = upper.astype(np.uint32)
+        bits <<= 16
+        bits |= lower
+        return bits.view(np.float32)
+
+    def store(self, start: int, values: Array) -> None:
+        bits = values.view(np.uint32)
+        self.planes[0].write(start, (bits >> 16).astype(np.uint16))
+        self.planes[1].write(start, bits.astype(np.uint16))
 
 
 @np.errstate(all="ignore")
@@ -81,21 +116,22 @@ def adasum(
     All members get the same bits. Raises what the backend raises.
 
     Everything happens in the destinations. What a partner sends lies where those elements were that it has been given;
-    only 16-bit floats on more than two members need memory of their own, as much as the destinations.
+    so there is room for float32 in place of 16-bit floats, of which a member keeps no more than half.
     """
     if backend.size == 1:
         for source, destination in zip(sources, destinations, strict=True):
             scale_array(source, destination, dtype, prescale * postscale)
         return
     ends = [0, *accumulate(len(source) for source in sources)]
-    held, room = _Vector(sources, 0, dtype, prescale), _Vector(destinations, 0, dtype)
-    result, span, distance = room, (0, ends[-1]), 1
+    result = _Vector([_Plane(destinations, 0)], dtype)
+    held, room, span, distance = _Vector([_Plane(sources, 0)], dtype, prescale), result, (0, ends[-1]), 1
     while distance < backend.size:
-        lower, upper, span = _exchange_level(backend, held, room, ends[-1], span, distance)
+        received, span = _exchange_level(backend, held, room, ends[-1], span, distance)
+        lower, upper = (received, held) if backend.rank & distance else (held, received)
         parts = [_inside(tensor, span) for tensor in pairwise(ends)]
         products = _sum_products(backend, [_products(lower, upper, part) for part in parts], distance)
         is_last = 2 * distance == backend.size
-        out = result if is_last else _working(result, span) if distance == 1 else held
+        out = result if is_last else _working(result, received, dtype, span) if distance == 1 else held
         for part, product in zip(parts, products, strict=True):
             _merge(out, lower, upper, part, product, postscale if is_last else 1.0)
         held = room = out
@@ -103,11 +139,12 @@ def adasum(
     _gather(backend, result, ends[-1])
 
 
-def _working(result: _Vector, span: Span) -> _Vector:
+def _working(result: _Vector, received: _Vector, dtype: DType, span: Span) -> _Vector:
     """Where the levels before the last leave what they computed: in float32 at least."""
-    if result.dtype not in HALVES:
+    if dtype not in HALVES:
         return result
-    return _Vector([np.empty(span[1] - span[0], np.float32)], span[0], DType.FLOAT32)
+    memory = [vector.planes[0].parts(span) for vector in (result, received)]
+    return _SplitVector([_Plane([part.view(np.uint16) for part in parts], span[0]) for parts in memory], DType.FLOAT32)
 
 
 def _halves(span: Span) -> tuple[Span, Span]:
@@ -117,19 +154,20 @@ def _halves(span: Span) -> tuple[Span, Span]:
 
 def _exchange_level(
     backend: Backend, held: _Vector, room: _Vector, total: int, span: Span, distance: int
-) -> tuple[_Vector, _Vector, Span]:
-    """Exchange halves of ``span`` with the partner: what the lower and the upper rank have of the half that stays here.
+) -> tuple[_Vector, Span]:
+    """Exchange halves of ``span`` with the partner: what it has of the half that stays here, and that half.
 
     The partner's lies in ``room`` in place of what it was given, of which it may be one element more.
     """
-    is_lower = backend.rank & distance == 0
-    keep, give = _halves(span) if is_lower else _halves(span)[::-1]
-    outgoing, spare = Segments(held.parts(give)), np.empty(1, held.dtype.storage)
-    landing = [*room.parts(give), spare]
-    counts = give[1] - give[0], keep[1] - keep[0]
-    _exchange(backend, backend.rank ^ distance, outgoing, Segments(landing), counts, -(-total // (2 * distance)))
-    received = _Vector(landing, keep[0], held.dtype, held.factor)
-    return (held, received, keep) if is_lower else (received, held, keep)
+    keep, give = _halves(span) if backend.rank & distance == 0 else _halves(span)[::-1]
+    counts, longest = (give[1] - give[0], keep[1] - keep[0]), -(-total // (2 * distance))
+    planes = []
+    for source, target in zip(held.planes, room.planes, strict=True):
+        outgoing, landing = source.parts(give), target.parts(give)
+        landing.append(np.empty(1, landing[0].dtype))
+        _exchange(backend, backend.rank ^ distance, Segments(outgoing), Segments(landing), counts, longest)
+        planes.append(_Plane(landing, keep[0]))
+    return held.like(planes), keep
 
 
 def _exchange(
@@ -192,7 +230,7 @@ def _merge(out: _Vector, lower: _Vector, upper: _Vector, span: Span, products: F
 def _gather(backend: Backend, result: _Vector, total: int) -> None:
     """Every rank has one span of the result: put all together."""
     spans = [_final_span(total, rank, backend.size) for rank in range(backend.size)]
-    parts = [[part.view(np.uint8) for part in result.parts(span)] for span in spans]
+    parts = [[part.view(np.uint8) for part in result.planes[0].parts(span)] for span in spans]
     counts = [sum([part.size for part in of_rank]) for of_rank in parts]
     backend.allgather(parts[backend.rank], [part for of_rank in parts for part in of_rank], counts)
 

@@ -1,5 +1,7 @@
 """Adasum: against the formula, and the cases everybody can check by hand."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -119,3 +121,18 @@ def test_many_pieces_with_and_without_destinations_of_their_own(size, dtype, mon
         assert {member[index].tobytes() for member in destinations + in_place} == {destinations[0][index].tobytes()}
     for member, untouched in zip(sources, kept, strict=True):
         assert all(np.array_equal(*each) for each in zip(member, untouched, strict=True))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: dtype.label)
+def test_the_destinations_are_all_the_memory_that_is_needed(dtype, monkeypatch):
+    monkeypatch.setattr("collectives.adasum.PIECE", 1 << 14)
+    monkeypatch.setattr("collectives.adasum.CHUNK", 1 << 10)
+    monkeypatch.setattr("collectives.adasum._gather", lambda *given: None)  # inproc copies what it gathers
+    inputs = [[np.ones(1 << 19, dtype.storage)] for _ in range(4)]
+    tracemalloc.start()
+    try:
+        on_all_members(inputs, dtype)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < inputs[0][0].nbytes / 2
