@@ -10,6 +10,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from collectives.api import InvalidRequestError, ReduceOp
 from hvd_cluster.process_sets import ProcessSet, global_process_set
@@ -54,6 +55,7 @@ class SyncBatchNorm(_BatchNorm):
         """``module`` with this class in the place of all its batch normalization layers, which keep their parameters.
 
         The layers are replaced in ``module`` itself; a ``module`` that is such a layer is not changed, use the result.
+        Raises InvalidRequestError, and changes nothing, for a lazy layer that has not seen a batch.
         """
         twins: dict[torch.nn.Module, torch.nn.Module]
         twins = {layer: cls._like(layer, process_set) for layer in module.modules() if isinstance(layer, _BatchNorm)}
@@ -65,6 +67,11 @@ class SyncBatchNorm(_BatchNorm):
 
     @classmethod
     def _like(cls, layer: _BatchNorm, process_set: ProcessSet) -> SyncBatchNorm:
+        if isinstance(layer, LazyModuleMixin):
+            raise InvalidRequestError(
+                f"{layer} does not know its number of features before its first batch; run the model once on some "
+                "input, and convert it then"
+            )
         twin = cls(layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats, process_set)
         for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):
             setattr(twin, name, getattr(layer, name))

@@ -70,7 +70,8 @@ def _answer(link):
 
 
 def _serve(link: Connection, rank, variables):
-    os.environ.update(variables)
+    # Or torch.compile would start processes that stay as long as the rank.
+    os.environ.update(variables, TORCHINDUCTOR_COMPILE_THREADS="1")
     import torch
 
     import hvd_cluster.torch as hvd

@@ -126,7 +126,12 @@ def check_flags_of_a_trained_optimizer():
 def check_groups_with_options_of_their_own():
     first, second = (torch.nn.Parameter(numbers(seed, 3)) for seed in range(2))
     optimizer = torch.optim.SGD(
-        [{"params": [("first", first)]}, {"params": [("second", second)], "lr": 0.5 + hvd.rank()}], lr=0.1, momentum=0.9
+        [
+            {"params": [first], "param_names": ["first"]},
+            {"params": [second], "param_names": ["second"], "lr": 0.5 + hvd.rank()},
+        ],
+        lr=0.1,
+        momentum=0.9,
     )
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1)
     if hvd.rank() == 0:
