@@ -1,9 +1,11 @@
 """Misuse: who gets which error, and that the engine works afterwards."""
 
 import threading
+import warnings
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import hvd_cluster.torch as hvd
 from collectives.api import DuplicateNameError, InvalidRequestError, MismatchError
@@ -127,6 +129,63 @@ def bad_calls():
 def check_bad_calls():
     for word, call in bad_calls().items():
         assert word in message_of(call, InvalidRequestError)
+    works()
+
+
+class Wrapper(torch.Tensor):
+    """A tensor in the manner of a DTensor: it has a shape, and its numbers are elsewhere."""
+
+    @staticmethod
+    def __new__(cls, plain):
+        return torch.Tensor._make_wrapper_subclass(cls, plain.shape, dtype=plain.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, arguments=(), options=None):
+        return cls(torch.ones(3))
+
+
+def freed(tensor):
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def tensors_that_cannot_travel():
+    rows = [torch.ones(2), torch.ones(3)]
+    with FakeTensorMode():
+        fake = torch.ones(3)
+    return {
+        "a nested tensor, of layout torch.strided, is not supported; give the list": torch.nested.nested_tensor(rows),
+        "a nested tensor, of layout torch.jagged": torch.nested.nested_tensor(rows, layout=torch.jagged),
+        "call dequantize": torch.quantize_per_tensor(torch.ones(3), 0.5, 0, torch.quint8),
+        "layout torch._mkldnn is not supported; call to_dense": torch.ones(3).to_mkldnn(),
+        "layout torch.sparse_csr is not supported; call to_dense": torch.eye(3).to_sparse_csr(),
+        "a FakeTensor of shape (3,) has no memory of its own": fake,
+        "a Wrapper of shape (3,) has no memory of its own": Wrapper(torch.ones(3)),
+        "the memory of a tensor of shape (3,) has been freed": freed(torch.ones(3)),
+        "Tensor type torch.float8_e5m2 is not supported; convert": torch.ones(3).to(torch.float8_e5m2),
+    }
+
+
+def check_tensors_that_cannot_travel():
+    """Refused by every family, which say which tensor it is."""
+    plain = torch.ones(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch, that some kinds are new and others old
+        tensors = tensors_that_cannot_travel()
+    for words, tensor in tensors.items():
+        for start, call in {
+            "allreduce: ": hvd.allreduce,
+            "allreduce 'x': ": lambda tensor: hvd.allreduce_(tensor, name="x"),
+            "allgather 'x': ": lambda tensor: hvd.allgather_async(tensor, name="x"),
+            "broadcast: ": lambda tensor: hvd.broadcast_async_(tensor, 0),
+            "alltoall 'x': ": lambda tensor: hvd.alltoall(tensor, [0] * hvd.size(), name="x"),
+            "reducescatter: ": hvd.reducescatter,
+            "allreduce 'x', tensor 2 of the group: ": lambda tensor: hvd.grouped_allreduce_([plain, tensor], name="x"),
+            "allgather, tensor 1 of the group: ": lambda tensor: hvd.grouped_allgather([tensor, plain]),
+        }.items():
+            text = message_of(lambda call=call, tensor=tensor: call(tensor), InvalidRequestError)
+            assert text.startswith(start), text
+            assert words in text
     works()
 
 
