@@ -11,7 +11,7 @@ import torch
 from collectives.api import DType, InvalidRequestError
 from collectives.buffers import Buffer
 
-__all__ = ["allocator", "as_input", "can_travel", "memory_format", "require_tensor", "require_writable", "to_buffer"]
+__all__ = ["allocator", "as_input", "memory_format", "require_tensor", "require_writable", "to_buffer"]
 
 _DTYPES: dict[torch.dtype, DType] = {
     torch.uint8: DType.UINT8,
@@ -49,17 +49,12 @@ def require_writable(tensor: torch.Tensor) -> None:
 def as_input(tensor: Any) -> torch.Tensor:
     """``tensor`` detached and contiguous, a copy only where it is not; InvalidRequestError for what cannot travel."""
     require_tensor(tensor)
-    if not can_travel(tensor):
+    if tensor.dtype not in _DTYPES or tensor.layout is not torch.strided or not tensor.is_cpu or tensor.is_nested:
         raise _cannot_travel(tensor)
     plain: torch.Tensor = tensor.detach().contiguous()
     if plain.is_conj() or plain.is_neg():
         return plain.resolve_conj().resolve_neg()
     return plain.clone() if plain._is_zerotensor() else plain
-
-
-def can_travel(tensor: torch.Tensor) -> bool:
-    """Whether ``tensor`` is of a kind that collectives take; :func:`to_buffer` refuses one that just looks so."""
-    return tensor.dtype in _DTYPES and tensor.layout is torch.strided and tensor.is_cpu and not tensor.is_nested
 
 
 def _cannot_travel(tensor: torch.Tensor) -> InvalidRequestError:

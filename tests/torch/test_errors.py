@@ -79,6 +79,15 @@ def check_an_object_that_cannot_be_pickled():
     works()
 
 
+def check_sparse_tensors_that_differ_stay_so():
+    """Whoever asks again hears the same."""
+    for usual, odd in ((torch.eye(2), torch.eye(3)), (torch.eye(2), torch.eye(2).double())):
+        finish = hvd.sparse_allreduce_async(odd_one_out(usual, odd).to_sparse(), "mismatch", hvd.Sum)
+        first, again = message_of(finish), message_of(finish)
+        assert first == again
+    works()
+
+
 def check_duplicate_name_on_the_caller_only():
     if hvd.rank() == 0:
         first = hvd.allreduce_async(torch.ones(2), name="twice", op=hvd.Sum)

@@ -60,6 +60,7 @@ def check_sparse_tensors():
         expected[size] = 2 * size
         result = start()
         assert result.is_coalesced()
+        assert start() is result
         same(result.to_dense(), expected)
         same(other().to_dense(), expected / size)
     whole = torch.sparse_coo_tensor(torch.tensor([[0, 2]]), torch.tensor([1, -size - 1]), (3,))
