@@ -2,6 +2,7 @@
 
 import threading
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ def sparse_sum(tensor):
 
 
 def mismatches():
-    floats = torch.ones(4)
+    floats, none = torch.ones(4), [0] * hvd.size()
     return {
         "dtype": lambda: hvd.allreduce(odd_one_out(floats, floats.double()), name="mismatch"),
         "shape": lambda: hvd.allreduce(odd_one_out(floats, torch.ones(5)), name="mismatch"),
@@ -48,6 +49,16 @@ def mismatches():
         "alltoall": lambda: hvd.alltoall(
             torch.ones(hvd.size(), *odd_one_out([2], [3])), splits=[1] * hvd.size(), name="mismatch"
         ),
+        "gathered dtype": lambda: hvd.allgather(odd_one_out(floats, floats.int()), name="mismatch"),
+        "gathered dimensions": lambda: hvd.allgather(odd_one_out(floats, torch.ones(4, 1)), name="mismatch"),
+        "dealt out dtype": lambda: hvd.alltoall(odd_one_out(floats, floats.int()), none, name="mismatch"),
+        "dealt out dimensions": lambda: hvd.alltoall(odd_one_out(floats, torch.ones(4, 1)), none, name="mismatch"),
+        "scattered dtype": lambda: hvd.reducescatter(odd_one_out(floats, floats.double()), name="mismatch"),
+        "scattered prescale": lambda: hvd.reducescatter(floats, prescale_factor=odd_one_out(1.0, 2.0), name="mismatch"),
+        "scattered postscale": lambda: hvd.reducescatter(
+            floats, postscale_factor=odd_one_out(1.0, 2.0), name="mismatch"
+        ),
+        "group dtype": lambda: hvd.grouped_allreduce([floats, odd_one_out(floats, floats.double())], name="mismatch"),
         "group": lambda: hvd.grouped_reducescatter([floats, torch.ones(odd_one_out(2, 3))], name="mismatch"),
         "scalar": lambda: hvd.allgather(odd_one_out(floats, torch.tensor(1.0)), name="mismatch"),
         "scalars": lambda: hvd.allgather(torch.tensor(1.0), name="mismatch"),
@@ -122,6 +133,7 @@ def bad_calls():
         "root rank": lambda: hvd.broadcast(torch.ones(2), size),
         "entries": lambda: hvd.alltoall(rows, splits=[1] * (size + 1)),
         "add up": lambda: hvd.alltoall(rows, splits=[size + 2] + [0] * (size - 1)),
+        "non-negative": lambda: hvd.alltoall(rows, splits=[-1] + [0] * (size - 1)),
         "1-d": lambda: hvd.alltoall(rows, splits=torch.ones(1, size, dtype=torch.int32)),
         "integers": lambda: hvd.alltoall(rows, splits=[0.5] * size),
         "evenly": lambda: hvd.alltoall(rows),
@@ -204,6 +216,24 @@ def check_what_these_ranks_cannot_do():
     works()
 
 
+def collectives():
+    """Calls of every family."""
+    tensor = torch.ones(1)
+    return [
+        *(partial(call, tensor) for call in (hvd.allreduce, hvd.allreduce_, hvd.allreduce_async, hvd.allgather)),
+        *(partial(call, tensor, 0) for call in (hvd.broadcast, hvd.broadcast_, hvd.broadcast_async_)),
+        *(partial(call, tensor) for call in (hvd.alltoall, hvd.reducescatter, hvd.reducescatter_async)),
+        *(partial(call, [tensor]) for call in (hvd.grouped_allreduce, hvd.grouped_allreduce_, hvd.grouped_allgather)),
+        partial(hvd.grouped_reducescatter, [tensor]),
+        partial(hvd.sparse_allreduce_async, torch.eye(2).to_sparse(), None, hvd.Sum),
+        partial(hvd.broadcast_parameters, [tensor], 0),
+        partial(hvd.broadcast_object, 1, 0),
+        partial(hvd.allgather_object, 1),
+        hvd.barrier,
+        hvd.join,
+    ]
+
+
 def check_misuse_of_a_process_set():
     last = hvd.size() - 1
     process_set = hvd.add_process_set([last])
@@ -213,11 +243,28 @@ def check_misuse_of_a_process_set():
         )
         assert hvd.broadcast(torch.ones(2), last, process_set=process_set).tolist() == [1.0, 1.0]
     else:
-        for call in (hvd.allreduce_, hvd.allgather, hvd.alltoall, hvd.reducescatter):
-            text = message_of(lambda call=call: call(torch.ones(1), process_set=process_set), InvalidRequestError)
+        for call in collectives():
+            text = message_of(lambda call=call: call(process_set=process_set), InvalidRequestError)
             assert f"Rank {hvd.rank()} is not a member of the provided process set." in text
     works()
     assert hvd.remove_process_set(process_set)
+    for call in collectives():
+        assert "is not registered" in message_of(lambda call=call: call(process_set=process_set), InvalidRequestError)
+    works()
+
+
+def check_what_ranks_that_have_joined_cannot_do():
+    """Those that have not joined hear of it."""
+    if hvd.rank() == 0:
+        hvd.join()
+    else:
+        text = message_of(lambda: hvd.broadcast(torch.ones(2), 0, name="mismatch"))
+        assert "the root, rank 0, has joined and sends nothing" in text
+        text = message_of(lambda: hvd.allreduce(torch.ones(2), op=hvd.Max, prescale_factor=2.0, name="mismatch"))
+        assert "op Max with a prescale factor is not defined for ranks that have joined" in text
+        assert hvd.allgather(torch.ones(1)).numel() == hvd.size() - 1
+        hvd.join()
+    works()
 
 
 def check_a_refused_unnamed_call_does_not_count():
@@ -262,7 +309,7 @@ def test_use_before_init():
     for call in (hvd.rank, hvd.size, hvd.local_rank, hvd.local_size, hvd.cross_rank, hvd.cross_size, hvd.barrier):
         with pytest.raises(ValueError, match=r"has not been initialized; use hvd\.init"):
             call()
-    for call in (lambda: hvd.allreduce(torch.ones(1)), lambda: hvd.broadcast_object(1)):
+    for call in collectives():
         with pytest.raises(hvd.HorovodInternalError, match="has not been initialized"):
             call()
     assert not hvd.is_initialized()
