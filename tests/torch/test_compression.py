@@ -220,6 +220,7 @@ def test_on_all_ranks(ranks, check):
     ranks.run(check)
 
 
-def test_learning_digits(pools):
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_learning_digits(ranks):
     for train in (digits_are_learned_as_well, error_feedback_is_needed):
-        pools(2).run(train)
+        ranks.run(train)

@@ -239,8 +239,9 @@ def send_large():
         assert each[-1] == rank + rows.size - 1
 
 
-def test_large_objects(pools):
-    pools(2).run(send_large)
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_large_objects(ranks):
+    ranks.run(send_large)
 
 
 def test_large_objects_between_hosts(two_hosts):

@@ -410,6 +410,6 @@ def test_on_all_ranks(ranks, check):
 
 
 @pytest.mark.leaves("shared_memory")  # torch.compile makes semaphores, which stay as long as the ranks
-def test_compiled_models(pools):
-    for size in (1, 2):
-        pools(size).run(compiled_models)
+@pytest.mark.parametrize("ranks", [1, 2], indirect=True)
+def test_compiled_models(ranks):
+    ranks.run(compiled_models)

@@ -300,5 +300,6 @@ def train_compiled():
 
 
 @pytest.mark.leaves("shared_memory")  # torch's compiler keeps semaphores for as long as the ranks live
-def test_compiled(pools):
-    pools(2).run(train_compiled)
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_compiled(ranks):
+    ranks.run(train_compiled)
