@@ -1,5 +1,9 @@
 """Every error a user may want to catch, in one place; ``collectives.api`` and ``executors.api`` draw the trees."""
 
+from __future__ import annotations
+
+from typing import Any
+
 from collectives.api import (
     CollectiveTimeoutError,
     DuplicateNameError,
@@ -22,6 +26,7 @@ __all__ = [
     "EngineError",
     "ExecutorError",
     "HorovodInternalError",
+    "HorovodVersionMismatchError",
     "HostsUpdatedInterrupt",
     "InvalidRequestError",
     "MismatchError",
@@ -34,4 +39,23 @@ __all__ = [
     "StartTimeoutError",
     "UnsupportedRequestError",
     "WorkerError",
+    "get_version_mismatch_message",
 ]
+
+
+class HorovodVersionMismatchError(ImportError):
+    """Never raised, because nothing is compiled for one version of a framework; scripts for Horovod catch it."""
+
+    def __init__(self, name: str, version: str, installed_version: str) -> None:
+        super().__init__(get_version_mismatch_message(name, version, installed_version))
+        self.name = name
+        self.version = version
+        self.installed_version = installed_version
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.name, self.version, self.installed_version)
+
+
+def get_version_mismatch_message(name: str, version: str, installed_version: str) -> str:
+    """What to say where a framework was ``installed_version`` and is ``version`` now."""
+    return f"{name} {version} was found where {name} {installed_version} is needed; install {name}=={installed_version}"

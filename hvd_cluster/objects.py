@@ -20,7 +20,7 @@ from hvd_cluster import basics
 from hvd_cluster.operations import start
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 
-__all__ = ["allgather_object", "broadcast_object"]
+__all__ = ["allgather_object", "broadcast_object", "described"]
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ def _pickle(obj: object) -> _Parcel:
     try:
         cloudpickle.dump(obj, file)
     except Exception as error:  # noqa: BLE001  pickling runs code of the user
-        text = f"an object of type {type(obj).__name__} cannot be pickled ({_described(error)})"
+        text = f"an object of type {type(obj).__name__} cannot be pickled ({described(error)})"
         return _Parcel(np.frombuffer(bytearray(text, "utf-8", "replace"), np.uint8), failed=True)
     return _Parcel(np.frombuffer(file.getbuffer(), np.uint8))
 
@@ -70,13 +70,14 @@ def _unpickle(data: npt.NDArray[np.uint8], rank: int) -> Any:
         return cloudpickle.loads(data)
     except Exception as error:
         raise InvalidRequestError(
-            f"the object of rank {rank} cannot be unpickled on rank {basics.rank()} ({_described(error)}); what it is "
+            f"the object of rank {rank} cannot be unpickled on rank {basics.rank()} ({described(error)}); what it is "
             "made of must be there on all ranks"
         ) from error
 
 
-def _described(error: Exception) -> str:
-    return traceback.format_exception_only(error)[0].strip()  # also of one whose text cannot be made
+def described(error: Exception) -> str:
+    """Class and text of ``error``, also of one whose text cannot be made."""
+    return traceback.format_exception_only(error)[0].strip()
 
 
 def _not_pickled(rank: int, text: npt.NDArray[np.uint8]) -> InvalidRequestError:

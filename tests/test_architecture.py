@@ -83,6 +83,11 @@ def test_the_sources_are_found():
     assert len(_imports()) > 200
 
 
+def test_every_folder_is_a_package():
+    """Others are left out of a wheel."""
+    assert not [path for path in _sources() if not (path.parent / "__init__.py").exists()]
+
+
 def test_arrows_only_point_downwards():
     wrong = [each for each in _imports() if each.top in LAYERS and LAYERS.index(each.top) > LAYERS.index(each.layer)]
     assert not _where(wrong)

@@ -9,9 +9,11 @@ import pkgutil
 import site
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 import hvd_cluster
 from hvd_cluster import data, horovod
@@ -35,7 +37,7 @@ def python(*arguments, path=(), **variables):
 
 def modules():
     """Names under Horovod and under hvd_cluster."""
-    moved = [("horovod.common.exceptions", "hvd_cluster.exceptions"), ("horovod.runner", "hvd_cluster.run")]
+    moved = [("horovod.common.exceptions", "hvd_cluster.exceptions")]
     packages = [data, hvd]
     names = [package.__name__ for package in packages]
     for package in packages:
@@ -71,8 +73,6 @@ def test_every_way_to_import(horovod_alias):
     for name in ("allreduce", "ProcessSet", "add_process_set"):
         assert namespace[name] is getattr(hvd, name)
     assert namespace["ElasticSampler"] is hvd.elastic.ElasticSampler
-    assert namespace["util"].extension_available("torch")
-    assert not namespace["util"].extension_available("mxnet")
 
 
 def test_patching_one_patches_the_other(horovod_alias, monkeypatch):
@@ -100,6 +100,9 @@ def test_horovod_itself(horovod_alias):
     assert module.run is hvd_cluster.run
 
 
+STAND_IN = f"hvd-cluster {hvd_cluster.__version__}, which stands in for Horovod here, does not have "
+
+
 @pytest.mark.parametrize(
     ("statement", "name"),
     [
@@ -107,19 +110,61 @@ def test_horovod_itself(horovod_alias):
         ("from horovod import mxnet", "horovod.mxnet"),
         ("import horovod.mxnet.mpi_ops", "horovod.mxnet"),
         ("import horovod.torch.nothing", "horovod.torch.nothing"),
-        ("from horovod.runner.launch import run_commandline", "horovod.runner.launch"),
+        ("from horovod.runner.js_run import js_run", "horovod.runner.js_run"),
         ("import horovod.common.nothing", "horovod.common.nothing"),
     ],
 )
 def test_a_module_that_we_do_not_have(horovod_alias, statement, name):
     with pytest.raises(ModuleNotFoundError) as caught:
         exec(statement)
-    assert str(caught.value) == f"hvd-cluster, which stands in for Horovod here, does not have {name}"
+    assert str(caught.value) == STAND_IN + name
 
 
-def test_a_name_that_we_do_not_have(horovod_alias):
-    with pytest.raises(ImportError, match=r"cannot import name 'nothing' from 'hvd_cluster\.torch'"):
-        exec("from horovod.torch import nothing")
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("horovod", "horovod.nothing"),
+        ("horovod.common.process_sets", "horovod.common.process_sets.nothing"),
+        ("horovod.common.util", "horovod.common.util.nothing"),
+        ("horovod.torch", "'nothing' in hvd_cluster.torch"),
+        ("horovod.torch.mpi_ops", "'nothing' in hvd_cluster.torch.mpi_ops"),
+    ],
+)
+def test_a_name_that_we_do_not_have(horovod_alias, module, said):
+    with pytest.raises(ImportError) as caught:
+        exec(f"from {module} import nothing")
+    assert str(caught.value) == STAND_IN + said
+    assert not hasattr(importlib.import_module(module), "nothing")
+
+
+def test_a_question_is_not_an_import(horovod_alias):
+    """Only what is imported must be there."""
+    for name in ("horovod.mxnet", "horovod.torch.nothing", "horovod.common.nothing", "hvd_cluster.torch.nothing"):
+        assert importlib.util.find_spec(name) is None
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'hvd_cluster\.nothing'$"):
+        exec("import hvd_cluster.nothing")
+
+
+def test_what_is_known_of_the_release(horovod_alias):
+    version = importlib.import_module("horovod").__version__
+    assert metadata.version("horovod") == metadata.version("Horovod") == version
+    assert Version(version) >= Version("0.28.1")
+    known = metadata.distribution("horovod")
+    assert (known.metadata["Name"], known.requires, known.files, list(known.entry_points)) == (
+        "horovod",
+        None,
+        None,
+        [],
+    )
+    assert metadata.version("pytest") == pytest.__version__
+    assert "horovod" not in {each.metadata["Name"] for each in metadata.distributions()}
+
+
+def test_nothing_is_known_of_the_release_unless_asked(tmp_path):
+    with pytest.raises(metadata.PackageNotFoundError):
+        metadata.version("horovod")
+    script = "import sys, importlib.metadata as m; print('hvd_cluster' in sys.modules, m.version('horovod'))"
+    assert python(sys.executable, "-c", script, path=[horovod.STARTUP]) == "False 0.28.1+hvd.cluster\n"
 
 
 def test_nothing_is_aliased_unless_asked():
@@ -237,6 +282,29 @@ def test_functions_that_are_run(tmp_path):
     assert python(*ALIASED, script) == f"{[('hvd_cluster.torch', 2)] * 2}\n"
 
 
+def test_a_module_that_is_run(tmp_path):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "train.py").write_text(
+        "import sys, horovod.torch as hvd; print(__name__, sys.argv[1:], hvd.__name__)\n"
+    )
+    told = python(*ALIASED, "-m", "package.train", "argument", "--option", path=[tmp_path])
+    assert told == "__main__ ['argument', '--option'] hvd_cluster.torch\n"
+
+
+def test_the_launcher_that_is_run_as_a_module():
+    script = "import horovod.torch as hvd; hvd.init(); print(hvd.size())"
+    told = python(*ALIASED, "-m", "horovod.runner.launch", "-np", "2", sys.executable, "-c", script)
+    assert sorted(told.splitlines()) == ["[0]<stdout>:2", "[1]<stdout>:2"]
+
+
+def test_the_launcher_that_is_called(horovod_alias):
+    launch = importlib.import_module("horovod.runner.launch")
+    with pytest.raises(SystemExit) as caught:
+        launch.run_commandline(["-np", "1", sys.executable, "-c", "raise SystemExit(3)"])
+    assert caught.value.code == 3
+    assert importlib.import_module("horovod.runner").run is hvd_cluster.run
+
+
 def test_the_sitecustomize_of_the_user_runs_too(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("value = __name__\n")
     script = "import sys, sitecustomize as it; print(it.value, it.__file__, 'hvd_cluster' in sys.modules)"
@@ -253,7 +321,8 @@ def test_a_child_finds_us_where_its_path_does_not_lead_to_us(tmp_path):
     assert told.startswith("0.28.1+")
 
 
-def test_without_a_script(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["hvd_cluster/horovod/__main__.py"])
+@pytest.mark.parametrize("arguments", [[], ["-m"], ["--option", "train.py"]])
+def test_without_a_script(monkeypatch, arguments):
+    monkeypatch.setattr(sys, "argv", ["hvd_cluster/horovod/__main__.py", *arguments])
     with pytest.raises(SystemExit, match=r"usage: python -m hvd_cluster\.horovod script\.py"):
         main()

@@ -4,34 +4,50 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import Distribution, DistributionFinder
 from importlib.util import find_spec
-from types import ModuleType
+from pathlib import Path
+from types import FrameType, ModuleType
 
-__all__ = ["HorovodFinder"]
+from hvd_cluster import __version__
 
+__all__ = ["HOROVOD_VERSION", "HorovodFinder"]
+
+# The release of Horovod whose API this is: scripts compare it with what they need.
+HOROVOD_VERSION = "0.28.1+hvd.cluster"
 # The few modules that exist under Horovod's names only.
 MODULES = os.path.join(os.path.dirname(os.path.realpath(__file__)), "modules")
 # Horovod's modules that have another name here; a module horovod.x is hvd_cluster.x otherwise.
-MOVED = {
-    "horovod.common.exceptions": "hvd_cluster.exceptions",
-    "horovod.runner": "hvd_cluster.run",
-}
+MOVED = {"horovod.common.exceptions": "hvd_cluster.exceptions"}
+STAND_IN = f"hvd-cluster {__version__}, which stands in for Horovod here, does not have"
 
 
-class HorovodFinder(MetaPathFinder):
-    """Finds horovod and all below it. ModuleNotFoundError, from :meth:`find_spec` already, for what is not here."""
+class HorovodFinder(DistributionFinder):
+    """Finds horovod and all below it, and says who is asked where an import names something that is not here."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """See :class:`importlib.abc.MetaPathFinder`."""
-        if fullname.partition(".")[0] != "horovod":
-            return None
-        return _own(fullname) or _alias(fullname)
+        """See :class:`importlib.abc.MetaPathFinder`. Raises for what is not here, but only where it is imported."""
+        top = fullname.partition(".")[0]
+        if top == "horovod":
+            return _own(fullname) or _alias(fullname)
+        if top == "hvd_cluster" and "_handle_fromlist" in _callers() and PathFinder.find_spec(fullname, path) is None:
+            module, _, name = fullname.rpartition(".")
+            raise ImportError(f"{STAND_IN} {name!r} in {module}", name=module)
+        return None
+
+    def find_distributions(
+        self,
+        context: DistributionFinder.Context = DistributionFinder.Context(),  # noqa: B008  importlib's default
+    ) -> Iterator[Distribution]:
+        """What :mod:`importlib.metadata` knows of Horovod, for those who ask for it by name; lists go without it."""
+        if (context.name or "").lower() == "horovod":
+            yield _Metadata()
 
 
 def _own(fullname: str) -> ModuleSpec | None:
@@ -39,12 +55,14 @@ def _own(fullname: str) -> ModuleSpec | None:
     return PathFinder.find_spec(fullname, [os.path.join(MODULES, *parents)])
 
 
-def _alias(fullname: str) -> ModuleSpec:
+def _alias(fullname: str) -> ModuleSpec | None:
     real = MOVED.get(fullname, f"hvd_cluster{fullname.removeprefix('horovod')}")
-    if not _exists(real):
+    if _exists(real):
+        return ModuleSpec(fullname, _Alias(real))
+    if "_find_and_load" in _callers():
         # With the real name: "from horovod import mxnet" would swallow an error with the name it asked for.
-        raise ModuleNotFoundError(f"hvd-cluster, which stands in for Horovod here, does not have {fullname}", name=real)
-    return ModuleSpec(fullname, _Alias(real))
+        raise ModuleNotFoundError(f"{STAND_IN} {fullname}", name=real)
+    return None
 
 
 def _exists(name: str) -> bool:
@@ -52,6 +70,22 @@ def _exists(name: str) -> bool:
         return find_spec(name) is not None
     except ModuleNotFoundError:  # what it would be in does not exist
         return False
+
+
+def _callers() -> set[str]:
+    """The functions of importlib that asked the finder: an import goes through others than ``find_spec`` does.
+
+    Nothing else tells the two apart, and ``find_spec`` must not raise where an import must, to say more than that there
+    is no such module.
+    """
+    frame: FrameType | None = sys._getframe()
+    names = set()
+    while frame is not None and frame.f_globals.get("__name__") == __name__:
+        frame = frame.f_back
+    while frame is not None and frame.f_globals.get("__name__") == "importlib._bootstrap":
+        names.add(frame.f_code.co_name)
+        frame = frame.f_back
+    return names
 
 
 class _Alias(Loader):
@@ -69,3 +103,13 @@ class _Alias(Loader):
         # A module without a path has nothing below it, and importlib would say that without asking us.
         real.__dict__.setdefault("__path__", [])
         sys.modules[module.__name__] = real
+
+
+class _Metadata(Distribution):
+    def read_text(self, filename: str) -> str | None:
+        """Name and version; there is nothing else."""
+        return f"Metadata-Version: 2.1\nName: horovod\nVersion: {HOROVOD_VERSION}\n" if filename == "METADATA" else None
+
+    def locate_file(self, path: str | os.PathLike[str]) -> Path:
+        """Where the modules are that have Horovod's names."""
+        return Path(MODULES) / path

@@ -1,7 +1,7 @@
 """Horovod's API on PyTorch: ``import hvd_cluster.torch as hvd``."""
 
 try:
-    import torch as _torch  # noqa: F401
+    import torch as _torch
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
@@ -143,3 +143,8 @@ __all__ = [
     "sparse_allreduce_async",
     "synchronize",
 ]
+
+
+def _check_has_gpu() -> bool:
+    """Whether torch sees a GPU; Horovod's name for the question."""
+    return _torch.cuda.is_available()

@@ -10,7 +10,7 @@ import torch
 
 from collectives.api import HorovodInternalError, InvalidRequestError
 from hvd_cluster import basics
-from hvd_cluster.objects import allgather_object, broadcast_object
+from hvd_cluster.objects import allgather_object, broadcast_object, described
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.torch.mpi_ops import broadcast_async_, synchronize
 
@@ -73,15 +73,17 @@ def broadcast_optimizer_state(
 
     Ranks may differ in what they have: a fresh optimizer takes a restored one's state, and the other way round. The
     root's structure travels first, as an object, and tells the others which tensors follow. ``model`` is accepted for
-    compatibility and not needed. InvalidRequestError for what is no optimizer; ValueError where the parameter groups
-    are not as many or as large as the root's.
+    compatibility and not needed. InvalidRequestError for what is no optimizer, and on all ranks when the root's state
+    cannot be had or pickled; ValueError where the parameter groups are not as many or as large as the root's.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidRequestError(f"optimizer is a {type(optimizer).__name__}; give a torch.optim.Optimizer")
     is_root = basics.rank() == root_rank
     tensors: list[torch.Tensor] = []
-    structure = _mapped(optimizer.state_dict(), lambda leaf: _taken_out(leaf, tensors)) if is_root else None
+    structure = _structure(optimizer, tensors) if is_root else None
     structure = broadcast_object(structure, root_rank, "optimizer.structure", process_set)
+    if isinstance(structure, _Failure):
+        raise InvalidRequestError(f"rank {root_rank}: {structure.text}") from structure.error
     state_dict = None if is_root else _mapped(structure, lambda leaf: _put_in(leaf, tensors))
     broadcast_parameters([(f"optimizer.{place}", each) for place, each in enumerate(tensors)], root_rank, process_set)
     if state_dict is not None:
@@ -97,12 +99,41 @@ class _Stub:
     dtype: torch.dtype
 
 
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+@dataclass(frozen=True)
+class _Failure:
+    """Why there is no structure: the other ranks wait for it already. The ``error`` stays where it was raised."""
+
+    text: str
+    error: BaseException | None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Failure, (self.text, None)
+
+
+def _structure(optimizer: torch.optim.Optimizer, tensors: list[torch.Tensor]) -> Any:
+    """The state dict with a stub for each of the tensors that travel on their own, which are added to ``tensors``."""
+    try:
+        return _mapped(optimizer.state_dict(), lambda leaf: _taken_out(leaf, tensors))
+    except Exception as error:  # noqa: BLE001  code of the user: subclasses of optimizers, and hooks
+        return _Failure(f"the state of the {type(optimizer).__name__} cannot be had ({described(error)})", error)
+
+
+def _remade(value: Any, entries: list[Any]) -> Any:
+    """A list or tuple like ``value`` of other entries."""
+    return value._make(entries) if hasattr(value, "_make") else type(value)(entries)
+
+
+def _plain(value: Any, entries: list[Any]) -> Any:
+    """As :func:`_remade`, with tuples for named ones, which torch's ``load_state_dict`` cannot make."""
+    return tuple(entries) if isinstance(value, tuple) else type(value)(entries)
+
+
+def _mapped(value: Any, change: Callable[[Any], Any], remake: Callable[[Any, list[Any]], Any] = _remade) -> Any:
     """``value`` with every leaf of its dicts, lists and tuples changed, in order."""
     if isinstance(value, dict):
-        return {key: _mapped(entry, change) for key, entry in value.items()}
+        return {key: _mapped(entry, change, remake) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_mapped(entry, change) for entry in value)
+        return remake(value, [_mapped(entry, change, remake) for entry in value])
     return change(value)
 
 
@@ -126,7 +157,7 @@ def _put_in(leaf: Any, tensors: list[torch.Tensor]) -> Any:
 
 def _load(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
     """``load_state_dict`` without its change of dtype: the root's state may be float32 for bfloat16 parameters."""
-    optimizer.load_state_dict(state_dict)
+    optimizer.load_state_dict({**state_dict, "state": _mapped(state_dict["state"], lambda leaf: leaf, _plain)})
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for number, state in state_dict["state"].items():
         key = parameters[number] if isinstance(number, int) else number
@@ -139,5 +170,5 @@ def _on_devices_of(loaded: Any, value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _on_devices_of(loaded[key], entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_on_devices_of(*pair) for pair in zip(loaded, value, strict=True))
+        return _remade(value, [_on_devices_of(*pair) for pair in zip(loaded, value, strict=True)])
     return value

@@ -49,13 +49,17 @@ def require_writable(tensor: torch.Tensor) -> None:
 def as_input(tensor: Any) -> torch.Tensor:
     """``tensor`` detached and contiguous, a copy only where it is not; InvalidRequestError for what cannot travel."""
     require_tensor(tensor)
-    if tensor.dtype not in _DTYPES or tensor.layout is not torch.strided or not tensor.is_cpu:
+    if tensor.dtype not in _DTYPES or tensor.layout is not torch.strided or not tensor.is_cpu or tensor.is_nested:
         raise _cannot_travel(tensor)
     plain: torch.Tensor = tensor.detach().contiguous()
-    return plain.resolve_conj().resolve_neg() if plain.is_conj() or plain.is_neg() else plain
+    if plain.is_conj() or plain.is_neg():
+        return plain.resolve_conj().resolve_neg()
+    return plain.clone() if plain._is_zerotensor() else plain
 
 
 def _cannot_travel(tensor: torch.Tensor) -> InvalidRequestError:
+    if tensor.is_quantized:
+        return InvalidRequestError(f"a quantized tensor, of {tensor.dtype}, is not supported; call dequantize() first")
     if tensor.dtype not in _DTYPES:
         allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
         return InvalidRequestError(
@@ -63,6 +67,11 @@ def _cannot_travel(tensor: torch.Tensor) -> InvalidRequestError:
         )
     if tensor.is_meta:
         return InvalidRequestError("a tensor on meta has no data; make it real first, with module.to_empty(device=...)")
+    if tensor.is_nested:
+        return InvalidRequestError(
+            f"a nested tensor, of layout {tensor.layout}, is not supported; give the list of its tensors, "
+            "tensor.unbind(), to a grouped operation, or call to_padded_tensor(0.0) first"
+        )
     if tensor.layout is torch.sparse_coo:
         return InvalidRequestError(
             "a sparse tensor is not supported here; call to_dense() first, or use sparse_allreduce_async()"
@@ -82,9 +91,23 @@ def memory_format(tensor: torch.Tensor) -> torch.memory_format:
 
 
 def to_buffer(tensor: torch.Tensor) -> Buffer:
-    """View a contiguous, detached tensor on the CPU as a buffer; the tensor is the buffer's owner."""
+    """View a contiguous, detached tensor on the CPU as a buffer; the tensor is the buffer's owner.
+
+    InvalidRequestError where its numbers are not in its own memory.
+    """
     is_bfloat16 = tensor.dtype is torch.bfloat16  # which NumPy does not have
-    array = tensor.view(torch.int16).numpy().view(np.uint16) if is_bfloat16 else tensor.numpy()
+    try:
+        array = tensor.view(torch.int16).numpy().view(np.uint16) if is_bfloat16 else tensor.numpy()
+    except RuntimeError as error:
+        raise InvalidRequestError(
+            f"a {type(tensor).__name__} of shape {tuple(tensor.shape)} has no memory of its own here ({error}); give "
+            "the plain tensors that it stands for, such as to_local() of a DTensor"
+        ) from error
+    if not tensor.data_ptr() and array.size:
+        raise InvalidRequestError(
+            f"the memory of a tensor of shape {tuple(tensor.shape)} has been freed, as a sharding library does between "
+            "uses; gather its numbers first"
+        )
     return Buffer(array.reshape(-1), _DTYPES[tensor.dtype], array.shape, tensor)
 
 

@@ -220,7 +220,7 @@ def test_on_all_ranks(ranks, check):
     ranks.run(check)
 
 
-@pytest.mark.parametrize("train", [digits_are_learned_as_well, error_feedback_is_needed])
 @pytest.mark.parametrize("ranks", [2], indirect=True)
-def test_learning_digits(ranks, train):
-    ranks.run(train)
+def test_learning_digits(ranks):
+    for train in (digits_are_learned_as_well, error_feedback_is_needed):
+        ranks.run(train)

@@ -1,9 +1,12 @@
 """Misuse: who gets which error, and that the engine works afterwards."""
 
 import threading
+import warnings
+from functools import partial
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import hvd_cluster.torch as hvd
 from collectives.api import DuplicateNameError, InvalidRequestError, MismatchError
@@ -29,7 +32,7 @@ def sparse_sum(tensor):
 
 
 def mismatches():
-    floats = torch.ones(4)
+    floats, none = torch.ones(4), [0] * hvd.size()
     return {
         "dtype": lambda: hvd.allreduce(odd_one_out(floats, floats.double()), name="mismatch"),
         "shape": lambda: hvd.allreduce(odd_one_out(floats, torch.ones(5)), name="mismatch"),
@@ -46,6 +49,16 @@ def mismatches():
         "alltoall": lambda: hvd.alltoall(
             torch.ones(hvd.size(), *odd_one_out([2], [3])), splits=[1] * hvd.size(), name="mismatch"
         ),
+        "gathered dtype": lambda: hvd.allgather(odd_one_out(floats, floats.int()), name="mismatch"),
+        "gathered dimensions": lambda: hvd.allgather(odd_one_out(floats, torch.ones(4, 1)), name="mismatch"),
+        "dealt out dtype": lambda: hvd.alltoall(odd_one_out(floats, floats.int()), none, name="mismatch"),
+        "dealt out dimensions": lambda: hvd.alltoall(odd_one_out(floats, torch.ones(4, 1)), none, name="mismatch"),
+        "scattered dtype": lambda: hvd.reducescatter(odd_one_out(floats, floats.double()), name="mismatch"),
+        "scattered prescale": lambda: hvd.reducescatter(floats, prescale_factor=odd_one_out(1.0, 2.0), name="mismatch"),
+        "scattered postscale": lambda: hvd.reducescatter(
+            floats, postscale_factor=odd_one_out(1.0, 2.0), name="mismatch"
+        ),
+        "group dtype": lambda: hvd.grouped_allreduce([floats, odd_one_out(floats, floats.double())], name="mismatch"),
         "group": lambda: hvd.grouped_reducescatter([floats, torch.ones(odd_one_out(2, 3))], name="mismatch"),
         "scalar": lambda: hvd.allgather(odd_one_out(floats, torch.tensor(1.0)), name="mismatch"),
         "scalars": lambda: hvd.allgather(torch.tensor(1.0), name="mismatch"),
@@ -74,6 +87,15 @@ def check_an_object_that_cannot_be_pickled():
         assert text.startswith("rank 1: an object of type lock cannot be pickled (TypeError: cannot pickle"), text
         assert hvd.allgather_object(text) == [text] * hvd.size()
     assert hvd.broadcast_object(odd_one_out(lock, 5), 1) == 5
+    works()
+
+
+def check_sparse_tensors_that_differ_stay_so():
+    """Whoever asks again hears the same."""
+    for usual, odd in ((torch.eye(2), torch.eye(3)), (torch.eye(2), torch.eye(2).double())):
+        finish = hvd.sparse_allreduce_async(odd_one_out(usual, odd).to_sparse(), "mismatch", hvd.Sum)
+        first, again = message_of(finish), message_of(finish)
+        assert first == again
     works()
 
 
@@ -111,6 +133,7 @@ def bad_calls():
         "root rank": lambda: hvd.broadcast(torch.ones(2), size),
         "entries": lambda: hvd.alltoall(rows, splits=[1] * (size + 1)),
         "add up": lambda: hvd.alltoall(rows, splits=[size + 2] + [0] * (size - 1)),
+        "non-negative": lambda: hvd.alltoall(rows, splits=[-1] + [0] * (size - 1)),
         "1-d": lambda: hvd.alltoall(rows, splits=torch.ones(1, size, dtype=torch.int32)),
         "integers": lambda: hvd.alltoall(rows, splits=[0.5] * size),
         "evenly": lambda: hvd.alltoall(rows),
@@ -130,10 +153,85 @@ def check_bad_calls():
     works()
 
 
+class Wrapper(torch.Tensor):
+    """A tensor in the manner of a DTensor: it has a shape, and its numbers are elsewhere."""
+
+    @staticmethod
+    def __new__(cls, plain):
+        return torch.Tensor._make_wrapper_subclass(cls, plain.shape, dtype=plain.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, arguments=(), options=None):
+        return cls(torch.ones(3))
+
+
+def freed(tensor):
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def tensors_that_cannot_travel():
+    rows = [torch.ones(2), torch.ones(3)]
+    with FakeTensorMode():
+        fake = torch.ones(3)
+    return {
+        "a nested tensor, of layout torch.strided, is not supported; give the list": torch.nested.nested_tensor(rows),
+        "a nested tensor, of layout torch.jagged": torch.nested.nested_tensor(rows, layout=torch.jagged),
+        "call dequantize": torch.quantize_per_tensor(torch.ones(3), 0.5, 0, torch.quint8),
+        "layout torch._mkldnn is not supported; call to_dense": torch.ones(3).to_mkldnn(),
+        "layout torch.sparse_csr is not supported; call to_dense": torch.eye(3).to_sparse_csr(),
+        "a FakeTensor of shape (3,) has no memory of its own": fake,
+        "a Wrapper of shape (3,) has no memory of its own": Wrapper(torch.ones(3)),
+        "the memory of a tensor of shape (3,) has been freed": freed(torch.ones(3)),
+        "Tensor type torch.float8_e5m2 is not supported; convert": torch.ones(3).to(torch.float8_e5m2),
+    }
+
+
+def check_tensors_that_cannot_travel():
+    """Refused by every family, which say which tensor it is."""
+    plain = torch.ones(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch, that some kinds are new and others old
+        tensors = tensors_that_cannot_travel()
+    for words, tensor in tensors.items():
+        for start, call in {
+            "allreduce: ": hvd.allreduce,
+            "allreduce 'x': ": lambda tensor: hvd.allreduce_(tensor, name="x"),
+            "allgather 'x': ": lambda tensor: hvd.allgather_async(tensor, name="x"),
+            "broadcast: ": lambda tensor: hvd.broadcast_async_(tensor, 0),
+            "alltoall 'x': ": lambda tensor: hvd.alltoall(tensor, [0] * hvd.size(), name="x"),
+            "reducescatter: ": hvd.reducescatter,
+            "allreduce 'x', tensor 2 of the group: ": lambda tensor: hvd.grouped_allreduce_([plain, tensor], name="x"),
+            "allgather, tensor 1 of the group: ": lambda tensor: hvd.grouped_allgather([tensor, plain]),
+        }.items():
+            text = message_of(lambda call=call, tensor=tensor: call(tensor), InvalidRequestError)
+            assert text.startswith(start), text
+            assert words in text
+    works()
+
+
 def check_what_these_ranks_cannot_do():
     if hvd.size() == 3:
         assert "power of two" in message_of(lambda: hvd.allreduce(torch.ones(2), op=hvd.Adasum), NotImplementedError)
     works()
+
+
+def collectives():
+    """Calls of every family."""
+    tensor = torch.ones(1)
+    return [
+        *(partial(call, tensor) for call in (hvd.allreduce, hvd.allreduce_, hvd.allreduce_async, hvd.allgather)),
+        *(partial(call, tensor, 0) for call in (hvd.broadcast, hvd.broadcast_, hvd.broadcast_async_)),
+        *(partial(call, tensor) for call in (hvd.alltoall, hvd.reducescatter, hvd.reducescatter_async)),
+        *(partial(call, [tensor]) for call in (hvd.grouped_allreduce, hvd.grouped_allreduce_, hvd.grouped_allgather)),
+        partial(hvd.grouped_reducescatter, [tensor]),
+        partial(hvd.sparse_allreduce_async, torch.eye(2).to_sparse(), None, hvd.Sum),
+        partial(hvd.broadcast_parameters, [tensor], 0),
+        partial(hvd.broadcast_object, 1, 0),
+        partial(hvd.allgather_object, 1),
+        hvd.barrier,
+        hvd.join,
+    ]
 
 
 def check_misuse_of_a_process_set():
@@ -145,11 +243,28 @@ def check_misuse_of_a_process_set():
         )
         assert hvd.broadcast(torch.ones(2), last, process_set=process_set).tolist() == [1.0, 1.0]
     else:
-        for call in (hvd.allreduce_, hvd.allgather, hvd.alltoall, hvd.reducescatter):
-            text = message_of(lambda call=call: call(torch.ones(1), process_set=process_set), InvalidRequestError)
+        for call in collectives():
+            text = message_of(lambda call=call: call(process_set=process_set), InvalidRequestError)
             assert f"Rank {hvd.rank()} is not a member of the provided process set." in text
     works()
     assert hvd.remove_process_set(process_set)
+    for call in collectives():
+        assert "is not registered" in message_of(lambda call=call: call(process_set=process_set), InvalidRequestError)
+    works()
+
+
+def check_what_ranks_that_have_joined_cannot_do():
+    """Those that have not joined hear of it."""
+    if hvd.rank() == 0:
+        hvd.join()
+    else:
+        text = message_of(lambda: hvd.broadcast(torch.ones(2), 0, name="mismatch"))
+        assert "the root, rank 0, has joined and sends nothing" in text
+        text = message_of(lambda: hvd.allreduce(torch.ones(2), op=hvd.Max, prescale_factor=2.0, name="mismatch"))
+        assert "op Max with a prescale factor is not defined for ranks that have joined" in text
+        assert hvd.allgather(torch.ones(1)).numel() == hvd.size() - 1
+        hvd.join()
+    works()
 
 
 def check_a_refused_unnamed_call_does_not_count():
@@ -194,7 +309,7 @@ def test_use_before_init():
     for call in (hvd.rank, hvd.size, hvd.local_rank, hvd.local_size, hvd.cross_rank, hvd.cross_size, hvd.barrier):
         with pytest.raises(ValueError, match=r"has not been initialized; use hvd\.init"):
             call()
-    for call in (lambda: hvd.allreduce(torch.ones(1)), lambda: hvd.broadcast_object(1)):
+    for call in collectives():
         with pytest.raises(hvd.HorovodInternalError, match="has not been initialized"):
             call()
     assert not hvd.is_initialized()

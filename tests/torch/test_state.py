@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+from difflib import Match
 
 import pytest
 import torch
@@ -166,7 +167,7 @@ def check_state_keeps_its_layout_and_dtype():
 
 
 def check_odd_state():
-    """Sparse momentum, nested containers, and state that belongs to no parameter."""
+    """Sparse momentum, nested containers, named tuples, and state that belongs to no parameter."""
     optimizer = make(torch.optim.SGD, momentum=0.9)
     if hvd.rank() == 0:
         train(optimizer, 2, sparse=True)
@@ -175,12 +176,42 @@ def check_odd_state():
             None,
             (3, {"x": numbers(2, 2).half()}),
         ]
-        optimizer.state["shared"] = {"count": 7, "total": numbers(3, 3).double()}
+        optimizer.state[parameters_of(optimizer)[1]]["match"] = Match(numbers(4, 2), [numbers(5, 2)], 3)
+        optimizer.state["shared"] = {"count": 7, "total": numbers(3, 3).double(), "scale": Match(1, 2, numbers(6, 1))}
     hvd.broadcast_optimizer_state(optimizer, 0)
     assert_same_everywhere(comparable(optimizer))
     assert optimizer.state[parameters_of(optimizer)[0]]["momentum_buffer"].is_sparse
     assert optimizer.state[parameters_of(optimizer)[0]]["history"][2][1]["x"].dtype == torch.half
     assert optimizer.state["shared"]["total"].dtype == torch.double
+    match = optimizer.state[parameters_of(optimizer)[1]]["match"]
+    assert (type(match), match.size, type(optimizer.state["shared"]["scale"])) == (Match, 3, Match)
+    assert torch.equal(match.b[0], numbers(5, 2))
+
+
+class Unready(torch.optim.SGD):
+    """Has no state to give, on rank 0."""
+
+    def state_dict(self):
+        if hvd.rank() == 0:
+            raise RuntimeError("the swap file is gone")
+        return super().state_dict()
+
+
+def check_state_that_cannot_be_had():
+    """All ranks hear why, and what the root raised is there, on the root."""
+    hooked = make(torch.optim.SGD)
+    if hvd.rank() == 0:
+        hooked.register_state_dict_post_hook(lambda optimizer, state_dict: {}["gone"])
+    for optimizer, reason in (
+        (make(Unready), r"the Unready cannot be had \(RuntimeError: the swap file is gone\)"),
+        (hvd.DistributedOptimizer(make(Unready)), r"the Unready cannot be had \(RuntimeError: the swap file is gone\)"),
+        (hooked, r"the SGD cannot be had \(KeyError: 'gone'\)"),
+    ):
+        with pytest.raises(InvalidRequestError, match=f"^rank 0: the state of {reason}$") as caught:
+            hvd.broadcast_optimizer_state(optimizer, 0)
+        assert isinstance(caught.value.__cause__, RuntimeError | KeyError) == (hvd.rank() == 0)
+        hvd.broadcast_optimizer_state(make(torch.optim.SGD), 0)
+        assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
 
 
 def check_optimizers_that_do_not_fit():

@@ -35,12 +35,12 @@ def check_memory_formats():
 
 
 def check_lazy_views():
-    """Conjugates and negatives that torch has not computed yet."""
+    """Conjugates, negatives and zeros that torch has not computed yet."""
     size = hvd.size()
     numbers = torch.complex(torch.arange(4.0), torch.ones(4))
     negative = torch._neg_view(torch.arange(4.0))
-    for view in (numbers.conj(), numbers.conj().imag, numbers.conj()[::2], negative):
-        assert view.is_conj() or view.is_neg()
+    for view in (numbers.conj(), numbers.conj().imag, numbers.conj()[::2], negative, torch._efficientzerotensor((4,))):
+        assert view.is_conj() or view.is_neg() or view._is_zerotensor()
         same(hvd.allreduce(view, op=hvd.Sum), view.resolve_conj().resolve_neg() * size)
         same(hvd.allgather(view), view.repeat(size))
         same(hvd.broadcast(view, 0), view)
@@ -60,6 +60,7 @@ def check_sparse_tensors():
         expected[size] = 2 * size
         result = start()
         assert result.is_coalesced()
+        assert start() is result
         same(result.to_dense(), expected)
         same(other().to_dense(), expected / size)
     whole = torch.sparse_coo_tensor(torch.tensor([[0, 2]]), torch.tensor([1, -size - 1]), (3,))
@@ -87,8 +88,26 @@ def check_tensors_that_require_a_gradient():
         assert not any(result.requires_grad for result in (results if isinstance(results, list) else [results]))
     with torch.no_grad():
         assert not hvd.allreduce(leaf).requires_grad
+
+
+def check_inference_tensors():
+    """Those of any strides may be overwritten, as torch lets nobody do outside inference mode."""
+    size = hvd.size()
     with torch.inference_mode():
         same(hvd.allreduce(torch.ones(2), op=hvd.Sum), torch.full((2,), float(size)))
+        tensors = [torch.ones(3, 2), torch.ones(2, 3).t(), torch.ones(6, 2)[::2]]
+        hvd.allreduce_(tensors[0], op=hvd.Max)
+    usual = torch.ones(2, 3).t()
+    with torch.inference_mode():
+        hvd.allreduce_(usual, op=hvd.Sum)
+    same(usual, torch.full((3, 2), float(size)))
+    assert not usual.is_inference()
+    for tensor in tensors:
+        hvd.allreduce_(tensor, op=hvd.Sum)
+        hvd.synchronize(hvd.grouped_allreduce_async_([tensor], op=hvd.Sum))
+        same(tensor, torch.full((3, 2), float(size * size)))
+        same(hvd.broadcast_(tensor, 0), torch.full((3, 2), float(size * size)))
+        assert tensor.is_inference()
 
 
 def check_a_handle_lets_go():
@@ -169,6 +188,7 @@ CHECKS = [
     check_lazy_views,
     check_sparse_tensors,
     check_tensors_that_require_a_gradient,
+    check_inference_tensors,
     check_a_handle_lets_go,
 ]
 

@@ -1,7 +1,7 @@
 """Runs at the start of every Python that has this folder on PYTHONPATH; see ``search_path`` of hvd_cluster.horovod.
 
 Such a Python need not have anything to do with hvd-cluster. Therefore nothing of it is imported before the program says
-``import horovod``, and the ``sitecustomize`` that this file hides runs as if it were not here.
+``import horovod`` or asks for its version, and the ``sitecustomize`` that this file hides runs as if it were not here.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
+from typing import Any
 
 HERE = os.path.dirname(os.path.realpath(__file__))
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(HERE)))
@@ -27,12 +28,27 @@ class Installer:
         """See :class:`importlib.abc.MetaPathFinder`."""
         if fullname != "horovod":
             return None
-        if importlib.util.find_spec("hvd_cluster") is None:
-            sys.path.append(ROOT)
-        from hvd_cluster.horovod import install
-
         install()
         return importlib.util.find_spec(fullname)
+
+    @staticmethod
+    def find_distributions(context: Any) -> Iterable[Any]:
+        """See :class:`importlib.metadata.DistributionFinder`."""
+        if (context.name or "").lower() != "horovod":
+            return ()
+        install()
+        from hvd_cluster.horovod.finder import HorovodFinder
+
+        return HorovodFinder().find_distributions(context)
+
+
+def install() -> None:
+    """Install the alias."""
+    if importlib.util.find_spec("hvd_cluster") is None:
+        sys.path.append(ROOT)
+    from hvd_cluster import horovod
+
+    horovod.install()
 
 
 def run_hidden() -> None:

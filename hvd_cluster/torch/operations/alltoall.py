@@ -46,7 +46,7 @@ def alltoall(
 
 
 def _shares(tensor: torch.Tensor, splits: Splits, process_set: ProcessSet) -> tuple[int, ...]:
-    rows = tensor.shape[0] if require_tensor(tensor).dim() else 0
+    rows = tensor.size(0) if require_tensor(tensor).dim() else 0  # a nested tensor has no shape
     return whole_splits(_as_list(splits), rows, process_set)
 
 

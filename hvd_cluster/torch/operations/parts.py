@@ -57,7 +57,7 @@ def in_place(tensor: torch.Tensor) -> Part:
 
     def finish(work: Work) -> torch.Tensor:
         if source.data_ptr() != tensor.data_ptr():
-            with torch.no_grad():
+            with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
                 tensor.copy_(source)
         return tensor
 
@@ -98,6 +98,18 @@ def with_splits(tensor: torch.Tensor) -> Part:
     return part._replace(finish=finish)
 
 
+def _prepared(
+    part_of: PartOf, tensor: torch.Tensor, operation: Operation, name: str | None, place: int | None = None
+) -> Part:
+    """The part of ``tensor``, which is number ``place`` of a group; a refusal says which one it is."""
+    try:
+        return part_of(tensor)
+    except InvalidRequestError as error:
+        label = "" if name is None else f" {name!r}"
+        member = "" if place is None else f", tensor {place} of the group"
+        raise InvalidRequestError(f"{operation.value}{label}{member}: {error}") from error.__cause__
+
+
 @uncompiled
 def start(
     operation: Operation,
@@ -108,7 +120,7 @@ def start(
     **fields: Any,
 ) -> Handle:
     """Submit one tensor. ``fields`` are those of a request."""
-    part = part_of(tensor)
+    part = _prepared(part_of, tensor, operation, name)
     return Handle(operations.start(operation, part.source, part.destination, name, process_set, **fields), part.finish)
 
 
@@ -122,7 +134,7 @@ def run(
     **fields: Any,
 ) -> Any:
     """Submit one tensor, wait, and give the user the result."""
-    part = part_of(tensor)
+    part = _prepared(part_of, tensor, operation, name)
     work = operations.start(operation, part.source, part.destination, name, process_set, wait=True, **fields)
     return part.finish(work)
 
@@ -138,7 +150,9 @@ def start_group(
     **fields: Any,
 ) -> HandleGroup:
     """Submit a group, whose results come in ``kind``."""
-    parts = [part_of(tensor) for tensor in listed(tensors)]
+    parts = [
+        _prepared(part_of, tensor, operation, name, place) for place, tensor in enumerate(listed(tensors), start=1)
+    ]
     pairs = [(part.source, part.destination) for part in parts]
     works = operations.start_group(operation, pairs, name, process_set, **fields)
     return HandleGroup([Handle(work, part.finish) for work, part in zip(works, parts, strict=True)], kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,16 +22,18 @@ def sparse_allreduce_async(
 ) -> Callable[[], torch.Tensor]:
     """Start adding up (Sum or Average) sparse COO tensors of one shape; returns what waits and gives the result.
 
-    The result is a new sparse COO tensor, coalesced, with the elements of all ranks.
+    The result is a new sparse COO tensor, coalesced, with the elements of all ranks; the same one for each call.
     """
     chosen = reduction(None, op, 1.0, 1.0)["op"]
     _check(tensor, chosen)
     own = tensor.detach().coalesce()
     parts = [own.indices().t(), own.values(), torch.tensor([own.shape])]
     handle, size = grouped_allgather_async(parts, name, process_set), process_set.size() or 1
+    gathered = functools.cache(lambda: synchronize(handle))  # a handle gives its tensors once
 
+    @functools.cache
     def finish() -> torch.Tensor:
-        indices, values, shapes = synchronize(handle)
+        indices, values, shapes = gathered()
         if (shapes != shapes[0]).any():
             raise MismatchError(f"sparse tensor {name!r}: the ranks disagree about the shape: {shapes.tolist()}")
         divisor = size if chosen is ReduceOp.AVERAGE else 1

@@ -4,3 +4,6 @@ from hvd_cluster.basics import add_process_set, remove_process_set
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 
 __all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
+
+# Or importlib would say what is missing in this module, without asking the alias.
+__path__: list[str] = []
