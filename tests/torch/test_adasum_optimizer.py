@@ -1,6 +1,7 @@
 """DistributedOptimizer with op=Adasum: the changes that the ranks' steps made are combined."""
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -119,8 +120,9 @@ def check_nothing_to_synchronize():
     model = build()
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), op=hvd.Adasum)
     optimizer.synchronize()
-    with pytest.raises(AssertionError, match="nothing to skip"), optimizer.skip_synchronize():
-        pass
+    refused = pytest.raises(AssertionError, match="nothing to skip") if hvd.size() > 1 else nullcontext()
+    with refused, optimizer.skip_synchronize():
+        optimizer.step()
     with pytest.raises(ValueError, match="backward_passes_per_step=0"):
         optimizer.set_backward_passes_per_step(0)
 

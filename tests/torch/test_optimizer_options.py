@@ -4,9 +4,10 @@ import pytest
 import torch
 
 import hvd_cluster.torch as hvd
-from collectives.api import InvalidRequestError
-from hvd_cluster.torch.optimizer.arguments import default_name, name_parameters
+from collectives.api import InvalidRequestError, MismatchError
+from hvd_cluster.torch.optimizer.arguments import complete_names
 from hvd_cluster.torch.optimizer.buckets import BUCKET_BYTES, SMALL_BYTES, plan
+from hvd_cluster.torch.powersgd import PowerSGD
 from tests.torch.training import (
     assert_identical_everywhere,
     build,
@@ -52,10 +53,12 @@ def test_groups_are_chunks_or_lists():
 
 
 def test_default_names():
-    first, second, third = parameters(1, 2, 3)
-    names = name_parameters([{"params": [first, second]}, {"params": [third]}], None)
+    first, second, third, fourth = parameters(1, 2, 3, 4)
+    names = complete_names([{"params": [first, second]}, {"params": [third]}], {})
     assert list(names.values()) == ["allreduce.noname.0.0", "allreduce.noname.0.1", "allreduce.noname.1.0"]
-    assert default_name(1, 0) == names[third]
+    names = complete_names([{"params": [fourth, first]}, {"params": [third]}], names)
+    assert names[fourth] == "allreduce.noname.0.2"
+    assert names[third] == "allreduce.noname.1.0"
 
 
 def assert_equals_one_process(**options):
@@ -161,6 +164,102 @@ def check_a_sparse_gradient_that_one_rank_lacks():
         expected[rank] -= 1 + (rank == 0)
         expected[4] -= 1 + (rank == 0)
     assert torch.equal(weight.detach(), expected)
+
+
+def check_a_gradient_that_is_sparse_on_some_ranks_only():
+    """Also beside others in a bucket, and where several packs travel. The step can be repeated."""
+
+    def check():
+        for others in ([], [4, 6, 40_000]):
+            for grouped in (False, True):
+                sizes = [(5, 2), *others]
+                parameters = [torch.nn.Parameter(torch.zeros(size)) for size in sizes]
+                parameters.append(torch.nn.Parameter(torch.zeros(3, dtype=torch.float64)))
+                groups = [parameters] if grouped else None
+                optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), groups=groups, op=hvd.Sum)
+                kinds = "sparse in 1 dimension on rank 0, dense on rank" + "s" * (hvd.size() > 2)
+                for _ in range(2):
+                    optimizer.zero_grad()
+                    backward(parameters, sparse=hvd.rank() == 0)
+                    with pytest.raises(MismatchError, match=rf"noname.0.0' is {kinds}.*sparse_as_dense=True"):
+                        optimizer.step()
+                for sparse in (True, True, hvd.rank() == 0):  # when it is known it may be dense somewhere
+                    optimizer.zero_grad()
+                    backward(parameters, sparse)
+                    optimizer.step()
+                assert all(bool((parameter == -3.0 * hvd.size()).all()) for parameter in parameters)
+
+    if hvd.size() > 1:
+        with_and_without_a_core_to_spare(check)
+
+
+def backward(parameters, sparse):
+    weight, *rest = parameters
+    torch.nn.functional.embedding(torch.arange(5), weight, sparse=sparse).sum().backward()
+    for parameter in rest:
+        parameter.sum().backward()
+
+
+def check_a_sparse_gradient_that_comes_late():
+    """In the third step, on one rank; others have none yet, and one of them has another new one."""
+
+    def check():
+        for compression in (hvd.Compression.none, PowerSGD):
+            first, second = (torch.nn.Parameter(torch.zeros(5, 2)) for _ in range(2))
+            other = torch.nn.Parameter(torch.zeros(4))
+            optimizer = hvd.DistributedOptimizer(
+                torch.optim.SGD([first, other, second], lr=1.0), op=hvd.Sum, compression=compression
+            )
+            for step in range(5):
+                optimizer.zero_grad()
+                other.sum().backward()
+                for parameter, rank in ((first, 0), (second, hvd.size() - 1)):
+                    if step >= 2 and hvd.rank() == rank:
+                        torch.nn.functional.embedding(torch.tensor([step]), parameter, sparse=True).sum().backward()
+                optimizer.step()
+                assert first.grad.is_sparse == second.grad.is_sparse == (step >= 2)
+            for parameter in (first, second):
+                assert parameter.tolist() == [[0.0] * 2] * 2 + [[-1.0] * 2] * 3
+            assert other.tolist() == [-5.0 * hvd.size()] * 4
+
+    if hvd.size() > 1:
+        with_and_without_a_core_to_spare(check)
+
+
+def check_what_is_said_about_a_bucket():
+    """Where ranks disagree about a pack, users must learn which parameter it is, and what travels with it."""
+
+    def check():
+        parameters = [torch.nn.Parameter(torch.zeros(size)) for size in (2, 3, 4)]
+        names = ("one", "two", "three")
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), zip(names, parameters, strict=True))
+        for _ in range(2):
+            parameters[1].requires_grad_(hvd.rank() > 0)
+            sum(parameter.sum() for parameter in parameters).backward()
+            said = "'two' is frozen on rank 0, dense on rank.*requires_grad.*'gradients.three..one': three, two, one"
+            with pytest.raises(MismatchError, match=said):
+                optimizer.step()
+            parameters[1].requires_grad_(True)
+            optimizer.zero_grad()
+            sum(parameter.sum() for parameter in parameters).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        del optimizer
+        first = hvd.rank() == 0
+        models = {
+            "'b' is of 4 elements on rank 0, of 3": {"a": 2, "b": 4 if first else 3},
+            "about the shape": {"a": 2, "x": 3, "b": 4} if first else {"a": 2, "b": 4},
+        }
+        for said, sizes in models.items():
+            different = {name: torch.nn.Parameter(torch.zeros(size)) for name, size in sizes.items()}
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD(different.values(), lr=1.0), different.items())
+            sum(parameter.sum() for parameter in different.values()).backward()
+            with pytest.raises(MismatchError, match=f"{said}.*'gradients.b..a': b, "):
+                optimizer.step()
+            del optimizer
+
+    if hvd.size() > 1:
+        with_and_without_a_core_to_spare(check)
 
 
 def check_process_set():

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from collectives.api import ReduceOp
+from hvd_cluster.basics import size
 from hvd_cluster.torch.mpi_ops import allreduce, allreduce_async_, synchronize
-from hvd_cluster.torch.optimizer.arguments import Names, Options, check_passes, default_name
+from hvd_cluster.torch.optimizer.arguments import Names, Options, check_passes, complete_names
 
 __all__ = ["AdasumOptimizer"]
 
@@ -24,13 +25,13 @@ class AdasumOptimizer(torch.optim.Optimizer):
     """
 
     def _distribute(self, names: Names, passes: int, options: Options) -> None:
-        self._names = names
+        self._given_names = names
         self._passes = passes
         self._options = options
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step on this rank, and combine what that changed. Gradients stay those of this rank."""
-        if not self._options.process_set.included():
+        if not self._has_company():
             return super().step(closure)
         before = {parameter: parameter.detach().clone() for parameter in self._trained()}
         result = super().step(closure)
@@ -40,20 +41,22 @@ class AdasumOptimizer(torch.optim.Optimizer):
     # Or Optimizer.__setstate__ would put its hooks around this step, in addition to those around the class's own.
     step.hooked = True  # type: ignore[attr-defined]
 
+    def _has_company(self) -> bool:
+        return size() > 1 and bool(self._options.process_set.included())
+
     def _trained(self) -> Iterator[torch.Tensor]:
-        for number, group in enumerate(self.param_groups):
-            for index, parameter in enumerate(group["params"]):
+        for group in self.param_groups:
+            for parameter in group["params"]:
                 if parameter.requires_grad or parameter.grad is not None:
-                    self._names.setdefault(parameter, default_name(number, index))
                     yield parameter
 
     @torch.no_grad()
     def _combine(self, before: dict[torch.Tensor, torch.Tensor]) -> None:
-        options = self._options
+        options, names = self._options, complete_names(self.param_groups, self._given_names)
         flights = []
         for parameter, start in before.items():
             small, context = options.compression.compress(parameter - start)
-            name = f"delta.{self._names[parameter]}"
+            name = f"delta.{names[parameter]}"
             handle = allreduce_async_(small, name=name, op=ReduceOp.ADASUM, process_set=options.process_set)
             flights.append((parameter, start, handle, context))
         for parameter, start, handle, context in flights:
@@ -63,7 +66,7 @@ class AdasumOptimizer(torch.optim.Optimizer):
     def _step_supports_amp_scaling(self) -> bool:
         """Asked by GradScaler.step() before it looks for infinities; all ranks must step, or none."""
         gradients = [parameter.grad for parameter in self._trained() if parameter.grad is not None]
-        if gradients and self._options.process_set.included():
+        if gradients and self._has_company():
             self._share_infinities(gradients)
         return bool(self.__dict__.get("_step_supports_amp_scaling", False))
 
@@ -88,6 +91,7 @@ class AdasumOptimizer(torch.optim.Optimizer):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """AssertionError: there is nothing to skip."""
-        raise AssertionError("with op=Adasum step() does not combine gradients, so there is nothing to skip")
+        """AssertionError, unless this rank is alone: there is nothing to skip."""
+        if size() > 1:
+            raise AssertionError("with op=Adasum step() does not combine gradients, so there is nothing to skip")
         yield

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, TypeAlias
 
 import torch
@@ -14,7 +15,7 @@ from hvd_cluster.operations import as_factor, process_set_id
 from hvd_cluster.process_sets import ProcessSet
 from hvd_cluster.torch.gradient_compression import GradientCompression, require_gradient_compression
 
-__all__ = ["Groups", "Names", "Options", "as_groups", "check", "check_passes", "default_name", "name_parameters"]
+__all__ = ["Groups", "Names", "Options", "as_groups", "check", "check_passes", "complete_names", "given_names"]
 
 Names: TypeAlias = dict[torch.Tensor, str]
 Groups: TypeAlias = "int | Sequence[Sequence[torch.Tensor]] | None"
@@ -87,16 +88,12 @@ def _checked(groups: Sequence[Any]) -> list[list[torch.Tensor]]:
     return [list(group) for group in groups if group]
 
 
-def name_parameters(
+def given_names(
     param_groups: Sequence[dict[str, Any]], named_parameters: Iterable[tuple[str, torch.Tensor]] | None
 ) -> Names:
-    """The names that gradients travel under; InvalidRequestError unless all have one, or none, and all differ."""
+    """The user's names; InvalidRequestError unless all parameters have one, or none, and all differ."""
     if named_parameters is None:
-        return {
-            parameter: default_name(number, index)
-            for number, group in enumerate(param_groups)
-            for index, parameter in enumerate(group["params"])
-        }
+        return {}
     names = _named(named_parameters)
     unnamed = sum(parameter not in names for group in param_groups for parameter in group["params"])
     if unnamed:
@@ -120,6 +117,13 @@ def _named(named_parameters: Any) -> Names:
     return {parameter: name for name, parameter in named}
 
 
-def default_name(group: int, index: int) -> str:
-    """Of parameter ``index`` of a param group, when the user gave no names."""
-    return f"allreduce.noname.{group}.{index}"
+def complete_names(param_groups: Sequence[dict[str, Any]], names: Names) -> Names:
+    """``names``, and one for each parameter without: that of its place, or of the next one that is free."""
+    completed, taken = dict(names), set(names.values())
+    for number, group in enumerate(param_groups):
+        for index, parameter in enumerate(group["params"]):
+            if parameter not in completed:
+                places = (f"allreduce.noname.{number}.{place}" for place in count(index))
+                completed[parameter] = next(name for name in places if name not in taken)
+                taken.add(completed[parameter])
+    return completed

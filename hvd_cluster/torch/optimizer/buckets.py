@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import torch
 
-from hvd_cluster.torch.optimizer.arguments import Groups
+from hvd_cluster.torch.optimizer.arguments import Groups, Names
 
-__all__ = ["Bucket", "is_small", "parts", "plan"]
+__all__ = ["Bucket", "is_small", "label", "parts", "plan"]
 
 SMALL_BYTES = 1 << 17
 """Up to here a copy into a bucket costs less than to bring the gradient through the engine on its own."""
@@ -17,12 +17,16 @@ BUCKET_BYTES = 1 << 22
 
 
 class Bucket:
-    """Parameters whose gradients are sent when all of them are ready, and run together."""
+    """Parameters whose gradients are sent when all of them are ready, and run together.
 
-    __slots__ = ("_packs", "parameters")
+    ``sparse`` has those whose gradients are sparse, on all ranks, and how many of their dimensions are.
+    """
+
+    __slots__ = ("_packs", "parameters", "sparse")
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         self.parameters = tuple(parameters)
+        self.sparse: dict[torch.Tensor, int] = {}
         self._packs: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
 
     def pack(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -33,6 +37,12 @@ class Bucket:
             pack = self._packs[key] = torch.empty(sum(sizes), dtype=key[0], device=key[1])
         torch._foreach_copy_(parts(pack, gradients), list(gradients))
         return pack
+
+
+def label(bucket: Bucket, names: Names) -> str:
+    """What a bucket is called in messages: by its first and its last parameter, frozen or not, as on all ranks."""
+    first, last = names[bucket.parameters[0]], names[bucket.parameters[-1]]
+    return f"gradient.{first}" if len(bucket.parameters) == 1 else f"gradients.{first}..{last}"
 
 
 def parts(pack: torch.Tensor, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:

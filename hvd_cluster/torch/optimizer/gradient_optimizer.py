@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import is_
 from typing import Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
 from collectives.api import HorovodInternalError
-from hvd_cluster.basics import engine
+from hvd_cluster.basics import engine, size
 from hvd_cluster.torch.gradient_compression import GradientCompressor, compressor_for
 from hvd_cluster.torch.mpi_ops import allreduce
-from hvd_cluster.torch.optimizer.arguments import Names, Options, check_passes, default_name
-from hvd_cluster.torch.optimizer.buckets import Bucket, plan
+from hvd_cluster.torch.optimizer.arguments import Names, Options, check_passes, complete_names
+from hvd_cluster.torch.optimizer.buckets import Bucket, label, plan
 from hvd_cluster.torch.optimizer.reduction import Reduction
 
 __all__ = ["GradientOptimizer"]
+
+logger = logging.getLogger(__name__)
 
 
 def _hook(parameter: torch.Tensor, on_gradient: Callable[[torch.Tensor], None]) -> RemovableHandle:
@@ -41,13 +45,14 @@ class GradientOptimizer(torch.optim.Optimizer):
     """What a wrapped optimizer's class has before its own."""
 
     def _distribute(self, names: Names, passes: int, options: Options) -> None:
-        self._names = names
+        self._given_names = names
         self._passes = passes
         self._options = options
+        self._parameters: list[torch.Tensor] = []
+        self._names: Names = {}
         self._hooks: dict[torch.Tensor, RemovableHandle] = {}
         self._buckets: dict[torch.Tensor, Bucket] = {}
         self._compressors: dict[torch.Tensor, GradientCompressor] = {}
-        self._sparse_dimensions: dict[torch.Tensor, int] = {}
         self._reset()
         self._adopt()
 
@@ -59,25 +64,44 @@ class GradientOptimizer(torch.optim.Optimizer):
         self._skip = False
 
     def _adopt(self) -> None:
-        """Follow the parameters that were added, or made trainable, since the last time."""
+        """Follow the parameters that were added, removed, or made trainable, since the last time."""
         if not self._options.process_set.included():
             return
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-        added = [parameter for parameter in parameters if parameter not in self._buckets]
-        if added:
-            self._arrange(added)
+        if len(parameters) != len(self._parameters) or not all(map(is_, parameters, self._parameters)):
+            self._arrange(parameters)
         for parameter in parameters:
             if parameter.requires_grad and parameter not in self._hooks:
                 self._hooks[parameter] = _hook(parameter, self._on_gradient)
 
     def _arrange(self, parameters: list[torch.Tensor]) -> None:
-        for number, group in enumerate(self.param_groups):
-            for index, parameter in enumerate(group["params"]):
-                self._names.setdefault(parameter, default_name(number, index))
-        for parameter in parameters:
-            self._compressors[parameter] = compressor_for(self._options.compression, parameter)
-        for bucket in plan(parameters, self._options.groups):
+        if not self._is_under_way():  # or the ranks, of which each is elsewhere, would send different buckets
+            self._parameters = parameters
+            self._remove_all_but(set(parameters))
+        added = [parameter for parameter in parameters if parameter not in self._buckets]
+        self._names = complete_names(self.param_groups, self._given_names | self._names)
+        for parameter in added:
+            if parameter not in self._compressors:
+                self._compressors[parameter] = compressor_for(self._options.compression, parameter)
+        for bucket in plan(added, self._options.groups):
             self._buckets.update(dict.fromkeys(bucket.parameters, bucket))
+            members = ", ".join(self._names[parameter] for parameter in bucket.parameters)
+            logger.info("what travels as %s: %s", label(bucket, self._names), members)
+
+    def _remove_all_but(self, kept: set[torch.Tensor]) -> None:
+        """Where some are gone, the others are named and put into buckets afresh, as on a rank that starts now."""
+        gone = [parameter for parameter in self._buckets if parameter not in kept]
+        if gone:
+            self._buckets.clear()
+            self._names.clear()
+        for parameter in gone:
+            del self._compressors[parameter]
+            if parameter in self._hooks:
+                self._hooks.pop(parameter).remove()
+
+    def _is_under_way(self) -> bool:
+        """Whether gradients have come, or travel, that no step has used."""
+        return bool(self._reductions or self._countdown)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As the wrapped optimizer's; the new gradients are combined, too. All ranks add the same groups."""
@@ -86,15 +110,21 @@ class GradientOptimizer(torch.optim.Optimizer):
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         """Runs in backward, when the gradient of ``parameter`` is complete for this pass."""
+        self._synchronized = self._combined_for_scaler = False
+        if size() == 1:
+            return
+        if not self._is_under_way():
+            self._adopt()
+        bucket = self._buckets.get(parameter)
+        if bucket is None:  # removed
+            return
         left = self._countdown.get(parameter, self._passes) - 1
-        bucket = self._buckets[parameter]
         if bucket in self._reductions or left < 0:
             raise AssertionError(
                 f"the gradient of {self._names[parameter]!r} was computed more than backward_passes_per_step="
                 f"{self._passes} times before step(); call step() or synchronize() more often, or raise it"
             )
         self._countdown[parameter] = left
-        self._synchronized = self._combined_for_scaler = False
         if left == 0 and not engine().patient and self._is_ready(bucket):
             self._send_early(bucket)
 
@@ -115,19 +145,7 @@ class GradientOptimizer(torch.optim.Optimizer):
         """Combine the gradients of those that are trained, or were until backward; zeros where there is none."""
         members = [each for each in bucket.parameters if each.requires_grad or each in self._countdown]
         if members:
-            for parameter in members:
-                self._complete(parameter)
-            names = {parameter: self._names[parameter] for parameter in members}
-            self._reductions[bucket] = Reduction(bucket, names, self._compressors, self._options)
-
-    def _complete(self, parameter: torch.Tensor) -> None:
-        gradient = parameter.grad
-        if gradient is None:
-            dimensions = self._sparse_dimensions.get(parameter)
-            zeros = torch.zeros_like(parameter)
-            parameter.grad = zeros if dimensions is None else zeros.to_sparse(dimensions)
-        elif gradient.is_sparse:
-            self._sparse_dimensions[parameter] = gradient.sparse_dim()
+            self._reductions[bucket] = Reduction(bucket, members, self._names, self._compressors, self._options)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """From now on gradients add up over ``passes`` passes; InvalidRequestError unless it is a positive integer."""
@@ -139,8 +157,14 @@ class GradientOptimizer(torch.optim.Optimizer):
     def synchronize(self) -> None:
         """Wait until all gradients are combined; those that backward did not reach count as zeros.
 
-        Does nothing on ranks outside of the process set. Raises HorovodInternalError when a rank is lost.
+        Does nothing on ranks outside of the process set, and in a world of one. Raises MismatchError, on all ranks,
+        when these have gradients of different kinds or sizes, HorovodInternalError when a rank is lost.
         """
+        if size() > 1:
+            self._combine()
+        self._synchronized = True
+
+    def _combine(self) -> None:
         self._adopt()
         try:
             for bucket in dict.fromkeys(self._buckets.values()):
@@ -150,7 +174,6 @@ class GradientOptimizer(torch.optim.Optimizer):
         finally:
             self._reductions.clear()
             self._countdown.clear()
-        self._synchronized = True
 
     def _finish(self) -> None:
         """Raises the first error when nothing is in flight any more, so that the step can be repeated."""

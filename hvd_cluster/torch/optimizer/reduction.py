@@ -4,49 +4,63 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import count
 from typing import TypeAlias
 
 import torch
 
-from collectives.api import EngineError, HorovodInternalError
+from collectives.api import EngineError, HorovodInternalError, MismatchError
+from hvd_cluster.basics import rank
 from hvd_cluster.torch.gradient_compression import GradientCompressor
 from hvd_cluster.torch.mpi_ops import (
     Handle,
     HandleGroup,
+    allgather_async,
     allreduce_async_,
     grouped_allreduce_async_,
     sparse_allreduce_async,
     synchronize,
 )
 from hvd_cluster.torch.optimizer.arguments import Names, Options
-from hvd_cluster.torch.optimizer.buckets import Bucket, is_small, parts
+from hvd_cluster.torch.optimizer.buckets import Bucket, is_small, label, parts
+from hvd_cluster.torch.optimizer.layout import ABSENT, DENSE, FROZEN, common_sparse, differences
 
 __all__ = ["Compressors", "Reduction"]
 
 Compressors: TypeAlias = Mapping[torch.Tensor, GradientCompressor]
 Journey: TypeAlias = Generator[torch.Tensor, torch.Tensor | None, None]
 """Yields what is to be combined over all ranks, is sent the result, and ends when gradients are complete."""
+Course: TypeAlias = Generator[Handle | HandleGroup, tuple[torch.Tensor, ...], None]
+"""Yields what is in flight, is sent the results, and ends when nothing is left to be started."""
 
 
 class Reduction:
-    """Combines the gradients of ``names`` over all ranks as one group, in as many rounds as their compressors need.
+    """Combines the gradients of ``members`` of ``bucket`` over all ranks as one group, in as many rounds as it takes.
 
-    All must be there, and be members of ``bucket``. Small ones travel packed into one tensor, where the compressor
-    allows it; large ones in place, because the backend packs in pieces that stay in the cache. Sparse ones are
-    gathered, uncompressed, each on its own.
+    Those that are None become zeros. Small ones travel packed into one tensor, where the compressor allows it; large
+    ones in place, because the backend packs in pieces that stay in the cache. Sparse ones are gathered, uncompressed,
+    each on its own.
+
+    Which are sparse is known from what the ranks agreed on before. A rank that finds another one sparse sends, instead
+    of dense gradients, what cannot match those of other ranks. The error, which all ranks see, makes all of them tell
+    what they have; then they agree, or have an error to raise that says what differs.
     """
 
-    def __init__(self, bucket: Bucket, names: Names, compressors: Compressors, options: Options) -> None:
+    def __init__(
+        self, bucket: Bucket, members: Sequence[torch.Tensor], names: Names, compressors: Compressors, options: Options
+    ) -> None:
+        self._bucket = bucket
+        self._members = dict.fromkeys(members)
+        self._names = {parameter: names[parameter] for parameter in bucket.parameters}
+        self._compressors = compressors
         self._options = options
-        first, *others = names.values()
-        self._name = f"gradients.{first}+{len(others)}" if others else f"gradient.{first}"
-        self._round = 0
-        self._handle: Handle | HandleGroup | None = None
-        self._from_sparse = _densify(names) if options.sparse_as_dense else {}
-        sparse = [parameter for parameter in names if _gradient(parameter).is_sparse]
-        self._sparse = {each: self._start_sparse(f"gradient.{names[each]}", _gradient(each)) for each in sparse}
-        self._journeys = list(_journeys(bucket, [each for each in names if each not in self._sparse], compressors))
-        self._continue([None] * len(self._journeys))
+        self._label = label(bucket, names)
+        self._absent = _complete(bucket, members)
+        self._from_sparse = _densify(bucket, members) if options.sparse_as_dense else {}
+        self._agreed = {} if options.sparse_as_dense else bucket.sparse
+        self._sparse: dict[torch.Tensor, Callable[[], torch.Tensor]] = {}
+        self._course = self._travel()
+        self._handle: Handle | HandleGroup | None = next(self._course, None)
 
     def advance(self) -> bool:
         """Wait for the round in flight and start the next; whether there was none left, so that all is complete.
@@ -54,8 +68,7 @@ class Reduction:
         Raises what the engine raises.
         """
         if self._handle is not None:
-            combined = synchronize(self._handle)
-            self._continue(combined if isinstance(combined, tuple) else [combined])
+            self._handle = self._after(self._handle)
         if self._handle is None:
             while self._sparse:
                 parameter, finish = self._sparse.popitem()
@@ -63,6 +76,16 @@ class Reduction:
             for parameter, dimensions in self._from_sparse.items():
                 parameter.grad = _gradient(parameter).to_sparse(dimensions)
         return self._handle is None
+
+    def _after(self, handle: Handle | HandleGroup) -> Handle | HandleGroup | None:
+        try:
+            combined = synchronize(handle)
+        except MismatchError as error:
+            return self._course.throw(error)
+        try:
+            return self._course.send(combined if isinstance(combined, tuple) else (combined,))
+        except StopIteration:
+            return None
 
     def abandon(self) -> None:
         """Wait until nothing is in flight, so that the names are free; gradients are left as they happen to be."""
@@ -73,28 +96,84 @@ class Reduction:
             with suppress(HorovodInternalError):
                 finish()
 
-    def _continue(self, combined: Sequence[torch.Tensor | None]) -> None:
-        going, tensors = [], []
-        for journey, tensor in zip(self._journeys, combined, strict=True):
+    def _travel(self) -> Course:
+        error = None
+        while True:
             try:
-                tensors.append(journey.send(tensor))
-                going.append(journey)
-            except StopIteration:
-                pass
-        self._journeys = going
-        self._handle = self._start(tensors) if tensors else None
+                if (yield from self._attempt()):
+                    return
+            except MismatchError as mismatch:
+                error = mismatch.with_traceback(None)  # whose frames would keep the optimizer
+            yield from self._agree(error)
 
-    def _start(self, tensors: Sequence[torch.Tensor]) -> Handle | HandleGroup:
-        options, name = self._options, f"{self._name}:{self._round}" if self._round else self._name
-        factor = options.gradient_predivide_factor
+    def _attempt(self) -> Generator[Handle | HandleGroup, tuple[torch.Tensor, ...], bool]:
+        """Whether it could be made, as far as this rank knows; or MismatchError."""
+        for parameter in self._members:
+            if parameter in self._agreed and parameter not in self._sparse:
+                self._sparse[parameter] = self._start_sparse(parameter)
+        dense = [parameter for parameter in self._members if parameter not in self._agreed]
+        journeys = list(_journeys(self._bucket, dense, self._compressors))
+        if any(_gradient(parameter).is_sparse for parameter in dense):
+            yield self._start([torch.zeros((), dtype=torch.uint8) for _ in journeys], self._label)
+            return False
+        yield from self._rounds(journeys)
+        return True
+
+    def _rounds(self, journeys: list[Journey]) -> Course:
+        combined: Sequence[torch.Tensor | None] = [None] * len(journeys)
+        for number in count():
+            going, tensors = [], []
+            for journey, tensor in zip(journeys, combined, strict=True):
+                with suppress(StopIteration):
+                    tensors.append(journey.send(tensor))
+                    going.append(journey)
+            if not tensors:
+                return
+            journeys, combined = (
+                going,
+                (yield self._start(tensors, f"{self._label}:{number}" if number else self._label)),
+            )
+
+    def _agree(self, error: MismatchError | None) -> Course:
+        """Find out what all ranks have; MismatchError where they cannot agree, or agree and yet could not go on."""
+        own = torch.tensor([(rank(), 0), *map(self._entry, self._bucket.parameters)]).unsqueeze(0)
+        try:
+            (gathered,) = yield allgather_async(own, f"layout.{self._label}", self._options.process_set)
+        except MismatchError as other:  # different numbers of parameters
+            raise self._explained(error or other) from error
+        layouts = [(first[0], entries) for first, *entries in gathered.tolist()]
+        difference = differences(list(self._names.values()), layouts)
+        parameters = self._bucket.parameters
+        common = {parameters[index]: dimensions for index, dimensions in common_sparse(layouts).items()}
+        if difference or (error and common.keys() <= self._agreed.keys()):
+            raise self._explained(difference or error) from error
+        self._agreed.update(common)
+        for parameter in self._absent & common.keys():
+            parameter.grad = _gradient(parameter).to_sparse(common[parameter])
+
+    def _explained(self, problem: object) -> MismatchError:
+        return MismatchError(f"{problem}. What travels as {self._label!r}: {', '.join(self._names.values())}")
+
+    def _entry(self, parameter: torch.Tensor) -> tuple[int, int]:
+        """See :data:`Layouts`."""
+        if parameter not in self._members:
+            kind = FROZEN
+        elif parameter in self._absent:
+            kind = ABSENT
+        else:
+            kind = _gradient(parameter).sparse_dim() if _gradient(parameter).is_sparse else DENSE
+        return kind, parameter.numel()
+
+    def _start(self, tensors: Sequence[torch.Tensor], name: str) -> Handle | HandleGroup:
+        options, factor = self._options, self._options.gradient_predivide_factor
         fields = (None, name, options.op, 1 / factor, factor, options.process_set)
-        self._round += 1
         return (
             allreduce_async_(tensors[0], *fields) if len(tensors) == 1 else grouped_allreduce_async_(tensors, *fields)
         )
 
-    def _start_sparse(self, name: str, gradient: torch.Tensor) -> Callable[[], torch.Tensor]:
+    def _start_sparse(self, parameter: torch.Tensor) -> Callable[[], torch.Tensor]:
         options, factor = self._options, self._options.gradient_predivide_factor
+        gradient, name = _gradient(parameter), f"gradient.{self._names[parameter]}"
         if factor == 1.0:
             return sparse_allreduce_async(gradient, name, options.op, options.process_set)
         finish = sparse_allreduce_async(gradient / factor, name, options.op, options.process_set)
@@ -107,9 +186,21 @@ def _gradient(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.grad
 
 
-def _densify(names: Names) -> dict[torch.Tensor, int]:
+def _complete(bucket: Bucket, parameters: Sequence[torch.Tensor]) -> set[torch.Tensor]:
+    """Those that had no gradient, which are zeros now; what is sparse in the bucket is so here, too."""
+    absent = {parameter for parameter in parameters if parameter.grad is None}
+    for parameter in absent:
+        parameter.grad = torch.zeros_like(parameter)
+    for parameter in parameters:
+        if parameter in bucket.sparse and not _gradient(parameter).is_sparse:
+            parameter.grad = _gradient(parameter).to_sparse(bucket.sparse[parameter])
+    return absent
+
+
+def _densify(bucket: Bucket, parameters: Sequence[torch.Tensor]) -> dict[torch.Tensor, int]:
     """Make sparse gradients dense; how many dimensions of each were sparse."""
-    dimensions = {each: _gradient(each).sparse_dim() for each in names if _gradient(each).is_sparse}
+    dimensions = {each: _gradient(each).sparse_dim() for each in parameters if _gradient(each).is_sparse}
+    bucket.sparse.update(dimensions)
     for parameter in dimensions:
         parameter.grad = _gradient(parameter).to_dense()
     return dimensions

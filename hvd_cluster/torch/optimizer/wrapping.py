@@ -23,7 +23,7 @@ from hvd_cluster.torch.optimizer.arguments import (
     as_groups,
     check,
     check_passes,
-    name_parameters,
+    given_names,
 )
 from hvd_cluster.torch.optimizer.gradient_optimizer import GradientOptimizer
 
@@ -58,6 +58,11 @@ def DistributedOptimizer(
     group travels together. Adasum ignores it. ``num_groups`` is its deprecated name. Sparse gradients stay sparse on
     their way, and are not compressed, unless ``sparse_as_dense``.
 
+    A parameter that backward did not reach, be it on all ranks, gets a gradient of zeros, so that weight decay and
+    momentum still move it; a frozen one stays. In a world of one nothing is sent, and the optimizer does just what
+    ``optimizer`` does. All ranks train the same parameters; a bucket that messages call ``gradients.a..b`` holds those
+    from a back to b in the order of the optimizer, which are listed at HOROVOD_LOG_LEVEL=info.
+
     With torch.amp.GradScaler call ``scaler.step(optimizer)`` as ever, or ``optimizer.synchronize()`` before
     ``scaler.unscale_(optimizer)``. InvalidRequestError for bad arguments, NotInitializedError before ``init()``.
     """
@@ -68,7 +73,7 @@ def DistributedOptimizer(
         compression, choose_op(None, op), gradient_predivide_factor, given_groups, sparse_as_dense, process_set
     )
     check(options)
-    names = name_parameters(optimizer.param_groups, named_parameters)
+    names = given_names(optimizer.param_groups, named_parameters)
     return _wrap(optimizer, names, backward_passes_per_step, options)
 
 
@@ -115,7 +120,7 @@ def _followed(optimizer: torch.optim.Optimizer, wrapped: Any) -> Callable[..., A
 def _reduce(wrapped: Any) -> tuple[Any, ...]:
     """For pickle and copy: what torch keeps of an optimizer, and how it was wrapped. Not what is in flight."""
     base = type(wrapped).__bases__[1]
-    names = list(wrapped._names.items())
+    names = list(wrapped._given_names.items())
     process_set = wrapped._options.process_set
     ranks = None if process_set is global_process_set else process_set.ranks  # a restored one works on all ranks, too
     options = replace(wrapped._options, process_set=None)
