@@ -1,0 +1,1 @@
+"""Workers beside the tasks of a barrier stage of Spark."""
