@@ -54,9 +54,9 @@ class Outcome:
     consequence: bool = False
 
     @classmethod
-    def of_death(cls, error: WorkerError, host_name: str = "") -> Outcome:
-        """The outcome of a worker that died, which :meth:`unwrap` raises as ``error``."""
-        return cls(error.rank, error.host, cloudpickle.dumps(error), "", host_name)
+    def of(cls, error: BaseException, rank: int, host: str, host_name: str = "") -> Outcome:
+        """The outcome of a worker that said nothing, such as one that died: :meth:`unwrap` raises ``error``."""
+        return cls(rank, host, cloudpickle.dumps(error), "", host_name)
 
     @property
     def failed(self) -> bool:
@@ -99,7 +99,6 @@ class Outcome:
             ) from self._origin()
 
     def _origin(self) -> RemoteError | None:
-        # A worker that died left no traceback.
         return None if not self.traceback else RemoteError(self.rank, self.host, self.traceback, self.host_name)
 
 

@@ -160,9 +160,9 @@ class Output:
         return TeeSink(FileSink(self._files.enter_context((folder / name).open("wb"))), console)
 
 
-def say(text: str) -> None:
-    """Write one line of the driver's own to standard error."""
-    _write(sys.stderr, f"hvdrun: {text}\n")
+def say(text: str, name: str = "hvdrun") -> None:
+    """Write one line of the driver's own, called ``name``, to standard error."""
+    _write(sys.stderr, f"{name}: {text}\n")
 
 
 def _write(stream: TextIO, text: str) -> None:

@@ -137,5 +137,5 @@ def test_the_failure_at_the_root_is_raised():
 def test_a_death_is_raised_without_a_cause():
     death = WorkerError("killed", 1, "h", -9)
     with pytest.raises(WorkerError, match="killed") as caught:
-        values([*outcomes_of(raising(PeerLostError("rank 1 is lost"))), Outcome.of_death(death)])
+        values([*outcomes_of(raising(PeerLostError("rank 1 is lost"))), Outcome.of(death, 1, "h")])
     assert (caught.value.exit_code, caught.value.__cause__) == (-9, None)
