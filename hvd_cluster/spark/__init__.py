@@ -1,0 +1,1 @@
+"""Training in Spark's own executors, next to the data."""
