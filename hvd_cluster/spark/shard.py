@@ -63,8 +63,8 @@ class Shard:
 
     With ``shuffle``, every epoch has its own order, which follows from ``seed``, rank and number of the epoch, and from
     the order in which Spark gave the rows. Rows are mixed in windows of 16 MiB, or one batch where that is more: in the
-    first epoch with their neighbours, in later ones with chunks of 1 MiB from anywhere. That, and the batches which the
-    caller keeps, is all that is in memory.
+    first epoch with their neighbours, in later ones with chunks of 1 MiB from anywhere. Two windows at most, and the
+    batches that the caller keeps with the windows they are parts of, are all that is in memory.
 
     Shards may differ in their numbers of rows, and may have none. A rank that is through calls ``hvd.join()``.
     """

@@ -266,6 +266,7 @@ def test_torch_shares_memory_and_counts_epochs_with_the_arrays(tmp_path):
     assert tensors == orders(tmp_path, epochs=2, shuffle=True, batch_size=4)
 
 
+@pytest.mark.leaves("environment", "threads")  # by the import of TensorFlow
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("batch_size", [4, 32])
 def test_tensorflow(tmp_path, shuffle, batch_size):
