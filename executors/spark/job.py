@@ -63,7 +63,7 @@ def run_on_spark(
     )
     with output, console:
         plan = _plan(call, size, secret, (reached, console.port), options)
-        with _Stage(session, frame, plan, news):
+        with session.watched(), _Stage(session, frame, plan, news):
             table = _Wait(session, size, options, news).result()
     rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
     return _values([pickle.loads(data) for data in join(list(rows)).values()], size)

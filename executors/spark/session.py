@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from pyspark import SparkContext
@@ -26,7 +28,8 @@ class Session:
 
     def __init__(self, spark: Any) -> None:
         self.spark = spark
-        self.connect = is_remote()
+        self.connect = type(spark).__module__.startswith("pyspark.sql.connect")
+        self._running = 0
 
     @classmethod
     def active(cls) -> Session:
@@ -82,10 +85,25 @@ class Session:
     def busy(self, size: int) -> bool:
         """Whether a stage of ``size`` tasks runs now, as far as this process knows."""
         if self.connect:
-            return True
+            return self._running >= size
         tracker = self.spark.sparkContext.statusTracker()
         stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
         return any(stage is not None and stage.numActiveTasks >= size for stage in stages)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Inside the block, :meth:`busy` knows also what a server of Spark Connect tells of its tasks."""
+        if not self.connect:
+            yield
+            return
+        self.spark.registerProgressHandler(self._note)
+        try:
+            yield
+        finally:
+            self.spark.removeProgressHandler(self._note)
+
+    def _note(self, stages: object, inflight_tasks: int, operation_id: str | None, done: bool) -> None:
+        self._running = inflight_tasks
 
     def _slots(self) -> int:
         context = self.spark.sparkContext._jsc.sc()

@@ -76,8 +76,8 @@ class Worker:
         return self._failure or self._said
 
     def stopped(self) -> bool:
-        """Whether the worker ended, or is being ended."""
-        return self._stopped.is_set() or not self._watching.is_alive()
+        """Whether the worker has no use for anything any more."""
+        return self._stopped.is_set() or self._said is not None or not self._watching.is_alive()
 
     def fail(self, outcome: Outcome) -> None:
         """This rank failed beside its worker: ``outcome`` counts, whatever the worker says about it."""

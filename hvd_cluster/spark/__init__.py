@@ -11,19 +11,12 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TextIO, TypeVar, cast
 
-from executors.arguments import check_seconds, check_variables, interface_names, parse_seconds
-from executors.call import Call, pickle_call
-from executors.local.output import Output
-from executors.spark.job import SparkOptions, run_on_spark
-from executors.spark.session import Session
-from hvd_cluster import horovod
+from executors.call import Call
+from hvd_cluster.spark.launch import Launch
 
 __all__ = ["run"]
 
 T = TypeVar("T")
-
-START_TIMEOUT = "HOROVOD_SPARK_START_TIMEOUT"
-START_TIMEOUT_SECONDS = 600.0
 
 
 def run(
@@ -76,48 +69,18 @@ def run(
         ExecutorError: there is no active session, or Spark could not run the stage.
         Exception: whatever ``fn`` raised, as itself; its ``__cause__`` is a RemoteError with rank and traceback.
     """
-    _check_mpi(use_mpi, use_gloo, extra_mpi_args)
-    options = SparkOptions(
-        start_timeout=_start_timeout(start_timeout),
-        environment=check_variables(env, "env", "run()"),
-        nics=interface_names(nics),
-        executable=None if executable is None else os.fspath(executable),
-        search_path=horovod.search_path if horovod.is_requested() else None,
-        verbose=verbose > 1,
+    launch = Launch.of(
+        num_proc,
+        start_timeout,
+        use_mpi,
+        use_gloo,
+        extra_mpi_args,
+        env,
+        stdout,
+        stderr,
+        verbose,
+        nics,
+        prefix_output_with_timestamp,
+        executable,
     )
-    _check_num_proc(num_proc)
-    call = pickle_call(Call.of(fn, args, kwargs))
-    session = Session.active()
-    size = num_proc or _default_size(session)
-    session.check_slots(size, options.start_timeout)
-    output = Output(size, None, prefix_output_with_timestamp, stdout, stderr)
-    frame = session.spark.range(0, size, 1, size)
-    return cast("list[T]", run_on_spark(session, frame, size, call, output, options))
-
-
-def _check_mpi(use_mpi: bool | None, use_gloo: bool | None, extra_mpi_args: str | None) -> None:
-    if use_mpi or extra_mpi_args or use_gloo is False:
-        raise ValueError(
-            "workers in Spark find each other without MPI; leave out use_mpi and extra_mpi_args, and use_gloo=False"
-        )
-
-
-def _start_timeout(seconds: float | None) -> float:
-    if seconds is not None:
-        return check_seconds(seconds, "start_timeout")
-    text = os.environ.get(START_TIMEOUT, "").strip()
-    return parse_seconds(text, START_TIMEOUT) if text else START_TIMEOUT_SECONDS
-
-
-def _check_num_proc(value: int | None) -> None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise ValueError(f"num_proc is {value!r}, but must be an integer of at least 1")
-
-
-def _default_size(session: Session) -> int:
-    size = session.default_size()
-    if size is None:
-        raise ValueError(
-            "num_proc must be given: only the server of Spark Connect knows how many tasks its executors can run"
-        )
-    return size
+    return cast("list[T]", launch.run(Call.of(fn, args, kwargs)))
