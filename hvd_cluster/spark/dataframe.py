@@ -93,5 +93,7 @@ def run_on_dataframe(
 
 def launch_on_rows(launch: Launch, call: Call, df: DataFrame, rows: Rows) -> list[Any]:
     """The values of ``call`` by rank; its function gets the shard before its arguments."""
-    columns = df.select(*(f"`{name.replace('`', '``')}`" for name in rows.columns))
+    # Under names of ours, because mapInArrow() fails where one has a dot or a backtick.
+    names = [f"c{place}" for place in range(len(rows.columns))]
+    columns = df.select(*(f"`{name.replace('`', '``')}`" for name in rows.columns)).toDF(*names)
     return launch.run(replace(call, function=rows.on_shard(call.function)), columns, rows)

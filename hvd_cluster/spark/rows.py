@@ -52,7 +52,7 @@ class Rows:
 
     @property
     def columns(self) -> list[str]:
-        """The columns to be selected from the DataFrame."""
+        """The columns that the record batches must have, in this order."""
         return self.selection.names
 
     @contextmanager
