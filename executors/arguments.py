@@ -6,14 +6,14 @@ Nothing was started then.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from collectives.api import LONGEST_SECONDS
 from collectives.settings import ENVIRONMENT_SECRET
 from executors.api import Slot
 
-__all__ = ["SECONDS", "check_arguments", "check_seconds", "check_variables", "parse_seconds"]
+__all__ = ["SECONDS", "check_arguments", "check_seconds", "check_variables", "interface_names", "parse_seconds"]
 
 SECONDS = f"a positive number of seconds, at most {LONGEST_SECONDS}"
 """What a timeout must be, in words."""
@@ -77,3 +77,11 @@ def parse_seconds(text: str, variable: str) -> float:
         return check_seconds(float(text), variable)
     except ValueError:
         raise ValueError(f"{variable} is {text!r}, but must be {SECONDS}") from None
+
+
+def interface_names(nics: Iterable[str] | str | None) -> tuple[str, ...]:
+    """One name of a network interface, several, or none, as a tuple. Raises ValueError for what cannot be a name."""
+    names = (nics,) if isinstance(nics, str) or not isinstance(nics, Iterable | None) else tuple(nics or ())
+    if not all(isinstance(name, str) and name for name in names):
+        raise ValueError(f"nics is {nics!r}, but must be names of network interfaces, such as ['eth0']")
+    return names

@@ -10,7 +10,7 @@ from collectives.rendezvous.server import RendezvousServer
 from collectives.settings import ENVIRONMENT_SECRET
 from executors.api import JobSecret, Slot
 
-__all__ = ["Job"]
+__all__ = ["Job", "environment_of"]
 
 
 class Job:
@@ -60,11 +60,16 @@ class Job:
             raise ValueError(f"slot {slot} belongs to a job of {slot.size} ranks, this one has {self.size}")
         if not self._port:
             raise RuntimeError("the rendezvous server is not running; use the job inside its with block")
-        return {
-            **slot.environment(),
-            "HOROVOD_CONTROLLER": "gloo",
-            "HOROVOD_GLOO_RENDEZVOUS_ADDR": self.host,
-            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(self._port),
-            "PYTHONUNBUFFERED": "1",
-            ENVIRONMENT_SECRET: base64.b64encode(self.secret.key).decode("ascii"),
-        }
+        return environment_of(slot, self.host, self._port, self.secret)
+
+
+def environment_of(slot: Slot, host: str, port: int, secret: JobSecret) -> dict[str, str]:
+    """What :meth:`Job.environment` returns, where the job of ``secret`` runs at ``host`` and ``port``."""
+    return {
+        **slot.environment(),
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": host,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "PYTHONUNBUFFERED": "1",
+        ENVIRONMENT_SECRET: base64.b64encode(secret.key).decode("ascii"),
+    }

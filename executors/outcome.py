@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pickle
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import cloudpickle
@@ -15,10 +15,11 @@ import cloudpickle
 from collectives.api import CollectiveTimeoutError, PeerLostError, ShutDownError
 from executors.api import RemoteError, WorkerError
 
-__all__ = ["CONSEQUENCES", "Outcome", "capture", "observe"]
+__all__ = ["CAUSE_SECONDS", "CONSEQUENCES", "Outcome", "capture", "observe", "values"]
 
 # What a rank raises because another one failed. That one gets a moment, so that its own failure is the one reported.
 CONSEQUENCES = (PeerLostError, ShutDownError, CollectiveTimeoutError)
+CAUSE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,8 @@ class Outcome:
     """The end of a function on one rank.
 
     ``payload`` is the pickled value, or the pickled exception where there is a ``traceback``. It stays pickled until
-    :meth:`unwrap`, so that an outcome can always be read, whatever is in it.
+    :meth:`unwrap`, so that an outcome can always be read, whatever is in it. ``consequence`` says that the function
+    failed because another rank did.
     """
 
     rank: int
@@ -49,6 +51,12 @@ class Outcome:
     payload: bytes = field(repr=False)
     traceback: str | None = None
     host_name: str = ""
+    consequence: bool = False
+
+    @classmethod
+    def of(cls, error: BaseException, rank: int, host: str, host_name: str = "") -> Outcome:
+        """The outcome of a worker that said nothing, such as one that died: :meth:`unwrap` raises ``error``."""
+        return cls(rank, host, cloudpickle.dumps(error), "", host_name)
 
     @property
     def failed(self) -> bool:
@@ -91,7 +99,15 @@ class Outcome:
             ) from self._origin()
 
     def _origin(self) -> RemoteError | None:
-        return None if self.traceback is None else RemoteError(self.rank, self.host, self.traceback, self.host_name)
+        return None if not self.traceback else RemoteError(self.rank, self.host, self.traceback, self.host_name)
+
+
+def values(outcomes: Iterable[Outcome]) -> list[object]:
+    """The values by rank. Raises the failure at the root: the first that is no consequence of another rank's."""
+    ordered = sorted(outcomes, key=lambda outcome: (not outcome.failed, outcome.consequence))
+    if ordered and ordered[0].failed:
+        ordered[0].unwrap()
+    return [outcome.unwrap() for outcome in sorted(ordered, key=lambda outcome: outcome.rank)]
 
 
 def capture(fn: Callable[[], object], rank: int, host: str, host_name: str = "") -> bytes:
@@ -132,7 +148,8 @@ def _failure(error: BaseException, origin: BaseException, worker: _Worker) -> Ou
     own_frame = origin.__traceback__
     frames = own_frame.tb_next if own_frame else None
     text = "".join(traceback.format_exception(type(origin), origin, frames))
-    return Outcome(worker.rank, worker.host, _dump_error(error, worker), text, worker.name)
+    payload = _dump_error(error, worker)
+    return Outcome(worker.rank, worker.host, payload, text, worker.name, isinstance(origin, CONSEQUENCES))
 
 
 def _dump_error(error: BaseException, worker: _Worker) -> bytes:

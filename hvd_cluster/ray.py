@@ -14,12 +14,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from executors.api import ExecutorError
-from executors.ray.call import Call, store
+from executors.arguments import interface_names
+from executors.call import Call
+from executors.ray.call import store
 from executors.ray.connection import check_connection
-from executors.ray.environment import check_extra
 from executors.ray.job import RayJob
 from executors.ray.request import Request
-from executors.ray.settings import MiniSettings, interface_names, save_ssh_key
+from executors.ray.settings import MiniSettings, check_extra, save_ssh_key
 from hvd_cluster import horovod
 
 if TYPE_CHECKING:

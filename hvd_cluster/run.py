@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from executors.arguments import check_variables
+from executors.call import Call, pickle_call
 from executors.local.command import LocalOptions, resolve_start_timeout
-from executors.local.function import pickle_call, run_function
+from executors.local.function import run_function
 
 __all__ = ["run"]
 
@@ -62,7 +63,7 @@ def run(
         verbose=bool(verbose),
     )
     size = _check_num_proc(num_proc if np is None else _old_name(np, num_proc))
-    results = run_function(pickle_call(func, args, kwargs), size, options, executable)
+    results = run_function(pickle_call(Call.of(func, args, kwargs)), size, options, executable)
     return cast("list[T]", results)
 
 

@@ -148,6 +148,8 @@ SURFACE = {
     "hvd_cluster": ["HorovodInternalError", "HostsUpdatedInterrupt", "__version__", "run"],
     "hvd_cluster.data": ["AsyncDataLoaderMixin", "BaseDataLoader"],
     "hvd_cluster.horovod": ["install", "is_requested", "search_path"],
+    "hvd_cluster.spark": ["run"],
+    "hvd_cluster.spark.task": ["get_available_devices"],
     "hvd_cluster.torch": [
         "Adasum",
         "Average",
@@ -223,8 +225,9 @@ SURFACE = {
 
 @pytest.mark.parametrize("name", SURFACE)
 def test_the_public_surface_is_a_decision(name):
-    if name.startswith("hvd_cluster.torch"):
-        pytest.importorskip("torch")
+    for library, prefix in {"torch": "hvd_cluster.torch", "pyspark": "hvd_cluster.spark"}.items():
+        if name.startswith(prefix):
+            pytest.importorskip(library)
     module = importlib.import_module(name)
     assert sorted(module.__all__) == SURFACE[name]
     assert all(hasattr(module, member) for member in module.__all__)

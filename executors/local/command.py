@@ -140,9 +140,13 @@ class LocalRun:
             self.fail(error)
 
 
-def died(event: Ended, what: str = "") -> WorkerError:
-    """The error for a worker that ended and should not have, with ``what`` it left undone."""
-    return WorkerError(f"rank {event.rank} on {HOST} {_how(event.code)}{what}", event.rank, HOST, event.code)
+def died(event: Ended, what: str = "", host: str = HOST, name: str = "") -> WorkerError:
+    """The error for a worker that ended and should not have, with ``what`` it left undone.
+
+    ``name`` is what a person calls ``host``, where that is no such name.
+    """
+    text = f"rank {event.rank} on {name or host} {_how(event.code)}{what}"
+    return WorkerError(text, event.rank, host, event.code)
 
 
 def _how(code: int) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from executors.local.frames import Frames
-from executors.local.output import Lines, Output
+from executors.local.output import Lines, Sinks
 from executors.local.processes import Channel, WorkerProcess
 
 __all__ = ["GRACE_SECONDS", "Crew", "Ended", "Event", "Received", "Started"]
@@ -85,7 +85,7 @@ class Crew:
         rank: int,
         command: Sequence[str],
         environment: Mapping[str, str],
-        output: Output,
+        output: Sinks,
         messages: int | None = None,
         descriptors: Sequence[int] = (),
     ) -> None:
@@ -121,6 +121,13 @@ class Crew:
         """Call ``action`` between two events, ``seconds`` from now, unless every worker ended before."""
         heapq.heappush(self._alarms, _Alarm(time.monotonic() + seconds, next(self._serial), action))
 
+    def listen(self, descriptor: int, action: Callable[[], None]) -> None:
+        """Call ``action`` once, between two events, when ``descriptor`` can be read or was hung up on.
+
+        The descriptor stays the caller's, who keeps it open until the end of the ``with`` block.
+        """
+        self._selector.register(descriptor, selectors.EVENT_READ, _Wake(descriptor, action))
+
     def end(self, spare: int | None = None) -> None:
         """Ask all workers to end, and kill what is left after the time of grace; ``spare`` is asked only then."""
         self._terminate(spare)
@@ -141,7 +148,11 @@ class Crew:
     def _step(self) -> None:
         # Bound: the next alarm, or else the end of the job; abort: an exception out of a signal handler.
         for key, _ in self._selector.select(self._patience()):
-            self._read(key.data)
+            if isinstance(key.data, _Wake):
+                self._selector.unregister(key.data.descriptor)
+                key.data.action()
+            else:
+                self._read(key.data)
         for member in [member for member in self._members.values() if member.reports.ended]:
             self._gone(member)
         while self._alarms and self._alarms[0].at <= time.monotonic():
@@ -211,6 +222,12 @@ class _Member:
     outputs: list[Channel]
     reports: Channel
     ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Wake:
+    descriptor: int
+    action: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True, order=True)

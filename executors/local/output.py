@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Protocol, TextIO
 
-__all__ = ["ConsoleSink", "FileSink", "Lines", "Output", "Sink", "TeeSink", "say"]
+__all__ = ["ConsoleSink", "FileSink", "Lines", "Output", "Sink", "Sinks", "TeeSink", "say"]
 
 # A progress bar ends its lines with a carriage return. A newline may still follow one at the end of the data.
 LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
@@ -29,6 +29,13 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Nothing will follow."""
+
+
+class Sinks(Protocol):
+    """Where the output of the workers of a job goes."""
+
+    def sink(self, rank: int, name: str) -> Sink:
+        """The sink of the stream ``name``, stdout or stderr. Raises OSError where there can be none."""
 
 
 class Lines:
@@ -116,14 +123,23 @@ class TeeSink:
 class Output:
     """Where the output of the ``size`` workers of a job goes: a context manager that gives a sink for each stream.
 
-    Every line goes to the console. Where there is a ``directory``, the bytes also go, as they are, to the files
-    ``rank.<rank>/stdout`` and ``stderr`` in it; ranks are padded with zeros, so that they sort.
+    Every line goes to the console: ``stdout`` and ``stderr``, or else the streams of this process. Where there is a
+    ``directory``, the bytes also go, as they are, to the files ``rank.<rank>/stdout`` and ``stderr`` in it; ranks are
+    padded with zeros, so that they sort.
     """
 
-    def __init__(self, size: int, directory: str | Path | None = None, timestamp: bool = False) -> None:
+    def __init__(
+        self,
+        size: int,
+        directory: str | Path | None = None,
+        timestamp: bool = False,
+        stdout: TextIO | None = None,
+        stderr: TextIO | None = None,
+    ) -> None:
         self._width = len(str(size - 1))
         self._directory = directory
         self._timestamp = timestamp
+        self._streams = {"stdout": stdout, "stderr": stderr}
         self._files = ExitStack()
 
     def __enter__(self) -> Output:
@@ -135,9 +151,8 @@ class Output:
         self._files.close()
 
     def sink(self, rank: int, name: str) -> Sink:
-        """The sink of the stream ``name``, stdout or stderr. Raises OSError where the file cannot be made."""
-        stream = sys.stderr if name == "stderr" else sys.stdout
-        console = ConsoleSink(rank, name, stream, self._timestamp)
+        """See :class:`Sinks`. Raises OSError where the file cannot be made."""
+        console = ConsoleSink(rank, name, self._streams[name] or getattr(sys, name), self._timestamp)
         if self._directory is None:
             return console
         folder = Path(self._directory) / f"rank.{rank:0{self._width}d}"
@@ -145,12 +160,12 @@ class Output:
         return TeeSink(FileSink(self._files.enter_context((folder / name).open("wb"))), console)
 
 
-def say(text: str) -> None:
-    """Write one line of the driver's own to standard error."""
-    _write(sys.stderr, f"hvdrun: {text}\n")
+def say(text: str, name: str = "hvdrun") -> None:
+    """Write one line of the driver's own, called ``name``, to standard error."""
+    _write(sys.stderr, f"{name}: {text}\n")
 
 
 def _write(stream: TextIO, text: str) -> None:
-    encoding = stream.encoding or "utf-8"
+    encoding = getattr(stream, "encoding", None) or "utf-8"  # a user's own stream may have none
     stream.write(text.encode(encoding, "replace").decode(encoding))
     stream.flush()

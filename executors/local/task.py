@@ -33,8 +33,8 @@ def main() -> int:
 
 
 def _call(fd: int) -> object:
-    func, args, kwargs = pickle.loads(_read(fd))
-    return func(*args, **kwargs)
+    call = pickle.loads(_read(fd))
+    return call()
 
 
 def _read(fd: int) -> bytes:

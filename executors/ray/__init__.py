@@ -7,11 +7,10 @@
     shortage.py          pure: a request and the state of a cluster -> what is missing
     connection.py        is this process connected to a cluster, and still to the same one
     placement_group.py   reserves the bundles, or reuses the caller's group
-    call.py              a function and its arguments, in the object store
+    call.py              a call, in the object store
     worker.py            the actor: place, environment, executable, running functions
     group.py             the actors of a job: start, call, end
     waiting.py           waits for a result of every rank; the first failure ends the wait
-    environment.py       pure: which GPUs and interfaces a worker sees
     job.py               all of it together: one running job
 """
 

@@ -11,10 +11,10 @@ import ray
 from ray import ObjectRef
 
 from executors.api import ExecutorError, PlacementError
+from executors.call import Call
+from executors.environment import gpu_variables, interface_variables
 from executors.job import Job
-from executors.ray.call import Call
 from executors.ray.connection import connection
-from executors.ray.environment import gpu_variables, interface_variables
 from executors.ray.group import Member, dismiss, kill, launch
 from executors.ray.placement_group import reserve
 from executors.ray.request import Request

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from executors.arguments import check_seconds
+from executors.arguments import check_seconds, check_variables, interface_names
 
-__all__ = ["MiniSettings", "interface_names", "save_ssh_key"]
+__all__ = ["MiniSettings", "check_extra", "save_ssh_key"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,8 @@ def save_ssh_key(text: str, path: str) -> None:
         file.write(text)
 
 
-def interface_names(nics: Iterable[str] | str | None) -> tuple[str, ...]:
-    """One name, several, or none, as a tuple. Raises ValueError for what cannot be a name."""
-    names = (nics,) if isinstance(nics, str) or not isinstance(nics, Iterable | None) else tuple(nics or ())
-    if not all(isinstance(name, str) and name for name in names):
-        raise ValueError(f"nics is {nics!r}, but must be names of network interfaces, such as ['eth0']")
-    return names
+def check_extra(variables: Mapping[str, object] | None) -> dict[str, str]:
+    """The user's variables, their values as strings. Raises ValueError where one is the executor's to set."""
+    if isinstance(variables, Mapping):
+        variables = {name: str(value) for name, value in variables.items()}
+    return check_variables(variables, "extra_env_vars", "RayExecutor")

@@ -12,7 +12,7 @@ from ray import ObjectRef
 from ray.exceptions import RayError
 
 from executors.api import StartTimeoutError, WorkerError
-from executors.outcome import CONSEQUENCES, Outcome
+from executors.outcome import Outcome, values
 from executors.ray.group import Member
 
 __all__ = ["Gathering"]
@@ -63,12 +63,10 @@ class Gathering:
         consequence of another rank's failure."""
         if self.lost is not None:
             raise self.lost
-        failed = [error for outcome in self._outcomes if (error := outcome.exception()) is not None]
-        if failed:
-            raise min(failed, key=lambda error: isinstance(error, CONSEQUENCES))
+        results = values(self._outcomes)
         if self.pending:
             raise StartTimeoutError(f"{next(iter(self.pending.values()))} did not answer in time (timeout_s)")
-        return [outcome.unwrap() for outcome in sorted(self._outcomes, key=lambda outcome: outcome.rank)]
+        return results
 
     def _take(self, reference: ObjectRef[bytes], member: Member) -> None:
         try:

@@ -12,8 +12,8 @@ import ray
 from ray import ObjectRef
 
 from executors.api import Slot
+from executors.call import Call
 from executors.outcome import capture
-from executors.ray.call import Call
 
 __all__ = ["HorovodWorker", "Place"]
 

@@ -5,8 +5,9 @@ import threading
 import cloudpickle
 import pytest
 
+from collectives.api import PeerLostError
 from executors.api import RemoteError, WorkerError
-from executors.outcome import Outcome, capture
+from executors.outcome import Outcome, capture, values
 
 
 def outcome_of(fn):
@@ -115,3 +116,26 @@ def test_an_interrupt_ends_the_worker():
 def test_our_errors_can_be_pickled(error):
     copy = pickle.loads(pickle.dumps(error))
     assert (str(copy), vars(copy)) == (str(error), vars(error))
+
+
+def outcomes_of(*functions):
+    return [cloudpickle.loads(capture(fn, rank, "h")) for rank, fn in enumerate(functions)]
+
+
+def test_values_are_in_the_order_of_the_ranks():
+    assert values(reversed(outcomes_of(lambda: "a", lambda: "b"))) == ["a", "b"]
+
+
+def test_the_failure_at_the_root_is_raised():
+    lost, late = raising(PeerLostError("rank 1 is lost")), raising(KeyError("late"))
+    with pytest.raises(ValueError, match="why"):
+        values(outcomes_of(threading.Lock, lost, raising(ValueError("why")), late)[1:])
+    with pytest.raises(PeerLostError, match="rank 1 is lost"):
+        values(outcomes_of(lambda: "fine", lost))
+
+
+def test_a_death_is_raised_without_a_cause():
+    death = WorkerError("killed", 1, "h", -9)
+    with pytest.raises(WorkerError, match="killed") as caught:
+        values([*outcomes_of(raising(PeerLostError("rank 1 is lost"))), Outcome.of(death, 1, "h")])
+    assert (caught.value.exit_code, caught.value.__cause__) == (-9, None)

@@ -9,8 +9,9 @@ import pytest
 import ray
 
 from executors.api import ExecutorError
-from executors.ray.environment import check_extra, gpu_variables, interface_variables
+from executors.environment import gpu_variables, interface_variables
 from executors.ray.request import Request
+from executors.ray.settings import check_extra
 from executors.ray.shortage import ClusterState, capacity, explain
 from executors.ray.waiting import Gathering
 from hvd_cluster.ray import RayExecutor

@@ -10,8 +10,9 @@ import pytest
 
 from collectives.api import PeerLostError
 from executors.api import CommandNotFoundError, StartTimeoutError, WorkerError
+from executors.call import Call, pickle_call
 from executors.local.command import LocalOptions
-from executors.local.function import pickle_call, run_function
+from executors.local.function import run_function
 
 
 def wait_for(path):
@@ -25,7 +26,7 @@ def rank():
 
 
 def run(function, *args, size=2, executable=None, **options):
-    return run_function(pickle_call(function, args, {}), size, LocalOptions(**options), executable)
+    return run_function(pickle_call(Call.of(function, args)), size, LocalOptions(**options), executable)
 
 
 def test_a_python_that_does_not_come_up_in_time(tmp_path):

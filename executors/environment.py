@@ -1,20 +1,11 @@
-"""Pure: the variables of a worker that Ray's placement decides."""
+"""Pure: the variables of a worker that follow from where it was placed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
 
-from executors.arguments import check_variables
-
-__all__ = ["check_extra", "gpu_variables", "interface_variables"]
-
-
-def check_extra(variables: Mapping[str, object] | None) -> dict[str, str]:
-    """The user's variables, their values as strings. Raises ValueError where one is the executor's to set."""
-    if isinstance(variables, Mapping):
-        variables = {name: str(value) for name, value in variables.items()}
-    return check_variables(variables, "extra_env_vars", "RayExecutor")
+__all__ = ["gpu_variables", "interface_variables"]
 
 
 def gpu_variables(gpus: Sequence[Sequence[str]]) -> dict[str, str]:

@@ -1,0 +1,71 @@
+"""A function and its arguments, on their way to the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import cloudpickle
+
+from executors.arguments import check_arguments
+
+__all__ = ["Call", "pickle_call", "refusal"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """``function(*args, **kwargs)``, still to be done."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, function: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
+    ) -> Call:
+        """A call with optional arguments. Raises TypeError when it cannot be made."""
+        if not callable(function):
+            raise TypeError(f"{function!r} is not a function; give a callable, and its arguments separately")
+        return cls(function, *check_arguments(args, kwargs))
+
+    @property
+    def name(self) -> str:
+        """The function as a person calls it."""
+        return getattr(self.function, "__qualname__", None) or repr(self.function)
+
+    def __call__(self, *first: object) -> Any:
+        return self.function(*first, *self.args, **self.kwargs)
+
+
+def pickle_call(call: Call) -> bytes:
+    """``call`` as bytes, for ``pickle.loads``. Raises TypeError that names what cannot be pickled."""
+    try:
+        data: bytes = cloudpickle.dumps(call)
+        return data
+    except Exception as error:
+        raise refusal(call, error, cloudpickle.dumps) from error
+
+
+def refusal(call: Call, reason: BaseException, dumps: Callable[[object], object]) -> TypeError:
+    """The error that names what in ``call`` cannot be pickled by ``dumps``, which ``reason`` says."""
+    return TypeError(
+        f"{call.name} cannot be sent to the workers: {_culprit(call, dumps)} cannot be pickled ({reason}); create "
+        "locks, files and connections inside the function"
+    )
+
+
+def _culprit(call: Call, dumps: Callable[[object], object]) -> str:
+    parts: dict[str, object] = {"the function, or what it refers to,": call.function}
+    parts |= {f"argument {index}": value for index, value in enumerate(call.args)}
+    parts |= {f"argument {name!r}": value for name, value in call.kwargs.items()}
+    return next((name for name, value in parts.items() if not _fits(value, dumps)), "it")
+
+
+def _fits(value: object, dumps: Callable[[object], object]) -> bool:
+    try:
+        dumps(value)
+    except Exception:  # noqa: BLE001  pickling runs code of the user
+        return False
+    return True

@@ -1,0 +1,48 @@
+"""How a Python worker of this host gets the call that it runs, and the modules of this process."""
+
+from __future__ import annotations
+
+import os
+import site
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+__all__ = ["call_file", "launch_call", "search_path"]
+
+ZIP = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
+
+Launch = Callable[[Sequence[str], int, tuple[int, ...]], None]
+
+
+@contextmanager
+def call_file(call: bytes) -> Iterator[int]:
+    """A file without a name, from which any number of workers read ``call``."""
+    with tempfile.TemporaryFile() as file:
+        file.write(call)
+        file.flush()
+        yield file.fileno()
+
+
+def launch_call(launch: Launch, python: str, file: int) -> None:
+    """Start a worker that runs the call in ``file``.
+
+    ``launch`` gets its command, the pipe of its messages, and the descriptors that it has to inherit.
+    """
+    reader, writer = os.pipe()
+    try:
+        launch([python, "-m", "executors.local.task", str(file), str(writer)], reader, (file, writer))
+    finally:
+        os.close(writer)
+
+
+def search_path(own: str | None) -> str:
+    """Where this process finds modules, for PYTHONPATH, without what every Python finds by itself; then ``own``."""
+    standard = os.path.dirname(os.__file__)
+    packages = {*site.getsitepackages(), site.getusersitepackages(), os.path.join(os.path.dirname(standard), ZIP)}
+    # What is no file is a mark for a path hook, which every Python that has the hook makes for itself.
+    files = [entry for entry in sys.path if isinstance(entry, str) and os.path.exists(entry or ".")]
+    entries = [os.path.abspath(entry) for entry in files]
+    entries = [entry for entry in entries if entry not in packages and not f"{entry}/".startswith(f"{standard}/")]
+    return os.pathsep.join(dict.fromkeys(entries + (own.split(os.pathsep) if own else [])))

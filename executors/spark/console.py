@@ -1,0 +1,166 @@
+"""The driver's end of the lines from the tasks: shows what workers write, and says which tasks are there, and lost."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from types import TracebackType
+
+from collectives.control.sockets import end_in_silence
+from executors.api import ExecutorError, JobSecret
+from executors.local.frames import Frames
+from executors.local.output import Sinks
+from executors.spark.line import ACCEPTED, GOODBYE, NONCE_BYTES, REFUSED, SILENCE_SECONDS, STREAMS, Caller
+
+__all__ = ["Console"]
+
+HELLO_SECONDS = 5.0
+LONGEST_FRAME = 1 << 20
+START_SECONDS = 30.0
+STOP_SECONDS = 10.0
+NAMES = {kind: name for name, kind in STREAMS.items()}
+
+logger = logging.getLogger(__name__)
+
+
+class Console:
+    """Listens on ``host`` for the tasks of a job: a context manager, which can be entered once.
+
+    ``came`` and ``lost`` are called for each task that dials, and that ends without a goodbye, in the console's own
+    thread, the daemon "hvd-console"; leaving the block ends it, and hangs up.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        secret: JobSecret,
+        output: Sinks,
+        came: Callable[[Caller], None],
+        lost: Callable[[Caller], None],
+    ) -> None:
+        self.port = 0
+        self._host = host
+        self._secret = secret
+        self._output = output
+        self._came = came
+        self._lost = lost
+        self._known: set[int] = set()
+        self._talks: set[asyncio.Task[None]] = set()
+        self._thread: threading.Thread | None = None
+        self._stop: Callable[[], object] = lambda: None
+
+    def __enter__(self) -> Console:
+        listener = _listen(self._host)
+        self.port = listener.getsockname()[1]
+        started: Future[Callable[[], object]] = Future()
+        run = functools.partial(asyncio.run, self._serve(listener, started))
+        self._thread = threading.Thread(target=run, name="hvd-console", daemon=True)
+        self._thread.start()
+        self._stop = started.result(START_SECONDS)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+        if self._thread is not None:
+            # Bound: STOP_SECONDS; only a stream of the user that cannot be written keeps the thread longer.
+            self._thread.join(STOP_SECONDS)
+
+    async def _serve(self, listener: socket.socket, started: Future[Callable[[], object]]) -> None:
+        loop, stop = asyncio.get_running_loop(), asyncio.Event()
+        server = await asyncio.start_server(self._accept, sock=listener)
+        started.set_result(functools.partial(loop.call_soon_threadsafe, stop.set))
+        await stop.wait()
+        server.close()
+        for talk in self._talks:
+            talk.cancel()
+        await asyncio.gather(*self._talks, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        talk = asyncio.current_task()
+        assert talk is not None
+        self._talks.add(talk)
+        try:
+            caller = await asyncio.wait_for(self._identify(reader, writer), HELLO_SECONDS)
+            if caller is not None:
+                await self._hear(caller, reader)
+        except (OSError, EOFError, ValueError, TypeError, asyncio.TimeoutError) as error:
+            logger.warning("somebody who is no task of this job dialled the driver (%s)", error)
+        except asyncio.CancelledError:
+            pass  # by _serve; a cancelled task would be logged
+        finally:
+            self._talks.discard(talk)
+            writer.close()
+            with suppress(OSError, asyncio.CancelledError):
+                await writer.wait_closed()
+
+    async def _identify(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Caller | None:
+        end_in_silence(writer.get_extra_info("socket"), SILENCE_SECONDS)
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        writer.write(nonce)
+        caller = Caller.unseal(self._secret, nonce, await _read(reader))
+        known = caller.rank in self._known
+        writer.write(REFUSED if known else ACCEPTED)
+        await writer.drain()
+        self._known.add(caller.rank)
+        return None if known else caller
+
+    async def _hear(self, caller: Caller, reader: asyncio.StreamReader) -> None:
+        shown = _Shown(self._output, caller.rank)
+        self._came(caller)
+        try:
+            while (message := await _read(reader)) != GOODBYE:
+                shown.feed(message)
+        except (OSError, EOFError):
+            self._lost(caller)
+        finally:
+            shown.close()
+
+
+class _Shown:
+    """The output of one rank. A stream of the user's that cannot be written does not end the job."""
+
+    def __init__(self, output: Sinks, rank: int) -> None:
+        self._sinks = {kind: output.sink(rank, name) for kind, name in NAMES.items()}
+
+    def feed(self, message: bytes) -> None:
+        sink = self._sinks.get(message[:1])
+        if sink is not None:
+            self._try(functools.partial(sink.feed, message[1:]))
+
+    def close(self) -> None:
+        for sink in list(self._sinks.values()):
+            self._try(sink.close)
+
+    def _try(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except (OSError, ValueError) as error:
+            self._sinks.clear()
+            logger.warning("the output of workers cannot be written (%s) and is dropped from here on", error)
+
+
+def _listen(host: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, 0), family=family)
+    except OSError as error:
+        raise ExecutorError(
+            f"the driver cannot listen on {host} for its workers ({error}); set spark.driver.bindAddress to an address "
+            "of this host"
+        ) from error
+
+
+async def _read(reader: asyncio.StreamReader) -> bytes:
+    length = int.from_bytes(await reader.readexactly(Frames.HEADER), "big")
+    if length > LONGEST_FRAME:
+        raise ValueError(f"a frame of {length} bytes")
+    return await reader.readexactly(length)

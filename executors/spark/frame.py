@@ -1,0 +1,31 @@
+"""The partitions of a DataFrame: as many as workers, in a plan that a barrier stage can have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from executors.spark.session import Session
+
+__all__ = ["divided"]
+
+
+def divided(session: Session, frame: Any, size: int) -> Any:
+    """``frame`` in ``size`` partitions: as it is where that is so already, else its rows dealt out evenly."""
+    return frame if not session.connect and _fits(frame, size) else frame.repartition(size)
+
+
+def _fits(frame: Any, size: int) -> bool:
+    plan = frame._jdf.queryExecution()
+    # An adaptive plan decides about partitions only when it runs, which asking for its RDD would make it do.
+    if "AdaptiveSparkPlan" in plan.executedPlan().toString():
+        return False
+    return _is_straight(plan.toRdd(), size)
+
+
+def _is_straight(rdd: Any, size: int) -> bool:
+    """Whether all that runs in the stage of ``rdd`` has ``size`` partitions, which Spark asks of a barrier stage."""
+    if rdd.getNumPartitions() != size:
+        return False
+    dependencies = [rdd.dependencies().apply(index) for index in range(rdd.dependencies().size())]
+    parents = [each.rdd() for each in dependencies if "ShuffleDependency" not in each.getClass().getName()]
+    return all(_is_straight(parent, size) for parent in parents)

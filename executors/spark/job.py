@@ -1,0 +1,229 @@
+"""The driver's side of one job on Spark: starts the stage, waits for it, collects the outcomes."""
+
+from __future__ import annotations
+
+import pickle
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from pyspark.util import inheritable_thread_target
+
+from executors.api import ExecutorError, JobSecret, StartTimeoutError, WorkerError
+from executors.local.crew import GRACE_SECONDS
+from executors.local.output import Output, say
+from executors.outcome import Outcome, values
+from executors.spark.console import Console
+from executors.spark.feeding import Feeder
+from executors.spark.line import Caller
+from executors.spark.plan import SCHEMA, Plan, join
+from executors.spark.session import Session
+from executors.spark.task import run_task
+
+__all__ = ["SparkOptions", "run_on_spark"]
+
+# Spark tells of the end of a job a moment after its tasks ended.
+NEWS_SECONDS = 2.0
+# Spark kills a Python that does not end by itself after 4 seconds.
+CANCEL_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class SparkOptions:
+    """How to run a job: what :class:`.plan.Plan` explains, and ``verbose``, which tells the hosts of the ranks."""
+
+    start_timeout: float
+    environment: Mapping[str, str] = field(default_factory=dict)
+    nics: tuple[str, ...] = ()
+    executable: str | None = None
+    search_path: Callable[[str], str] | None = None
+    feeder: Feeder | None = None
+    grace: float = GRACE_SECONDS
+    verbose: bool = False
+
+
+def run_on_spark(
+    session: Session, frame: Any, size: int, call: bytes, output: Output, options: SparkOptions
+) -> list[object]:
+    """Run ``call`` on ``size`` workers, one beside each partition of ``frame``; the values by rank.
+
+    Raises the failure at the root: the exception of a worker as itself, with a RemoteError as its cause; WorkerError
+    for a worker that died, or whose executor did; StartTimeoutError; ExecutorError for what Spark says.
+    """
+    news: _News = queue.SimpleQueue()
+    secret = JobSecret()
+    bound, reached = session.addresses()
+    console = Console(
+        bound, secret, output, lambda caller: news.put(_Came(caller)), lambda caller: news.put(_Lost(caller))
+    )
+    with output, console:
+        plan = _plan(call, size, secret, (reached, console.port), options)
+        with session.watched(), _Stage(session, frame, plan, news):
+            table = _Wait(session, size, options, news).result()
+    rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
+    return _values([pickle.loads(data) for data in join(list(rows)).values()], size)
+
+
+def _plan(call: bytes, size: int, secret: JobSecret, console: tuple[Sequence[str], int], options: SparkOptions) -> Plan:
+    return Plan(
+        call=call,
+        size=size,
+        secret=secret,
+        console=console,
+        environment=options.environment,
+        nics=options.nics,
+        executable=options.executable,
+        start_timeout=options.start_timeout,
+        grace=options.grace,
+        search_path=options.search_path,
+        feeder=options.feeder,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Came:
+    caller: Caller
+
+
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    caller: Caller
+
+
+@dataclass(frozen=True, slots=True)
+class _Finished:
+    """Spark's job ended, with the ``table`` of its rows or with an ``error``."""
+
+    table: Any = None
+    error: BaseException | None = None
+
+
+_News = queue.SimpleQueue[_Came | _Lost | _Finished]
+
+
+class _Stage:
+    """The job of Spark, from the beginning of the ``with`` block; leaving the block cancels it, where it still runs.
+
+    One thread belongs to it, the daemon "hvd-spark".
+    """
+
+    def __init__(self, session: Session, frame: Any, plan: Plan, news: _News) -> None:
+        def task(batches: Iterator[Any]) -> Iterator[Any]:
+            return run_task(plan, batches)
+
+        self._spark = session.spark
+        self._tag = f"hvd-{uuid.uuid4().hex}"
+        self._frame = frame.mapInArrow(task, SCHEMA, barrier=True)
+        self._news = news
+        self._ended = threading.Event()
+        run = inheritable_thread_target(self._spark)(self._run)
+        self._thread = threading.Thread(target=run, name="hvd-spark", daemon=True)
+
+    def __enter__(self) -> _Stage:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._ended.is_set():
+            self._spark.interruptTag(self._tag)
+        # Bound: CANCEL_SECONDS, of which Spark needs one or two; abort: an exception out of a signal handler.
+        self._thread.join(CANCEL_SECONDS)
+
+    def _run(self) -> None:
+        self._spark.addTag(self._tag)
+        try:
+            result = _Finished(table=self._frame.toArrow())
+        except BaseException as error:  # noqa: BLE001  whatever it is, it belongs to the thread that waits
+            result = _Finished(error=error)
+        finally:
+            self._spark.removeTag(self._tag)
+        self._ended.set()
+        self._news.put(result)
+
+
+class _Wait:
+    """The driver's wait for the end of the job."""
+
+    def __init__(self, session: Session, size: int, options: SparkOptions, news: _News) -> None:
+        self._session = session
+        self._size = size
+        self._options = options
+        self._news = news
+        self._there: set[int] = set()
+        self._deadline: float | None = time.monotonic() + options.start_timeout
+
+    def result(self) -> Any:
+        """The table of the rows. Raises StartTimeoutError, WorkerError, ExecutorError."""
+        while True:
+            event = self._next()
+            if isinstance(event, _Finished):
+                return _table_of(event)
+            if isinstance(event, _Lost):
+                return self._after_loss(event.caller)
+            if isinstance(event, _Came):
+                self._welcome(event.caller)
+            elif self._session.busy(self._size):
+                self._deadline = None  # they are up, and cannot reach this process
+            else:
+                raise self._too_late()
+
+    def _next(self) -> _Came | _Lost | _Finished | None:
+        # Bound: the start timeout, then the end of the job; abort: an exception out of a signal handler.
+        try:
+            left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+            return self._news.get(timeout=left)
+        except queue.Empty:
+            return None
+
+    def _welcome(self, caller: Caller) -> None:
+        self._there.add(caller.rank)
+        if len(self._there) == self._size:
+            self._deadline = None
+        if self._options.verbose:
+            say(f"rank {caller.rank} of {self._size} is on {caller.host_name}", "hvd_cluster.spark")
+
+    def _after_loss(self, caller: Caller) -> Any:
+        self._deadline = time.monotonic() + NEWS_SECONDS
+        while (event := self._next()) is not None:
+            if isinstance(event, _Finished) and event.error is None:
+                return event.table
+            if isinstance(event, _Finished):
+                raise _death(caller) from event.error
+        raise _death(caller)
+
+    def _too_late(self) -> StartTimeoutError:
+        return StartTimeoutError(
+            f"{len(self._there)} of {self._size} workers started within {self._options.start_timeout:g} s; other jobs "
+            "may use the executors, or Python is slow to start: raise start_timeout (or HOROVOD_SPARK_START_TIMEOUT), "
+            "or end the other jobs"
+        )
+
+
+def _table_of(end: _Finished) -> Any:
+    if end.error is not None:
+        raise ExecutorError(f"Spark could not run the workers: {end.error}") from end.error
+    return end.table
+
+
+def _death(caller: Caller) -> WorkerError:
+    return WorkerError(
+        f"the task of rank {caller.rank} on {caller.host_name} was lost: its executor was killed or ran out of memory, "
+        "or somebody cancelled the job; look at the log of the executor",
+        caller.rank,
+        caller.host,
+    )
+
+
+def _values(outcomes: Sequence[Outcome], size: int) -> list[object]:
+    results = values(outcomes)
+    silent = sorted(set(range(size)) - {outcome.rank for outcome in outcomes})
+    if silent:
+        raise ExecutorError(f"Spark returned nothing from ranks {silent}, though no rank failed; report this")
+    return results

@@ -1,0 +1,154 @@
+"""The line from a task to the driver: the output of its worker, and the news that one of the two is gone.
+
+The driver sends a nonce; the task answers with one frame, who it is under an HMAC of the job's secret, and the driver
+accepts or refuses in one byte. From then on the task sends frames: a byte that says what it is, then data. Each side
+takes the end of the connection for the end of the other, unless the task has said goodbye. The frames themselves are
+not authenticated: they are shown to a person and do nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+import select
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+
+from collectives.control.sockets import end_in_silence
+from executors.api import JobSecret
+from executors.local.frames import Frames
+from executors.local.output import Sink
+
+__all__ = ["ACCEPTED", "GOODBYE", "NONCE_BYTES", "REFUSED", "SILENCE_SECONDS", "STREAMS", "Caller", "Line", "dial"]
+
+NONCE_BYTES = 32
+DIGEST_BYTES = 32
+ACCEPTED, REFUSED = b"+", b"-"
+STREAMS = {"stdout": b"o", "stderr": b"e"}
+GOODBYE = b"."
+DIAL_SECONDS = 5.0
+# A driver that takes nothing for so long, or whose host is silent, is gone.
+SILENCE_SECONDS = 60.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who dials: the task of ``rank`` on the host that a person calls ``host_name``."""
+
+    rank: int
+    host: str
+    host_name: str
+
+    def seal(self, secret: JobSecret, nonce: bytes) -> bytes:
+        """What the task answers to ``nonce``."""
+        text = json.dumps(asdict(self)).encode()
+        return _digest(secret, nonce, text) + text
+
+    @classmethod
+    def unseal(cls, secret: JobSecret, nonce: bytes, data: bytes) -> Caller:
+        """Who made ``data``. Raises PermissionError for somebody who does not know ``secret``."""
+        digest, text = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
+        if not hmac.compare_digest(digest, _digest(secret, nonce, text)):
+            raise PermissionError("the caller does not know the secret of the job")
+        return cls(**json.loads(text))
+
+
+def _digest(secret: JobSecret, nonce: bytes, text: bytes) -> bytes:
+    return hmac.new(secret.key, nonce + text, hashlib.sha256).digest()
+
+
+class Line:
+    """An accepted connection. Not thread-safe, but for :attr:`lost`."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+
+    def fileno(self) -> int:
+        """The descriptor, which can be read when the driver is gone: it never says anything."""
+        return self._socket.fileno()
+
+    @property
+    def lost(self) -> bool:
+        """Whether the driver is gone."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def sink(self, rank: int, name: str) -> Sink:
+        """See :class:`executors.local.output.Sinks`."""
+        return _LineSink(self, STREAMS[name])
+
+    def send(self, kind: bytes, data: bytes = b"") -> None:
+        """Send a frame. Where the driver is gone, nobody is told: :attr:`lost` is."""
+        message = kind + data
+        # Bound: SILENCE_SECONDS without progress; abort: the driver hangs up.
+        try:
+            self._socket.sendall(Frames.header(message) + message)
+        except OSError:
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._socket.close()
+
+
+class _LineSink:
+    def __init__(self, line: Line, kind: bytes) -> None:
+        self._line = line
+        self._kind = kind
+
+    def feed(self, data: bytes) -> None:
+        self._line.send(self._kind, data)
+
+    def close(self) -> None:
+        """The line is closed by whoever dialled it."""
+
+
+def dial(addresses: Sequence[str], port: int, secret: JobSecret, caller: Caller) -> Line | None:
+    """The line to the driver at one of ``addresses``; None where it cannot be reached, which is logged.
+
+    Raises ConnectionRefusedError where the driver knows another task of this rank. Takes DIAL_SECONDS for each wait.
+    """
+    for address in addresses:
+        try:
+            sock = socket.create_connection((address, port), DIAL_SECONDS)
+        except OSError as error:
+            logger.warning("the driver cannot be reached at %s port %d (%s)", address, port, error)
+            continue
+        try:
+            return _introduce(sock, secret, caller)
+        except ConnectionRefusedError:
+            sock.close()
+            raise
+        except OSError as error:
+            sock.close()
+            logger.warning("%s port %d is not the driver (%s)", address, port, error)
+    return None
+
+
+def _introduce(sock: socket.socket, secret: JobSecret, caller: Caller) -> Line:
+    nonce = _receive(sock, NONCE_BYTES)
+    message = caller.seal(secret, nonce)
+    sock.sendall(Frames.header(message) + message)
+    if _receive(sock, 1) != ACCEPTED:
+        raise ConnectionRefusedError(f"the driver knows another task of rank {caller.rank}")
+    end_in_silence(sock, SILENCE_SECONDS)
+    sock.settimeout(SILENCE_SECONDS)
+    return Line(sock)
+
+
+def _receive(sock: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        piece = sock.recv(size - len(data))
+        if not piece:
+            raise ConnectionAbortedError("it hung up")
+        data += piece
+    return data

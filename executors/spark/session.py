@@ -1,0 +1,111 @@
+"""The active session, classic or Spark Connect, and what a launcher asks it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+from pyspark.sql.utils import is_remote
+
+from executors import host
+from executors.api import ExecutorError
+from executors.spark.slots import check_settings, shortage
+
+__all__ = ["Session"]
+
+# Executors register one after the other when an application starts.
+SETTLE_SECONDS = 5.0
+FIRST_EXECUTOR_SECONDS = 30.0
+LOOK_SECONDS = 0.1
+
+
+class Session:
+    """One Spark session. A Connect client has no SparkContext: what only that knows, it does not tell."""
+
+    def __init__(self, spark: Any) -> None:
+        self.spark = spark
+        self.connect = type(spark).__module__.startswith("pyspark.sql.connect")
+        self._running = 0
+
+    @classmethod
+    def active(cls) -> Session:
+        """The session of this thread. Raises ExecutorError where there is none."""
+        if is_remote() or SparkContext._active_spark_context is not None:
+            try:
+                return cls(SparkSession.active() if is_remote() else SparkSession.builder.getOrCreate())
+            except RuntimeError:
+                pass
+        raise ExecutorError("there is no active Spark session; make one with SparkSession.builder.getOrCreate() first")
+
+    def setting(self, name: str) -> str | None:
+        """The value of a setting of Spark, None where it is not set."""
+        value: str | None = self.spark.conf.get(name, None)
+        return value
+
+    def default_size(self) -> int | None:
+        """Spark's default parallelism; None where only the server of Spark Connect knows it."""
+        if self.connect:
+            text = self.setting("spark.default.parallelism")
+            return int(text) if text else None
+        size: int = self.spark.sparkContext.defaultParallelism
+        return size
+
+    def check_slots(self, size: int, timeout: float) -> None:
+        """Raise PlacementError where ``size`` tasks can never run at the same time.
+
+        Waits for executors that are still coming up, at most ``timeout`` seconds.
+        """
+        check_settings(self.setting)
+        if self.connect:
+            return
+        start = grown = time.monotonic()
+        slots = self._slots()
+        # Bound: timeout; abort: an exception out of a signal handler.
+        while slots < size and (now := time.monotonic()) < start + timeout:
+            if now > grown + (SETTLE_SECONDS if slots else FIRST_EXECUTOR_SECONDS):
+                break
+            time.sleep(LOOK_SECONDS)
+            if (count := self._slots()) > slots:
+                slots, grown = count, time.monotonic()
+        if slots < size:
+            raise shortage(size, slots, self.setting)
+
+    def addresses(self) -> tuple[str, list[str]]:
+        """Where a server of this process listens, and how executors may reach it."""
+        if self.connect:
+            own = host.address_towards(self.spark.client.host)
+            return own, [own]
+        name = self.setting("spark.driver.host") or "127.0.0.1"
+        return self.setting("spark.driver.bindAddress") or name, [name]
+
+    def busy(self, size: int) -> bool:
+        """Whether a stage of ``size`` tasks runs now, as far as this process knows."""
+        if self.connect:
+            return self._running >= size
+        tracker = self.spark.sparkContext.statusTracker()
+        stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+        return any(stage is not None and stage.numActiveTasks >= size for stage in stages)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Inside the block, :meth:`busy` knows also what a server of Spark Connect tells of its tasks."""
+        if not self.connect:
+            yield
+            return
+        self.spark.registerProgressHandler(self._note)
+        try:
+            yield
+        finally:
+            self.spark.removeProgressHandler(self._note)
+
+    def _note(self, stages: object, inflight_tasks: int, operation_id: str | None, done: bool) -> None:
+        self._running = inflight_tasks
+
+    def _slots(self) -> int:
+        context = self.spark.sparkContext._jsc.sc()
+        slots: int = context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile())
+        return slots

@@ -1,0 +1,35 @@
+"""Pure: do the workers fit, and what to say where they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from executors.api import PlacementError
+
+__all__ = ["check_settings", "shortage"]
+
+Setting = Callable[[str], str | None]
+
+
+def check_settings(setting: Setting) -> None:
+    """Raise PlacementError where Spark does not run barrier stages at all."""
+    if (setting("spark.dynamicAllocation.enabled") or "false").lower() == "true":
+        raise PlacementError(
+            "Spark cannot start all workers at once while it adds and removes executors as it likes "
+            "(spark.dynamicAllocation.enabled=true); set it to false and give the number of executors"
+        )
+
+
+def shortage(size: int, slots: int, setting: Setting) -> PlacementError:
+    """The error for ``size`` workers where Spark runs ``slots`` tasks at a time."""
+    per_task = {
+        name: value
+        for name in ("spark.task.cpus", "spark.task.resource.gpu.amount")
+        if (value := setting(name)) is not None
+    }
+    needs = f" ({', '.join(f'{name}={value}' for name, value in per_task.items())})" if per_task else ""
+    return PlacementError(
+        f"{size} workers need {size} task slots at the same time, but the executors of this Spark application have "
+        f"{slots}{needs}; set num_proc to at most {slots}, or give the application more: spark.executor.instances, "
+        "spark.executor.cores, spark.cores.max"
+    )

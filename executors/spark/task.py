@@ -1,0 +1,66 @@
+"""One task of the stage: the place of one rank, beside its worker. Runs in the Python that Spark started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import cloudpickle
+import pyarrow
+from pyspark import BarrierTaskContext
+
+from executors.outcome import Outcome, observe
+from executors.spark.feeding import Feed
+from executors.spark.line import GOODBYE
+from executors.spark.meeting import Member, meet
+from executors.spark.plan import Plan, parts
+from executors.spark.worker import Worker
+
+__all__ = ["run_task"]
+
+COLUMNS = pyarrow.schema([("rank", pyarrow.int64()), ("part", pyarrow.int64()), ("data", pyarrow.binary())])
+
+
+def run_task(plan: Plan, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+    """Meet the other tasks, run the worker, feed it with ``batches``, and yield its outcome as rows.
+
+    Raises only what keeps the tasks from meeting: Spark would start the stage again, up to three times.
+    """
+    with meet(plan, BarrierTaskContext.get()) as member:
+        outcome = _attend(plan, member, batches)
+        if member.line is not None:
+            member.line.send(GOODBYE)
+    if outcome is not None:
+        yield from _rows(outcome)
+
+
+def _attend(plan: Plan, member: Member, batches: Iterator[pyarrow.RecordBatch]) -> Outcome | None:
+    with ExitStack() as stack:
+        feed = stack.enter_context(plan.feeder.open(_folder())) if plan.feeder else None
+        worker = stack.enter_context(Worker(plan, member, feed))
+        fed = observe(lambda: _feed(feed, batches, worker), member.slot.rank, member.slot.host, member.place.name)
+        if fed.failed:
+            worker.fail(fed)
+    return worker.outcome
+
+
+def _feed(feed: Feed | None, batches: Iterator[pyarrow.RecordBatch], worker: Worker) -> None:
+    if feed is not None:
+        feed.feed(batches, worker.stopped)
+    else:
+        for _ in batches:
+            pass
+
+
+def _folder() -> str:
+    """The folder of this executor for files that end with it; Spark gives several where there are several disks."""
+    folders = os.environ["SPARK_LOCAL_DIRS"].split(",")
+    return folders[os.getpid() % len(folders)]
+
+
+def _rows(outcome: Outcome) -> Iterator[pyarrow.RecordBatch]:
+    for number, part in enumerate(parts(cloudpickle.dumps(outcome))):
+        yield pyarrow.RecordBatch.from_pydict(
+            {"rank": [outcome.rank], "part": [number], "data": [part]}, schema=COLUMNS
+        )

@@ -1,0 +1,86 @@
+"""Training inside of Spark: a function on several workers, each beside a task of one barrier stage.
+
+::
+
+    losses = hvd_cluster.spark.run(train, args=(0.1,), num_proc=4)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TextIO, TypeVar, cast
+
+from executors.call import Call
+from hvd_cluster.spark.launch import Launch
+
+__all__ = ["run"]
+
+T = TypeVar("T")
+
+
+def run(
+    fn: Callable[..., T],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    start_timeout: float | None = None,
+    use_mpi: bool | None = None,
+    use_gloo: bool | None = None,
+    extra_mpi_args: str | None = None,
+    env: Mapping[str, str] | None = None,
+    stdout: TextIO | None = None,
+    stderr: TextIO | None = None,
+    verbose: int = 1,
+    nics: Iterable[str] | str | None = None,
+    prefix_output_with_timestamp: bool = False,
+    executable: str | os.PathLike[str] | None = None,
+) -> list[T]:
+    """Run ``fn(*args, **kwargs)`` on ``num_proc`` workers in the executors of the active session; results by rank.
+
+    All workers start at the same time, each beside a task of Spark, on ranks that follow the hosts. What they write
+    appears here, each line after ``[rank]<stdout>:`` or ``[rank]<stderr>:``. The first worker that fails ends the
+    others.
+
+    Args:
+        fn: the function; it travels by cloudpickle, so it may be a lambda, a closure or a part of the main script.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        num_proc: number of workers; None means ``spark.default.parallelism``.
+        start_timeout: seconds in which all workers must have come up; None means HOROVOD_SPARK_START_TIMEOUT, or else
+            600. That they can never fit is found out at once.
+        use_mpi: must not be true: there is no MPI here.
+        use_gloo: is what is done anyway.
+        extra_mpi_args: must be left out.
+        env: variables to add to the environment of the workers, which is that of their executor.
+        stdout: a text stream for the output of the workers; None means this process's own.
+        stderr: the same for what they write to standard error.
+        verbose: 2 to see on standard error which rank is on which host.
+        nics: network interfaces that the workers use among themselves; None means any.
+        prefix_output_with_timestamp: whether the time comes before each line.
+        executable: the Python of the workers; None means that of Spark's tasks. It must be able to import hvd_cluster.
+
+    Raises:
+        ValueError: an argument has a value that is not allowed; nothing was started.
+        TypeError: ``fn`` or an argument cannot be called or pickled, as the text says; nothing was started.
+        PlacementError: the executors can never run so many tasks at once; nothing was started.
+        StartTimeoutError: a worker did not come up in time.
+        WorkerError: a worker or its executor died, or called ``sys.exit``, or its result cannot be pickled.
+        ExecutorError: there is no active session, or Spark could not run the stage.
+        Exception: whatever ``fn`` raised, as itself; its ``__cause__`` is a RemoteError with rank and traceback.
+    """
+    launch = Launch.of(
+        num_proc,
+        start_timeout,
+        use_mpi,
+        use_gloo,
+        extra_mpi_args,
+        env,
+        stdout,
+        stderr,
+        verbose,
+        nics,
+        prefix_output_with_timestamp,
+        executable,
+    )
+    return cast("list[T]", launch.run(Call.of(fn, args, kwargs)))

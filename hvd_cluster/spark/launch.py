@@ -1,0 +1,103 @@
+"""How workers are launched in Spark: the arguments that all functions which do so have in common."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TextIO
+
+from executors.arguments import check_seconds, check_variables, interface_names, parse_seconds
+from executors.call import Call, pickle_call
+from executors.local.output import Output
+from executors.spark.feeding import Feeder
+from executors.spark.frame import divided
+from executors.spark.job import SparkOptions, run_on_spark
+from executors.spark.session import Session
+from hvd_cluster import horovod
+
+__all__ = ["Launch"]
+
+START_TIMEOUT = "HOROVOD_SPARK_START_TIMEOUT"
+START_TIMEOUT_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """The arguments of :func:`hvd_cluster.spark.run` that are not about the function; checked by :meth:`of`."""
+
+    num_proc: int | None
+    stdout: TextIO | None
+    stderr: TextIO | None
+    timestamp: bool
+    options: SparkOptions
+
+    @classmethod
+    def of(
+        cls,
+        num_proc: int | None = None,
+        start_timeout: float | None = None,
+        use_mpi: bool | None = None,
+        use_gloo: bool | None = None,
+        extra_mpi_args: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdout: TextIO | None = None,
+        stderr: TextIO | None = None,
+        verbose: int = 1,
+        nics: Iterable[str] | str | None = None,
+        prefix_output_with_timestamp: bool = False,
+        executable: str | os.PathLike[str] | None = None,
+    ) -> Launch:
+        """From the arguments as they are given. Raises ValueError."""
+        _check_mpi(use_mpi, use_gloo, extra_mpi_args)
+        _check_num_proc(num_proc)
+        options = SparkOptions(
+            start_timeout=_start_timeout(start_timeout),
+            environment=check_variables(env, "env", "run()"),
+            nics=interface_names(nics),
+            executable=None if executable is None else os.fspath(executable),
+            search_path=horovod.search_path if horovod.is_requested() else None,
+            verbose=verbose > 1,
+        )
+        return cls(num_proc, stdout, stderr, prefix_output_with_timestamp, options)
+
+    def run(self, call: Call, df: Any = None, feeder: Feeder | None = None) -> list[Any]:
+        """The values of ``call`` by rank, from workers beside the partitions of ``df``, which ``feeder`` feeds.
+
+        Without a ``df`` the workers are in the active session. Raises what :func:`hvd_cluster.spark.run` raises.
+        """
+        data = pickle_call(call)
+        session = Session.active() if df is None else Session(df.sparkSession)
+        size = self.num_proc or _default_size(session)
+        session.check_slots(size, self.options.start_timeout)
+        frame = session.spark.range(0, size, 1, size) if df is None else divided(session, df, size)
+        output = Output(size, None, self.timestamp, self.stdout, self.stderr)
+        return run_on_spark(session, frame, size, data, output, replace(self.options, feeder=feeder))
+
+
+def _check_mpi(use_mpi: bool | None, use_gloo: bool | None, extra_mpi_args: str | None) -> None:
+    if use_mpi or extra_mpi_args or use_gloo is False:
+        raise ValueError(
+            "workers in Spark find each other without MPI; leave out use_mpi and extra_mpi_args, and use_gloo=False"
+        )
+
+
+def _start_timeout(seconds: float | None) -> float:
+    if seconds is not None:
+        return check_seconds(seconds, "start_timeout")
+    text = os.environ.get(START_TIMEOUT, "").strip()
+    return parse_seconds(text, START_TIMEOUT) if text else START_TIMEOUT_SECONDS
+
+
+def _check_num_proc(value: int | None) -> None:
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise ValueError(f"num_proc is {value!r}, but must be an integer of at least 1")
+
+
+def _default_size(session: Session) -> int:
+    size = session.default_size()
+    if size is None:
+        raise ValueError(
+            "num_proc must be given: only the server of Spark Connect knows how many tasks its executors can run"
+        )
+    return size

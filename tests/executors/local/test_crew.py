@@ -1,0 +1,28 @@
+"""What a crew does beside watching its workers."""
+
+import os
+
+from executors.local.crew import Crew, Ended, Started
+from executors.local.output import Output
+
+
+def test_a_descriptor_that_can_be_read_is_acted_on_once():
+    reader, writer = os.pipe()
+    heard = []
+
+    def act():
+        heard.append(os.read(reader, 1))
+        crew.end()
+
+    with Output(1) as output, Crew() as crew:
+        crew.listen(reader, act)
+        crew.launch(0, ["sleep", "600"], os.environ, output)
+        kinds = []
+        for event in crew.events():
+            kinds.append(type(event))
+            if isinstance(event, Started):
+                os.write(writer, b"12")
+    assert kinds == [Started, Ended]
+    assert heard == [b"1"]
+    os.close(reader)
+    os.close(writer)

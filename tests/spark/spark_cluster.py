@@ -1,0 +1,102 @@
+"""One Spark application for all tests of a process: two executors, each a JVM of its own with one slot."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+MASTER = "local-cluster[2,1,1024]"
+SETTINGS = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.barrier.sync.timeout": "60",
+}
+
+
+def variables(folder: str) -> dict[str, str]:
+    """The environment of a driver whose executors keep their files in ``folder``."""
+    paths = [str(HERE), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return {
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_WORKER_DIR": f"{folder}/work",
+        "SPARK_LOCAL_DIRS": f"{folder}/local",
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+    }
+
+
+def session(master: str = MASTER, **settings: str) -> SparkSession:
+    builder = SparkSession.builder.master(master)
+    for name, value in (SETTINGS | settings).items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+@contextmanager
+def running_session() -> Iterator[SparkSession]:
+    """The session, with this process as its driver; fails when a process of it outlives it."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="hvd-") as folder:
+        for name, value in variables(folder).items():
+            patch.setenv(name, value)
+        spark = session()
+        spark.sparkContext.setLogLevel("ERROR")
+        started = psutil.Process().children(recursive=True)
+        yield spark
+        spark.stop()
+        _end_java()
+        _, alive = psutil.wait_procs(started, timeout=20)
+    assert not alive, f"processes of Spark outlived the tests: {alive}"
+
+
+def _end_java() -> None:
+    gateway = SparkContext._gateway
+    SparkContext._gateway = SparkContext._jvm = None
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(30)
+
+
+def run_driver(script: str, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run ``script`` as a driver of its own."""
+    path = folder / "driver.py"
+    path.write_text(script)
+    return subprocess.run(
+        [sys.executable, path],
+        env={**os.environ, **variables(str(folder)), **more},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def workers_left() -> list[psutil.Process]:
+    """Our workers and their guards, among the processes that this one started."""
+    return [process for process in psutil.Process().children(recursive=True) if _is_ours(process)]
+
+
+def eventually(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"still not so after {seconds} s"
+        time.sleep(0.02)
+
+
+def _is_ours(process: psutil.Process) -> bool:
+    try:
+        line = " ".join(process.cmdline())
+    except psutil.Error:
+        return False
+    return "executors.local.task" in line or "guard.py" in line
