@@ -17,7 +17,7 @@ def missing():
 
 
 if find_spec("pyspark") is None:
-    collect_ignore_glob = ["test_spark_*.py"]
+    collect_ignore_glob = ["test_*.py"]
 
 
 def pytest_collection_modifyitems(items):

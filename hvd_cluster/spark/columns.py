@@ -1,0 +1,216 @@
+"""Pure: which columns of a DataFrame become which arrays of a batch, or why they cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Column", "ColumnNames", "Kind", "Selection", "Stack", "select"]
+
+ColumnNames: TypeAlias = "str | Sequence[str | Sequence[str]]"
+"""A column, columns that make one array, or, where lists are inside of the list, a tuple of arrays."""
+
+SHOWN_COLUMNS = 20
+DTYPES = {
+    "boolean": "bool",
+    "byte": "int8",
+    "short": "int16",
+    "integer": "int32",
+    "long": "int64",
+    "float": "float32",
+    "double": "float64",
+    "decimal": "float64",
+}
+INTEGERS = {"byte", "short", "integer", "long"}
+AS_A_NUMBER = "turn it into a number first, as with unix_timestamp() or datediff()"
+REMEDIES = {
+    "string": "index it first, as with StringIndexer",
+    "binary": "decode it into an array of numbers first",
+    "date": AS_A_NUMBER,
+    "timestamp": AS_A_NUMBER,
+    "timestamp_ntz": AS_A_NUMBER,
+}
+ALLOWED = "what can be trained on is numbers, booleans, decimals, arrays of these, and vectors of Spark ML"
+
+
+class Kind(Enum):
+    """What one row has in a column."""
+
+    SCALAR = "scalar"
+    ARRAY = "array"
+    VECTOR = "vector"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column that is used, and the dtype of its values or of their elements."""
+
+    name: str
+    kind: Kind
+    dtype: npt.DTypeLike
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Columns that stand side by side in one array of a batch."""
+
+    columns: tuple[Column, ...]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """That of the array, which can hold the values of all columns."""
+        return np.result_type(*(column.dtype for column in self.columns))
+
+    @property
+    def flat(self) -> bool:
+        """Whether the array has one dimension: a scalar for each row."""
+        return len(self.columns) == 1 and self.columns[0].kind is Kind.SCALAR
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The arrays of a batch: those of the features, then those of the labels.
+
+    ``nested`` says for each of the two whether the arrays are in a tuple. Rows whose ``validation`` is above zero, if
+    it is a column, or else that part of all rows, are kept apart.
+    """
+
+    features: tuple[Stack, ...]
+    labels: tuple[Stack, ...]
+    nested: tuple[bool, bool]
+    validation: Column | float
+
+    @property
+    def stacks(self) -> tuple[Stack, ...]:
+        """All arrays of a batch."""
+        return self.features + self.labels
+
+    @property
+    def names(self) -> list[str]:
+        """The columns that are used, each once."""
+        names = [column.name for stack in self.stacks for column in stack.columns]
+        return [*names, self.validation.name] if isinstance(self.validation, Column) else names
+
+    @property
+    def splits(self) -> bool:
+        """Whether there are rows for validation."""
+        return isinstance(self.validation, Column) or self.validation > 0
+
+
+def select(
+    schema: Any, feature_cols: ColumnNames | None, label_cols: ColumnNames, validation: float | str | None
+) -> Selection:
+    """What the arguments of ``run_on_dataframe`` ask of a DataFrame of this ``schema``, a ``StructType``.
+
+    Raises ValueError for what is not there or cannot be used.
+    """
+    columns = _Columns(schema)
+    labels, labels_nested = _lists(label_cols, "label_cols")
+    kept_apart = columns.validation(validation)
+    if feature_cols is None:
+        taken = {name for names in labels for name in names} | ({validation} if isinstance(validation, str) else set())
+        feature_cols = [name for name in columns.names if name not in taken]
+    features, features_nested = _lists(feature_cols, "feature_cols")
+    _check_once([("feature_cols", features), ("label_cols", labels)], validation)
+    return Selection(
+        tuple(columns.stack(names, "feature_cols") for names in features),
+        tuple(columns.stack(names, "label_cols") for names in labels),
+        (features_nested, labels_nested),
+        kept_apart,
+    )
+
+
+class _Columns:
+    """The columns of a schema, by name."""
+
+    def __init__(self, schema: Any) -> None:
+        self.names: list[str] = [field.name for field in schema.fields]
+        self._types = {field.name: field.dataType for field in schema.fields}
+
+    def stack(self, names: Iterable[str], argument: str) -> Stack:
+        return Stack(tuple(self._column(name, argument) for name in names))
+
+    def validation(self, value: float | str | None) -> Column | float:
+        if isinstance(value, str):
+            return self._validation_column(value)
+        if value is None:
+            return 0.0
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+            raise ValueError(
+                f"validation is {value!r}, but must be a fraction of at least 0 and below 1, or the name of a column"
+            )
+        return float(value)
+
+    def _validation_column(self, name: str) -> Column:
+        self._check_there(name, "validation")
+        kind = self._types[name].typeName()
+        if kind != "boolean" and kind not in INTEGERS:
+            raise ValueError(
+                f"validation names {name!r}, a column of type {self._types[name].simpleString()}; it must be boolean, "
+                "or an integer that is above 0 for the rows of the validation"
+            )
+        return Column(name, Kind.SCALAR, DTYPES[kind])
+
+    def _column(self, name: str, argument: str) -> Column:
+        self._check_there(name, argument)
+        spark_type = self._types[name]
+        if type(spark_type).__name__ == "VectorUDT":
+            return Column(name, Kind.VECTOR, "float64")
+        is_array = spark_type.typeName() == "array"
+        element = spark_type.elementType if is_array else spark_type
+        dtype = DTYPES.get(element.typeName())
+        if dtype is None:
+            remedy = REMEDIES.get(spark_type.typeName(), ALLOWED)
+            raise ValueError(
+                f"{argument} has the column {name!r}, which is of type {spark_type.simpleString()}; {remedy}"
+            )
+        return Column(name, Kind.ARRAY if is_array else Kind.SCALAR, dtype)
+
+    def _check_there(self, name: str, argument: str) -> None:
+        count = self.names.count(name)
+        if count == 0:
+            raise ValueError(
+                f"{argument} names {name!r}, which the DataFrame does not have; its columns are {_shown(self.names)}"
+            )
+        if count > 1:
+            raise ValueError(f"{argument} names {name!r}, but the DataFrame has {count} columns of that name")
+
+
+def _lists(value: ColumnNames, argument: str) -> tuple[tuple[tuple[str, ...], ...], bool]:
+    """The columns of each array, and whether there is a tuple of arrays."""
+    items = [value] if isinstance(value, str) else value
+    if not _is_list(items) or not all(isinstance(item, str) or _is_names(item) for item in items):
+        raise ValueError(f"{argument} is {value!r}, but must be the name of a column or a list of names, not empty")
+    if all(isinstance(item, str) for item in items):
+        return (tuple(str(item) for item in items),), False
+    return tuple((item,) if isinstance(item, str) else tuple(item) for item in items), True
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list | tuple) and len(value) > 0
+
+
+def _is_names(value: Any) -> bool:
+    return _is_list(value) and all(isinstance(name, str) for name in value)
+
+
+def _check_once(named: Iterable[tuple[str, tuple[tuple[str, ...], ...]]], validation: object) -> None:
+    seen = {validation: "validation"} if isinstance(validation, str) else {}
+    for argument, lists in named:
+        for name in (name for names in lists for name in names):
+            if seen.get(name) == argument:
+                raise ValueError(f"{argument} names {name!r} twice")
+            if name in seen:
+                raise ValueError(f"{argument} names {name!r}, which {seen[name]} names, too")
+            seen[name] = argument
+
+
+def _shown(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:SHOWN_COLUMNS])
+    more = len(names) - SHOWN_COLUMNS
+    return f"{shown} and {more} more" if more > 0 else shown or "none"

@@ -1,0 +1,111 @@
+"""Record batches of Spark -> arrays in the layout in which they are trained on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from hvd_cluster.spark.columns import Column, Kind, Selection, Stack
+
+__all__ = ["Converter"]
+
+Array = npt.NDArray[Any]
+
+DENSE = 1
+
+
+class Converter:
+    """Converts the batches of one partition, in their order: all rows must have vectors and arrays of one size."""
+
+    def __init__(self, selection: Selection) -> None:
+        self._selection = selection
+        self._sizes: dict[str, int] = {}
+        self._rows = 0  # of the batches before this one
+        self._batch_rows = 0
+
+    def arrays(self, batch: pa.RecordBatch) -> list[Array]:
+        """One array for each stack of the selection, of shape (rows,) where it is flat, or else (rows, width).
+
+        Raises ValueError for nulls, and for vectors and arrays of another size than that of the first row.
+        """
+        self._batch_rows = batch.num_rows
+        arrays = [self._stack(stack, batch) for stack in self._selection.stacks]
+        self._rows += batch.num_rows
+        return arrays
+
+    def is_validation(self, column: Column, batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+        """Which rows the ``column`` wants for validation. Raises ValueError for nulls."""
+        return self._column(column, batch) > 0
+
+    def _stack(self, stack: Stack, batch: pa.RecordBatch) -> Array:
+        parts = [self._column(column, batch) for column in stack.columns]
+        if len(parts) == 1:
+            return np.ascontiguousarray(parts[0])
+        widths = [1 if part.ndim == 1 else part.shape[1] for part in parts]
+        out = np.empty((batch.num_rows, sum(widths)), stack.dtype)
+        first = 0
+        for part, width in zip(parts, widths, strict=True):
+            out[:, first : first + width] = part.reshape(-1, width)
+            first += width
+        return out
+
+    def _column(self, column: Column, batch: pa.RecordBatch) -> Array:
+        values = batch.column(column.name)
+        self._refuse_nulls(column.name, values, "")
+        if column.kind is Kind.SCALAR:
+            return _numbers(values)
+        return self._array(column.name, values) if column.kind is Kind.ARRAY else self._vector(column.name, values)
+
+    def _array(self, name: str, values: pa.ListArray) -> Array:
+        offsets = values.offsets.to_numpy()
+        size = self._check_sizes(name, np.diff(offsets))
+        elements = values.values.slice(offsets[0], offsets[-1] - offsets[0])
+        self._refuse_nulls(name, elements, " inside of its arrays")
+        return _numbers(elements).reshape(-1, size)
+
+    def _vector(self, name: str, values: pa.StructArray) -> Array:
+        """Vectors arrive as structs of type, size, indices and values; dense ones have no size and no indices."""
+        elements = values.field("values")
+        lengths = np.diff(elements.offsets.to_numpy())
+        dense = values.field("type").to_numpy() == DENSE
+        size = self._check_sizes(name, np.where(dense, lengths, values.field("size").fill_null(0).to_numpy()))
+        numbers = _numbers(elements.flatten())
+        if dense.all():
+            return numbers.reshape(-1, size)
+        out = np.zeros((len(values), size))
+        is_dense = np.repeat(dense, lengths)
+        out[dense] = numbers[is_dense].reshape(-1, size)
+        rows = np.repeat(np.arange(len(values)), lengths)[~is_dense]
+        out[rows, _numbers(values.field("indices").flatten())] = numbers[~is_dense]
+        return out
+
+    def _check_sizes(self, name: str, sizes: Array) -> int:
+        """The one size of all rows."""
+        expected = self._sizes.setdefault(name, int(sizes[0]))
+        if expected == 0:
+            raise ValueError(f"column {name!r} has no elements in row 0 of this partition; leave the column out")
+        wrong = np.flatnonzero(sizes != expected)
+        if len(wrong):
+            raise ValueError(
+                f"column {name!r} has {sizes[wrong[0]]} elements in row {self._rows + wrong[0]} of this partition, but "
+                f"{expected} in row 0; all rows must have the same number"
+            )
+        return expected
+
+    def _refuse_nulls(self, name: str, values: pa.Array, where: str) -> None:
+        if values.null_count:
+            last = self._rows + self._batch_rows - 1
+            raise ValueError(
+                f"column {name!r} has {values.null_count} nulls{where}, in rows {self._rows} to {last} of this "
+                f"partition; fill or drop them first, as with df.na.drop(subset=[{name!r}])"
+            )
+
+
+def _numbers(values: pa.Array) -> Array:
+    if pa.types.is_decimal(values.type):
+        values = values.cast(pa.float64())
+    array: Array = values.to_numpy(zero_copy_only=False)
+    return array

@@ -1,0 +1,48 @@
+"""Pure: in which order the rows of a shard are read, and how many at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Indices", "Window", "mixed"]
+
+WINDOW_BYTES = 16 << 20
+CHUNK_BYTES = 1 << 20
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How many ``rows`` are in memory at a time, whole batches, and of how many rows each ``chunk`` of them is."""
+
+    rows: int
+    chunk: int
+
+    @classmethod
+    def of(cls, row_bytes: int, batch_size: int) -> Window:
+        """The window for rows of that size: WINDOW_BYTES in chunks of CHUNK_BYTES, or else one batch, one row."""
+        batches = max(1, WINDOW_BYTES // (row_bytes * batch_size))
+        return cls(batches * batch_size, max(1, CHUNK_BYTES // row_bytes))
+
+
+def mixed(generator: np.random.Generator, rows: int, window: Window) -> Iterator[Indices]:
+    """All indices below ``rows`` in a random order, a window at a time.
+
+    Each window has chunks of neighbouring rows from anywhere, and mixes their rows. Where the chunks begin is random,
+    too, so that other rows are neighbours each time. No more than a window of indices is in memory.
+    """
+    if rows == 0:
+        return
+    whole = rows // window.chunk
+    chunks = np.append(generator.permutation(whole), whole)
+    shift = generator.integers(rows)
+    for first in range(0, rows, window.rows):
+        places = np.arange(first, min(first + window.rows, rows))
+        indices = chunks[places // window.chunk] * window.chunk + places % window.chunk
+        generator.shuffle(indices)
+        yield (indices + shift) % rows

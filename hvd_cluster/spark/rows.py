@@ -1,0 +1,135 @@
+"""The rows of ``run_on_dataframe``: a feeder for the tasks, and the function that opens the shard in the workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from hvd_cluster.spark.columns import Column, ColumnNames, Selection, select
+from hvd_cluster.spark.conversion import Array, Converter
+from hvd_cluster.spark.shard import Order, Shard, Source
+from hvd_cluster.spark.spill import Form, SpillWriter, open_reader, open_writer
+
+__all__ = ["Rows"]
+
+PIECE_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """How the rows of a DataFrame become batches. Can be pickled: tasks and workers get a copy."""
+
+    selection: Selection
+    batch_size: int
+    shuffle: bool
+    seed: int
+
+    @classmethod
+    def of(
+        cls,
+        schema: Any,
+        feature_cols: ColumnNames | None,
+        label_cols: ColumnNames,
+        batch_size: int,
+        validation: float | str | None,
+        shuffle: bool,
+        seed: int,
+    ) -> Rows:
+        """From the arguments of ``run_on_dataframe`` and the schema of the DataFrame. Raises ValueError."""
+        for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(f"{name} is {value!r}, but must be an integer of at least {least}")
+        return cls(select(schema, feature_cols, label_cols, validation), batch_size, bool(shuffle), seed)
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns to be selected from the DataFrame."""
+        return self.selection.names
+
+    @contextmanager
+    def open(self, folder: str) -> Iterator[RowFeed]:
+        """The feed of one task, whose files are in ``folder``."""
+        selection = self.selection
+        with open_writer(folder, len(selection.stacks), 2 if selection.splits else 1) as writer:
+            yield RowFeed(selection, self.seed, writer)
+
+    def on_shard(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """What a worker calls: ``fn(shard, *args, **kwargs)``."""
+        return OnShard(self, fn)
+
+    @contextmanager
+    def shard(self, rank: int) -> Iterator[Shard]:
+        """The rows of this worker, which is ``rank``; once in a process."""
+        selection, order = self.selection, Order(self.batch_size, self.shuffle, self.seed, rank)
+        forms = [Form(stack.dtype, stack.flat) for stack in selection.stacks]
+        with open_reader(forms, 2 if selection.splits else 1) as spill:
+            training, validation = (Source(spill, part, len(selection.features), selection.nested) for part in (0, 1))
+            kept_apart = Shard(validation, replace(order, shuffle=False), None) if selection.splits else None
+            yield Shard(training, order, kept_apart)
+
+
+@dataclass(frozen=True, slots=True)
+class OnShard:
+    """Calls a function with the shard of this worker before the other arguments."""
+
+    rows: Rows
+    fn: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Whatever ``fn`` returns."""
+        with self.rows.shard(int(os.environ["HOROVOD_RANK"])) as shard:
+            return self.fn(shard, *args, **kwargs)
+
+
+class RowFeed:
+    """Brings the rows of one partition to a worker, which inherits ``descriptors`` and gets ``environment``."""
+
+    def __init__(self, selection: Selection, seed: int, writer: SpillWriter) -> None:
+        self.descriptors: Sequence[int] = writer.descriptors
+        self.environment = writer.environment
+        self._selection = selection
+        self._writer = writer
+        self._converter = Converter(selection)
+        self._generator = np.random.default_rng(seed)
+
+    def feed(self, batches: Iterator[pa.RecordBatch], stopped: Callable[[], bool]) -> None:
+        """Write all ``batches``, unless ``stopped()``.
+
+        Raises ValueError for rows that cannot be used, ExecutorError where the disk is full.
+        """
+        for batch in _pieces(batches):
+            if stopped():
+                return
+            for part, arrays in enumerate(self._parts(batch)):
+                self._writer.append(part, arrays)
+            self._writer.announce()
+        self._writer.finish(stopped)
+
+    def _parts(self, batch: pa.RecordBatch) -> list[list[Array]]:
+        """The arrays of the rows for training and, where there are such, of those for validation."""
+        arrays = self._converter.arrays(batch)
+        if not self._selection.splits:
+            return [arrays]
+        kept_apart = self._is_validation(batch)
+        return [[array[rows] for array in arrays] for rows in (~kept_apart, kept_apart)]
+
+    def _is_validation(self, batch: pa.RecordBatch) -> Array:
+        validation = self._selection.validation
+        if isinstance(validation, Column):
+            return self._converter.is_validation(validation, batch)
+        chosen: Array = self._generator.random(batch.num_rows) < validation
+        return chosen
+
+
+def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows of ``batches`` in smaller ones, none of them empty."""
+    for batch in batches:
+        if batch.num_rows:
+            rows = max(1, PIECE_BYTES * batch.num_rows // max(batch.nbytes, 1))
+            yield from (batch.slice(first, rows) for first in range(0, batch.num_rows, rows))

@@ -1,0 +1,170 @@
+"""The rows of one rank, in batches."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from hvd_cluster.spark.order import Indices, Window, mixed
+from hvd_cluster.spark.spill import ALIGNMENT, SpillReader
+
+__all__ = ["Order", "Shard", "Source"]
+
+Array = npt.NDArray[Any]
+Cut: TypeAlias = Callable[[Array, int], Iterator[Any]]
+
+BATCHES_AT_ONCE = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """How the rows of a shard come; the random order follows from ``seed``, ``rank`` and the number of the epoch."""
+
+    batch_size: int
+    shuffle: bool
+    seed: int
+    rank: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """One part of the rows of a spill, and how its arrays make a batch: ``features`` of them are features."""
+
+    spill: SpillReader
+    part: int
+    features: int
+    nested: tuple[bool, bool]
+
+    def wait(self, rows: int | None = None) -> int:
+        return self.spill.wait(self.part, rows)
+
+
+class Shard:
+    """The rows of this rank, in batches ``(features, labels)``; each ``for`` loop over it is an epoch.
+
+    ::
+
+        for features, labels in shard:  # NumPy arrays
+            ...
+
+    Every batch has ``batch_size`` rows, the last one what is left. ``features`` and ``labels`` are arrays of shape
+    (rows,) or (rows, columns), or tuples of such; see ``run_on_dataframe``. :meth:`torch` and :meth:`tensorflow` give
+    the same as tensors. A batch belongs to who gets it: what is written to it is not seen by later epochs.
+
+    The first epoch begins while Spark still makes rows, and takes them in the order in which they come; it raises
+    ExecutorError where Spark fails. Others read the rows from the local disk or, as a rule, from the system's cache of
+    it; the second waits until all rows have come, which matters where a loop was left before its end.
+
+    With ``shuffle``, every epoch has its own order, which follows from ``seed``, rank and number of the epoch, and from
+    the order in which Spark gave the rows. Rows are mixed in windows of 16 MiB, or one batch where that is more: in the
+    first epoch with their neighbours, in later ones with chunks of 1 MiB from anywhere. Two windows at most, and the
+    batches that the caller keeps with the windows they are parts of, are all that is in memory.
+
+    Shards may differ in their numbers of rows, and may have none. A rank that is through calls ``hvd.join()``.
+    """
+
+    def __init__(self, source: Source, order: Order, validation: Shard | None) -> None:
+        self._source = source
+        self._order = order
+        self._validation = validation
+        self._epochs = itertools.count()
+        self._cut: Cut = _cut_numpy
+
+    @property
+    def validation(self) -> Shard | None:
+        """The rows that are kept apart for validation, never shuffled; None where no ``validation`` was asked for."""
+        return self._validation
+
+    @property
+    def rows(self) -> int:
+        """The number of rows. Waits until the last has come."""
+        return self._source.wait()
+
+    def __len__(self) -> int:
+        """The number of batches of an epoch. Waits until the last row has come."""
+        return -(-self.rows // self._order.batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        """The batches of the next epoch."""
+        return self._batches(next(self._epochs))
+
+    def torch(self) -> Shard:
+        """The same epochs as tensors of torch, which share the memory of the arrays."""
+        return self._as(_cut_torch)
+
+    def tensorflow(self) -> Shard:
+        """The same epochs as tensors of TensorFlow."""
+        return self._as(_cut_tensorflow)
+
+    def _as(self, cut: Cut) -> Shard:
+        # A copy, which counts the epochs together with this one.
+        shard = copy.copy(self)
+        shard._cut = cut
+        shard._validation = self._validation and self._validation._as(cut)
+        return shard
+
+    def _batches(self, epoch: int) -> Iterator[tuple[Any, Any]]:
+        source, size = self._source, self._order.batch_size
+        for arrays in self._windows(epoch):
+            cuts = [self._cut(array, size) for array in arrays]
+            features, labels = cuts[: source.features], cuts[source.features :]
+            yield from zip(_side(features, source.nested[0]), _side(labels, source.nested[1]), strict=True)
+
+    def _windows(self, epoch: int) -> Iterator[list[Array]]:
+        """The rows of an epoch, some batches at a time."""
+        source, order = self._source, self._order
+        if source.wait(1) == 0:
+            return
+        window = Window.of(source.spill.row_bytes(), order.batch_size)
+        if not order.shuffle:
+            yield from self._in_order(window)
+            return
+        generator = np.random.default_rng([order.seed, order.rank, epoch])
+        rows = mixed(generator, source.wait(), window) if epoch else self._as_they_come(generator, window)
+        for indices in rows:
+            yield source.spill.take(source.part, indices)
+
+    def _in_order(self, window: Window) -> Iterator[list[Array]]:
+        source, size, first = self._source, self._order.batch_size, 0
+        while count := min(source.wait(first + size) - first, window.rows):
+            count -= count % size if count > size else 0
+            yield source.spill.view(source.part, first, first + count)
+            first += count
+
+    def _as_they_come(self, generator: np.random.Generator, window: Window) -> Iterator[Indices]:
+        first = 0
+        while count := min(self._source.wait(first + window.rows) - first, window.rows):
+            yield first + generator.permutation(count)
+            first += count
+
+
+def _side(cuts: Sequence[Iterator[Any]], nested: bool) -> Iterator[Any]:
+    return zip(*cuts, strict=True) if nested else cuts[0]
+
+
+def _cut_numpy(array: Array, size: int) -> Iterator[Array]:
+    return (array[first : first + size] for first in range(0, len(array), size))
+
+
+def _cut_torch(array: Array, size: int) -> Iterator[Any]:
+    import torch
+
+    # split() makes views at a fraction of what slices cost; in pieces, as there may be millions of batches of one row.
+    pieces = torch.split(torch.from_numpy(array), size * BATCHES_AT_ONCE)
+    return itertools.chain.from_iterable(torch.split(piece, size) for piece in pieces)
+
+
+def _cut_tensorflow(array: Array, size: int) -> Iterator[Any]:
+    import tensorflow
+
+    # Crashes of TensorFlow are what memory of another alignment brings.
+    if array.ctypes.data % ALIGNMENT or array[:size].nbytes % ALIGNMENT:
+        return map(tensorflow.convert_to_tensor, _cut_numpy(array, size))
+    from_dlpack = tensorflow.experimental.dlpack.from_dlpack
+    return (from_dlpack(batch.__dlpack__()) for batch in _cut_numpy(array, size))

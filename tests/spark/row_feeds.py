@@ -1,0 +1,48 @@
+"""Rows from Arrow batches to a shard, as between a task of Spark and its worker, in one process."""
+
+import os
+from contextlib import contextmanager
+from unittest import mock
+
+import pyarrow as pa
+from pyspark.sql.types import StructField, StructType
+
+from hvd_cluster.spark.rows import Rows
+from hvd_cluster.spark.spill import VARIABLE
+
+
+def rows_of(schema, label_cols, feature_cols=None, batch_size=4, validation=None, shuffle=False, seed=0):
+    """``schema`` is a dictionary: name -> type of Spark."""
+    fields = [StructField(name, kind) for name, kind in schema.items()]
+    return Rows.of(StructType(fields), feature_cols, label_cols, batch_size, validation, shuffle, seed)
+
+
+@contextmanager
+def opened(rows, folder, rank=0):
+    """A feed, and the shard that reads from it."""
+    with rows.open(str(folder)) as feed, inherited(feed), rows.shard(rank) as shard:
+        yield feed, shard
+
+
+@contextmanager
+def shard_of(rows, folder, batches, rank=0):
+    """A shard whose rows have all come."""
+    with opened(rows, folder, rank) as (feed, shard):
+        feed.feed(iter(batches), never)
+        yield shard
+
+
+@contextmanager
+def inherited(feed):
+    """This process has the descriptors a second time, as a worker has them."""
+    descriptors = [os.dup(int(descriptor)) for descriptor in feed.environment[VARIABLE].split()]
+    with mock.patch.dict(os.environ, {VARIABLE: " ".join(str(descriptor) for descriptor in descriptors)}):
+        yield
+
+
+def never():
+    return False
+
+
+def batch(**columns):
+    return pa.record_batch(columns)

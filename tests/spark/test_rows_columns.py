@@ -1,0 +1,166 @@
+"""Which columns become which arrays, and what is refused before anything starts."""
+
+import numpy as np
+import pytest
+from pyspark.ml.linalg import VectorUDT
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from hvd_cluster.spark.columns import Kind, select
+from hvd_cluster.spark.rows import Rows
+
+TYPES = {
+    "bool": BooleanType(),
+    "byte": ByteType(),
+    "short": ShortType(),
+    "int": IntegerType(),
+    "long": LongType(),
+    "float": FloatType(),
+    "double": DoubleType(),
+    "decimal": DecimalType(10, 2),
+    "floats": ArrayType(FloatType()),
+    "vector": VectorUDT(),
+    "string": StringType(),
+    "binary": BinaryType(),
+    "date": DateType(),
+    "timestamp": TimestampType(),
+    "map": MapType(StringType(), LongType()),
+    "nested": ArrayType(ArrayType(FloatType())),
+    "strings": ArrayType(StringType()),
+    "twice": LongType(),
+}
+SCHEMA = StructType([StructField(name, kind) for name, kind in TYPES.items()] + [StructField("twice", FloatType())])
+
+
+def chosen(feature_cols, label_cols="long", validation=None):
+    return select(SCHEMA, feature_cols, label_cols, validation)
+
+
+@pytest.mark.parametrize(
+    ("names", "dtype", "flat"),
+    [
+        ("float", "float32", True),
+        (["float"], "float32", True),
+        (["bool"], "bool", True),
+        (["byte", "short"], "int16", False),
+        (["float", "short"], "float32", False),
+        (["float", "int"], "float64", False),
+        (["float", "double"], "float64", False),
+        (["bool", "float"], "float32", False),
+        (["decimal"], "float64", True),
+        (["floats"], "float32", False),
+        (["vector"], "float64", False),
+        (["float", "floats"], "float32", False),
+        (("floats", "vector"), "float64", False),
+    ],
+)
+def test_columns_make_one_array_of_their_common_dtype(names, dtype, flat):
+    selection = chosen(names)
+    [stack] = selection.features
+    assert (stack.dtype, stack.flat) == (np.dtype(dtype), flat)
+    assert selection.nested == (False, False)
+
+
+def test_lists_inside_of_the_list_make_a_tuple_of_arrays():
+    selection = chosen([["float", "double"], "int"], ["long", "short"])
+    assert [[column.name for column in stack.columns] for stack in selection.features] == [["float", "double"], ["int"]]
+    assert [stack.dtype for stack in selection.features] == [np.float64, np.int32]
+    assert selection.nested == (True, False)
+    assert selection.names == ["float", "double", "int", "long", "short"]
+
+
+def test_without_feature_cols_all_other_columns_are_features():
+    fields = [StructField(name, DoubleType()) for name in "abc"] + [StructField("v", BooleanType())]
+    selection = select(StructType(fields), None, "b", "v")
+    assert selection.names == ["a", "c", "b", "v"]
+    assert selection.splits
+
+
+def test_kinds():
+    columns = [column for stack in chosen([["float"], ["floats"], ["vector"]]).features for column in stack.columns]
+    assert [column.kind for column in columns] == [Kind.SCALAR, Kind.ARRAY, Kind.VECTOR]
+
+
+@pytest.mark.parametrize(
+    ("validation", "splits"), [(None, False), (0, False), (0.25, True), ("bool", True), ("int", True)]
+)
+def test_validation(validation, splits):
+    assert chosen("float", validation=validation).splits is splits
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (
+            (["absent"],),
+            r"feature_cols names 'absent', which the DataFrame does not have; its columns are bool, ",
+        ),
+        ((["float"], "absent"), r"label_cols names 'absent', which the DataFrame does not have"),
+        ((["float"], "long", "absent"), r"validation names 'absent', which the DataFrame does not have"),
+        ((["twice"],), r"feature_cols names 'twice', but the DataFrame has 2 columns of that name"),
+        ((["float", "float"],), r"feature_cols names 'float' twice"),
+        (([["float"], ["int", "float"]],), r"feature_cols names 'float' twice"),
+        ((["float", "long"],), r"label_cols names 'long', which feature_cols names, too"),
+        ((["float", "bool"], "long", "bool"), r"feature_cols names 'bool', which validation names, too"),
+        ((["float"], "bool", "bool"), r"label_cols names 'bool', which validation names, too"),
+        (([],), r"feature_cols is \[\], but must be the name of a column or a list of names"),
+        (([[]],), r"feature_cols is \[\[\]\], but must be"),
+        (([1],), r"feature_cols is \[1\], but must be"),
+        (({"float": 1},), r"feature_cols is \{'float': 1\}, but must be"),
+        ((["float"], None), r"label_cols is None, but must be"),
+        ((["float"], ()), r"label_cols is \(\), but must be"),
+        ((["string"],), r"feature_cols has the column 'string', which is of type string; index it first"),
+        ((["binary"],), r"'binary', which is of type binary; decode it"),
+        ((["date"],), r"'date', which is of type date; turn it into a number"),
+        ((["timestamp"],), r"'timestamp', which is of type timestamp; turn it into a number"),
+        ((["map"],), r"'map', which is of type map<string,bigint>; what can be trained on is numbers"),
+        ((["nested"],), r"'nested', which is of type array<array<float>>; what can be trained on"),
+        ((["strings"],), r"'strings', which is of type array<string>; what can be trained on"),
+        ((["float"], "string"), r"label_cols has the column 'string', which is of type string; index it first"),
+        ((["float"], "long", 1), r"validation is 1, but must be a fraction of at least 0 and below 1"),
+        ((["float"], "long", -0.1), r"validation is -0.1, but must be"),
+        ((["float"], "long", float("nan")), r"validation is nan, but must be"),
+        ((["float"], "long", True), r"validation is True, but must be"),
+        ((["float"], "long", "double"), r"validation names 'double', a column of type double; it must be boolean"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(arguments, text):
+    with pytest.raises(ValueError, match=text):
+        chosen(*arguments)
+
+
+def test_of_many_columns_some_are_named():
+    schema = StructType([StructField(f"c{number}", LongType()) for number in range(25)])
+    with pytest.raises(ValueError, match=r"its columns are c0, .*c19 and 5 more$"):
+        select(schema, ["x"], "c0", None)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "seed", "text"),
+    [
+        (0, 0, "batch_size is 0, but must be an integer of at least 1"),
+        (2.0, 0, "batch_size is 2.0, but must"),
+        (True, 0, "batch_size is True, but must"),
+        (1, -1, "seed is -1, but must be an integer of at least 0"),
+        (1, None, "seed is None, but must"),
+    ],
+)
+def test_numbers_that_cannot_be_meant_are_refused(batch_size, seed, text):
+    with pytest.raises(ValueError, match=text):
+        Rows.of(SCHEMA, "float", "long", batch_size, None, True, seed)
