@@ -148,7 +148,7 @@ SURFACE = {
     "hvd_cluster": ["HorovodInternalError", "HostsUpdatedInterrupt", "__version__", "run"],
     "hvd_cluster.data": ["AsyncDataLoaderMixin", "BaseDataLoader"],
     "hvd_cluster.horovod": ["install", "is_requested", "search_path"],
-    "hvd_cluster.spark": ["run"],
+    "hvd_cluster.spark": ["run", "run_on_dataframe"],
     "hvd_cluster.spark.task": ["get_available_devices"],
     "hvd_cluster.torch": [
         "Adasum",

@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TextIO, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
 from executors.call import Call
+from hvd_cluster.spark.dataframe import launch_on_rows, run_on_dataframe
 from hvd_cluster.spark.launch import Launch
+from hvd_cluster.spark.rows import Rows
 
-__all__ = ["run"]
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["run", "run_on_dataframe"]
 
 T = TypeVar("T")
 
@@ -35,6 +40,9 @@ def run(
     nics: Iterable[str] | str | None = None,
     prefix_output_with_timestamp: bool = False,
     executable: str | os.PathLike[str] | None = None,
+    *,
+    df: DataFrame | None = None,
+    **rows: Any,
 ) -> list[T]:
     """Run ``fn(*args, **kwargs)`` on ``num_proc`` workers in the executors of the active session; results by rank.
 
@@ -59,6 +67,8 @@ def run(
         nics: network interfaces that the workers use among themselves; None means any.
         prefix_output_with_timestamp: whether the time comes before each line.
         executable: the Python of the workers; None means that of Spark's tasks. It must be able to import hvd_cluster.
+        df: a DataFrame whose rows the workers share: the same as :func:`run_on_dataframe`.
+        rows: arguments of :func:`run_on_dataframe` about the rows, such as ``label_cols``.
 
     Raises:
         ValueError: an argument has a value that is not allowed; nothing was started.
@@ -83,4 +93,9 @@ def run(
         prefix_output_with_timestamp,
         executable,
     )
-    return cast("list[T]", launch.run(Call.of(fn, args, kwargs)))
+    call = Call.of(fn, args, kwargs)
+    if df is not None:
+        return launch_on_rows(launch, call, df, Rows.of(df.schema, **rows))
+    if rows:
+        raise TypeError(f"run() got {', '.join(rows)}, but no df with rows")
+    return cast("list[T]", launch.run(call))

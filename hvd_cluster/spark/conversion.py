@@ -18,10 +18,14 @@ DENSE = 1
 
 
 class Converter:
-    """Converts the batches of one partition, in their order: all rows must have vectors and arrays of one size."""
+    """Converts the batches of one partition, in their order: all rows must have vectors and arrays of one size.
+
+    The batches have the columns ``selection.names``, under any name.
+    """
 
     def __init__(self, selection: Selection) -> None:
         self._selection = selection
+        self._places = {name: place for place, name in enumerate(selection.names)}
         self._sizes: dict[str, int] = {}
         self._rows = 0  # of the batches before this one
         self._batch_rows = 0
@@ -53,7 +57,7 @@ class Converter:
         return out
 
     def _column(self, column: Column, batch: pa.RecordBatch) -> Array:
-        values = batch.column(column.name)
+        values = batch.column(self._places[column.name])
         self._refuse_nulls(column.name, values, "")
         if column.kind is Kind.SCALAR:
             return _numbers(values)

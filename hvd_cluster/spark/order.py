@@ -39,10 +39,11 @@ def mixed(generator: np.random.Generator, rows: int, window: Window) -> Iterator
     if rows == 0:
         return
     whole = rows // window.chunk
-    chunks = np.append(generator.permutation(whole), whole)
     shift = generator.integers(rows)
+    starts = np.append(generator.permutation(whole), whole) * window.chunk + shift
     for first in range(0, rows, window.rows):
         places = np.arange(first, min(first + window.rows, rows))
-        indices = chunks[places // window.chunk] * window.chunk + places % window.chunk
+        indices = starts[places // window.chunk] + places % window.chunk
+        np.subtract(indices, rows, out=indices, where=indices >= rows)
         generator.shuffle(indices)
-        yield (indices + shift) % rows
+        yield indices

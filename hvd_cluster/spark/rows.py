@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,8 @@ from hvd_cluster.spark.shard import Order, Shard, Source
 from hvd_cluster.spark.spill import Form, SpillWriter, open_reader, open_writer
 
 __all__ = ["Rows"]
+
+T = TypeVar("T")
 
 PIECE_BYTES = 4 << 20
 
@@ -34,12 +37,12 @@ class Rows:
     def of(
         cls,
         schema: Any,
-        feature_cols: ColumnNames | None,
         label_cols: ColumnNames,
-        batch_size: int,
-        validation: float | str | None,
-        shuffle: bool,
-        seed: int,
+        feature_cols: ColumnNames | None = None,
+        batch_size: int = 32,
+        validation: float | str | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
     ) -> Rows:
         """From the arguments of ``run_on_dataframe`` and the schema of the DataFrame. Raises ValueError."""
         for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0)):
@@ -49,7 +52,7 @@ class Rows:
 
     @property
     def columns(self) -> list[str]:
-        """The columns to be selected from the DataFrame."""
+        """The columns that the record batches must have, in this order."""
         return self.selection.names
 
     @contextmanager
@@ -59,9 +62,15 @@ class Rows:
         with open_writer(folder, len(selection.stacks), 2 if selection.splits else 1) as writer:
             yield RowFeed(selection, self.seed, writer)
 
-    def on_shard(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+    def on_shard(self, fn: Callable[..., T]) -> Callable[..., T]:
         """What a worker calls: ``fn(shard, *args, **kwargs)``."""
-        return OnShard(self, fn)
+
+        @functools.wraps(fn)
+        def call(*args: Any, **kwargs: Any) -> T:
+            with self.shard(int(os.environ["HOROVOD_RANK"])) as shard:
+                return fn(shard, *args, **kwargs)
+
+        return call
 
     @contextmanager
     def shard(self, rank: int) -> Iterator[Shard]:
@@ -74,25 +83,12 @@ class Rows:
             yield Shard(training, order, kept_apart)
 
 
-@dataclass(frozen=True, slots=True)
-class OnShard:
-    """Calls a function with the shard of this worker before the other arguments."""
-
-    rows: Rows
-    fn: Callable[..., Any]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Whatever ``fn`` returns."""
-        with self.rows.shard(int(os.environ["HOROVOD_RANK"])) as shard:
-            return self.fn(shard, *args, **kwargs)
-
-
 class RowFeed:
     """Brings the rows of one partition to a worker, which inherits ``descriptors`` and gets ``environment``."""
 
     def __init__(self, selection: Selection, seed: int, writer: SpillWriter) -> None:
         self.descriptors: Sequence[int] = writer.descriptors
-        self.environment = writer.environment
+        self.environment: Mapping[str, str] = writer.environment
         self._selection = selection
         self._writer = writer
         self._converter = Converter(selection)

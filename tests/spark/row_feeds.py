@@ -14,7 +14,7 @@ from hvd_cluster.spark.spill import VARIABLE
 def rows_of(schema, label_cols, feature_cols=None, batch_size=4, validation=None, shuffle=False, seed=0):
     """``schema`` is a dictionary: name -> type of Spark."""
     fields = [StructField(name, kind) for name, kind in schema.items()]
-    return Rows.of(StructType(fields), feature_cols, label_cols, batch_size, validation, shuffle, seed)
+    return Rows.of(StructType(fields), label_cols, feature_cols, batch_size, validation, shuffle, seed)
 
 
 @contextmanager

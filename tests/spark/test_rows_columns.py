@@ -163,4 +163,4 @@ def test_of_many_columns_some_are_named():
 )
 def test_numbers_that_cannot_be_meant_are_refused(batch_size, seed, text):
     with pytest.raises(ValueError, match=text):
-        Rows.of(SCHEMA, "float", "long", batch_size, None, True, seed)
+        Rows.of(SCHEMA, "long", "float", batch_size, None, True, seed)

@@ -23,7 +23,7 @@ def converter(*stacks):
 
 
 def convert(columns, **values):
-    [array] = converter(columns).arrays(pa.record_batch(values))
+    [array] = converter(columns).arrays(pa.record_batch({column.name: values[column.name] for column in columns}))
     return array
 
 
@@ -147,6 +147,6 @@ def test_arrays_without_elements_are_refused():
     "values", [pa.array([True, False, True]), pa.array([2, 0, 1]), pa.array([1, -1, 5], pa.int8())]
 )
 def test_a_column_says_what_is_for_validation(values):
-    converting = converter([scalar("a")])
-    chosen = converting.is_validation(scalar("v", "int64"), pa.record_batch({"v": values}))
+    column = scalar("v", "int64")
+    chosen = Converter(Selection((), (), (False, False), column)).is_validation(column, pa.record_batch({"v": values}))
     np.testing.assert_array_equal(chosen, [True, False, True])

@@ -1,0 +1,99 @@
+"""A function on several workers, which share the rows of a DataFrame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from executors.call import Call
+from hvd_cluster.spark.columns import ColumnNames
+from hvd_cluster.spark.launch import Launch
+from hvd_cluster.spark.rows import Rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["launch_on_rows", "run_on_dataframe"]
+
+T = TypeVar("T")
+
+
+def run_on_dataframe(
+    fn: Callable[..., T],
+    df: DataFrame,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    label_cols: ColumnNames,
+    feature_cols: ColumnNames | None = None,
+    batch_size: int = 32,
+    validation: float | str | None = None,
+    shuffle: bool = True,
+    seed: int = 0,
+    **launch: Any,
+) -> list[T]:
+    """Run ``fn(shard, *args, **kwargs)`` on workers in Spark's executors, each with its part of the rows of ``df``.
+
+    ::
+
+        def train(shard, rate):
+            hvd.init()
+            ...
+            for epoch in range(10):
+                for features, labels in shard.torch():
+                    ...
+                last = hvd.join()  # shards may have different numbers of batches
+                hvd.broadcast_parameters(model.state_dict(), root_rank=last)
+
+        run_on_dataframe(train, df, args=(0.1,), num_proc=4, label_cols="y", batch_size=256)
+
+    The rows go from Spark's partitions straight into the workers, in Arrow batches and over the local disk; there is no
+    copy elsewhere. A ``df`` with ``num_proc`` partitions is taken as it is, if Spark can run it as a barrier stage; any
+    other is repartitioned. ``shard``, a :class:`.shard.Shard`, gives the batches of any number of epochs, as NumPy
+    arrays or as tensors; each row comes once in an epoch, on one rank.
+
+    What a batch is:
+
+    * Columns of numbers and booleans keep their dtype; decimals become float64, whose precision they may exceed.
+    * One column of scalars is an array of shape (rows,). Several columns are one array of shape (rows, columns), of the
+      dtype that NumPy finds for all of them.
+    * Columns of arrays, and of vectors of Spark ML, dense and sparse, are matrices; they stand side by side with the
+      other columns. A column must have the same number of elements in all rows; vectors are float64.
+    * Lists inside of the list make a tuple of arrays: ``feature_cols=[["a", "b"], "user"]`` gives a matrix for ``a``
+      and ``b``, and beside it an array for ``user``, each of its own dtype.
+    * Nulls are refused, NaN is not. Strings, binary data, dates, timestamps and all else are refused: make numbers of
+      them first. So that memory and time are not spent on float64, cast columns to float, and vectors with
+      ``vector_to_array(column, "float32")``.
+
+    Args:
+        fn: the function; it travels by cloudpickle, so it may be a lambda, a closure or a part of the main script.
+        df: the rows, of classic Spark or of Spark Connect.
+        args: positional arguments of ``fn`` behind the shard.
+        kwargs: its keyword arguments.
+        label_cols: the column of the labels, or several.
+        feature_cols: the columns of the features; None means all that are neither labels nor ``validation``.
+        batch_size: number of rows of each batch but the last.
+        validation: a part of the rows, at least 0 and below 1, that is kept apart in ``shard.validation``: rows by
+            chance, the same for the same ``seed``. Or a column, boolean or integer, that is above 0 for these rows.
+        shuffle: whether each epoch has its own random order; see :class:`.shard.Shard`.
+        seed: an integer of at least 0, from which that order follows.
+        launch: the other arguments of :func:`run`, such as ``num_proc``, by name.
+
+    Raises:
+        ValueError: an argument has a value that is not allowed, or names a column that is not there, is there several
+            times, or is of a type that cannot be used; nothing was started. Or a row has nulls, or arrays of another
+            size than the first.
+        ExecutorError: the disk of a worker has no room for its rows; or what :func:`run` says.
+        Exception: what :func:`run` raises otherwise.
+    """
+    rows = Rows.of(df.schema, label_cols, feature_cols, batch_size, validation, shuffle, seed)
+    return cast("list[T]", launch_on_rows(Launch.of(**launch), Call.of(fn, args, kwargs), df, rows))
+
+
+def launch_on_rows(launch: Launch, call: Call, df: DataFrame, rows: Rows) -> list[Any]:
+    """The values of ``call`` by rank; its function gets the shard before its arguments."""
+    # Under names of ours, because mapInArrow() fails where one has a dot or a backtick.
+    names = [f"c{place}" for place in range(len(rows.columns))]
+    columns = df.select(*(f"`{name.replace('`', '``')}`" for name in rows.columns)).toDF(*names)
+    return launch.run(replace(call, function=rows.on_shard(call.function)), columns, rows)

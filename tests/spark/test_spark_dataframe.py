@@ -1,0 +1,152 @@
+"""run_on_dataframe() in two executors of Spark: from partitions to batches."""
+
+import pytest
+from pyspark.ml.functions import array_to_vector
+from pyspark.ml.linalg import SparseVector, Vectors, VectorUDT
+from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StructField, StructType
+
+from executors.api import RemoteError
+from hvd_cluster.spark import run, run_on_dataframe
+
+# Spark keeps its own processes and connections.
+pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.leaves("descriptors", "processes")]
+
+
+def ids(shard, epochs=3):
+    """The labels of each epoch; in the workers."""
+    return [[int(label) for _, labels in shard for label in labels] for _ in range(epochs)]
+
+
+def both(results, epoch):
+    return sorted(label for shard in results for label in shard[epoch])
+
+
+def test_every_row_comes_once_an_epoch_whatever_its_columns(spark):
+    def check(shard, factor):
+        import numpy as np
+
+        found = []
+        for _ in range(3):
+            found.append([])
+            for (scalars, arrays, vectors), labels in shard:
+                assert (scalars.dtype, arrays.dtype, vectors.dtype) == (np.float32, np.float32, np.float64)
+                assert np.array_equal(scalars, np.stack([labels, labels * factor, labels * 2], axis=1))
+                assert np.array_equal(arrays, np.stack([labels, labels + 1], axis=1))
+                assert np.array_equal(vectors, np.stack([labels, labels * 0, labels, labels * 0.5], axis=1))
+                found[-1] += labels.tolist()
+        return found
+
+    number = F.col("id").cast("float")
+    df = spark.range(1000).select(
+        number.alias("a.b"),
+        (number * 3).alias("c`d"),
+        (F.col("id") * 2).cast("int").cast("float").alias("e"),
+        F.array(number, number + 1).alias("pair"),
+        array_to_vector(F.array(number.cast("double"), F.lit(0.0), number.cast("double"))).alias("v"),
+        F.col("id").cast("decimal(10, 1)").alias("half") / 2,
+        "id",
+    )
+    df = df.toDF("a.b", "c`d", "e", "pair", "v", "half", "id")
+    features = [["a.b", "c`d", "e"], "pair", ["v", "half"]]
+    results = run_on_dataframe(check, df, (3,), num_proc=2, feature_cols=features, label_cols="id", batch_size=32)
+    assert [both(results, epoch) for epoch in range(3)] == [list(range(1000))] * 3
+    assert all(len({tuple(epoch) for epoch in shard}) == 3 for shard in results)
+
+
+def test_vectors_dense_and_sparse(spark):
+    def sums(shard):
+        rows = (row for features, labels in shard for row in zip(features, labels, strict=True))
+        return [(int(label), vector.tolist()) for vector, label in rows]
+
+    rows = [(0, Vectors.dense(1.0, 0.0, 2.0)), (1, SparseVector(3, {1: 5.0})), (2, SparseVector(3, {}))]
+    schema = StructType([StructField("id", LongType()), StructField("v", VectorUDT())])
+    df = spark.createDataFrame(rows, schema)
+    results = run(sums, num_proc=2, df=df, label_cols="id")
+    assert sorted(results[0] + results[1]) == [(0, [1, 0, 2]), (1, [0, 5, 0]), (2, [0, 0, 0])]
+
+
+def train(shard):
+    """Some steps on batches of different numbers; the steps of this rank, and what all agree about in the end."""
+    import torch
+
+    import hvd_cluster.torch as hvd
+
+    torch.set_num_threads(1)
+    hvd.init()
+    torch.manual_seed(hvd.rank())
+    model = torch.nn.Linear(1, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-3), model.named_parameters())
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    steps = 0
+    for _ in range(2):
+        for features, labels in shard.torch():
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(features[:, None].float() / 100), labels[:, None].float()).backward()
+            optimizer.step()
+            steps += 1
+        last = hvd.join()
+        hvd.broadcast_parameters(model.state_dict(), root_rank=last)
+    validation = len(shard.validation) if shard.validation else None
+    return shard.rows, len(shard), steps, last, model.weight.item(), validation
+
+
+@pytest.mark.parametrize(("rows", "uneven"), [(206, [169, 37]), (100, [100, 0])])
+def test_uneven_and_empty_shards_with_join(spark, rows, uneven):
+    """A filter leaves partitions as they are, and Spark takes them so."""
+    pytest.importorskip("torch")
+    df = spark.range(0, 338, 1, 2).filter(F.col("id") < rows).withColumn("y", F.col("id") * 2)
+    results = run_on_dataframe(train, df, num_proc=2, label_cols="y", feature_cols="id", batch_size=16)
+    assert sorted((result[0] for result in results), reverse=True) == uneven
+    assert [result[1:3] for result in results] == [(-(-count // 16), 2 * -(-count // 16)) for count, *_ in results]
+    assert len({result[3:] for result in results}) == 1
+
+
+def test_validation(spark):
+    def split(shard):
+        return ids(shard, 1)[0], ids(shard.validation, 2)
+
+    df = spark.range(1000).withColumn("kept", F.col("id") % 10 == 3).withColumn("x", F.col("id").cast("double"))
+    by_column = run_on_dataframe(split, df, num_proc=2, label_cols="id", validation="kept")
+    assert sorted(by_column[0][0] + by_column[1][0]) == [number for number in range(1000) if number % 10 != 3]
+    assert all(first == second for _, (first, second) in by_column)
+    assert both([kept for _, kept in by_column], 0) == list(range(3, 1000, 10))
+    by_chance = run_on_dataframe(split, df.drop("kept"), num_proc=2, label_cols="id", validation=0.1)
+    kept = both([kept for _, kept in by_chance], 0)
+    assert 50 < len(kept) < 150
+    assert sorted(by_chance[0][0] + by_chance[1][0] + kept) == list(range(1000))
+
+
+def test_nulls_fail_the_run(spark):
+    df = spark.range(0, 100, 1, 2).withColumn("x", F.when(F.col("id") < 97, F.lit(1.0)))
+    with pytest.raises(ValueError, match=r"column 'x' has 3 nulls, in rows 0 to 49 of this partition") as caught:
+        run_on_dataframe(ids, df, num_proc=2, label_cols="id")
+    assert isinstance(caught.value.__cause__, RemoteError)
+
+
+def test_a_function_may_leave_rows_unread(spark):
+    df = spark.range(200_000).withColumn("x", F.rand(0))
+    assert run_on_dataframe(lambda shard: None, df, num_proc=2, label_cols="id") == [None, None]
+    assert run_on_dataframe(lambda shard: next(iter(shard))[0].shape, df, num_proc=2, label_cols="id") == [(32,)] * 2
+
+
+def test_an_error_of_the_function_comes_through(spark):
+    def fail(shard):
+        for _ in shard:
+            raise LookupError("in the loop")
+
+    df = spark.range(200_000).withColumn("x", F.rand(0))
+    with pytest.raises(LookupError, match="in the loop"):
+        run_on_dataframe(fail, df, num_proc=2, label_cols="id")
+
+
+def test_refused_before_anything_starts(spark):
+    df = spark.range(10).withColumn("name", F.lit("a"))
+    with pytest.raises(ValueError, match="feature_cols has the column 'name', which is of type string"):
+        run_on_dataframe(ids, df, label_cols="id")
+    with pytest.raises(ValueError, match="label_cols names 'y'"):
+        run(ids, df=df.drop("name").withColumn("x", F.col("id")), label_cols="y")
+    with pytest.raises(TypeError, match=r"run\(\) got label_cols, but no df"):
+        run(ids, label_cols="y")
+    with pytest.raises(TypeError, match="3 is not a function"):
+        run_on_dataframe(3, df.withColumn("name", F.lit(1)), label_cols="id")
