@@ -32,7 +32,7 @@ STREAMS = {"stdout": b"o", "stderr": b"e"}
 GOODBYE = b"."
 DIAL_SECONDS = 5.0
 # A driver that takes nothing for so long, or whose host is silent, is gone.
-SILENCE_SECONDS = 60.0
+SILENCE_SECONDS = 30.0
 
 logger = logging.getLogger(__name__)
 

@@ -1,5 +1,6 @@
 """One Spark application for all tests of a process: two executors, each a JVM of its own with one slot."""
 
+import json
 import os
 import subprocess
 import sys
@@ -68,18 +69,31 @@ def _end_java() -> None:
     gateway.proc.wait(30)
 
 
-def run_driver(script: str, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run ``script`` as a driver of its own."""
-    path = folder / "driver.py"
-    path.write_text(script)
-    return subprocess.run(
-        [sys.executable, path],
-        env={**os.environ, **variables(str(folder)), **more},
+DRIVER = """
+import json, sys
+from spark_cluster import session
+
+spark = session(sys.argv[1], **json.loads(sys.argv[2]))
+{body}
+with open(sys.argv[3], "w") as file:
+    json.dump(result, file)
+spark.stop()
+"""
+
+
+def driver_result(body: str, folder: Path, master: str, settings: dict[str, str], **environment: str) -> object:
+    """The ``result`` that ``body`` makes, as a driver of its own, where ``spark`` is its session."""
+    (folder / "driver.py").write_text(DRIVER.format(body=body))
+    done = subprocess.run(
+        [sys.executable, folder / "driver.py", master, json.dumps(settings), folder / "result"],
+        env={**os.environ, **variables(str(folder)), **environment},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
         check=False,
     )
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / "result").read_text())
 
 
 def workers_left() -> list[psutil.Process]:

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -13,6 +12,9 @@ from spark_cluster import eventually, variables
 
 from executors.api import WorkerError
 from hvd_cluster.spark import run
+
+# Each driver starts Spark.
+pytestmark = pytest.mark.timeout(240)
 
 HANG_S = 600
 SECONDS = 30
@@ -136,5 +138,5 @@ def test_a_lost_executor_or_task_ends_the_job_without_another_attempt(spark, tmp
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.leaves("descriptors", "processes")
 def test_a_guard_that_is_killed_takes_its_worker_with_it(spark, tmp_path):
-    with pytest.raises(WorkerError, match="rank 1 on .* before its function returned"):
+    with pytest.raises(WorkerError, match=r"rank 1 on .* before its function returned"):
         run(kill_on_1, (tmp_path, psutil.Process.parent), num_proc=2)

@@ -14,7 +14,11 @@ from hvd_cluster.spark import run
 from hvd_cluster.spark.task import get_available_devices
 
 # Spark keeps its own processes and connections.
-pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.leaves("descriptors", "processes")]
+pytestmark = [
+    pytest.mark.usefixtures("nothing_left"),
+    pytest.mark.leaves("descriptors", "processes"),
+    pytest.mark.timeout(240),
+]
 
 HANG_S = 600
 
