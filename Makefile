@@ -7,7 +7,7 @@ export RAY_AUTH_MODE = disabled
 BIN = '$(VENV)'/bin
 HVDRUN = $(BIN)/hvdrun
 
-BENCHMARKS = allreduce training idle memory traffic simulation
+BENCHMARKS = allreduce training idle memory traffic simulation spark_ingest
 
 .PHONY: help demo examples test benchmarks environment clean
 
@@ -33,6 +33,8 @@ examples: environment
 	$(HVDRUN) -np 2 $(BIN)/python examples/synthetic_benchmark.py
 	$(HVDRUN) -np 2 $(BIN)/python examples/synthetic_benchmark.py --model mlp --fp16-allreduce
 	$(BIN)/python examples/digits_ray.py
+	$(BIN)/python examples/spark_digits.py
+	$(BIN)/python examples/spark_regression.py
 
 test: environment
 	@echo "ruff check"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -111,6 +112,8 @@ def tell(scored: DataFrame) -> float:
 @contextmanager
 def session(master: str) -> Iterator[SparkSession]:
     """A session, on this machine unless ``master`` says otherwise."""
+    if not shutil.which("java") and "JAVA_HOME" not in os.environ:
+        sys.exit("Spark needs Java 17: apt-get install openjdk-17-jre-headless")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark would take the python3 that it finds first
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
