@@ -126,6 +126,5 @@ class RowFeed:
 def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The rows of ``batches`` in smaller ones, none of them empty."""
     for batch in batches:
-        if batch.num_rows:
-            rows = max(1, PIECE_BYTES * batch.num_rows // max(batch.nbytes, 1))
-            yield from (batch.slice(first, rows) for first in range(0, batch.num_rows, rows))
+        rows = max(1, PIECE_BYTES * batch.num_rows // max(batch.nbytes, 1))
+        yield from (batch.slice(first, rows) for first in range(0, batch.num_rows, rows))

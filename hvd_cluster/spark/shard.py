@@ -106,7 +106,8 @@ class Shard:
         # A copy, which counts the epochs together with this one.
         shard = copy.copy(self)
         shard._cut = cut
-        shard._validation = self._validation and self._validation._as(cut)
+        if self._validation is not None:  # its truth is its length, for which it would wait
+            shard._validation = self._validation._as(cut)
         return shard
 
     def _batches(self, epoch: int) -> Iterator[tuple[Any, Any]]:
@@ -163,7 +164,7 @@ def _cut_torch(array: Array, size: int) -> Iterator[Any]:
 def _cut_tensorflow(array: Array, size: int) -> Iterator[Any]:
     import tensorflow
 
-    # Crashes of TensorFlow are what memory of another alignment brings.
+    # In memory of another alignment it crashes.
     if array.ctypes.data % ALIGNMENT or array[:size].nbytes % ALIGNMENT:
         return map(tensorflow.convert_to_tensor, _cut_numpy(array, size))
     from_dlpack = tensorflow.experimental.dlpack.from_dlpack

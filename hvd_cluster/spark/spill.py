@@ -146,7 +146,7 @@ class SpillReader:
         self._files = files
         self._forms = forms
         self._progress = Progress((0,) * len(files), False, (0,) * len(forms))
-        # Held by a thread that reads the pipe, which has no limit of its own: the end of the task ends the wait.
+        # Held for one message, which has no limit of its own: the end of the task ends the wait.
         self._lock = threading.Lock()
 
     def wait(self, part: int, rows: int | None = None) -> int:
@@ -154,10 +154,11 @@ class SpillReader:
 
         Raises ExecutorError when the task has ended before.
         """
-        with self._lock:
-            while not self._progress.complete and (rows is None or self._progress.rows[part] < rows):
-                self._hear()
-            return self._progress.rows[part]
+        while not self._has(part, rows):
+            with self._lock:
+                if not self._has(part, rows):
+                    self._hear()
+        return self._progress.rows[part]
 
     def row_bytes(self) -> int:
         """The bytes of a row in all arrays, once a row has come; until then 0."""
@@ -188,6 +189,10 @@ class SpillReader:
 
     def _itemsize(self, index: int) -> int:
         return self._progress.widths[index] * self._forms[index].dtype.itemsize
+
+    def _has(self, part: int, rows: int | None) -> bool:
+        progress = self._progress
+        return progress.complete or (rows is not None and progress.rows[part] >= rows)
 
     def _hear(self) -> None:
         size = len(self._progress.pack())

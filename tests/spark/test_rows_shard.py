@@ -125,6 +125,14 @@ def test_the_first_epoch_streams(tmp_path):
         assert ids_of(batches) == [[8, 9, 10, 11], [12]]
 
 
+def test_asking_for_tensors_does_not_wait(tmp_path):
+    with opened(rows_of(SCHEMA, "id", validation=0.5), tmp_path) as (feed, shard):
+        loader = shard.torch()
+        assert loader.validation is not shard.validation
+        feed.feed(numbered(10), never)
+        assert loader.rows + loader.validation.rows == 10
+
+
 @contextmanager
 def feeding(feed, batches):
     thread = threading.Thread(target=feed.feed, args=(batches, never))

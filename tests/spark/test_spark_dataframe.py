@@ -37,17 +37,18 @@ def test_every_row_comes_once_an_epoch_whatever_its_columns(spark):
                 found[-1] += labels.tolist()
         return found
 
-    number = F.col("id").cast("float")
+    def number(factor, kind="float"):
+        return (F.col("id") * factor).cast(kind)
+
     df = spark.range(1000).select(
-        number.alias("a.b"),
-        (number * 3).alias("c`d"),
-        (F.col("id") * 2).cast("int").cast("float").alias("e"),
-        F.array(number, number + 1).alias("pair"),
-        array_to_vector(F.array(number.cast("double"), F.lit(0.0), number.cast("double"))).alias("v"),
-        F.col("id").cast("decimal(10, 1)").alias("half") / 2,
+        number(1).alias("a.b"),
+        number(3).alias("c`d"),
+        number(2).alias("e"),
+        F.array(number(1), (F.col("id") + 1).cast("float")).alias("pair"),
+        array_to_vector(F.array(number(1, "double"), number(0, "double"), number(1, "double"))).alias("v"),
+        number(0.5, "decimal(10, 1)").alias("half"),
         "id",
     )
-    df = df.toDF("a.b", "c`d", "e", "pair", "v", "half", "id")
     features = [["a.b", "c`d", "e"], "pair", ["v", "half"]]
     results = run_on_dataframe(check, df, (3,), num_proc=2, feature_cols=features, label_cols="id", batch_size=32)
     assert [both(results, epoch) for epoch in range(3)] == [list(range(1000))] * 3
