@@ -52,7 +52,8 @@ class Console:
         self._came = came
         self._lost = lost
         self._known: set[int] = set()
-        self._talks: set[asyncio.Task[None]] = set()
+        self._talks: dict[asyncio.StreamWriter, asyncio.Task[None] | None] = {}
+        self._stopping = False
         self._thread: threading.Thread | None = None
         self._stop: Callable[[], object] = lambda: None
 
@@ -79,30 +80,31 @@ class Console:
         server = await asyncio.start_server(self._accept, sock=listener)
         started.set_result(functools.partial(loop.call_soon_threadsafe, stop.set))
         await stop.wait()
+        self._stopping = True
         server.close()
-        for talk in self._talks:
-            talk.cancel()
-        await asyncio.gather(*self._talks, return_exceptions=True)
+        # Not cancelled: before Python 3.12, wait_for may swallow that.
+        for writer in self._talks:
+            writer.transport.abort()
+        await asyncio.gather(*filter(None, self._talks.values()), return_exceptions=True)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        talk = asyncio.current_task()
-        assert talk is not None
-        self._talks.add(talk)
+        self._talks[writer] = asyncio.current_task()
         try:
             caller = await asyncio.wait_for(self._identify(reader, writer), HELLO_SECONDS)
             if caller is not None:
                 await self._hear(caller, reader)
         except (OSError, EOFError, ValueError, TypeError, asyncio.TimeoutError) as error:
-            logger.warning("somebody who is no task of this job dialled the driver (%s)", error)
-        except asyncio.CancelledError:
-            pass  # by _serve; a cancelled task would be logged
+            if not self._stopping:
+                logger.warning("somebody who is no task of this job dialled the driver (%s)", error)
         finally:
-            self._talks.discard(talk)
+            del self._talks[writer]
             writer.close()
-            with suppress(OSError, asyncio.CancelledError):
+            with suppress(OSError):
                 await writer.wait_closed()
 
     async def _identify(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Caller | None:
+        if self._stopping:
+            raise EOFError("it came too late")
         end_in_silence(writer.get_extra_info("socket"), SILENCE_SECONDS)
         nonce = secrets.token_bytes(NONCE_BYTES)
         writer.write(nonce)
@@ -120,7 +122,8 @@ class Console:
             while (message := await _read(reader)) != GOODBYE:
                 shown.feed(message)
         except (OSError, EOFError):
-            self._lost(caller)
+            if not self._stopping:
+                self._lost(caller)
         finally:
             shown.close()
 

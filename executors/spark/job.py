@@ -116,12 +116,12 @@ class _Stage:
         def task(batches: Iterator[Any]) -> Iterator[Any]:
             return run_task(plan, batches)
 
-        self._spark = session.spark
+        self._session = session
         self._tag = f"hvd-{uuid.uuid4().hex}"
         self._frame = frame.mapInArrow(task, SCHEMA, barrier=True)
         self._news = news
         self._ended = threading.Event()
-        run = inheritable_thread_target(self._spark)(self._run)
+        run = inheritable_thread_target(session.spark)(self._run)
         self._thread = threading.Thread(target=run, name="hvd-spark", daemon=True)
 
     def __enter__(self) -> _Stage:
@@ -132,18 +132,16 @@ class _Stage:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self._ended.is_set():
-            self._spark.interruptTag(self._tag)
+            self._session.cancel(self._tag)
         # Bound: CANCEL_SECONDS, of which Spark needs one or two; abort: an exception out of a signal handler.
         self._thread.join(CANCEL_SECONDS)
 
     def _run(self) -> None:
-        self._spark.addTag(self._tag)
         try:
-            result = _Finished(table=self._frame.toArrow())
+            with self._session.tagged(self._tag):
+                result = _Finished(table=self._frame.toArrow())
         except BaseException as error:  # noqa: BLE001  whatever it is, it belongs to the thread that waits
             result = _Finished(error=error)
-        finally:
-            self._spark.removeTag(self._tag)
         self._ended.set()
         self._news.put(result)
 

@@ -91,6 +91,28 @@ class Session:
         return any(stage is not None and stage.numActiveTasks >= size for stage in stages)
 
     @contextmanager
+    def tagged(self, tag: str) -> Iterator[None]:
+        """What this thread starts inside the block is what :meth:`cancel` ends."""
+        # Of a classic session, in Spark 4.3, interruptTag does not find the jobs of toArrow or collect.
+        add, remove = (
+            (self.spark.addTag, self.spark.removeTag)
+            if self.connect
+            else (self.spark.sparkContext.addJobTag, self.spark.sparkContext.removeJobTag)
+        )
+        add(tag)
+        try:
+            yield
+        finally:
+            remove(tag)
+
+    def cancel(self, tag: str) -> None:
+        """End what was started with ``tag``; returns at once."""
+        if self.connect:
+            self.spark.interruptTag(tag)
+        else:
+            self.spark.sparkContext.cancelJobsWithTag(tag)
+
+    @contextmanager
     def watched(self) -> Iterator[None]:
         """Inside the block, :meth:`busy` knows also what a server of Spark Connect tells of its tasks."""
         if not self.connect:

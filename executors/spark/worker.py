@@ -59,7 +59,9 @@ class Worker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Bound: the function of the user; abort: stop(), by a failure anywhere or the loss of the driver, and SIGKILL
+        if kind is not None:
+            self._stop()
+        # Bound: the function of the user; abort: _stop(), by a failure anywhere or the loss of the driver, and SIGKILL
         # of this process by Spark, which the guard of the worker notices.
         self._watching.join()
         self._tell(_ended(self._member.slot.rank))

@@ -45,6 +45,11 @@ def session(master: str = MASTER, **settings: str) -> SparkSession:
     return builder.getOrCreate()
 
 
+def connect(master: str) -> object:
+    """The session of a Spark Connect client, whose server is a process of its own on this host."""
+    return SparkSession.builder.remote(master).getOrCreate()
+
+
 @contextmanager
 def running_session() -> Iterator[SparkSession]:
     """The session, with this process as its driver; fails when a process of it outlives it."""
@@ -71,21 +76,21 @@ def _end_java() -> None:
 
 DRIVER = """
 import json, sys
-from spark_cluster import session
+from spark_cluster import connect, session
 
-spark = session(sys.argv[1], **json.loads(sys.argv[2]))
+spark = {make}
 {body}
-with open(sys.argv[3], "w") as file:
+with open(sys.argv[1], "w") as file:
     json.dump(result, file)
 spark.stop()
 """
 
 
-def driver_result(body: str, folder: Path, master: str, settings: dict[str, str], **environment: str) -> object:
-    """The ``result`` that ``body`` makes, as a driver of its own, where ``spark`` is its session."""
-    (folder / "driver.py").write_text(DRIVER.format(body=body))
+def driver_result(body: str, folder: Path, make: str, **environment: str) -> object:
+    """The ``result`` that ``body`` makes, as a driver of its own, where ``spark`` is its session, which it makes so."""
+    (folder / "driver.py").write_text(DRIVER.format(make=make, body=body))
     done = subprocess.run(
-        [sys.executable, folder / "driver.py", master, json.dumps(settings), folder / "result"],
+        [sys.executable, folder / "driver.py", folder / "result"],
         env={**os.environ, **variables(str(folder)), **environment},
         capture_output=True,
         text=True,

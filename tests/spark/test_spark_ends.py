@@ -140,3 +140,21 @@ def test_a_lost_executor_or_task_ends_the_job_without_another_attempt(spark, tmp
 def test_a_guard_that_is_killed_takes_its_worker_with_it(spark, tmp_path):
     with pytest.raises(WorkerError, match=r"rank 1 on .* before its function returned"):
         run(kill_on_1, (tmp_path, psutil.Process.parent), num_proc=2)
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.leaves("descriptors", "processes")
+def test_the_python_of_spark_is_as_it_was(spark):
+    def look(batches):
+        import threading
+
+        import pyarrow
+
+        rows = sum(batch.num_rows for batch in batches)
+        names = [thread.name for thread in threading.enumerate() if thread.name.startswith("hvd-")]
+        imported = "executors.spark.task" in sys.modules
+        yield pyarrow.RecordBatch.from_pydict({"seen": [f"{rows} {imported} {names}"]})
+
+    run(os.getpid, num_proc=2)
+    seen = spark.range(0, 2, 1, 2).mapInArrow(look, "seen string", barrier=True).toArrow()
+    assert seen.column("seen").to_pylist() == ["1 True []"] * 2

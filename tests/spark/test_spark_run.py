@@ -1,5 +1,6 @@
 """run() in two executors of Spark, one application for all."""
 
+import importlib
 import io
 import os
 import signal
@@ -8,8 +9,10 @@ import threading
 import time
 
 import pytest
+from pyspark.util import inheritable_thread_target
+from spark_cluster import eventually
 
-from executors.api import PlacementError, RemoteError, WorkerError
+from executors.api import PlacementError, RemoteError, StartTimeoutError, WorkerError
 from hvd_cluster.spark import run
 from hvd_cluster.spark.task import get_available_devices
 
@@ -143,6 +146,40 @@ def test_a_lost_peer_is_reported_as_the_peers_own_failure(spark):
 def test_too_few_slots(spark):
     with pytest.raises(PlacementError, match=r"3 workers need 3 task slots .* have 2.*set num_proc to at most 2"):
         run(rank, num_proc=3)
+
+
+def test_executors_that_others_use(spark):
+    def occupy(batches):
+        time.sleep(HANG_S)
+        yield from batches
+
+    def job():
+        spark.sparkContext.addJobTag("occupied")
+        with pytest.raises(Exception, match="cancelled"):
+            spark.range(0, 1, 1, 1).mapInArrow(occupy, "id long").toArrow()
+
+    # pyspark ends its connection with a thread only if told so.
+    other = threading.Thread(target=inheritable_thread_target(spark)(job))
+    other.start()
+    tracker = spark.sparkContext.statusTracker()
+    eventually(tracker.getActiveStageIds, HANG_S)
+    try:
+        with pytest.raises(StartTimeoutError, match=r"0 of 2 workers started within 2 s; other jobs may use"):
+            run(rank, num_proc=2, start_timeout=2)
+    finally:
+        spark.sparkContext.cancelJobsWithTag("occupied")
+        other.join()
+
+
+@pytest.mark.usefixtures("horovod_alias")
+def test_scripts_for_horovod(spark):
+    def function():
+        from horovod.spark.task import get_available_devices
+
+        return get_available_devices.__module__
+
+    assert importlib.import_module("horovod.spark").run is run
+    assert importlib.import_module("horovod.spark").run(function, num_proc=2) == ["hvd_cluster.spark.task"] * 2
 
 
 def test_no_devices_outside_of_a_worker(spark):

@@ -38,11 +38,11 @@ class Standalone:
     inside: object
     folder: Path
 
-    def run(self, body, **settings):
-        """What ``body``, in which ``spark`` is a session, prints as its last line, as JSON."""
-        settings = APPLICATION | {"spark.driver.host": self.address} | settings
+    def run(self, body):
+        """The ``result`` of ``body``, in which ``spark`` is a session."""
+        settings = APPLICATION | {"spark.driver.host": self.address}
         with self.inside(0):
-            return driver_result(body, self.folder, self.url, settings, SPARK_LOCAL_IP=self.address)
+            return driver_result(body, self.folder, f"session({self.url!r}, **{settings})", SPARK_LOCAL_IP=self.address)
 
 
 @contextlib.contextmanager
@@ -107,51 +107,40 @@ def worker_arguments(folder, host, address, url):
 
 TRAIN = """
 import os
+from executors.api import PlacementError
+from hvd_cluster.spark import run
 
 def place():
-    import torch
-    import hvd_cluster.torch as hvd
+    from hvd_cluster import basics
+    from hvd_cluster.objects import allgather_object
     from hvd_cluster.spark.task import get_available_devices
-    hvd.init()
+    basics.init()
     return {
-        "sum": hvd.allreduce(torch.tensor([1.0 + hvd.rank()]), op=hvd.Sum).item(),
-        "rank": hvd.rank(),
-        "local": [hvd.local_rank(), hvd.local_size()],
-        "cross": [hvd.cross_rank(), hvd.cross_size()],
+        "rank": basics.rank(),
+        "all": allgather_object(basics.rank()),
+        "local": [basics.local_rank(), basics.local_size()],
+        "cross": [basics.cross_rank(), basics.cross_size()],
         "devices": get_available_devices(),
         "visible": os.environ["CUDA_VISIBLE_DEVICES"].split(","),
     }
 
-from hvd_cluster.spark import run
-result = run(place)
+places = run(place)
+try:
+    run(place, num_proc=5)
+except PlacementError as error:
+    result = places, str(error)
 """
 
 
 def test_ranks_follow_hosts_and_see_their_gpus(standalone):
-    pytest.importorskip("torch")
-    places = standalone.run(TRAIN)
+    places, refusal = standalone.run(TRAIN)
     assert [place["rank"] for place in places] == [0, 1, 2, 3]
-    assert [place["sum"] for place in places] == [10.0] * 4
+    assert [place["all"] for place in places] == [[0, 1, 2, 3]] * 4
     local_size = 4 // standalone.hosts
     assert [place["local"] for place in places] == [[rank % local_size, local_size] for rank in range(4)]
     assert [place["cross"] for place in places] == [[rank // local_size, standalone.hosts] for rank in range(4)]
     assert all(len(place["visible"]) == local_size for place in places)
     assert [place["visible"][place["local"][0]] for place in places] == [place["devices"][0] for place in places]
     assert sorted(device for place in places for device in place["devices"]) == ["0", "1", "2", "3"]
-
-
-CROWD = """
-from executors.api import PlacementError
-from hvd_cluster.spark import run
-
-try:
-    run(print, num_proc=5)
-except PlacementError as error:
-    result = str(error)
-"""
-
-
-def test_too_few_gpus_are_said_with_the_numbers(standalone):
-    text = standalone.run(CROWD)
-    assert "5 workers need 5 task slots" in text
-    assert "have 4 (spark.task.resource.gpu.amount=1); set num_proc to at most 4" in text
+    assert "5 workers need 5 task slots" in refusal
+    assert "have 4 (spark.task.resource.gpu.amount=1); set num_proc to at most 4" in refusal

@@ -1,0 +1,209 @@
+"""What needs no Spark: arguments, slots, rows, lines to the driver."""
+
+import importlib
+import io
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+from pyspark import SparkContext
+
+from executors.api import ExecutorError, JobSecret, PlacementError
+from executors.local.output import Output
+from executors.spark import line as lines
+from executors.spark.console import Console
+from executors.spark.line import GOODBYE, Caller, dial
+from executors.spark.meeting import Place, server_host
+from executors.spark.plan import PART_BYTES, join, parts
+from executors.spark.slots import check_settings, shortage
+from hvd_cluster.spark import run
+
+SECRET = JobSecret()
+HOST = "127.0.0.1"
+
+
+def caller(rank=0):
+    return Caller(rank, f"host-{rank}", f"name of {rank}")
+
+
+class Driver:
+    """What a console shows and says."""
+
+    def __init__(self):
+        self.stdout, self.stderr = io.StringIO(), io.StringIO()
+        self.came, self.lost = [], []
+        self.changed = threading.Event()
+        output = Output(2, stdout=self.stdout, stderr=self.stderr)
+        self.console = Console(HOST, SECRET, output, self.came.append, self._lose)
+
+    def _lose(self, who):
+        self.lost.append(who)
+        self.changed.set()
+
+    def dial(self, rank=0, secret=SECRET):
+        return dial([HOST], self.console.port, secret, caller(rank))
+
+    @contextmanager
+    def __call__(self):
+        with self.console:
+            yield self
+
+
+@pytest.fixture
+def driver():
+    with Driver()() as driver:
+        yield driver
+
+
+def until(condition):
+    """Polls; the timeout of the test bounds it."""
+    while not condition():
+        time.sleep(0.01)
+
+
+class TestLine:
+    def test_output_is_shown_and_a_goodbye_is_no_loss(self, driver):
+        line = driver.dial(1)
+        for name, data in (("stdout", b"one\nt"), ("stderr", b"beware\n"), ("stdout", b"wo\nrest")):
+            line.sink(1, name).feed(data)
+        line.send(GOODBYE)
+        until(lambda: driver.stdout.getvalue().count("\n") == 3)
+        line.close()
+        assert driver.stdout.getvalue() == "[1]<stdout>:one\n[1]<stdout>:two\n[1]<stdout>:rest\n"
+        assert driver.stderr.getvalue() == "[1]<stderr>:beware\n"
+        assert (driver.came, driver.lost) == ([caller(1)], [])
+
+    def test_a_task_that_ends_without_a_goodbye_is_lost(self, driver):
+        driver.dial(1).close()
+        assert driver.changed.wait(10)
+        assert driver.lost == [caller(1)]
+
+    def test_a_driver_that_ends_is_noticed(self):
+        with Driver()() as driver:
+            line = driver.dial()
+            assert not line.lost
+        until(lambda: line.lost)
+        line.sink(0, "stdout").feed(b"to nobody\n")
+        line.close()
+
+    def test_a_second_task_of_a_rank_is_refused(self, driver):
+        first = driver.dial(1)
+        with pytest.raises(ConnectionRefusedError, match="the driver knows another task of rank 1"):
+            driver.dial(1)
+        second = driver.dial(0)
+        for line in (first, second):
+            line.send(GOODBYE)
+            line.close()
+
+    def test_somebody_without_the_secret_is_let_out(self, driver, caplog):
+        assert driver.dial(0, JobSecret()) is None
+        until(lambda: len(caplog.records) == 2)
+        texts = sorted(record.message for record in caplog.records)
+        assert texts[0].endswith("is not the driver (it hung up)")
+        assert texts[1].startswith("somebody who is no task of this job dialled the driver")
+        assert not driver.came
+
+    def test_a_driver_that_cannot_be_reached(self, monkeypatch, caplog):
+        driver = Driver()
+        with driver():
+            port = driver.console.port
+        assert dial([HOST], port, SECRET, caller()) is None
+        assert caplog.records[0].message.startswith(f"the driver cannot be reached at {HOST} port {port}")
+
+    def test_a_driver_that_does_not_answer(self, monkeypatch, caplog):
+        import socket
+
+        monkeypatch.setattr(lines, "DIAL_SECONDS", 0.1)
+        with socket.create_server((HOST, 0)) as silent:
+            assert dial([HOST], silent.getsockname()[1], SECRET, caller()) is None
+        assert "is not the driver (timed out)" in caplog.text
+
+    def test_a_stream_that_cannot_be_written_does_not_end_the_job(self, driver, caplog):
+        line = driver.dial(0)
+        driver.stdout.close()
+        line.sink(0, "stdout").feed(b"text\n")
+        line.sink(0, "stdout").feed(b"text\n")
+        line.send(GOODBYE)
+        until(lambda: caplog.records)
+        line.close()
+        assert [record.message.split(" (")[0] for record in caplog.records] == [
+            "the output of workers cannot be written"
+        ]
+        assert not driver.lost
+
+
+class TestRows:
+    @pytest.mark.parametrize("size", [0, 1, PART_BYTES, PART_BYTES + 1])
+    def test_what_is_cut_is_joined_again(self, size):
+        data = bytes(size)
+        rows = [(rank, number, part) for rank in (1, 0) for number, part in enumerate(parts(data))]
+        assert join(rows[::-1]) == {0: data, 1: data}
+        assert len(rows) == 2 * max(1, -(-size // PART_BYTES))
+
+
+class TestPlaces:
+    def test_tasks_of_one_host_meet_on_the_loopback(self):
+        assert server_host([Place("a", "a", "10.0.0.1")] * 2, ["no-such-interface"]) == "127.0.0.1"
+
+    def test_tasks_of_several_hosts_meet_on_the_way_to_the_others(self):
+        # All of 127.0.0.0/8 is this host, which has the address of the destination on the way there.
+        assert server_host([Place("a", "a", "10.0.0.1"), Place("b", "b", "127.0.0.7")], []) == "127.0.0.1"
+        assert server_host([Place("a", "a", "10.0.0.1"), Place("b", "b", "10.0.0.2")], ["lo"]) == "127.0.0.1"
+
+
+class TestSlots:
+    def test_dynamic_allocation_is_refused(self):
+        with pytest.raises(PlacementError, match=r"spark\.dynamicAllocation\.enabled=true\); set it to false"):
+            check_settings({"spark.dynamicAllocation.enabled": "true"}.get)
+        check_settings({"spark.dynamicAllocation.enabled": "false"}.get)
+        check_settings({}.get)
+
+    def test_a_shortage_has_the_numbers(self):
+        text = str(shortage(8, 3, {"spark.task.cpus": "2"}.get))
+        assert "8 workers need 8 task slots" in text
+        assert "have 3 (spark.task.cpus=2); set num_proc to at most 3, or give the application more" in text
+        assert "spark.executor.cores" in text
+
+
+class TestArguments:
+    @pytest.mark.parametrize(
+        ("arguments", "text"),
+        [
+            ({"num_proc": 0}, "num_proc is 0, but must be an integer of at least 1"),
+            ({"num_proc": "2"}, "num_proc is '2', but"),
+            ({"start_timeout": -1}, "start_timeout is -1, but must be a positive number of seconds"),
+            ({"use_mpi": True}, "without MPI; leave out use_mpi"),
+            ({"extra_mpi_args": "-x"}, "leave out use_mpi and extra_mpi_args"),
+            ({"use_gloo": False}, "and use_gloo=False"),
+            ({"env": {"HOROVOD_RANK": "1"}}, r"env has HOROVOD_RANK, which run\(\) sets"),
+            ({"nics": [5]}, "nics is .* must be names of network interfaces"),
+        ],
+    )
+    def test_bad_ones_are_named(self, arguments, text):
+        with pytest.raises(ValueError, match=text):
+            run(print, **arguments)
+
+    def test_the_start_timeout_of_the_environment(self, monkeypatch):
+        monkeypatch.setenv("HOROVOD_SPARK_START_TIMEOUT", "soon")
+        with pytest.raises(ValueError, match="HOROVOD_SPARK_START_TIMEOUT is 'soon', but must be a positive number"):
+            run(print)
+
+    def test_what_cannot_be_pickled_is_named(self):
+        with pytest.raises(TypeError, match="print cannot be sent to the workers: argument 0 cannot be pickled"):
+            run(print, (threading.Lock(),))
+        with pytest.raises(TypeError, match="5 is not a function"):
+            run(5)
+
+    def test_no_session(self, monkeypatch):
+        monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+        with pytest.raises(ExecutorError, match="there is no active Spark session; make one with SparkSession"):
+            run(print)
+
+    def test_no_pyspark(self, monkeypatch):
+        for name in [name for name in sys.modules if name.startswith(("hvd_cluster.spark", "executors.spark"))]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, "pyspark", None)
+        with pytest.raises(ImportError, match=r'pip install "hvd-cluster\[spark\]"'):
+            importlib.import_module("hvd_cluster.spark")
