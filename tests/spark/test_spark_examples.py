@@ -1,0 +1,48 @@
+"""The examples for Spark run, as drivers of their own."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+EPOCH = r"\[0\]<stdout>:epoch {number}{told}   held-out \w+ \d+\.\d{{4}}.*"
+AGREE = r"parameters: bit for bit the same on 2 of 2 ranks, sha256 [0-9a-f]{16}"
+
+
+def run_example(name, *arguments):
+    return subprocess.run(
+        [sys.executable, ROOT / "examples" / name, *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+
+def test_digits():
+    run = run_example("spark_digits.py")
+    assert run.returncode == 0, run.stderr
+    *epochs, verdict = run.stdout.splitlines()[:16]
+    for number, line in enumerate(epochs, 1):
+        assert re.fullmatch(EPOCH.format(number=f"{number:2}", told=r"   rows by rank \[\d+, \d+\]"), line)
+    assert sum(map(int, re.findall(r"\d+", re.search(r"\[\d+, \d+\]", epochs[0]).group()))) == 1437
+    assert re.fullmatch(AGREE, verdict)
+    *digits, accuracy = run.stdout.splitlines()[16:]
+    counts = [re.match(r"digit (\d) +(\d+) of +(\d+) ", line).groups() for line in digits]
+    right, total = (sum(int(count[column]) for count in counts) for column in (1, 2))
+    assert ([int(digit) for digit, _, _ in counts], total) == (list(range(10)), 360)
+    assert accuracy == f"held-out accuracy: {right / total:.4f}"
+
+
+def test_regression_says_that_it_has_not_learned_enough():
+    run = run_example("spark_regression.py", "--rows", "20000", "--epochs", "1")
+    epoch, verdict, *_ = run.stdout.splitlines()
+    assert re.fullmatch(EPOCH.format(number="1", told=""), epoch), run.stderr
+    assert re.fullmatch(AGREE, verdict)
+    assert run.stdout.count("|") == 7 * 8
+    assert re.fullmatch(r"held-out error: \d+\.\d{4}, more than 1\.1; give more .*", run.stderr.splitlines()[-1])
+    error = re.search(r"held-out error (\d+\.\d+)", epoch).group(1)
+    assert f"held-out error: {error}" in run.stderr  # the ranks and Spark see the same rows and the same network
