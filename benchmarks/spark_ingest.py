@@ -270,7 +270,7 @@ def main() -> None:
         table = generate(spark, place / "table", arguments.rows)
         launches = [launch(spark, table, arguments) for _ in range(arguments.launches)]
     rows = [combine(entries) for entries in zip(*launches, strict=True)]
-    report("rows of a DataFrame: ours against TorchDistributor and Parquet", rows, arguments)
+    report("rows of a DataFrame into training", rows, arguments)
 
 
 if __name__ == "__main__":
