@@ -1,5 +1,7 @@
 """DistributedOptimizer: training on many ranks is training on one with all the data."""
 
+import copy
+import gc
 import warnings
 
 import pytest
@@ -454,6 +456,25 @@ def check_parameters_added_and_unfrozen_later():
     assert_identical_everywhere(model)
 
 
+def check_gradients_in_memory_of_the_user():
+    """They stay there, whether small or large."""
+    for rows in (2, 300):
+        flat_gradients = torch.zeros(2 * rows * rows)
+        parameters = [torch.nn.Parameter(torch.zeros(rows, rows)) for _ in range(2)]
+        for parameter, part in zip(parameters, flat_gradients.split(rows * rows), strict=True):
+            parameter.grad = part.view(rows, rows)
+        for compression in (hvd.Compression.none, hvd.Compression.fp16):
+            inner = torch.optim.SGD(parameters, lr=1.0)
+            optimizer = hvd.DistributedOptimizer(inner, compression=compression, op=hvd.Sum)
+            flat_gradients.zero_()
+            optimizer.zero_grad(set_to_none=False)
+            (parameters[0].sum() + 2 * parameters[1].sum()).backward()
+            optimizer.synchronize()
+            expected = torch.tensor([hvd.size(), 2 * hvd.size()]).repeat_interleave(rows * rows).float()
+            assert torch.equal(flat_gradients, expected)
+            del optimizer
+
+
 def check_gradients_that_share_memory():
     """autograd gives both parameters the same memory as gradient, which must not be summed twice."""
     for rows in (2, 300):
@@ -510,6 +531,70 @@ def check_another_wrapper():
         assert parameter.tolist() == [-2.0 * hvd.size()] * 3
 
     with_and_without_a_core_to_spare(check)
+
+
+def check_optimizers_side_by_side():
+    """Whose parameters are called the same; beside one that nobody can reach any more, and a copy on one rank."""
+
+    def check():
+        for named in (True, False):
+            layers = [torch.nn.Linear(2, 2, bias=False) for _ in range(2)]
+            optimizers = []
+            for layer in layers:
+                torch.nn.init.ones_(layer.weight)
+                names = layer.named_parameters() if named else None
+                inner = torch.optim.SGD(layer.parameters(), lr=1.0)
+                optimizers.append(hvd.DistributedOptimizer(inner, names, op=hvd.Sum))
+                if hvd.rank() == 0:
+                    copied = copy.deepcopy((layer, optimizers[-1]))
+                    garbage = [copied]
+                    garbage.append(garbage)
+                    del copied, garbage
+            for _ in range(3):
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
+                held = [*layers] if hvd.rank() == 0 else layers[::-1]
+                sum((place + 1) * layer.weight.sum() for place, layer in enumerate(held)).backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+            first = sum(1 if rank == 0 else 2 for rank in range(hvd.size()))
+            second = sum(2 if rank == 0 else 1 for rank in range(hvd.size()))
+            for layer, total in zip(layers, (first, second), strict=True):
+                assert layer.weight.tolist() == [[1.0 - 3 * total] * 2] * 2
+
+    gc.disable()
+    try:
+        with_and_without_a_core_to_spare(check)
+    finally:
+        gc.enable()
+
+
+def check_optimizers_of_the_same_parameters():
+    def check():
+        parameter, first = one_parameter()
+        second = hvd.DistributedOptimizer(torch.optim.Adam([parameter]), [("q", parameter)])
+
+        def step():
+            parameter.sum().backward()
+            first.step()
+
+        with pytest.raises(InvalidRequestError, match=r"parameter '.' is in two DistributedOptimizers"):
+            step()
+        del second
+        first.synchronize()
+        first.zero_grad()
+        parameter.sum().backward()
+        first.step()
+        assert parameter.tolist() == [-hvd.size()] * 3
+
+    if hvd.size() > 1:
+        with_and_without_a_core_to_spare(check)
+
+
+def check_a_shallow_copy():
+    _, optimizer = one_parameter()
+    with pytest.raises(InvalidRequestError, match=r"copy\.deepcopy"):
+        copy.copy(optimizer)
 
 
 def check_a_closure_that_synchronizes_itself():

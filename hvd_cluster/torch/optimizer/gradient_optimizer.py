@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from operator import is_
 from typing import Any
 
@@ -53,6 +55,11 @@ def _hook(parameter: torch.Tensor, on_gradient: Callable[[torch.Tensor], None]) 
     return handle
 
 
+_wrappers: weakref.WeakValueDictionary[int, GradientOptimizer] = weakref.WeakValueDictionary()
+"""Those of this process, by when they were made."""
+_numbers = count()
+
+
 def _state(parameter: torch.Tensor) -> tuple[int, int]:
     """What tells one gradient from another, and from what it was before it was changed in place."""
     gradient = parameter.grad
@@ -77,8 +84,10 @@ class GradientOptimizer(torch.optim.Optimizer):
         self._hooks: dict[torch.Tensor, RemovableHandle] = {}
         self._buckets: dict[torch.Tensor, Bucket] = {}
         self._compressors: dict[torch.Tensor, GradientCompressor] = {}
+        self._ordinal: int | None = None
         self._reset()
         self._adopt()
+        _wrappers[next(_numbers)] = self
 
     def _reset(self) -> None:
         self._reductions: dict[Bucket, Reduction] = {}
@@ -182,7 +191,45 @@ class GradientOptimizer(torch.optim.Optimizer):
         """Combine the gradients of those that are trained, or were until backward; zeros where there is none."""
         members = [each for each in bucket.parameters if each.requires_grad or each in self._countdown]
         if members:
-            self._reductions[bucket] = Reduction(bucket, members, self._names, self._compressors, self._options)
+            prefix = self._prefix()
+            self._reductions[bucket] = Reduction(bucket, members, self._names, prefix, self._compressors, self._options)
+
+    def _prefix(self) -> str:
+        """What tells names in flight from those of other optimizers whose parameters are called the same.
+
+        Known when the first gradient is to travel: ranks have the same optimizers then, whatever they replaced.
+        """
+        if self._ordinal is None:
+            if len(_wrappers) > 1:
+                gc.collect()  # or one that nobody uses would count where it has not been collected yet
+            self._require_sole_owner()
+            for wrapper in [wrapper for _, wrapper in sorted(_wrappers.items())]:
+                wrapper._take_ordinal()
+        return f"optimizer{self._ordinal}." if self._ordinal else ""
+
+    def _take_ordinal(self) -> None:
+        if self._ordinal is None:
+            taken = {rival._ordinal for rival in self._rivals()}
+            self._ordinal = next(number for number in count() if number not in taken)
+
+    def _rivals(self) -> list[GradientOptimizer]:
+        """Those on the same process set that have a name in common with this one."""
+        names = self._names_of_own()
+        others = [other for other in _wrappers.values() if other is not self]
+        same_set = [other for other in others if other._options.process_set is self._options.process_set]
+        return [other for other in same_set if not names.isdisjoint(other._names_of_own())]
+
+    def _names_of_own(self) -> set[str]:
+        return {self._names[parameter] for parameter in self._buckets}
+
+    def _require_sole_owner(self) -> None:
+        for other in list(_wrappers.values()):
+            shared = [self._names[each] for each in self._buckets if other is not self and each in other._buckets]
+            if shared:
+                raise InvalidRequestError(
+                    f"the parameter {shared[0]!r} is in two DistributedOptimizers, which would both combine its "
+                    "gradient; put each parameter into one of them, or delete one of them"
+                )
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """From now on gradients add up over ``passes`` passes; InvalidRequestError unless it is a positive integer."""
@@ -324,8 +371,9 @@ class GradientOptimizer(torch.optim.Optimizer):
         super().zero_grad(set_to_none)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As the wrapped optimizer's; gradients that were computed before are forgotten."""
+        """As the wrapped optimizer's; gradients that were computed before, and what compressors keep, are forgotten."""
         for reduction in self._reductions.values():
             reduction.abandon()
         self._reset()
+        self._compressors = {each: compressor_for(self._options.compression, each) for each in self._compressors}
         super().load_state_dict(state_dict)
