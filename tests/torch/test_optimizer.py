@@ -100,6 +100,10 @@ def check_gradients_that_are_thrown_away():
                 optimizer.zero_grad()
             optimizer.synchronize()
         optimizer.zero_grad()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            optimizer.step()
+        optimizer.zero_grad()
         parameter.sum().backward()
         optimizer.step()
         assert parameter.tolist() == [-hvd.size()] * 3
