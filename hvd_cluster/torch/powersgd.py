@@ -17,8 +17,9 @@ class PowerSGD(GradientCompressor):
     added to the next gradient. A tensor of more dimensions is a matrix of shape[0] rows. What would not become smaller,
     vectors above all, travels as it is.
 
-    It computes in float32, or in float64 for such parameters, and keeps one more gradient in memory. Where the combined
-    factors are not finite, as under a GradScaler that tries a scale, the result is NaN and nothing is remembered.
+    It computes in float32, or in float64 for such parameters, and keeps one more gradient in memory. Where a combined
+    factor is not finite, as under a GradScaler that tries a scale, the result is NaN and what was left out so far is
+    forgotten, which was of the old scale. It is no part of ``state_dict()`` either, and forgotten when one is loaded.
 
     Source: Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
     Optimization", NeurIPS 2019, algorithms 1 and 2 (https://arxiv.org/abs/1905.13727); here the factor that is kept is
@@ -42,12 +43,19 @@ class PowerSGD(GradientCompressor):
         matrix = gradient.reshape(self._error.shape) + self._error
         left = yield matrix @ _orthogonal(self._factor)
         if not left.isfinite().all():
-            return torch.full_like(gradient, torch.nan)
+            return self._overflown(gradient)
         left = _orthogonal(left)
         right = matrix.t() @ left
-        self._error = matrix - left @ right.t()
-        self._factor = yield right
-        return (left @ self._factor.t()).to(gradient.dtype)
+        error = matrix - left @ right.t()
+        right = yield right
+        if not right.isfinite().all():
+            return self._overflown(gradient)
+        self._factor, self._error = right, error
+        return (left @ right.t()).to(gradient.dtype)
+
+    def _overflown(self, gradient: torch.Tensor) -> torch.Tensor:
+        self._error.zero_()
+        return torch.full_like(gradient, torch.nan)
 
 
 def _first_factor(columns: int, rank: int, parameter: torch.Tensor) -> torch.Tensor:

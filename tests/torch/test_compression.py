@@ -197,6 +197,35 @@ def check_powersgd_recovers():
         torch.testing.assert_close(result, good)
 
 
+def check_powersgd_recovers_from_an_overflow_of_either_factor():
+    """What was left out before it, of another scale perhaps, is forgotten; the factor stays."""
+    parameter = torch.nn.Parameter(torch.zeros(20, 30))
+    good = matrix_of(7, 2).float()
+    compressor = PowerSGD(parameter, rank=2)
+    factor = compressor._factor
+    for broken_round in (0, 1):
+        compressor._error.fill_(1.0)
+        rounds = compressor.rounds(good)
+        sent = next(rounds)
+        for _ in range(broken_round):
+            sent = rounds.send(sent)
+        with pytest.raises(StopIteration) as end:
+            rounds.send(torch.full_like(sent, torch.inf))
+        assert not end.value.value.isfinite().any()
+        assert not compressor._error.any()
+        assert compressor._factor is factor
+
+
+def check_what_is_left_out_is_forgotten_with_the_state():
+    parameter = torch.nn.Parameter(torch.zeros(20, 30))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), compression=PowerSGD)
+    parameter.grad = matrix_of(7, 8).float()
+    optimizer.synchronize()
+    assert optimizer._compressors[parameter]._error.any()
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert not optimizer._compressors[parameter]._error.any()
+
+
 def check_powersgd_leaves_small_tensors_alone():
     parameters = [torch.zeros(40), torch.zeros(()), torch.zeros(5, 6), torch.zeros(0, 3), torch.zeros(8, 4, 3, 3)]
     compressors = [PowerSGD(torch.nn.Parameter(each)) for each in parameters]

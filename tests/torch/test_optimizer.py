@@ -1,5 +1,7 @@
 """DistributedOptimizer: training on many ranks is training on one with all the data."""
 
+import copy
+import gc
 import warnings
 
 import pytest
@@ -68,22 +70,175 @@ def check_backward_passes_per_step():
 
 
 def check_too_many_passes():
-    if hvd.size() == 1:
-        return
-    model = build()
-    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters())
-    images, labels = (own(rows) for rows in data(0))
-    loss_of(model, images, labels).backward()
-    with pytest.raises(AssertionError, match="backward_passes_per_step=1"):
+    def check():
+        model = build()
+        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters())
+        images, labels = (own(rows) for rows in data(0))
         loss_of(model, images, labels).backward()
-    with pytest.raises(AssertionError, match="in flight"):
+        with pytest.raises(AssertionError, match=r"backward_passes_per_step=1 .*synchronize.*requires_grad_\(False\)"):
+            loss_of(model, images, labels).backward()
+        optimizer.synchronize()
+        optimizer.set_backward_passes_per_step(2)
         optimizer.zero_grad()
-    optimizer.synchronize()
-    optimizer.set_backward_passes_per_step(2)
-    optimizer.zero_grad()
-    loss_of(model, images, labels).backward()
-    loss_of(model, images, labels).backward()
-    optimizer.step()
+        loss_of(model, images, labels).backward()
+        loss_of(model, images, labels).backward()
+        optimizer.step()
+        assert_identical_everywhere(model)
+
+    if hvd.size() > 1:
+        with_and_without_a_core_to_spare(check)
+
+
+def check_gradients_that_are_thrown_away():
+    """None is in flight unless it travels during backward."""
+
+    def check():
+        parameter, optimizer = one_parameter()
+        (parameter * 5).sum().backward()
+        if hvd.size() > 1 and not basics.engine().patient:
+            with pytest.raises(AssertionError, match=r"in flight; call step.*requires_grad_\(False\)"):
+                optimizer.zero_grad()
+            optimizer.synchronize()
+        optimizer.zero_grad()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            optimizer.step()
+        optimizer.zero_grad()
+        parameter.sum().backward()
+        optimizer.step()
+        assert parameter.tolist() == [-hvd.size()] * 3
+
+    with_and_without_a_core_to_spare(check)
+
+
+def check_passes_that_the_model_throws_away():
+    """As those of a generator in its discriminator: they are not counted, and there is room for all that follow."""
+
+    def check():
+        for set_to_none in (True, False):
+            layer = torch.nn.Linear(2, 1, bias=False)
+            torch.nn.init.zeros_(layer.weight)
+            inner = torch.optim.SGD(layer.parameters(), lr=1.0)
+            optimizer = hvd.DistributedOptimizer(inner, backward_passes_per_step=2, op=hvd.Sum)
+            for _ in range(3):
+                layer.zero_grad(set_to_none)
+                for _ in range(2):
+                    layer(torch.ones(1, 2)).sum().backward()
+                optimizer.step()
+                layer(torch.full((1, 2), 5.0)).sum().backward()
+            assert layer.weight.tolist() == [[-6.0 * hvd.size()] * 2]
+            layer.zero_grad()
+            optimizer.zero_grad()
+
+    with_and_without_a_core_to_spare(check)
+
+
+def check_generator_and_discriminator():
+    """The remedy that the message names, in either order of the steps."""
+
+    def check():
+        (together, alone), rows = (adversaries(distribute=True), adversaries(distribute=False)), BATCH * hvd.size()
+        for step in range(4):
+            noise = torch.randn(rows, 3, generator=torch.Generator().manual_seed(step)).double()
+            for (generator, discriminator, of_generator, of_discriminator), batch in ((together, own), (alone, list)):
+                given = noise[own_rows() if batch is own else slice(None)]
+                made = generator(given)
+                of_discriminator.zero_grad()
+                (discriminator(made.detach()) - discriminator(given)).square().mean().backward()
+                of_discriminator.step()
+                of_generator.zero_grad()
+                discriminator.requires_grad_(False)
+                discriminator(made).square().mean().backward()
+                discriminator.requires_grad_(True)
+                of_generator.step()
+        for one, other in zip(together[:2], alone[:2], strict=True):
+            torch.testing.assert_close(flat(one), flat(other), rtol=1e-9, atol=1e-12)
+
+    with_and_without_a_core_to_spare(check)
+
+
+def own_rows():
+    return slice(hvd.rank() * BATCH, (hvd.rank() + 1) * BATCH)
+
+
+def adversaries(distribute):
+    torch.manual_seed(7)
+    models = [torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)).double()]
+    models.append(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).double())
+    optimizers = [sgd(model.parameters()) for model in models]
+    if distribute:
+        optimizers = [
+            hvd.DistributedOptimizer(optimizer, [(f"{place}.{name}", each) for name, each in model.named_parameters()])
+            for place, (optimizer, model) in enumerate(zip(optimizers, models, strict=True))
+        ]
+    return *models, *optimizers
+
+
+def check_gradients_that_are_changed_before_the_step():
+    """Lost where they have gone already: an error. Elsewhere they count, with a warning about that."""
+
+    def replace(parameter):
+        parameter.grad = parameter.grad * 2
+
+    def forget(parameter):
+        parameter.grad = None
+
+    def check():
+        for change, factor in ((double, 2), (replace, 2), (forget, 0)):
+            parameter, optimizer = one_parameter()
+            changed = r"gradient of 'p' was changed .*synchronize\(\).*skip_synchronize\(\)"
+            for by_hook in (False, True):
+                with torch.no_grad():
+                    parameter.zero_()
+                optimizer.zero_grad()
+                handle = parameter.register_post_accumulate_grad_hook(change) if by_hook else None
+                parameter.sum().backward()
+                handle.remove() if by_hook else change(parameter)
+                if hvd.size() > 1:
+                    early = not basics.engine().patient
+                    with pytest.raises(InvalidRequestError, match=changed) if early else pytest.warns(match=changed):
+                        optimizer.step()
+                else:
+                    early = False
+                    optimizer.step()
+                assert parameter.tolist() == [0.0 if early else -factor * hvd.size()] * 3
+            for _ in range(2):
+                with torch.no_grad():
+                    parameter.zero_()
+                optimizer.zero_grad()
+                parameter.sum().backward()
+                optimizer.synchronize()
+                change(parameter)
+                with optimizer.skip_synchronize():
+                    optimizer.step()
+                assert parameter.tolist() == [-factor * hvd.size()] * 3
+
+    with_and_without_a_core_to_spare(check)
+
+
+def double(parameter):
+    parameter.grad.mul_(2)
+
+
+def check_gradients_that_a_hook_changes_in_time():
+    """Before they go: by a hook from before the wrapping, or in passes before the last."""
+
+    def check():
+        parameter = torch.nn.Parameter(torch.zeros(3))
+        parameter.register_post_accumulate_grad_hook(double)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), op=hvd.Sum)
+        parameter.sum().backward()
+        optimizer.step()
+        assert parameter.tolist() == [-2.0 * hvd.size()] * 3
+        parameter, optimizer = one_parameter()
+        optimizer.set_backward_passes_per_step(2)
+        parameter.sum().backward()
+        parameter.grad.mul_(3)
+        parameter.sum().backward()
+        optimizer.step()
+        assert parameter.tolist() == [-4.0 * hvd.size()] * 3
+
+    with_and_without_a_core_to_spare(check)
 
 
 def check_one_rank_alone_is_like_the_plain_optimizer():
@@ -305,6 +460,25 @@ def check_parameters_added_and_unfrozen_later():
     assert_identical_everywhere(model)
 
 
+def check_gradients_in_memory_of_the_user():
+    """They stay there, whether small or large."""
+    for rows in (2, 300):
+        flat_gradients = torch.zeros(2 * rows * rows)
+        parameters = [torch.nn.Parameter(torch.zeros(rows, rows)) for _ in range(2)]
+        for parameter, part in zip(parameters, flat_gradients.split(rows * rows), strict=True):
+            parameter.grad = part.view(rows, rows)
+        for compression in (hvd.Compression.none, hvd.Compression.fp16):
+            inner = torch.optim.SGD(parameters, lr=1.0)
+            optimizer = hvd.DistributedOptimizer(inner, compression=compression, op=hvd.Sum)
+            flat_gradients.zero_()
+            optimizer.zero_grad(set_to_none=False)
+            (parameters[0].sum() + 2 * parameters[1].sum()).backward()
+            optimizer.synchronize()
+            expected = torch.tensor([hvd.size(), 2 * hvd.size()]).repeat_interleave(rows * rows).float()
+            assert torch.equal(flat_gradients, expected)
+            del optimizer
+
+
 def check_gradients_that_share_memory():
     """autograd gives both parameters the same memory as gradient, which must not be summed twice."""
     for rows in (2, 300):
@@ -339,9 +513,6 @@ def check_changing_the_passes_loses_no_gradient():
         parameter, optimizer = one_parameter()
         parameter.sum().backward()
         optimizer.set_backward_passes_per_step(1)
-        if hvd.size() > 1:
-            with pytest.raises(AssertionError, match="in flight"):
-                optimizer.zero_grad()
         optimizer.step()
         assert parameter.tolist() == [-hvd.size()] * 3
 
@@ -364,6 +535,70 @@ def check_another_wrapper():
         assert parameter.tolist() == [-2.0 * hvd.size()] * 3
 
     with_and_without_a_core_to_spare(check)
+
+
+def check_optimizers_side_by_side():
+    """Whose parameters are called the same; beside one that nobody can reach any more, and a copy on one rank."""
+
+    def check():
+        for named in (True, False):
+            layers = [torch.nn.Linear(2, 2, bias=False) for _ in range(2)]
+            optimizers = []
+            for layer in layers:
+                torch.nn.init.ones_(layer.weight)
+                names = layer.named_parameters() if named else None
+                inner = torch.optim.SGD(layer.parameters(), lr=1.0)
+                optimizers.append(hvd.DistributedOptimizer(inner, names, op=hvd.Sum))
+                if hvd.rank() == 0:
+                    copied = copy.deepcopy((layer, optimizers[-1]))
+                    garbage = [copied]
+                    garbage.append(garbage)
+                    del copied, garbage
+            for _ in range(3):
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
+                held = [*layers] if hvd.rank() == 0 else layers[::-1]
+                sum((place + 1) * layer.weight.sum() for place, layer in enumerate(held)).backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+            first = sum(1 if rank == 0 else 2 for rank in range(hvd.size()))
+            second = sum(2 if rank == 0 else 1 for rank in range(hvd.size()))
+            for layer, total in zip(layers, (first, second), strict=True):
+                assert layer.weight.tolist() == [[1.0 - 3 * total] * 2] * 2
+
+    gc.disable()
+    try:
+        with_and_without_a_core_to_spare(check)
+    finally:
+        gc.enable()
+
+
+def check_optimizers_of_the_same_parameters():
+    def check():
+        parameter, first = one_parameter()
+        second = hvd.DistributedOptimizer(torch.optim.Adam([parameter]), [("q", parameter)])
+
+        def step():
+            parameter.sum().backward()
+            first.step()
+
+        with pytest.raises(InvalidRequestError, match=r"parameter '.' is in two DistributedOptimizers"):
+            step()
+        del second
+        first.synchronize()
+        first.zero_grad()
+        parameter.sum().backward()
+        first.step()
+        assert parameter.tolist() == [-hvd.size()] * 3
+
+    if hvd.size() > 1:
+        with_and_without_a_core_to_spare(check)
+
+
+def check_a_shallow_copy():
+    _, optimizer = one_parameter()
+    with pytest.raises(InvalidRequestError, match=r"copy\.deepcopy"):
+        copy.copy(optimizer)
 
 
 def check_a_closure_that_synchronizes_itself():

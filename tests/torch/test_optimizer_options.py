@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import hvd_cluster.torch as hvd
-from collectives.api import InvalidRequestError, MismatchError
+from collectives.api import InvalidRequestError, MismatchError, UnsupportedRequestError
 from hvd_cluster.torch.optimizer.arguments import complete_names
 from hvd_cluster.torch.optimizer.buckets import BUCKET_BYTES, SMALL_BYTES, plan
 from hvd_cluster.torch.powersgd import PowerSGD
@@ -327,8 +327,10 @@ def check_bad_arguments():
         pytest.raises(InvalidRequestError, match="groups=-1 must be"),
     ):
         hvd.DistributedOptimizer(sgd(model.parameters()), num_groups=-1)
-    word = "power of two of ranks, not 3" if hvd.size() == 3 else "op Adasum combines no gradients"
-    with pytest.raises(InvalidRequestError, match=word):
+    word, error = "op Adasum combines no gradients", InvalidRequestError
+    if hvd.size() == 3:
+        word, error = "power of two of ranks, not 3", UnsupportedRequestError
+    with pytest.raises(error, match=word):
         hvd.DistributedOptimizer(sgd(model.parameters()), op=hvd.Adasum, compression=hvd.Compression.powersgd)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import hvd_cluster.torch as hvd
+from collectives.api import InvalidRequestError
 from hvd_cluster import basics
 from tests.torch.training import (
     STEPS,
@@ -69,6 +70,54 @@ def check_grad_scaler():
                 assert torch.equal(flat(model), before) == (step == 1)
                 assert scaler.get_scale() == (1024.0 if step == 0 else 512.0)
                 assert_identical_everywhere(model)
+
+
+def check_unscaling_before_gradients_are_combined():
+    """Each rank would have looked for infinities in its own gradients only."""
+
+    def check():
+        model = build(torch.float32)
+        optimizer = wrap(model)
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+        for step in range(2):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, *(own(rows) for rows in data(step, torch.float32)))).backward()
+            scaler.unscale_(optimizer)
+            if hvd.size() > 1:
+                with pytest.raises(InvalidRequestError, match=r"unscale_\(\) was called before .*synchronize\(\)"):
+                    scaler.step(optimizer)
+            else:
+                scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, *(own(rows) for rows in data(step, torch.float32)))).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert_identical_everywhere(model)
+
+    with_and_without_a_core_to_spare(check)
+
+
+def check_scaled_steps_without_a_backward_on_one_rank():
+    """Also after a step that was skipped, whether the optimizer or only the model has thrown its gradients away."""
+
+    def check():
+        for clear in (lambda model, optimizer: optimizer.zero_grad(), lambda model, optimizer: model.zero_grad()):
+            model = torch.nn.Linear(2, 1, bias=False)
+            torch.nn.init.zeros_(model.weight)
+            optimizer = wrap(model, lambda parameters: torch.optim.SGD(parameters, lr=1.0), op=hvd.Sum)
+            scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+            for factor in (1.0, 1e38, 1.0):
+                clear(model, optimizer)
+                loss = scaler.scale(model(torch.ones(1, 2)).sum() * factor)
+                if hvd.rank() == 0 or factor > 1:
+                    (loss * factor).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            assert model.weight.tolist() == [[-2.0, -2.0]]
+            assert scaler.get_scale() == 4.0
+
+    with_and_without_a_core_to_spare(check)
 
 
 def check_scaled_steps_equal_plain_ones():

@@ -110,6 +110,16 @@ def check_inference_tensors():
         assert tensor.is_inference()
 
 
+def check_what_was_saved_for_backward():
+    """When it has been overwritten autograd must not use it."""
+    for overwrite in (hvd.allreduce_, lambda tensor: hvd.grouped_allreduce_([tensor]), lambda t: hvd.broadcast_(t, 0)):
+        saved = torch.ones(3, requires_grad=True) * 2
+        squares = saved.square()
+        overwrite(saved.detach())
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            squares.sum().backward()
+
+
 def check_a_handle_lets_go():
     """Of what it gave, and of what it was given."""
     for start in (hvd.allreduce_async, hvd.allreduce_async_, hvd.allgather_async):
@@ -189,6 +199,7 @@ CHECKS = [
     check_sparse_tensors,
     check_tensors_that_require_a_gradient,
     check_inference_tensors,
+    check_what_was_saved_for_backward,
     check_a_handle_lets_go,
 ]
 

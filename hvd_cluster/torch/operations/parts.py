@@ -50,7 +50,7 @@ PartOf: TypeAlias = Callable[[torch.Tensor], Part]
 
 
 def in_place(tensor: torch.Tensor) -> Part:
-    """The result overwrites ``tensor``."""
+    """The result overwrites ``tensor``, which autograd gets to know, in case it was saved for backward."""
     source = as_input(tensor)
     require_writable(tensor)
     buffer = to_buffer(source)
@@ -59,6 +59,8 @@ def in_place(tensor: torch.Tensor) -> Part:
         if source.data_ptr() != tensor.data_ptr():
             with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
                 tensor.copy_(source)
+        elif not tensor.is_inference():  # which has no version
+            torch.autograd.graph.increment_version(tensor)
         return tensor
 
     return Part(buffer, buffer, finish)

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from collectives.api import InvalidRequestError, ReduceOp
+from collectives.api import InvalidRequestError, ReduceOp, UnsupportedRequestError
 from hvd_cluster.operations import as_factor, process_set_id
 from hvd_cluster.process_sets import ProcessSet
 from hvd_cluster.torch.gradient_compression import GradientCompression, require_gradient_compression
@@ -34,7 +34,10 @@ class Options:
 
 
 def check(options: Options) -> None:
-    """InvalidRequestError for options that do not go together, NotInitializedError before ``init()``."""
+    """InvalidRequestError for options that do not go together, NotInitializedError before ``init()``.
+
+    UnsupportedRequestError, which is an InvalidRequestError, for Adasum on a number of ranks that it cannot serve.
+    """
     process_set_id(options.process_set)
     require_gradient_compression(options.compression)
     op, factor = options.op, as_factor(options.gradient_predivide_factor)
@@ -51,7 +54,9 @@ def check(options: Options) -> None:
 def _check_adasum(options: Options) -> None:
     size = options.process_set.size() or 1
     if size & (size - 1):
-        raise InvalidRequestError(f"op Adasum needs a power of two of ranks, not {size}; use a process set, or Average")
+        raise UnsupportedRequestError(
+            f"op Adasum needs a power of two of ranks, not {size}; use a process set, or Average"
+        )
     if not hasattr(options.compression, "decompress"):
         raise InvalidRequestError("op Adasum combines no gradients; use Compression.none, fp16 or bf16 with it")
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from operator import is_
 from typing import Any
 
 import torch
+from torch.amp.grad_scaler import OptState
 from torch.utils.hooks import RemovableHandle
 
-from collectives.api import HorovodInternalError
+from collectives.api import HorovodInternalError, InvalidRequestError
 from hvd_cluster.basics import engine, size
 from hvd_cluster.torch.gradient_compression import GradientCompressor, compressor_for
 from hvd_cluster.torch.mpi_ops import allreduce
@@ -24,6 +28,16 @@ from hvd_cluster.torch.optimizer.reduction import Reduction
 __all__ = ["GradientOptimizer"]
 
 logger = logging.getLogger(__name__)
+
+CHANGE_REMEDY = (
+    "call optimizer.synchronize() before gradients are changed, be it to clip or to unscale them, and then "
+    "step(), or scaler.step(), inside optimizer.skip_synchronize()"
+)
+SEND_REMEDY = (
+    "call step() or synchronize() first, on all ranks, also after a backward that failed. Where a backward computes "
+    "gradients by the way only, as a generator's those of its discriminator, call requires_grad_(False) on these "
+    "parameters before its forward, and requires_grad_(True) after it"
+)
 
 
 def _hook(parameter: torch.Tensor, on_gradient: Callable[[torch.Tensor], None]) -> RemovableHandle:
@@ -41,6 +55,23 @@ def _hook(parameter: torch.Tensor, on_gradient: Callable[[torch.Tensor], None]) 
     return handle
 
 
+_wrappers: weakref.WeakValueDictionary[int, GradientOptimizer] = weakref.WeakValueDictionary()
+"""Those of this process, by when they were made."""
+_numbers = count()
+
+
+def _state(parameter: torch.Tensor) -> tuple[int, int]:
+    """What tells one gradient from another, and from what it was before it was changed in place."""
+    gradient = parameter.grad
+    return id(gradient), 0 if gradient is None else gradient._version
+
+
+def _has_unscaled(caller: Any, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether ``caller`` is a GradScaler whose ``unscale_`` was called, of which gradients themselves show no trace."""
+    states = getattr(caller, "_per_optimizer_states", {})
+    return id(optimizer) in states and states[id(optimizer)]["stage"] is OptState.UNSCALED
+
+
 class GradientOptimizer(torch.optim.Optimizer):
     """What a wrapped optimizer's class has before its own."""
 
@@ -53,15 +84,22 @@ class GradientOptimizer(torch.optim.Optimizer):
         self._hooks: dict[torch.Tensor, RemovableHandle] = {}
         self._buckets: dict[torch.Tensor, Bucket] = {}
         self._compressors: dict[torch.Tensor, GradientCompressor] = {}
+        self._ordinal: int | None = None
         self._reset()
         self._adopt()
+        _wrappers[next(_numbers)] = self
 
     def _reset(self) -> None:
         self._reductions: dict[Bucket, Reduction] = {}
+        self._skip = False
+        self._forget()
+
+    def _forget(self) -> None:
+        """No gradient has come."""
         self._countdown: dict[torch.Tensor, int] = {}
+        self._states: dict[torch.Tensor, tuple[int, int]] = {}
         self._synchronized = False
         self._combined_for_scaler = False
-        self._skip = False
 
     def _adopt(self) -> None:
         """Follow the parameters that were added, removed, or made trainable, since the last time."""
@@ -118,15 +156,22 @@ class GradientOptimizer(torch.optim.Optimizer):
         bucket = self._buckets.get(parameter)
         if bucket is None:  # removed
             return
-        left = self._countdown.get(parameter, self._passes) - 1
+        left = self._passes_before(parameter) - 1
+        self._states[parameter] = _state(parameter)
         if bucket in self._reductions or left < 0:
             raise AssertionError(
                 f"the gradient of {self._names[parameter]!r} was computed more than backward_passes_per_step="
-                f"{self._passes} times before step(); call step() or synchronize() more often, or raise it"
+                f"{self._passes} times before step(); raise it, or {SEND_REMEDY}"
             )
         self._countdown[parameter] = left
         if left == 0 and not engine().patient and self._is_ready(bucket):
             self._send_early(bucket)
+
+    def _passes_before(self, parameter: torch.Tensor) -> int:
+        """How many passes were to come before this one; all, where what others added up was thrown away."""
+        gradient, version = self._states.get(parameter, (0, 0))
+        has_grown = _state(parameter) == (gradient, version + 1)
+        return self._countdown.get(parameter, self._passes) if has_grown else self._passes
 
     def _send_early(self, bucket: Bucket) -> None:
         try:
@@ -135,6 +180,7 @@ class GradientOptimizer(torch.optim.Optimizer):
             for parameter in bucket.parameters:
                 self._countdown.pop(parameter, None)
             raise
+        self._states.update({each: _state(each) for each in bucket.parameters if each in self._states})
 
     def _is_ready(self, bucket: Bucket) -> bool:
         """Starts with the parameter that backward is likely to reach last, and so ends at once, as a rule."""
@@ -145,7 +191,45 @@ class GradientOptimizer(torch.optim.Optimizer):
         """Combine the gradients of those that are trained, or were until backward; zeros where there is none."""
         members = [each for each in bucket.parameters if each.requires_grad or each in self._countdown]
         if members:
-            self._reductions[bucket] = Reduction(bucket, members, self._names, self._compressors, self._options)
+            prefix = self._prefix()
+            self._reductions[bucket] = Reduction(bucket, members, self._names, prefix, self._compressors, self._options)
+
+    def _prefix(self) -> str:
+        """What tells names in flight from those of other optimizers whose parameters are called the same.
+
+        Known when the first gradient is to travel: ranks have the same optimizers then, whatever they replaced.
+        """
+        if self._ordinal is None:
+            if len(_wrappers) > 1:
+                gc.collect()  # or one that nobody uses would count where it has not been collected yet
+            self._require_sole_owner()
+            for wrapper in [wrapper for _, wrapper in sorted(_wrappers.items())]:
+                wrapper._take_ordinal()
+        return f"optimizer{self._ordinal}." if self._ordinal else ""
+
+    def _take_ordinal(self) -> None:
+        if self._ordinal is None:
+            taken = {rival._ordinal for rival in self._rivals()}
+            self._ordinal = next(number for number in count() if number not in taken)
+
+    def _rivals(self) -> list[GradientOptimizer]:
+        """Those on the same process set that have a name in common with this one."""
+        names = self._names_of_own()
+        others = [other for other in _wrappers.values() if other is not self]
+        same_set = [other for other in others if other._options.process_set is self._options.process_set]
+        return [other for other in same_set if not names.isdisjoint(other._names_of_own())]
+
+    def _names_of_own(self) -> set[str]:
+        return {self._names[parameter] for parameter in self._buckets}
+
+    def _require_sole_owner(self) -> None:
+        for other in list(_wrappers.values()):
+            shared = [self._names[each] for each in self._buckets if other is not self and each in other._buckets]
+            if shared:
+                raise InvalidRequestError(
+                    f"the parameter {shared[0]!r} is in two DistributedOptimizers, which would both combine its "
+                    "gradient; put each parameter into one of them, or delete one of them"
+                )
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """From now on gradients add up over ``passes`` passes; InvalidRequestError unless it is a positive integer."""
@@ -158,7 +242,8 @@ class GradientOptimizer(torch.optim.Optimizer):
         """Wait until all gradients are combined; those that backward did not reach count as zeros.
 
         Does nothing on ranks outside of the process set, and in a world of one. Raises MismatchError, on all ranks,
-        when these have gradients of different kinds or sizes, HorovodInternalError when a rank is lost.
+        when these have gradients of different kinds or sizes, HorovodInternalError when a rank is lost,
+        InvalidRequestError when gradients were changed after they had been sent.
         """
         if size() > 1:
             self._combine()
@@ -166,6 +251,8 @@ class GradientOptimizer(torch.optim.Optimizer):
 
     def _combine(self) -> None:
         self._adopt()
+        changed = self._changed()
+        lost = [parameter for parameter in changed if self._buckets.get(parameter) in self._reductions]
         try:
             for bucket in dict.fromkeys(self._buckets.values()):
                 if bucket not in self._reductions:
@@ -173,7 +260,24 @@ class GradientOptimizer(torch.optim.Optimizer):
             self._finish()
         finally:
             self._reductions.clear()
-            self._countdown.clear()
+            self._forget()
+        if lost:
+            raise InvalidRequestError(
+                f"the gradient of {self._names[lost[0]]!r} was changed when it was on its way already, which is lost; "
+                f"{CHANGE_REMEDY}"
+            )
+        if changed:
+            warnings.warn(
+                f"the gradient of {self._names[changed[0]]!r} was changed between backward and step(). That counts "
+                "where gradients travel in step(), as here, but is an error where there is a core for them to travel "
+                f"during backward; {CHANGE_REMEDY}",
+                stacklevel=2,
+            )
+
+    def _changed(self) -> list[torch.Tensor]:
+        """Those whose gradients are complete and were changed since, or since they were sent."""
+        states, countdown = self._states, self._countdown
+        return [each for each in states if countdown.get(each) == 0 and _state(each) != states[each]]
 
     def _finish(self) -> None:
         """Raises the first error when nothing is in flight any more, so that the step can be repeated."""
@@ -239,26 +343,37 @@ class GradientOptimizer(torch.optim.Optimizer):
     @property
     def _step_supports_amp_scaling(self) -> bool:
         """Asked by GradScaler.step() before it looks for infinities, of which all ranks must see the same."""
-        if self._countdown and not self._skip:
+        if not (self._skip or self._is_combined()):
             self.synchronize()
-            self._combined_for_scaler = True
+            self._synchronized = False
+            self._require_scaled(sys._getframe(1).f_locals.get("self"))
+            self._synchronized = self._combined_for_scaler = True
         return bool(self.__dict__.get("_step_supports_amp_scaling", False))
 
     @_step_supports_amp_scaling.setter
     def _step_supports_amp_scaling(self, value: bool) -> None:
         self.__dict__["_step_supports_amp_scaling"] = value
 
+    def _is_combined(self) -> bool:
+        """Whether the gradients that there are were combined; of all that are trained, or others would wait."""
+        return self._synchronized and all(each.grad is not None for each in self._parameters if each.requires_grad)
+
+    def _require_scaled(self, caller: Any) -> None:
+        """InvalidRequestError where each rank has looked for infinities in its own gradients: some would not step."""
+        if self._buckets and size() > 1 and _has_unscaled(caller, self):
+            raise InvalidRequestError(f"unscale_() was called before the gradients were combined; {CHANGE_REMEDY}")
+
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the wrapped optimizer's; AssertionError while gradients are in flight."""
-        if self._reductions or 0 in self._countdown.values():
-            raise AssertionError(
-                "zero_grad() was called while gradients are in flight; call step() or synchronize() first"
-            )
+        """As the wrapped optimizer's; AssertionError while gradients are in flight. Others are forgotten."""
+        if self._reductions:
+            raise AssertionError(f"zero_grad() was called while gradients are in flight; {SEND_REMEDY}")
+        self._forget()
         super().zero_grad(set_to_none)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As the wrapped optimizer's; gradients that were computed before are forgotten."""
+        """As the wrapped optimizer's; gradients that were computed before, and what compressors keep, are forgotten."""
         for reduction in self._reductions.values():
             reduction.abandon()
         self._reset()
+        self._compressors = {each: compressor_for(self._options.compression, each) for each in self._compressors}
         super().load_state_dict(state_dict)

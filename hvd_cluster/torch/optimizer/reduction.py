@@ -39,7 +39,7 @@ class Reduction:
 
     Those that are None become zeros. Small ones travel packed into one tensor, where the compressor allows it; large
     ones in place, because the backend packs in pieces that stay in the cache. Sparse ones are gathered, uncompressed,
-    each on its own.
+    each on its own. Names in flight begin with ``prefix``.
 
     Which are sparse is known from what the ranks agreed on before. A rank that finds another one sparse sends, instead
     of dense gradients, what cannot match those of other ranks. The error, which all ranks see, makes all of them tell
@@ -47,14 +47,21 @@ class Reduction:
     """
 
     def __init__(
-        self, bucket: Bucket, members: Sequence[torch.Tensor], names: Names, compressors: Compressors, options: Options
+        self,
+        bucket: Bucket,
+        members: Sequence[torch.Tensor],
+        names: Names,
+        prefix: str,
+        compressors: Compressors,
+        options: Options,
     ) -> None:
         self._bucket = bucket
         self._members = dict.fromkeys(members)
         self._names = {parameter: names[parameter] for parameter in bucket.parameters}
         self._compressors = compressors
         self._options = options
-        self._label = label(bucket, names)
+        self._prefix = prefix
+        self._label = prefix + label(bucket, names)
         self._absent = _complete(bucket, members)
         self._from_sparse = _densify(bucket, members) if options.sparse_as_dense else {}
         self._agreed = {} if options.sparse_as_dense else bucket.sparse
@@ -173,7 +180,7 @@ class Reduction:
 
     def _start_sparse(self, parameter: torch.Tensor) -> Callable[[], torch.Tensor]:
         options, factor = self._options, self._options.gradient_predivide_factor
-        gradient, name = _gradient(parameter), f"gradient.{self._names[parameter]}"
+        gradient, name = _gradient(parameter), f"{self._prefix}gradient.{self._names[parameter]}"
         if factor == 1.0:
             return sparse_allreduce_async(gradient, name, options.op, options.process_set)
         finish = sparse_allreduce_async(gradient / factor, name, options.op, options.process_set)
@@ -220,10 +227,11 @@ def _journeys(bucket: Bucket, parameters: Sequence[torch.Tensor], compressors: C
 
 
 def _alone(parameter: torch.Tensor, compressor: GradientCompressor) -> Journey:
-    if _is_shared(_gradient(parameter)):
-        parameter.grad = _gradient(parameter).clone()
     gradient = _gradient(parameter)
-    _replace(gradient, (yield from compressor.rounds(gradient)))
+    if _is_shared(gradient):  # perhaps by another gradient, which must not be combined twice
+        gradient.copy_((yield from compressor.rounds(gradient.clone())).reshape(gradient.shape))
+    else:
+        _replace(gradient, (yield from compressor.rounds(gradient)))
 
 
 def _packed(bucket: Bucket, parameters: Sequence[torch.Tensor], compressor: GradientCompressor) -> Journey:
@@ -251,5 +259,5 @@ _ALONE = _sharers(torch.empty(1))
 
 
 def _is_shared(gradient: torch.Tensor) -> bool:
-    """Whether others use the memory: autograd hands a gradient over as it is, even to two parameters."""
+    """Whether others use the memory: a user's flat buffer, or autograd, which gives two parameters the same."""
     return _sharers(gradient) > _ALONE

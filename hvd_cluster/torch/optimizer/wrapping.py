@@ -61,7 +61,8 @@ def DistributedOptimizer(
     A parameter that backward did not reach, be it on all ranks, gets a gradient of zeros, so that weight decay and
     momentum still move it; a frozen one stays. In a world of one nothing is sent, and the optimizer does just what
     ``optimizer`` does. All ranks train the same parameters; a bucket that messages call ``gradients.a..b`` holds those
-    from a back to b in the order of the optimizer, which are listed at HOROVOD_LOG_LEVEL=info.
+    from a back to b in the order of the optimizer, which are listed at HOROVOD_LOG_LEVEL=info. Optimizers may be used
+    side by side, each for parameters of its own; where they call these the same, all ranks wrap in the same order.
 
     With torch.amp.GradScaler call ``scaler.step(optimizer)`` as ever, or ``optimizer.synchronize()`` before
     ``scaler.unscale_(optimizer)``. InvalidRequestError for bad arguments, NotInitializedError before ``init()``.
@@ -89,7 +90,7 @@ def _wrap(optimizer: torch.optim.Optimizer, names: Names, passes: int, options: 
         handle.remove()
     base = type(optimizer)
     kind = AdasumOptimizer if options.op is ReduceOp.ADASUM else GradientOptimizer
-    members = {"__module__": base.__module__, "__reduce__": _reduce}
+    members = {"__module__": base.__module__, "__reduce__": _reduce, "__copy__": _refuse_copy}
     wrapped: Any = object.__new__(type(base.__name__, (kind, base), members))
     wrapped.__dict__ = optimizer.__dict__
     wrapped._wrapper = weakref.ref(wrapped)
@@ -125,6 +126,10 @@ def _reduce(wrapped: Any) -> tuple[Any, ...]:
     ranks = None if process_set is global_process_set else process_set.ranks  # a restored one works on all ranks, too
     options = replace(wrapped._options, process_set=None)
     return _restore, (base, wrapped.__getstate__(), names, wrapped._passes, options, ranks)
+
+
+def _refuse_copy(wrapped: Any) -> None:
+    raise InvalidRequestError("a shallow copy would train the same parameters; use copy.deepcopy((model, optimizer))")
 
 
 def _restore(
