@@ -56,9 +56,10 @@ def running_session() -> Iterator[SparkSession]:
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="hvd-") as folder:
         for name, value in variables(folder).items():
             patch.setenv(name, value)
+        before = set(psutil.Process().children(recursive=True))
         spark = session()
         spark.sparkContext.setLogLevel("ERROR")
-        started = psutil.Process().children(recursive=True)
+        started = set(psutil.Process().children(recursive=True)) - before
         yield spark
         spark.stop()
         _end_java()
