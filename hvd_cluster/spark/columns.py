@@ -16,6 +16,7 @@ ColumnNames: TypeAlias = "str | Sequence[str | Sequence[str]]"
 """A column, columns that make one array, or, where lists are inside of the list, a tuple of arrays."""
 
 SHOWN_COLUMNS = 20
+MOST_ARRAYS = 256  # of which each takes up to two open files, and a place in a message of a pipe
 DTYPES = {
     "boolean": "bool",
     "byte": "int8",
@@ -117,6 +118,7 @@ def select(
         feature_cols = [name for name in columns.names if name not in taken]
     features, features_nested = _lists(feature_cols, "feature_cols")
     _check_once([("feature_cols", features), ("label_cols", labels)], validation)
+    _check_count(len(features) + len(labels))
     return Selection(
         tuple(columns.stack(names, "feature_cols") for names in features),
         tuple(columns.stack(names, "label_cols") for names in labels),
@@ -208,6 +210,14 @@ def _check_once(named: Iterable[tuple[str, tuple[tuple[str, ...], ...]]], valida
             if name in seen:
                 raise ValueError(f"{argument} names {name!r}, which {seen[name]} names, too")
             seen[name] = argument
+
+
+def _check_count(arrays: int) -> None:
+    if arrays > MOST_ARRAYS:
+        raise ValueError(
+            f"feature_cols and label_cols ask for {arrays} arrays, but a batch has at most {MOST_ARRAYS}; columns whose "
+            "names are in one list share an array"
+        )
 
 
 def _shown(names: Sequence[str]) -> str:

@@ -22,7 +22,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from hvd_cluster.spark.columns import Kind, select
+from hvd_cluster.spark.columns import MOST_ARRAYS, Kind, select
 from hvd_cluster.spark.rows import Rows
 
 TYPES = {
@@ -149,6 +149,15 @@ def test_of_many_columns_some_are_named():
     schema = StructType([StructField(f"c{number}", LongType()) for number in range(25)])
     with pytest.raises(ValueError, match=r"its columns are c0, .*c19 and 5 more$"):
         select(schema, ["x"], "c0", None)
+
+
+def test_only_so_many_arrays():
+    names = [f"c{number}" for number in range(MOST_ARRAYS)]
+    schema = StructType([StructField(name, LongType()) for name in names])
+    assert len(select(schema, [[name] for name in names[1:]], "c0", None).stacks) == MOST_ARRAYS
+    assert len(select(schema, names[1:], "c0", None).stacks) == 2
+    with pytest.raises(ValueError, match="ask for 257 arrays, but a batch has at most 256"):
+        select(StructType([*schema, StructField("x", LongType())]), [[name] for name in names], "x", None)
 
 
 @pytest.mark.parametrize(
