@@ -316,7 +316,7 @@ def test_tuples_of_arrays(tmp_path):
     )
     with shard_of(rows, tmp_path, [arrow]) as shard:
         (wide, single), (label, other) = next(iter(shard))
-        assert [each.shape for each in (wide, single, label, other)] == [(4, 3), (4,), (4,), (4,)]
+        assert [each.shape for each in (wide, single, label, other)] == [(4, 3), (4,), (4,), (4, 1)]
         assert [each.dtype for each in (wide, single, label, other)] == [np.float32, np.int64, np.int64, np.float64]
         (wide, single), (label, other) = next(iter(shard.torch()))
         assert all(isinstance(each, torch.Tensor) for each in (wide, single, label, other))
