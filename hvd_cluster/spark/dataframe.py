@@ -49,9 +49,9 @@ def run_on_dataframe(
         run_on_dataframe(train, df, args=(0.1,), num_proc=4, label_cols="y", batch_size=256)
 
     The rows go from Spark's partitions straight into the workers, in Arrow batches and over the local disk; there is no
-    copy elsewhere. A ``df`` with ``num_proc`` partitions is taken as it is, if Spark can run it as a barrier stage; any
-    other is repartitioned. ``shard``, a :class:`.shard.Shard`, gives the batches of any number of epochs, as NumPy
-    arrays or as tensors; each row comes once in an epoch, on one rank.
+    copy elsewhere. As a rule ``df`` is repartitioned; it is taken as it is only in classic Spark, with ``num_proc``
+    partitions, if its plan is not an adaptive one and can be a barrier stage. ``shard``, a :class:`Shard`, gives the
+    batches of any number of epochs, as NumPy arrays or as tensors; each row comes once in an epoch, on one rank.
 
     What a batch is:
 
@@ -59,7 +59,8 @@ def run_on_dataframe(
     * A column of scalars that is named, as in ``"y"``, is an array of shape (rows,). A list of names, also of a single
       one, is an array of shape (rows, columns), of the dtype that NumPy finds for all of them.
     * Columns of arrays, and of vectors of Spark ML, dense and sparse, are matrices; in a list they stand side by side
-      with the other columns. A column must have the same number of elements in all rows; vectors are float64.
+      with the other columns. A column must have the same number of elements in all rows, which is checked in each
+      partition, but not between ranks. Vectors are float64.
     * Lists inside of the list make a tuple of arrays: ``feature_cols=[["a", "b"], "user"]`` gives a matrix for ``a``
       and ``b``, and beside it an array for ``user``, each of its own dtype; 256 arrays at most.
     * Nulls are refused, NaN is not. Strings, binary data, dates, timestamps and all else are refused: make numbers of
@@ -75,8 +76,9 @@ def run_on_dataframe(
         feature_cols: the columns of the features; None means a list of all that are neither labels nor ``validation``.
         batch_size: number of rows of each batch but the last.
         validation: a part of the rows, at least 0 and below 1, that is kept apart in ``shard.validation``: rows by
-            chance, the same for the same ``seed``. Or a column, boolean or integer, that is above 0 for these rows.
-        shuffle: whether each epoch has its own random order; see :class:`.shard.Shard`.
+            chance, which follows from ``seed`` and their places in the partitions, so that other partitions give other
+            rows. Or a column, boolean or integer, that is above 0 for these rows.
+        shuffle: whether each epoch has its own random order; see :class:`Shard`.
         seed: an integer of at least 0, from which that order follows.
         launch: the other arguments of :func:`run`, such as ``num_proc``, by name.
 
