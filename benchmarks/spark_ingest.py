@@ -87,7 +87,7 @@ def ours(spark: Any, table: Any, arguments: argparse.Namespace) -> list[Epochs]:
         table,
         args=(arguments.epochs,),
         num_proc=RANKS,
-        label_cols=[LABEL],
+        label_cols=LABEL,
         batch_size=arguments.batch_size,
         shuffle=arguments.shuffle,
     )

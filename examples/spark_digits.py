@@ -27,8 +27,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import hvd_cluster.torch as hvd
-from hvd_cluster.spark import run_on_dataframe
-from hvd_cluster.spark.shard import Shard
+from hvd_cluster.spark import Shard, run_on_dataframe
 
 GOOD = 0.95
 BAR = 40

@@ -25,8 +25,7 @@ from spark_digits import add_spark_options, session
 from torch import Tensor, nn
 
 import hvd_cluster.torch as hvd
-from hvd_cluster.spark import run_on_dataframe
-from hvd_cluster.spark.shard import Shard
+from hvd_cluster.spark import Shard, run_on_dataframe
 
 VARIABLES = [f"x{number}" for number in range(1, 11)]
 GOOD = 1.1

@@ -153,7 +153,7 @@ SURFACE = {
     "hvd_cluster": ["HorovodInternalError", "HostsUpdatedInterrupt", "__version__", "run"],
     "hvd_cluster.data": ["AsyncDataLoaderMixin", "BaseDataLoader"],
     "hvd_cluster.horovod": ["install", "is_requested", "search_path"],
-    "hvd_cluster.spark": ["run", "run_on_dataframe"],
+    "hvd_cluster.spark": ["Shard", "run", "run_on_dataframe"],
     "hvd_cluster.spark.task": ["get_available_devices"],
     "hvd_cluster.torch": [
         "Adasum",

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
+from typing import Any, TextIO, TypeVar, cast
+
+from pyspark.sql import DataFrame
 
 from executors.call import Call
-from hvd_cluster.spark.dataframe import launch_on_rows, run_on_dataframe
+from hvd_cluster.spark.dataframe import ROW_ARGUMENTS, check_names, launch_on_rows, rows_of, run_on_dataframe
 from hvd_cluster.spark.launch import Launch
-from hvd_cluster.spark.rows import Rows
+from hvd_cluster.spark.shard import Shard
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-__all__ = ["run", "run_on_dataframe"]
+__all__ = ["Shard", "run", "run_on_dataframe"]
 
 T = TypeVar("T")
 
@@ -72,13 +71,15 @@ def run(
 
     Raises:
         ValueError: an argument has a value that is not allowed; nothing was started.
-        TypeError: ``fn`` or an argument cannot be called or pickled, as the text says; nothing was started.
+        TypeError: ``fn`` or an argument cannot be called or pickled, ``df`` is no DataFrame of Spark, or there is no
+            argument of that name; nothing was started.
         PlacementError: the executors can never run so many tasks at once; nothing was started.
         StartTimeoutError: a worker did not come up in time.
         WorkerError: a worker or its executor died, or called ``sys.exit``, or its result cannot be pickled.
         ExecutorError: there is no active session, or Spark could not run the stage.
         Exception: whatever ``fn`` raised, as itself; its ``__cause__`` is a RemoteError with rank and traceback.
     """
+    check_names("run", rows, ROW_ARGUMENTS)
     launch = Launch.of(
         num_proc,
         start_timeout,
@@ -94,8 +95,10 @@ def run(
         executable,
     )
     call = Call.of(fn, args, kwargs)
-    if df is not None:
-        return launch_on_rows(launch, call, df, Rows.of(df.schema, **rows))
-    if rows:
-        raise TypeError(f"run() got {', '.join(rows)}, but no df with rows")
-    return cast("list[T]", launch.run(call))
+    if df is None:
+        if rows:
+            raise TypeError(f"run() got {', '.join(rows)}, but no df with rows")
+        return cast("list[T]", launch.run(call))
+    if "label_cols" not in rows:
+        raise TypeError("run() got a df, but no label_cols, which say where its labels are")
+    return launch_on_rows(launch, call, df, rows_of(df, **rows))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from numbers import Real
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,9 +14,10 @@ import numpy.typing as npt
 __all__ = ["Column", "ColumnNames", "Kind", "Selection", "Stack", "select"]
 
 ColumnNames: TypeAlias = "str | Sequence[str | Sequence[str]]"
-"""A column, columns that make one array, or, where lists are inside of the list, a tuple of arrays."""
+"""A column, a list of columns that make one matrix, or, where lists are inside of the list, a tuple of arrays."""
 
 SHOWN_COLUMNS = 20
+MOST_ARRAYS = 256  # of which each takes up to two open files, and a place in a message of a pipe
 DTYPES = {
     "boolean": "bool",
     "byte": "int8",
@@ -57,9 +59,10 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Columns that stand side by side in one array of a batch."""
+    """Columns that stand side by side in one array of a batch; ``single`` says that one was named, without a list."""
 
     columns: tuple[Column, ...]
+    single: bool
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -69,7 +72,7 @@ class Stack:
     @property
     def flat(self) -> bool:
         """Whether the array has one dimension: a scalar for each row."""
-        return len(self.columns) == 1 and self.columns[0].kind is Kind.SCALAR
+        return self.single and self.columns[0].kind is Kind.SCALAR
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +116,25 @@ def select(
     labels, labels_nested = _lists(label_cols, "label_cols")
     kept_apart = columns.validation(validation)
     if feature_cols is None:
-        taken = {name for names in labels for name in names} | ({validation} if isinstance(validation, str) else set())
-        feature_cols = [name for name in columns.names if name not in taken]
+        taken = {name for group in labels for name in group.names}
+        feature_cols = columns.others(taken | {validation} if isinstance(validation, str) else taken)
     features, features_nested = _lists(feature_cols, "feature_cols")
     _check_once([("feature_cols", features), ("label_cols", labels)], validation)
+    _check_count(len(features) + len(labels))
     return Selection(
-        tuple(columns.stack(names, "feature_cols") for names in features),
-        tuple(columns.stack(names, "label_cols") for names in labels),
+        tuple(columns.stack(group, "feature_cols") for group in features),
+        tuple(columns.stack(group, "label_cols") for group in labels),
         (features_nested, labels_nested),
         kept_apart,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The names of the columns of one array."""
+
+    names: tuple[str, ...]
+    single: bool
 
 
 class _Columns:
@@ -132,15 +144,28 @@ class _Columns:
         self.names: list[str] = [field.name for field in schema.fields]
         self._types = {field.name: field.dataType for field in schema.fields}
 
-    def stack(self, names: Iterable[str], argument: str) -> Stack:
-        return Stack(tuple(self._column(name, argument) for name in names))
+    def stack(self, group: _Group, argument: str) -> Stack:
+        return Stack(tuple(self._column(name, argument) for name in group.names), group.single)
+
+    def others(self, taken: Collection[str]) -> list[str]:
+        """The columns that are not ``taken``."""
+        names = [name for name in self.names if name not in taken]
+        if not names:
+            raise ValueError("feature_cols is left out, but the DataFrame has no columns besides those of the labels")
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(
+                f"feature_cols is left out, but the DataFrame has {names.count(twice)} columns of the name {twice!r}; "
+                "rename them, or name the columns of the features"
+            )
+        return names
 
     def validation(self, value: float | str | None) -> Column | float:
         if isinstance(value, str):
             return self._validation_column(value)
         if value is None:
             return 0.0
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < 1:
             raise ValueError(
                 f"validation is {value!r}, but must be a fraction of at least 0 and below 1, or the name of a column"
             )
@@ -181,14 +206,16 @@ class _Columns:
             raise ValueError(f"{argument} names {name!r}, but the DataFrame has {count} columns of that name")
 
 
-def _lists(value: ColumnNames, argument: str) -> tuple[tuple[tuple[str, ...], ...], bool]:
+def _lists(value: ColumnNames, argument: str) -> tuple[tuple[_Group, ...], bool]:
     """The columns of each array, and whether there is a tuple of arrays."""
-    items = [value] if isinstance(value, str) else value
-    if not _is_list(items) or not all(isinstance(item, str) or _is_names(item) for item in items):
+    if isinstance(value, str):
+        return (_Group((value,), True),), False
+    if not _is_list(value) or not all(isinstance(item, str) or _is_names(item) for item in value):
         raise ValueError(f"{argument} is {value!r}, but must be the name of a column or a list of names, not empty")
-    if all(isinstance(item, str) for item in items):
-        return (tuple(str(item) for item in items),), False
-    return tuple((item,) if isinstance(item, str) else tuple(item) for item in items), True
+    if _is_names(value):
+        return (_Group(tuple(str(item) for item in value), False),), False
+    groups = (_Group((item,), True) if isinstance(item, str) else _Group(tuple(item), False) for item in value)
+    return tuple(groups), True
 
 
 def _is_list(value: object) -> bool:
@@ -199,15 +226,23 @@ def _is_names(value: Any) -> bool:
     return _is_list(value) and all(isinstance(name, str) for name in value)
 
 
-def _check_once(named: Iterable[tuple[str, tuple[tuple[str, ...], ...]]], validation: object) -> None:
+def _check_once(named: Iterable[tuple[str, tuple[_Group, ...]]], validation: object) -> None:
     seen = {validation: "validation"} if isinstance(validation, str) else {}
-    for argument, lists in named:
-        for name in (name for names in lists for name in names):
+    for argument, groups in named:
+        for name in (name for group in groups for name in group.names):
             if seen.get(name) == argument:
                 raise ValueError(f"{argument} names {name!r} twice")
             if name in seen:
                 raise ValueError(f"{argument} names {name!r}, which {seen[name]} names, too")
             seen[name] = argument
+
+
+def _check_count(arrays: int) -> None:
+    if arrays > MOST_ARRAYS:
+        raise ValueError(
+            f"feature_cols and label_cols ask for {arrays} arrays, but a batch has at most {MOST_ARRAYS}; columns that "
+            "are in one list share an array"
+        )
 
 
 def _shown(names: Sequence[str]) -> str:

@@ -47,7 +47,8 @@ class Converter:
     def _stack(self, stack: Stack, batch: pa.RecordBatch) -> Array:
         parts = [self._column(column, batch) for column in stack.columns]
         if len(parts) == 1:
-            return np.ascontiguousarray(parts[0])
+            array = np.ascontiguousarray(parts[0])
+            return array if stack.flat else array.reshape(batch.num_rows, -1)
         widths = [1 if part.ndim == 1 else part.shape[1] for part in parts]
         out = np.empty((batch.num_rows, sum(widths)), stack.dtype)
         first = 0

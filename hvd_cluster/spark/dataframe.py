@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
+
+from pyspark.sql import DataFrame
 
 from executors.call import Call
 from hvd_cluster.spark.columns import ColumnNames
 from hvd_cluster.spark.launch import Launch
 from hvd_cluster.spark.rows import Rows
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-__all__ = ["launch_on_rows", "run_on_dataframe"]
+__all__ = ["ROW_ARGUMENTS", "check_names", "launch_on_rows", "rows_of", "run_on_dataframe"]
 
 T = TypeVar("T")
 
@@ -49,19 +49,20 @@ def run_on_dataframe(
         run_on_dataframe(train, df, args=(0.1,), num_proc=4, label_cols="y", batch_size=256)
 
     The rows go from Spark's partitions straight into the workers, in Arrow batches and over the local disk; there is no
-    copy elsewhere. A ``df`` with ``num_proc`` partitions is taken as it is, if Spark can run it as a barrier stage; any
-    other is repartitioned. ``shard``, a :class:`.shard.Shard`, gives the batches of any number of epochs, as NumPy
-    arrays or as tensors; each row comes once in an epoch, on one rank.
+    copy elsewhere. As a rule ``df`` is repartitioned; it is taken as it is only in classic Spark, with ``num_proc``
+    partitions, if its plan is not an adaptive one and can be a barrier stage. ``shard``, a :class:`Shard`, gives the
+    batches of any number of epochs, as NumPy arrays or as tensors; each row comes once in an epoch, on one rank.
 
     What a batch is:
 
     * Columns of numbers and booleans keep their dtype; decimals become float64, whose precision they may exceed.
-    * One column of scalars is an array of shape (rows,). Several columns are one array of shape (rows, columns), of the
-      dtype that NumPy finds for all of them.
-    * Columns of arrays, and of vectors of Spark ML, dense and sparse, are matrices; they stand side by side with the
-      other columns. A column must have the same number of elements in all rows; vectors are float64.
+    * A column of scalars that is named, as in ``"y"``, is an array of shape (rows,). A list of names, also of a single
+      one, is an array of shape (rows, columns), of the dtype that NumPy finds for all of them.
+    * Columns of arrays, and of vectors of Spark ML, dense and sparse, are matrices; in a list they stand side by side
+      with the other columns. A column must have the same number of elements in all rows, which is checked in each
+      partition, but not between ranks. Vectors are float64.
     * Lists inside of the list make a tuple of arrays: ``feature_cols=[["a", "b"], "user"]`` gives a matrix for ``a``
-      and ``b``, and beside it an array for ``user``, each of its own dtype.
+      and ``b``, and beside it an array for ``user``, each of its own dtype; 256 arrays at most.
     * Nulls are refused, NaN is not. Strings, binary data, dates, timestamps and all else are refused: make numbers of
       them first. So that memory and time are not spent on float64, cast columns to float, and vectors with
       ``vector_to_array(column, "float32")``.
@@ -72,11 +73,12 @@ def run_on_dataframe(
         args: positional arguments of ``fn`` behind the shard.
         kwargs: its keyword arguments.
         label_cols: the column of the labels, or several.
-        feature_cols: the columns of the features; None means all that are neither labels nor ``validation``.
+        feature_cols: the columns of the features; None means a list of all that are neither labels nor ``validation``.
         batch_size: number of rows of each batch but the last.
         validation: a part of the rows, at least 0 and below 1, that is kept apart in ``shard.validation``: rows by
-            chance, the same for the same ``seed``. Or a column, boolean or integer, that is above 0 for these rows.
-        shuffle: whether each epoch has its own random order; see :class:`.shard.Shard`.
+            chance, which follows from ``seed`` and their places in the partitions, so that other partitions give other
+            rows. Or a column, boolean or integer, that is above 0 for these rows.
+        shuffle: whether each epoch has its own random order; see :class:`Shard`.
         seed: an integer of at least 0, from which that order follows.
         launch: the other arguments of :func:`run`, such as ``num_proc``, by name.
 
@@ -84,16 +86,45 @@ def run_on_dataframe(
         ValueError: an argument has a value that is not allowed, or names a column that is not there, is there several
             times, or is of a type that cannot be used; nothing was started. Or a row has nulls, or arrays of another
             size than the first.
+        TypeError: ``df`` is no DataFrame of Spark, or there is no argument of that name; nothing was started.
         ExecutorError: the disk of a worker has no room for its rows; or what :func:`run` says.
         Exception: what :func:`run` raises otherwise.
     """
-    rows = Rows.of(df.schema, label_cols, feature_cols, batch_size, validation, shuffle, seed)
+    check_names("run_on_dataframe", launch, LAUNCH_ARGUMENTS)
+    rows = rows_of(df, label_cols, feature_cols, batch_size, validation, shuffle, seed)
     return cast("list[T]", launch_on_rows(Launch.of(**launch), Call.of(fn, args, kwargs), df, rows))
+
+
+LAUNCH_ARGUMENTS = frozenset(inspect.signature(Launch.of).parameters)
+ROW_ARGUMENTS = frozenset(
+    name for name, each in inspect.signature(run_on_dataframe).parameters.items() if each.kind is each.KEYWORD_ONLY
+)
+"""The names of the arguments about the rows."""
+
+
+def check_names(function: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Raise TypeError where ``function`` was given an argument by a name that it does not know."""
+    for name in given:
+        if name not in known:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+
+
+def rows_of(df: DataFrame, *args: Any, **kwargs: Any) -> Rows:
+    """The rows of ``df``, with the arguments of :meth:`.rows.Rows.of`. Raises TypeError, ValueError."""
+    if not isinstance(df, DataFrame):
+        kind = type(df)
+        raise TypeError(
+            f"df is a {kind.__module__}.{kind.__qualname__}, but must be a DataFrame of Spark, as "
+            "spark.createDataFrame() makes one"
+        )
+    return Rows.of(df.schema, *args, **kwargs)
 
 
 def launch_on_rows(launch: Launch, call: Call, df: DataFrame, rows: Rows) -> list[Any]:
     """The values of ``call`` by rank; its function gets the shard before its arguments."""
     # Under names of ours, because mapInArrow() fails where one has a dot or a backtick.
-    names = [f"c{place}" for place in range(len(rows.columns))]
-    columns = df.select(*(f"`{name.replace('`', '``')}`" for name in rows.columns)).toDF(*names)
+    # They are given by place, as Spark takes no difference in case for one.
+    names = df.columns
+    columns = df.toDF(*(f"c{place}" for place in range(len(names))))
+    columns = columns.select(*(f"c{names.index(name)}" for name in rows.columns))
     return launch.run(replace(call, function=rows.on_shard(call.function)), columns, rows)

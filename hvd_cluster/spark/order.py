@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Indices", "Window", "mixed"]
+__all__ = ["Indices", "Window", "growing", "mixed"]
 
 WINDOW_BYTES = 16 << 20
 CHUNK_BYTES = 1 << 20
+FIRST_BATCHES = 8
 
 Indices = npt.NDArray[np.int64]
 
@@ -28,6 +29,14 @@ class Window:
         """The window for rows of that size: WINDOW_BYTES in chunks of CHUNK_BYTES, or else one batch, one row."""
         batches = max(1, WINDOW_BYTES // (row_bytes * batch_size))
         return cls(batches * batch_size, max(1, CHUNK_BYTES // row_bytes))
+
+
+def growing(window: Window, batch_size: int) -> Iterator[int]:
+    """The rows of each window of an epoch that begins before all rows have come: few, then twice as many each time."""
+    rows = FIRST_BATCHES * batch_size
+    while True:
+        yield min(rows, window.rows)
+        rows *= 2
 
 
 def mixed(generator: np.random.Generator, rows: int, window: Window) -> Iterator[Indices]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, SupportsIndex, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -39,16 +40,14 @@ class Rows:
         schema: Any,
         label_cols: ColumnNames,
         feature_cols: ColumnNames | None = None,
-        batch_size: int = 32,
+        batch_size: SupportsIndex = 32,
         validation: float | str | None = None,
         shuffle: bool = True,
-        seed: int = 0,
+        seed: SupportsIndex = 0,
     ) -> Rows:
         """From the arguments of ``run_on_dataframe`` and the schema of the DataFrame. Raises ValueError."""
-        for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{name} is {value!r}, but must be an integer of at least {least}")
-        return cls(select(schema, feature_cols, label_cols, validation), batch_size, bool(shuffle), seed)
+        size, seed = _integer("batch_size", batch_size, 1), _integer("seed", seed, 0)
+        return cls(select(schema, feature_cols, label_cols, validation), size, bool(shuffle), seed)
 
     @property
     def columns(self) -> list[str]:
@@ -121,6 +120,16 @@ class RowFeed:
             return self._converter.is_validation(validation, batch)
         chosen: Array = self._generator.random(batch.num_rows) < validation
         return chosen
+
+
+def _integer(name: str, value: Any, least: int) -> int:
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or number < least:
+        raise ValueError(f"{name} is {value!r}, but must be an integer of at least {least}")
+    return number
 
 
 def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

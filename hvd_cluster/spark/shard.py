@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from hvd_cluster.spark.order import Indices, Window, mixed
+from hvd_cluster.spark.order import Indices, Window, growing, mixed
 from hvd_cluster.spark.spill import ALIGNMENT, SpillReader
 
 __all__ = ["Order", "Shard", "Source"]
@@ -63,8 +63,9 @@ class Shard:
 
     With ``shuffle``, every epoch has its own order, which follows from ``seed``, rank and number of the epoch, and from
     the order in which Spark gave the rows. Rows are mixed in windows of 16 MiB, or one batch where that is more: in the
-    first epoch with their neighbours, in later ones with chunks of 1 MiB from anywhere. Two windows at most, and the
-    batches that the caller keeps with the windows they are parts of, are all that is in memory.
+    first epoch with their neighbours, in later ones with chunks of 1 MiB from anywhere. So that it need not wait, the
+    first epoch begins with a window of 8 batches, and doubles it up to that size. Two windows at most, and the batches
+    that the caller keeps with the windows they are parts of, are all that is in memory.
 
     Shards may differ in their numbers of rows, and may have none. A rank that is through calls ``hvd.join()``.
     """
@@ -140,7 +141,10 @@ class Shard:
 
     def _as_they_come(self, generator: np.random.Generator, window: Window) -> Iterator[Indices]:
         first = 0
-        while count := min(self._source.wait(first + window.rows) - first, window.rows):
+        for size in growing(window, self._order.batch_size):
+            count = min(self._source.wait(first + size) - first, size)
+            if count == 0:
+                return
             yield first + generator.permutation(count)
             first += count
 

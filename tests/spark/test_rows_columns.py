@@ -22,7 +22,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from hvd_cluster.spark.columns import Kind, select
+from hvd_cluster.spark.columns import MOST_ARRAYS, Kind, select
 from hvd_cluster.spark.rows import Rows
 
 TYPES = {
@@ -56,14 +56,16 @@ def chosen(feature_cols, label_cols="long", validation=None):
     ("names", "dtype", "flat"),
     [
         ("float", "float32", True),
-        (["float"], "float32", True),
-        (["bool"], "bool", True),
+        (["float"], "float32", False),
+        ("bool", "bool", True),
+        (["bool"], "bool", False),
+        ("floats", "float32", False),
         (["byte", "short"], "int16", False),
         (["float", "short"], "float32", False),
         (["float", "int"], "float64", False),
         (["float", "double"], "float64", False),
         (["bool", "float"], "float32", False),
-        (["decimal"], "float64", True),
+        ("decimal", "float64", True),
         (["floats"], "float32", False),
         (["vector"], "float64", False),
         (["float", "floats"], "float32", False),
@@ -81,6 +83,7 @@ def test_lists_inside_of_the_list_make_a_tuple_of_arrays():
     selection = chosen([["float", "double"], "int"], ["long", "short"])
     assert [[column.name for column in stack.columns] for stack in selection.features] == [["float", "double"], ["int"]]
     assert [stack.dtype for stack in selection.features] == [np.float64, np.int32]
+    assert [stack.flat for stack in selection.features] == [False, True]
     assert selection.nested == (True, False)
     assert selection.names == ["float", "double", "int", "long", "short"]
 
@@ -92,13 +95,28 @@ def test_without_feature_cols_all_other_columns_are_features():
     assert selection.splits
 
 
+def test_without_feature_cols_there_must_be_others_of_different_names():
+    with pytest.raises(
+        ValueError, match="feature_cols is left out, but the DataFrame has 2 columns of the name 'twice'"
+    ):
+        select(StructType(SCHEMA.fields[-2:] + SCHEMA.fields[:1]), None, "bool", None)
+    with pytest.raises(ValueError, match="feature_cols is left out, but the DataFrame has no columns besides"):
+        select(StructType(SCHEMA.fields[:1]), None, "bool", None)
+
+
+def test_names_that_differ_in_case_only():
+    fields = [StructField(name, DoubleType()) for name in ("X", "x", "y")]
+    assert select(StructType(fields), ["x", "X"], "y", None).names == ["x", "X", "y"]
+
+
 def test_kinds():
     columns = [column for stack in chosen([["float"], ["floats"], ["vector"]]).features for column in stack.columns]
     assert [column.kind for column in columns] == [Kind.SCALAR, Kind.ARRAY, Kind.VECTOR]
 
 
 @pytest.mark.parametrize(
-    ("validation", "splits"), [(None, False), (0, False), (0.25, True), ("bool", True), ("int", True)]
+    ("validation", "splits"),
+    [(None, False), (0, False), (0.25, True), (np.float32(0.25), True), ("bool", True), ("int", True)],
 )
 def test_validation(validation, splits):
     assert chosen("float", validation=validation).splits is splits
@@ -151,12 +169,23 @@ def test_of_many_columns_some_are_named():
         select(schema, ["x"], "c0", None)
 
 
+def test_only_so_many_arrays():
+    names = [f"c{number}" for number in range(MOST_ARRAYS)]
+    schema = StructType([StructField(name, LongType()) for name in names])
+    assert len(select(schema, [[name] for name in names[1:]], "c0", None).stacks) == MOST_ARRAYS
+    assert len(select(schema, names[1:], "c0", None).stacks) == 2
+    with pytest.raises(ValueError, match="ask for 257 arrays, but a batch has at most 256"):
+        select(StructType([*schema, StructField("x", LongType())]), [[name] for name in names], "x", None)
+
+
 @pytest.mark.parametrize(
     ("batch_size", "seed", "text"),
     [
         (0, 0, "batch_size is 0, but must be an integer of at least 1"),
         (2.0, 0, "batch_size is 2.0, but must"),
         (True, 0, "batch_size is True, but must"),
+        (np.int64(0), 0, r"batch_size is np.int64\(0\), but must"),
+        (np.True_, 0, "batch_size is np.True_, but must"),
         (1, -1, "seed is -1, but must be an integer of at least 0"),
         (1, None, "seed is None, but must"),
     ],
@@ -164,3 +193,9 @@ def test_of_many_columns_some_are_named():
 def test_numbers_that_cannot_be_meant_are_refused(batch_size, seed, text):
     with pytest.raises(ValueError, match=text):
         Rows.of(SCHEMA, "long", "float", batch_size, None, True, seed)
+
+
+def test_numbers_of_numpy():
+    rows = Rows.of(SCHEMA, "long", "float", np.int64(4), np.float32(0.5), True, np.int8(1))
+    assert (rows.batch_size, rows.selection.validation, rows.seed) == (4, 0.5, 1)
+    assert {type(rows.batch_size), type(rows.selection.validation), type(rows.seed)} == {int, float}

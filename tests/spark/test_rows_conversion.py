@@ -19,7 +19,9 @@ def scalar(name, dtype="float32"):
 
 
 def converter(*stacks):
-    return Converter(Selection(tuple(Stack(tuple(columns)) for columns in stacks), (), (False, False), 0.0))
+    return Converter(
+        Selection(tuple(Stack(tuple(columns), len(columns) == 1) for columns in stacks), (), (False, False), 0.0)
+    )
 
 
 def convert(columns, **values):
@@ -48,6 +50,13 @@ def test_scalar_columns_stand_side_by_side():
     assert array.dtype == np.float32
     assert array.flags.c_contiguous
     np.testing.assert_array_equal(array, [[4, 1], [5, 2], [np.nan, 3]])
+
+
+def test_a_list_of_one_column_makes_a_matrix():
+    stack = Stack((scalar("a"),), single=False)
+    batch = pa.record_batch({"a": np.float32([1, 2, 3])})
+    [array] = Converter(Selection((stack,), (), (False, False), 0.0)).arrays(batch)
+    np.testing.assert_array_equal(array, [[1], [2], [3]])
 
 
 def test_decimals_become_doubles():

@@ -3,10 +3,11 @@
 import itertools
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_cluster.spark.order import CHUNK_BYTES, WINDOW_BYTES, Window, mixed
+from hvd_cluster.spark.order import CHUNK_BYTES, WINDOW_BYTES, Window, growing, mixed
 
 
 def windows(rows, window, chunk, seed=0):
@@ -43,3 +44,8 @@ def test_rows_of_a_chunk_are_mixed():
 def test_neighbours_are_not_always_together():
     together = [any({40, 41} <= set(window) for window in windows(100, 20, 10, seed)) for seed in range(50)]
     assert 25 < sum(together) < 50
+
+
+@pytest.mark.parametrize(("window", "sizes"), [(60, [24, 48, 60, 60]), (9, [9, 9, 9, 9]), (3000, [24, 48, 96, 192])])
+def test_windows_that_grow(window, sizes):
+    assert list(itertools.islice(growing(Window(window, 1), 3), 4)) == sizes

@@ -125,6 +125,26 @@ def test_the_first_epoch_streams(tmp_path):
         assert ids_of(batches) == [[8, 9, 10, 11], [12]]
 
 
+def test_the_first_epoch_streams_where_it_is_shuffled(tmp_path):
+    """A small part of a window is enough for the first batches; what follows does not change the order."""
+    rows, taken = rows_of(SCHEMA, "id", shuffle=True), threading.Event()
+
+    def slowly():
+        for number, each in enumerate(numbered(*[8] * 20)):
+            assert number < 4 or taken.wait(PATIENCE)
+            yield each
+
+    with opened(rows, tmp_path) as (feed, shard), feeding(feed, slowly()):
+        batches = iter(shard)
+        found = [next(batches)[1].tolist() for _ in range(8)]
+        assert sorted(flat(found)) == list(range(32))
+        assert flat(found) != list(range(32))
+        taken.set()
+        found += ids_of(batches)
+    with shard_of(rows, tmp_path, numbered(160)) as shard:
+        assert ids_of(shard) == found
+
+
 def test_asking_for_tensors_does_not_wait(tmp_path):
     with opened(rows_of(SCHEMA, "id", validation=0.5), tmp_path) as (feed, shard):
         loader = shard.torch()
@@ -296,7 +316,7 @@ def test_tuples_of_arrays(tmp_path):
     )
     with shard_of(rows, tmp_path, [arrow]) as shard:
         (wide, single), (label, other) = next(iter(shard))
-        assert [each.shape for each in (wide, single, label, other)] == [(4, 3), (4,), (4,), (4,)]
+        assert [each.shape for each in (wide, single, label, other)] == [(4, 3), (4,), (4,), (4, 1)]
         assert [each.dtype for each in (wide, single, label, other)] == [np.float32, np.int64, np.int64, np.float64]
         (wide, single), (label, other) = next(iter(shard.torch()))
         assert all(isinstance(each, torch.Tensor) for each in (wide, single, label, other))

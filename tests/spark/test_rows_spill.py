@@ -2,6 +2,7 @@
 
 import gc
 import os
+import select
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 
 from executors.api import ExecutorError
-from hvd_cluster.spark.spill import ALIGNMENT, VARIABLE, Form, SpillWriter, open_reader, open_writer
+from hvd_cluster.spark.columns import MOST_ARRAYS
+from hvd_cluster.spark.spill import ALIGNMENT, VARIABLE, Form, Progress, SpillWriter, open_reader, open_writer
 
 FORMS = [Form(np.dtype(np.float32), False), Form(np.dtype(np.int64), True)]
 WIDTH = 3
@@ -121,6 +123,11 @@ def test_a_task_never_waits_for_a_worker_that_does_not_read(tmp_path, monkeypatc
         assert 0 < announced < 5000
         writer.finish(never)
         assert reader.wait(0) == 5000
+
+
+def test_a_pipe_takes_a_message_as_a_whole():
+    """Larger ones it may cut."""
+    assert len(Progress((0, 0), True, (1,) * MOST_ARRAYS).pack()) <= select.PIPE_BUF
 
 
 def test_no_rows(tmp_path, monkeypatch):

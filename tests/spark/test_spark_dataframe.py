@@ -43,13 +43,13 @@ def test_every_row_comes_once_an_epoch_whatever_its_columns(spark):
     df = spark.range(1000).select(
         number(1).alias("a.b"),
         number(3).alias("c`d"),
-        number(2).alias("e"),
+        number(2).alias("A.B"),
         F.array(number(1), (F.col("id") + 1).cast("float")).alias("pair"),
         array_to_vector(F.array(number(1, "double"), number(0, "double"), number(1, "double"))).alias("v"),
         number(0.5, "decimal(10, 1)").alias("half"),
         "id",
     )
-    features = [["a.b", "c`d", "e"], "pair", ["v", "half"]]
+    features = [["a.b", "c`d", "A.B"], "pair", ["v", "half"]]
     results = run_on_dataframe(check, df, (3,), num_proc=2, feature_cols=features, label_cols="id", batch_size=32)
     assert [both(results, epoch) for epoch in range(3)] == [list(range(1000))] * 3
     assert all(len({tuple(epoch) for epoch in shard}) == 3 for shard in results)
@@ -128,7 +128,7 @@ def test_nulls_fail_the_run(spark):
 def test_a_function_may_leave_rows_unread(spark):
     df = spark.range(200_000).withColumn("x", F.rand(0))
     assert run_on_dataframe(lambda shard: None, df, num_proc=2, label_cols="id") == [None, None]
-    assert run_on_dataframe(lambda shard: next(iter(shard))[0].shape, df, num_proc=2, label_cols="id") == [(32,)] * 2
+    assert run_on_dataframe(lambda shard: next(iter(shard))[0].shape, df, num_proc=2, label_cols="id") == [(32, 1)] * 2
 
 
 def test_an_error_of_the_function_comes_through(spark):
