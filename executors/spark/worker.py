@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 
-from collectives.api import CollectiveTimeoutError, EngineError
+from collectives.api import CollectiveTimeoutError, HorovodInternalError
 from executors.api import StartTimeoutError
 from executors.local.command import died
 from executors.local.crew import Crew, Ended, Event, Received
@@ -157,7 +157,7 @@ class Worker:
                 self._member.store.get(OVER, POLL_SECONDS)
             except CollectiveTimeoutError:
                 continue
-            except EngineError:
+            except HorovodInternalError:
                 pass  # the server is gone, and with it the task of rank 0
             break
         if self._said is None or not self._said.failed:
@@ -173,7 +173,7 @@ class Worker:
                     break
 
     def _tell(self, key: str) -> None:
-        with suppress(EngineError):  # the server is gone: nobody is left to be told
+        with suppress(HorovodInternalError):  # the server is gone: nobody is left to be told
             self._member.store.set(key, b"")
 
     def _outcome_of(self, error: BaseException) -> Outcome:
