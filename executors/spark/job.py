@@ -31,6 +31,7 @@ __all__ = ["SparkOptions", "run_on_spark"]
 NEWS_SECONDS = 2.0
 # Spark kills a Python that does not end by itself after 4 seconds.
 CANCEL_SECONDS = 30.0
+CANCEL_AGAIN_SECONDS = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,8 @@ def run_on_spark(
     )
     with output, console:
         plan = _plan(call, size, secret, (reached, console.port), options)
-        with session.watched(), _Stage(session, frame, plan, news):
-            table = _Wait(session, size, options, news).result()
+        with session.watched(), _Stage(session, frame, plan, news) as stage:
+            table = _Wait(stage.busy, size, options, news).result()
     rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
     return _values([pickle.loads(data) for data in join(list(rows)).values()], size)
 
@@ -121,6 +122,7 @@ class _Stage:
         self._frame = frame.mapInArrow(task, SCHEMA, barrier=True)
         self._news = news
         self._ended = threading.Event()
+        self._cancelled = threading.Event()
         run = inheritable_thread_target(session.spark)(self._run)
         self._thread = threading.Thread(target=run, name="hvd-spark", daemon=True)
 
@@ -131,15 +133,23 @@ class _Stage:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._ended.is_set():
+        self._cancelled.set()
+        # Again and again, because Spark forgets a cancellation of what it has not got yet. Bound: CANCEL_SECONDS, of
+        # which Spark needs one or two; abort: an exception out of a signal handler.
+        deadline = time.monotonic() + CANCEL_SECONDS
+        while not self._ended.is_set() and time.monotonic() < deadline:
             self._session.cancel(self._tag)
-        # Bound: CANCEL_SECONDS, of which Spark needs one or two; abort: an exception out of a signal handler.
-        self._thread.join(CANCEL_SECONDS)
+            self._ended.wait(CANCEL_AGAIN_SECONDS)
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+
+    def busy(self) -> bool:
+        """Whether tasks of it run."""
+        return self._session.busy(self._tag)
 
     def _run(self) -> None:
         try:
             with self._session.tagged(self._tag):
-                result = _Finished(table=self._frame.toArrow())
+                result = _Finished() if self._cancelled.is_set() else _Finished(table=self._frame.toArrow())
         except BaseException as error:  # noqa: BLE001  whatever it is, it belongs to the thread that waits
             result = _Finished(error=error)
         self._ended.set()
@@ -149,8 +159,8 @@ class _Stage:
 class _Wait:
     """The driver's wait for the end of the job."""
 
-    def __init__(self, session: Session, size: int, options: SparkOptions, news: _News) -> None:
-        self._session = session
+    def __init__(self, busy: Callable[[], bool], size: int, options: SparkOptions, news: _News) -> None:
+        self._busy = busy
         self._size = size
         self._options = options
         self._news = news
@@ -167,8 +177,9 @@ class _Wait:
                 return self._after_loss(event.caller)
             if isinstance(event, _Came):
                 self._welcome(event.caller)
-            elif self._session.busy(self._size):
-                self._deadline = None  # they are up, and cannot reach this process
+            elif self._busy():
+                # The stages before it run, or its tasks do and cannot reach this process.
+                self._deadline = time.monotonic() + self._options.start_timeout
             else:
                 raise self._too_late()
 
