@@ -17,6 +17,7 @@ from collectives.control.sockets import end_in_silence
 from executors.api import ExecutorError, JobSecret
 from executors.local.frames import Frames
 from executors.local.output import Sinks
+from executors.spark.display import Display
 from executors.spark.line import ACCEPTED, GOODBYE, NONCE_BYTES, REFUSED, SILENCE_SECONDS, STREAMS, Caller
 
 __all__ = ["Console"]
@@ -24,6 +25,7 @@ __all__ = ["Console"]
 HELLO_SECONDS = 5.0
 LONGEST_FRAME = 1 << 20
 START_SECONDS = 30.0
+# How long a task may take to end its worker, when the driver hangs up.
 STOP_SECONDS = 10.0
 NAMES = {kind: name for name, kind in STREAMS.items()}
 
@@ -49,6 +51,7 @@ class Console:
         self._host = host
         self._secret = secret
         self._output = output
+        self._display = Display()
         self._came = came
         self._lost = lost
         self._known: set[int] = set()
@@ -63,6 +66,7 @@ class Console:
         started: Future[Callable[[], object]] = Future()
         run = functools.partial(asyncio.run, self._serve(listener, started))
         self._thread = threading.Thread(target=run, name="hvd-console", daemon=True)
+        self._display.__enter__()
         self._thread.start()
         self._stop = started.result(START_SECONDS)
         return self
@@ -72,8 +76,9 @@ class Console:
     ) -> None:
         self._stop()
         if self._thread is not None:
-            # Bound: STOP_SECONDS; only a stream of the user that cannot be written keeps the thread longer.
-            self._thread.join(STOP_SECONDS)
+            # Bound: STOP_SECONDS for the tasks, and as much for what is left to do.
+            self._thread.join(2 * STOP_SECONDS)
+        self._display.__exit__(kind, error, trace)
 
     async def _serve(self, listener: socket.socket, started: Future[Callable[[], object]]) -> None:
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
@@ -82,6 +87,10 @@ class Console:
         await stop.wait()
         self._stopping = True
         server.close()
+        for writer in self._talks:
+            writer.write_eof()  # which a task takes as our end; what its worker still says is shown
+        if talks := list(filter(None, self._talks.values())):
+            await asyncio.wait(talks, timeout=STOP_SECONDS)
         # Not cancelled: before Python 3.12, wait_for may swallow that.
         for writer in self._talks:
             writer.transport.abort()
@@ -116,7 +125,7 @@ class Console:
         return None if known else caller
 
     async def _hear(self, caller: Caller, reader: asyncio.StreamReader) -> None:
-        shown = _Shown(self._output, caller.rank)
+        shown = _Shown(self._display, self._output, caller.rank)
         self._came(caller)
         try:
             while (message := await _read(reader)) != GOODBYE:
@@ -129,26 +138,20 @@ class Console:
 
 
 class _Shown:
-    """The output of one rank. A stream of the user's that cannot be written does not end the job."""
+    """The output of one rank."""
 
-    def __init__(self, output: Sinks, rank: int) -> None:
+    def __init__(self, display: Display, output: Sinks, rank: int) -> None:
+        self._display = display
         self._sinks = {kind: output.sink(rank, name) for kind, name in NAMES.items()}
 
     def feed(self, message: bytes) -> None:
-        sink = self._sinks.get(message[:1])
-        if sink is not None:
-            self._try(functools.partial(sink.feed, message[1:]))
+        sink, data = self._sinks.get(message[:1]), message[1:]
+        if sink is not None and data:
+            self._display.show(sink, data)
 
     def close(self) -> None:
-        for sink in list(self._sinks.values()):
-            self._try(sink.close)
-
-    def _try(self, action: Callable[[], None]) -> None:
-        try:
-            action()
-        except (OSError, ValueError) as error:
-            self._sinks.clear()
-            logger.warning("the output of workers cannot be written (%s) and is dropped from here on", error)
+        for sink in self._sinks.values():
+            self._display.show(sink, b"")
 
 
 def _listen(host: str) -> socket.socket:

@@ -87,7 +87,7 @@ class Line:
     def send(self, kind: bytes, data: bytes = b"") -> None:
         """Send a frame. Where the driver is gone, nobody is told: :attr:`lost` is."""
         message = kind + data
-        # Bound: SILENCE_SECONDS without progress; abort: the driver hangs up.
+        # Bound: SILENCE_SECONDS without progress, by the kernel; abort: the driver hangs up.
         try:
             self._socket.sendall(Frames.header(message) + message)
         except OSError:
@@ -140,7 +140,7 @@ def _introduce(sock: socket.socket, secret: JobSecret, caller: Caller) -> Line:
     if _receive(sock, 1) != ACCEPTED:
         raise ConnectionRefusedError(f"the driver knows another task of rank {caller.rank}")
     end_in_silence(sock, SILENCE_SECONDS)
-    sock.settimeout(SILENCE_SECONDS)
+    sock.settimeout(None)
     return Line(sock)
 
 

@@ -59,6 +59,8 @@ class Launch:
             search_path=horovod.search_path if horovod.is_requested() else None,
             verbose=verbose > 1,
         )
+        for name, stream in (("stdout", stdout), ("stderr", stderr)):
+            _check_stream(name, stream)
         return cls(num_proc, stdout, stderr, prefix_output_with_timestamp, options)
 
     def run(self, call: Call, df: Any = None, feeder: Feeder | None = None) -> list[Any]:
@@ -80,6 +82,18 @@ def _check_mpi(use_mpi: bool | None, use_gloo: bool | None, extra_mpi_args: str 
         raise ValueError(
             "workers in Spark find each other without MPI; leave out use_mpi and extra_mpi_args, and use_gloo=False"
         )
+
+
+def _check_stream(name: str, stream: Any) -> None:
+    try:
+        if stream is not None:
+            stream.write("")
+            stream.flush()
+    except Exception as error:
+        raise ValueError(
+            f"{name} is {stream!r}, but must be a text stream that can be written, such as sys.stderr or open(path, "
+            f"'w') ({error})"
+        ) from error
 
 
 def _start_timeout(seconds: float | None) -> float:

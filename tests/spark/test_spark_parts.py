@@ -11,9 +11,12 @@ import pytest
 from pyspark import SparkContext
 
 from executors.api import ExecutorError, JobSecret, PlacementError
-from executors.local.output import Output
+from executors.local.output import ConsoleSink, Output
+from executors.spark import console as consoles
+from executors.spark import display as displays
 from executors.spark import line as lines
 from executors.spark.console import Console
+from executors.spark.display import Display
 from executors.spark.line import GOODBYE, Caller, dial
 from executors.spark.meeting import Place, server_host
 from executors.spark.plan import PART_BYTES, join, parts
@@ -80,13 +83,27 @@ class TestLine:
         assert driver.changed.wait(10)
         assert driver.lost == [caller(1)]
 
-    def test_a_driver_that_ends_is_noticed(self):
+    def test_a_driver_that_ends_is_noticed(self, monkeypatch):
+        monkeypatch.setattr(consoles, "STOP_SECONDS", 0.1)
         with Driver()() as driver:
             line = driver.dial()
             assert not line.lost
         until(lambda: line.lost)
         line.sink(0, "stdout").feed(b"to nobody\n")
         line.close()
+
+    def test_a_driver_that_ends_waits_for_its_tasks(self):
+        def end():
+            until(lambda: line.lost)
+            line.sink(0, "stdout").feed(b"the last words\n")
+            line.close()
+
+        with Driver()() as driver:
+            line = driver.dial()
+            task = threading.Thread(target=end)
+            task.start()
+        assert driver.stdout.getvalue() == "[0]<stdout>:the last words\n"
+        task.join()
 
     def test_a_second_task_of_a_rank_is_refused(self, driver):
         first = driver.dial(1)
@@ -124,7 +141,7 @@ class TestLine:
         line = driver.dial(0)
         driver.stdout.close()
         line.sink(0, "stdout").feed(b"text\n")
-        line.sink(0, "stdout").feed(b"text\n")
+        line.sink(0, "stderr").feed(b"text\n")
         line.send(GOODBYE)
         until(lambda: caplog.records)
         line.close()
@@ -132,6 +149,59 @@ class TestLine:
             "the output of workers cannot be written"
         ]
         assert not driver.lost
+
+
+class Stream(io.StringIO):
+    """Blocks the first write until ``free`` is set; then raises ``error``, where there is one."""
+
+    def __init__(self, error=None):
+        super().__init__()
+        self.entered, self.free = threading.Event(), threading.Event()
+        self.error = error
+
+    def write(self, text):
+        self.entered.set()
+        self.free.wait()
+        if self.error:
+            raise self.error
+        return super().write(text)
+
+
+class TestDisplay:
+    def test_who_shows_does_not_wait_and_what_is_too_much_is_dropped(self, monkeypatch, caplog):
+        monkeypatch.setattr(displays, "LARGEST_BACKLOG", 9)
+        stream = Stream()
+        sink = ConsoleSink(0, "stdout", stream)
+        with Display() as display:
+            for data in (b"one.\n", b"lost\n", b"lost\n"):
+                display.show(sink, data)
+            assert stream.entered.wait(30)
+            stream.free.set()
+            until(stream.getvalue)
+            display.show(sink, b"two\n")
+        assert stream.getvalue() == "[0]<stdout>:one.\n[0]<stdout>:two\n"
+        assert [record.message for record in caplog.records] == [
+            "the stream for the output of workers is too slow; some of the output is dropped"
+        ]
+
+    def test_a_stream_may_raise_anything(self, caplog):
+        stream = Stream(RuntimeError("no"))
+        stream.free.set()
+        with Display() as display:
+            for _ in range(3):
+                display.show(ConsoleSink(0, "stdout", stream), b"text\n")
+        assert [record.message for record in caplog.records] == [
+            "the output of workers cannot be written (no) and is dropped from here on"
+        ]
+
+    def test_a_stream_that_takes_nothing_at_the_end_is_given_up(self, monkeypatch, caplog):
+        monkeypatch.setattr(displays, "STOP_SECONDS", 0.05)
+        stream = Stream()
+        with Display() as display:
+            display.show(ConsoleSink(0, "stdout", stream), b"text\n")
+            assert stream.entered.wait(30)
+        assert "takes nothing; the rest of it is dropped" in caplog.text
+        stream.free.set()
 
 
 class TestRows:
@@ -178,6 +248,8 @@ class TestArguments:
             ({"extra_mpi_args": "-x"}, "leave out use_mpi and extra_mpi_args"),
             ({"use_gloo": False}, "and use_gloo=False"),
             ({"env": {"HOROVOD_RANK": "1"}}, r"env has HOROVOD_RANK, which run\(\) sets"),
+            ({"stdout": "log"}, "stdout is 'log', but must be a text stream that can be written, such as sys.stderr"),
+            ({"stderr": io.BytesIO()}, "stderr is .* must be a text stream .*bytes-like object is required"),
             ({"nics": [5]}, "nics is .* must be names of network interfaces"),
         ],
     )

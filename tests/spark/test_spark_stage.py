@@ -21,7 +21,7 @@ class SlowSpark:
         self.entered, self.may_start, self.cancelled = threading.Event(), threading.Event(), threading.Event()
         self.started = 0
 
-    def mapInArrow(self, task, schema, barrier):  # noqa: N802
+    def mapInArrow(self, task, schema, barrier):
         return self
 
     @contextmanager
@@ -30,7 +30,7 @@ class SlowSpark:
         assert self.may_start.wait(30)
         yield
 
-    def toArrow(self):  # noqa: N802
+    def toArrow(self):
         self.started += 1
         assert self.cancelled.wait(30)
         raise RuntimeError("cancelled")

@@ -1,6 +1,5 @@
 """The worker of one task, without Spark: its rendezvous server is in this process."""
 
-import os
 import time
 
 import pytest
