@@ -18,12 +18,22 @@ from executors.api import ExecutorError, JobSecret
 from executors.local.frames import Frames
 from executors.local.output import Sinks
 from executors.spark.display import Display
-from executors.spark.line import ACCEPTED, GOODBYE, NONCE_BYTES, REFUSED, SILENCE_SECONDS, STREAMS, Caller
+from executors.spark.line import (
+    ACCEPTED,
+    FAILURE,
+    GOODBYE,
+    LONGEST_FRAME,
+    NONCE_BYTES,
+    REFUSED,
+    SILENCE_SECONDS,
+    STREAMS,
+    Caller,
+    unsealed,
+)
 
 __all__ = ["Console"]
 
 HELLO_SECONDS = 5.0
-LONGEST_FRAME = 1 << 20
 START_SECONDS = 30.0
 # How long a task may take to end its worker, when the driver hangs up.
 STOP_SECONDS = 10.0
@@ -35,8 +45,9 @@ logger = logging.getLogger(__name__)
 class Console:
     """Listens on ``host`` for the tasks of a job: a context manager, which can be entered once.
 
-    ``came`` and ``lost`` are called for each task that dials, and that ends without a goodbye, in the console's own
-    thread, the daemon "hvd-console"; leaving the block ends it, and hangs up.
+    ``came`` and ``lost`` are called for each task that dials, and that ends without a goodbye, and ``failed`` with the
+    pickled outcome of a rank that failed, in the console's own thread, the daemon "hvd-console"; leaving the block ends
+    it, and hangs up.
     """
 
     def __init__(
@@ -46,6 +57,7 @@ class Console:
         output: Sinks,
         came: Callable[[Caller], None],
         lost: Callable[[Caller], None],
+        failed: Callable[[bytes], None],
     ) -> None:
         self.port = 0
         self._host = host
@@ -54,6 +66,7 @@ class Console:
         self._display = Display()
         self._came = came
         self._lost = lost
+        self._failed = failed
         self._known: set[int] = set()
         self._talks: dict[asyncio.StreamWriter, asyncio.Task[None] | None] = {}
         self._stopping = False
@@ -99,9 +112,10 @@ class Console:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._talks[writer] = asyncio.current_task()
         try:
-            caller = await asyncio.wait_for(self._identify(reader, writer), HELLO_SECONDS)
+            nonce = secrets.token_bytes(NONCE_BYTES)
+            caller = await asyncio.wait_for(self._identify(nonce, reader, writer), HELLO_SECONDS)
             if caller is not None:
-                await self._hear(caller, reader)
+                await self._hear(caller, nonce, reader)
         except (OSError, EOFError, ValueError, TypeError, asyncio.TimeoutError) as error:
             if not self._stopping:
                 logger.warning("somebody who is no task of this job dialled the driver (%s)", error)
@@ -111,11 +125,12 @@ class Console:
             with suppress(OSError):
                 await writer.wait_closed()
 
-    async def _identify(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Caller | None:
+    async def _identify(
+        self, nonce: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> Caller | None:
         if self._stopping:
             raise EOFError("it came too late")
         end_in_silence(writer.get_extra_info("socket"), SILENCE_SECONDS)
-        nonce = secrets.token_bytes(NONCE_BYTES)
         writer.write(nonce)
         caller = Caller.unseal(self._secret, nonce, await _read(reader))
         known = caller.rank in self._known
@@ -124,12 +139,15 @@ class Console:
         self._known.add(caller.rank)
         return None if known else caller
 
-    async def _hear(self, caller: Caller, reader: asyncio.StreamReader) -> None:
+    async def _hear(self, caller: Caller, nonce: bytes, reader: asyncio.StreamReader) -> None:
         shown = _Shown(self._display, self._output, caller.rank)
         self._came(caller)
         try:
             while (message := await _read(reader)) != GOODBYE:
-                shown.feed(message)
+                if message[:1] == FAILURE:
+                    self._failed(unsealed(self._secret, nonce, message[1:]))
+                else:
+                    shown.feed(message)
         except (OSError, EOFError):
             if not self._stopping:
                 self._lost(caller)

@@ -29,6 +29,8 @@ __all__ = ["SparkOptions", "run_on_spark"]
 
 # Spark tells of the end of a job a moment after its tasks ended.
 NEWS_SECONDS = 2.0
+# How long the tasks may take to end by themselves, behind a failure and what the grace of their workers is.
+FAILURE_SECONDS = 5.0
 # Spark kills a Python that does not end by itself after 4 seconds.
 CANCEL_SECONDS = 30.0
 CANCEL_AGAIN_SECONDS = 0.3
@@ -60,14 +62,18 @@ def run_on_spark(
     secret = JobSecret()
     bound, reached = session.addresses()
     console = Console(
-        bound, secret, output, lambda caller: news.put(_Came(caller)), lambda caller: news.put(_Lost(caller))
+        bound,
+        secret,
+        output,
+        lambda caller: news.put(_Came(caller)),
+        lambda caller: news.put(_Lost(caller)),
+        lambda outcome: news.put(_Failed(outcome)),
     )
     with output, console:
         plan = _plan(call, size, secret, (reached, console.port), options)
         with session.watched(), _Stage(session, frame, plan, news) as stage:
-            table = _Wait(stage.busy, size, options, news).result()
-    rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
-    return _values([pickle.loads(data) for data in join(list(rows)).values()], size)
+            outcomes = _Wait(stage.busy, size, options, news).result()
+    return _values([pickle.loads(outcome) for outcome in outcomes], size)
 
 
 def _plan(call: bytes, size: int, secret: JobSecret, console: tuple[Sequence[str], int], options: SparkOptions) -> Plan:
@@ -97,6 +103,13 @@ class _Lost:
 
 
 @dataclass(frozen=True, slots=True)
+class _Failed:
+    """A rank failed, with this pickled outcome, which Spark may tell of much later."""
+
+    outcome: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class _Finished:
     """Spark's job ended, with the ``table`` of its rows or with an ``error``."""
 
@@ -104,7 +117,7 @@ class _Finished:
     error: BaseException | None = None
 
 
-_News = queue.SimpleQueue[_Came | _Lost | _Finished]
+_News = queue.SimpleQueue[_Came | _Lost | _Failed | _Finished]
 
 
 class _Stage:
@@ -165,25 +178,32 @@ class _Wait:
         self._options = options
         self._news = news
         self._there: set[int] = set()
+        self._failures: list[bytes] = []
         self._deadline: float | None = time.monotonic() + options.start_timeout
 
-    def result(self) -> Any:
-        """The table of the rows. Raises StartTimeoutError, WorkerError, ExecutorError."""
+    def result(self) -> list[bytes]:
+        """The pickled outcomes, of all ranks or of some that failed. Raises StartTimeoutError, WorkerError,
+        ExecutorError.
+        """
         while True:
             event = self._next()
             if isinstance(event, _Finished):
-                return _table_of(event)
+                return _outcomes_of(event)
             if isinstance(event, _Lost):
                 return self._after_loss(event.caller)
             if isinstance(event, _Came):
                 self._welcome(event.caller)
+            elif isinstance(event, _Failed):
+                self._note(event.outcome)
+            elif self._failures:
+                return self._failures
             elif self._busy():
                 # The stages before it run, or its tasks do and cannot reach this process.
                 self._deadline = time.monotonic() + self._options.start_timeout
             else:
                 raise self._too_late()
 
-    def _next(self) -> _Came | _Lost | _Finished | None:
+    def _next(self) -> _Came | _Lost | _Failed | _Finished | None:
         # Bound: the start timeout, then the end of the job; abort: an exception out of a signal handler.
         try:
             left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
@@ -193,16 +213,21 @@ class _Wait:
 
     def _welcome(self, caller: Caller) -> None:
         self._there.add(caller.rank)
-        if len(self._there) == self._size:
+        if len(self._there) == self._size and not self._failures:
             self._deadline = None
         if self._options.verbose:
             say(f"rank {caller.rank} of {self._size} is on {caller.host_name}", "hvd_cluster.spark")
 
-    def _after_loss(self, caller: Caller) -> Any:
+    def _note(self, failure: bytes) -> None:
+        if not self._failures:
+            self._deadline = time.monotonic() + self._options.grace + FAILURE_SECONDS
+        self._failures.append(failure)
+
+    def _after_loss(self, caller: Caller) -> list[bytes]:
         self._deadline = time.monotonic() + NEWS_SECONDS
         while (event := self._next()) is not None:
             if isinstance(event, _Finished) and event.error is None:
-                return event.table
+                return _outcomes_of(event)
             if isinstance(event, _Finished):
                 raise _death(caller) from event.error
         raise _death(caller)
@@ -215,10 +240,11 @@ class _Wait:
         )
 
 
-def _table_of(end: _Finished) -> Any:
+def _outcomes_of(end: _Finished) -> list[bytes]:
     if end.error is not None:
         raise ExecutorError(f"Spark could not run the workers: {end.error}") from end.error
-    return end.table
+    rows = zip(*(column.to_pylist() for column in end.table.columns), strict=True)
+    return list(join(list(rows)).values())
 
 
 def _death(caller: Caller) -> WorkerError:

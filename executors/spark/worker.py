@@ -64,6 +64,7 @@ class Worker:
         # Bound: the function of the user; abort: _stop(), by a failure anywhere or the loss of the driver, and SIGKILL
         # of this process by Spark, which the guard of the worker notices.
         self._watching.join()
+        self._report(self._failure)
         self._tell(_ended(self._member.slot.rank))
         if self._member.slot.rank == 0:
             self._await_others()
@@ -101,6 +102,13 @@ class Worker:
                 # Bound: CAUSE_SECONDS; abort: the cause is heard of.
                 self._stopped.wait(CAUSE_SECONDS)
             self._tell(OVER)
+        if self._failure is None:
+            self._report(self._said)
+
+    def _report(self, outcome: Outcome | None) -> None:
+        # Spark says so only when the task ends, which may wait for its input.
+        if outcome is not None and outcome.failed and self._member.line is not None:
+            self._member.line.report(pickle.dumps(outcome))
 
     def _run(self) -> None:
         rank = self._member.slot.rank

@@ -36,10 +36,10 @@ class Driver:
 
     def __init__(self):
         self.stdout, self.stderr = io.StringIO(), io.StringIO()
-        self.came, self.lost = [], []
+        self.came, self.lost, self.failed = [], [], []
         self.changed = threading.Event()
         output = Output(2, stdout=self.stdout, stderr=self.stderr)
-        self.console = Console(HOST, SECRET, output, self.came.append, self._lose)
+        self.console = Console(HOST, SECRET, output, self.came.append, self._lose, self.failed.append)
 
     def _lose(self, who):
         self.lost.append(who)
@@ -149,6 +149,24 @@ class TestLine:
             "the output of workers cannot be written"
         ]
         assert not driver.lost
+
+
+class TestFailures:
+    def test_one_is_told(self, driver):
+        line = driver.dial(1)
+        line.report(b"the outcome")
+        line.report(bytes(lines.LONGEST_FRAME))  # too long
+        line.send(GOODBYE)
+        until(lambda: driver.failed)
+        line.close()
+        assert driver.failed == [b"the outcome"]
+
+    def test_one_that_somebody_else_made_is_not(self, driver, caplog):
+        line = driver.dial(1)
+        line.send(lines.FAILURE, lines.sealed(SECRET, b"of another line", b"the outcome"))
+        assert driver.changed.wait(30)
+        line.close()
+        assert not driver.failed
 
 
 class Stream(io.StringIO):

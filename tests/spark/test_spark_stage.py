@@ -60,6 +60,16 @@ class TestCancellation:
         assert str(news.get(timeout=0).error) == "cancelled"
 
 
+class TestFailure:
+    def test_one_that_spark_does_not_tell_of_ends_the_wait(self, monkeypatch):
+        monkeypatch.setattr(job, "FAILURE_SECONDS", 0.01)
+        news = queue.SimpleQueue()
+        news.put(job._Failed(b"the first"))
+        news.put(job._Failed(b"the second"))
+        wait = job._Wait(lambda: True, 2, SparkOptions(start_timeout=60.0, grace=0.0), news)
+        assert wait.result() == [b"the first", b"the second"]
+
+
 class TestStartTimeout:
     def test_a_stage_that_waits_is_given_up(self):
         options = SparkOptions(start_timeout=0.01)

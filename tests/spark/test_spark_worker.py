@@ -1,6 +1,9 @@
 """The worker of one task, without Spark: its rendezvous server is in this process."""
 
+import pickle
+import socket
 import time
+from contextlib import closing
 
 import pytest
 from spark_cluster import eventually
@@ -9,7 +12,10 @@ from collectives.rendezvous.client import RendezvousClient
 from executors.api import JobSecret
 from executors.call import Call, pickle_call
 from executors.job import Job
+from executors.local.frames import Frames
+from executors.outcome import Outcome
 from executors.placement import assign_ranks
+from executors.spark.line import FAILURE, Line, unsealed
 from executors.spark.meeting import Member, Place
 from executors.spark.plan import Plan
 from executors.spark.worker import Worker
@@ -25,9 +31,13 @@ def plan_of(function, *args, size=2, **options):
     return Plan(call=call, size=size, secret=SECRET, console=((), 0), environment={}, nics=(), **options)
 
 
-def member_of(job, store, rank=1):
+def member_of(job, store, rank=1, line=None):
     slot = assign_ranks(["identity"] * job.size)[rank]
-    return Member(slot, Place("identity", "name", HOST), job.environment(slot), store, None)
+    return Member(slot, Place("identity", "name", HOST), job.environment(slot), store, line)
+
+
+def fail():
+    raise KeyError("enough")
 
 
 def appear_and_wait(path):
@@ -46,3 +56,41 @@ def test_the_end_of_the_server_ends_the_worker(tmp_path):
     worker.__exit__(None, None, None)
     client.close()
     assert worker.outcome is None
+
+
+@pytest.fixture
+def driver_and_line():
+    driver, task = socket.socketpair()
+    with driver, driver.makefile("rb") as file, closing(Line(task, SECRET, b"nonce")) as line:
+        yield file, line
+
+
+def failures(driver):
+    """Reads what comes to the driver until a failure does."""
+    while True:
+        message = driver.read(int.from_bytes(driver.read(Frames.HEADER), "big"))
+        if message[:1] == FAILURE:
+            yield pickle.loads(unsealed(SECRET, b"nonce", message[1:]))
+
+
+@pytest.mark.leaves("processes")
+def test_the_driver_hears_of_a_failure_while_the_task_waits_for_its_input(driver_and_line):
+    driver, line = driver_and_line
+    with Job(1, secret=SECRET) as job:
+        with Worker(plan_of(fail, size=1), member_of(job, job.store, 0, line), None) as worker:
+            outcome = next(failures(driver))
+        assert outcome == worker.outcome
+    assert outcome.host_name == "name"
+    with pytest.raises(KeyError, match="enough"):
+        outcome.unwrap()
+
+
+@pytest.mark.leaves("processes")
+def test_the_driver_hears_of_bad_rows(driver_and_line, tmp_path):
+    driver, line = driver_and_line
+    failure = Outcome.of(ValueError("bad row"), 0, "identity", "name")
+    with Job(1, secret=SECRET) as job:
+        plan = plan_of(appear_and_wait, tmp_path / "there", size=1)
+        with Worker(plan, member_of(job, job.store, 0, line), None) as worker:
+            worker.fail(failure)
+        assert next(failures(driver)) == failure
