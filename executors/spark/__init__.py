@@ -13,6 +13,7 @@
     meeting.py     tasks find each other: places -> ranks -> rendezvous
     task.py        one task: it meets the others, feeds its worker, and yields the outcome as rows
     worker.py      the worker process, and what the tasks tell each other about its end
+    reason.py      pure: what a person reads of an error of Spark
     feeding.py     how rows come from a task into its worker
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 import queue
 import threading
@@ -22,13 +23,18 @@ from executors.spark.console import Console
 from executors.spark.feeding import Feeder
 from executors.spark.line import Caller
 from executors.spark.plan import SCHEMA, Plan, join
+from executors.spark.reason import reason
 from executors.spark.session import Session
-from executors.spark.task import run_task
+from executors.spark.task import no_rows, run_task
 
 __all__ = ["SparkOptions", "run_on_spark"]
 
+logger = logging.getLogger(__name__)
+
 # Spark tells of the end of a job a moment after its tasks ended.
 NEWS_SECONDS = 2.0
+# When a person begins to wonder.
+NOTICE_SECONDS = 15.0
 # How long the tasks may take to end by themselves, behind a failure and what the grace of their workers is.
 FAILURE_SECONDS = 5.0
 # Spark kills a Python that does not end by itself after 4 seconds.
@@ -71,9 +77,18 @@ def run_on_spark(
     )
     with output, console:
         plan = _plan(call, size, secret, (reached, console.port), options)
-        with session.watched(), _Stage(session, frame, plan, news) as stage:
-            outcomes = _Wait(stage.busy, size, options, news).result()
+        with session.watched():
+            outcomes = _run(session, frame, plan, options, news)
+            if not outcomes:
+                # Spark leaves out a stage where it knows that there are no rows. The workers shall run all the same.
+                seats = session.spark.range(0, size, 1, size)
+                outcomes = _run(session, seats.mapInArrow(no_rows, "id long"), plan, options, news)
     return _values([pickle.loads(outcome) for outcome in outcomes], size)
+
+
+def _run(session: Session, frame: Any, plan: Plan, options: SparkOptions, news: _News) -> list[bytes]:
+    with _Stage(session, frame, plan, news) as stage:
+        return _Wait(stage.busy, plan.size, options, news).result()
 
 
 def _plan(call: bytes, size: int, secret: JobSecret, console: tuple[Sequence[str], int], options: SparkOptions) -> Plan:
@@ -180,6 +195,7 @@ class _Wait:
         self._there: set[int] = set()
         self._failures: list[bytes] = []
         self._deadline: float | None = time.monotonic() + options.start_timeout
+        self._notice: float | None = time.monotonic() + NOTICE_SECONDS
 
     def result(self) -> list[bytes]:
         """The pickled outcomes, of all ranks or of some that failed. Raises StartTimeoutError, WorkerError,
@@ -204,12 +220,23 @@ class _Wait:
                 raise self._too_late()
 
     def _next(self) -> _Came | _Lost | _Failed | _Finished | None:
+        if self._notice is not None and self._notice < (self._deadline or 0.0):
+            if (event := self._get(self._notice)) is not None:
+                return event
+            self._say_who_waits()
+        return self._get(self._deadline)
+
+    def _get(self, deadline: float | None) -> _Came | _Lost | _Failed | _Finished | None:
         # Bound: the start timeout, then the end of the job; abort: an exception out of a signal handler.
         try:
-            left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-            return self._news.get(timeout=left)
+            return self._news.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
         except queue.Empty:
             return None
+
+    def _say_who_waits(self) -> None:
+        self._notice = None
+        count, size = len(self._there), self._size
+        logger.warning("%d of %d workers started so far; Spark computes their rows, or lacks free slots", count, size)
 
     def _welcome(self, caller: Caller) -> None:
         self._there.add(caller.rank)
@@ -229,20 +256,23 @@ class _Wait:
             if isinstance(event, _Finished) and event.error is None:
                 return _outcomes_of(event)
             if isinstance(event, _Finished):
-                raise _death(caller) from event.error
+                logger.debug("what Spark says about it", exc_info=event.error)
+                raise _death(caller)
         raise _death(caller)
 
     def _too_late(self) -> StartTimeoutError:
         return StartTimeoutError(
             f"{len(self._there)} of {self._size} workers started within {self._options.start_timeout:g} s; other jobs "
-            "may use the executors, or Python is slow to start: raise start_timeout (or HOROVOD_SPARK_START_TIMEOUT), "
-            "or end the other jobs"
+            f"may use the executors, or these have fewer than {self._size} slots, which only the server of Spark "
+            "Connect knows, or Python is slow to start: raise start_timeout (or HOROVOD_SPARK_START_TIMEOUT), end the "
+            "other jobs, or set a smaller num_proc"
         )
 
 
 def _outcomes_of(end: _Finished) -> list[bytes]:
     if end.error is not None:
-        raise ExecutorError(f"Spark could not run the workers: {end.error}") from end.error
+        logger.debug("Spark could not run the workers", exc_info=end.error)
+        raise ExecutorError(f"Spark could not run the workers: {reason(str(end.error))}") from None
     rows = zip(*(column.to_pylist() for column in end.table.columns), strict=True)
     return list(join(list(rows)).values())
 

@@ -13,7 +13,7 @@ from pyspark.sql.utils import is_remote
 
 from executors import host
 from executors.api import ExecutorError
-from executors.spark.slots import check_settings, shortage
+from executors.spark.slots import check_settings, promised, shortage
 
 __all__ = ["Session"]
 
@@ -57,16 +57,18 @@ class Session:
     def check_slots(self, size: int, timeout: float) -> None:
         """Raise PlacementError where ``size`` tasks can never run at the same time.
 
-        Waits for executors that are still coming up, at most ``timeout`` seconds.
+        Waits for executors that are still coming up, at most ``timeout`` seconds: so long only where the settings ask
+        for enough of them.
         """
         check_settings(self.setting)
         if self.connect:
             return
         start = grown = time.monotonic()
         slots = self._slots()
+        enough = (promised(self.setting) or 0) >= size
         # Bound: timeout; abort: an exception out of a signal handler.
         while slots < size and (now := time.monotonic()) < start + timeout:
-            if now > grown + (SETTLE_SECONDS if slots else FIRST_EXECUTOR_SECONDS):
+            if not enough and now > grown + (SETTLE_SECONDS if slots else FIRST_EXECUTOR_SECONDS):
                 break
             time.sleep(LOOK_SECONDS)
             if (count := self._slots()) > slots:

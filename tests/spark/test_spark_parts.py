@@ -15,12 +15,15 @@ from executors.local.output import ConsoleSink, Output
 from executors.spark import console as consoles
 from executors.spark import display as displays
 from executors.spark import line as lines
+from executors.spark import session as sessions
 from executors.spark.console import Console
 from executors.spark.display import Display
 from executors.spark.line import GOODBYE, Caller, dial
 from executors.spark.meeting import Place, server_host
 from executors.spark.plan import PART_BYTES, join, parts
-from executors.spark.slots import check_settings, shortage
+from executors.spark.reason import reason
+from executors.spark.session import Session
+from executors.spark.slots import check_settings, promised, shortage
 from hvd_cluster.spark import run
 
 SECRET = JobSecret()
@@ -241,12 +244,72 @@ class TestPlaces:
         assert server_host([Place("a", "a", "10.0.0.1"), Place("b", "b", "10.0.0.2")], ["lo"]) == "127.0.0.1"
 
 
+def late_session(monkeypatch, settings, *slots):
+    """A session that sees more and more slots, and does not wait for what does not come."""
+    for name in ("SETTLE_SECONDS", "FIRST_EXECUTOR_SECONDS", "LOOK_SECONDS"):
+        monkeypatch.setattr(sessions, name, 0.0)
+    session, counts = Session(object()), iter(slots)
+    monkeypatch.setattr(Session, "setting", lambda self, name: settings.get(name))
+    monkeypatch.setattr(Session, "_slots", lambda self: next(counts))
+    return session
+
+
+class TestReason:
+    def test_java_is_left_out(self):
+        text = """An error occurred while calling o42.getResult.
+: org.apache.spark.SparkException: Job aborted: the first reason
+org.apache.spark.api.python.PythonException: Traceback (most recent call last):
+  File "task.py", line 10, in <module>
+ValueError: no
+
+\tat org.apache.spark.sql.Dataset.$anonfun$collect$6(Dataset.scala:2265)
+\tat java.base/java.lang.Thread.run(Thread.java:840)
+\t... 1 more
+Driver stacktrace:
+\tat org.apache.spark.Once.more(Once.scala:1)
+Caused by: the first reason"""
+        assert reason(text).splitlines() == [
+            "org.apache.spark.SparkException: Job aborted: the first reason",
+            "org.apache.spark.api.python.PythonException: Traceback (most recent call last):",
+            '  File "task.py", line 10, in <module>',
+            "ValueError: no",
+        ]
+
+    def test_a_module_that_is_missing_has_advice(self):
+        text = "Traceback\nModuleNotFoundError: No module named 'pyarrow'"
+        assert reason(text).startswith(f"{text}\nthe Python of the executors lacks a module: install hvd-cluster")
+
+
 class TestSlots:
     def test_dynamic_allocation_is_refused(self):
         with pytest.raises(PlacementError, match=r"spark\.dynamicAllocation\.enabled=true\); set it to false"):
             check_settings({"spark.dynamicAllocation.enabled": "true"}.get)
         check_settings({"spark.dynamicAllocation.enabled": "false"}.get)
         check_settings({}.get)
+
+    @pytest.mark.parametrize(
+        ("settings", "slots"),
+        [
+            ({"spark.executor.instances": "3", "spark.executor.cores": "4", "spark.task.cpus": "2"}, 6),
+            ({"spark.executor.instances": "3"}, 3),
+            ({"spark.cores.max": "5", "spark.task.cpus": "2"}, 2),
+            ({"spark.executor.instances": "3", "spark.master": "local[2]"}, None),
+            ({}, None),
+        ],
+    )
+    def test_the_slots_that_are_asked_for(self, settings, slots):
+        assert promised(settings.get) == slots
+
+    @pytest.mark.parametrize(("cores", "size"), [("1", 2), ("2", 4)])
+    def test_executors_that_were_asked_for_may_come_late(self, monkeypatch, cores, size):
+        session = late_session(
+            monkeypatch, {"spark.executor.instances": "2", "spark.executor.cores": cores}, 1, 1, 1, 4
+        )
+        session.check_slots(size, 60.0)
+
+    def test_executors_that_nobody_asked_for_do_not_come(self, monkeypatch):
+        with pytest.raises(PlacementError, match="have 1 "):
+            late_session(monkeypatch, {"spark.executor.instances": "2"}, 1, 1, 1, 4).check_slots(3, 60.0)
 
     def test_a_shortage_has_the_numbers(self):
         text = str(shortage(8, 3, {"spark.task.cpus": "2"}.get))

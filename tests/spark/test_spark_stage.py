@@ -76,6 +76,12 @@ class TestStartTimeout:
         with pytest.raises(StartTimeoutError, match=r"0 of 2 workers started within 0\.01 s"):
             job._Wait(lambda: False, 2, options, queue.SimpleQueue()).result()
 
+    def test_who_waits_long_is_told(self, monkeypatch, caplog):
+        monkeypatch.setattr(job, "NOTICE_SECONDS", 0.01)
+        with pytest.raises(StartTimeoutError):
+            job._Wait(lambda: False, 2, SparkOptions(start_timeout=0.1), queue.SimpleQueue()).result()
+        assert [record.message.partition(";")[0] for record in caplog.records] == ["0 of 2 workers started so far"]
+
     def test_one_that_runs_gets_as_long_again_for_what_comes_next(self):
         looks = iter([True, True, False])
         with pytest.raises(StartTimeoutError):
