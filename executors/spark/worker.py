@@ -7,12 +7,11 @@ import pickle
 import sys
 import threading
 from contextlib import suppress
-from dataclasses import replace
 from types import TracebackType
 
 from collectives.api import CollectiveTimeoutError, HorovodInternalError
 from executors.api import StartTimeoutError
-from executors.local.command import died
+from executors.local.command import check_command, died
 from executors.local.crew import Crew, Ended, Event, Received
 from executors.local.function import TEARDOWN_SECONDS
 from executors.local.output import ConsoleSink, Sink
@@ -111,7 +110,8 @@ class Worker:
             self._member.line.report(pickle.dumps(outcome))
 
     def _run(self) -> None:
-        rank = self._member.slot.rank
+        rank, python = self._member.slot.rank, self._plan.executable or sys.executable
+        check_command(python, self._environment(), self._member.place.name)
         with call_file(self._plan.call) as file, Crew(self._plan.grace) as crew:
             crew.listen(self._wake_reader, crew.end)
             if self._member.line is not None:
@@ -125,8 +125,9 @@ class Worker:
                     messages,
                     (*inherited, *(self._feed.descriptors if self._feed else ())),
                 ),
-                self._plan.executable or sys.executable,
+                python,
                 file,
+                self._member.place.name,
             )
             crew.after(self._plan.start_timeout, lambda: self._check_up(crew))
             for event in crew.events():
@@ -137,8 +138,8 @@ class Worker:
             self._up = True
         elif isinstance(event, Received):
             outcome: Outcome = pickle.loads(event.message)
-            self._said = replace(outcome, host_name=self._member.place.name)
-            self._wind_up(crew, self._said)
+            self._said = outcome
+            self._wind_up(crew, outcome)
         elif isinstance(event, Ended) and self._said is None and not self._stopped.is_set():
             slot, name = self._member.slot, self._member.place.name
             self._said = self._outcome_of(died(event, " before its function returned", slot.host, name))

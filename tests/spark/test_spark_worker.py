@@ -2,6 +2,7 @@
 
 import pickle
 import socket
+import sys
 import time
 from contextlib import closing
 
@@ -9,7 +10,7 @@ import pytest
 from spark_cluster import eventually
 
 from collectives.rendezvous.client import RendezvousClient
-from executors.api import JobSecret
+from executors.api import CommandNotFoundError, JobSecret
 from executors.call import Call, pickle_call
 from executors.job import Job
 from executors.local.frames import Frames
@@ -94,3 +95,22 @@ def test_the_driver_hears_of_bad_rows(driver_and_line, tmp_path):
         with Worker(plan, member_of(job, job.store, 0, line), None) as worker:
             worker.fail(failure)
         assert next(failures(driver)) == failure
+
+
+def error_of(plan):
+    """What the only worker of ``plan`` raises in the driver."""
+    with Job(1, secret=SECRET) as job:
+        with Worker(plan, member_of(job, job.store, 0), None) as worker:
+            pass
+        return worker.outcome.exception()
+
+
+@pytest.mark.leaves("processes")
+def test_a_host_has_the_name_that_people_know():
+    assert str(error_of(plan_of(sys.exit, 3, size=1))).startswith("rank 0 on name called sys.exit(3)")
+
+
+def test_a_python_that_is_not_there():
+    error = error_of(plan_of(fail, size=1, executable="/nope/python"))
+    assert isinstance(error, CommandNotFoundError)
+    assert "'/nope/python' that can be executed on name" in str(error)
