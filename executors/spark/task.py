@@ -25,7 +25,7 @@ COLUMNS = pyarrow.schema([("rank", pyarrow.int64()), ("part", pyarrow.int64()), 
 def run_task(plan: Plan, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
     """Meet the other tasks, run the worker, feed it with ``batches``, and yield its outcome as rows.
 
-    Raises only what keeps the tasks from meeting: Spark would start the stage again, up to three times.
+    Raises only what keeps the tasks from meeting: Spark would end the job with an error of its own.
     """
     with meet(plan, BarrierTaskContext.get()) as member:
         outcome = _attend(plan, member, batches)
