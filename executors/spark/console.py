@@ -35,6 +35,8 @@ __all__ = ["Console"]
 
 HELLO_SECONDS = 5.0
 START_SECONDS = 30.0
+# How long tasks that Spark cancels may go on; it kills their Python then.
+LATE_SECONDS = 4.0
 # How long a task may take to end its worker, when the driver hangs up.
 STOP_SECONDS = 10.0
 NAMES = {kind: name for name, kind in STREAMS.items()}
@@ -47,12 +49,14 @@ class Console:
 
     ``came`` and ``lost`` are called for each task that dials, and that ends without a goodbye, and ``failed`` with the
     pickled outcome of a rank that failed, in the console's own thread, the daemon "hvd-console"; leaving the block ends
-    it, and hangs up.
+    it, and hangs up. Where an exception leaves it before all ``size`` tasks have dialled, those that still do, although
+    they are cancelled, are refused for LATE_SECONDS: they would take a driver that is gone for one behind a firewall.
     """
 
     def __init__(
         self,
         host: str,
+        size: int,
         secret: JobSecret,
         output: Sinks,
         came: Callable[[Caller], None],
@@ -61,6 +65,7 @@ class Console:
     ) -> None:
         self.port = 0
         self._host = host
+        self._size = size
         self._secret = secret
         self._output = output
         self._display = Display()
@@ -69,6 +74,8 @@ class Console:
         self._failed = failed
         self._known: set[int] = set()
         self._talks: dict[asyncio.StreamWriter, asyncio.Task[None] | None] = {}
+        self._all_known: asyncio.Event | None = None
+        self._failing = False
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._stop: Callable[[], object] = lambda: None
@@ -87,21 +94,25 @@ class Console:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._failing = kind is not None
         self._stop()
         if self._thread is not None:
-            # Bound: STOP_SECONDS for the tasks, and as much for what is left to do.
-            self._thread.join(2 * STOP_SECONDS)
+            # Bound: LATE_SECONDS and STOP_SECONDS for the tasks, and as much for what is left to do.
+            self._thread.join(LATE_SECONDS + 2 * STOP_SECONDS)
         self._display.__exit__(kind, error, trace)
 
     async def _serve(self, listener: socket.socket, started: Future[Callable[[], object]]) -> None:
-        loop, stop = asyncio.get_running_loop(), asyncio.Event()
+        loop, stop, self._all_known = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
         server = await asyncio.start_server(self._accept, sock=listener)
         started.set_result(functools.partial(loop.call_soon_threadsafe, stop.set))
         await stop.wait()
         self._stopping = True
-        server.close()
         for writer in self._talks:
             writer.write_eof()  # which a task takes as our end; what its worker still says is shown
+        if self._failing:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._all_known.wait(), LATE_SECONDS)
+        server.close()
         if talks := list(filter(None, self._talks.values())):
             await asyncio.wait(talks, timeout=STOP_SECONDS)
         # Not cancelled: before Python 3.12, wait_for may swallow that.
@@ -128,16 +139,16 @@ class Console:
     async def _identify(
         self, nonce: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> Caller | None:
-        if self._stopping:
-            raise EOFError("it came too late")
         end_in_silence(writer.get_extra_info("socket"), SILENCE_SECONDS)
         writer.write(nonce)
         caller = Caller.unseal(self._secret, nonce, await _read(reader))
-        known = caller.rank in self._known
-        writer.write(REFUSED if known else ACCEPTED)
+        refused = self._stopping or caller.rank in self._known
+        writer.write(REFUSED if refused else ACCEPTED)
         await writer.drain()
         self._known.add(caller.rank)
-        return None if known else caller
+        if len(self._known) == self._size and self._all_known is not None:
+            self._all_known.set()
+        return None if refused else caller
 
     async def _hear(self, caller: Caller, nonce: bytes, reader: asyncio.StreamReader) -> None:
         shown = _Shown(self._display, self._output, caller.rank)

@@ -69,6 +69,7 @@ def run_on_spark(
     bound, reached = session.addresses()
     console = Console(
         bound,
+        size,
         secret,
         output,
         lambda caller: news.put(_Came(caller)),

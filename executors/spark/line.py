@@ -145,7 +145,8 @@ class _LineSink:
 def dial(addresses: Sequence[str], port: int, secret: JobSecret, caller: Caller) -> Line | None:
     """The line to the driver at one of ``addresses``; None where it cannot be reached, which is logged.
 
-    Raises ConnectionRefusedError where the driver knows another task of this rank. Takes DIAL_SECONDS for each wait.
+    Raises ConnectionRefusedError where the driver knows another task of this rank, or ends. Takes DIAL_SECONDS for each
+    wait.
     """
     for address in addresses:
         try:
@@ -169,7 +170,7 @@ def _introduce(sock: socket.socket, secret: JobSecret, caller: Caller) -> Line:
     message = caller.seal(secret, nonce)
     sock.sendall(Frames.header(message) + message)
     if _receive(sock, 1) != ACCEPTED:
-        raise ConnectionRefusedError(f"the driver knows another task of rank {caller.rank}")
+        raise ConnectionRefusedError(f"the driver knows another task of rank {caller.rank}, or ends")
     end_in_silence(sock, SILENCE_SECONDS)
     sock.settimeout(None)
     return Line(sock, secret, nonce)

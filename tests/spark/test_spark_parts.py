@@ -43,7 +43,7 @@ class Driver:
         self.came, self.lost, self.failed = [], [], []
         self.changed = threading.Event()
         output = Output(2, stdout=self.stdout, stderr=self.stderr)
-        self.console = Console(HOST, SECRET, output, self.came.append, self._lose, self.failed.append)
+        self.console = Console(HOST, 2, SECRET, output, self.came.append, self._lose, self.failed.append)
 
     def _lose(self, who):
         self.lost.append(who)
@@ -108,6 +108,24 @@ class TestLine:
             task.start()
         assert driver.stdout.getvalue() == "[0]<stdout>:the last words\n"
         task.join()
+
+    def test_a_task_that_comes_when_the_driver_ends_is_refused(self):
+        refused = []
+
+        def come():
+            until(lambda: driver.console._stopping)
+            try:
+                driver.dial(1)
+            except ConnectionRefusedError as error:
+                refused.append(str(error))
+
+        driver, task = Driver(), threading.Thread(target=come)
+        console = driver.console.__enter__()
+        driver.dial(0).close()
+        task.start()
+        console.__exit__(KeyboardInterrupt, None, None)
+        task.join()
+        assert refused == ["the driver knows another task of rank 1, or ends"]
 
     def test_a_second_task_of_a_rank_is_refused(self, driver):
         first = driver.dial(1)
