@@ -1,4 +1,4 @@
-"""Pure: are the arguments of a launcher what they must be? Each refusal names the argument, its value and what may be.
+"""Are the arguments of a launcher what they must be? Each refusal names the argument, its value and what may be.
 
 Nothing was started then.
 """
@@ -13,7 +13,15 @@ from collectives.api import LONGEST_SECONDS
 from collectives.settings import ENVIRONMENT_SECRET
 from executors.api import Slot
 
-__all__ = ["SECONDS", "check_arguments", "check_seconds", "check_variables", "interface_names", "parse_seconds"]
+__all__ = [
+    "SECONDS",
+    "check_arguments",
+    "check_seconds",
+    "check_variables",
+    "interface_names",
+    "parse_seconds",
+    "resolve_seconds",
+]
 
 SECONDS = f"a positive number of seconds, at most {LONGEST_SECONDS}"
 """What a timeout must be, in words."""
@@ -77,6 +85,14 @@ def parse_seconds(text: str, variable: str) -> float:
         return check_seconds(float(text), variable)
     except ValueError:
         raise ValueError(f"{variable} is {text!r}, but must be {SECONDS}") from None
+
+
+def resolve_seconds(seconds: object, argument: str, variable: str, default: float) -> float:
+    """A timeout: ``seconds``, or else that of the environment, or else ``default``. Raises ValueError."""
+    if seconds is not None:
+        return check_seconds(seconds, argument)
+    text = os.environ.get(variable, "").strip()
+    return parse_seconds(text, variable) if text else default
 
 
 def interface_names(nics: Iterable[str] | str | None) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from executors.api import CommandNotFoundError, Slot, StartTimeoutError, WorkerError
-from executors.arguments import check_seconds, parse_seconds
+from executors.arguments import resolve_seconds
 from executors.job import Job
 from executors.local.crew import GRACE_SECONDS, Crew, Ended, Event, Started
 from executors.local.output import Output, say
@@ -48,7 +48,7 @@ def run_command(command: Sequence[str], size: int, options: LocalOptions) -> Non
     The first worker that ends otherwise ends the others and raises WorkerError. Raises CommandNotFoundError before
     anything is started, StartTimeoutError, and OSError where a process or an output file cannot be made.
     """
-    check_command(command[0], options)
+    check_command(command[0], options.environment)
     with LocalRun(size, options) as run:
         for slot in run.slots:
             run.launch(slot, command)
@@ -61,10 +61,7 @@ def run_command(command: Sequence[str], size: int, options: LocalOptions) -> Non
 
 def resolve_start_timeout(seconds: float | None) -> float:
     """``seconds``, or else HOROVOD_START_TIMEOUT, or else 30. Raises ValueError for what is no positive number."""
-    if seconds is not None:
-        return check_seconds(seconds, "start_timeout")
-    text = os.environ.get("HOROVOD_START_TIMEOUT", "").strip()
-    return parse_seconds(text, "HOROVOD_START_TIMEOUT") if text else START_TIMEOUT_SECONDS
+    return resolve_seconds(seconds, "start_timeout", "HOROVOD_START_TIMEOUT", START_TIMEOUT_SECONDS)
 
 
 class LocalRun:
@@ -160,8 +157,12 @@ def _how(code: int) -> str:
     return f"was killed by signal {-code} ({name}{hint})"
 
 
-def check_command(program: str, options: LocalOptions) -> None:
-    """Raise CommandNotFoundError where workers could not execute ``program``."""
-    path = {**os.environ, **options.environment}.get("PATH")
-    if shutil.which(program, path=path) is None:
-        raise CommandNotFoundError(f"there is no command {program!r} that can be executed; correct its name or PATH")
+def check_command(program: str, environment: Mapping[str, str], host: str = "") -> None:
+    """Raise CommandNotFoundError where workers, whose ``environment`` is that of this process and this, cannot execute
+    ``program``; ``host`` is what a person calls this host where it is not the driver's.
+    """
+    if shutil.which(program, path={**os.environ, **environment}.get("PATH")) is None:
+        where = f" on {host}" if host else ""
+        raise CommandNotFoundError(
+            f"there is no command {program!r} that can be executed{where}; correct its name or PATH"
+        )

@@ -28,7 +28,7 @@ def run_function(
     where there is no such Python, and OSError where a process or an output file cannot be made.
     """
     python = os.fspath(executable or sys.executable)
-    check_command(python, options)
+    check_command(python, options.environment)
     outcomes: dict[int, Outcome] = {}
     with call_file(call) as file, LocalRun(size, options) as run:
         for slot in run.slots:

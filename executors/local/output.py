@@ -1,6 +1,6 @@
 """What workers write, line by line, to the console of the driver and to files; and what the driver itself says.
 
-Nothing here is shared between threads: the thread that watches the workers is the only writer.
+No lock is here: one thread of a job writes all that its workers say.
 """
 
 from __future__ import annotations

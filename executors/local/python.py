@@ -25,14 +25,14 @@ def call_file(call: bytes) -> Iterator[int]:
         yield file.fileno()
 
 
-def launch_call(launch: Launch, python: str, file: int) -> None:
-    """Start a worker that runs the call in ``file``.
+def launch_call(launch: Launch, python: str, file: int, host_name: str = "") -> None:
+    """Start a worker that runs the call in ``file``, on a host that a person calls ``host_name``.
 
     ``launch`` gets its command, the pipe of its messages, and the descriptors that it has to inherit.
     """
     reader, writer = os.pipe()
     try:
-        launch([python, "-m", "executors.local.task", str(file), str(writer)], reader, (file, writer))
+        launch([python, "-m", "executors.local.task", str(file), str(writer), host_name], reader, (file, writer))
     finally:
         os.close(writer)
 

@@ -1,7 +1,8 @@
-"""A worker that runs one function: ``python -m executors.local.task CALL RESULT``, two inherited file descriptors.
+"""A worker that runs one function: ``python -m executors.local.task CALL RESULT NAME``.
 
-``CALL`` is a file with the pickled call, shared with other workers; ``RESULT`` is a pipe that takes an empty message
-once the worker is up, and then the pickled outcome.
+``CALL`` and ``RESULT`` are inherited file descriptors: a file with the pickled call, shared with other workers, and a
+pipe that takes an empty message once the worker is up, and then the pickled outcome. ``NAME`` is what a person calls
+the host, empty where HOROVOD_HOSTNAME is that.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def main() -> int:
         os.set_inheritable(fd, False)
     _send(result, b"")
     rank, host = int(os.environ["HOROVOD_RANK"]), os.environ["HOROVOD_HOSTNAME"]
-    outcome = observe(lambda: _call(call), rank, host)
+    outcome = observe(lambda: _call(call), rank, host, sys.argv[3])
     _send(result, cloudpickle.dumps(outcome))
     return int(outcome.failed)
 

@@ -17,13 +17,27 @@ from collectives.control.sockets import end_in_silence
 from executors.api import ExecutorError, JobSecret
 from executors.local.frames import Frames
 from executors.local.output import Sinks
-from executors.spark.line import ACCEPTED, GOODBYE, NONCE_BYTES, REFUSED, SILENCE_SECONDS, STREAMS, Caller
+from executors.spark.display import Display
+from executors.spark.line import (
+    ACCEPTED,
+    FAILURE,
+    GOODBYE,
+    LONGEST_FRAME,
+    NONCE_BYTES,
+    REFUSED,
+    SILENCE_SECONDS,
+    STREAMS,
+    Caller,
+    unsealed,
+)
 
 __all__ = ["Console"]
 
 HELLO_SECONDS = 5.0
-LONGEST_FRAME = 1 << 20
 START_SECONDS = 30.0
+# How long tasks that Spark cancels may go on; it kills their Python then.
+LATE_SECONDS = 4.0
+# How long a task may take to end its worker, when the driver hangs up.
 STOP_SECONDS = 10.0
 NAMES = {kind: name for name, kind in STREAMS.items()}
 
@@ -33,26 +47,35 @@ logger = logging.getLogger(__name__)
 class Console:
     """Listens on ``host`` for the tasks of a job: a context manager, which can be entered once.
 
-    ``came`` and ``lost`` are called for each task that dials, and that ends without a goodbye, in the console's own
-    thread, the daemon "hvd-console"; leaving the block ends it, and hangs up.
+    ``came`` and ``lost`` are called for each task that dials, and that ends without a goodbye, and ``failed`` with the
+    pickled outcome of a rank that failed, in the console's own thread, the daemon "hvd-console"; leaving the block ends
+    it, and hangs up. Where an exception leaves it before all ``size`` tasks have dialled, those that still do, although
+    they are cancelled, are refused for LATE_SECONDS: they would take a driver that is gone for one behind a firewall.
     """
 
     def __init__(
         self,
         host: str,
+        size: int,
         secret: JobSecret,
         output: Sinks,
         came: Callable[[Caller], None],
         lost: Callable[[Caller], None],
+        failed: Callable[[bytes], None],
     ) -> None:
         self.port = 0
         self._host = host
+        self._size = size
         self._secret = secret
         self._output = output
+        self._display = Display()
         self._came = came
         self._lost = lost
+        self._failed = failed
         self._known: set[int] = set()
         self._talks: dict[asyncio.StreamWriter, asyncio.Task[None] | None] = {}
+        self._all_known: asyncio.Event | None = None
+        self._failing = False
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._stop: Callable[[], object] = lambda: None
@@ -63,6 +86,7 @@ class Console:
         started: Future[Callable[[], object]] = Future()
         run = functools.partial(asyncio.run, self._serve(listener, started))
         self._thread = threading.Thread(target=run, name="hvd-console", daemon=True)
+        self._display.__enter__()
         self._thread.start()
         self._stop = started.result(START_SECONDS)
         return self
@@ -70,18 +94,27 @@ class Console:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._failing = kind is not None
         self._stop()
         if self._thread is not None:
-            # Bound: STOP_SECONDS; only a stream of the user that cannot be written keeps the thread longer.
-            self._thread.join(STOP_SECONDS)
+            # Bound: LATE_SECONDS and STOP_SECONDS for the tasks, and as much for what is left to do.
+            self._thread.join(LATE_SECONDS + 2 * STOP_SECONDS)
+        self._display.__exit__(kind, error, trace)
 
     async def _serve(self, listener: socket.socket, started: Future[Callable[[], object]]) -> None:
-        loop, stop = asyncio.get_running_loop(), asyncio.Event()
+        loop, stop, self._all_known = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
         server = await asyncio.start_server(self._accept, sock=listener)
         started.set_result(functools.partial(loop.call_soon_threadsafe, stop.set))
         await stop.wait()
         self._stopping = True
+        for writer in self._talks:
+            writer.write_eof()  # which a task takes as our end; what its worker still says is shown
+        if self._failing:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._all_known.wait(), LATE_SECONDS)
         server.close()
+        if talks := list(filter(None, self._talks.values())):
+            await asyncio.wait(talks, timeout=STOP_SECONDS)
         # Not cancelled: before Python 3.12, wait_for may swallow that.
         for writer in self._talks:
             writer.transport.abort()
@@ -90,9 +123,10 @@ class Console:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._talks[writer] = asyncio.current_task()
         try:
-            caller = await asyncio.wait_for(self._identify(reader, writer), HELLO_SECONDS)
+            nonce = secrets.token_bytes(NONCE_BYTES)
+            caller = await asyncio.wait_for(self._identify(nonce, reader, writer), HELLO_SECONDS)
             if caller is not None:
-                await self._hear(caller, reader)
+                await self._hear(caller, nonce, reader)
         except (OSError, EOFError, ValueError, TypeError, asyncio.TimeoutError) as error:
             if not self._stopping:
                 logger.warning("somebody who is no task of this job dialled the driver (%s)", error)
@@ -102,25 +136,29 @@ class Console:
             with suppress(OSError):
                 await writer.wait_closed()
 
-    async def _identify(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Caller | None:
-        if self._stopping:
-            raise EOFError("it came too late")
+    async def _identify(
+        self, nonce: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> Caller | None:
         end_in_silence(writer.get_extra_info("socket"), SILENCE_SECONDS)
-        nonce = secrets.token_bytes(NONCE_BYTES)
         writer.write(nonce)
         caller = Caller.unseal(self._secret, nonce, await _read(reader))
-        known = caller.rank in self._known
-        writer.write(REFUSED if known else ACCEPTED)
+        refused = self._stopping or caller.rank in self._known
+        writer.write(REFUSED if refused else ACCEPTED)
         await writer.drain()
         self._known.add(caller.rank)
-        return None if known else caller
+        if len(self._known) == self._size and self._all_known is not None:
+            self._all_known.set()
+        return None if refused else caller
 
-    async def _hear(self, caller: Caller, reader: asyncio.StreamReader) -> None:
-        shown = _Shown(self._output, caller.rank)
+    async def _hear(self, caller: Caller, nonce: bytes, reader: asyncio.StreamReader) -> None:
+        shown = _Shown(self._display, self._output, caller.rank)
         self._came(caller)
         try:
             while (message := await _read(reader)) != GOODBYE:
-                shown.feed(message)
+                if message[:1] == FAILURE:
+                    self._failed(unsealed(self._secret, nonce, message[1:]))
+                else:
+                    shown.feed(message)
         except (OSError, EOFError):
             if not self._stopping:
                 self._lost(caller)
@@ -129,26 +167,20 @@ class Console:
 
 
 class _Shown:
-    """The output of one rank. A stream of the user's that cannot be written does not end the job."""
+    """The output of one rank."""
 
-    def __init__(self, output: Sinks, rank: int) -> None:
+    def __init__(self, display: Display, output: Sinks, rank: int) -> None:
+        self._display = display
         self._sinks = {kind: output.sink(rank, name) for kind, name in NAMES.items()}
 
     def feed(self, message: bytes) -> None:
-        sink = self._sinks.get(message[:1])
-        if sink is not None:
-            self._try(functools.partial(sink.feed, message[1:]))
+        sink, data = self._sinks.get(message[:1]), message[1:]
+        if sink is not None and data:
+            self._display.show(sink, data)
 
     def close(self) -> None:
-        for sink in list(self._sinks.values()):
-            self._try(sink.close)
-
-    def _try(self, action: Callable[[], None]) -> None:
-        try:
-            action()
-        except (OSError, ValueError) as error:
-            self._sinks.clear()
-            logger.warning("the output of workers cannot be written (%s) and is dropped from here on", error)
+        for sink in self._sinks.values():
+            self._display.show(sink, b"")
 
 
 def _listen(host: str) -> socket.socket:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 import queue
 import threading
@@ -22,15 +23,23 @@ from executors.spark.console import Console
 from executors.spark.feeding import Feeder
 from executors.spark.line import Caller
 from executors.spark.plan import SCHEMA, Plan, join
+from executors.spark.reason import reason
 from executors.spark.session import Session
-from executors.spark.task import run_task
+from executors.spark.task import no_rows, run_task
 
 __all__ = ["SparkOptions", "run_on_spark"]
 
+logger = logging.getLogger(__name__)
+
 # Spark tells of the end of a job a moment after its tasks ended.
 NEWS_SECONDS = 2.0
+# When a person begins to wonder.
+NOTICE_SECONDS = 15.0
+# How long the tasks may take to end by themselves, behind a failure and what the grace of their workers is.
+FAILURE_SECONDS = 5.0
 # Spark kills a Python that does not end by itself after 4 seconds.
 CANCEL_SECONDS = 30.0
+CANCEL_AGAIN_SECONDS = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +68,28 @@ def run_on_spark(
     secret = JobSecret()
     bound, reached = session.addresses()
     console = Console(
-        bound, secret, output, lambda caller: news.put(_Came(caller)), lambda caller: news.put(_Lost(caller))
+        bound,
+        size,
+        secret,
+        output,
+        lambda caller: news.put(_Came(caller)),
+        lambda caller: news.put(_Lost(caller)),
+        lambda outcome: news.put(_Failed(outcome)),
     )
     with output, console:
         plan = _plan(call, size, secret, (reached, console.port), options)
-        with session.watched(), _Stage(session, frame, plan, news):
-            table = _Wait(session, size, options, news).result()
-    rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
-    return _values([pickle.loads(data) for data in join(list(rows)).values()], size)
+        with session.watched():
+            outcomes = _run(session, frame, plan, options, news)
+            if not outcomes:
+                # Spark leaves out a stage where it knows that there are no rows. The workers shall run all the same.
+                seats = session.spark.range(0, size, 1, size)
+                outcomes = _run(session, seats.mapInArrow(no_rows, "id long"), plan, options, news)
+    return _values([pickle.loads(outcome) for outcome in outcomes], size)
+
+
+def _run(session: Session, frame: Any, plan: Plan, options: SparkOptions, news: _News) -> list[bytes]:
+    with _Stage(session, frame, plan, news) as stage:
+        return _Wait(stage.busy, plan.size, options, news).result()
 
 
 def _plan(call: bytes, size: int, secret: JobSecret, console: tuple[Sequence[str], int], options: SparkOptions) -> Plan:
@@ -96,6 +119,13 @@ class _Lost:
 
 
 @dataclass(frozen=True, slots=True)
+class _Failed:
+    """A rank failed, with this pickled outcome, which Spark may tell of much later."""
+
+    outcome: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class _Finished:
     """Spark's job ended, with the ``table`` of its rows or with an ``error``."""
 
@@ -103,7 +133,7 @@ class _Finished:
     error: BaseException | None = None
 
 
-_News = queue.SimpleQueue[_Came | _Lost | _Finished]
+_News = queue.SimpleQueue[_Came | _Lost | _Failed | _Finished]
 
 
 class _Stage:
@@ -121,6 +151,7 @@ class _Stage:
         self._frame = frame.mapInArrow(task, SCHEMA, barrier=True)
         self._news = news
         self._ended = threading.Event()
+        self._cancelled = threading.Event()
         run = inheritable_thread_target(session.spark)(self._run)
         self._thread = threading.Thread(target=run, name="hvd-spark", daemon=True)
 
@@ -131,15 +162,23 @@ class _Stage:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._ended.is_set():
+        self._cancelled.set()
+        # Again and again, because Spark forgets a cancellation of what it has not got yet. Bound: CANCEL_SECONDS, of
+        # which Spark needs one or two; abort: an exception out of a signal handler.
+        deadline = time.monotonic() + CANCEL_SECONDS
+        while not self._ended.is_set() and time.monotonic() < deadline:
             self._session.cancel(self._tag)
-        # Bound: CANCEL_SECONDS, of which Spark needs one or two; abort: an exception out of a signal handler.
-        self._thread.join(CANCEL_SECONDS)
+            self._ended.wait(CANCEL_AGAIN_SECONDS)
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+
+    def busy(self) -> bool:
+        """Whether tasks of it run."""
+        return self._session.busy(self._tag)
 
     def _run(self) -> None:
         try:
             with self._session.tagged(self._tag):
-                result = _Finished(table=self._frame.toArrow())
+                result = _Finished() if self._cancelled.is_set() else _Finished(table=self._frame.toArrow())
         except BaseException as error:  # noqa: BLE001  whatever it is, it belongs to the thread that waits
             result = _Finished(error=error)
         self._ended.set()
@@ -149,65 +188,94 @@ class _Stage:
 class _Wait:
     """The driver's wait for the end of the job."""
 
-    def __init__(self, session: Session, size: int, options: SparkOptions, news: _News) -> None:
-        self._session = session
+    def __init__(self, busy: Callable[[], bool], size: int, options: SparkOptions, news: _News) -> None:
+        self._busy = busy
         self._size = size
         self._options = options
         self._news = news
         self._there: set[int] = set()
+        self._failures: list[bytes] = []
         self._deadline: float | None = time.monotonic() + options.start_timeout
+        self._notice: float | None = time.monotonic() + NOTICE_SECONDS
 
-    def result(self) -> Any:
-        """The table of the rows. Raises StartTimeoutError, WorkerError, ExecutorError."""
+    def result(self) -> list[bytes]:
+        """The pickled outcomes, of all ranks or of some that failed. Raises StartTimeoutError, WorkerError,
+        ExecutorError.
+        """
         while True:
             event = self._next()
             if isinstance(event, _Finished):
-                return _table_of(event)
+                return _outcomes_of(event)
             if isinstance(event, _Lost):
                 return self._after_loss(event.caller)
             if isinstance(event, _Came):
                 self._welcome(event.caller)
-            elif self._session.busy(self._size):
-                self._deadline = None  # they are up, and cannot reach this process
+            elif isinstance(event, _Failed):
+                self._note(event.outcome)
+            elif self._failures:
+                return self._failures
+            elif self._busy():
+                # The stages before it run, or its tasks do and cannot reach this process.
+                self._deadline = time.monotonic() + self._options.start_timeout
             else:
                 raise self._too_late()
 
-    def _next(self) -> _Came | _Lost | _Finished | None:
+    def _next(self) -> _Came | _Lost | _Failed | _Finished | None:
+        if self._notice is not None and self._notice < (self._deadline or 0.0):
+            if (event := self._get(self._notice)) is not None:
+                return event
+            self._say_who_waits()
+        return self._get(self._deadline)
+
+    def _get(self, deadline: float | None) -> _Came | _Lost | _Failed | _Finished | None:
         # Bound: the start timeout, then the end of the job; abort: an exception out of a signal handler.
         try:
-            left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-            return self._news.get(timeout=left)
+            return self._news.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
         except queue.Empty:
             return None
 
+    def _say_who_waits(self) -> None:
+        self._notice = None
+        count, size = len(self._there), self._size
+        logger.warning("%d of %d workers started so far; Spark computes their rows, or lacks free slots", count, size)
+
     def _welcome(self, caller: Caller) -> None:
         self._there.add(caller.rank)
-        if len(self._there) == self._size:
+        if len(self._there) == self._size and not self._failures:
             self._deadline = None
         if self._options.verbose:
             say(f"rank {caller.rank} of {self._size} is on {caller.host_name}", "hvd_cluster.spark")
 
-    def _after_loss(self, caller: Caller) -> Any:
+    def _note(self, failure: bytes) -> None:
+        if not self._failures:
+            self._deadline = time.monotonic() + self._options.grace + FAILURE_SECONDS
+        self._failures.append(failure)
+
+    def _after_loss(self, caller: Caller) -> list[bytes]:
         self._deadline = time.monotonic() + NEWS_SECONDS
         while (event := self._next()) is not None:
             if isinstance(event, _Finished) and event.error is None:
-                return event.table
+                return _outcomes_of(event)
             if isinstance(event, _Finished):
-                raise _death(caller) from event.error
+                logger.debug("what Spark says about it", exc_info=event.error)
+                raise _death(caller)
         raise _death(caller)
 
     def _too_late(self) -> StartTimeoutError:
         return StartTimeoutError(
             f"{len(self._there)} of {self._size} workers started within {self._options.start_timeout:g} s; other jobs "
-            "may use the executors, or Python is slow to start: raise start_timeout (or HOROVOD_SPARK_START_TIMEOUT), "
-            "or end the other jobs"
+            f"may use the executors, or these have fewer than {self._size} slots, which only the server of Spark "
+            "Connect knows, or Python is slow to start: raise start_timeout (or HOROVOD_SPARK_START_TIMEOUT), end the "
+            "other jobs, or set a smaller num_proc"
         )
 
 
-def _table_of(end: _Finished) -> Any:
+def _outcomes_of(end: _Finished) -> list[bytes]:
     if end.error is not None:
-        raise ExecutorError(f"Spark could not run the workers: {end.error}") from end.error
-    return end.table
+        logger.debug("Spark could not run the workers", exc_info=end.error)
+        raise ExecutorError(f"Spark could not run the workers: {reason(str(end.error))}") from None
+    rows = zip(*(column.to_pylist() for column in end.table.columns), strict=True)
+    return list(join(list(rows)).values())
 
 
 def _death(caller: Caller) -> WorkerError:

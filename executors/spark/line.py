@@ -2,8 +2,8 @@
 
 The driver sends a nonce; the task answers with one frame, who it is under an HMAC of the job's secret, and the driver
 accepts or refuses in one byte. From then on the task sends frames: a byte that says what it is, then data. Each side
-takes the end of the connection for the end of the other, unless the task has said goodbye. The frames themselves are
-not authenticated: they are shown to a person and do nothing.
+takes the end of the connection for the end of the other, unless the task has said goodbye. Frames of output are not
+authenticated: they are shown to a person and do nothing. The frame of a failure is unpickled, and has an HMAC.
 """
 
 from __future__ import annotations
@@ -23,13 +23,28 @@ from executors.api import JobSecret
 from executors.local.frames import Frames
 from executors.local.output import Sink
 
-__all__ = ["ACCEPTED", "GOODBYE", "NONCE_BYTES", "REFUSED", "SILENCE_SECONDS", "STREAMS", "Caller", "Line", "dial"]
+__all__ = [
+    "ACCEPTED",
+    "FAILURE",
+    "GOODBYE",
+    "NONCE_BYTES",
+    "REFUSED",
+    "SILENCE_SECONDS",
+    "STREAMS",
+    "Caller",
+    "Line",
+    "dial",
+    "sealed",
+    "unsealed",
+]
 
 NONCE_BYTES = 32
 DIGEST_BYTES = 32
 ACCEPTED, REFUSED = b"+", b"-"
 STREAMS = {"stdout": b"o", "stderr": b"e"}
 GOODBYE = b"."
+FAILURE = b"f"
+LONGEST_FRAME = 1 << 20
 DIAL_SECONDS = 5.0
 # A driver that takes nothing for so long, or whose host is silent, is gone.
 SILENCE_SECONDS = 30.0
@@ -47,16 +62,25 @@ class Caller:
 
     def seal(self, secret: JobSecret, nonce: bytes) -> bytes:
         """What the task answers to ``nonce``."""
-        text = json.dumps(asdict(self)).encode()
-        return _digest(secret, nonce, text) + text
+        return sealed(secret, nonce, json.dumps(asdict(self)).encode())
 
     @classmethod
     def unseal(cls, secret: JobSecret, nonce: bytes, data: bytes) -> Caller:
         """Who made ``data``. Raises PermissionError for somebody who does not know ``secret``."""
-        digest, text = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
-        if not hmac.compare_digest(digest, _digest(secret, nonce, text)):
-            raise PermissionError("the caller does not know the secret of the job")
-        return cls(**json.loads(text))
+        return cls(**json.loads(unsealed(secret, nonce, data)))
+
+
+def sealed(secret: JobSecret, nonce: bytes, data: bytes) -> bytes:
+    """``data`` behind its HMAC."""
+    return _digest(secret, nonce, data) + data
+
+
+def unsealed(secret: JobSecret, nonce: bytes, data: bytes) -> bytes:
+    """What was :func:`sealed`. Raises PermissionError where somebody did that who does not know ``secret``."""
+    digest, text = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
+    if not hmac.compare_digest(digest, _digest(secret, nonce, text)):
+        raise PermissionError("the caller does not know the secret of the job")
+    return text
 
 
 def _digest(secret: JobSecret, nonce: bytes, text: bytes) -> bytes:
@@ -66,8 +90,10 @@ def _digest(secret: JobSecret, nonce: bytes, text: bytes) -> bytes:
 class Line:
     """An accepted connection. Not thread-safe, but for :attr:`lost`."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, secret: JobSecret, nonce: bytes) -> None:
         self._socket = sock
+        self._secret = secret
+        self._nonce = nonce
 
     def fileno(self) -> int:
         """The descriptor, which can be read when the driver is gone: it never says anything."""
@@ -87,12 +113,17 @@ class Line:
     def send(self, kind: bytes, data: bytes = b"") -> None:
         """Send a frame. Where the driver is gone, nobody is told: :attr:`lost` is."""
         message = kind + data
-        # Bound: SILENCE_SECONDS without progress; abort: the driver hangs up.
+        # Bound: SILENCE_SECONDS without progress, by the kernel; abort: the driver hangs up.
         try:
             self._socket.sendall(Frames.header(message) + message)
         except OSError:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
+
+    def report(self, failure: bytes) -> None:
+        """Tell the driver of a pickled :class:`.Outcome` before Spark does; not of one that is too long for a frame."""
+        if len(failure) < LONGEST_FRAME - DIGEST_BYTES:
+            self.send(FAILURE, sealed(self._secret, self._nonce, failure))
 
     def close(self) -> None:
         """Hang up."""
@@ -114,7 +145,8 @@ class _LineSink:
 def dial(addresses: Sequence[str], port: int, secret: JobSecret, caller: Caller) -> Line | None:
     """The line to the driver at one of ``addresses``; None where it cannot be reached, which is logged.
 
-    Raises ConnectionRefusedError where the driver knows another task of this rank. Takes DIAL_SECONDS for each wait.
+    Raises ConnectionRefusedError where the driver knows another task of this rank, or ends. Takes DIAL_SECONDS for each
+    wait.
     """
     for address in addresses:
         try:
@@ -138,10 +170,10 @@ def _introduce(sock: socket.socket, secret: JobSecret, caller: Caller) -> Line:
     message = caller.seal(secret, nonce)
     sock.sendall(Frames.header(message) + message)
     if _receive(sock, 1) != ACCEPTED:
-        raise ConnectionRefusedError(f"the driver knows another task of rank {caller.rank}")
+        raise ConnectionRefusedError(f"the driver knows another task of rank {caller.rank}, or ends")
     end_in_silence(sock, SILENCE_SECONDS)
-    sock.settimeout(SILENCE_SECONDS)
-    return Line(sock)
+    sock.settimeout(None)
+    return Line(sock, secret, nonce)
 
 
 def _receive(sock: socket.socket, size: int) -> bytes:

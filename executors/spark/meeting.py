@@ -59,8 +59,8 @@ class Member:
 def meet(plan: Plan, context: Any) -> Iterator[Member]:
     """Meet the other tasks; inside the block the rendezvous server is up, as long as the block of rank 0 lasts.
 
-    Raises ConnectionRefusedError, in all tasks, where the driver knows other tasks of the job already; and what keeps
-    the server from starting in the task of rank 0, ConnectionAbortedError in the others.
+    Raises ConnectionRefusedError, in all tasks, where the driver cancelled the job, or knows other tasks of it already;
+    and what keeps the server from starting in the task of rank 0, ConnectionAbortedError in the others.
     """
     with ExitStack() as stack:
         places = [Place(**json.loads(text)) for text in context.allGather(json.dumps(asdict(Place.of(context))))]
@@ -72,10 +72,10 @@ def meet(plan: Plan, context: Any) -> Iterator[Member]:
         offer, job, problem = _open(stack, plan, places) if slot.rank == 0 else ({}, None, None)
         offers = [json.loads(text) for text in context.allGather(json.dumps(offer | {"refused": refused}))]
         if any(each["refused"] for each in offers):
-            raise ConnectionRefusedError("Spark started this stage again; the driver knows its tasks from before")
+            raise ConnectionRefusedError("the driver cancelled this stage, or knows its tasks from before")
         if problem is not None:
             raise problem
-        server = offers[slots.index(min(slots, key=lambda each: each.rank))]
+        server = offers[0]  # the first task is rank 0
         if "host" not in server:
             raise ConnectionAbortedError("rank 0 could not start the rendezvous server")
         environment = _environment(plan, slot, slots, places, server)

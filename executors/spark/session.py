@@ -13,7 +13,7 @@ from pyspark.sql.utils import is_remote
 
 from executors import host
 from executors.api import ExecutorError
-from executors.spark.slots import check_settings, shortage
+from executors.spark.slots import check_settings, promised, shortage
 
 __all__ = ["Session"]
 
@@ -29,7 +29,7 @@ class Session:
     def __init__(self, spark: Any) -> None:
         self.spark = spark
         self.connect = type(spark).__module__.startswith("pyspark.sql.connect")
-        self._running = 0
+        self._tasks: dict[str, int] = {}
 
     @classmethod
     def active(cls) -> Session:
@@ -57,16 +57,18 @@ class Session:
     def check_slots(self, size: int, timeout: float) -> None:
         """Raise PlacementError where ``size`` tasks can never run at the same time.
 
-        Waits for executors that are still coming up, at most ``timeout`` seconds.
+        Waits for executors that are still coming up, at most ``timeout`` seconds: so long only where the settings ask
+        for enough of them.
         """
         check_settings(self.setting)
         if self.connect:
             return
         start = grown = time.monotonic()
         slots = self._slots()
+        enough = (promised(self.setting) or 0) >= size
         # Bound: timeout; abort: an exception out of a signal handler.
         while slots < size and (now := time.monotonic()) < start + timeout:
-            if now > grown + (SETTLE_SECONDS if slots else FIRST_EXECUTOR_SECONDS):
+            if not enough and now > grown + (SETTLE_SECONDS if slots else FIRST_EXECUTOR_SECONDS):
                 break
             time.sleep(LOOK_SECONDS)
             if (count := self._slots()) > slots:
@@ -82,13 +84,16 @@ class Session:
         name = self.setting("spark.driver.host") or "127.0.0.1"
         return self.setting("spark.driver.bindAddress") or name, [name]
 
-    def busy(self, size: int) -> bool:
-        """Whether a stage of ``size`` tasks runs now, as far as this process knows."""
+    def busy(self, tag: str) -> bool:
+        """Whether tasks of what was started with ``tag`` run now, as far as this process knows."""
         if self.connect:
-            return self._running >= size
+            return self._tasks.get(tag, 0) > 0
         tracker = self.spark.sparkContext.statusTracker()
-        stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
-        return any(stage is not None and stage.numActiveTasks >= size for stage in stages)
+        jobs = [
+            tracker.getJobInfo(job) for job in self.spark.sparkContext._jsc.sc().statusTracker().getJobIdsForTag(tag)
+        ]
+        stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
+        return any(stage is not None and stage.numActiveTasks > 0 for stage in stages)
 
     @contextmanager
     def tagged(self, tag: str) -> Iterator[None]:
@@ -125,7 +130,8 @@ class Session:
             self.spark.removeProgressHandler(self._note)
 
     def _note(self, stages: object, inflight_tasks: int, operation_id: str | None, done: bool) -> None:
-        self._running = inflight_tasks
+        # Called in the thread that started the operation, which has the tags.
+        self._tasks |= dict.fromkeys(self.spark.getTags(), 0 if done else inflight_tasks)
 
     def _slots(self) -> int:
         context = self.spark.sparkContext._jsc.sc()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from executors.api import PlacementError
 
-__all__ = ["check_settings", "shortage"]
+__all__ = ["check_settings", "promised", "shortage"]
 
 Setting = Callable[[str], str | None]
 
@@ -20,11 +20,22 @@ def check_settings(setting: Setting) -> None:
         )
 
 
+def promised(setting: Setting) -> int | None:
+    """How many tasks run at a time when all executors that the application asked for are there; None where unknown."""
+    per_task, per_executor = int(setting("spark.task.cpus") or 1), int(setting("spark.executor.cores") or 1)
+    instances, most = setting("spark.executor.instances"), setting("spark.cores.max")
+    if (setting("spark.master") or "").startswith("local"):
+        return None
+    if instances is not None:
+        return int(instances) * (per_executor // per_task)
+    return None if most is None else int(most) // per_task
+
+
 def shortage(size: int, slots: int, setting: Setting) -> PlacementError:
     """The error for ``size`` workers where Spark runs ``slots`` tasks at a time."""
     per_task = {
         name: value
-        for name in ("spark.task.cpus", "spark.task.resource.gpu.amount")
+        for name in ("spark.task.cpus", "spark.task.resource.gpu.amount", "spark.executor.instances")
         if (value := setting(name)) is not None
     }
     needs = f" ({', '.join(f'{name}={value}' for name, value in per_task.items())})" if per_task else ""

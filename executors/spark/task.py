@@ -17,7 +17,7 @@ from executors.spark.meeting import Member, meet
 from executors.spark.plan import Plan, parts
 from executors.spark.worker import Worker
 
-__all__ = ["run_task"]
+__all__ = ["no_rows", "run_task"]
 
 COLUMNS = pyarrow.schema([("rank", pyarrow.int64()), ("part", pyarrow.int64()), ("data", pyarrow.binary())])
 
@@ -25,7 +25,7 @@ COLUMNS = pyarrow.schema([("rank", pyarrow.int64()), ("part", pyarrow.int64()), 
 def run_task(plan: Plan, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
     """Meet the other tasks, run the worker, feed it with ``batches``, and yield its outcome as rows.
 
-    Raises only what keeps the tasks from meeting: Spark would start the stage again, up to three times.
+    Raises only what keeps the tasks from meeting: Spark would end the job with an error of its own.
     """
     with meet(plan, BarrierTaskContext.get()) as member:
         outcome = _attend(plan, member, batches)
@@ -33,6 +33,13 @@ def run_task(plan: Plan, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pya
             member.line.send(GOODBYE)
     if outcome is not None:
         yield from _rows(outcome)
+
+
+def no_rows(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+    """Nothing of ``batches``."""
+    for _ in batches:
+        pass
+    yield from ()
 
 
 def _attend(plan: Plan, member: Member, batches: Iterator[pyarrow.RecordBatch]) -> Outcome | None:

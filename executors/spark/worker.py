@@ -7,12 +7,11 @@ import pickle
 import sys
 import threading
 from contextlib import suppress
-from dataclasses import replace
 from types import TracebackType
 
-from collectives.api import CollectiveTimeoutError, EngineError
+from collectives.api import CollectiveTimeoutError, HorovodInternalError
 from executors.api import StartTimeoutError
-from executors.local.command import died
+from executors.local.command import check_command, died
 from executors.local.crew import Crew, Ended, Event, Received
 from executors.local.function import TEARDOWN_SECONDS
 from executors.local.output import ConsoleSink, Sink
@@ -64,6 +63,7 @@ class Worker:
         # Bound: the function of the user; abort: _stop(), by a failure anywhere or the loss of the driver, and SIGKILL
         # of this process by Spark, which the guard of the worker notices.
         self._watching.join()
+        self._report(self._failure)
         self._tell(_ended(self._member.slot.rank))
         if self._member.slot.rank == 0:
             self._await_others()
@@ -101,9 +101,17 @@ class Worker:
                 # Bound: CAUSE_SECONDS; abort: the cause is heard of.
                 self._stopped.wait(CAUSE_SECONDS)
             self._tell(OVER)
+        if self._failure is None:
+            self._report(self._said)
+
+    def _report(self, outcome: Outcome | None) -> None:
+        # Spark says so only when the task ends, which may wait for its input.
+        if outcome is not None and outcome.failed and self._member.line is not None:
+            self._member.line.report(pickle.dumps(outcome))
 
     def _run(self) -> None:
-        rank = self._member.slot.rank
+        rank, python = self._member.slot.rank, self._plan.executable or sys.executable
+        check_command(python, self._environment(), self._member.place.name)
         with call_file(self._plan.call) as file, Crew(self._plan.grace) as crew:
             crew.listen(self._wake_reader, crew.end)
             if self._member.line is not None:
@@ -117,8 +125,9 @@ class Worker:
                     messages,
                     (*inherited, *(self._feed.descriptors if self._feed else ())),
                 ),
-                self._plan.executable or sys.executable,
+                python,
                 file,
+                self._member.place.name,
             )
             crew.after(self._plan.start_timeout, lambda: self._check_up(crew))
             for event in crew.events():
@@ -129,8 +138,8 @@ class Worker:
             self._up = True
         elif isinstance(event, Received):
             outcome: Outcome = pickle.loads(event.message)
-            self._said = replace(outcome, host_name=self._member.place.name)
-            self._wind_up(crew, self._said)
+            self._said = outcome
+            self._wind_up(crew, outcome)
         elif isinstance(event, Ended) and self._said is None and not self._stopped.is_set():
             slot, name = self._member.slot, self._member.place.name
             self._said = self._outcome_of(died(event, " before its function returned", slot.host, name))
@@ -157,7 +166,7 @@ class Worker:
                 self._member.store.get(OVER, POLL_SECONDS)
             except CollectiveTimeoutError:
                 continue
-            except EngineError:
+            except HorovodInternalError:
                 pass  # the server is gone, and with it the task of rank 0
             break
         if self._said is None or not self._said.failed:
@@ -173,7 +182,7 @@ class Worker:
                     break
 
     def _tell(self, key: str) -> None:
-        with suppress(EngineError):  # the server is gone: nobody is left to be told
+        with suppress(HorovodInternalError):  # the server is gone: nobody is left to be told
             self._member.store.set(key, b"")
 
     def _outcome_of(self, error: BaseException) -> Outcome:

@@ -55,12 +55,13 @@ def run(
         kwargs: its keyword arguments.
         num_proc: number of workers; None means ``spark.default.parallelism``.
         start_timeout: seconds in which all workers must have come up; None means HOROVOD_SPARK_START_TIMEOUT, or else
-            600. That they can never fit is found out at once.
+            600. It does not count while Spark computes the rows. That they can never fit is found out at once.
         use_mpi: must not be true: there is no MPI here.
         use_gloo: is what is done anyway.
         extra_mpi_args: must be left out.
         env: variables to add to the environment of the workers, which is that of their executor.
-        stdout: a text stream for the output of the workers; None means this process's own.
+        stdout: a text stream for the output of the workers; None means this process's own. It never holds the workers
+            up: what it does not take in time, or cannot take, is dropped with a warning.
         stderr: the same for what they write to standard error.
         verbose: 2 to see on standard error which rank is on which host.
         nics: network interfaces that the workers use among themselves; None means any.
@@ -75,6 +76,7 @@ def run(
             argument of that name; nothing was started.
         PlacementError: the executors can never run so many tasks at once; nothing was started.
         StartTimeoutError: a worker did not come up in time.
+        CommandNotFoundError: there is no ``executable`` beside a task.
         WorkerError: a worker or its executor died, or called ``sys.exit``, or its result cannot be pickled.
         ExecutorError: there is no active session, or Spark could not run the stage.
         Exception: whatever ``fn`` raised, as itself; its ``__cause__`` is a RemoteError with rank and traceback.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
-from executors.arguments import check_seconds, check_variables, interface_names, parse_seconds
+from executors.arguments import check_variables, interface_names, resolve_seconds
 from executors.call import Call, pickle_call
 from executors.local.output import Output
 from executors.spark.feeding import Feeder
@@ -47,18 +48,24 @@ class Launch:
         nics: Iterable[str] | str | None = None,
         prefix_output_with_timestamp: bool = False,
         executable: str | os.PathLike[str] | None = None,
+        **unknown: object,
     ) -> Launch:
-        """From the arguments as they are given. Raises ValueError."""
+        """From the arguments as they are given. Raises ValueError, and TypeError for ``unknown`` ones."""
+        if unknown:
+            known = ", ".join(inspect.getfullargspec(cls.of).args[1:])
+            raise TypeError(f"there is no argument {', '.join(unknown)}; those about the launch are {known}")
         _check_mpi(use_mpi, use_gloo, extra_mpi_args)
         _check_num_proc(num_proc)
         options = SparkOptions(
-            start_timeout=_start_timeout(start_timeout),
+            start_timeout=resolve_seconds(start_timeout, "start_timeout", START_TIMEOUT, START_TIMEOUT_SECONDS),
             environment=check_variables(env, "env", "run()"),
             nics=interface_names(nics),
             executable=None if executable is None else os.fspath(executable),
             search_path=horovod.search_path if horovod.is_requested() else None,
             verbose=verbose > 1,
         )
+        for name, stream in (("stdout", stdout), ("stderr", stderr)):
+            _check_stream(name, stream)
         return cls(num_proc, stdout, stderr, prefix_output_with_timestamp, options)
 
     def run(self, call: Call, df: Any = None, feeder: Feeder | None = None) -> list[Any]:
@@ -82,11 +89,16 @@ def _check_mpi(use_mpi: bool | None, use_gloo: bool | None, extra_mpi_args: str 
         )
 
 
-def _start_timeout(seconds: float | None) -> float:
-    if seconds is not None:
-        return check_seconds(seconds, "start_timeout")
-    text = os.environ.get(START_TIMEOUT, "").strip()
-    return parse_seconds(text, START_TIMEOUT) if text else START_TIMEOUT_SECONDS
+def _check_stream(name: str, stream: Any) -> None:
+    try:
+        if stream is not None:
+            stream.write("")
+            stream.flush()
+    except Exception as error:
+        raise ValueError(
+            f"{name} is {stream!r}, but must be a text stream that can be written, such as sys.stderr or open(path, "
+            f"'w') ({error})"
+        ) from error
 
 
 def _check_num_proc(value: int | None) -> None:

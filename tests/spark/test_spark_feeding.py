@@ -92,6 +92,19 @@ def test_an_empty_partition(spark):
     assert run(ids, spark.range(0, 1, 1, 2)) == [[], [0]]
 
 
+@pytest.mark.parametrize(
+    "frame",
+    [
+        lambda spark: spark.range(0, 100, 1, 2).filter("false"),
+        lambda spark: spark.range(0, 100, 1, 3).limit(0),
+        lambda spark: spark.range(0, 9).join(spark.range(9, 10).filter("id > rand() + 20"), "id"),
+    ],
+    ids=["filter", "limit", "join"],
+)
+def test_no_rows_at_all(spark, frame):
+    assert run(ids, frame(spark)) == [[], []]
+
+
 def test_what_is_wrong_with_rows_is_the_failure_of_their_rank(spark):
     def wait():
         try:

@@ -11,14 +11,21 @@ import pytest
 from pyspark import SparkContext
 
 from executors.api import ExecutorError, JobSecret, PlacementError
-from executors.local.output import Output
+from executors.local.output import ConsoleSink, Output
+from executors.spark import console as consoles
+from executors.spark import display as displays
 from executors.spark import line as lines
+from executors.spark import session as sessions
 from executors.spark.console import Console
+from executors.spark.display import Display
 from executors.spark.line import GOODBYE, Caller, dial
 from executors.spark.meeting import Place, server_host
 from executors.spark.plan import PART_BYTES, join, parts
-from executors.spark.slots import check_settings, shortage
+from executors.spark.reason import reason
+from executors.spark.session import Session
+from executors.spark.slots import check_settings, promised, shortage
 from hvd_cluster.spark import run
+from hvd_cluster.spark.launch import Launch
 
 SECRET = JobSecret()
 HOST = "127.0.0.1"
@@ -33,10 +40,10 @@ class Driver:
 
     def __init__(self):
         self.stdout, self.stderr = io.StringIO(), io.StringIO()
-        self.came, self.lost = [], []
+        self.came, self.lost, self.failed = [], [], []
         self.changed = threading.Event()
         output = Output(2, stdout=self.stdout, stderr=self.stderr)
-        self.console = Console(HOST, SECRET, output, self.came.append, self._lose)
+        self.console = Console(HOST, 2, SECRET, output, self.came.append, self._lose, self.failed.append)
 
     def _lose(self, who):
         self.lost.append(who)
@@ -80,13 +87,45 @@ class TestLine:
         assert driver.changed.wait(10)
         assert driver.lost == [caller(1)]
 
-    def test_a_driver_that_ends_is_noticed(self):
+    def test_a_driver_that_ends_is_noticed(self, monkeypatch):
+        monkeypatch.setattr(consoles, "STOP_SECONDS", 0.1)
         with Driver()() as driver:
             line = driver.dial()
             assert not line.lost
         until(lambda: line.lost)
         line.sink(0, "stdout").feed(b"to nobody\n")
         line.close()
+
+    def test_a_driver_that_ends_waits_for_its_tasks(self):
+        def end():
+            until(lambda: line.lost)
+            line.sink(0, "stdout").feed(b"the last words\n")
+            line.close()
+
+        with Driver()() as driver:
+            line = driver.dial()
+            task = threading.Thread(target=end)
+            task.start()
+        assert driver.stdout.getvalue() == "[0]<stdout>:the last words\n"
+        task.join()
+
+    def test_a_task_that_comes_when_the_driver_ends_is_refused(self):
+        refused = []
+
+        def come():
+            until(lambda: driver.console._stopping)
+            try:
+                driver.dial(1)
+            except ConnectionRefusedError as error:
+                refused.append(str(error))
+
+        driver, task = Driver(), threading.Thread(target=come)
+        console = driver.console.__enter__()
+        driver.dial(0).close()
+        task.start()
+        console.__exit__(KeyboardInterrupt, None, None)
+        task.join()
+        assert refused == ["the driver knows another task of rank 1, or ends"]
 
     def test_a_second_task_of_a_rank_is_refused(self, driver):
         first = driver.dial(1)
@@ -124,7 +163,7 @@ class TestLine:
         line = driver.dial(0)
         driver.stdout.close()
         line.sink(0, "stdout").feed(b"text\n")
-        line.sink(0, "stdout").feed(b"text\n")
+        line.sink(0, "stderr").feed(b"text\n")
         line.send(GOODBYE)
         until(lambda: caplog.records)
         line.close()
@@ -132,6 +171,77 @@ class TestLine:
             "the output of workers cannot be written"
         ]
         assert not driver.lost
+
+
+class TestFailures:
+    def test_one_is_told(self, driver):
+        line = driver.dial(1)
+        line.report(b"the outcome")
+        line.report(bytes(lines.LONGEST_FRAME))  # too long
+        line.send(GOODBYE)
+        until(lambda: driver.failed)
+        line.close()
+        assert driver.failed == [b"the outcome"]
+
+    def test_one_that_somebody_else_made_is_not(self, driver, caplog):
+        line = driver.dial(1)
+        line.send(lines.FAILURE, lines.sealed(SECRET, b"of another line", b"the outcome"))
+        assert driver.changed.wait(30)
+        line.close()
+        assert not driver.failed
+
+
+class Stream(io.StringIO):
+    """Blocks the first write until ``free`` is set; then raises ``error``, where there is one."""
+
+    def __init__(self, error=None):
+        super().__init__()
+        self.entered, self.free = threading.Event(), threading.Event()
+        self.error = error
+
+    def write(self, text):
+        self.entered.set()
+        self.free.wait()
+        if self.error:
+            raise self.error
+        return super().write(text)
+
+
+class TestDisplay:
+    def test_who_shows_does_not_wait_and_what_is_too_much_is_dropped(self, monkeypatch, caplog):
+        monkeypatch.setattr(displays, "LARGEST_BACKLOG", 9)
+        stream = Stream()
+        sink = ConsoleSink(0, "stdout", stream)
+        with Display() as display:
+            for data in (b"one.\n", b"lost\n", b"lost\n"):
+                display.show(sink, data)
+            assert stream.entered.wait(30)
+            stream.free.set()
+            until(stream.getvalue)
+            display.show(sink, b"two\n")
+        assert stream.getvalue() == "[0]<stdout>:one.\n[0]<stdout>:two\n"
+        assert [record.message for record in caplog.records] == [
+            "the stream for the output of workers is too slow; some of the output is dropped"
+        ]
+
+    def test_a_stream_may_raise_anything(self, caplog):
+        stream = Stream(RuntimeError("no"))
+        stream.free.set()
+        with Display() as display:
+            for _ in range(3):
+                display.show(ConsoleSink(0, "stdout", stream), b"text\n")
+        assert [record.message for record in caplog.records] == [
+            "the output of workers cannot be written (no) and is dropped from here on"
+        ]
+
+    def test_a_stream_that_takes_nothing_at_the_end_is_given_up(self, monkeypatch, caplog):
+        monkeypatch.setattr(displays, "STOP_SECONDS", 0.05)
+        stream = Stream()
+        with Display() as display:
+            display.show(ConsoleSink(0, "stdout", stream), b"text\n")
+            assert stream.entered.wait(30)
+        assert "takes nothing; the rest of it is dropped" in caplog.text
+        stream.free.set()
 
 
 class TestRows:
@@ -153,12 +263,72 @@ class TestPlaces:
         assert server_host([Place("a", "a", "10.0.0.1"), Place("b", "b", "10.0.0.2")], ["lo"]) == "127.0.0.1"
 
 
+def late_session(monkeypatch, settings, *slots):
+    """A session that sees more and more slots, and does not wait for what does not come."""
+    for name in ("SETTLE_SECONDS", "FIRST_EXECUTOR_SECONDS", "LOOK_SECONDS"):
+        monkeypatch.setattr(sessions, name, 0.0)
+    session, counts = Session(object()), iter(slots)
+    monkeypatch.setattr(Session, "setting", lambda self, name: settings.get(name))
+    monkeypatch.setattr(Session, "_slots", lambda self: next(counts))
+    return session
+
+
+class TestReason:
+    def test_java_is_left_out(self):
+        text = """An error occurred while calling o42.getResult.
+: org.apache.spark.SparkException: Job aborted: the first reason
+org.apache.spark.api.python.PythonException: Traceback (most recent call last):
+  File "task.py", line 10, in <module>
+ValueError: no
+
+\tat org.apache.spark.sql.Dataset.$anonfun$collect$6(Dataset.scala:2265)
+\tat java.base/java.lang.Thread.run(Thread.java:840)
+\t... 1 more
+Driver stacktrace:
+\tat org.apache.spark.Once.more(Once.scala:1)
+Caused by: the first reason"""
+        assert reason(text).splitlines() == [
+            "org.apache.spark.SparkException: Job aborted: the first reason",
+            "org.apache.spark.api.python.PythonException: Traceback (most recent call last):",
+            '  File "task.py", line 10, in <module>',
+            "ValueError: no",
+        ]
+
+    def test_a_module_that_is_missing_has_advice(self):
+        text = "Traceback\nModuleNotFoundError: No module named 'pyarrow'"
+        assert reason(text).startswith(f"{text}\nthe Python of the executors lacks a module: install hvd-cluster")
+
+
 class TestSlots:
     def test_dynamic_allocation_is_refused(self):
         with pytest.raises(PlacementError, match=r"spark\.dynamicAllocation\.enabled=true\); set it to false"):
             check_settings({"spark.dynamicAllocation.enabled": "true"}.get)
         check_settings({"spark.dynamicAllocation.enabled": "false"}.get)
         check_settings({}.get)
+
+    @pytest.mark.parametrize(
+        ("settings", "slots"),
+        [
+            ({"spark.executor.instances": "3", "spark.executor.cores": "4", "spark.task.cpus": "2"}, 6),
+            ({"spark.executor.instances": "3"}, 3),
+            ({"spark.cores.max": "5", "spark.task.cpus": "2"}, 2),
+            ({"spark.executor.instances": "3", "spark.master": "local[2]"}, None),
+            ({}, None),
+        ],
+    )
+    def test_the_slots_that_are_asked_for(self, settings, slots):
+        assert promised(settings.get) == slots
+
+    @pytest.mark.parametrize(("cores", "size"), [("1", 2), ("2", 4)])
+    def test_executors_that_were_asked_for_may_come_late(self, monkeypatch, cores, size):
+        session = late_session(
+            monkeypatch, {"spark.executor.instances": "2", "spark.executor.cores": cores}, 1, 1, 1, 4
+        )
+        session.check_slots(size, 60.0)
+
+    def test_executors_that_nobody_asked_for_do_not_come(self, monkeypatch):
+        with pytest.raises(PlacementError, match="have 1 "):
+            late_session(monkeypatch, {"spark.executor.instances": "2"}, 1, 1, 1, 4).check_slots(3, 60.0)
 
     def test_a_shortage_has_the_numbers(self):
         text = str(shortage(8, 3, {"spark.task.cpus": "2"}.get))
@@ -178,12 +348,20 @@ class TestArguments:
             ({"extra_mpi_args": "-x"}, "leave out use_mpi and extra_mpi_args"),
             ({"use_gloo": False}, "and use_gloo=False"),
             ({"env": {"HOROVOD_RANK": "1"}}, r"env has HOROVOD_RANK, which run\(\) sets"),
+            ({"stdout": "log"}, "stdout is 'log', but must be a text stream that can be written, such as sys.stderr"),
+            ({"stderr": io.BytesIO()}, "stderr is .* must be a text stream .*bytes-like object is required"),
             ({"nics": [5]}, "nics is .* must be names of network interfaces"),
         ],
     )
     def test_bad_ones_are_named(self, arguments, text):
         with pytest.raises(ValueError, match=text):
             run(print, **arguments)
+
+    def test_one_that_is_not_there_is_named(self):
+        with pytest.raises(
+            TypeError, match=r"there is no argument num_procs; those about the launch are num_proc, start"
+        ):
+            Launch.of(num_procs=2)
 
     def test_the_start_timeout_of_the_environment(self, monkeypatch):
         monkeypatch.setenv("HOROVOD_SPARK_START_TIMEOUT", "soon")

@@ -1,0 +1,116 @@
+"""The worker of one task, without Spark: its rendezvous server is in this process."""
+
+import pickle
+import socket
+import sys
+import time
+from contextlib import closing
+
+import pytest
+from spark_cluster import eventually
+
+from collectives.rendezvous.client import RendezvousClient
+from executors.api import CommandNotFoundError, JobSecret
+from executors.call import Call, pickle_call
+from executors.job import Job
+from executors.local.frames import Frames
+from executors.outcome import Outcome
+from executors.placement import assign_ranks
+from executors.spark.line import FAILURE, Line, unsealed
+from executors.spark.meeting import Member, Place
+from executors.spark.plan import Plan
+from executors.spark.worker import Worker
+
+SECRET = JobSecret()
+HOST = "127.0.0.1"
+HANG_S = 50  # less than a test may take
+
+
+def plan_of(function, *args, size=2, **options):
+    options = {"executable": None, "start_timeout": 60.0, "grace": 5.0, "search_path": None, "feeder": None} | options
+    call = pickle_call(Call.of(function, args, None))
+    return Plan(call=call, size=size, secret=SECRET, console=((), 0), environment={}, nics=(), **options)
+
+
+def member_of(job, store, rank=1, line=None):
+    slot = assign_ranks(["identity"] * job.size)[rank]
+    return Member(slot, Place("identity", "name", HOST), job.environment(slot), store, line)
+
+
+def fail():
+    raise KeyError("enough")
+
+
+def appear_and_wait(path):
+    open(path, "x").close()
+    time.sleep(HANG_S)
+
+
+@pytest.mark.leaves("processes")
+def test_the_end_of_the_server_ends_the_worker(tmp_path):
+    path = tmp_path / "there"
+    with Job(2, secret=SECRET) as job:
+        client = RendezvousClient(job.host, job.port, SECRET.key, 1.0)
+        worker = Worker(plan_of(appear_and_wait, path), member_of(job, client), None)
+        worker.__enter__()
+        eventually(path.exists, 60)
+    worker.__exit__(None, None, None)
+    client.close()
+    assert worker.outcome is None
+
+
+@pytest.fixture
+def driver_and_line():
+    driver, task = socket.socketpair()
+    with driver, driver.makefile("rb") as file, closing(Line(task, SECRET, b"nonce")) as line:
+        yield file, line
+
+
+def failures(driver):
+    """Reads what comes to the driver until a failure does."""
+    while True:
+        message = driver.read(int.from_bytes(driver.read(Frames.HEADER), "big"))
+        if message[:1] == FAILURE:
+            yield pickle.loads(unsealed(SECRET, b"nonce", message[1:]))
+
+
+@pytest.mark.leaves("processes")
+def test_the_driver_hears_of_a_failure_while_the_task_waits_for_its_input(driver_and_line):
+    driver, line = driver_and_line
+    with Job(1, secret=SECRET) as job:
+        with Worker(plan_of(fail, size=1), member_of(job, job.store, 0, line), None) as worker:
+            outcome = next(failures(driver))
+        assert outcome == worker.outcome
+    assert outcome.host_name == "name"
+    with pytest.raises(KeyError, match="enough"):
+        outcome.unwrap()
+
+
+@pytest.mark.leaves("processes")
+def test_the_driver_hears_of_bad_rows(driver_and_line, tmp_path):
+    driver, line = driver_and_line
+    failure = Outcome.of(ValueError("bad row"), 0, "identity", "name")
+    with Job(1, secret=SECRET) as job:
+        plan = plan_of(appear_and_wait, tmp_path / "there", size=1)
+        with Worker(plan, member_of(job, job.store, 0, line), None) as worker:
+            worker.fail(failure)
+        assert next(failures(driver)) == failure
+
+
+def error_of(plan):
+    """What the only worker of ``plan`` raises in the driver."""
+    with Job(1, secret=SECRET) as job:
+        with Worker(plan, member_of(job, job.store, 0), None) as worker:
+            pass
+        return worker.outcome.exception()
+
+
+@pytest.mark.leaves("processes")
+def test_a_host_has_the_name_that_people_know():
+    assert str(error_of(plan_of(sys.exit, 3, size=1))).startswith("rank 0 on name called sys.exit(3)")
+
+
+def test_a_python_that_is_not_there():
+    error = error_of(plan_of(fail, size=1, executable="/nope/python"))
+    assert isinstance(error, CommandNotFoundError)
+    assert "'/nope/python' that can be executed on name" in str(error)
