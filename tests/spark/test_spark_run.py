@@ -156,7 +156,7 @@ def test_executors_that_others_use(spark):
     def job():
         spark.sparkContext.addJobTag("occupied")
         with pytest.raises(Exception, match="cancelled"):
-            spark.range(0, 1, 1, 1).mapInArrow(occupy, "id long").toArrow()
+            spark.range(0, 2, 1, 2).mapInArrow(occupy, "id long").toArrow()
 
     # pyspark ends its connection with a thread only if told so.
     other = threading.Thread(target=inheritable_thread_target(spark)(job))
