@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -48,12 +47,8 @@ class Launch:
         nics: Iterable[str] | str | None = None,
         prefix_output_with_timestamp: bool = False,
         executable: str | os.PathLike[str] | None = None,
-        **unknown: object,
     ) -> Launch:
-        """From the arguments as they are given. Raises ValueError, and TypeError for ``unknown`` ones."""
-        if unknown:
-            known = ", ".join(inspect.getfullargspec(cls.of).args[1:])
-            raise TypeError(f"there is no argument {', '.join(unknown)}; those about the launch are {known}")
+        """From the arguments as they are given. Raises ValueError."""
         _check_mpi(use_mpi, use_gloo, extra_mpi_args)
         _check_num_proc(num_proc)
         options = SparkOptions(

@@ -25,7 +25,6 @@ from executors.spark.reason import reason
 from executors.spark.session import Session
 from executors.spark.slots import check_settings, promised, shortage
 from hvd_cluster.spark import run
-from hvd_cluster.spark.launch import Launch
 
 SECRET = JobSecret()
 HOST = "127.0.0.1"
@@ -356,12 +355,6 @@ class TestArguments:
     def test_bad_ones_are_named(self, arguments, text):
         with pytest.raises(ValueError, match=text):
             run(print, **arguments)
-
-    def test_one_that_is_not_there_is_named(self):
-        with pytest.raises(
-            TypeError, match=r"there is no argument num_procs; those about the launch are num_proc, start"
-        ):
-            Launch.of(num_procs=2)
 
     def test_the_start_timeout_of_the_environment(self, monkeypatch):
         monkeypatch.setenv("HOROVOD_SPARK_START_TIMEOUT", "soon")
