@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from collectives.api import CollectiveTimeoutError, HorovodInternalError
-from collectives.backends.shm import futex, gate, turns
+from collectives.backends.shm import futex, gate
 from collectives.backends.shm.gate import CROWDED_SPINS, LOOKS, Disagreement, Gate, gate_bytes
 from tests.backends.members import in_threads
 from tests.collectives.job import outcome
@@ -116,6 +116,31 @@ def test_the_last_to_come_wakes_all():
 
 
 @pytest.mark.usefixtures("only_woken")
+def test_who_comes_right_after_the_last_look_before_the_sleep_is_not_missed(monkeypatch):
+    def look():
+        looks.append(are_here())
+        if len(looks) == 1:
+            members[1].arrive()
+        return looks[-1]
+
+    looks, members = [], gates(2, FOREVER)
+    are_here = members[0]._are_here
+    monkeypatch.setattr(members[0], "_are_here", look)
+    in_threads(1, lambda _: members[0].cross())
+    assert looks[0] is False
+
+
+def test_who_comes_right_after_the_time_is_up_has_come(monkeypatch):
+    def sleep(timeout, is_over):
+        members[1].arrive()
+        return False
+
+    members = gates(2)
+    monkeypatch.setattr(members[0], "_sleep", sleep)
+    members[0].cross()
+
+
+@pytest.mark.usefixtures("only_woken")
 @pytest.mark.parametrize("value", [0, 7])
 def test_a_race_to_the_gate_loses_no_wake_up(value):
     def body(rank):
@@ -204,39 +229,11 @@ def test_who_shares_a_core_with_an_absent_rank_does_not_keep_it(place, yields, c
         pytest.skip("with a core for each nobody is in the way")
     members, count = gates(3), []
     for member, core in zip(members, (5, place, 6), strict=True):
-        monkeypatch.setattr(turns, "core", lambda core=core: core)
+        monkeypatch.setattr(gate, "_core", lambda core=core: core)
         member.arrive()
     members[0].wait()
-    monkeypatch.setattr(turns, "core", lambda: 5)
+    monkeypatch.setattr(gate, "_core", lambda: 5)
     monkeypatch.setattr(os, "sched_yield", lambda: count.append(1))
     monkeypatch.setattr(futex, "wait", sleep)
     assert isinstance(outcome(members[0].cross), Slept)
     assert sum(count) == yields
-
-
-# Taking turns.
-
-
-def test_a_thread_waits_for_its_turn_and_is_as_before():
-    with turns.modest():
-        assert os.sched_getscheduler(0) == os.SCHED_BATCH
-    assert os.sched_getscheduler(0) == os.SCHED_OTHER
-
-
-def test_a_policy_of_the_users_stays():
-    def body(rank):
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-        with turns.modest():
-            pass
-        return os.sched_getscheduler(0)
-
-    assert in_threads(1, body) == [os.SCHED_BATCH]
-
-
-def test_where_policies_cannot_be_changed_they_are_not(monkeypatch):
-    def refuse(*_):
-        raise PermissionError
-
-    monkeypatch.setattr(os, "sched_setscheduler", refuse)
-    with turns.modest():
-        assert os.sched_getscheduler(0) == os.SCHED_OTHER

@@ -8,18 +8,18 @@ next, costs a core two switches each time. So one wake-up is enough: the last ra
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from collectives.api import CollectiveTimeoutError
-from collectives.backends.shm import futex, turns
+from collectives.backends.shm import futex
 
 __all__ = ["LINE", "Disagreement", "Gate", "gate_bytes"]
 
@@ -34,7 +34,9 @@ SPINS = 400
 CROWDED_SPINS = 200
 YIELD_MASK = 15
 LOOKS = 20
-"""Where ranks share cores: so many spins, before a look at who is on this one."""
+"""Where ranks share cores: so many spins between two looks at who else is on this one."""
+
+_core = ctypes.PyDLL(None).sched_getcpu  # sched_getcpu(3); -1, where the system cannot tell, is nobody's core
 
 
 def gate_bytes(size: int) -> int:
@@ -59,8 +61,8 @@ class Gate:
     A crossing has two halves, so that work fits between them: :meth:`arrive` says that this rank has come,
     :meth:`wait` returns when all have. What a rank wrote before it arrived is visible to all who waited: the stores of
     x86-64 stay in order, and :meth:`arrive` fences by taking a lock. A word is the number of the crossing, and above it
-    the value that the rank came with; the word after it is the core that the rank was on. Who sleeps, sleeps on the
-    *bell*.
+    the value that the rank came with; the word after it is the core that the rank was on, where ranks share cores. Who
+    sleeps, sleeps on the *bell*.
     """
 
     def __init__(self, memory: npt.NDArray[np.uint8], rank: int, size: int, timeout: float) -> None:
@@ -91,7 +93,7 @@ class Gate:
         """Say that this rank has come."""
         self._epoch = (self._epoch + 1) & MASK
         if self._crowded:
-            self._words[self._mine + 1] = turns.core()
+            self._words[self._mine + 1] = _core() & MASK
         with self._fence:
             self._words[self._mine] = self._value << BITS | self._epoch
         with self._fence:
@@ -118,17 +120,20 @@ class Gate:
             question.agreed()
 
     def _wait(self) -> None:
-        if not (self._come_soon() or self._sleep(self._timeout, self._are_here)):
+        over = self._come_soon() or self._sleep(self._timeout, self._are_here)
+        absent = [] if over else self._absent()
+        if absent:
             raise CollectiveTimeoutError(
-                f"member {self._absent()[0]} of the shared-memory group did not come within {self._timeout:g} s; it is "
+                f"member {absent[0]} of the shared-memory group did not come within {self._timeout:g} s; it is "
                 "stuck or slow. Look at that rank, or raise HOROVOD_GLOO_TIMEOUT_SECONDS"
             )
 
     def ask(self, value: int, waiting: Callable[[list[int]], None], agreed: Callable[[], None]) -> None:
         """At the next crossing, come with ``value``; the wait raises Disagreement when another rank does not.
 
-        It does so within milliseconds, without waiting for the rest. Meanwhile it calls ``waiting`` every few
-        milliseconds, with the ranks that have not come. Once all have come with ``value`` it calls ``agreed``.
+        It does so at once, without waiting for the rest; a rank with another value must not come again until all have
+        heard of it. Meanwhile it calls ``waiting`` every few milliseconds, with the ranks that have not come. Once all
+        have come with ``value`` it calls ``agreed``.
         """
         self._value, self._question = value, _Question(waiting, agreed)
 
@@ -138,10 +143,8 @@ class Gate:
         return self._question is not None
 
     def _agree(self, waiting: Callable[[list[int]], None]) -> None:
-        over = self._come_soon() or self._is_differing()
-        while not over:
-            over = self._sleep(SLICE_SECONDS, lambda: self._are_here() or self._is_differing())
-            if not over:
+        if not self._come_soon():
+            while not self._sleep(SLICE_SECONDS, lambda: self._are_here() or self._is_differing()):
                 waiting(self._absent())
         if self._is_differing():
             raise Disagreement
@@ -172,26 +175,27 @@ class Gate:
 
     def _is_in_the_way(self) -> bool:
         """Whether a rank that is still to come was on this core when it was seen last."""
-        here = turns.core()
+        here = _core()
         return any(self._words[peer * LINE // WORD + 1] == here for peer in self._absent())
 
     def _sleep(self, timeout: float, is_over: Callable[[], bool]) -> bool:
         """Whether it ``is_over`` within ``timeout`` seconds; True, too, when the gate is aborted."""
         deadline = time.monotonic() + timeout
         self._flags[self._rank] = 1
-        with turns.modest() if self._crowded else nullcontext():
-            try:
-                while self._error is None:
-                    seen = self._words[self._bell]
-                    with self._fence:
-                        pass  # who does not see the flag has come before this looks
-                    left = deadline - time.monotonic()
-                    if is_over() or left <= 0:
-                        return is_over()
-                    futex.wait(self._bell_address, seen & MASK, min(left, SLEEP_SECONDS))
-                return True
-            finally:
-                self._flags[self._rank] = 0
+        try:
+            while self._error is None:
+                seen = self._words[self._bell]
+                with self._fence:
+                    pass  # the look below sees a rank that comes and does not see the flag
+                if is_over():
+                    return True
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                futex.wait(self._bell_address, seen, min(left, SLEEP_SECONDS))
+            return True
+        finally:
+            self._flags[self._rank] = 0
 
     def abort(self, error: Exception) -> None:
         """Make present and future waits of this end raise ``error``; from any thread."""
