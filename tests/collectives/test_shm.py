@@ -13,7 +13,6 @@ import pytest
 from collectives import bootstrap
 from collectives.api import CollectiveTimeoutError, DType, HorovodInternalError, PeerLostError, ReduceOp
 from collectives.backends.shm import ShmBackend
-from collectives.backends.shm.gate import Gate, gate_bytes
 from collectives.backends.shm.segment import Segment
 from collectives.events import Started
 from collectives.rendezvous.server import RendezvousServer
@@ -236,64 +235,6 @@ def test_a_rank_that_leaves_while_it_is_handed_the_memory_is_not_counted(monkeyp
     first, *others = in_threads(3, body)
     assert first is None
     assert sorted(type(other) for other in others if other) == [PeerLostError]
-
-
-# The gate.
-
-
-def gates(size, timeout=TIMEOUT, epoch=0):
-    memory = np.zeros(gate_bytes(size), np.uint8)
-    memory.view(np.uint32)[: size * 16 : 16] = epoch
-    made = [Gate(memory, rank, size, timeout) for rank in range(size)]
-    for gate in made:
-        gate._epoch = epoch
-    return made
-
-
-@pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.parametrize("epoch", [0, 0x7FFFFFF0, 0xFFFFFFF0])
-def test_nobody_crosses_before_all_have_come(size, epoch):
-    """The epochs wrap around after 4 billion crossings."""
-
-    def body(rank):
-        for step in range(40):
-            come[rank] = step
-            members[rank].cross()
-            assert min(come) >= step
-            members[rank].cross()
-
-    come, members = [-1] * size, gates(size, epoch=epoch)
-    in_threads(size, body)
-    for gate in members:
-        gate.close()
-
-
-def test_what_was_written_before_is_seen_after():
-    """With work between the two halves of a crossing."""
-
-    def body(rank):
-        for step in range(50):
-            board[rank] = step
-            members[rank].arrive()
-            own = board[rank]
-            members[rank].wait()
-            assert (own, board.tolist()) == (step, [step] * 3)
-            members[rank].cross()
-
-    board, members = np.zeros(3), gates(3)
-    in_threads(3, body)
-
-
-def test_a_gate_that_was_aborted_stays_shut_for_its_owner_only():
-    first, second = gates(2, timeout=0.1)
-    error = HorovodInternalError("told to stop")
-    first.abort(error)
-    first.abort(HorovodInternalError("too late"))
-    for _ in range(2):
-        assert outcome(first.cross) is error
-    for _ in range(2):
-        assert outcome(second.cross) is None
-    assert isinstance(outcome(second.cross), CollectiveTimeoutError)
 
 
 def test_reductions_of_many_small_arrays_are_one_exchange():

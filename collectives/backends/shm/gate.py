@@ -1,7 +1,14 @@
-"""A barrier in shared memory: one word per rank, each on its own cache line; spin briefly, then sleep."""
+"""A barrier in shared memory: one word per rank, each on its own cache line; spin briefly, then sleep.
+
+Where ranks share cores, two things decide how long a crossing takes. Who spins may keep from its core the very rank
+that it waits for: a scheduler that owes it time gives it the core again, whatever it yields. So it sleeps early when a
+rank that is still to come was last seen on this core. And who is woken for each rank that comes, only to wait for the
+next, costs a core two switches each time. So one wake-up is enough: the last rank rings for all.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import time
@@ -24,12 +31,17 @@ HALF = 0x80000000
 SLEEP_SECONDS = 0.05
 SLICE_SECONDS = 0.005
 SPINS = 400
+CROWDED_SPINS = 200
 YIELD_MASK = 15
+LOOKS = 20
+"""Where ranks share cores: so many spins between two looks at who else is on this one."""
+
+_core = ctypes.PyDLL(None).sched_getcpu  # sched_getcpu(3); -1, where the system cannot tell, is nobody's core
 
 
 def gate_bytes(size: int) -> int:
-    """Bytes of shared memory that a gate for ``size`` ranks needs: a line per word, and the sleepers' flags."""
-    return size * LINE + (size + LINE - 1) // LINE * LINE
+    """Bytes of shared memory that a gate for ``size`` ranks needs: a line each, one for the bell, and flags."""
+    return (size + 1) * LINE + (size + LINE - 1) // LINE * LINE
 
 
 class Disagreement(Exception):
@@ -49,7 +61,8 @@ class Gate:
     A crossing has two halves, so that work fits between them: :meth:`arrive` says that this rank has come,
     :meth:`wait` returns when all have. What a rank wrote before it arrived is visible to all who waited: the stores of
     x86-64 stay in order, and :meth:`arrive` fences by taking a lock. A word is the number of the crossing, and above it
-    the value that the rank came with.
+    the value that the rank came with; the word after it is the core that the rank was on, where ranks share cores. Who
+    sleeps, sleeps on the *bell*.
     """
 
     def __init__(self, memory: npt.NDArray[np.uint8], rank: int, size: int, timeout: float) -> None:
@@ -59,15 +72,16 @@ class Gate:
         self._value = 0
         self._question: _Question | None = None
         self._error: Exception | None = None
-        self._address = int(memory.__array_interface__["data"][0])
         self._words = memoryview(memory.data).cast("Q")
-        self._flags = memoryview(memory.data)[size * LINE : size * LINE + size]
+        self._bell = size * LINE // WORD
+        self._bell_address = int(memory.__array_interface__["data"][0]) + size * LINE
+        self._flags = memoryview(memory.data)[(size + 1) * LINE : (size + 1) * LINE + size]
         self._awake = bytes(size)
         self._peers = [(peer, peer * LINE // WORD) for peer in range(size) if peer != rank]
         self._mine = rank * LINE // WORD
-        crowded = size > len(os.sched_getaffinity(0))
-        self._spins = SPINS // 2 if crowded else SPINS
-        self._yield_mask = 0 if crowded else YIELD_MASK
+        self._crowded = size > len(os.sched_getaffinity(0))
+        self._spins = CROWDED_SPINS if self._crowded else SPINS
+        self._yield_mask = 0 if self._crowded else YIELD_MASK
         self._fence = threading.Lock()  # owned by this end and never contended: taken for its memory fence only
 
     def cross(self) -> None:
@@ -78,13 +92,20 @@ class Gate:
     def arrive(self) -> None:
         """Say that this rank has come."""
         self._epoch = (self._epoch + 1) & MASK
+        if self._crowded:
+            self._words[self._mine + 1] = _core() & MASK
         with self._fence:
             self._words[self._mine] = self._value << BITS | self._epoch
         with self._fence:
             self._value = 0
             asleep = self._flags.tobytes() != self._awake
-        if asleep:
-            futex.wake(self._address + self._rank * LINE)
+        if asleep and (self._are_here() or self._is_differing()):
+            self._ring()
+
+    def _ring(self) -> None:
+        """Wake the sleepers. Of two ranks that ring at once both may write the same number: it is a new one, still."""
+        self._words[self._bell] = (self._words[self._bell] + 1) & MASK
+        futex.wake(self._bell_address)
 
     def wait(self) -> None:
         """Return when all have come; raises CollectiveTimeoutError, or what :meth:`abort` was given."""
@@ -99,18 +120,20 @@ class Gate:
             question.agreed()
 
     def _wait(self) -> None:
-        for peer, index in self._peers:
-            if not (self._is_here(index) or self._sleep(peer, index, self._timeout)):
-                raise CollectiveTimeoutError(
-                    f"member {peer} of the shared-memory group did not come within {self._timeout:g} s; it is "
-                    "stuck or slow. Look at that rank, or raise HOROVOD_GLOO_TIMEOUT_SECONDS"
-                )
+        over = self._come_soon() or self._sleep(self._timeout, self._are_here)
+        absent = [] if over else self._absent()
+        if absent:
+            raise CollectiveTimeoutError(
+                f"member {absent[0]} of the shared-memory group did not come within {self._timeout:g} s; it is "
+                "stuck or slow. Look at that rank, or raise HOROVOD_GLOO_TIMEOUT_SECONDS"
+            )
 
     def ask(self, value: int, waiting: Callable[[list[int]], None], agreed: Callable[[], None]) -> None:
         """At the next crossing, come with ``value``; the wait raises Disagreement when another rank does not.
 
-        It does so within milliseconds, without waiting for the rest. Meanwhile it calls ``waiting`` every few
-        milliseconds, with the ranks that have not come. Once all have come with ``value`` it calls ``agreed``.
+        It does so at once, without waiting for the rest; a rank with another value must not come again until all have
+        heard of it. Meanwhile it calls ``waiting`` every few milliseconds, with the ranks that have not come. Once all
+        have come with ``value`` it calls ``agreed``.
         """
         self._value, self._question = value, _Question(waiting, agreed)
 
@@ -120,49 +143,56 @@ class Gate:
         return self._question is not None
 
     def _agree(self, waiting: Callable[[list[int]], None]) -> None:
+        if not self._come_soon():
+            while not self._sleep(SLICE_SECONDS, lambda: self._are_here() or self._is_differing()):
+                waiting(self._absent())
+        if self._is_differing():
+            raise Disagreement
+
+    def _is_differing(self) -> bool:
+        """Whether a rank came with another value; one that has gone on, had come with the same."""
         mine = self._words[self._mine]
-        for peer, index in self._peers:
-            is_here = self._is_here(index)
-            while not is_here:
-                if any(self._differs(other, mine) for _, other in self._peers):
-                    raise Disagreement
-                is_here = self._sleep(peer, index, SLICE_SECONDS)
-                if not is_here:
-                    waiting([other for other, place in self._peers if not self._has_come(place)])
-            if self._differs(index, mine):
-                raise Disagreement
+        changes = (self._words[index] ^ mine for _, index in self._peers)  # each is read once: it may go on any time
+        return any(change and not change & MASK for change in changes)
 
-    def _differs(self, index: int, mine: int) -> bool:
-        """Whether that rank came with another value; one that has gone on, had come with the same."""
-        word = self._words[index]
-        return word != mine and (word ^ mine) & MASK == 0
+    def _are_here(self) -> bool:
+        return not self._absent()
 
-    def _has_come(self, index: int) -> bool:
-        return (self._words[index] - self._epoch) & MASK < HALF
+    def _absent(self) -> list[int]:
+        return [peer for peer, index in self._peers if (self._words[index] - self._epoch) & MASK >= HALF]
 
-    def _is_here(self, index: int) -> bool:
-        """Whether that rank comes within a moment. Looks as :meth:`_has_come` does, without the cost of the call."""
-        epoch, words, mask = self._epoch, self._words, self._yield_mask
-        for spin in range(self._spins):
-            if (words[index] - epoch) & MASK < HALF:
-                return True
-            if spin & mask == mask:
-                os.sched_yield()  # the peer may be queued on this very core
-        return False
+    def _come_soon(self) -> bool:
+        """Whether all come within a moment. Looks as :meth:`_absent` does, without the cost of the call."""
+        epoch, words, mask, spins = self._epoch, self._words, self._yield_mask, self._spins
+        for _, index in self._peers:
+            while (words[index] - epoch) & MASK >= HALF:
+                spins -= 1
+                if spins & mask == 0:
+                    os.sched_yield()  # the peer may be queued on this very core
+                if not spins or (self._crowded and spins % LOOKS == 0 and self._is_in_the_way()):
+                    return False
+        return True
 
-    def _sleep(self, peer: int, index: int, timeout: float) -> bool:
-        """Whether that rank comes within ``timeout`` seconds; True, too, when the gate is aborted."""
+    def _is_in_the_way(self) -> bool:
+        """Whether a rank that is still to come was on this core when it was seen last."""
+        here = _core()
+        return any(self._words[peer * LINE // WORD + 1] == here for peer in self._absent())
+
+    def _sleep(self, timeout: float, is_over: Callable[[], bool]) -> bool:
+        """Whether it ``is_over`` within ``timeout`` seconds; True, too, when the gate is aborted."""
         deadline = time.monotonic() + timeout
         self._flags[self._rank] = 1
         try:
             while self._error is None:
-                seen = self._words[index]
-                if self._has_come(index):
+                seen = self._words[self._bell]
+                with self._fence:
+                    pass  # the look below sees a rank that comes and does not see the flag
+                if is_over():
                     return True
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return False
-                futex.wait(self._address + peer * LINE, seen & MASK, min(left, SLEEP_SECONDS))
+                futex.wait(self._bell_address, seen, min(left, SLEEP_SECONDS))
             return True
         finally:
             self._flags[self._rank] = 0
@@ -170,8 +200,7 @@ class Gate:
     def abort(self, error: Exception) -> None:
         """Make present and future waits of this end raise ``error``; from any thread."""
         self._error = self._error or error
-        for peer, _ in self._peers:
-            futex.wake(self._address + peer * LINE)
+        futex.wake(self._bell_address)
 
     def close(self) -> None:
         """Let go of the memory, and of the error, whose traceback may hold some of it."""
