@@ -44,7 +44,7 @@ def no_rows(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBa
 
 def _attend(plan: Plan, member: Member, batches: Iterator[pyarrow.RecordBatch]) -> Outcome | None:
     with ExitStack() as stack:
-        feed = stack.enter_context(plan.feeder.open(_folder())) if plan.feeder else None
+        feed = stack.enter_context(plan.feeder.open(_folder(), member.slot.rank, member.store)) if plan.feeder else None
         worker = stack.enter_context(Worker(plan, member, feed))
         fed = observe(lambda: _feed(feed, batches, worker), member.slot.rank, member.slot.host, member.place.name)
         if fed.failed:

@@ -13,10 +13,12 @@ from typing import Any, SupportsIndex, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from collectives.api import Store
 from hvd_cluster.spark.columns import Column, ColumnNames, Selection, select
 from hvd_cluster.spark.conversion import Array, Converter
 from hvd_cluster.spark.shard import Order, Shard, Source
 from hvd_cluster.spark.spill import Form, SpillWriter, open_reader, open_writer
+from hvd_cluster.spark.widths import check_widths
 
 __all__ = ["Rows"]
 
@@ -55,11 +57,11 @@ class Rows:
         return self.selection.names
 
     @contextmanager
-    def open(self, folder: str) -> Iterator[RowFeed]:
-        """The feed of one task, whose files are in ``folder``."""
+    def open(self, folder: str, rank: int, store: Store) -> Iterator[RowFeed]:
+        """The feed of the task of ``rank``, whose files are in ``folder``; ``store`` is that of the job."""
         selection = self.selection
         with open_writer(folder, len(selection.stacks), 2 if selection.splits else 1) as writer:
-            yield RowFeed(selection, self.seed, writer)
+            yield RowFeed(selection, self.seed, writer, functools.partial(check_widths, rank=rank, store=store))
 
     def on_shard(self, fn: Callable[..., T]) -> Callable[..., T]:
         """What a worker calls: ``fn(shard, *args, **kwargs)``."""
@@ -85,26 +87,37 @@ class Rows:
 class RowFeed:
     """Brings the rows of one partition to a worker, which inherits ``descriptors`` and gets ``environment``."""
 
-    def __init__(self, selection: Selection, seed: int, writer: SpillWriter) -> None:
+    def __init__(
+        self, selection: Selection, seed: int, writer: SpillWriter, check: Callable[[Mapping[str, int]], None]
+    ) -> None:
         self.descriptors: Sequence[int] = writer.descriptors
         self.environment: Mapping[str, str] = writer.environment
         self._selection = selection
         self._writer = writer
         self._converter = Converter(selection)
         self._generator = np.random.default_rng(seed)
+        self._check = check
+        self._checked = False
 
     def feed(self, batches: Iterator[pa.RecordBatch], stopped: Callable[[], bool]) -> None:
         """Write all ``batches``, unless ``stopped()``.
 
-        Raises ValueError for rows that cannot be used, ExecutorError where the disk is full.
+        Raises ValueError for rows that cannot be used, or that do not fit those of other ranks, ExecutorError where the
+        disk is full.
         """
         for batch in _pieces(batches):
             if stopped():
                 return
             for part, arrays in enumerate(self._parts(batch)):
                 self._writer.append(part, arrays)
+            self._check_once()
             self._writer.announce()
         self._writer.finish(stopped)
+
+    def _check_once(self) -> None:
+        if not self._checked:
+            self._check(self._converter.widths)
+            self._checked = True
 
     def _parts(self, batch: pa.RecordBatch) -> list[list[Array]]:
         """The arrays of the rows for training and, where there are such, of those for validation."""

@@ -42,7 +42,7 @@ class PipeFeed:
 
 class PipeFeeder:
     @contextmanager
-    def open(self, folder):
+    def open(self, folder, rank, store):
         reader, writer = os.pipe()
         try:
             yield PipeFeed(folder, reader, writer)
