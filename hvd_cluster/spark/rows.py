@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from collectives.api import Store
+from executors.arguments import check_integer
 from hvd_cluster.spark.columns import Column, ColumnNames, Selection, select
 from hvd_cluster.spark.conversion import Array, Converter
 from hvd_cluster.spark.shard import Order, Shard, Source
@@ -48,7 +48,7 @@ class Rows:
         seed: SupportsIndex = 0,
     ) -> Rows:
         """From the arguments of ``run_on_dataframe`` and the schema of the DataFrame. Raises ValueError."""
-        size, seed = _integer("batch_size", batch_size, 1), _integer("seed", seed, 0)
+        size, seed = check_integer(batch_size, "batch_size", 1), check_integer(seed, "seed", 0)
         return cls(select(schema, feature_cols, label_cols, validation), size, bool(shuffle), seed)
 
     @property
@@ -133,16 +133,6 @@ class RowFeed:
             return self._converter.is_validation(validation, batch)
         chosen: Array = self._generator.random(batch.num_rows) < validation
         return chosen
-
-
-def _integer(name: str, value: Any, least: int) -> int:
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or number < least:
-        raise ValueError(f"{name} is {value!r}, but must be an integer of at least {least}")
-    return number
 
 
 def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

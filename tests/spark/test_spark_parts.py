@@ -5,8 +5,9 @@ import io
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
+import numpy as np
 import pytest
 from pyspark import SparkContext
 
@@ -25,6 +26,7 @@ from executors.spark.reason import reason
 from executors.spark.session import Session
 from executors.spark.slots import check_settings, promised, shortage
 from hvd_cluster.spark import run
+from hvd_cluster.spark.launch import Launch
 
 SECRET = JobSecret()
 HOST = "127.0.0.1"
@@ -306,6 +308,14 @@ class TestSlots:
         check_settings({}.get)
 
     @pytest.mark.parametrize(
+        ("master", "fits"), [("local", True), ("local[4]", True), ("local-cluster[2,1,1024]", False)]
+    )
+    def test_one_local_executor_is_never_dynamic(self, master, fits):
+        settings = {"spark.dynamicAllocation.enabled": "true", "spark.master": master}
+        with nullcontext() if fits else pytest.raises(PlacementError, match="set it to false"):
+            check_settings(settings.get)
+
+    @pytest.mark.parametrize(
         ("settings", "slots"),
         [
             ({"spark.executor.instances": "3", "spark.executor.cores": "4", "spark.task.cpus": "2"}, 6),
@@ -342,6 +352,9 @@ class TestArguments:
         [
             ({"num_proc": 0}, "num_proc is 0, but must be an integer of at least 1"),
             ({"num_proc": "2"}, "num_proc is '2', but"),
+            ({"num_proc": True}, "num_proc is True, but"),
+            ({"num_proc": np.int64(0)}, r"num_proc is np\.int64\(0\), but"),
+            ({"num_proc": np.float64(2)}, r"num_proc is np\.float64\(2\.0\), but"),
             ({"start_timeout": -1}, "start_timeout is -1, but must be a positive number of seconds"),
             ({"use_mpi": True}, "without MPI; leave out use_mpi"),
             ({"extra_mpi_args": "-x"}, "leave out use_mpi and extra_mpi_args"),
@@ -355,6 +368,11 @@ class TestArguments:
     def test_bad_ones_are_named(self, arguments, text):
         with pytest.raises(ValueError, match=text):
             run(print, **arguments)
+
+    def test_what_is_an_integer_to_python_is_a_number_of_workers(self):
+        size = Launch.of(num_proc=np.int64(2)).num_proc
+        assert (size, type(size)) == (2, int)
+        assert Launch.of().num_proc is None
 
     def test_the_start_timeout_of_the_environment(self, monkeypatch):
         monkeypatch.setenv("HOROVOD_SPARK_START_TIMEOUT", "soon")
