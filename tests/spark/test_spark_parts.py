@@ -2,6 +2,7 @@
 
 import importlib
 import io
+import socket
 import sys
 import threading
 import time
@@ -71,6 +72,12 @@ def until(condition):
         time.sleep(0.01)
 
 
+@pytest.fixture
+def impatient(monkeypatch):
+    """A dial is tried once."""
+    monkeypatch.setattr(lines, "REACH_SECONDS", 0.0)
+
+
 class TestLine:
     def test_output_is_shown_and_a_goodbye_is_no_loss(self, driver):
         line = driver.dial(1)
@@ -137,7 +144,7 @@ class TestLine:
             line.send(GOODBYE)
             line.close()
 
-    def test_somebody_without_the_secret_is_let_out(self, driver, caplog):
+    def test_somebody_without_the_secret_is_let_out(self, driver, impatient, caplog):
         assert driver.dial(0, JobSecret()) is None
         until(lambda: len(caplog.records) == 2)
         texts = sorted(record.message for record in caplog.records)
@@ -145,16 +152,41 @@ class TestLine:
         assert texts[1].startswith("somebody who is no task of this job dialled the driver")
         assert not driver.came
 
-    def test_a_driver_that_cannot_be_reached(self, monkeypatch, caplog):
+    def test_a_call_that_does_not_get_through_is_tried_again(self, driver, monkeypatch, caplog):
+        connect, problems = socket.create_connection, [TimeoutError(), ConnectionRefusedError(), OSError()]
+
+        def create_connection(*arguments):
+            if problems:
+                raise problems.pop()
+            return connect(*arguments)
+
+        monkeypatch.setattr(lines.socket, "create_connection", create_connection)
+        line = driver.dial(1)
+        line.send(GOODBYE)
+        line.close()
+        assert not caplog.records
+
+    def test_a_call_that_breaks_is_tried_again(self, driver, monkeypatch, caplog):
+        connect, (broken, other) = socket.create_connection, socket.socketpair()
+        other.close()
+        calls = [broken]
+        monkeypatch.setattr(lines.socket, "create_connection", lambda *where: calls.pop() if calls else connect(*where))
+        line = driver.dial(1)
+        line.send(GOODBYE)
+        line.close()
+        assert not calls
+        assert not caplog.records
+
+    @pytest.mark.usefixtures("impatient")
+    def test_a_driver_that_cannot_be_reached(self, caplog):
         driver = Driver()
         with driver():
             port = driver.console.port
         assert dial([HOST], port, SECRET, caller()) is None
         assert caplog.records[0].message.startswith(f"the driver cannot be reached at {HOST} port {port}")
 
+    @pytest.mark.usefixtures("impatient")
     def test_a_driver_that_does_not_answer(self, monkeypatch, caplog):
-        import socket
-
         monkeypatch.setattr(lines, "DIAL_SECONDS", 0.1)
         with socket.create_server((HOST, 0)) as silent:
             assert dial([HOST], silent.getsockname()[1], SECRET, caller()) is None
