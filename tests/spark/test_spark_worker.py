@@ -19,7 +19,7 @@ from executors.placement import assign_ranks
 from executors.spark.line import FAILURE, Line, unsealed
 from executors.spark.meeting import Member, Place
 from executors.spark.plan import Plan
-from executors.spark.worker import Worker
+from executors.spark.worker import OVER, Worker
 
 SECRET = JobSecret()
 HOST = "127.0.0.1"
@@ -116,3 +116,15 @@ def test_a_python_that_is_not_there():
     error = error_of(plan_of(fail, size=1, executable="/nope/python"))
     assert isinstance(error, CommandNotFoundError)
     assert "'/nope/python' that can be executed on name" in str(error)
+
+
+def test_a_failure_before_the_start_is_that_of_the_rank(driver_and_line):
+    driver, line = driver_and_line
+    failure = Outcome.of(OSError("no file"), 0, "identity", "name")
+    with Job(2, secret=SECRET) as job:
+        job.store.set("launcher/ended/1", b"")
+        with Worker(plan_of(fail), member_of(job, job.store, 0, line)) as worker:
+            worker.fail(failure)
+            assert worker.stopped()
+        assert job.store.get(OVER, 0) == b""
+    assert next(failures(driver)) == failure == worker.outcome
