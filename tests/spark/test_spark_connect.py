@@ -5,6 +5,12 @@ from spark_cluster import driver_result
 
 pytestmark = pytest.mark.timeout(240)
 
+
+def client_result(body, folder):
+    """The ``result`` of ``body``, in which ``spark`` is the session of a client; its server has a port of its own."""
+    return driver_result(body, folder, 'connect("local[2]")', SPARK_TESTING="1")
+
+
 BODY = """
 import io, os
 from executors.api import StartTimeoutError
@@ -39,7 +45,7 @@ result = {
 
 
 def test_a_client_of_spark_connect(tmp_path):
-    result = driver_result(BODY, tmp_path, 'connect("local[2]")')
+    result = client_result(BODY, tmp_path)
     assert result["ranks"] == [0, 1]
     assert result["output"] == ["[0]<stdout>:hello", "[1]<stdout>:hello"]
     assert result["failure"] == ["KeyError", "'rank 1 has had enough'"]
@@ -71,7 +77,7 @@ result = {
 
 
 def test_rows_of_uneven_partitions(tmp_path):
-    result = driver_result(ROWS, tmp_path, 'connect("local[2]")')
+    result = client_result(ROWS, tmp_path)
     for shards in result.values():
         assert all(sorted(first) == sorted(second) for first, second, _ in shards)
         assert sorted(label for first, _, kept in shards for label in first + kept) == list(range(400))
@@ -108,6 +114,6 @@ result = {"rows": sum(rows), "answers": answers}
 
 def test_the_start_timeout_does_not_count_while_rows_are_computed(tmp_path):
     """The stage before ours waits until the timeout is over and the server has said that its tasks run."""
-    result = driver_result(SLOW, tmp_path, 'connect("local[2]")')
+    result = client_result(SLOW, tmp_path)
     assert result["rows"] == 100
     assert set(result["answers"]) == {True}
