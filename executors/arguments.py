@@ -5,9 +5,10 @@ Nothing was started then.
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, SupportsIndex, cast
 
 from collectives.api import LONGEST_SECONDS
 from collectives.settings import ENVIRONMENT_SECRET
@@ -16,6 +17,7 @@ from executors.api import Slot
 __all__ = [
     "SECONDS",
     "check_arguments",
+    "check_integer",
     "check_seconds",
     "check_variables",
     "interface_names",
@@ -70,6 +72,17 @@ def _is_variable(name: object, value: object) -> bool:
         return b"\0" not in os.fsencode(name) + os.fsencode(value)
     except UnicodeEncodeError:
         return False
+
+
+def check_integer(value: object, argument: str, least: int) -> int:
+    """A count, of any type that is an integer to Python, such as NumPy's. Raises ValueError."""
+    try:
+        number = None if isinstance(value, bool) else operator.index(cast("SupportsIndex", value))
+    except TypeError:
+        number = None
+    if number is None or number < least:
+        raise ValueError(f"{argument} is {value!r}, but must be an integer of at least {least}")
+    return number
 
 
 def check_seconds(value: object, argument: str) -> float:

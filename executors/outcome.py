@@ -58,6 +58,11 @@ class Outcome:
         """The outcome of a worker that said nothing, such as one that died: :meth:`unwrap` raises ``error``."""
         return cls(rank, host, cloudpickle.dumps(error), "", host_name)
 
+    @classmethod
+    def raised(cls, error: Exception, rank: int, host: str, host_name: str = "") -> Outcome:
+        """The outcome of a function that raised ``error``; to be called where it is caught."""
+        return _failure(error, error, _Worker(rank, host, host_name or host))
+
     @property
     def failed(self) -> bool:
         """Whether the function raised, or its value could not be sent."""

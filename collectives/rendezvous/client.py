@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import random
 import secrets
 import socket
 import threading
@@ -24,6 +23,7 @@ from collectives.api import (
 )
 from collectives.rendezvous.signing import RefusedError, check_body, sign, verify_answer
 from collectives.rendezvous.store import check_key, parse_counter
+from collectives.retries import attempts
 
 __all__ = ["RendezvousClient"]
 
@@ -37,8 +37,6 @@ _ERRORS: dict[int, type[Exception]] = {
 _POLL = 50.0
 _ANSWER_GRACE = 5.0
 _DIAL_TIMEOUT = 5.0
-_FIRST_PAUSE = 0.02
-_LONGEST_PAUSE = 1.0
 _ATTEMPTS = 3
 
 
@@ -184,17 +182,14 @@ class RendezvousClient:
         raise _ERRORS.get(status, EngineError)(f"{self._where} refused: {text}")
 
     def _connect(self, patience: float) -> http.client.HTTPConnection:
-        deadline = time.monotonic() + patience
-        pause = _FIRST_PAUSE
-        while True:
+        problem: Exception | None = None
+        for _ in attempts(patience, self._closed.wait):
             self._check_open()
             try:
                 return self._dial(min(patience, _DIAL_TIMEOUT))
             except (OSError, UnicodeError) as error:
-                if time.monotonic() + pause >= deadline:
-                    raise self._lost(f"cannot be reached for {patience:g} s ({error})") from error
-            self._closed.wait(pause * random.uniform(0.5, 1.0))
-            pause = min(2 * pause, _LONGEST_PAUSE)
+                problem = error
+        raise self._lost(f"cannot be reached for {patience:g} s ({problem})") from problem
 
     def _dial(self, timeout: float) -> http.client.HTTPConnection:
         connection = http.client.HTTPConnection(self._address, self._port, timeout=timeout)

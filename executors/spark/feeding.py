@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
+from collectives.api import Store
+
 if TYPE_CHECKING:
     import pyarrow
 
@@ -31,5 +33,9 @@ class Feed(Protocol):
 class Feeder(Protocol):
     """Makes a :class:`Feed` in each task. It is pickled, as a part of what all tasks get."""
 
-    def open(self, folder: str) -> AbstractContextManager[Feed]:
-        """The feed of this task, which may keep files in ``folder``; entered before the worker starts."""
+    def open(self, folder: str, rank: int, store: Store) -> AbstractContextManager[Feed]:
+        """The feed of the task of ``rank``, entered before the worker starts.
+
+        It may keep files in ``folder``, and tell those of other tasks something through the ``store`` of the job, which
+        is up as long as any task.
+        """

@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from collectives.control.sockets import end_in_silence
+from collectives.retries import attempts
 from executors.api import JobSecret
 from executors.local.frames import Frames
 from executors.local.output import Sink
@@ -46,6 +47,8 @@ GOODBYE = b"."
 FAILURE = b"f"
 LONGEST_FRAME = 1 << 20
 DIAL_SECONDS = 5.0
+# A driver with hundreds of tasks may be slow to take a call; one behind a firewall never does.
+REACH_SECONDS = 15.0
 # A driver that takes nothing for so long, or whose host is silent, is gone.
 SILENCE_SECONDS = 30.0
 
@@ -145,23 +148,27 @@ class _LineSink:
 def dial(addresses: Sequence[str], port: int, secret: JobSecret, caller: Caller) -> Line | None:
     """The line to the driver at one of ``addresses``; None where it cannot be reached, which is logged.
 
-    Raises ConnectionRefusedError where the driver knows another task of this rank, or ends. Takes DIAL_SECONDS for each
-    wait.
+    Tries for REACH_SECONDS, with DIAL_SECONDS for each wait. Raises ConnectionRefusedError where the driver knows
+    another task of this rank, or ends.
     """
-    for address in addresses:
-        try:
-            sock = socket.create_connection((address, port), DIAL_SECONDS)
-        except OSError as error:
-            logger.warning("the driver cannot be reached at %s port %d (%s)", address, port, error)
-            continue
-        try:
-            return _introduce(sock, secret, caller)
-        except ConnectionRefusedError:
-            sock.close()
-            raise
-        except OSError as error:
-            sock.close()
-            logger.warning("%s port %d is not the driver (%s)", address, port, error)
+    problems: dict[str, str] = {}
+    for _ in attempts(REACH_SECONDS):
+        for address in addresses:
+            try:
+                sock = socket.create_connection((address, port), DIAL_SECONDS)
+            except OSError as error:
+                problems[address] = f"the driver cannot be reached at {address} port {port} ({error})"
+                continue
+            try:
+                return _introduce(sock, secret, caller)
+            except ConnectionRefusedError:
+                sock.close()
+                raise
+            except OSError as error:
+                sock.close()
+                problems[address] = f"{address} port {port} is not the driver ({error})"
+    for problem in problems.values():
+        logger.warning(problem)
     return None
 
 

@@ -16,11 +16,12 @@ from executors import host
 from executors.api import Slot
 from executors.environment import gpu_variables, interface_variables
 from executors.job import Job, environment_of
+from executors.outcome import Outcome
 from executors.placement import assign_ranks
-from executors.spark.line import Caller, Line, dial
+from executors.spark.line import GOODBYE, Caller, Line, dial
 from executors.spark.plan import DEVICES, Plan
 
-__all__ = ["Member", "Place", "meet", "server_host"]
+__all__ = ["Member", "NoServerError", "Place", "meet", "server_host"]
 
 LOOPBACK = "127.0.0.1"
 CONNECT_SECONDS = 10.0
@@ -55,12 +56,20 @@ class Member:
     line: Line | None
 
 
+class NoServerError(Exception):
+    """The task of rank 0 could not start the rendezvous server; there, ``outcome`` says why."""
+
+    def __init__(self, outcome: Outcome | None) -> None:
+        super().__init__("there is no rendezvous server")
+        self.outcome = outcome
+
+
 @contextmanager
 def meet(plan: Plan, context: Any) -> Iterator[Member]:
     """Meet the other tasks; inside the block the rendezvous server is up, as long as the block of rank 0 lasts.
 
     Raises ConnectionRefusedError, in all tasks, where the driver cancelled the job, or knows other tasks of it already;
-    and what keeps the server from starting in the task of rank 0, ConnectionAbortedError in the others.
+    NoServerError, in all tasks, where the server cannot start.
     """
     with ExitStack() as stack:
         places = [Place(**json.loads(text)) for text in context.allGather(json.dumps(asdict(Place.of(context))))]
@@ -69,15 +78,15 @@ def meet(plan: Plan, context: Any) -> Iterator[Member]:
         line, refused = _call_driver(plan, Caller(slot.rank, slot.host, place.name))
         if line is not None:
             stack.callback(line.close)
-        offer, job, problem = _open(stack, plan, places) if slot.rank == 0 else ({}, None, None)
+        offer, job, problem = _open(stack, plan, slot, places) if slot.rank == 0 else ({}, None, None)
         offers = [json.loads(text) for text in context.allGather(json.dumps(offer | {"refused": refused}))]
         if any(each["refused"] for each in offers):
             raise ConnectionRefusedError("the driver cancelled this stage, or knows its tasks from before")
-        if problem is not None:
-            raise problem
         server = offers[0]  # the first task is rank 0
         if "host" not in server:
-            raise ConnectionAbortedError("rank 0 could not start the rendezvous server")
+            if line is not None:
+                line.send(GOODBYE)
+            raise NoServerError(problem)
         environment = _environment(plan, slot, slots, places, server)
         store = job.store if job else stack.enter_context(_client(plan, server))
         yield Member(slot, place, environment, store, line)
@@ -100,14 +109,14 @@ def _call_driver(plan: Plan, caller: Caller) -> tuple[Line | None, bool]:
 
 
 def _open(
-    stack: ExitStack, plan: Plan, places: Sequence[Place]
-) -> tuple[dict[str, object], Job | None, Exception | None]:
+    stack: ExitStack, plan: Plan, slot: Slot, places: Sequence[Place]
+) -> tuple[dict[str, object], Job | None, Outcome | None]:
     # The others wait for an answer, so that an error must not keep this task from giving one.
     try:
         job = stack.enter_context(Job(plan.size, server_host(places, plan.nics), plan.secret))
         return {"host": job.host, "port": job.port}, job, None
-    except (OSError, ValueError) as error:
-        return {}, None, error
+    except Exception as error:  # noqa: BLE001  whatever it is, it belongs to the driver
+        return {}, None, Outcome.raised(error, slot.rank, slot.host, places[0].name)
 
 
 def _client(plan: Plan, server: dict[str, Any]) -> RendezvousClient:

@@ -13,11 +13,18 @@ Setting = Callable[[str], str | None]
 
 def check_settings(setting: Setting) -> None:
     """Raise PlacementError where Spark does not run barrier stages at all."""
+    if _is_local(setting("spark.master") or ""):
+        return  # Spark ignores there what would add executors
     if (setting("spark.dynamicAllocation.enabled") or "false").lower() == "true":
         raise PlacementError(
             "Spark cannot start all workers at once while it adds and removes executors as it likes "
             "(spark.dynamicAllocation.enabled=true); set it to false and give the number of executors"
         )
+
+
+def _is_local(master: str) -> bool:
+    """Whether the driver is the one executor; "local-cluster[...]" has others."""
+    return master == "local" or master.startswith("local[")
 
 
 def promised(setting: Setting) -> int | None:

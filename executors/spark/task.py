@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import cloudpickle
@@ -11,9 +11,8 @@ import pyarrow
 from pyspark import BarrierTaskContext
 
 from executors.outcome import Outcome, observe
-from executors.spark.feeding import Feed
 from executors.spark.line import GOODBYE
-from executors.spark.meeting import Member, meet
+from executors.spark.meeting import Member, NoServerError, meet
 from executors.spark.plan import Plan, parts
 from executors.spark.worker import Worker
 
@@ -27,10 +26,13 @@ def run_task(plan: Plan, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pya
 
     Raises only what keeps the tasks from meeting: Spark would end the job with an error of its own.
     """
-    with meet(plan, BarrierTaskContext.get()) as member:
-        outcome = _attend(plan, member, batches)
-        if member.line is not None:
-            member.line.send(GOODBYE)
+    try:
+        with meet(plan, BarrierTaskContext.get()) as member:
+            outcome = _attend(plan, member, batches)
+            if member.line is not None:
+                member.line.send(GOODBYE)
+    except NoServerError as error:
+        outcome = error.outcome
     if outcome is not None:
         yield from _rows(outcome)
 
@@ -44,18 +46,27 @@ def no_rows(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBa
 
 def _attend(plan: Plan, member: Member, batches: Iterator[pyarrow.RecordBatch]) -> Outcome | None:
     with ExitStack() as stack:
-        feed = stack.enter_context(plan.feeder.open(_folder())) if plan.feeder else None
-        worker = stack.enter_context(Worker(plan, member, feed))
-        fed = observe(lambda: _feed(feed, batches, worker), member.slot.rank, member.slot.host, member.place.name)
-        if fed.failed:
-            worker.fail(fed)
-    return worker.outcome
+        with Worker(plan, member) as worker:
+            fed = _observe(member, lambda: _feed(stack, plan, member, batches, worker))
+            if fed.failed:
+                worker.fail(fed)
+        closed = _observe(member, stack.close)
+    succeeded = worker.outcome is not None and not worker.outcome.failed
+    return closed if succeeded and closed.failed else worker.outcome
 
 
-def _feed(feed: Feed | None, batches: Iterator[pyarrow.RecordBatch], worker: Worker) -> None:
-    if feed is not None:
+def _observe(member: Member, action: Callable[[], None]) -> Outcome:
+    return observe(action, member.slot.rank, member.slot.host, member.place.name)
+
+
+def _feed(stack: ExitStack, plan: Plan, member: Member, batches: Iterator[pyarrow.RecordBatch], worker: Worker) -> None:
+    """Start the ``worker`` and feed it; the ``stack`` keeps what it reads from."""
+    if plan.feeder is not None:
+        feed = stack.enter_context(plan.feeder.open(_folder(), member.slot.rank, member.store))
+        worker.start(feed)
         feed.feed(batches, worker.stopped)
     else:
+        worker.start()
         for _ in batches:
             pass
 

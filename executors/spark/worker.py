@@ -31,17 +31,18 @@ LOOK_SECONDS = 1.0
 
 
 class Worker:
-    """The worker of ``member``, started at the beginning of the ``with`` block; at its end nothing of it is left.
+    """The worker of ``member``: a context manager, at whose end nothing of it is left.
 
-    The first failure of a rank ends all workers of the job. The block of rank 0, where the rendezvous server is, ends
-    behind all others. Two threads belong to it: "hvd-worker" watches the process, and ends with it; "hvd-over" waits
-    for :data:`OVER`, or for the end of the server.
+    :meth:`start` starts it, unless :meth:`fail` says before that there is nothing to start. The first failure of a rank
+    ends all workers of the job. The block of rank 0, where the rendezvous server is, ends behind all others. Two
+    threads belong to it: "hvd-worker" watches the process, and ends with it; "hvd-over" waits for :data:`OVER`, or for
+    the end of the server.
     """
 
-    def __init__(self, plan: Plan, member: Member, feed: Feed | None) -> None:
+    def __init__(self, plan: Plan, member: Member) -> None:
         self._plan = plan
         self._member = member
-        self._feed = feed
+        self._feed: Feed | None = None
         self._said: Outcome | None = None
         self._failure: Outcome | None = None
         self._up = False
@@ -51,7 +52,6 @@ class Worker:
         self._listening = threading.Thread(target=self._listen, name="hvd-over", daemon=True)
 
     def __enter__(self) -> Worker:
-        self._watching.start()
         self._listening.start()
         return self
 
@@ -62,7 +62,8 @@ class Worker:
             self._stop()
         # Bound: the function of the user; abort: _stop(), by a failure anywhere or the loss of the driver, and SIGKILL
         # of this process by Spark, which the guard of the worker notices.
-        self._watching.join()
+        if self._watching.ident is not None:
+            self._watching.join()
         self._report(self._failure)
         self._tell(_ended(self._member.slot.rank))
         if self._member.slot.rank == 0:
@@ -76,6 +77,11 @@ class Worker:
     def outcome(self) -> Outcome | None:
         """How it ended, after the block; None where it was ended because of others."""
         return self._failure or self._said
+
+    def start(self, feed: Feed | None = None) -> None:
+        """Start the process, which reads from ``feed``; once, inside the block."""
+        self._feed = feed
+        self._watching.start()
 
     def stopped(self) -> bool:
         """Whether the worker has no use for anything any more."""

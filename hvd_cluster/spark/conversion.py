@@ -20,13 +20,14 @@ DENSE = 1
 class Converter:
     """Converts the batches of one partition, in their order: all rows must have vectors and arrays of one size.
 
-    The batches have the columns ``selection.names``, under any name.
+    The batches have the columns ``selection.names``, under any name. ``widths`` has the numbers of elements in columns
+    of arrays and vectors, by name, once a row has come.
     """
 
     def __init__(self, selection: Selection) -> None:
         self._selection = selection
         self._places = {name: place for place, name in enumerate(selection.names)}
-        self._sizes: dict[str, int] = {}
+        self.widths: dict[str, int] = {}
         self._rows = 0  # of the batches before this one
         self._batch_rows = 0
 
@@ -89,7 +90,7 @@ class Converter:
 
     def _check_sizes(self, name: str, sizes: Array) -> int:
         """The one size of all rows."""
-        expected = self._sizes.setdefault(name, int(sizes[0]))
+        expected = self.widths.setdefault(name, int(sizes[0]))
         if expected == 0:
             raise ValueError(f"column {name!r} has no elements in row 0 of this partition; leave the column out")
         wrong = np.flatnonzero(sizes != expected)

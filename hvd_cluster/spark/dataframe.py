@@ -59,8 +59,7 @@ def run_on_dataframe(
     * A column of scalars that is named, as in ``"y"``, is an array of shape (rows,). A list of names, also of a single
       one, is an array of shape (rows, columns), of the dtype that NumPy finds for all of them.
     * Columns of arrays, and of vectors of Spark ML, dense and sparse, are matrices; in a list they stand side by side
-      with the other columns. A column must have the same number of elements in all rows, which is checked in each
-      partition, but not between ranks. Vectors are float64.
+      with the other columns. A column must have the same number of elements in all rows. Vectors are float64.
     * Lists inside of the list make a tuple of arrays: ``feature_cols=[["a", "b"], "user"]`` gives a matrix for ``a``
       and ``b``, and beside it an array for ``user``, each of its own dtype; 256 arrays at most.
     * Nulls are refused, NaN is not. Strings, binary data, dates, timestamps and all else are refused: make numbers of
@@ -85,7 +84,7 @@ def run_on_dataframe(
     Raises:
         ValueError: an argument has a value that is not allowed, or names a column that is not there, is there several
             times, or is of a type that cannot be used; nothing was started. Or a row has nulls, or arrays of another
-            size than the first.
+            size than others.
         TypeError: ``df`` is no DataFrame of Spark, or there is no argument of that name; nothing was started.
         ExecutorError: the disk of a worker has no room for its rows; or what :func:`run` says.
         Exception: what :func:`run` raises otherwise.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TextIO
+from typing import Any, SupportsIndex, TextIO
 
-from executors.arguments import check_variables, interface_names, resolve_seconds
+from executors.arguments import check_integer, check_variables, interface_names, resolve_seconds
 from executors.call import Call, pickle_call
 from executors.local.output import Output
 from executors.spark.feeding import Feeder
@@ -35,7 +35,7 @@ class Launch:
     @classmethod
     def of(
         cls,
-        num_proc: int | None = None,
+        num_proc: SupportsIndex | None = None,
         start_timeout: float | None = None,
         use_mpi: bool | None = None,
         use_gloo: bool | None = None,
@@ -50,7 +50,7 @@ class Launch:
     ) -> Launch:
         """From the arguments as they are given. Raises ValueError."""
         _check_mpi(use_mpi, use_gloo, extra_mpi_args)
-        _check_num_proc(num_proc)
+        size = None if num_proc is None else check_integer(num_proc, "num_proc", 1)
         options = SparkOptions(
             start_timeout=resolve_seconds(start_timeout, "start_timeout", START_TIMEOUT, START_TIMEOUT_SECONDS),
             environment=check_variables(env, "env", "run()"),
@@ -61,7 +61,7 @@ class Launch:
         )
         for name, stream in (("stdout", stdout), ("stderr", stderr)):
             _check_stream(name, stream)
-        return cls(num_proc, stdout, stderr, prefix_output_with_timestamp, options)
+        return cls(size, stdout, stderr, prefix_output_with_timestamp, options)
 
     def run(self, call: Call, df: Any = None, feeder: Feeder | None = None) -> list[Any]:
         """The values of ``call`` by rank, from workers beside the partitions of ``df``, which ``feeder`` feeds.
@@ -94,11 +94,6 @@ def _check_stream(name: str, stream: Any) -> None:
             f"{name} is {stream!r}, but must be a text stream that can be written, such as sys.stderr or open(path, "
             f"'w') ({error})"
         ) from error
-
-
-def _check_num_proc(value: int | None) -> None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise ValueError(f"num_proc is {value!r}, but must be an integer of at least 1")
 
 
 def _default_size(session: Session) -> int:

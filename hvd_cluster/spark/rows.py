@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,10 +12,13 @@ from typing import Any, SupportsIndex, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from collectives.api import Store
+from executors.arguments import check_integer
 from hvd_cluster.spark.columns import Column, ColumnNames, Selection, select
 from hvd_cluster.spark.conversion import Array, Converter
 from hvd_cluster.spark.shard import Order, Shard, Source
 from hvd_cluster.spark.spill import Form, SpillWriter, open_reader, open_writer
+from hvd_cluster.spark.widths import check_widths
 
 __all__ = ["Rows"]
 
@@ -46,7 +48,7 @@ class Rows:
         seed: SupportsIndex = 0,
     ) -> Rows:
         """From the arguments of ``run_on_dataframe`` and the schema of the DataFrame. Raises ValueError."""
-        size, seed = _integer("batch_size", batch_size, 1), _integer("seed", seed, 0)
+        size, seed = check_integer(batch_size, "batch_size", 1), check_integer(seed, "seed", 0)
         return cls(select(schema, feature_cols, label_cols, validation), size, bool(shuffle), seed)
 
     @property
@@ -55,11 +57,11 @@ class Rows:
         return self.selection.names
 
     @contextmanager
-    def open(self, folder: str) -> Iterator[RowFeed]:
-        """The feed of one task, whose files are in ``folder``."""
+    def open(self, folder: str, rank: int, store: Store) -> Iterator[RowFeed]:
+        """The feed of the task of ``rank``, whose files are in ``folder``; ``store`` is that of the job."""
         selection = self.selection
         with open_writer(folder, len(selection.stacks), 2 if selection.splits else 1) as writer:
-            yield RowFeed(selection, self.seed, writer)
+            yield RowFeed(selection, self.seed, writer, functools.partial(check_widths, rank=rank, store=store))
 
     def on_shard(self, fn: Callable[..., T]) -> Callable[..., T]:
         """What a worker calls: ``fn(shard, *args, **kwargs)``."""
@@ -85,26 +87,37 @@ class Rows:
 class RowFeed:
     """Brings the rows of one partition to a worker, which inherits ``descriptors`` and gets ``environment``."""
 
-    def __init__(self, selection: Selection, seed: int, writer: SpillWriter) -> None:
+    def __init__(
+        self, selection: Selection, seed: int, writer: SpillWriter, check: Callable[[Mapping[str, int]], None]
+    ) -> None:
         self.descriptors: Sequence[int] = writer.descriptors
         self.environment: Mapping[str, str] = writer.environment
         self._selection = selection
         self._writer = writer
         self._converter = Converter(selection)
         self._generator = np.random.default_rng(seed)
+        self._check = check
+        self._checked = False
 
     def feed(self, batches: Iterator[pa.RecordBatch], stopped: Callable[[], bool]) -> None:
         """Write all ``batches``, unless ``stopped()``.
 
-        Raises ValueError for rows that cannot be used, ExecutorError where the disk is full.
+        Raises ValueError for rows that cannot be used, or that do not fit those of other ranks, ExecutorError where the
+        disk is full.
         """
         for batch in _pieces(batches):
             if stopped():
                 return
             for part, arrays in enumerate(self._parts(batch)):
                 self._writer.append(part, arrays)
+            self._check_once()
             self._writer.announce()
         self._writer.finish(stopped)
+
+    def _check_once(self) -> None:
+        if not self._checked:
+            self._check(self._converter.widths)
+            self._checked = True
 
     def _parts(self, batch: pa.RecordBatch) -> list[list[Array]]:
         """The arrays of the rows for training and, where there are such, of those for validation."""
@@ -120,16 +133,6 @@ class RowFeed:
             return self._converter.is_validation(validation, batch)
         chosen: Array = self._generator.random(batch.num_rows) < validation
         return chosen
-
-
-def _integer(name: str, value: Any, least: int) -> int:
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or number < least:
-        raise ValueError(f"{name} is {value!r}, but must be an integer of at least {least}")
-    return number
 
 
 def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

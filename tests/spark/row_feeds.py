@@ -7,6 +7,7 @@ from unittest import mock
 import pyarrow as pa
 from pyspark.sql.types import StructField, StructType
 
+from collectives.rendezvous.store import MemoryStore
 from hvd_cluster.spark.rows import Rows
 from hvd_cluster.spark.spill import VARIABLE
 
@@ -17,10 +18,15 @@ def rows_of(schema, label_cols, feature_cols=None, batch_size=4, validation=None
     return Rows.of(StructType(fields), label_cols, feature_cols, batch_size, validation, shuffle, seed)
 
 
+def feed_of(rows, folder, rank=0, store=None):
+    """The feed of a task, alone in its job unless there is a ``store``."""
+    return rows.open(str(folder), rank, store or MemoryStore())
+
+
 @contextmanager
-def opened(rows, folder, rank=0):
+def opened(rows, folder, rank=0, store=None):
     """A feed, and the shard that reads from it."""
-    with rows.open(str(folder)) as feed, inherited(feed), rows.shard(rank) as shard:
+    with feed_of(rows, folder, rank, store) as feed, inherited(feed), rows.shard(rank) as shard:
         yield feed, shard
 
 

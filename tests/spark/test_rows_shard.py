@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.types import ArrayType, DoubleType, FloatType, IntegerType, LongType
-from row_feeds import batch, inherited, never, opened, rows_of, shard_of
+from row_feeds import batch, feed_of, inherited, never, opened, rows_of, shard_of
 
 from executors.api import ExecutorError
 from hvd_cluster.spark import order
@@ -211,7 +211,7 @@ def test_an_empty_shard(tmp_path):
 def test_a_task_that_ends_early_is_no_short_epoch(tmp_path):
     rows, stopped = rows_of(SCHEMA, "id"), iter([False, True])
     with ExitStack() as task:
-        feed = task.enter_context(rows.open(str(tmp_path)))
+        feed = task.enter_context(feed_of(rows, tmp_path))
         with inherited(feed), rows.shard(0) as shard:
             feed.feed(numbered(10, 10), lambda: next(stopped))
             task.close()
@@ -325,14 +325,14 @@ def test_tuples_of_arrays(tmp_path):
 def test_a_feed_that_is_stopped_takes_no_more(tmp_path):
     source = numbered(1, 1, 1)
     stopped = iter([False, True])
-    with rows_of(SCHEMA, "id").open(str(tmp_path)) as feed:
+    with feed_of(rows_of(SCHEMA, "id"), tmp_path) as feed:
         feed.feed(source, lambda: next(stopped))
         assert next(source)["id"].to_pylist() == [2]
 
 
 def test_large_batches_are_written_in_pieces(tmp_path):
     """So that a first epoch begins, and little memory is needed."""
-    with rows_of(SCHEMA, "id").open(str(tmp_path)) as feed:
+    with feed_of(rows_of(SCHEMA, "id"), tmp_path) as feed:
         with mock.patch.object(feed._writer, "append", wraps=feed._writer.append) as append:
             feed.feed(numbered(1_000_000), never)
         assert [len(call.args[1][0]) for call in append.call_args_list] == [209715] * 4 + [161140]
@@ -342,6 +342,6 @@ def test_the_function_gets_the_shard_before_its_arguments(tmp_path, monkeypatch)
     rows = pickle.loads(pickle.dumps(rows_of(SCHEMA, "id")))
     monkeypatch.setenv("HOROVOD_RANK", "0")
     call = rows.on_shard(lambda shard, *args, **kwargs: (flat(ids_of(shard)), args, kwargs))
-    with rows.open(str(tmp_path)) as feed, inherited(feed):
+    with feed_of(rows, tmp_path) as feed, inherited(feed):
         feed.feed(numbered(5), never)
         assert call(1, two=2) == ([0, 1, 2, 3, 4], (1,), {"two": 2})

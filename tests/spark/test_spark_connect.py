@@ -5,6 +5,12 @@ from spark_cluster import driver_result
 
 pytestmark = pytest.mark.timeout(240)
 
+
+def client_result(body, folder):
+    """The ``result`` of ``body``, in which ``spark`` is the session of a client; its server has a port of its own."""
+    return driver_result(body, folder, 'connect("local[2]")', SPARK_TESTING="1")
+
+
 BODY = """
 import io, os
 from executors.api import StartTimeoutError
@@ -39,7 +45,7 @@ result = {
 
 
 def test_a_client_of_spark_connect(tmp_path):
-    result = driver_result(BODY, tmp_path, 'connect("local[2]")')
+    result = client_result(BODY, tmp_path)
     assert result["ranks"] == [0, 1]
     assert result["output"] == ["[0]<stdout>:hello", "[1]<stdout>:hello"]
     assert result["failure"] == ["KeyError", "'rank 1 has had enough'"]
@@ -48,3 +54,66 @@ def test_a_client_of_spark_connect(tmp_path):
     assert result["too many"][0] == "StartTimeoutError"
     assert result["too many"][1].startswith("0 of 3 workers started within 2 s")
     assert result["after"] == [0]
+
+
+ROWS = """
+from pyspark.sql import functions as F
+from hvd_cluster.spark import run_on_dataframe
+
+def ids(shard):
+    return [[int(label) for _, labels in loader for label in labels] for loader in (shard, shard, shard.validation)]
+
+# Partitions of 334, 66 and 0 rows.
+numbers = spark.range(0, 1000, 1, 3).filter("id < 400").select("id", F.array("id", "id").alias("x"))
+
+def shared(df, **options):
+    return run_on_dataframe(ids, df, num_proc=2, label_cols="id", batch_size=16, **options)
+
+result = {
+    "column": shared(numbers.withColumn("kept", F.col("id") % 10 == 3), validation="kept"),
+    "fraction": shared(numbers, validation=0.2),
+}
+"""
+
+
+def test_rows_of_uneven_partitions(tmp_path):
+    result = client_result(ROWS, tmp_path)
+    for shards in result.values():
+        assert all(sorted(first) == sorted(second) for first, second, _ in shards)
+        assert sorted(label for first, _, kept in shards for label in first + kept) == list(range(400))
+        assert min(len(first) for first, _, _ in shards) > 100
+    assert sorted(label for _, _, kept in result["column"] for label in kept) == list(range(3, 400, 10))
+    assert 40 < sum(len(kept) for _, _, kept in result["fraction"]) < 120
+
+
+SLOW = """
+import sys
+from pathlib import Path
+from executors.spark.session import Session
+from hvd_cluster.spark import run_on_dataframe
+
+go, answers, busy = Path(sys.argv[1] + ".go"), [], Session.busy
+
+def look(session, tag):
+    answers.append(busy(session, tag))
+    go.touch()
+    return answers[-1]
+
+def wait(batches):
+    import time
+    while not go.exists():
+        time.sleep(0.05)
+    yield from batches
+
+Session.busy = look
+df = spark.range(0, 100, 1, 2).mapInArrow(wait, "id long").selectExpr("id", "id * 2 as x")
+rows = run_on_dataframe(lambda shard: shard.rows, df, num_proc=2, label_cols="id", start_timeout=10)
+result = {"rows": sum(rows), "answers": answers}
+"""
+
+
+def test_the_start_timeout_does_not_count_while_rows_are_computed(tmp_path):
+    """The stage before ours waits until the timeout is over and the server has said that its tasks run."""
+    result = client_result(SLOW, tmp_path)
+    assert result["rows"] == 100
+    assert set(result["answers"]) == {True}

@@ -151,3 +151,15 @@ def test_refused_before_anything_starts(spark):
         run(ids, label_cols="y")
     with pytest.raises(TypeError, match="3 is not a function"):
         run_on_dataframe(3, df.withColumn("name", F.lit(1)), label_cols="id")
+
+
+def test_arrays_of_other_sizes_on_other_ranks(spark):
+    numbers = spark.range(0, 100, 1, 2)
+    pair, triple = (F.array_repeat(F.col("id").cast("float"), size) for size in (2, 3))
+    uneven = numbers.withColumn("x", F.when(F.col("id") < 50, pair).otherwise(triple))
+    text = "column 'x' has 2 elements in the rows of rank 0, but 3 in those of rank 1; all rows must have the same"
+    with pytest.raises(ValueError, match=text) as caught:
+        run_on_dataframe(ids, uneven, num_proc=2, label_cols="id")
+    assert isinstance(caught.value.__cause__, RemoteError)
+    on_one = run_on_dataframe(ids, uneven.filter("id < 50"), num_proc=2, label_cols="id", shuffle=False)
+    assert on_one == [[list(range(50))] * 3, [[]] * 3]

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -113,11 +114,12 @@ def executor_of(process):
 
 
 def kill_on_1(folder, victim):
-    """Waits for ever, but on rank 1, which kills; each start leaves a mark."""
+    """Waits for ever, but on rank 1, which kills once both are there; each start leaves a mark."""
     rank = int(os.environ["HOROVOD_RANK"])
     with open(f"{folder}/attempts.{rank}", "a") as file:
         file.write("x")
     if rank == 1:
+        eventually(Path(folder, "attempts.0").exists, HANG_S)
         victim(psutil.Process()).kill()
     time.sleep(HANG_S)
 

@@ -19,6 +19,7 @@ pytestmark = [
 ]
 
 VARIABLE = "PIPE_OF_THE_TEST"
+HANG_S = 600
 
 
 class PipeFeed:
@@ -42,7 +43,7 @@ class PipeFeed:
 
 class PipeFeeder:
     @contextmanager
-    def open(self, folder):
+    def open(self, folder, rank, store):
         reader, writer = os.pipe()
         try:
             yield PipeFeed(folder, reader, writer)
@@ -110,7 +111,7 @@ def test_what_is_wrong_with_rows_is_the_failure_of_their_rank(spark):
         try:
             ids()
         finally:
-            time.sleep(600)
+            time.sleep(HANG_S)
 
     with pytest.raises(ValueError, match="there is a row of -1") as caught:
         run(wait, spark.range(-51, 49, 1, 2))
@@ -120,3 +121,33 @@ def test_what_is_wrong_with_rows_is_the_failure_of_their_rank(spark):
 
 def test_a_worker_need_not_read(spark):
     assert run(lambda: os.environ["FOLDER_OF_THE_TEST"] != "", spark.range(0, 100, 1, 2)) == [True, True]
+
+
+class BadFeeder(PipeFeeder):
+    """On rank 1, what it opens cannot be opened, or not be closed."""
+
+    def __init__(self, fails):
+        self.fails = fails
+
+    @contextmanager
+    def open(self, folder, rank, store):
+        if (rank, self.fails) == (1, "open"):
+            raise OwnError(f"{folder} is full")
+        with super().open(folder, rank, store) as feed:
+            yield feed
+        if (rank, self.fails) == (1, "close"):
+            raise OwnError(f"{folder} is gone")
+
+
+class OwnError(Exception):
+    pass
+
+
+@pytest.mark.parametrize(("fails", "text"), [("open", "is full"), ("close", "is gone")])
+def test_what_is_wrong_beside_the_rows_is_the_failure_of_its_rank(spark, fails, text):
+    function = (lambda: time.sleep(HANG_S)) if fails == "open" else ids
+    with pytest.raises(OwnError, match=text) as caught:
+        Launch.of(num_proc=2).run(Call.of(function), spark.range(0, 100, 1, 2), BadFeeder(fails))
+    assert isinstance(caught.value.__cause__, RemoteError)
+    assert caught.value.__cause__.rank == 1
+    assert "in open" in caught.value.__cause__.traceback

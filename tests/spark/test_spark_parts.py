@@ -2,11 +2,13 @@
 
 import importlib
 import io
+import socket
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
+import numpy as np
 import pytest
 from pyspark import SparkContext
 
@@ -25,6 +27,7 @@ from executors.spark.reason import reason
 from executors.spark.session import Session
 from executors.spark.slots import check_settings, promised, shortage
 from hvd_cluster.spark import run
+from hvd_cluster.spark.launch import Launch
 
 SECRET = JobSecret()
 HOST = "127.0.0.1"
@@ -67,6 +70,12 @@ def until(condition):
     """Polls; the timeout of the test bounds it."""
     while not condition():
         time.sleep(0.01)
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """A dial is tried once."""
+    monkeypatch.setattr(lines, "REACH_SECONDS", 0.0)
 
 
 class TestLine:
@@ -135,7 +144,7 @@ class TestLine:
             line.send(GOODBYE)
             line.close()
 
-    def test_somebody_without_the_secret_is_let_out(self, driver, caplog):
+    def test_somebody_without_the_secret_is_let_out(self, driver, impatient, caplog):
         assert driver.dial(0, JobSecret()) is None
         until(lambda: len(caplog.records) == 2)
         texts = sorted(record.message for record in caplog.records)
@@ -143,16 +152,41 @@ class TestLine:
         assert texts[1].startswith("somebody who is no task of this job dialled the driver")
         assert not driver.came
 
-    def test_a_driver_that_cannot_be_reached(self, monkeypatch, caplog):
+    def test_a_call_that_does_not_get_through_is_tried_again(self, driver, monkeypatch, caplog):
+        connect, problems = socket.create_connection, [TimeoutError(), ConnectionRefusedError(), OSError()]
+
+        def create_connection(*arguments):
+            if problems:
+                raise problems.pop()
+            return connect(*arguments)
+
+        monkeypatch.setattr(lines.socket, "create_connection", create_connection)
+        line = driver.dial(1)
+        line.send(GOODBYE)
+        line.close()
+        assert not caplog.records
+
+    def test_a_call_that_breaks_is_tried_again(self, driver, monkeypatch, caplog):
+        connect, (broken, other) = socket.create_connection, socket.socketpair()
+        other.close()
+        calls = [broken]
+        monkeypatch.setattr(lines.socket, "create_connection", lambda *where: calls.pop() if calls else connect(*where))
+        line = driver.dial(1)
+        line.send(GOODBYE)
+        line.close()
+        assert not calls
+        assert not caplog.records
+
+    @pytest.mark.usefixtures("impatient")
+    def test_a_driver_that_cannot_be_reached(self, caplog):
         driver = Driver()
         with driver():
             port = driver.console.port
         assert dial([HOST], port, SECRET, caller()) is None
         assert caplog.records[0].message.startswith(f"the driver cannot be reached at {HOST} port {port}")
 
+    @pytest.mark.usefixtures("impatient")
     def test_a_driver_that_does_not_answer(self, monkeypatch, caplog):
-        import socket
-
         monkeypatch.setattr(lines, "DIAL_SECONDS", 0.1)
         with socket.create_server((HOST, 0)) as silent:
             assert dial([HOST], silent.getsockname()[1], SECRET, caller()) is None
@@ -306,6 +340,14 @@ class TestSlots:
         check_settings({}.get)
 
     @pytest.mark.parametrize(
+        ("master", "fits"), [("local", True), ("local[4]", True), ("local-cluster[2,1,1024]", False)]
+    )
+    def test_one_local_executor_is_never_dynamic(self, master, fits):
+        settings = {"spark.dynamicAllocation.enabled": "true", "spark.master": master}
+        with nullcontext() if fits else pytest.raises(PlacementError, match="set it to false"):
+            check_settings(settings.get)
+
+    @pytest.mark.parametrize(
         ("settings", "slots"),
         [
             ({"spark.executor.instances": "3", "spark.executor.cores": "4", "spark.task.cpus": "2"}, 6),
@@ -342,6 +384,9 @@ class TestArguments:
         [
             ({"num_proc": 0}, "num_proc is 0, but must be an integer of at least 1"),
             ({"num_proc": "2"}, "num_proc is '2', but"),
+            ({"num_proc": True}, "num_proc is True, but"),
+            ({"num_proc": np.int64(0)}, r"num_proc is np\.int64\(0\), but"),
+            ({"num_proc": np.float64(2)}, r"num_proc is np\.float64\(2\.0\), but"),
             ({"start_timeout": -1}, "start_timeout is -1, but must be a positive number of seconds"),
             ({"use_mpi": True}, "without MPI; leave out use_mpi"),
             ({"extra_mpi_args": "-x"}, "leave out use_mpi and extra_mpi_args"),
@@ -355,6 +400,11 @@ class TestArguments:
     def test_bad_ones_are_named(self, arguments, text):
         with pytest.raises(ValueError, match=text):
             run(print, **arguments)
+
+    def test_what_is_an_integer_to_python_is_a_number_of_workers(self):
+        size = Launch.of(num_proc=np.int64(2)).num_proc
+        assert (size, type(size)) == (2, int)
+        assert Launch.of().num_proc is None
 
     def test_the_start_timeout_of_the_environment(self, monkeypatch):
         monkeypatch.setenv("HOROVOD_SPARK_START_TIMEOUT", "soon")

@@ -19,7 +19,7 @@ from executors.placement import assign_ranks
 from executors.spark.line import FAILURE, Line, unsealed
 from executors.spark.meeting import Member, Place
 from executors.spark.plan import Plan
-from executors.spark.worker import Worker
+from executors.spark.worker import OVER, Worker
 
 SECRET = JobSecret()
 HOST = "127.0.0.1"
@@ -51,8 +51,8 @@ def test_the_end_of_the_server_ends_the_worker(tmp_path):
     path = tmp_path / "there"
     with Job(2, secret=SECRET) as job:
         client = RendezvousClient(job.host, job.port, SECRET.key, 1.0)
-        worker = Worker(plan_of(appear_and_wait, path), member_of(job, client), None)
-        worker.__enter__()
+        worker = Worker(plan_of(appear_and_wait, path), member_of(job, client))
+        worker.__enter__().start()
         eventually(path.exists, 60)
     worker.__exit__(None, None, None)
     client.close()
@@ -78,7 +78,8 @@ def failures(driver):
 def test_the_driver_hears_of_a_failure_while_the_task_waits_for_its_input(driver_and_line):
     driver, line = driver_and_line
     with Job(1, secret=SECRET) as job:
-        with Worker(plan_of(fail, size=1), member_of(job, job.store, 0, line), None) as worker:
+        with Worker(plan_of(fail, size=1), member_of(job, job.store, 0, line)) as worker:
+            worker.start()
             outcome = next(failures(driver))
         assert outcome == worker.outcome
     assert outcome.host_name == "name"
@@ -92,7 +93,8 @@ def test_the_driver_hears_of_bad_rows(driver_and_line, tmp_path):
     failure = Outcome.of(ValueError("bad row"), 0, "identity", "name")
     with Job(1, secret=SECRET) as job:
         plan = plan_of(appear_and_wait, tmp_path / "there", size=1)
-        with Worker(plan, member_of(job, job.store, 0, line), None) as worker:
+        with Worker(plan, member_of(job, job.store, 0, line)) as worker:
+            worker.start()
             worker.fail(failure)
         assert next(failures(driver)) == failure
 
@@ -100,8 +102,8 @@ def test_the_driver_hears_of_bad_rows(driver_and_line, tmp_path):
 def error_of(plan):
     """What the only worker of ``plan`` raises in the driver."""
     with Job(1, secret=SECRET) as job:
-        with Worker(plan, member_of(job, job.store, 0), None) as worker:
-            pass
+        with Worker(plan, member_of(job, job.store, 0)) as worker:
+            worker.start()
         return worker.outcome.exception()
 
 
@@ -114,3 +116,15 @@ def test_a_python_that_is_not_there():
     error = error_of(plan_of(fail, size=1, executable="/nope/python"))
     assert isinstance(error, CommandNotFoundError)
     assert "'/nope/python' that can be executed on name" in str(error)
+
+
+def test_a_failure_before_the_start_is_that_of_the_rank(driver_and_line):
+    driver, line = driver_and_line
+    failure = Outcome.of(OSError("no file"), 0, "identity", "name")
+    with Job(2, secret=SECRET) as job:
+        job.store.set("launcher/ended/1", b"")
+        with Worker(plan_of(fail), member_of(job, job.store, 0, line)) as worker:
+            worker.fail(failure)
+            assert worker.stopped()
+        assert job.store.get(OVER, 0) == b""
+    assert next(failures(driver)) == failure == worker.outcome

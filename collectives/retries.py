@@ -1,0 +1,26 @@
+"""When to try again what did not work: soon, then ever more rarely, and not all ranks at the same moments."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+
+__all__ = ["attempts"]
+
+FIRST_PAUSE = 0.02
+LONGEST_PAUSE = 1.0
+
+
+def attempts(seconds: float, wait: Callable[[float], object] = time.sleep) -> Iterator[float]:
+    """One item for each attempt that may begin within ``seconds``, at least one: the seconds that are left.
+
+    Between attempts, ``wait`` is called with the seconds of a pause, each twice as long as the one before, up to
+    LONGEST_PAUSE, and shortened at random by up to a half.
+    """
+    deadline, pause = time.monotonic() + seconds, FIRST_PAUSE
+    yield seconds
+    while time.monotonic() + pause < deadline:
+        wait(pause * random.uniform(0.5, 1.0))
+        pause = min(2 * pause, LONGEST_PAUSE)
+        yield max(0.0, deadline - time.monotonic())

@@ -1,0 +1,79 @@
+"""Settings of Spark about executors and nodes on which tasks failed: pairs (key, value) for ``SparkConf.set``.
+
+The names are Horovod's. The keys are those that Spark reads since 3.1, ``spark.excludeOnFailure``: Spark 4 ignores the
+``spark.blacklist`` of before. The values follow from the names: a limit of 1 excludes at the first failure, 2 gives one
+more chance, and the largest integer always one more. Spark wants fewer attempts on a node than for a task in all, which
+is why there is a largest integer minus one. They need SPARK_CONF_BLACKLIST_ENABLED to mean anything.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "SPARK_CONF_ALWAYS_RESTART_FAILED_TASK",
+    "SPARK_CONF_BLACKLIST_DISABLED",
+    "SPARK_CONF_BLACKLIST_ENABLED",
+    "SPARK_CONF_DEFAULT_VALUES",
+    "SPARK_CONF_DONT_REUSE_EXECUTOR_FOR_SAME_TASK",
+    "SPARK_CONF_DONT_REUSE_FAILED_EXECUTOR",
+    "SPARK_CONF_DONT_REUSE_FAILED_EXECUTOR_IN_APP",
+    "SPARK_CONF_DONT_REUSE_FAILING_NODE",
+    "SPARK_CONF_DONT_REUSE_FAILING_NODE_IN_APP",
+    "SPARK_CONF_DONT_REUSE_NODE_FOR_SAME_TASK",
+    "SPARK_CONF_MAX_INT",
+    "SPARK_CONF_MAX_INT_MINUS_ONE",
+    "SPARK_CONF_REUSE_EXECUTOR_ALWAYS_FOR_SAME_TASK",
+    "SPARK_CONF_REUSE_EXECUTOR_ONCE_FOR_SAME_TASK",
+    "SPARK_CONF_REUSE_FAILED_EXECUTOR",
+    "SPARK_CONF_REUSE_FAILED_EXECUTOR_IN_APP",
+    "SPARK_CONF_REUSE_FAILING_NODE",
+    "SPARK_CONF_REUSE_FAILING_NODE_IN_APP",
+    "SPARK_CONF_REUSE_NODE_ALWAYS_FOR_SAME_TASK",
+    "SPARK_CONF_REUSE_NODE_ONCE_FOR_SAME_TASK",
+]
+
+TASK_FAILURES = "spark.task.maxFailures"
+ENABLED = "spark.excludeOnFailure.enabled"
+TASK_PER_EXECUTOR = "spark.excludeOnFailure.task.maxTaskAttemptsPerExecutor"
+TASK_PER_NODE = "spark.excludeOnFailure.task.maxTaskAttemptsPerNode"
+STAGE_PER_EXECUTOR = "spark.excludeOnFailure.stage.maxFailedTasksPerExecutor"
+STAGE_PER_NODE = "spark.excludeOnFailure.stage.maxFailedExecutorsPerNode"
+APP_PER_EXECUTOR = "spark.excludeOnFailure.application.maxFailedTasksPerExecutor"
+APP_PER_NODE = "spark.excludeOnFailure.application.maxFailedExecutorsPerNode"
+
+SPARK_CONF_MAX_INT = "2147483647"
+SPARK_CONF_MAX_INT_MINUS_ONE = "2147483646"
+
+SPARK_CONF_ALWAYS_RESTART_FAILED_TASK = (TASK_FAILURES, SPARK_CONF_MAX_INT)
+
+SPARK_CONF_BLACKLIST_DISABLED = (ENABLED, "false")
+SPARK_CONF_BLACKLIST_ENABLED = (ENABLED, "true")
+
+SPARK_CONF_REUSE_EXECUTOR_ALWAYS_FOR_SAME_TASK = (TASK_PER_EXECUTOR, SPARK_CONF_MAX_INT)
+SPARK_CONF_REUSE_EXECUTOR_ONCE_FOR_SAME_TASK = (TASK_PER_EXECUTOR, "2")
+SPARK_CONF_DONT_REUSE_EXECUTOR_FOR_SAME_TASK = (TASK_PER_EXECUTOR, "1")
+
+SPARK_CONF_REUSE_NODE_ALWAYS_FOR_SAME_TASK = (TASK_PER_NODE, SPARK_CONF_MAX_INT_MINUS_ONE)
+SPARK_CONF_REUSE_NODE_ONCE_FOR_SAME_TASK = (TASK_PER_NODE, "2")
+SPARK_CONF_DONT_REUSE_NODE_FOR_SAME_TASK = (TASK_PER_NODE, "1")
+
+SPARK_CONF_REUSE_FAILED_EXECUTOR = (STAGE_PER_EXECUTOR, SPARK_CONF_MAX_INT)
+SPARK_CONF_DONT_REUSE_FAILED_EXECUTOR = (STAGE_PER_EXECUTOR, "1")
+SPARK_CONF_REUSE_FAILING_NODE = (STAGE_PER_NODE, SPARK_CONF_MAX_INT)
+SPARK_CONF_DONT_REUSE_FAILING_NODE = (STAGE_PER_NODE, "1")
+
+SPARK_CONF_REUSE_FAILED_EXECUTOR_IN_APP = (APP_PER_EXECUTOR, SPARK_CONF_MAX_INT)
+SPARK_CONF_DONT_REUSE_FAILED_EXECUTOR_IN_APP = (APP_PER_EXECUTOR, "1")
+SPARK_CONF_REUSE_FAILING_NODE_IN_APP = (APP_PER_NODE, SPARK_CONF_MAX_INT)
+SPARK_CONF_DONT_REUSE_FAILING_NODE_IN_APP = (APP_PER_NODE, "1")
+
+SPARK_CONF_DEFAULT_VALUES = {
+    TASK_FAILURES: "4",
+    ENABLED: "false",
+    TASK_PER_EXECUTOR: "1",
+    TASK_PER_NODE: "2",
+    STAGE_PER_EXECUTOR: "2",
+    STAGE_PER_NODE: "2",
+    APP_PER_EXECUTOR: "2",
+    APP_PER_NODE: "2",
+}
+"""What Spark takes where nothing is set, by key."""
