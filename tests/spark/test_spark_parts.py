@@ -2,6 +2,7 @@
 
 import importlib
 import io
+import socket
 import sys
 import threading
 import time
@@ -11,6 +12,7 @@ import pytest
 from pyspark import SparkContext
 
 from executors.api import ExecutorError, JobSecret, PlacementError
+from executors.local.frames import Frames
 from executors.local.output import ConsoleSink, Output
 from executors.spark import console as consoles
 from executors.spark import display as displays
@@ -126,6 +128,25 @@ class TestLine:
         task.join()
         assert refused == ["the driver knows another task of rank 1, or ends"]
 
+    def test_a_task_that_introduces_itself_when_the_driver_ends_is_refused(self):
+        answers = []
+
+        def introduce():
+            until(lambda: driver.console._stopping)
+            message = caller(1).seal(SECRET, nonce)
+            task.sendall(Frames.header(message) + message)
+            answers.append(task.recv(1))
+
+        driver = Driver()
+        console = driver.console.__enter__()
+        with socket.create_connection((HOST, console.port), 30) as task:
+            nonce = task.recv(lines.NONCE_BYTES)
+            thread = threading.Thread(target=introduce)
+            thread.start()
+            console.__exit__(KeyboardInterrupt, None, None)
+            thread.join()
+        assert answers == [lines.REFUSED]
+
     def test_a_second_task_of_a_rank_is_refused(self, driver):
         first = driver.dial(1)
         with pytest.raises(ConnectionRefusedError, match="the driver knows another task of rank 1"):
@@ -151,8 +172,6 @@ class TestLine:
         assert caplog.records[0].message.startswith(f"the driver cannot be reached at {HOST} port {port}")
 
     def test_a_driver_that_does_not_answer(self, monkeypatch, caplog):
-        import socket
-
         monkeypatch.setattr(lines, "DIAL_SECONDS", 0.1)
         with socket.create_server((HOST, 0)) as silent:
             assert dial([HOST], silent.getsockname()[1], SECRET, caller()) is None
