@@ -81,8 +81,9 @@ class Session:
         if self.connect:
             own = host.address_towards(self.spark.client.host)
             return own, [own]
-        name = self.setting("spark.driver.host") or "127.0.0.1"
-        return self.setting("spark.driver.bindAddress") or name, [name]
+        # Of IPv6 Spark writes addresses in brackets.
+        name = (self.setting("spark.driver.host") or "127.0.0.1").strip("[]")
+        return (self.setting("spark.driver.bindAddress") or name).strip("[]"), [name]
 
     def busy(self, tag: str) -> bool:
         """Whether tasks of what was started with ``tag`` run now, as far as this process knows."""

@@ -291,6 +291,20 @@ def late_session(monkeypatch, settings, *slots):
     return session
 
 
+class TestAddresses:
+    @pytest.mark.parametrize(
+        ("settings", "addresses"),
+        [
+            ({}, ("127.0.0.1", ["127.0.0.1"])),
+            ({"spark.driver.host": "driver"}, ("driver", ["driver"])),
+            ({"spark.driver.host": "[::1]"}, ("::1", ["::1"])),
+            ({"spark.driver.host": "[fe80::1]", "spark.driver.bindAddress": "[::]"}, ("::", ["fe80::1"])),
+        ],
+    )
+    def test_a_server_listens_where_spark_does(self, monkeypatch, settings, addresses):
+        assert late_session(monkeypatch, settings).addresses() == addresses
+
+
 class TestReason:
     def test_java_is_left_out(self):
         text = """An error occurred while calling o42.getResult.
