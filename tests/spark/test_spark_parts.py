@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from unittest import mock
 
 import pytest
 from pyspark import SparkContext
@@ -285,7 +286,8 @@ def late_session(monkeypatch, settings, *slots):
     """A session that sees more and more slots, and does not wait for what does not come."""
     for name in ("SETTLE_SECONDS", "FIRST_EXECUTOR_SECONDS", "LOOK_SECONDS"):
         monkeypatch.setattr(sessions, name, 0.0)
-    session, counts = Session(object()), iter(slots)
+    monkeypatch.setattr(sessions, "_seen", {})
+    session, counts = Session(mock.Mock()), iter(slots)
     monkeypatch.setattr(Session, "setting", lambda self, name: settings.get(name))
     monkeypatch.setattr(Session, "_slots", lambda self: next(counts))
     return session
@@ -357,6 +359,14 @@ class TestSlots:
             monkeypatch, {"spark.executor.instances": "2", "spark.executor.cores": cores}, 1, 1, 1, 4
         )
         session.check_slots(size, 60.0)
+
+    def test_an_executor_that_was_lost_may_come_again(self, monkeypatch, caplog):
+        session = late_session(monkeypatch, {}, 2, 1, 1, 1, 2)
+        session.check_slots(2, 60.0)
+        session.check_slots(2, 60.0)
+        assert [record.message for record in caplog.records] == [
+            "1 of 2 slots so far; waiting for executors that Spark has to start"
+        ]
 
     def test_executors_that_nobody_asked_for_do_not_come(self, monkeypatch):
         with pytest.raises(PlacementError, match="have 1 "):
