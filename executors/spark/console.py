@@ -74,6 +74,7 @@ class Console:
         self._failed = failed
         self._known: set[int] = set()
         self._talks: dict[asyncio.StreamWriter, asyncio.Task[None] | None] = {}
+        self._lines: set[asyncio.StreamWriter] = set()  # the talks with tasks that were accepted
         self._all_known: asyncio.Event | None = None
         self._failing = False
         self._stopping = False
@@ -107,7 +108,7 @@ class Console:
         started.set_result(functools.partial(loop.call_soon_threadsafe, stop.set))
         await stop.wait()
         self._stopping = True
-        for writer in self._talks:
+        for writer in self._lines:
             writer.write_eof()  # which a task takes as our end; what its worker still says is shown
         if self._failing:
             with suppress(asyncio.TimeoutError):
@@ -132,6 +133,7 @@ class Console:
                 logger.warning("somebody who is no task of this job dialled the driver (%s)", error)
         finally:
             del self._talks[writer]
+            self._lines.discard(writer)
             writer.close()
             with suppress(OSError):
                 await writer.wait_closed()
@@ -144,6 +146,8 @@ class Console:
         caller = Caller.unseal(self._secret, nonce, await _read(reader))
         refused = self._stopping or caller.rank in self._known
         writer.write(REFUSED if refused else ACCEPTED)
+        if not refused:
+            self._lines.add(writer)
         await writer.drain()
         self._known.add(caller.rank)
         if len(self._known) == self._size and self._all_known is not None:

@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -139,7 +139,8 @@ _News = queue.SimpleQueue[_Came | _Lost | _Failed | _Finished]
 class _Stage:
     """The job of Spark, from the beginning of the ``with`` block; leaving the block cancels it, where it still runs.
 
-    One thread belongs to it, the daemon "hvd-spark".
+    Two threads belong to it, the daemons "hvd-spark", which waits for Spark, and "hvd-cancel", which cancels. Where
+    Spark does not answer, as a server of Spark Connect that died, leaving gives them up after CANCEL_SECONDS.
     """
 
     def __init__(self, session: Session, frame: Any, plan: Plan, news: _News) -> None:
@@ -152,8 +153,7 @@ class _Stage:
         self._news = news
         self._ended = threading.Event()
         self._cancelled = threading.Event()
-        run = inheritable_thread_target(session.spark)(self._run)
-        self._thread = threading.Thread(target=run, name="hvd-spark", daemon=True)
+        self._thread = self._daemon("hvd-spark", self._run)
 
     def __enter__(self) -> _Stage:
         self._thread.start()
@@ -163,17 +163,31 @@ class _Stage:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._cancelled.set()
-        # Again and again, because Spark forgets a cancellation of what it has not got yet. Bound: CANCEL_SECONDS, of
-        # which Spark needs one or two; abort: an exception out of a signal handler.
-        deadline = time.monotonic() + CANCEL_SECONDS
-        while not self._ended.is_set() and time.monotonic() < deadline:
-            self._session.cancel(self._tag)
-            self._ended.wait(CANCEL_AGAIN_SECONDS)
-        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if not self._ended.is_set():
+            self._daemon("hvd-cancel", self._cancel).start()
+        # Bound: CANCEL_SECONDS, of which Spark needs one or two; abort: an exception out of a signal handler.
+        self._thread.join(CANCEL_SECONDS)
+        if self._thread.is_alive():
+            logger.warning("Spark does not say that it cancelled the job; it may still run there")
 
     def busy(self) -> bool:
         """Whether tasks of it run."""
         return self._session.busy(self._tag)
+
+    def _daemon(self, name: str, target: Callable[[], None]) -> threading.Thread:
+        run = inheritable_thread_target(self._session.spark)(target)
+        return threading.Thread(target=run, name=name, daemon=True)
+
+    def _cancel(self) -> None:
+        # Again and again, because Spark forgets a cancellation of what it has not got yet. Bound: CANCEL_SECONDS, and
+        # what Spark takes for a call; abort: the end of the job.
+        deadline = time.monotonic() + CANCEL_SECONDS
+        try:
+            while not self._ended.is_set() and time.monotonic() < deadline:
+                self._session.cancel(self._tag)
+                self._ended.wait(CANCEL_AGAIN_SECONDS)
+        except Exception as error:  # noqa: BLE001  whatever Spark says, nobody waits for it
+            logger.warning("Spark cannot be told to cancel the job (%s)", error)
 
     def _run(self) -> None:
         try:
@@ -205,9 +219,9 @@ class _Wait:
         while True:
             event = self._next()
             if isinstance(event, _Finished):
-                return _outcomes_of(event)
+                return self._after_end(event)
             if isinstance(event, _Lost):
-                return self._after_loss(event.caller)
+                return _causes(self._failures) or self._after_loss(event.caller)
             if isinstance(event, _Came):
                 self._welcome(event.caller)
             elif isinstance(event, _Failed):
@@ -251,14 +265,30 @@ class _Wait:
             self._deadline = time.monotonic() + self._options.grace + FAILURE_SECONDS
         self._failures.append(failure)
 
+    def _after_end(self, end: _Finished) -> list[bytes]:
+        if end.error is not None:
+            logger.debug("Spark could not run the workers", exc_info=end.error)
+            if causes := _causes(self._failures):
+                return causes
+            raise ExecutorError(f"Spark could not run the workers: {reason(str(end.error))}") from None
+        outcomes = _outcomes_of(end.table)
+        if self._there and not outcomes:
+            raise ExecutorError(
+                "all workers were ended, because their tasks lost this process: it stood still, or the network did"
+            )
+        return list(outcomes.values())
+
     def _after_loss(self, caller: Caller) -> list[bytes]:
         self._deadline = time.monotonic() + NEWS_SECONDS
-        while (event := self._next()) is not None:
-            if isinstance(event, _Finished) and event.error is None:
-                return _outcomes_of(event)
-            if isinstance(event, _Finished):
-                logger.debug("what Spark says about it", exc_info=event.error)
-                raise _death(caller)
+        event = self._next()
+        while event is not None and not isinstance(event, _Finished):
+            event = self._next()
+        if event is not None and event.error is None:
+            outcomes = _outcomes_of(event.table)
+            if caller.rank in outcomes or _causes(outcomes.values()):
+                return list(outcomes.values())
+        elif event is not None:
+            logger.debug("what Spark says about it", exc_info=event.error)
         raise _death(caller)
 
     def _too_late(self) -> StartTimeoutError:
@@ -270,18 +300,21 @@ class _Wait:
         )
 
 
-def _outcomes_of(end: _Finished) -> list[bytes]:
-    if end.error is not None:
-        logger.debug("Spark could not run the workers", exc_info=end.error)
-        raise ExecutorError(f"Spark could not run the workers: {reason(str(end.error))}") from None
-    rows = zip(*(column.to_pylist() for column in end.table.columns), strict=True)
-    return list(join(list(rows)).values())
+def _outcomes_of(table: Any) -> dict[int, bytes]:
+    rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
+    return join(list(rows))
+
+
+def _causes(outcomes: Iterable[bytes]) -> list[bytes]:
+    """The failures among pickled ``outcomes``, but for those that follow from the end of another rank."""
+    told = [(data, pickle.loads(data)) for data in outcomes]
+    return [data for data, outcome in told if outcome.failed and not outcome.consequence]
 
 
 def _death(caller: Caller) -> WorkerError:
     return WorkerError(
         f"the task of rank {caller.rank} on {caller.host_name} was lost: its executor was killed or ran out of memory, "
-        "or somebody cancelled the job; look at the log of the executor",
+        "somebody cancelled the job, or this process or the network stood still; look at the log of the executor",
         caller.rank,
         caller.host,
     )

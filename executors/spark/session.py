@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,11 @@ __all__ = ["Session"]
 SETTLE_SECONDS = 5.0
 FIRST_EXECUTOR_SECONDS = 30.0
 LOOK_SECONDS = 0.1
+
+logger = logging.getLogger(__name__)
+
+# The most slots that each application has had, by its id: Spark starts another executor for one that is lost.
+_seen: dict[str, int] = {}
 
 
 class Session:
@@ -58,31 +64,43 @@ class Session:
         """Raise PlacementError where ``size`` tasks can never run at the same time.
 
         Waits for executors that are still coming up, at most ``timeout`` seconds: so long only where the settings ask
-        for enough of them.
+        for enough of them, or enough have been there before.
         """
         check_settings(self.setting)
         if self.connect:
             return
+        application = self.spark.sparkContext.applicationId
+        patient = max(promised(self.setting) or 0, _seen.get(application, 0)) >= size
+        slots = self._settled(size, timeout, patient)
+        _seen[application] = max(slots, _seen.get(application, 0))
+        if slots < size:
+            raise shortage(size, slots, self.setting)
+
+    def _settled(self, size: int, timeout: float, patient: bool) -> int:
+        """The number of slots, once there are ``size`` or no more are to be expected."""
         start = grown = time.monotonic()
-        slots = self._slots()
-        enough = (promised(self.setting) or 0) >= size
+        slots, told = self._slots(), False
         # Bound: timeout; abort: an exception out of a signal handler.
         while slots < size and (now := time.monotonic()) < start + timeout:
-            if not enough and now > grown + (SETTLE_SECONDS if slots else FIRST_EXECUTOR_SECONDS):
-                break
+            if now > grown + (SETTLE_SECONDS if slots else FIRST_EXECUTOR_SECONDS):
+                if not patient:
+                    break
+                if not told:
+                    logger.warning("%d of %d slots so far; waiting for executors that Spark has to start", slots, size)
+                told = True
             time.sleep(LOOK_SECONDS)
             if (count := self._slots()) > slots:
                 slots, grown = count, time.monotonic()
-        if slots < size:
-            raise shortage(size, slots, self.setting)
+        return slots
 
     def addresses(self) -> tuple[str, list[str]]:
         """Where a server of this process listens, and how executors may reach it."""
         if self.connect:
             own = host.address_towards(self.spark.client.host)
             return own, [own]
-        name = self.setting("spark.driver.host") or "127.0.0.1"
-        return self.setting("spark.driver.bindAddress") or name, [name]
+        # Of IPv6 Spark writes addresses in brackets.
+        name = (self.setting("spark.driver.host") or "127.0.0.1").strip("[]")
+        return (self.setting("spark.driver.bindAddress") or name).strip("[]"), [name]
 
     def busy(self, tag: str) -> bool:
         """Whether tasks of what was started with ``tag`` run now, as far as this process knows."""

@@ -10,6 +10,7 @@ import cloudpickle
 import pyarrow
 from pyspark import BarrierTaskContext
 
+from collectives.api import PeerLostError
 from executors.outcome import Outcome, observe
 from executors.spark.line import GOODBYE
 from executors.spark.meeting import Member, NoServerError, meet
@@ -28,7 +29,7 @@ def run_task(plan: Plan, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pya
     """
     try:
         with meet(plan, BarrierTaskContext.get()) as member:
-            outcome = _attend(plan, member, batches)
+            outcome = _attend(plan, member, _whole(batches))
             if member.line is not None:
                 member.line.send(GOODBYE)
     except NoServerError as error:
@@ -69,6 +70,14 @@ def _feed(stack: ExitStack, plan: Plan, member: Member, batches: Iterator[pyarro
         worker.start()
         for _ in batches:
             pass
+
+
+def _whole(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+    """All ``batches``. Raises PeerLostError where they break off: the cause is in Spark, which tells it itself."""
+    try:
+        yield from batches
+    except Exception as error:
+        raise PeerLostError(f"the rows from Spark broke off ({error})") from error
 
 
 def _folder() -> str:

@@ -7,9 +7,10 @@ import pickle
 import sys
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from types import TracebackType
 
-from collectives.api import CollectiveTimeoutError, HorovodInternalError
+from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError
 from executors.api import StartTimeoutError
 from executors.local.command import check_command, died
 from executors.local.crew import Crew, Ended, Event, Received
@@ -45,6 +46,7 @@ class Worker:
         self._feed: Feed | None = None
         self._said: Outcome | None = None
         self._failure: Outcome | None = None
+        self._lost: Outcome | None = None
         self._up = False
         self._stopped = threading.Event()
         self._wake_reader, self._wake_writer = os.pipe()
@@ -64,7 +66,7 @@ class Worker:
         # of this process by Spark, which the guard of the worker notices.
         if self._watching.ident is not None:
             self._watching.join()
-        self._report(self._failure)
+        self._report(self._failure or (self._lost if self._said is None else None))
         self._tell(_ended(self._member.slot.rank))
         if self._member.slot.rank == 0:
             self._await_others()
@@ -76,7 +78,7 @@ class Worker:
     @property
     def outcome(self) -> Outcome | None:
         """How it ended, after the block; None where it was ended because of others."""
-        return self._failure or self._said
+        return self._failure or self._said or self._lost
 
     def start(self, feed: Feed | None = None) -> None:
         """Start the process, which reads from ``feed``; once, inside the block."""
@@ -172,11 +174,16 @@ class Worker:
                 self._member.store.get(OVER, POLL_SECONDS)
             except CollectiveTimeoutError:
                 continue
-            except HorovodInternalError:
-                pass  # the server is gone, and with it the task of rank 0
+            except HorovodInternalError as error:
+                self._lost = self._loss(error)
             break
         if self._said is None or not self._said.failed:
             self._stop()
+
+    def _loss(self, error: BaseException) -> Outcome:
+        slot, name = self._member.slot, self._member.place.name
+        text = f"rank {slot.rank} on {name} lost the task of rank 0, or the network to its host ({error})"
+        return replace(self._outcome_of(PeerLostError(text)), consequence=True)
 
     def _await_others(self) -> None:
         line = self._member.line

@@ -104,8 +104,9 @@ class Converter:
     def _refuse_nulls(self, name: str, values: pa.Array, where: str) -> None:
         if values.null_count:
             last = self._rows + self._batch_rows - 1
+            count = f"{values.null_count} null{'s' if values.null_count > 1 else ''}"
             raise ValueError(
-                f"column {name!r} has {values.null_count} nulls{where}, in rows {self._rows} to {last} of this "
+                f"column {name!r} has {count}{where}, in rows {self._rows} to {last} of this "
                 f"partition; fill or drop them first, as with df.na.drop(subset=[{name!r}])"
             )
 

@@ -124,7 +124,7 @@ def test_nulls_are_refused(kind):
 
 
 def test_nulls_inside_of_arrays_are_refused():
-    with pytest.raises(ValueError, match="column 'a' has 1 nulls inside of its arrays, in rows 0 to 1"):
+    with pytest.raises(ValueError, match="column 'a' has 1 null inside of its arrays, in rows 0 to 1"):
         convert([Column("a", Kind.ARRAY, "float64")], a=pa.array([[1.0, None], [1.0, 2.0]]))
 
 

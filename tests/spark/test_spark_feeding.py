@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from executors.api import RemoteError
+from executors.api import ExecutorError, RemoteError
 from executors.call import Call
 from executors.spark.frame import divided
 from executors.spark.session import Session
@@ -117,6 +117,23 @@ def test_what_is_wrong_with_rows_is_the_failure_of_their_rank(spark):
         run(wait, spark.range(-51, 49, 1, 2))
     assert isinstance(caught.value.__cause__, RemoteError)
     assert caught.value.__cause__.rank == 1
+
+
+def test_rows_that_break_off_have_their_cause_in_spark(spark, tmp_path):
+    def appear():
+        (tmp_path / os.environ["HOROVOD_RANK"]).touch()
+        time.sleep(600)
+
+    def break_off(batches):
+        for batch in batches:
+            yield batch  # more than Spark's buffer, which it fills before it sends
+            while len(list(tmp_path.iterdir())) < 2:
+                time.sleep(0.01)
+            raise RuntimeError("no more of this")
+
+    frame = spark.range(0, 40_000, 1, 2).mapInArrow(break_off, "id long")
+    with pytest.raises(ExecutorError, match=r"Spark could not run the workers: (?s:.*)RuntimeError: no more of this"):
+        run(appear, frame)
 
 
 def test_a_worker_need_not_read(spark):

@@ -7,12 +7,14 @@ import sys
 import threading
 import time
 from contextlib import contextmanager, nullcontext
+from unittest import mock
 
 import numpy as np
 import pytest
 from pyspark import SparkContext
 
 from executors.api import ExecutorError, JobSecret, PlacementError
+from executors.local.frames import Frames
 from executors.local.output import ConsoleSink, Output
 from executors.spark import console as consoles
 from executors.spark import display as displays
@@ -134,6 +136,25 @@ class TestLine:
         console.__exit__(KeyboardInterrupt, None, None)
         task.join()
         assert refused == ["the driver knows another task of rank 1, or ends"]
+
+    def test_a_task_that_introduces_itself_when_the_driver_ends_is_refused(self):
+        answers = []
+
+        def introduce():
+            until(lambda: driver.console._stopping)
+            message = caller(1).seal(SECRET, nonce)
+            task.sendall(Frames.header(message) + message)
+            answers.append(task.recv(1))
+
+        driver = Driver()
+        console = driver.console.__enter__()
+        with socket.create_connection((HOST, console.port), 30) as task:
+            nonce = task.recv(lines.NONCE_BYTES)
+            thread = threading.Thread(target=introduce)
+            thread.start()
+            console.__exit__(KeyboardInterrupt, None, None)
+            thread.join()
+        assert answers == [lines.REFUSED]
 
     def test_a_second_task_of_a_rank_is_refused(self, driver):
         first = driver.dial(1)
@@ -300,10 +321,25 @@ def late_session(monkeypatch, settings, *slots):
     """A session that sees more and more slots, and does not wait for what does not come."""
     for name in ("SETTLE_SECONDS", "FIRST_EXECUTOR_SECONDS", "LOOK_SECONDS"):
         monkeypatch.setattr(sessions, name, 0.0)
-    session, counts = Session(object()), iter(slots)
+    monkeypatch.setattr(sessions, "_seen", {})
+    session, counts = Session(mock.Mock()), iter(slots)
     monkeypatch.setattr(Session, "setting", lambda self, name: settings.get(name))
     monkeypatch.setattr(Session, "_slots", lambda self: next(counts))
     return session
+
+
+class TestAddresses:
+    @pytest.mark.parametrize(
+        ("settings", "addresses"),
+        [
+            ({}, ("127.0.0.1", ["127.0.0.1"])),
+            ({"spark.driver.host": "driver"}, ("driver", ["driver"])),
+            ({"spark.driver.host": "[::1]"}, ("::1", ["::1"])),
+            ({"spark.driver.host": "[fe80::1]", "spark.driver.bindAddress": "[::]"}, ("::", ["fe80::1"])),
+        ],
+    )
+    def test_a_server_listens_where_spark_does(self, monkeypatch, settings, addresses):
+        assert late_session(monkeypatch, settings).addresses() == addresses
 
 
 class TestReason:
@@ -366,6 +402,14 @@ class TestSlots:
             monkeypatch, {"spark.executor.instances": "2", "spark.executor.cores": cores}, 1, 1, 1, 4
         )
         session.check_slots(size, 60.0)
+
+    def test_an_executor_that_was_lost_may_come_again(self, monkeypatch, caplog):
+        session = late_session(monkeypatch, {}, 2, 1, 1, 1, 2)
+        session.check_slots(2, 60.0)
+        session.check_slots(2, 60.0)
+        assert [record.message for record in caplog.records] == [
+            "1 of 2 slots so far; waiting for executors that Spark has to start"
+        ]
 
     def test_executors_that_nobody_asked_for_do_not_come(self, monkeypatch):
         with pytest.raises(PlacementError, match="have 1 "):

@@ -1,14 +1,19 @@
 """The driver's side of a job, where a stand-in is Spark."""
 
+import pickle
 import queue
 import threading
 from contextlib import contextmanager
 
+import pyarrow
 import pytest
 
-from executors.api import StartTimeoutError
+from collectives.api import PeerLostError
+from executors.api import ExecutorError, StartTimeoutError, WorkerError
+from executors.outcome import observe
 from executors.spark import job
 from executors.spark.job import SparkOptions
+from executors.spark.line import Caller
 
 
 class SlowSpark:
@@ -58,6 +63,88 @@ class TestCancellation:
             while not spark.started:
                 spark.entered.wait(0.01)
         assert str(news.get(timeout=0).error) == "cancelled"
+
+    def test_a_spark_that_does_not_answer_is_given_up(self, monkeypatch, caplog):
+        monkeypatch.setattr(job, "CANCEL_SECONDS", 0.1)
+        spark, answer = SlowSpark(monkeypatch), threading.Event()
+        monkeypatch.setattr(spark, "cancel", lambda tag: answer.wait(30))
+        spark.may_start.set()
+        with job._Stage(spark, spark, None, queue.SimpleQueue()):
+            pass
+        assert [record.message for record in caplog.records] == [
+            "Spark does not say that it cancelled the job; it may still run there"
+        ]
+        spark.cancelled.set()
+        answer.set()
+
+    def test_a_spark_that_cannot_be_told_is_no_other_failure(self, monkeypatch, caplog):
+        def cancel(tag):
+            spark.cancelled.set()
+            raise RuntimeError("no gateway")
+
+        spark = SlowSpark(monkeypatch)
+        monkeypatch.setattr(spark, "cancel", cancel)
+        spark.may_start.set()
+        with pytest.raises(KeyError, match="the failure"), job._Stage(spark, spark, None, queue.SimpleQueue()):
+            raise KeyError("the failure")
+        assert "Spark cannot be told to cancel the job (no gateway)" in caplog.text
+
+
+def result_of(*events):
+    """What a wait for two ranks makes of ``events``."""
+    news = queue.SimpleQueue()
+    for event in events:
+        news.put(event)
+    return job._Wait(lambda: False, 2, SparkOptions(start_timeout=60.0, grace=0.0), news).result()
+
+
+def outcome(rank, error=None):
+    def function():
+        if error:
+            raise error
+
+    return pickle.dumps(observe(function, rank, "host"))
+
+
+def finished(**outcomes):
+    """The end of Spark's job with outcomes of the ranks r0, r1."""
+    rows = [{"rank": int(name[1:]), "part": 0, "data": data} for name, data in outcomes.items()]
+    schema = pyarrow.schema([("rank", pyarrow.int64()), ("part", pyarrow.int64()), ("data", pyarrow.binary())])
+    return job._Finished(table=pyarrow.Table.from_pylist(rows, schema))
+
+
+CALLERS = [Caller(rank, f"host-{rank}", f"name of {rank}") for rank in (0, 1)]
+CAUSE = outcome(0, KeyError("enough"))
+CONSEQUENCE = outcome(0, PeerLostError("rank 1 is gone"))
+
+
+class TestEnd:
+    def test_nobody_came_and_nothing_is_there(self):
+        assert result_of(finished()) == []
+
+    def test_workers_that_all_ended_for_nothing_are_no_table_without_rows(self):
+        with pytest.raises(ExecutorError, match="all workers were ended, because their tasks lost this process"):
+            result_of(*map(job._Came, CALLERS), finished())
+
+    @pytest.mark.parametrize("end", [finished(), finished(r0=outcome(0)), finished(r0=CONSEQUENCE)])
+    def test_a_lost_task_is_the_failure(self, end):
+        with pytest.raises(WorkerError, match="the task of rank 1 on name of 1 was lost"):
+            result_of(job._Came(CALLERS[1]), job._Lost(CALLERS[1]), end)
+
+    @pytest.mark.parametrize("end", [finished(r0=outcome(0), r1=outcome(1)), finished(r0=CAUSE)])
+    def test_a_line_that_is_lost_is_nothing_where_there_is_an_outcome(self, end):
+        found = result_of(job._Came(CALLERS[1]), job._Lost(CALLERS[1]), end)
+        assert found == end.table.column("data").to_pylist()
+
+    @pytest.mark.parametrize("end", [job._Lost(CALLERS[1]), job._Finished(error=RuntimeError("Spark's"))])
+    def test_what_follows_a_failure_does_not_hide_it(self, end):
+        assert result_of(job._Failed(CAUSE), end) == [CAUSE]
+
+    def test_a_consequence_hides_nothing(self):
+        with pytest.raises(WorkerError, match="the task of rank 1"):
+            result_of(job._Failed(CONSEQUENCE), job._Lost(CALLERS[1]))
+        with pytest.raises(ExecutorError, match="Spark could not run the workers: no memory"):
+            result_of(job._Failed(CONSEQUENCE), job._Finished(error=RuntimeError("no memory")))
 
 
 class TestFailure:

@@ -9,6 +9,7 @@ from contextlib import closing
 import pytest
 from spark_cluster import eventually
 
+from collectives.api import PeerLostError
 from collectives.rendezvous.client import RendezvousClient
 from executors.api import CommandNotFoundError, JobSecret
 from executors.call import Call, pickle_call
@@ -46,19 +47,6 @@ def appear_and_wait(path):
     time.sleep(HANG_S)
 
 
-@pytest.mark.leaves("processes")
-def test_the_end_of_the_server_ends_the_worker(tmp_path):
-    path = tmp_path / "there"
-    with Job(2, secret=SECRET) as job:
-        client = RendezvousClient(job.host, job.port, SECRET.key, 1.0)
-        worker = Worker(plan_of(appear_and_wait, path), member_of(job, client))
-        worker.__enter__().start()
-        eventually(path.exists, 60)
-    worker.__exit__(None, None, None)
-    client.close()
-    assert worker.outcome is None
-
-
 @pytest.fixture
 def driver_and_line():
     driver, task = socket.socketpair()
@@ -72,6 +60,22 @@ def failures(driver):
         message = driver.read(int.from_bytes(driver.read(Frames.HEADER), "big"))
         if message[:1] == FAILURE:
             yield pickle.loads(unsealed(SECRET, b"nonce", message[1:]))
+
+
+@pytest.mark.leaves("processes")
+def test_the_end_of_the_server_ends_the_worker(driver_and_line, tmp_path):
+    path, (driver, line) = tmp_path / "there", driver_and_line
+    with Job(2, secret=SECRET) as job:
+        client = RendezvousClient(job.host, job.port, SECRET.key, 1.0)
+        worker = Worker(plan_of(appear_and_wait, path), member_of(job, client, 1, line))
+        worker.__enter__().start()
+        eventually(path.exists, 60)
+    worker.__exit__(None, None, None)
+    client.close()
+    assert next(failures(driver)) == worker.outcome
+    assert worker.outcome.consequence
+    with pytest.raises(PeerLostError, match="rank 1 on name lost the task of rank 0"):
+        worker.outcome.unwrap()
 
 
 @pytest.mark.leaves("processes")
