@@ -22,13 +22,14 @@ from typing import Any, TypeAlias
 
 from benchmarks.gradients import resnet50
 from benchmarks.measure import add_json_argument, tabulate
-from collectives.aggregation import Aggregator
 from collectives.api import DType, Operation, Request
 from collectives.control import envelope
 from collectives.control.sockets import HEADER
-from collectives.messages import Message, Run, decode, encode
-from collectives.negotiation import Coordinator, Worker
-from collectives.process_sets import ProcessSets
+from collectives.planning.aggregation import Aggregator
+from collectives.planning.coordinator import Coordinator
+from collectives.planning.messages import Message, Run, decode, encode
+from collectives.planning.process_sets import ProcessSets
+from collectives.planning.worker import Worker
 
 HOST_RANKS = 8
 FUSION_THRESHOLD = 128 << 20

@@ -16,7 +16,7 @@ import hvd_cluster
 from benchmarks.gradients import resnet50
 from benchmarks.measure import add_json_argument, tabulate
 from collectives.control.sockets import HEADER, SocketChannel
-from collectives.messages import Leave, Left, Message, Ready, Run, Stop, decode
+from collectives.planning.messages import Leave, Left, Message, Ready, Run, Stop, decode
 
 COORDINATOR = 0
 

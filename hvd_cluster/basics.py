@@ -8,10 +8,11 @@ import os
 import threading
 from collections.abc import Iterable, Sequence
 
-from collectives import bootstrap, logs
+from collectives import logs
 from collectives.api import InvalidRequestError, NotInitializedError, Topology
-from collectives.engine import Engine
-from collectives.process_sets import GLOBAL
+from collectives.engine import bootstrap
+from collectives.engine.engine import Engine
+from collectives.planning.process_sets import GLOBAL
 from collectives.settings import Settings
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 

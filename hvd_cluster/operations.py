@@ -9,7 +9,7 @@ from typing import Any
 
 from collectives.api import InvalidRequestError, Operation, ReduceOp, Request
 from collectives.buffers import Buffer
-from collectives.work import Destination, Work
+from collectives.engine.work import Destination, Work
 from hvd_cluster import basics
 from hvd_cluster.process_sets import ProcessSet
 

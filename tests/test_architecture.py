@@ -142,7 +142,7 @@ def test_nothing_prints():
 
 def test_importing_brings_in_no_framework_and_no_cluster():
     script = (
-        "import json, sys, hvd_cluster.basics, collectives.bootstrap, executors.local.command;"
+        "import json, sys, hvd_cluster.basics, collectives.engine.bootstrap, executors.local.command;"
         "json.dump(sorted(sys.modules), sys.stdout)"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, check=True, timeout=60)

@@ -8,8 +8,8 @@ import re
 import pytest
 
 import hvd_cluster
-from collectives.engine import Engine
-from collectives.process_sets import GLOBAL
+from collectives.engine.engine import Engine
+from collectives.planning.process_sets import GLOBAL
 from hvd_cluster import basics
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from collectives.api import DType, EngineError, InvalidRequestError, ReduceOp
-from collectives.reduction import CHUNK, narrow, reduce_arrays, scale_array, widen
+from collectives.kernels.reduction import CHUNK, narrow, reduce_arrays, scale_array, widen
 
 OPS = (ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
 INTEGERS = (DType.UINT8, DType.INT8, DType.INT16, DType.INT32, DType.INT64)

@@ -51,9 +51,9 @@ class Backend(ABC):
     come from one thread at a time. Arrays are one-dimensional, contiguous, in host memory; reductions get arrays in
     ``DType.storage`` layout, movements get bytes. Lists hold at least one array; arrays may be empty. Source and
     destination may be the same memory, never overlap partly. ``op`` is AVERAGE for integers only, see
-    :mod:`collectives.reduction`: that of floats is SUM with a ``postscale``. 16-bit floats are accumulated in float32.
-    The result of a reduction is bit-identical on all members. Any call raises PeerLostError, CollectiveTimeoutError or,
-    after :meth:`abort`, the error that abort was given; then the group is unusable.
+    :mod:`collectives.kernels.reduction`: that of floats is SUM with a ``postscale``. 16-bit floats are accumulated in
+    float32. The result of a reduction is bit-identical on all members. Any call raises PeerLostError,
+    CollectiveTimeoutError or, after :meth:`abort`, the error that abort was given; then the group is unusable.
     """
 
     name: ClassVar[str]

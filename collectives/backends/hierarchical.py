@@ -37,7 +37,7 @@ import numpy as np
 from collectives.api import DType, HorovodInternalError, ReduceOp
 from collectives.backends.base import Array, Backend, Bytes
 from collectives.backends.scratch import Scratch
-from collectives.segments import Segments
+from collectives.kernels.segments import Segments
 
 __all__ = ["HierarchicalBackend"]
 

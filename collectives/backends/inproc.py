@@ -12,8 +12,8 @@ import numpy as np
 
 from collectives.api import CollectiveTimeoutError, DType, EngineError, PeerLostError, ReduceOp, ShutDownError
 from collectives.backends.base import Array, Backend, Board, Bytes
-from collectives.reduction import reduce_arrays
-from collectives.segments import Segments
+from collectives.kernels.reduction import reduce_arrays
+from collectives.kernels.segments import Segments
 
 __all__ = ["Fault", "InprocBackend", "InprocGroup"]
 

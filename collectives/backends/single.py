@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from collectives.api import DType, ReduceOp, ShutDownError
 from collectives.backends.base import Array, Backend, Board, Bytes
-from collectives.reduction import reduce_arrays, scale_array
-from collectives.segments import Segments
+from collectives.kernels.reduction import reduce_arrays, scale_array
+from collectives.kernels.segments import Segments
 
 __all__ = ["SingleBackend"]
 

@@ -24,13 +24,13 @@ from typing import Any
 
 import msgpack
 
-from collectives.aggregation import Aggregator
 from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError, SettingsError, Store, Timeouts
 from collectives.control.configuration import disagreement
 from collectives.control.relay import Relay
 from collectives.control.sockets import Connection, SocketChannel, end_in_silence
 from collectives.control.tree import Center, Leader, Leaf, relays
-from collectives.process_sets import ProcessSets
+from collectives.planning.aggregation import Aggregator
+from collectives.planning.process_sets import ProcessSets
 
 __all__ = ["Hello", "Meeting", "connect_channel"]
 

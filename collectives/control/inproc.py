@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from collectives.control.base import Channel
-from collectives.latch import Latch
+from collectives.engine.latch import Latch
 
 __all__ = ["InprocHub"]
 

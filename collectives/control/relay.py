@@ -11,10 +11,10 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 
-from collectives.aggregation import Aggregator, Upward
 from collectives.control import envelope
 from collectives.control.sockets import FLUSH_SECONDS, Connection, wait
-from collectives.messages import Abort, decode, encode
+from collectives.planning.aggregation import Aggregator, Upward
+from collectives.planning.messages import Abort, decode, encode
 
 __all__ = ["Relay"]
 

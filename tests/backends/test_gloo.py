@@ -12,7 +12,6 @@ import pytest
 from matrix import abort_from_thread, reduce_until_error, run_matrix
 from members import Member, Processes, in_threads
 
-from collectives.adasum import adasum
 from collectives.api import (
     CollectiveTimeoutError,
     DType,
@@ -22,6 +21,7 @@ from collectives.api import (
     SettingsError,
     ShutDownError,
 )
+from collectives.backends.adasum import adasum
 from collectives.backends.gloo import GlooBackend
 from collectives.backends.gloo.connections import Connections
 from collectives.backends.scratch import Scratch
@@ -73,7 +73,7 @@ def test_memory_is_bounded(operation, monkeypatch):
         backend.allgather([own], [result[:5], result[5:]], counts)
 
     monkeypatch.setattr("collectives.backends.gloo.backend.PIECE", 1 << 20)
-    monkeypatch.setattr("collectives.adasum.PIECE", 1 << 20)
+    monkeypatch.setattr("collectives.backends.adasum.PIECE", 1 << 20)
     total = 1 << 25
     results = [np.zeros(total, np.uint8) for _ in range(2)]
     halves, floats = [each.view(np.uint16) for each in results], [each.view(np.float32) for each in results]

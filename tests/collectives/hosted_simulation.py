@@ -3,9 +3,9 @@
 from collections import defaultdict, deque
 from dataclasses import dataclass
 
-from collectives.aggregation import Aggregator
-from collectives.messages import Ready, Together, decode, encode
-from collectives.process_sets import ProcessSets
+from collectives.planning.aggregation import Aggregator
+from collectives.planning.messages import Ready, Together, decode, encode
+from collectives.planning.process_sets import ProcessSets
 from tests.collectives.negotiation_simulation import World
 
 

@@ -15,8 +15,8 @@ from collectives.buffers import as_buffer, empty
 from collectives.control.base import Channel
 from collectives.control.inproc import InprocHub
 from collectives.control.sockets import Connection, SocketChannel
-from collectives.engine import Engine
-from collectives.process_sets import ProcessSets
+from collectives.engine.engine import Engine
+from collectives.planning.process_sets import ProcessSets
 from collectives.rendezvous.store import MemoryStore, PrefixStore
 from collectives.settings import Settings
 from tests.backends.members import in_threads

@@ -4,11 +4,12 @@ import random
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
-from collectives.agreement import disagreement, sizes
 from collectives.api import Request
-from collectives.messages import Ready, Refuse, Run, Unknown, decode, encode
-from collectives.negotiation import Coordinator, Worker
-from collectives.process_sets import ProcessSets
+from collectives.planning.agreement import disagreement, sizes
+from collectives.planning.coordinator import Coordinator
+from collectives.planning.messages import Ready, Refuse, Run, Unknown, decode, encode
+from collectives.planning.process_sets import ProcessSets
+from collectives.planning.worker import Worker
 
 CYCLE = 5.0
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collectives.adasum import adasum
 from collectives.api import DType
+from collectives.backends.adasum import adasum
 from collectives.backends.inproc import InprocBackend, InprocGroup
 from tests.backends.members import in_threads
 
@@ -98,8 +98,8 @@ def test_scales_go_before_and_after():
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: dtype.label)
 @pytest.mark.parametrize("size", [2, 8])
 def test_many_pieces_with_and_without_destinations_of_their_own(size, dtype, monkeypatch):
-    monkeypatch.setattr("collectives.adasum.PIECE", 64)
-    monkeypatch.setattr("collectives.adasum.CHUNK", 50)
+    monkeypatch.setattr("collectives.backends.adasum.PIECE", 64)
+    monkeypatch.setattr("collectives.backends.adasum.CHUNK", 50)
     lengths = (3, 701, 0, 130)
     generator = np.random.default_rng(size)
     sources = [[encode(generator.normal(size=length), dtype) for length in lengths] for _ in range(size)]
@@ -125,9 +125,9 @@ def test_many_pieces_with_and_without_destinations_of_their_own(size, dtype, mon
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: dtype.label)
 def test_the_destinations_are_all_the_memory_that_is_needed(dtype, monkeypatch):
-    monkeypatch.setattr("collectives.adasum.PIECE", 1 << 14)
-    monkeypatch.setattr("collectives.adasum.CHUNK", 1 << 10)
-    monkeypatch.setattr("collectives.adasum._gather", lambda *given: None)  # inproc copies what it gathers
+    monkeypatch.setattr("collectives.backends.adasum.PIECE", 1 << 14)
+    monkeypatch.setattr("collectives.backends.adasum.CHUNK", 1 << 10)
+    monkeypatch.setattr("collectives.backends.adasum._gather", lambda *given: None)  # inproc copies what it gathers
     inputs = [[np.ones(1 << 19, dtype.storage)] for _ in range(4)]
     tracemalloc.start()
     try:

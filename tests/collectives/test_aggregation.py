@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from collectives.aggregation import Aggregator
 from collectives.api import Operation, Request
-from collectives.messages import Abort, Leave, Left, Ready, Refuse, Response, Run, Together, Unknown
-from collectives.process_sets import ProcessSets
+from collectives.planning.aggregation import Aggregator
+from collectives.planning.messages import Abort, Leave, Left, Ready, Refuse, Response, Run, Together, Unknown
+from collectives.planning.process_sets import ProcessSets
 from tests.collectives.hosted_simulation import HostedWorld, expanded
 from tests.collectives.negotiation_simulation import outcomes
 from tests.collectives.test_negotiation import scripts

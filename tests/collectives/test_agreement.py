@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from collectives.agreement import check_alone, disagreement, sizes
 from collectives.api import DType, InvalidRequestError, Operation, ReduceOp, Request
+from collectives.planning.agreement import check_alone, disagreement, sizes
 
 REDUCE = Request("t", Operation.ALLREDUCE, DType.FLOAT32, (4, 2))
 SCATTER = replace(REDUCE, operation=Operation.REDUCESCATTER)

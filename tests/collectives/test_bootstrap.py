@@ -7,9 +7,9 @@ import threading
 import numpy as np
 import pytest
 
-from collectives import bootstrap
 from collectives.api import HorovodInternalError, InvalidRequestError, SettingsError, Timeouts, Topology
 from collectives.backends import table
+from collectives.engine import bootstrap
 from collectives.rendezvous.server import RendezvousServer
 from collectives.settings import Settings
 from tests.backends.members import in_threads

@@ -16,8 +16,8 @@ from collectives.api import (
     ShutDownError,
 )
 from collectives.buffers import as_buffer
+from collectives.engine.work_table import UNNAMED
 from collectives.events import Failed, Finished, Negotiated, Started, Submitted
-from collectives.work_table import UNNAMED
 from tests.collectives.job import (
     PATIENCE,
     Caller,

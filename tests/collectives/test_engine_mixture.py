@@ -8,7 +8,7 @@ import pytest
 
 from collectives.api import Operation, ReduceOp, Request
 from collectives.buffers import as_buffer, empty
-from collectives.work import Work
+from collectives.engine.work import Work
 from tests.collectives.job import ones, outcome, run, running, submit, wait
 
 RANKS = (0, 1, 2, 3)

@@ -18,14 +18,14 @@ from collectives.api import (
 )
 from collectives.backends.inproc import InprocBackend, InprocGroup
 from collectives.buffers import as_buffer, empty
+from collectives.engine.runner import Runner
+from collectives.engine.stand_in import neutral
+from collectives.engine.work import Work
+from collectives.engine.work_table import UNNAMED, WorkTable
 from collectives.events import EventStream
-from collectives.messages import Response
-from collectives.negotiation import Batch
-from collectives.process_sets import ProcessSets
-from collectives.runner import Runner
-from collectives.stand_in import neutral
-from collectives.work import Work
-from collectives.work_table import UNNAMED, WorkTable
+from collectives.planning.messages import Response
+from collectives.planning.process_sets import ProcessSets
+from collectives.planning.worker import Batch
 from tests.collectives.job import PATIENCE, Caller, Job, ones, outcome, run, running, submit, total, until, wait
 
 AVERAGE = ReduceOp.AVERAGE

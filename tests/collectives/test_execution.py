@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from collectives.api import DType, Operation, ReduceOp, Request
 from collectives.backends.inproc import InprocBackend, InprocGroup
 from collectives.buffers import as_buffer, empty
-from collectives.execution import execute
-from collectives.messages import Response
-from collectives.work import Work
+from collectives.engine.execution import execute
+from collectives.engine.work import Work
+from collectives.planning.messages import Response
 from tests.backends.members import in_threads
 
 shapes = st.lists(st.integers(0, 4), max_size=2).map(tuple)

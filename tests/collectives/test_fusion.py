@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collectives.api import DType, Operation, ReduceOp, Request
-from collectives.fusion import plan
-from collectives.messages import Response
+from collectives.planning.fusion import plan
+from collectives.planning.messages import Response
 
 FUSED = (Operation.ALLREDUCE, Operation.ALLGATHER, Operation.REDUCESCATTER)
 

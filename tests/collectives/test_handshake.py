@@ -13,8 +13,8 @@ from collectives.api import CollectiveTimeoutError, PeerLostError, SettingsError
 from collectives.control import configuration, handshake
 from collectives.control.handshake import Hello, Meeting
 from collectives.control.tree import relays
-from collectives.messages import Stop, encode
-from collectives.process_sets import ProcessSets
+from collectives.planning.messages import Stop, encode
+from collectives.planning.process_sets import ProcessSets
 from collectives.rendezvous.store import MemoryStore
 from tests.backends.members import in_threads
 from tests.collectives.job import PATIENCE, outcome

@@ -2,7 +2,7 @@
 
 import threading
 
-from collectives.latch import Latch
+from collectives.engine.latch import Latch
 from tests.collectives.job import PATIENCE
 
 

@@ -20,7 +20,7 @@ def as_before():
 
 def said(capsys, level="info", others=()):
     """What one log call puts on standard error when the root logger has the handlers ``others``."""
-    logger = logging.getLogger("collectives.engine")
+    logger = logging.getLogger("collectives.engine.engine")
     with mock.patch.object(logging.getLogger(), "handlers", list(others)):
         getattr(logger, level)("a %s tensor", "late")
     return capsys.readouterr().err
@@ -34,7 +34,7 @@ def test_a_line_names_time_rank_level_and_module(capsys):
 def test_without_time_and_once_after_a_new_start(capsys):
     logs.configure("debug", False, 3)
     logs.configure("debug", True, 1)
-    assert said(capsys, "debug") == "[rank 1] DEBUG collectives.engine: a late tensor\n"
+    assert said(capsys, "debug") == "[rank 1] DEBUG collectives.engine.engine: a late tensor\n"
 
 
 @pytest.mark.parametrize(("level", "heard"), [("warning", False), ("trace", True), ("fatal", False)])

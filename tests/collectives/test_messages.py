@@ -8,7 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collectives.api import DType, EngineError, Operation, ReduceOp, Request
-from collectives.messages import Abort, Leave, Left, Ready, Refuse, Response, Run, Stop, Unknown, decode, encode
+from collectives.planning.messages import (
+    Abort,
+    Leave,
+    Left,
+    Ready,
+    Refuse,
+    Response,
+    Run,
+    Stop,
+    Unknown,
+    decode,
+    encode,
+)
 
 ids = st.integers(0, 1 << 40)
 id_lists = st.lists(ids, max_size=4).map(tuple)

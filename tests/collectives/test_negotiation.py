@@ -8,10 +8,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from collectives.api import DType, EngineError, Operation, ReduceOp, Request
-from collectives.messages import Leave, Left, Ready, Refuse, Run, Stop, Unknown
-from collectives.negotiation import Coordinator, Worker
-from collectives.process_sets import ProcessSets
-from collectives.stall import Waiting
+from collectives.planning.coordinator import Coordinator
+from collectives.planning.messages import Leave, Left, Ready, Refuse, Run, Stop, Unknown
+from collectives.planning.process_sets import ProcessSets
+from collectives.planning.stalls import Waiting
+from collectives.planning.worker import Worker
 from tests.collectives.negotiation_simulation import CYCLE, Script, World, outcomes, runs_of_set
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from collectives.api import DType, Operation, ReduceOp, Request
-from collectives.messages import Ready, Run
-from collectives.negotiation.pending import Pending
+from collectives.planning.messages import Ready, Run
+from collectives.planning.pending import Pending
 from tests.collectives.negotiation_simulation import World
 
 JOIN = Request("join", Operation.JOIN)

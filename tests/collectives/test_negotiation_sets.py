@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from collectives.api import DType, Operation, Request
-from collectives.messages import Ready, Refuse, Run, Together, Unknown
-from collectives.negotiation import Coordinator, Outgoing
-from collectives.process_sets import ProcessSets
+from collectives.planning.coordinator import Coordinator, Outgoing
+from collectives.planning.messages import Ready, Refuse, Run, Together, Unknown
+from collectives.planning.process_sets import ProcessSets
 from tests.collectives.negotiation_simulation import CYCLE, World
 
 TENSOR = Request("a", Operation.ALLREDUCE, DType.FLOAT32, (4,))

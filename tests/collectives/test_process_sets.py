@@ -3,7 +3,7 @@
 import pytest
 
 from collectives.api import InvalidRequestError
-from collectives.process_sets import GLOBAL, ProcessSets
+from collectives.planning.process_sets import GLOBAL, ProcessSets
 
 
 def test_the_global_set_always_exists():

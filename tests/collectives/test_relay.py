@@ -6,14 +6,14 @@ from contextlib import contextmanager
 
 import pytest
 
-from collectives.aggregation import Aggregator
 from collectives.api import EngineError, Operation, Request
 from collectives.control import envelope, relay, sockets
 from collectives.control.relay import Relay
 from collectives.control.sockets import HEADER, Connection, SocketChannel
 from collectives.control.tree import Center, Leader, Leaf
-from collectives.messages import Abort, Leave, Left, Ready, Response, Run, Stop, Together, decode, encode
-from collectives.process_sets import ProcessSets
+from collectives.planning.aggregation import Aggregator
+from collectives.planning.messages import Abort, Leave, Left, Ready, Response, Run, Stop, Together, decode, encode
+from collectives.planning.process_sets import ProcessSets
 from tests.backends.members import in_threads
 from tests.collectives.job import PATIENCE, until
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectives.segments import Segments
+from collectives.kernels.segments import Segments
 
 
 def split(lengths):

@@ -10,10 +10,10 @@ import threading
 import numpy as np
 import pytest
 
-from collectives import bootstrap
 from collectives.api import CollectiveTimeoutError, DType, HorovodInternalError, PeerLostError, ReduceOp
 from collectives.backends.shm import ShmBackend
 from collectives.backends.shm.segment import Segment
+from collectives.engine import bootstrap
 from collectives.events import Started
 from collectives.rendezvous.server import RendezvousServer
 from collectives.rendezvous.store import MemoryStore, PrefixStore

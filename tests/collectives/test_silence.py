@@ -9,7 +9,7 @@ import pytest
 
 from collectives.api import Timeouts
 from collectives.control.handshake import Hello, connect_channel
-from collectives.process_sets import ProcessSets
+from collectives.planning.process_sets import ProcessSets
 from collectives.rendezvous.store import MemoryStore
 from tests.backends.members import in_threads
 from tests.collectives.job import PATIENCE, until

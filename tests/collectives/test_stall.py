@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectives.stall import Report, StallInspector, Waiting
+from collectives.planning.stalls import Report, StallInspector, Waiting
 
 NOTHING = Report()
 ONE = {(0, "allreduce.a"): Waiting(100.0, missing=(1,), submitted=(0, 2))}

@@ -17,7 +17,7 @@ from collectives.api import (
 )
 from collectives.backends.base import Board
 from collectives.buffers import as_buffer
-from collectives.negotiation import Unison
+from collectives.engine.unison import Unison
 from tests.collectives.job import (
     TIMEOUTS,
     Caller,
@@ -261,7 +261,7 @@ def test_a_rank_that_does_not_come_declines_on_its_communication_thread(start):
 @pytest.mark.parametrize("waiting", [0, 1])
 def test_what_another_thread_wants_meanwhile_is_done(start, waiting, monkeypatch):
     """It submits something that all ranks submit, while one of them waits in unison for what the others do later."""
-    monkeypatch.setattr("collectives.exchange.UNISON_SECONDS", 1000.0)
+    monkeypatch.setattr("collectives.engine.exchange.UNISON_SECONDS", 1000.0)
     with start(2) as job:
         job.run(warm_up)
         caller = Caller(job.engines[waiting], "x")
@@ -274,7 +274,7 @@ def test_what_another_thread_wants_meanwhile_is_done(start, waiting, monkeypatch
 @pytest.mark.parametrize("ending", ["own shutdown", "shutdown elsewhere", "own abort", "abort elsewhere", "vanishing"])
 @pytest.mark.parametrize("waiting", [0, 1])
 def test_who_waits_in_unison_is_told_of_the_end(start, ending, waiting, monkeypatch):
-    monkeypatch.setattr("collectives.exchange.UNISON_SECONDS", 1000.0)
+    monkeypatch.setattr("collectives.engine.exchange.UNISON_SECONDS", 1000.0)
     endings = {
         "own shutdown": (lambda job: job.engines[waiting].shutdown(), ShutDownError),
         "shutdown elsewhere": (lambda job: job.engines[1 - waiting].shutdown(), ShutDownError),
@@ -319,7 +319,7 @@ def test_a_rank_that_can_do_nothing_is_reported(start, caplog, fatal):
 
 def test_a_rank_that_has_not_run_an_empty_batch_yet_hears_of_the_next_round(monkeypatch):
     monkeypatch.setattr(Job, "transport", SocketTransport)
-    monkeypatch.setattr("collectives.exchange.UNISON_SECONDS", 0.0)
+    monkeypatch.setattr("collectives.engine.exchange.UNISON_SECONDS", 0.0)
     with running(2, shared_memory=True) as job:
         first, second = job.engines
         for name in ("x", "empty"):

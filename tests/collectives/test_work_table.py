@@ -1,8 +1,8 @@
 """The works of one rank in flight."""
 
 from collectives.api import Operation, Request
-from collectives.work import Work
-from collectives.work_table import WorkTable
+from collectives.engine.work import Work
+from collectives.engine.work_table import WorkTable
 
 
 class Compared(str):

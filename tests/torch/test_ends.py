@@ -177,7 +177,7 @@ def test_a_world_of_one_needs_no_launcher():
 
 def lose_a_rank_that_connects():
     """Rank 1 ends when a new process set is about to be connected; what the others meet."""
-    from collectives import bootstrap
+    from collectives.engine import bootstrap
 
     hvd.init()
     hvd.barrier()

@@ -54,7 +54,7 @@ def hold_forever():
 
 def heard_in_steady_steps():
     """What the coordinator hears from other ranks in ten steps of five tensors, once all names are known."""
-    from collectives.negotiation import Coordinator
+    from collectives.planning.coordinator import Coordinator
 
     receive, heard = Coordinator.receive, []
 

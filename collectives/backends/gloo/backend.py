@@ -20,9 +20,9 @@ What needs scratch goes in pieces of PIECE bytes, each of which takes these step
 scratches, and the copy of the result that torch makes in an allgather.
 
 Gloo itself rounds a 16-bit sum at each hop, refuses int16, and drops NaN from MIN and MAX or not, depending on the
-place in the ring. So only sums and products of types it computes exactly as :mod:`collectives.reduction` does are left
-to its ring; all else moves as bytes in the storage type (half the bytes of widening) and is reduced here. Each element
-is reduced by one member, or by all in the same order: results are bit-identical.
+place in the ring. So only sums and products of types it computes exactly as :mod:`collectives.kernels.reduction` does
+are left to its ring; all else moves as bytes in the storage type (half the bytes of widening) and is reduced here. Each
+element is reduced by one member, or by all in the same order: results are bit-identical.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from collectives.backends.base import Array, Backend, Bytes
 from collectives.backends.gloo.connections import ADDRESS_BYTES, NOWHERE, Connections
 from collectives.backends.gloo.meeting import import_torch, meet, open_device, translate
 from collectives.backends.scratch import Scratch
-from collectives.reduction import reduce_arrays, scale_array
-from collectives.segments import Segments
+from collectives.kernels.reduction import reduce_arrays, scale_array
+from collectives.kernels.segments import Segments
 
 __all__ = ["GlooBackend"]
 

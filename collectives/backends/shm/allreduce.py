@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from collectives.backends.shm.gate import Gate
 from collectives.backends.shm.slabs import SLAB_BYTES, Slabs
-from collectives.reduction import Reduction
-from collectives.segments import Segments
+from collectives.kernels.reduction import Reduction
+from collectives.kernels.segments import Segments
 
 __all__ = ["Allreduce"]
 

@@ -19,8 +19,8 @@ from collectives.backends.shm.board import ShmBoard
 from collectives.backends.shm.gate import Gate, gate_bytes
 from collectives.backends.shm.segment import Segment
 from collectives.backends.shm.slabs import SLAB_BYTES, Slabs, slabs_bytes
-from collectives.reduction import Reduction
-from collectives.segments import Segments
+from collectives.kernels.reduction import Reduction
+from collectives.kernels.segments import Segments
 
 __all__ = ["ShmBackend"]
 

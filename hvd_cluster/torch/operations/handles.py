@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from collectives.api import InvalidRequestError
-from collectives.work import Work
+from collectives.engine.work import Work
 from hvd_cluster import basics
 from hvd_cluster.torch.operations.compilation import uncompiled
 

@@ -9,7 +9,7 @@ import torch
 
 from collectives.api import InvalidRequestError, Operation
 from collectives.buffers import Buffer
-from collectives.work import Destination, Work
+from collectives.engine.work import Destination, Work
 from hvd_cluster import operations
 from hvd_cluster.process_sets import ProcessSet
 from hvd_cluster.torch.compression import Compressor, require_compressor

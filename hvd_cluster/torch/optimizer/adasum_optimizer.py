@@ -20,8 +20,8 @@ class AdasumOptimizer(torch.optim.Optimizer):
     """What a wrapped optimizer's class has before its own.
 
     Each rank steps by its own gradients, with its own state; then the difference that the step made to a parameter is
-    replaced by the Adasum of the differences of all ranks. Source: see :mod:`collectives.adasum`, section 4.3: Adasum
-    of differences is what combines with any optimizer.
+    replaced by the Adasum of the differences of all ranks. Source: see :mod:`collectives.backends.adasum`, section 4.3:
+    Adasum of differences is what combines with any optimizer.
     """
 
     def _distribute(self, names: Names, passes: int, options: Options) -> None:

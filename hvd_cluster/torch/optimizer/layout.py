@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from collectives.agreement import name_ranks
+from collectives.planning.agreement import name_ranks
 
 __all__ = ["ABSENT", "DENSE", "FROZEN", "Layouts", "common_sparse", "differences"]
 

@@ -17,9 +17,9 @@ from collectives.control.base import Channel
 from collectives.control.configuration import brief
 from collectives.control.handshake import Hello, connect_channel
 from collectives.control.inproc import InprocHub
-from collectives.engine import Engine
+from collectives.engine.engine import Engine
 from collectives.interfaces import address_of
-from collectives.process_sets import ProcessSets
+from collectives.planning.process_sets import ProcessSets
 from collectives.rendezvous.client import RendezvousClient
 from collectives.rendezvous.store import MemoryStore, PrefixStore
 from collectives.settings import Settings

@@ -8,8 +8,8 @@ import numpy as np
 
 from collectives import buffers
 from collectives.api import DType, Operation, ReduceOp
-from collectives.messages import Response
-from collectives.work import Work
+from collectives.engine.work import Work
+from collectives.planning.messages import Response
 
 __all__ = ["neutral", "stand_in"]
 

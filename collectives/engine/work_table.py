@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
-from collectives.agreement import SET_CHANGES
 from collectives.api import DuplicateNameError, Operation, Request
-from collectives.work import Work, fresh
+from collectives.engine.work import Work, fresh
+from collectives.planning.agreement import SET_CHANGES
 
 __all__ = ["UNNAMED", "WorkTable"]
 

@@ -26,7 +26,12 @@ from collectives.api import (
     Topology,
 )
 from collectives.control.base import Channel
-from collectives.messages import (
+from collectives.engine.runner import Runner
+from collectives.engine.unison import Unison
+from collectives.engine.work import Work
+from collectives.engine.work_table import WorkTable
+from collectives.planning.coordinator import Coordinator
+from collectives.planning.messages import (
     Abort,
     Disperse,
     Leave,
@@ -40,11 +45,8 @@ from collectives.messages import (
     decode,
     encode,
 )
-from collectives.negotiation import Batch, Coordinator, Unison, Worker
-from collectives.runner import Runner
-from collectives.stall import StallInspector, Waiting
-from collectives.work import Work
-from collectives.work_table import WorkTable
+from collectives.planning.stalls import StallInspector, Waiting
+from collectives.planning.worker import Batch, Worker
 
 __all__ = ["COORDINATOR", "PATIENT_SECONDS", "Exchange"]
 

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from math import prod
 
 from collectives.api import Operation
-from collectives.messages import Response
+from collectives.planning.messages import Response
 
 __all__ = ["plan"]
 

@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from collectives.api import DType
 from collectives.backends.base import Backend
-from collectives.reduction import narrow, scale_array, widen
-from collectives.segments import Segments
+from collectives.kernels.reduction import narrow, scale_array, widen
+from collectives.kernels.segments import Segments
 
 __all__ = ["adasum"]
 

@@ -9,8 +9,8 @@ from itertools import chain
 from typing import TypeAlias
 
 from collectives.api import Operation, Request
-from collectives.messages import Message, Ready, Refuse, Response, Run, Together, Unknown
-from collectives.process_sets import ProcessSets
+from collectives.planning.messages import Message, Ready, Refuse, Response, Run, Together, Unknown
+from collectives.planning.process_sets import ProcessSets
 
 __all__ = ["Aggregator", "Upward"]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from collectives.api import Request
-from collectives.messages import Response
+from collectives.planning.messages import Response
 
 __all__ = ["Known", "ResponseCache"]
 

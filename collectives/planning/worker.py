@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from collectives.api import Operation, Request
-from collectives.messages import Ready, Refuse, Response, Run, Unknown
+from collectives.planning.messages import Ready, Refuse, Response, Run, Unknown
 
 __all__ = ["Batch", "Refusal", "Worker"]
 

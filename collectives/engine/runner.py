@@ -8,14 +8,14 @@ from typing import TypeAlias
 
 from collectives.api import EngineError, MismatchError, Operation
 from collectives.backends.base import Backend
+from collectives.engine.execution import execute
+from collectives.engine.stand_in import stand_in
+from collectives.engine.work import Work
+from collectives.engine.work_table import WorkTable
 from collectives.events import EventStream, Failed, Finished, Negotiated, Started
-from collectives.execution import execute
-from collectives.messages import Response
-from collectives.negotiation import Batch
-from collectives.process_sets import ProcessSets
-from collectives.stand_in import stand_in
-from collectives.work import Work
-from collectives.work_table import WorkTable
+from collectives.planning.messages import Response
+from collectives.planning.process_sets import ProcessSets
+from collectives.planning.worker import Batch
 
 __all__ = ["Connect", "Runner"]
 

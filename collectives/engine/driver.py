@@ -10,10 +10,10 @@ import os
 import threading
 import time
 
-from collectives.affinity import pin
-from collectives.exchange import PATIENT_SECONDS, Exchange
-from collectives.latch import Latch
-from collectives.work import Work
+from collectives.engine.affinity import pin
+from collectives.engine.exchange import PATIENT_SECONDS, Exchange
+from collectives.engine.latch import Latch
+from collectives.engine.work import Work
 
 __all__ = ["Driver"]
 

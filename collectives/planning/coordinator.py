@@ -7,15 +7,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from collectives.agreement import disagreement, sizes
 from collectives.api import EngineError, InvalidRequestError, Operation, Request
-from collectives.fusion import plan
-from collectives.messages import Leave, Left, Message, Ready, Refuse, Response, Run, Stop, Together, Unknown
-from collectives.negotiation.groups import Groups, Member
-from collectives.negotiation.pending import Pending
-from collectives.negotiation.response_cache import Known, ResponseCache
-from collectives.process_sets import GLOBAL, ProcessSets
-from collectives.stall import Waiting
+from collectives.planning.agreement import disagreement, sizes
+from collectives.planning.fusion import plan
+from collectives.planning.groups import Groups, Member
+from collectives.planning.messages import Leave, Left, Message, Ready, Refuse, Response, Run, Stop, Together, Unknown
+from collectives.planning.pending import Pending
+from collectives.planning.process_sets import GLOBAL, ProcessSets
+from collectives.planning.response_cache import Known, ResponseCache
+from collectives.planning.stalls import Waiting
 
 __all__ = ["Coordinator", "Outgoing"]
 
@@ -43,8 +43,8 @@ class Coordinator:
     held for at most ``cycle_time`` to fuse with others that are half-submitted, and not at all once a caller waits.
     When ``patient``, they are held even if nothing is half-submitted: for ranks that share their cores with the
     computation, where moving data early only slows down what computes the rest. ``isolate_groups`` is what it is for
-    :func:`collectives.fusion.plan`. ``process_sets`` is the coordinator's own: it runs ahead of what the ranks have
-    done.
+    :func:`collectives.planning.fusion.plan`. ``process_sets`` is the coordinator's own: it runs ahead of what the ranks
+    have done.
     """
 
     def __init__(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from collectives.agreement import name_ranks
+from collectives.planning.agreement import name_ranks
 
 __all__ = ["Pending", "Report", "StallInspector", "Waiting"]
 

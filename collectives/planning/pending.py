@@ -6,9 +6,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from collectives.api import Operation, Request
-from collectives.messages import Response
-from collectives.negotiation.response_cache import Known, ResponseCache
-from collectives.stall import Waiting
+from collectives.planning.messages import Response
+from collectives.planning.response_cache import Known, ResponseCache
+from collectives.planning.stalls import Waiting
 
 __all__ = ["Pending"]
 

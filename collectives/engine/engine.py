@@ -7,21 +7,23 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from collectives.agreement import SET_CHANGES, check_alone
 from collectives.api import HorovodInternalError, InvalidRequestError, Operation, Request, ShutDownError, Topology
 from collectives.backends.base import Backend
 from collectives.buffers import Buffer
 from collectives.control.base import Channel
-from collectives.driver import Driver
+from collectives.engine.driver import Driver
+from collectives.engine.exchange import COORDINATOR, PATIENT_SECONDS, Exchange
+from collectives.engine.runner import Connect, Runner
+from collectives.engine.unison import Unison
+from collectives.engine.work import Destination, Work
+from collectives.engine.work_table import WorkTable
 from collectives.events import EventStream, Submitted
-from collectives.exchange import COORDINATOR, PATIENT_SECONDS, Exchange
-from collectives.negotiation import Coordinator, Unison, Worker
-from collectives.process_sets import GLOBAL, ProcessSets
-from collectives.runner import Connect, Runner
+from collectives.planning.agreement import SET_CHANGES, check_alone
+from collectives.planning.coordinator import Coordinator
+from collectives.planning.process_sets import GLOBAL, ProcessSets
+from collectives.planning.stalls import StallInspector
+from collectives.planning.worker import Worker
 from collectives.settings import Settings
-from collectives.stall import StallInspector
-from collectives.work import Destination, Work
-from collectives.work_table import WorkTable
 
 __all__ = ["Engine"]
 

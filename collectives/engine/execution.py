@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from collectives.adasum import adasum
 from collectives.api import DType, Operation, ReduceOp, Request
+from collectives.backends.adasum import adasum
 from collectives.backends.base import Array, Backend, Bytes
-from collectives.messages import Response
-from collectives.reduction import INTEGERS
-from collectives.work import Work
+from collectives.engine.work import Work
+from collectives.kernels.reduction import INTEGERS
+from collectives.planning.messages import Response
 
 __all__ = ["execute", "split_rows"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from collectives.messages import Response
+from collectives.planning.messages import Response
 
 __all__ = ["Groups", "Member"]
 

@@ -1,0 +1,1 @@
+"""Arithmetic and copies on the memory of one process."""
