@@ -28,7 +28,7 @@ def said(capsys, level="info", others=()):
 
 def test_a_line_names_time_rank_level_and_module(capsys):
     logs.configure("info", False, 3)
-    assert re.fullmatch(r"\d{4}-\S+ \S+ \[rank 3\] INFO collectives\.engine: a late tensor\n", said(capsys))
+    assert re.fullmatch(r"\d{4}-\S+ \S+ \[rank 3\] INFO collectives\.engine\.engine: a late tensor\n", said(capsys))
 
 
 def test_without_time_and_once_after_a_new_start(capsys):
