@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collectives.api import DType, ReduceOp
+from collectives.backends.group import Group
 
 __all__ = ["Array", "Backend", "Board", "Bytes"]
 
@@ -45,7 +46,7 @@ class Board(ABC):
 
 
 class Backend(ABC):
-    """Collectives among ``size`` members, of which this is number ``rank`` (positions in the group, not global ranks).
+    """Collectives among the members of ``group``. ``rank`` is the position of this member in it, not its global rank.
 
     All members call the same operations in the same order with matching arguments: negotiation guarantees it. Calls
     come from one thread at a time. Arrays are one-dimensional, contiguous, in host memory; reductions get arrays in
@@ -60,9 +61,10 @@ class Backend(ABC):
     board: Board | None = None
     """Where the members have one; it ends with the backend."""
 
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank = rank
-        self.size = size
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.rank = group.position
+        self.size = group.size
 
     @abstractmethod
     def allreduce(

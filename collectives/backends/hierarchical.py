@@ -36,6 +36,7 @@ import numpy as np
 
 from collectives.api import DType, HorovodInternalError, ReduceOp
 from collectives.backends.base import Array, Backend, Bytes
+from collectives.backends.group import Group
 from collectives.backends.scratch import Scratch
 from collectives.kernels.segments import Segments
 
@@ -66,7 +67,7 @@ class _Reduction(NamedTuple):
 
 
 class HierarchicalBackend(Backend):
-    """Member ``rank`` of a group that lives on ``hosts``: the members of each, in order.
+    """A member of a ``group`` that has several hosts, in the order of :meth:`Group.by_host`.
 
     ``local`` has the members of this host and ``cross`` those of this column, both in that order (None for a member
     that is in no column); ``flat`` has all. They are owned, and closed, by this backend. Without ``allreduce`` or
@@ -77,18 +78,17 @@ class HierarchicalBackend(Backend):
 
     def __init__(
         self,
-        rank: int,
-        hosts: Sequence[Sequence[int]],
+        group: Group,
         local: Backend,
         cross: Backend | None,
         flat: Backend,
         allreduce: bool = True,
         allgather: bool = True,
     ) -> None:
-        super().__init__(rank, sum(map(len, hosts)))
-        self._hosts = hosts
+        super().__init__(group)
+        self._hosts = hosts = group.by_host()
         self._columns = min(map(len, hosts))
-        self._host = next(index for index, members in enumerate(hosts) if rank in members)
+        self._host = next(index for index, members in enumerate(hosts) if group.position in members)
         self._local, self._cross, self._flat = local, cross, flat
         self._parts = [part for part in (local, cross, flat) if part is not None]
         self._splits_allreduce, self._splits_allgather = allreduce, allgather

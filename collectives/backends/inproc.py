@@ -12,6 +12,7 @@ import numpy as np
 
 from collectives.api import CollectiveTimeoutError, DType, EngineError, PeerLostError, ReduceOp, ShutDownError
 from collectives.backends.base import Array, Backend, Board, Bytes
+from collectives.backends.group import Group
 from collectives.kernels.reduction import reduce_arrays
 from collectives.kernels.segments import Segments
 
@@ -71,15 +72,17 @@ class InprocGroup:
             raise fault
         fault()
 
-    def fail(self, rank: int, error: Exception) -> None:
-        """Make every call of ``rank`` raise ``error`` from now on; its peers lose it. The first error stays."""
+    def fail(self, member: Group, error: Exception) -> None:
+        """Make every call of ``member`` raise ``error`` from now on; its peers lose it. The first error stays."""
+        rank = member.position
         with self._changed:
             self._failures.setdefault(rank, error)
-            self._lost.setdefault(rank, f"rank {rank} left: {error}")
+            self._lost.setdefault(rank, f"{member.describe([rank])} left: {error}")
             self._changed.notify_all()
 
-    def exchange(self, rank: int, call: object, payload: object, timeout: float) -> list[Any]:
+    def exchange(self, member: Group, call: object, payload: object, timeout: float) -> list[Any]:
         """Bring ``payload``, wait for the others, return what each brought, in rank order."""
+        rank = member.position
         with self._changed:
             meeting = self._meeting
             self._raise_failure(rank)
@@ -88,9 +91,9 @@ class InprocGroup:
                 self._meeting = _Meeting(self.size)
                 self._changed.notify_all()
             self._changed.wait_for(lambda: meeting.complete or rank in self._failures or bool(self._lost), timeout)
-            self._raise_unless_complete(rank, meeting, timeout)
+            self._raise_unless_complete(member, meeting, timeout)
         meeting.verify()
-        return [meeting.payloads[member] for member in range(self.size)]
+        return [meeting.payloads[position] for position in range(self.size)]
 
     def come(self, rank: int, value: int) -> dict[int, int]:
         """Bring ``value`` to the next round of ``rank``; the values of that round, by rank, which may grow."""
@@ -115,14 +118,15 @@ class InprocGroup:
             return False
         return True if len(values) == self.size else None
 
-    def _raise_unless_complete(self, rank: int, meeting: _Meeting, timeout: float) -> None:
+    def _raise_unless_complete(self, member: Group, meeting: _Meeting, timeout: float) -> None:
+        rank = member.position
         if rank in self._failures:
             raise self._failures[rank]
         if meeting.complete:
             return
         self._raise_failure(rank)
         missing = sorted(set(range(self.size)) - set(meeting.payloads))
-        raise CollectiveTimeoutError(f"ranks {missing} did not come within {timeout:g} s; look at them")
+        raise CollectiveTimeoutError(f"{member.describe(missing)} did not come within {timeout:g} s; look there")
 
     def _raise_failure(self, rank: int) -> None:
         if rank in self._failures:
@@ -158,14 +162,17 @@ class _InprocBoard(Board):
 
 
 class InprocBackend(Backend):
-    """Member ``rank`` of ``group``. Sources are copied when published, so one rendezvous per operation suffices."""
+    """A member of ``group``; all members are threads and have one ``shared``.
+
+    Sources are copied when published, so one rendezvous per operation suffices.
+    """
 
     name = "inproc"
 
-    def __init__(self, rank: int, group: InprocGroup, timeout: float = 30.0) -> None:
-        super().__init__(rank, group.size)
-        self.board = _InprocBoard(rank, group)
-        self._group = group
+    def __init__(self, group: Group, shared: InprocGroup, timeout: float = 30.0) -> None:
+        super().__init__(group)
+        self.board = _InprocBoard(group.position, shared)
+        self._shared = shared
         self._timeout = timeout
         self._step = 0
 
@@ -219,19 +226,19 @@ class InprocBackend(Backend):
         self._exchange(("barrier",), None)
 
     def close(self) -> None:
-        self._group.fail(self.rank, ShutDownError(f"the backend of rank {self.rank} was closed"))
+        self._shared.fail(self.group, ShutDownError(f"the backend of rank {self.group.ranks[self.rank]} was closed"))
 
     def abort(self, error: Exception) -> None:
-        self._group.fail(self.rank, error)
+        self._shared.fail(self.group, error)
 
     def _exchange(self, call: object, payload: object) -> list[Any]:
         """One rendezvous. Whatever fails here ends the membership, so that the peers do not wait in vain."""
         step, self._step = self._step, self._step + 1
         try:
-            self._group.strike(self.rank, step)
-            return self._group.exchange(self.rank, call, payload, self._timeout)
+            self._shared.strike(self.rank, step)
+            return self._shared.exchange(self.group, call, payload, self._timeout)
         except Exception as error:
-            self._group.fail(self.rank, error)
+            self._shared.fail(self.group, error)
             raise
 
 

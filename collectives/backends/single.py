@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from collectives.api import DType, ReduceOp, ShutDownError
 from collectives.backends.base import Array, Backend, Board, Bytes
+from collectives.backends.group import Group
 from collectives.kernels.reduction import reduce_arrays, scale_array
 from collectives.kernels.segments import Segments
 
@@ -35,8 +36,8 @@ class SingleBackend(Backend):
 
     name = "single"
 
-    def __init__(self, rank: int = 0, size: int = 1) -> None:
-        super().__init__(rank, size)
+    def __init__(self, group: Group) -> None:
+        super().__init__(group)
         self.board = _Alone()
         self._error: Exception | None = None
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from collectives.api import SettingsError, Store, Topology
 from collectives.backends.base import Backend
+from collectives.backends.group import Group
 from collectives.backends.hierarchical import HierarchicalBackend
 from collectives.rendezvous.store import PrefixStore
 from collectives.settings import Settings
@@ -70,59 +71,52 @@ def _stages(settings: Settings) -> tuple[bool, bool]:
 def _connect_hierarchy(
     members: Sequence[int], topology: Topology, settings: Settings, store: Store, address: str
 ) -> Backend:
-    hosts = _by_host(members, topology)
-    host = next(index for index, ranks in enumerate(hosts) if topology.rank in ranks)
-    column = hosts[host].index(topology.rank)
+    group = Group.of(members, topology)
+    hosts = group.by_host()
+    host = next(index for index, positions in enumerate(hosts) if group.position in positions)
+    column = hosts[host].index(group.position)
     groups = {f"host-{host}": hosts[host]}
     if column < min(map(len, hosts)):
-        groups[f"column-{column}"] = [ranks[column] for ranks in hosts]
+        groups[f"column-{column}"] = [positions[column] for positions in hosts]
     parts: list[Backend] = []
     try:
-        for name, ranks in groups.items():
+        for name, positions in groups.items():
+            ranks = group.part(positions).ranks
             parts.append(connect(ranks, topology, settings, PrefixStore(store, name), address))
         parts.append(_join("gloo", members, topology, settings, store, address))
     except BaseException as error:
         discard(parts, error)
         raise
     local, *cross, flat = parts
-    positions = [[members.index(rank) for rank in ranks] for ranks in hosts]
-    return HierarchicalBackend(flat.rank, positions, local, cross[0] if cross else None, flat, *_stages(settings))
-
-
-def _by_host(members: Sequence[int], topology: Topology) -> list[list[int]]:
-    """The ranks on each host, the hosts in the order of their first ranks."""
-    hosts: dict[str, list[int]] = {}
-    for rank in members:
-        hosts.setdefault(topology.hosts[rank], []).append(rank)
-    return list(hosts.values())
+    return HierarchicalBackend(group, local, cross[0] if cross else None, flat, *_stages(settings))
 
 
 def _join(
     name: str, members: Sequence[int], topology: Topology, settings: Settings, store: Store, address: str
 ) -> Backend:
-    return _JOIN[name](members.index(topology.rank), len(members), PrefixStore(store, name), settings, address)
+    return _JOIN[name](Group.of(members, topology), PrefixStore(store, name), settings, address)
 
 
-def _single(rank: int, size: int, store: Store, settings: Settings, address: str) -> Backend:
+def _single(group: Group, store: Store, settings: Settings, address: str) -> Backend:
     from collectives.backends.single import SingleBackend
 
-    return SingleBackend()
+    return SingleBackend(group)
 
 
-def _shm(rank: int, size: int, store: Store, settings: Settings, address: str) -> Backend:
+def _shm(group: Group, store: Store, settings: Settings, address: str) -> Backend:
     from collectives.backends.shm import ShmBackend
 
-    return ShmBackend.connect(rank, size, store, settings.timeouts.collective)
+    return ShmBackend.connect(group, store, settings.timeouts.collective)
 
 
-def _gloo(rank: int, size: int, store: Store, settings: Settings, address: str) -> Backend:
+def _gloo(group: Group, store: Store, settings: Settings, address: str) -> Backend:
     from collectives.backends.gloo import GlooBackend
 
     hostname = "" if settings.interface else address
-    return GlooBackend(rank, size, store, settings.timeouts.collective, settings.interface, hostname)
+    return GlooBackend(group, store, settings.timeouts.collective, settings.interface, hostname)
 
 
-_JOIN: dict[str, Callable[[int, int, Store, Settings, str], Backend]] = {
+_JOIN: dict[str, Callable[[Group, Store, Settings, str], Backend]] = {
     "single": _single,
     "shm": _shm,
     "gloo": _gloo,

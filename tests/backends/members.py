@@ -14,10 +14,16 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from collectives.api import Store
+from collectives.backends.group import Group
 from collectives.rendezvous.client import RendezvousClient
 from collectives.rendezvous.server import RendezvousServer
 
-__all__ = ["Member", "Processes", "in_threads"]
+__all__ = ["Member", "Processes", "group_of", "in_threads"]
+
+
+def group_of(size: int, position: int = 0, hosts: str = "") -> Group:
+    """As the member at ``position`` sees it. Each letter of ``hosts`` is the host of a member, by default one host."""
+    return Group(tuple(range(size)), position, tuple(hosts or "a" * size))
 
 
 def in_threads(size: int, body: Callable[[int], Any], timeout: float = 60.0) -> list[Any]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from matrix import abort_from_thread, reduce_until_error, run_matrix
-from members import Member, Processes, in_threads
+from members import Member, Processes, group_of, in_threads
 
 from collectives.api import (
     CollectiveTimeoutError,
@@ -124,7 +124,9 @@ def test_abort_reaches_members_that_do_not_talk_to_the_aborted_one(length):
 def test_silent_member(length):
     def body(backend: GlooBackend) -> None:
         if backend.rank == 0:
-            assert isinstance(reduce_until_error(backend, length, 20), CollectiveTimeoutError)
+            error = reduce_until_error(backend, length, 20)
+            assert isinstance(error, CollectiveTimeoutError)
+            assert str(error).startswith("rank 1 on host 'a' did not answer in time")
             with pytest.raises(CollectiveTimeoutError):
                 backend.barrier()
         noticed.wait(20)
@@ -154,7 +156,9 @@ def test_closing_is_idempotent_and_peers_notice():
             with pytest.raises(ShutDownError):
                 backend.barrier()
         else:
-            assert isinstance(reduce_until_error(backend, 8, 20), PeerLostError)
+            error = reduce_until_error(backend, 8, 20)
+            assert isinstance(error, PeerLostError)
+            assert "the connection to rank 0 on host 'a'" in str(error)
 
     with_backends(2, body, SOON)
 
@@ -189,16 +193,16 @@ def test_a_hundred_groups_leave_nothing():
 
 def test_nobody_comes():
     with pytest.raises(CollectiveTimeoutError, match="member/1"):
-        GlooBackend(0, 2, MemoryStore(), 0.05, hostname=LOOPBACK)
+        GlooBackend(group_of(2), MemoryStore(), 0.05, hostname=LOOPBACK)
 
 
 def test_unknown_interface():
     with pytest.raises(SettingsError, match=r"'nowhere0'.*interfaces of this host are: .*lo"):
-        GlooBackend(0, 1, MemoryStore(), interface="nowhere0")
+        GlooBackend(group_of(1), MemoryStore(), interface="nowhere0")
 
 
 def test_named_interface():
-    backend = GlooBackend(0, 1, MemoryStore(), interface="lo")
+    backend = GlooBackend(group_of(1), MemoryStore(), interface="lo")
     backend.barrier()
     backend.close()
 
@@ -212,14 +216,14 @@ def test_without_torch(monkeypatch):
     importing = builtins.__import__
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(ImportError, match=r"pip install 'hvd-cluster\[torch\]'"):
-        GlooBackend(0, 1, MemoryStore())
+        GlooBackend(group_of(1), MemoryStore())
 
 
 def with_backends(size, body, timeout=20.0):
     """``body(backend)`` on each member of a group of threads; all backends are closed in the end."""
 
     def member(rank: int) -> None:
-        backend = GlooBackend(rank, size, store, timeout, hostname=LOOPBACK)
+        backend = GlooBackend(group_of(size, rank), store, timeout, hostname=LOOPBACK)
         try:
             body(backend)
         finally:
@@ -256,4 +260,4 @@ def _threads_and_descriptors() -> tuple[int, int]:
 
 
 def _join(member: Member, name: str) -> GlooBackend:
-    return GlooBackend(member.rank, member.size, PrefixStore(member.store, name), hostname=LOOPBACK)
+    return GlooBackend(group_of(member.size, member.rank), PrefixStore(member.store, name), hostname=LOOPBACK)

@@ -1,35 +1,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from matrix import abort_from_thread, reduce_until_error, run_matrix
-from members import Member, Processes, in_threads
+from members import Member, Processes, group_of, in_threads
 
 from collectives.api import DType, HorovodInternalError, PeerLostError, ReduceOp, Topology
 from collectives.backends import hierarchical, table
+from collectives.backends.group import Group
 from collectives.backends.hierarchical import HierarchicalBackend
 from collectives.backends.inproc import InprocBackend, InprocGroup
 from collectives.backends.single import SingleBackend
 from collectives.rendezvous.store import PrefixStore
 from collectives.settings import Settings
 
-HOSTS = {
-    "2+2": [[0, 1], [2, 3]],
-    "3+1": [[0, 1, 2], [3]],
-    "1+2+3": [[0], [1, 2], [3, 4, 5]],
-    "interleaved": [[0, 2], [1, 3, 4]],
-}
+HOSTS = {"2+2": "aabb", "3+1": "aaab", "1+2+3": "abbccc", "interleaved": "ababb"}
 TIMEOUT = 20.0
 
 
 class Counting(InprocBackend):
     """Counts its calls and, of its own allgathers and allreduces, the bytes."""
 
-    def __init__(self, rank: int, group: InprocGroup) -> None:
-        super().__init__(rank, group, TIMEOUT)
+    def __init__(self, group: Group, shared: InprocGroup) -> None:
+        super().__init__(group, shared, TIMEOUT)
         self.calls: Counter[str] = Counter()
 
     def _exchange(self, call: tuple[object, ...], payload: object) -> list[object]:
@@ -40,25 +35,28 @@ class Counting(InprocBackend):
 
 
 class Hosts:
-    """Hosts of threads: ``hosts`` has the members of each."""
+    """Hosts of threads: ``hosts`` has a letter for each member, its host."""
 
-    def __init__(self, hosts: Sequence[Sequence[int]]) -> None:
-        self._hosts = hosts
-        self.size = sum(map(len, hosts))
-        self._local = [InprocGroup(len(members)) for members in hosts]
-        self._cross = [InprocGroup(len(hosts)) for _ in range(min(map(len, hosts)))]
+    def __init__(self, hosts: str) -> None:
+        self._letters = hosts
+        self.size = len(hosts)
+        self._hosts = group_of(self.size, 0, hosts).by_host()
+        self._local = [InprocGroup(len(members)) for members in self._hosts]
+        self._cross = [InprocGroup(len(self._hosts)) for _ in range(min(map(len, self._hosts)))]
         self._flat = InprocGroup(self.size)
 
     def member(self, rank: int, **switches: bool) -> HierarchicalBackend:
+        group = group_of(self.size, rank, self._letters)
         host = next(index for index, members in enumerate(self._hosts) if rank in members)
-        place = self._hosts[host].index(rank)
-        alone = len(self._hosts[host]) == 1
+        place, local = self._hosts[host].index(rank), group.part(self._hosts[host])
+        cross = None
+        if place < len(self._cross):
+            cross = Counting(group.part([members[place] for members in self._hosts]), self._cross[place])
         return HierarchicalBackend(
-            rank,
-            self._hosts,
-            SingleBackend() if alone else Counting(place, self._local[host]),
-            Counting(host, self._cross[place]) if place < len(self._cross) else None,
-            Counting(rank, self._flat),
+            group,
+            SingleBackend(local) if local.size == 1 else Counting(local, self._local[host]),
+            cross,
+            Counting(group, self._flat),
             **switches,
         )
 

@@ -3,23 +3,24 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from matrix import run_matrix
+from members import group_of
 
 from collectives.api import DType, HorovodInternalError, InvalidRequestError, ReduceOp, ShutDownError
 from collectives.backends.single import SingleBackend
 
 
 def test_matrix():
-    run_matrix(SingleBackend(), 0, 1)
+    run_matrix(SingleBackend(group_of(1)), 0, 1)
 
 
 def test_scaling_a_bool_is_refused():
     flags = np.ones(3, bool)
     with pytest.raises(InvalidRequestError, match=r"scaled .* by 0\.5"):
-        SingleBackend().allreduce([flags], [flags], DType.BOOL, ReduceOp.SUM, 0.5)
+        SingleBackend(group_of(1)).allreduce([flags], [flags], DType.BOOL, ReduceOp.SUM, 0.5)
 
 
 def test_abort_and_close():
-    backend, error = SingleBackend(), HorovodInternalError("told to stop")
+    backend, error = SingleBackend(group_of(1)), HorovodInternalError("told to stop")
     backend.abort(error)
     backend.close()
     with pytest.raises(HorovodInternalError) as caught:
@@ -28,7 +29,7 @@ def test_abort_and_close():
 
 
 def test_closed():
-    backend = SingleBackend()
+    backend = SingleBackend(group_of(1))
     backend.close()
     backend.close()
     with pytest.raises(ShutDownError):

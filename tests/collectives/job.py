@@ -9,6 +9,7 @@ import time
 import numpy as np
 
 from collectives.api import Operation, ReduceOp, Request, Timeouts, Topology
+from collectives.backends.group import Group
 from collectives.backends.inproc import InprocBackend, InprocGroup
 from collectives.backends.shm import ShmBackend
 from collectives.buffers import as_buffer, empty
@@ -101,12 +102,12 @@ class Job:
         return self._backend(rank, members, scope)
 
     def _backend(self, rank, members, scope):
-        place = members.index(rank)
+        group = Group(tuple(members), members.index(rank), tuple(f"host-{member}" for member in members))
         if self._store is not None:
-            return ShmBackend.connect(place, len(members), PrefixStore(self._store, scope), TIMEOUTS.collective)
+            return ShmBackend.connect(group, PrefixStore(self._store, scope), TIMEOUTS.collective)
         with self._lock:
-            group = self._groups.setdefault(scope, InprocGroup(len(members)))
-        return InprocBackend(place, group, TIMEOUTS.collective)
+            shared = self._groups.setdefault(scope, InprocGroup(len(members)))
+        return InprocBackend(group, shared, TIMEOUTS.collective)
 
     def vanish(self, rank):
         """Let the others believe that ``rank`` is gone."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from collectives.api import DType
 from collectives.backends.adasum import adasum
 from collectives.backends.inproc import InprocBackend, InprocGroup
-from tests.backends.members import in_threads
+from tests.backends.members import group_of, in_threads
 
 TIMEOUT = 20.0
 TOLERANCE = {DType.FLOAT16: 2e-3, DType.BFLOAT16: 2e-2, DType.FLOAT32: 1e-5, DType.FLOAT64: 1e-12}
@@ -45,7 +45,7 @@ def on_all_members(inputs, dtype, **scales):
     group = InprocGroup(len(inputs))
 
     def body(rank):
-        backend = InprocBackend(rank, group, TIMEOUT)
+        backend = InprocBackend(group_of(group.size, rank), group, TIMEOUT)
         adasum(backend, inputs[rank], inputs[rank], dtype, **scales)
 
     in_threads(len(inputs), body, TIMEOUT)
@@ -108,7 +108,7 @@ def test_many_pieces_with_and_without_destinations_of_their_own(size, dtype, mon
     group = InprocGroup(size)
 
     def body(rank):
-        backend = InprocBackend(rank, group, TIMEOUT)
+        backend = InprocBackend(group_of(group.size, rank), group, TIMEOUT)
         adasum(backend, sources[rank], destinations[rank], dtype, 0.5, 2.0)
 
     in_threads(size, body, TIMEOUT)

@@ -26,6 +26,7 @@ from collectives.events import EventStream
 from collectives.planning.messages import Response
 from collectives.planning.process_sets import ProcessSets
 from collectives.planning.worker import Batch
+from tests.backends.members import group_of
 from tests.collectives.job import PATIENCE, Caller, Job, ones, outcome, run, running, submit, total, until, wait
 
 AVERAGE = ReduceOp.AVERAGE
@@ -379,7 +380,7 @@ def test_a_set_that_connects_while_everything_is_aborted_does_not_come_about():
 
     def connect(members, scope, check):
         runner.abort(error)
-        return InprocBackend(0, InprocGroup(2))
+        return InprocBackend(group_of(2), InprocGroup(2))
 
     works = WorkTable(0, lambda works: None)
     runner = Runner(0, ProcessSets(3), {}, connect, works, EventStream(), lambda: None)

@@ -12,7 +12,7 @@ from collectives.buffers import as_buffer, empty
 from collectives.engine.execution import execute
 from collectives.engine.work import Work
 from collectives.planning.messages import Response
-from tests.backends.members import in_threads
+from tests.backends.members import group_of, in_threads
 
 shapes = st.lists(st.integers(0, 4), max_size=2).map(tuple)
 
@@ -35,7 +35,7 @@ def on_all_ranks(size, tensors, responses):
     """``tensors[rank][i]`` is what a rank has for ``responses[i]``: the results alone and fused, by rank."""
 
     def body(rank):
-        backend = Counting(rank, group, 20.0)
+        backend = Counting(group_of(size, rank), group, 20.0)
         results = []
         for batches in ([[index] for index in range(len(responses))], [range(len(responses))]):
             begin, works = backend.calls, []

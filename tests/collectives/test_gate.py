@@ -9,7 +9,7 @@ import pytest
 from collectives.api import CollectiveTimeoutError, HorovodInternalError
 from collectives.backends.shm import futex, gate
 from collectives.backends.shm.gate import CROWDED_SPINS, LOOKS, Disagreement, Gate, gate_bytes
-from tests.backends.members import in_threads
+from tests.backends.members import group_of, in_threads
 from tests.collectives.job import outcome
 
 TIMEOUT = 20.0
@@ -26,7 +26,7 @@ def crowded(request, monkeypatch):
 def gates(size, timeout=TIMEOUT, epoch=0):
     memory = np.zeros(gate_bytes(size), np.uint8)
     memory.view(np.uint32)[: size * 16 : 16] = epoch
-    made = [Gate(memory, rank, size, timeout) for rank in range(size)]
+    made = [Gate(memory, group_of(size, rank), timeout) for rank in range(size)]
     for member in made:
         member._epoch = epoch
     return made

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from collectives.api import CollectiveTimeoutError, DType, HorovodInternalError, PeerLostError, ReduceOp
+from collectives.backends.group import Group
 from collectives.backends.shm import ShmBackend
 from collectives.backends.shm.segment import Segment
 from collectives.engine import bootstrap
@@ -19,7 +20,7 @@ from collectives.rendezvous.server import RendezvousServer
 from collectives.rendezvous.store import MemoryStore, PrefixStore
 from collectives.settings import Settings
 from tests.backends.matrix import abort_from_thread, reduce_until_error, run_matrix
-from tests.backends.members import Processes, in_threads
+from tests.backends.members import Processes, group_of, in_threads
 from tests.collectives.job import PATIENCE, ones, outcome, run, total
 
 TIMEOUT = 20.0
@@ -48,14 +49,16 @@ def test_processes(size):
 
 
 def _work_in_a_process(member):
-    backend = ShmBackend.connect(member.rank, member.size, PrefixStore(member.store, "matrix"), TIMEOUT)
+    backend = ShmBackend.connect(group_of(member.size, member.rank), PrefixStore(member.store, "matrix"), TIMEOUT)
     memories = mappings()
     run_matrix(backend, member.rank, member.size)
     backend.close()
     names = os.listdir("/dev/shm")
     before = descriptors()
     for number in range(100):
-        backend = ShmBackend.connect(member.rank, member.size, PrefixStore(member.store, f"again-{number}"), TIMEOUT)
+        backend = ShmBackend.connect(
+            group_of(member.size, member.rank), PrefixStore(member.store, f"again-{number}"), TIMEOUT
+        )
         backend.barrier()
         backend.close()
     return memories, (mappings(), descriptors() - before), names
@@ -130,7 +133,7 @@ def with_backends(size, body, timeout=TIMEOUT):
     """``body(backend)`` on a thread of each member."""
 
     def work(rank):
-        backend = ShmBackend.connect(rank, size, store, timeout)
+        backend = ShmBackend.connect(group_of(size, rank), store, timeout)
         try:
             return body(backend)
         finally:
@@ -165,16 +168,20 @@ def test_an_abort_before_the_call_and_after_the_end():
 
 
 @pytest.mark.parametrize("length", [8, 1_000_000])
-def test_a_silent_member_is_named(length):
-    def body(backend):
-        if backend.rank == 0:
+def test_all_silent_members_are_named_and_no_others(length):
+    """By their global ranks; the other members come to the same operation."""
+
+    def body(position):
+        backend = ShmBackend.connect(Group((2, 3, 5, 7), position, tuple("aaaa")), store, 0.2)
+        if position in (0, 2):
             error = reduce_until_error(backend, length, 20)
             assert isinstance(error, CollectiveTimeoutError)
-            assert "member 1 of the shared-memory group did not come within 0.2 s" in str(error)
+            assert "ranks 3, 7 on host 'a' did not come to the operation within 0.2 s" in str(error)
         done.wait(TIMEOUT)
+        backend.close()
 
-    done = threading.Barrier(2)
-    with_backends(2, body, timeout=0.2)
+    store, done = MemoryStore(), threading.Barrier(4)
+    in_threads(4, body)
 
 
 def test_a_view_in_a_traceback_does_not_keep_a_backend_from_closing():
@@ -208,16 +215,16 @@ def test_a_segment_is_zeroed_and_common():
 
 def test_ranks_that_do_not_fetch_the_memory_are_counted():
     with pytest.raises(CollectiveTimeoutError, match=r"2 ranks of this host did not fetch .* within 0\.05 s"):
-        ShmBackend.connect(0, 3, MemoryStore(), 0.05)
+        ShmBackend.connect(group_of(3), MemoryStore(), 0.05)
 
 
 def test_a_first_rank_that_does_not_come_or_went_away():
     store = MemoryStore()
     with pytest.raises(CollectiveTimeoutError):
-        ShmBackend.connect(1, 2, store, 0.05)
+        ShmBackend.connect(group_of(2, 1), store, 0.05)
     store.set("address", b"\0hvd-cluster-nobody")
     with pytest.raises(PeerLostError, match="cannot be fetched from its first rank"):
-        ShmBackend.connect(1, 2, store, 0.05)
+        ShmBackend.connect(group_of(2, 1), store, 0.05)
 
 
 def test_a_rank_that_leaves_while_it_is_handed_the_memory_is_not_counted(monkeypatch):

@@ -40,7 +40,8 @@ import numpy as np
 from collectives.api import DType, PeerLostError, ReduceOp, ShutDownError, Store
 from collectives.backends.base import Array, Backend, Bytes
 from collectives.backends.gloo.connections import ADDRESS_BYTES, NOWHERE, Connections
-from collectives.backends.gloo.meeting import import_torch, meet, open_device, translate
+from collectives.backends.gloo.meeting import import_torch, meet, open_device, some_of, translate
+from collectives.backends.group import Group
 from collectives.backends.scratch import Scratch
 from collectives.kernels.reduction import reduce_arrays, scale_array
 from collectives.kernels.segments import Segments
@@ -67,7 +68,7 @@ Pairs = Sequence[tuple[Array, Array]]
 
 
 class GlooBackend(Backend):
-    """Member ``rank`` of a group that meets in ``store``, under a prefix that no other group uses.
+    """A member of ``group``, which meets in ``store``, under a prefix that no other group uses.
 
     ``timeout`` bounds the meeting, and the silence of a peer within a call, in seconds. ``interface`` is the network
     interface, or ``hostname`` the own name or address, that the peers connect to; by default what the host's name
@@ -77,18 +78,18 @@ class GlooBackend(Backend):
     name = "gloo"
 
     def __init__(
-        self, rank: int, size: int, store: Store, timeout: float = 30.0, interface: str = "", hostname: str = ""
+        self, group: Group, store: Store, timeout: float = 30.0, interface: str = "", hostname: str = ""
     ) -> None:
-        super().__init__(rank, size)
+        super().__init__(group)
         self._torch = import_torch()
         self._error: Exception | None = None
         self._error_lock = threading.Lock()
         self._unfinished: Any = None
         self._outgoing, self._incoming = Scratch(), Scratch()
-        self._piece = max(PIECE, DIRECT * size)
+        self._piece = max(PIECE, DIRECT * self.size)
         device, address = open_device(interface, hostname)
         self._connections = Connections(address)
-        self._group: Any = meet(rank, size, store, timeout, device)
+        self._group: Any = meet(group, store, timeout, device)
         self._connections.find(self._exchange_addresses(address))
 
     def allreduce(
@@ -333,14 +334,14 @@ class GlooBackend(Backend):
             if self._error is not None or self._connections.broken():
                 if not _finished(work, GRACE):
                     self._unfinished = work
-                    self._fail(PeerLostError("the connection to a peer is gone; form a new job without it"))
+                    self._fail(PeerLostError(f"the connection to {some_of(self.group)} is gone; form a new job"))
                 return
 
     def _fail(self, error: Exception) -> Exception:
         """The error that this and all later calls raise. The peers lose us, so that they do not wait in vain."""
         with self._error_lock:
             if self._error is None:
-                self._error = translate(error)
+                self._error = translate(error, self.group)
         self._connections.shut_down()
         return self._error
 

@@ -20,8 +20,9 @@ from collectives.api import (
     Store,
 )
 from collectives.backends.gloo.connections import NOWHERE, open_sockets, unconnected_addresses
+from collectives.backends.group import Group
 
-__all__ = ["import_torch", "meet", "open_device", "translate"]
+__all__ = ["import_torch", "meet", "open_device", "some_of", "translate"]
 
 WORKER_THREADS = 2
 """With one instead of two, a small operation takes milliseconds on a busy machine."""
@@ -50,7 +51,7 @@ def open_device(interface: str, hostname: str) -> tuple[Any, bytes]:
     return device, addresses.pop() if len(addresses) == 1 else NOWHERE
 
 
-def meet(rank: int, size: int, store: Store, timeout: float, device: Any) -> Any:
+def meet(group: Group, store: Store, timeout: float, device: Any) -> Any:
     """A connected ProcessGroupGloo. Raises CollectiveTimeoutError when a member does not come."""
     gloo = import_torch().distributed.ProcessGroupGloo
     options = gloo._Options()
@@ -58,20 +59,27 @@ def meet(rank: int, size: int, store: Store, timeout: float, device: Any) -> Any
     options._timeout = timedelta(seconds=timeout)
     options._devices = [device]
     try:
-        return gloo(_directory_class()(rank, size, store, timeout), rank, size, options)
+        return gloo(_directory_class()(group, store, timeout), group.position, group.size, options)
     except Exception as error:
-        raise translate(error) from error
+        raise translate(error, group) from error
 
 
-def translate(error: Exception) -> Exception:
-    """The error of ours for what Gloo raised. It tells its errors apart by their text only."""
+def some_of(group: Group) -> str:
+    """The other members, for a message: Gloo does not say which of them it means."""
+    return ("" if group.size < 3 else "at least one of ") + group.describe(group.others)
+
+
+def translate(error: Exception, group: Group) -> Exception:
+    """Our error for what Gloo raised in ``group``. Gloo's errors differ in their text only."""
     if isinstance(error, (HorovodInternalError, SettingsError)):
         return error
     text = str(error)
     if "Timed out" in text or "timeout" in text:
-        return CollectiveTimeoutError(f"a peer was silent for too long; look at it, or raise the timeout ({text})")
+        return CollectiveTimeoutError(
+            f"{some_of(group)} did not answer in time; look there, or raise the timeout ({text})"
+        )
     if "/transport/" in text or "onnect" in text:
-        return PeerLostError(f"the connection to a peer broke; form a new job without it ({text})")
+        return PeerLostError(f"the connection to {some_of(group)} broke; form a new job ({text})")
     return EngineError(f"Gloo refused what it was asked to do; report this ({text})")
 
 
@@ -99,26 +107,25 @@ def _directory_class() -> Any:
         Rank 0 collects them and publishes a list, so that a group of P costs the store 3 P requests, not P * P.
         """
 
-        def __init__(self, rank: int, size: int, store: Store, timeout: float) -> None:
+        def __init__(self, group: Group, store: Store, timeout: float) -> None:
             super().__init__()
-            self._rank = rank
-            self._size = size
+            self._group = group
             self._store = store
             self._timeout = timeout
             self._entries: list[bytes] = []
 
         def set(self, key: str, value: bytes) -> None:
-            self._store.set(f"member/{self._rank}", bytes(value))
+            self._store.set(f"member/{self._group.position}", bytes(value))
 
         def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
             if not self._entries:
-                self._entries = self._collect() if self._rank == 0 else self._read()
+                self._entries = self._collect() if self._group.position == 0 else self._read()
 
         def get(self, key: str) -> bytes:
             return self._entries[int(key.rpartition("/")[2])]
 
         def _collect(self) -> list[bytes]:
-            entries = [self._store.get(f"member/{rank}", self._timeout) for rank in range(self._size)]
+            entries = [self._store.get(f"member/{rank}", self._timeout) for rank in range(self._group.size)]
             self._store.set("members", msgpack.packb(entries))
             return entries
 

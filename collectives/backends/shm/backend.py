@@ -14,6 +14,7 @@ import numpy as np
 
 from collectives.api import DType, ReduceOp, Store
 from collectives.backends.base import Array, Backend, Bytes
+from collectives.backends.group import Group
 from collectives.backends.shm.allreduce import Allreduce
 from collectives.backends.shm.board import ShmBoard
 from collectives.backends.shm.gate import Gate, gate_bytes
@@ -33,21 +34,22 @@ class ShmBackend(Backend):
 
     name = "shm"
 
-    def __init__(self, rank: int, size: int, segment: Segment, timeout: float) -> None:
-        super().__init__(rank, size)
+    def __init__(self, group: Group, segment: Segment, timeout: float) -> None:
+        super().__init__(group)
+        rank, size = group.position, group.size
         self._segment = segment
         base = _slabs_start(size)
-        self._gate = Gate(segment.array[: gate_bytes(size)], rank, size, timeout)
+        self._gate = Gate(segment.array[: gate_bytes(size)], group, timeout)
         self._slabs = Slabs(segment.array[base : base + slabs_bytes(size)], size)
         self._allreduce = Allreduce(rank, size, self._slabs, self._gate)
         self.board = ShmBoard(self._gate, self._slabs)
         self._closed = False
 
     @classmethod
-    def connect(cls, rank: int, size: int, store: Store, timeout: float) -> ShmBackend:
+    def connect(cls, group: Group, store: Store, timeout: float) -> ShmBackend:
         """Join the group whose members share ``store``; raises PeerLostError, CollectiveTimeoutError."""
-        nbytes = _slabs_start(size) + slabs_bytes(size)
-        return cls(rank, size, Segment.share(store, rank, size, nbytes, timeout), timeout)
+        nbytes = _slabs_start(group.size) + slabs_bytes(group.size)
+        return cls(group, Segment.share(store, group.position, group.size, nbytes, timeout), timeout)
 
     def allreduce(
         self,

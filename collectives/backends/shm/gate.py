@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collectives.api import CollectiveTimeoutError
+from collectives.backends.group import Group
 from collectives.backends.shm import futex
 
 __all__ = ["LINE", "Disagreement", "Gate", "gate_bytes"]
@@ -56,7 +57,7 @@ class _Question(NamedTuple):
 
 
 class Gate:
-    """Rank ``rank``'s end of a barrier among ``size`` ranks, over ``memory`` (zeroed, gate_bytes(size) bytes).
+    """One rank's end of a barrier among the ranks of ``group``, over ``memory`` (zeroed, gate_bytes(size) bytes).
 
     A crossing has two halves, so that work fits between them: :meth:`arrive` says that this rank has come,
     :meth:`wait` returns when all have. What a rank wrote before it arrived is visible to all who waited: the stores of
@@ -65,7 +66,9 @@ class Gate:
     sleeps, sleeps on the *bell*.
     """
 
-    def __init__(self, memory: npt.NDArray[np.uint8], rank: int, size: int, timeout: float) -> None:
+    def __init__(self, memory: npt.NDArray[np.uint8], group: Group, timeout: float) -> None:
+        rank, size = group.position, group.size
+        self._group = group
         self._rank = rank
         self._timeout = timeout
         self._epoch = 0
@@ -124,8 +127,8 @@ class Gate:
         absent = [] if over else self._absent()
         if absent:
             raise CollectiveTimeoutError(
-                f"member {absent[0]} of the shared-memory group did not come within {self._timeout:g} s; it is "
-                "stuck or slow. Look at that rank, or raise HOROVOD_GLOO_TIMEOUT_SECONDS"
+                f"{self._group.describe(absent)} did not come to the operation within {self._timeout:g} s: stuck or "
+                "slow. Look there, or raise HOROVOD_GLOO_TIMEOUT_SECONDS"
             )
 
     def ask(self, value: int, waiting: Callable[[list[int]], None], agreed: Callable[[], None]) -> None:
