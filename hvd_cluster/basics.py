@@ -15,6 +15,7 @@ from collectives.engine.engine import Engine
 from collectives.planning.process_sets import GLOBAL
 from collectives.settings import Settings
 from hvd_cluster.process_sets import ProcessSet, global_process_set
+from hvd_cluster.secret import Secret
 
 __all__ = [
     "add_process_set",
@@ -46,6 +47,7 @@ class _Process:
         self.engine: Engine | None = None
         self.generation = 0
         self.sets: set[ProcessSet] = set()
+        self.secret = Secret()
         # Shut down in a signal handler, which could not wait.
         self.ending: list[Engine] = []
 
@@ -92,7 +94,7 @@ def _as_set(entry: ProcessSet | Sequence[int]) -> ProcessSet:
 def _start(sets: list[ProcessSet]) -> None:
     # Counted first: ranks whose init() fails, here or elsewhere, must not fall behind the others.
     generation, _process.generation = _process.generation, _process.generation + 1
-    settings = Settings.from_environment(os.environ)
+    settings = Settings.from_environment(_process.secret.claim(os.environ))
     logs.configure(settings.log_level, settings.log_hide_time, settings.rank)
     for remark in settings.remarks:
         logger.warning(remark)
@@ -146,6 +148,7 @@ def _forget() -> None:
     engine, _process.engine = _process.engine, None
     _process.lock = threading.RLock()
     _process.ending.clear()
+    _process.secret.forget()
     if engine is not None:
         _unregister_all()
         engine.disown()
