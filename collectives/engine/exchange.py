@@ -33,7 +33,6 @@ from collectives.engine.work_table import WorkTable
 from collectives.planning.coordinator import Coordinator
 from collectives.planning.messages import (
     Abort,
-    Disperse,
     Leave,
     Left,
     Message,
@@ -42,6 +41,7 @@ from collectives.planning.messages import (
     Run,
     Stop,
     Unknown,
+    Withdraw,
     decode,
     encode,
 )
@@ -100,7 +100,7 @@ class Exchange:
         self._batches: deque[Batch] = deque()
         self._batches_since = 0.0
         self._alone_since = 0.0
-        self._dispersed = False
+        self._withdrawn = False
         self._lost: int | None = None
         self._leaving = False
         self._leave_asked: float | None = None
@@ -205,7 +205,7 @@ class Exchange:
 
     def _run_in_unison(self, lone: Response) -> bool:
         """Run ``lone`` if all ranks do so now; until that is known, nothing else happens here."""
-        self._alone_since, self._dispersed = time.monotonic(), False
+        self._alone_since, self._withdrawn = time.monotonic(), False
         attempt = partial(self._unison.attempt, lone.id, waiting=partial(self._wait_in_unison, lone.request))
         if not self._runner.attempt(lone, attempt):
             return False
@@ -218,9 +218,9 @@ class Exchange:
         """Every few milliseconds. Where there are other things to do, or it takes long, who has not come declines."""
         now = time.monotonic()
         late = now > self._alone_since + UNISON_SECONDS
-        if not self._dispersed and (late or self.commands or self.channel.peek()):
-            self._dispersed = True
-            self.channel.send_to(self._listeners(), encode(Disperse(round)))
+        if not self._withdrawn and (late or self.commands or self.channel.peek()):
+            self._withdrawn = True
+            self.channel.send_to(self._listeners(), encode(Withdraw(round)))
         if self.channel.has_unsent:
             self.channel.flush(FLUSH_SECONDS)
         if self._leave_asked is not None and now > self._leave_asked + self._timeouts.shutdown:
@@ -279,8 +279,8 @@ class Exchange:
     def _hear(self, sender: int, message: Message) -> None:
         if isinstance(message, Abort):
             self.fail(_error(message))
-        elif isinstance(message, Disperse):
-            self._unison.disperse(message.round)
+        elif isinstance(message, Withdraw):
+            self._unison.withdraw(message.round)
         elif self._coordinator is not None:
             self._coordinator.receive(sender, message, time.monotonic())
         else:

@@ -25,13 +25,13 @@ class Unison:
     def __init__(self, board: Board | None) -> None:
         self._board = board
         self._round = 0
-        self._dispersed = 0
+        self._withdrawn = 0
         self.on = False
 
     def begin(self) -> None:
         """The coordinator has said so, to all ranks; to ranks without a board it means nothing."""
         self.on = self._board is not None
-        if self._round < self._dispersed:
+        if self._round < self._withdrawn:
             self.decline()
 
     def attempt(
@@ -60,11 +60,11 @@ class Unison:
             self._board.decline()
             self.on = False
 
-    def disperse(self, round: int) -> None:
+    def withdraw(self, round: int) -> None:
         """Decline ``round``, if this rank has not come to it: others have waited in it for long.
 
         It may be told before it has begun, by a rank that has run the same batch, of empty tensors, already.
         """
-        self._dispersed = round
+        self._withdrawn = round
         if self._round < round:
             self.decline()

@@ -15,7 +15,6 @@ from collectives.api import DType, EngineError, Operation, ReduceOp, Request
 
 __all__ = [
     "Abort",
-    "Disperse",
     "Leave",
     "Left",
     "Message",
@@ -26,6 +25,7 @@ __all__ = [
     "Stop",
     "Together",
     "Unknown",
+    "Withdraw",
     "decode",
     "encode",
 ]
@@ -114,8 +114,8 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
-class Disperse:
-    """Either way: some have waited in this round of the unison for long, or have other things to say."""
+class Withdraw:
+    """Either way: ranks that wait in this round of the unison ask the ranks that have not come to decline it."""
 
     round: int
 
@@ -128,7 +128,7 @@ class Abort:
     text: str
 
 
-Message: TypeAlias = Ready | Together | Run | Refuse | Unknown | Leave | Stop | Left | Disperse | Abort
+Message: TypeAlias = Ready | Together | Run | Refuse | Unknown | Leave | Stop | Left | Withdraw | Abort
 
 _OPERATIONS = list(Operation)
 _DTYPES = list(DType)
@@ -203,7 +203,7 @@ _PACK: dict[type, tuple[int, Callable[[Any], tuple[Any, ...]]]] = {
     Left: (6, lambda m: ()),
     Abort: (7, lambda m: (m.kind, m.text)),
     Together: (8, lambda m: (m.ranks, m.ids, m.urgent_ids)),
-    Disperse: (9, lambda m: (m.round,)),
+    Withdraw: (9, lambda m: (m.round,)),
 }
 _UNPACK: dict[int, Callable[..., Message]] = {
     0: _unpack_ready,
@@ -215,7 +215,7 @@ _UNPACK: dict[int, Callable[..., Message]] = {
     6: Left,
     7: Abort,
     8: lambda ranks, ids, urgent_ids: Together(tuple(ranks), tuple(ids), tuple(urgent_ids)),
-    9: Disperse,
+    9: Withdraw,
 }
 
 

@@ -79,16 +79,16 @@ def test_declining_is_said_once():
     unison.decline()
     unison.decline()
     unison.begin()
-    unison.disperse(1)
+    unison.withdraw(1)
     assert (unison.on, board.heard) == (True, [0])
-    unison.disperse(2)
+    unison.withdraw(2)
     assert (unison.on, board.heard) == (False, [0, 0])
 
 
-def test_a_round_may_be_dispersed_before_it_has_begun():
+def test_a_round_may_be_withdrawn_before_it_has_begun():
     board = Scripted()
     unison = Unison(board)
-    unison.disperse(1)
+    unison.withdraw(1)
     assert board.heard == []
     unison.begin()
     assert (unison.on, board.heard) == (False, [0])
@@ -102,7 +102,7 @@ def test_without_a_board_there_is_none():
     assert not unison.on
     assert not unison.attempt(1, pytest.fail, pytest.fail, pytest.fail)
     unison.decline()
-    unison.disperse(1)
+    unison.withdraw(1)
 
 
 # Engines.
@@ -332,7 +332,7 @@ def test_a_rank_that_has_not_run_an_empty_batch_yet_hears_of_the_next_round(monk
         until(lambda: second._driver._driving.acquire(blocking=False))
         run(first, NOTHING, "empty", Operation.ALLGATHER)
         caller = Caller(first, body=lambda engine: run(engine, NOTHING, "x", Operation.ALLGATHER))
-        until(lambda: first._exchange._dispersed)
+        until(lambda: first._exchange._withdrawn)
         second._driver._driving.release()
         wait(second, work)
         until(lambda: not first._exchange._unison.on)
