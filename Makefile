@@ -7,7 +7,7 @@ export RAY_AUTH_MODE = disabled
 BIN = '$(VENV)'/bin
 HVDRUN = $(BIN)/hvdrun
 
-BENCHMARKS = allreduce training idle memory traffic simulation spark_ingest
+BENCHMARKS = allreduce operations training idle memory traffic simulation spark_ingest
 
 .PHONY: help demo examples test benchmarks environment clean
 
@@ -15,7 +15,7 @@ help:
 	@echo "make demo          train a classifier of handwritten digits on two workers of a Ray cluster on this machine"
 	@echo "make examples      all of examples/, each in less than a minute on two cores"
 	@echo "make test          ruff, mypy and pytest"
-	@echo "make benchmarks    all of benchmarks/, a quarter of an hour on a machine that should do nothing else"
+	@echo "make benchmarks    all of benchmarks/, three quarters of an hour on a machine that should do nothing else"
 	@echo "make clean         remove caches and build outputs"
 	@echo
 	@echo "VENV=/a/folder           the environment, which is made where there is none; .venv by default"

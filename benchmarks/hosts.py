@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks.allreduce import measure, parse_size
 from benchmarks.measure import Row, add_report_arguments, meeting_file, report
+from benchmarks.operations import Case, measure
+from benchmarks.sizes import parse_size
 from tests.namespaces import HOSTS, RATE, WIRE, Network, Unavailable
 from tests.torch.pool import Pool
 
@@ -33,7 +34,9 @@ def main() -> None:
             pool = Pool(len(hosts), hosts, {"GLOO_SOCKET_IFNAME": WIRE}, network)
             try:
                 for nbytes in arguments.sizes:
-                    rows += pool.run(measure, [nbytes], 0, arguments.scale, meeting_file())[0]
+                    rows += pool.run(
+                        measure, [Case("allreduce", "float32", nbytes)], 0, arguments.scale, meeting_file()
+                    )[0]
             finally:
                 pool.close()
     except Unavailable as reason:

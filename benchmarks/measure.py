@@ -118,14 +118,24 @@ def add_json_argument(parser: ArgumentParser) -> None:
 def add_report_arguments(parser: ArgumentParser) -> None:
     """--json and --plot"""
     add_json_argument(parser)
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the ratios into a PNG file, too")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the ratios, as PNG or SVG, too")
 
 
-def report(title: str, rows: Sequence[Row], arguments: Namespace, notes: Sequence[str] = ()) -> None:
-    """A table on the terminal, with ``notes`` below; JSON and a PNG where asked for."""
+def report(
+    title: str, rows: Sequence[Row], arguments: Namespace, notes: Sequence[str] = (), goal: float | None = None
+) -> None:
+    """A table on the terminal, with ``notes`` below; JSON and a plot where asked for.
+
+    With a ``goal``, which is the largest ratio of ours to the peer that is wanted, the table says which cases reach it.
+    """
     records = [{**asdict(entry), "ours / peer": entry.ratio, "ours / mpi": entry.mpi_ratio} for entry in rows]
     if not any(entry.mpi for entry in rows):
         records = [{key: value for key, value in record.items() if "mpi" not in key} for record in records]
+    if goal is not None:
+        records = [
+            {**record, "goal": goal, "met": "yes" if entry.ratio <= goal else "NO"}
+            for record, entry in zip(records, rows, strict=True)
+        ]
     tabulate(f"{title}, medians", records, arguments, notes)
     if arguments.plot:
         _plot(title, rows, arguments.plot)

@@ -1,4 +1,4 @@
-"""The MPI peer of benchmarks.allreduce: Allreduce of NumPy buffers by mpi4py, in processes that mpirun starts.
+"""The MPI peer of benchmarks.operations: Allreduce of NumPy buffers by mpi4py, in processes that mpirun starts.
 
 Its ranks are processes of their own, because MPI and Horovod's launchers cannot start the same ones.
 """
@@ -32,7 +32,7 @@ class Unavailable(Exception):
 
 
 def launch(ranks: int, sizes: list[int], tensors: int, scale: float) -> list[float]:
-    """Median seconds of each case of benchmarks.allreduce, in its order; Unavailable says why there are none."""
+    """Median seconds of each case, in the order of the arguments; Unavailable says why there are none."""
     with tempfile.TemporaryDirectory(prefix="hvd-benchmark-") as folder:
         output = Path(folder) / "seconds.json"
         options = ["--tensors", str(tensors), "--scale", str(scale), "--output", str(output), "--ranks", str(ranks)]
