@@ -21,7 +21,7 @@ The error tree; the class says whose fault it was and what a caller can do about
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -57,15 +57,39 @@ class HorovodInternalError(RuntimeError):
 
 
 class MismatchError(HorovodInternalError):
-    """The ranks submitted different things under one name. Every member rank gets the same text."""
+    """The ranks submitted different things under one name. Every member rank gets the same text.
+
+    ``tensor`` is that name, ``property`` is the one that differs ("shape", "dtype"...), and ``values`` has the text
+    that each rank gave for it (rank -> text). All three are empty where the reason is no difference between ranks.
+    """
+
+    def __init__(
+        self, message: str = "", tensor: str = "", property: str = "", values: Mapping[int, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.tensor = tensor
+        self.property = property
+        self.values = dict(values or {})
 
 
 class PeerLostError(HorovodInternalError):
-    """A rank died, left without a word, or cannot be reached any more."""
+    """A rank died, left without a word, or cannot be reached any more.
+
+    ``ranks`` are the lost ranks and ``hosts`` their hosts, in the same order; both are empty where they are not known.
+    """
+
+    def __init__(self, message: str = "", ranks: Iterable[int] = (), hosts: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)
+        self.hosts = tuple(hosts)
 
 
 class CollectiveTimeoutError(HorovodInternalError):
-    """A rank did not answer within the deadline of :class:`Timeouts`."""
+    """A rank did not answer within the deadline of :class:`Timeouts`. ``ranks`` are the late ones, where known."""
+
+    def __init__(self, message: str = "", ranks: Iterable[int] = ()) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)
 
 
 class ShutDownError(HorovodInternalError):

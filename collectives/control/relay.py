@@ -11,9 +11,11 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 
+from collectives.api import EngineError
 from collectives.control import envelope
 from collectives.control.sockets import FLUSH_SECONDS, Connection, wait
 from collectives.planning.aggregation import Aggregator, Upward
+from collectives.planning.errors import pack
 from collectives.planning.messages import Abort, decode, encode
 
 __all__ = ["Relay"]
@@ -120,7 +122,7 @@ class Relay:
         connection.hang_up()
 
     def _fail(self, error: Exception) -> None:
-        abort = Abort("EngineError", f"the relay in the process of rank {self._leader} failed: {error}")
+        abort = Abort(pack(EngineError(f"the relay in the process of rank {self._leader} failed: {error}")))
         self._hand_out(self._ranks, encode(abort))
         self._tell([(self._leader, abort)])
 

@@ -13,12 +13,10 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TypeAlias
 
-from collectives import api
 from collectives.api import (
     CollectiveTimeoutError,
     EngineError,
     HorovodInternalError,
-    MismatchError,
     PeerLostError,
     Request,
     ShutDownError,
@@ -31,6 +29,7 @@ from collectives.engine.unison import Unison
 from collectives.engine.work import Work
 from collectives.engine.work_table import WorkTable
 from collectives.planning.coordinator import Coordinator
+from collectives.planning.errors import pack, unpack
 from collectives.planning.messages import (
     Abort,
     Leave,
@@ -271,14 +270,16 @@ class Exchange:
 
     def _inspect(self, stalls: StallInspector, waiting: Mapping[tuple[int, str], Waiting], now: float) -> None:
         report = stalls.inspect(waiting, now)
+        if not report.text:
+            return
         if report.fatal:
             self.fail(CollectiveTimeoutError(report.text))
-        elif report.text:
+        else:
             logger.warning("%s", report.text)
 
     def _hear(self, sender: int, message: Message) -> None:
         if isinstance(message, Abort):
-            self.fail(_error(message))
+            self.fail(unpack(message.error))
         elif isinstance(message, Withdraw):
             self._unison.withdraw(message.round)
         elif self._coordinator is not None:
@@ -295,7 +296,7 @@ class Exchange:
             refusal = self._worker.refuse(message)
             work = self._works.take(refusal.key)
             if work is not None:
-                self._runner.complete(work, MismatchError(refusal.text))
+                self._runner.complete(work, refusal.error)
         elif isinstance(message, Unknown):
             self._worker.resend(message)
         elif isinstance(message, Stop):
@@ -354,7 +355,7 @@ class Exchange:
             return
         self.failure = error
         self._runner.abort(error)
-        data = encode(Abort(type(error).__name__, str(error)))
+        data = encode(Abort(pack(error)))
         self.channel.send_to(self._listeners(), data)
         self._fail_works(error)
         self.finished = True
@@ -384,7 +385,9 @@ class Exchange:
     def _loss(self, rank: int) -> PeerLostError:
         return PeerLostError(
             f"rank {rank} on host {self._topology.hosts[rank]!r} is gone: its process ended or its connection broke; "
-            f"look at the output of that rank"
+            f"look at the output of that rank",
+            [rank],
+            [self._topology.hosts[rank]],
         )
 
     def _verdict(self, error: HorovodInternalError) -> HorovodInternalError:
@@ -395,17 +398,10 @@ class Exchange:
             for _, data in self.channel.receive():
                 message = decode(data)
                 if isinstance(message, Abort):
-                    return _error(message)
+                    return unpack(message.error)
             if lost is not None:
                 return self._loss(lost) if isinstance(error, PeerLostError | CollectiveTimeoutError) else error
             if not isinstance(error, PeerLostError | CollectiveTimeoutError):
                 break
             self.channel.poll(0.05)
         return error
-
-
-def _error(message: Abort) -> HorovodInternalError:
-    """The error that another rank met, as the class it was there."""
-    kind = getattr(api, message.kind, HorovodInternalError)
-    error: HorovodInternalError = kind(message.text)
-    return error

@@ -90,7 +90,11 @@ class Work:
 
 
 def fresh(error: Exception) -> Exception:
-    """A copy to raise: one object raised again and again collects the frames, and the tensors, of all who raise it."""
-    copy = type(error)(*error.args)
+    """A copy to raise: one object that is raised repeatedly collects the frames, and the tensors, of all its raisers.
+
+    It has the data of ``error``. Its constructor is not called, because it may take other arguments than ``args``.
+    """
+    copy = type(error).__new__(type(error), *error.args)
+    copy.__dict__.update(error.__dict__)
     copy.__cause__ = error.__cause__
     return copy

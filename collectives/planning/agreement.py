@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
 from collectives.api import DType, InvalidRequestError, Operation, ReduceOp, Request, UnsupportedRequestError
 
-__all__ = ["SET_CHANGES", "check_alone", "disagreement", "name_ranks", "sizes"]
+__all__ = ["SET_CHANGES", "Disagreement", "check_alone", "disagreement", "name_ranks", "sizes"]
 
 REDUCTIONS = frozenset({Operation.ALLREDUCE, Operation.REDUCESCATTER})
 SUMS = (ReduceOp.AVERAGE, ReduceOp.SUM)
@@ -126,7 +127,19 @@ ASPECTS: tuple[tuple[str, Callable[[Request], Any]], ...] = (
 )
 
 
-def disagreement(requests: Mapping[int, Request], members: Sequence[int]) -> str | None:
+@dataclass(frozen=True, slots=True)
+class Disagreement:
+    """Why a tensor cannot run.
+
+    Where the ranks disagree, ``values`` has the text that each rank gave for ``property``, as (rank, text).
+    """
+
+    text: str
+    property: str = ""
+    values: tuple[tuple[int, str], ...] = ()
+
+
+def disagreement(requests: Mapping[int, Request], members: Sequence[int]) -> Disagreement | None:
     """Why the requests (rank -> request, all of one name) are not one collective; None when they are.
 
     ``members`` without a request have joined. The text names the tensor, the aspect, and what each rank said; it is the
@@ -138,34 +151,35 @@ def disagreement(requests: Mapping[int, Request], members: Sequence[int]) -> str
         if len(set(said.values())) > 1:
             return _describe(first.name, aspect, said)
     if first.operation in FREE_FIRST_DIMENSION and not first.shape:
-        return f"tensor {first.name!r}: {first.operation.value}: {NEEDS_ROWS}"
+        return Disagreement(f"tensor {first.name!r}: {first.operation.value}: {NEEDS_ROWS}")
     return None if len(requests) == len(members) else _hindrance(first, requests)
 
 
-def _hindrance(first: Request, requests: Mapping[int, Request]) -> str | None:
+def _hindrance(first: Request, requests: Mapping[int, Request]) -> Disagreement | None:
     """Why this cannot run without the members that have joined."""
     if first.operation is Operation.BROADCAST and first.root_rank not in requests:
-        return (
+        return Disagreement(
             f"tensor {first.name!r}: the root, rank {first.root_rank}, has joined and sends nothing; "
             "broadcast from a rank that still has data, or before the root joins"
         )
     if first.op in (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT) and first.prescale_factor != 1.0:
-        return (
+        return Disagreement(
             f"tensor {first.name!r}: op {first.op.name.capitalize()} with a prescale factor is not defined for ranks "
             "that have joined; scale the tensor yourself"
         )
     return None
 
 
-def _describe(name: str, aspect: str, said: Mapping[int, Any]) -> str:
+def _describe(name: str, aspect: str, said: Mapping[int, Any]) -> Disagreement:
     groups: dict[Any, list[int]] = {}
     for rank, value in said.items():
         groups.setdefault(value, []).append(rank)
     parts = [f"{value} on {name_ranks(ranks)}" for value, ranks in groups.items()]
-    return (
+    text = (
         f"tensor {name!r}: the ranks disagree about the {aspect}: {'; '.join(parts)}. "
         f"Submit the same {aspect} under this name on every rank"
     )
+    return Disagreement(text, aspect, tuple((rank, str(value)) for rank, value in said.items()))
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

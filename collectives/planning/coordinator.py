@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from collectives.api import EngineError, InvalidRequestError, Operation, Request
-from collectives.planning.agreement import disagreement, sizes
+from collectives.planning.agreement import Disagreement, disagreement, sizes
 from collectives.planning.fusion import plan
 from collectives.planning.groups import Groups, Member
 from collectives.planning.messages import Leave, Left, Message, Ready, Refuse, Response, Run, Stop, Together, Unknown
@@ -193,7 +193,8 @@ class Coordinator:
 
     def _take_request(self, rank: int, request: Request, now: float) -> None:
         if request.process_set not in self._sets:
-            self._refuse(request.key, (rank,), f"process set {request.process_set} has been removed")
+            why = Disagreement(f"process set {request.process_set} has been removed")
+            self._refuse(request.key, (rank,), why)
             return
         if request.group and self._is_refused(rank, request):
             return
@@ -207,10 +208,10 @@ class Coordinator:
         self._look(request.key, pending)
 
     def _is_refused(self, rank: int, request: Request) -> bool:
-        text = self._groups.refusal((request.process_set, request.group), rank)
-        if text is not None:
-            self._refuse(request.key, (rank,), text)
-        return text is not None
+        why = self._groups.refusal((request.process_set, request.group), rank)
+        if why is not None:
+            self._refuse(request.key, (rank,), why)
+        return why is not None
 
     def _join(self, rank: int, process_set: int) -> None:
         """``rank`` keeps nobody waiting any more; what waited for it alone comes before the end of the join."""
@@ -253,11 +254,11 @@ class Coordinator:
             self._cache.use(response.id)
         else:
             requests = pending.all_requests()
-            try:
-                response = self._learn(pending, requests)
-            except InvalidRequestError as error:
-                self._fail(key, requests, str(error))
+            learned = self._learn(pending, requests)
+            if isinstance(learned, Disagreement):
+                self._fail(key, requests, learned)
                 return
+            response = learned
         self._unsent.add(response.id)
         if response.request.group:
             group = self._groups.add(Member(response, tuple(pending.submitted())))
@@ -266,12 +267,15 @@ class Coordinator:
         else:
             self._make_ready(response, now)
 
-    def _learn(self, pending: Pending, requests: Mapping[int, Request]) -> Response:
-        text = disagreement(requests, pending.members)
-        if text is not None:
-            raise InvalidRequestError(text)
+    def _learn(self, pending: Pending, requests: Mapping[int, Request]) -> Response | Disagreement:
+        why = disagreement(requests, pending.members)
+        if why is not None:
+            return why
         request = next(iter(requests.values()))
-        told = self._told(request, pending, requests)
+        try:
+            told = self._told(request, pending, requests)
+        except InvalidRequestError as error:
+            return Disagreement(str(error))
         self._next_id += 1
         response = self._new[self._next_id] = Response(self._next_id, request, told)
         if request.operation not in ONCE:
@@ -292,11 +296,11 @@ class Coordinator:
     def _remove_set(self, id: int) -> None:
         self._release()
         self._sets.remove(id)
-        text = f"process set {id} was removed while the tensor was in flight"
+        why = Disagreement(f"process set {id} was removed while the tensor was in flight")
         for key in [key for key in self._pending if key[0] == id]:
-            self._refuse(key, self._pending.pop(key).submitted(), text)
+            self._refuse(key, self._pending.pop(key).submitted(), why)
         for member in self._groups.take_set(id):
-            self._discard(member, text)
+            self._discard(member, why)
         self._cache.drop_set(id)
         self._forget.pop(id, None)
         self._joined.pop(id, None)
@@ -310,15 +314,17 @@ class Coordinator:
             self._urgent.discard(request.key)
             self._flush = True
 
-    def _fail(self, key: Key, requests: Mapping[int, Request], text: str) -> None:
+    def _fail(self, key: Key, requests: Mapping[int, Request], why: Disagreement) -> None:
         """The ranks disagree about ``key``: it ends on all that submitted it, and with it its group."""
         self._drop(self._cache.drop(key))
-        self._refuse(key, requests, text)
+        self._refuse(key, requests, why)
         groups = {request.group for request in requests.values() if request.group}
         if groups:
-            self._fail_groups(key[0], groups, requests, text)
+            self._fail_groups(key[0], groups, requests, why)
 
-    def _fail_groups(self, process_set: int, groups: set[str], requests: Mapping[int, Request], text: str) -> None:
+    def _fail_groups(
+        self, process_set: int, groups: set[str], requests: Mapping[int, Request], why: Disagreement
+    ) -> None:
         outstanding = {group: Counter[int]() for group in groups}
         for rank, request in requests.items():
             if request.group:
@@ -326,7 +332,7 @@ class Coordinator:
         for group in groups:
             for member in self._groups.take((process_set, group)):
                 outstanding[group].subtract(member.ranks)
-                self._discard(member, text)
+                self._discard(member, why)
         for key, pending in list(self._pending.items()):
             said = pending.all_requests() if key[0] == process_set else {}
             if groups.intersection(request.group for request in said.values()):
@@ -334,22 +340,22 @@ class Coordinator:
                     outstanding.get(request.group, Counter[int]())[rank] -= 1
                 del self._pending[key]
                 self._drop(self._cache.drop(key))
-                self._refuse(key, said, text)
+                self._refuse(key, said, why)
         for group, ranks in outstanding.items():
-            self._groups.refuse((process_set, group), text, ranks)
+            self._groups.refuse((process_set, group), why, ranks)
 
-    def _discard(self, member: Member, text: str) -> None:
+    def _discard(self, member: Member, why: Disagreement) -> None:
         """A tensor that was agreed on does not run, because others of its group cannot."""
         request, id = member.response.request, member.response.id
         self._unsent.discard(id)
         self._new.pop(id, None)
         self._cache.drop(request.key)
         self._forget.setdefault(request.process_set, []).append(id)
-        self._refuse(request.key, member.ranks, text)
+        self._refuse(request.key, member.ranks, why)
 
-    def _refuse(self, key: Key, ranks: Iterable[int], text: str) -> None:
+    def _refuse(self, key: Key, ranks: Iterable[int], why: Disagreement) -> None:
         self._urgent.discard(key)
-        self._outgoing.append(Outgoing(tuple(ranks), Refuse(key[0], key[1], text)))
+        self._outgoing.append(Outgoing(tuple(ranks), Refuse(key[0], key[1], why.text, why.property, why.values)))
 
     # What is decided.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from collectives.planning.agreement import Disagreement
 from collectives.planning.messages import Response
 
 __all__ = ["Groups", "Member"]
@@ -24,7 +25,7 @@ class Member:
 class _Refused:
     """A group that failed: how many of its tensors each rank has still to submit, only to be refused."""
 
-    text: str
+    why: Disagreement
     outstanding: dict[int, int]
 
 
@@ -60,16 +61,16 @@ class Groups:
         labels = [label for label in self._ready if label[0] == process_set]
         return [member for label in labels for member in self.take(label)]
 
-    def refuse(self, label: Label, text: str, outstanding: Mapping[int, int]) -> None:
+    def refuse(self, label: Label, why: Disagreement, outstanding: Mapping[int, int]) -> None:
         """The group failed: so many tensors of it are still to come from each rank, only to be refused.
 
         A rank submits a group at once, but a host may pass its tensors on one by one.
         """
         awaited = {rank: count for rank, count in outstanding.items() if count > 0}
         if awaited:
-            self._refused[label] = _Refused(text, awaited)
+            self._refused[label] = _Refused(why, awaited)
 
-    def refusal(self, label: Label, rank: int) -> str | None:
+    def refusal(self, label: Label, rank: int) -> Disagreement | None:
         """Why a tensor of the group that ``rank`` submits now must fail; None when it need not."""
         refused = self._refused.get(label)
         if refused is None or rank not in refused.outstanding:
@@ -79,4 +80,4 @@ class Groups:
             del refused.outstanding[rank]
         if not refused.outstanding:
             del self._refused[label]
-        return refused.text
+        return refused.why

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import msgpack
 
 from collectives.api import DType, EngineError, Operation, ReduceOp, Request
+from collectives.planning.errors import ErrorData
 
 __all__ = [
     "Abort",
@@ -82,11 +83,16 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Coordinator to workers: the ranks disagree about this tensor."""
+    """Coordinator to workers: this tensor does not run.
+
+    Where the ranks disagree, ``values`` has the text that each rank gave for ``property``, as (rank, text).
+    """
 
     process_set: int
     name: str
     text: str
+    property: str = ""
+    values: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +128,9 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Either way: the job failed; ``kind`` is the name of an error class of ``collectives.api``."""
+    """Either way: the job failed with this error."""
 
-    kind: str
-    text: str
+    error: ErrorData
 
 
 Message: TypeAlias = Ready | Together | Run | Refuse | Unknown | Leave | Stop | Left | Withdraw | Abort
@@ -196,24 +201,26 @@ _PACK: dict[type, tuple[int, Callable[[Any], tuple[Any, ...]]]] = {
         1,
         lambda m: (m.batches, [(r.id, _pack_request(r.request), r.sizes) for r in m.responses], m.forget, m.unison),
     ),
-    Refuse: (2, lambda m: (m.process_set, m.name, m.text)),
+    Refuse: (2, lambda m: (m.process_set, m.name, m.text, m.property, m.values)),
     Unknown: (3, lambda m: (m.ids,)),
     Leave: (4, lambda m: ()),
     Stop: (5, lambda m: (m.rank,)),
     Left: (6, lambda m: ()),
-    Abort: (7, lambda m: (m.kind, m.text)),
+    Abort: (7, lambda m: (m.error.kind, m.error.text, m.error.details)),
     Together: (8, lambda m: (m.ranks, m.ids, m.urgent_ids)),
     Withdraw: (9, lambda m: (m.round,)),
 }
 _UNPACK: dict[int, Callable[..., Message]] = {
     0: _unpack_ready,
     1: _unpack_run,
-    2: Refuse,
+    2: lambda process_set, name, text, property, values: Refuse(
+        process_set, name, text, property, tuple((rank, value) for rank, value in values)
+    ),
     3: lambda ids: Unknown(tuple(ids)),
     4: Leave,
     5: Stop,
     6: Left,
-    7: Abort,
+    7: lambda kind, text, details: Abort(ErrorData(kind, text, tuple(details))),
     8: lambda ranks, ids, urgent_ids: Together(tuple(ranks), tuple(ids), tuple(urgent_ids)),
     9: Withdraw,
 }

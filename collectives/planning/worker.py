@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from collectives.api import Operation, Request
+from collectives.api import MismatchError, Operation, Request
 from collectives.planning.messages import Ready, Refuse, Response, Run, Unknown
 
 __all__ = ["Batch", "Refusal", "Worker"]
@@ -26,10 +26,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A tensor that the ranks disagree about."""
+    """A tensor that does not run, and the error that it ends with."""
 
     key: Key
-    text: str
+    error: MismatchError
 
 
 class Worker:
@@ -129,7 +129,7 @@ class Worker:
         self._in_flight.pop(key, None)
         self._sent.pop(key, None)
         self._ids.pop(key, None)
-        return Refusal(key, message.text)
+        return Refusal(key, MismatchError(message.text, message.name, message.property, dict(message.values)))
 
     def resend(self, message: Unknown) -> None:
         """Say in full what the coordinator has dropped; urgently, because it may have been urgent by its id."""

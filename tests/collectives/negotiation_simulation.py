@@ -76,7 +76,7 @@ class World:
                 self.in_flight[rank] -= {response.request.key for response in batch.responses}
         elif isinstance(message, Refuse):
             refusal = worker.refuse(message)
-            self.log[rank].append(("refuse", refusal.key, refusal.text))
+            self.log[rank].append(("refuse", refusal.key, str(refusal.error)))
             self.in_flight[rank].discard(refusal.key)  # gone already, when its process set is
         elif isinstance(message, Unknown):
             worker.resend(message)
@@ -179,8 +179,8 @@ class Script:
         for call in self.calls:
             if rank in call:
                 members = sorted(call)
-                text = disagreement(call, members)
-                result = (call[members[0]], sizes(call, members)) if text is None else text
+                why = disagreement(call, members)
+                result = (call[members[0]], sizes(call, members)) if why is None else why.text
                 outcomes[call[rank].key].append(result)
         return dict(outcomes)
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from collectives.api import Operation, Request
 from collectives.planning.aggregation import Aggregator
+from collectives.planning.errors import ErrorData
 from collectives.planning.messages import Abort, Leave, Left, Ready, Refuse, Response, Run, Together, Unknown
 from collectives.planning.process_sets import ProcessSets
 from tests.collectives.hosted_simulation import HostedWorld, expanded
@@ -94,7 +95,7 @@ def test_an_urgency_is_over_when_the_tensor_has_run(host):
         Ready(urgent=((0, "new"),)),
         Leave(),
         Left(),
-        Abort("kind", "text"),
+        Abort(ErrorData("kind", "text")),
     ],
     ids=lambda message: type(message).__name__,
 )

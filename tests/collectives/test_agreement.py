@@ -96,7 +96,7 @@ def test_the_number_of_rows_may_differ_the_rest_may_not(request_):
     assert disagreement(others | {3: replace(request_, shape=(9, 2))}, MEMBERS) is None
     assert disagreement(others | {3: replace(request_, shape=(0, 2))}, MEMBERS) is None
     for shape in ((4, 3), (4, 2, 1), (4,), ()):
-        text = disagreement(others | {3: replace(request_, shape=shape)}, MEMBERS)
+        text = disagreement(others | {3: replace(request_, shape=shape)}, MEMBERS).text
         assert "disagree about the shape" in text
         assert "('any', 2) on ranks 1, 2" in text
 
@@ -105,15 +105,15 @@ def test_the_number_of_rows_may_differ_the_rest_may_not(request_):
 def test_scalars_are_refused_on_all_ranks(request_):
     scalar = replace(request_, shape=())
     check_alone(scalar, 1, MEMBERS)
-    text = disagreement(dict.fromkeys(MEMBERS, scalar), MEMBERS)
+    text = disagreement(dict.fromkeys(MEMBERS, scalar), MEMBERS).text
     assert text == f"tensor 't': {scalar.operation.value}: it needs at least one dimension; reshape the scalar to (1,)"
-    assert "shape: () on rank 1; ('any', 2) on ranks 2, 3" in disagreement(
-        {1: scalar, 2: request_, 3: request_}, MEMBERS
-    )
+    found = disagreement({1: scalar, 2: request_, 3: request_}, MEMBERS)
+    assert "shape: () on rank 1; ('any', 2) on ranks 2, 3" in found.text
+    assert (found.property, found.values) == ("shape", ((1, "()"), (2, "('any', 2)"), (3, "('any', 2)")))
 
 
 def test_ops_are_called_as_users_call_them():
-    text = disagreement({0: REDUCE, 1: replace(REDUCE, op=ReduceOp.AVERAGE)}, MEMBERS)
+    text = disagreement({0: REDUCE, 1: replace(REDUCE, op=ReduceOp.AVERAGE)}, MEMBERS).text
     assert "disagree about the op: Sum on rank 0; Average on rank 1." in text
 
 
@@ -123,7 +123,7 @@ def test_the_text_does_not_depend_on_the_order_of_arrival():
     for seed in range(10):
         ranks = list(said)
         random.Random(seed).shuffle(ranks)
-        texts.add(disagreement({rank: said[rank] for rank in ranks}, MEMBERS))
+        texts.add(disagreement({rank: said[rank] for rank in ranks}, MEMBERS).text)
     assert texts == {
         "tensor 't': the ranks disagree about the dtype: int8 on ranks 0, 2; bool on rank 1. "
         "Submit the same dtype under this name on every rank"
@@ -132,7 +132,7 @@ def test_the_text_does_not_depend_on_the_order_of_arrival():
 
 def test_many_ranks_are_cut_short():
     said = dict.fromkeys(range(100), REDUCE) | {40: GATHER}
-    text = disagreement(said, MEMBERS)
+    text = disagreement(said, MEMBERS).text
     assert "allreduce on ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, ...;" in text
     assert "allgather on rank 40." in text
 

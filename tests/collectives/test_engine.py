@@ -293,6 +293,8 @@ def test_a_mismatch_is_raised_on_all_members_and_nothing_else_is_disturbed():
         "tensor 'x': the ranks disagree about the shape: (3,) on ranks 0, 1; (4,) on rank 2. "
         "Submit the same shape under this name on every rank"
     }
+    said = {0: "(3,)", 1: "(3,)", 2: "(4,)"}
+    assert [(error.tensor, error.property, error.values) for error in errors] == [("x", "shape", said)] * 3
     assert [rest for _, *rest in results] == [[6.0, 6.0]] * 3
 
 

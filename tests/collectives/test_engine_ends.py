@@ -176,6 +176,7 @@ def test_a_rank_that_vanishes_is_named_on_the_survivors(rank, busy):
         for error in errors:
             assert type(error) is PeerLostError
             assert f"rank {rank} on host 'host-{rank}' is gone" in str(error)
+            assert (error.ranks, error.hosts) == ((rank,), (f"host-{rank}",))
 
 
 def test_a_rank_that_vanishes_inside_a_backend_is_named():

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collectives.api import DType, EngineError, Operation, ReduceOp, Request
+from collectives.planning.errors import ErrorData
 from collectives.planning.messages import (
     Abort,
     Leave,
@@ -47,10 +48,12 @@ keys = st.lists(st.tuples(st.integers(0, 1000), texts), max_size=3).map(tuple)
 messages = st.one_of(
     st.builds(Ready, request_lists, id_lists, keys, id_lists, id_lists),
     st.builds(Run, st.lists(id_lists, max_size=3).map(tuple), responses, id_lists),
-    st.builds(Refuse, st.integers(0, 1000), texts, texts),
+    st.builds(
+        Refuse, st.integers(0, 1000), texts, texts, texts, st.lists(st.tuples(st.integers(0, 9), texts)).map(tuple)
+    ),
     st.builds(Unknown, id_lists),
     st.builds(Stop, st.integers(0, 1000)),
-    st.builds(Abort, texts, texts),
+    st.builds(Abort, st.builds(ErrorData, texts, texts, id_lists)),
     st.sampled_from([Leave(), Left()]),
 )
 

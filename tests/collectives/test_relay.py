@@ -12,6 +12,7 @@ from collectives.control.relay import Relay
 from collectives.control.sockets import HEADER, Connection, SocketChannel
 from collectives.control.tree import Center, Leader, Leaf
 from collectives.planning.aggregation import Aggregator
+from collectives.planning.errors import ErrorData
 from collectives.planning.messages import Abort, Leave, Left, Ready, Response, Run, Stop, Together, decode, encode
 from collectives.planning.process_sets import ProcessSets
 from tests.backends.members import in_threads
@@ -112,10 +113,10 @@ def test_large_messages_of_all_at_once():
     def body(rank):
         channel = job.channels[rank]
         if rank == 0:
-            channel.send_to(range(1, 5), encode(Abort("down", text)))
+            channel.send_to(range(1, 5), encode(Abort(ErrorData("down", text))))
         else:
             channel.send(0, encode(Leave()))
-            channel.send(0, encode(Abort("up", text)))
+            channel.send(0, encode(Abort(ErrorData("up", text))))
         found = []
         # An Abort goes to the others of the host, too.
         expected = {0: 8, 1: 1}.get(rank, 4)
@@ -126,9 +127,9 @@ def test_large_messages_of_all_at_once():
 
     with tree() as job:
         center, one, *others = in_threads(5, body, PATIENCE)
-    assert [message for message in center if message != Leave()] == [Abort("up", text)] * 4
-    assert one == [Abort("down", text)]
-    assert all(found.count(Abort("down", text)) == 1 for found in others)
+    assert [message for message in center if message != Leave()] == [Abort(ErrorData("up", text))] * 4
+    assert one == [Abort(ErrorData("down", text))]
+    assert all(found.count(Abort(ErrorData("down", text))) == 1 for found in others)
 
 
 # The end.
@@ -185,7 +186,7 @@ def test_a_dead_rank_0_is_known_to_all():
 
 
 def test_an_abort_reaches_the_host_even_if_rank_0_does_not_answer():
-    abort = Abort("kind", "why")
+    abort = Abort(ErrorData("kind", "why"))
     with tree() as job:
         job.channels[LEADER].send(0, encode(abort))
         job.channels[LEADER].close()
@@ -207,8 +208,8 @@ def test_damage_ends_the_job_with_a_reason(damage, caplog):
         DAMAGE[damage](job)
         for rank in (0, LEADER, 4):
             reason = job.hear(rank)[-1][1]
-            assert (type(reason), reason.kind) == (Abort, "EngineError")
-            assert reason.text.startswith(f"the relay in the process of rank {LEADER} failed: a")
+            assert (type(reason), reason.error.kind) == (Abort, "EngineError")
+            assert reason.error.text.startswith(f"the relay in the process of rank {LEADER} failed: a")
     assert "the relay in the process of rank 2" in caplog.text
 
 
@@ -222,7 +223,7 @@ def test_closing_ends_the_relay_though_nobody_reads(monkeypatch):
     monkeypatch.setattr(relay, "FLUSH_SECONDS", 0.05)
     monkeypatch.setattr(sockets, "FLUSH_SECONDS", 0.2)
     with tree() as job:
-        job.channels[0].send_to(HERE, encode(Abort("kind", "x" * (4 << 20))))
+        job.channels[0].send_to(HERE, encode(Abort(ErrorData("kind", "x" * (4 << 20)))))
         for channel in job.channels:
             channel.close()
         assert not job.relay._thread.is_alive()
