@@ -1,6 +1,7 @@
 """How engines end: politely, and otherwise."""
 
 import gc
+import itertools
 import random
 import sys
 import threading
@@ -379,7 +380,7 @@ def _end_while_busy(end, after, culprit):
     """What the callers of three ranks raise when the job is ended after some steps."""
 
     def body(engine):
-        for step in range(10_000):
+        for step in itertools.count():
             run(engine, ones(engine), f"t{step % 7}")
             steps.append(step)
 
