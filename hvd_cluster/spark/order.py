@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Indices", "Window", "growing", "mixed"]
+__all__ = ["Indices", "Window", "growing", "mixed", "own_batches"]
 
 WINDOW_BYTES = 16 << 20
 CHUNK_BYTES = 1 << 20
@@ -56,3 +56,17 @@ def mixed(generator: np.random.Generator, rows: int, window: Window) -> Iterator
         np.subtract(indices, rows, out=indices, where=indices >= rows)
         generator.shuffle(indices)
         yield indices
+
+
+def own_batches(windows: Iterable[Indices], batch_size: int, number: int, count: int) -> Iterator[Indices]:
+    """Every ``count``-th batch of the epoch, from the batch ``number`` on, a window at a time."""
+    if count == 1:
+        yield from windows
+        return
+    first = 0
+    for window in windows:
+        batches = np.arange(first, first + len(window)) // batch_size
+        own = window[batches % count == number]
+        first += len(window)
+        if len(own):
+            yield own

@@ -16,6 +16,7 @@ from collectives.api import Store
 from executors.arguments import check_integer
 from hvd_cluster.spark.columns import Column, ColumnNames, Selection, select
 from hvd_cluster.spark.conversion import Array, Converter
+from hvd_cluster.spark.epochs import open_epoch_log
 from hvd_cluster.spark.shard import Order, Shard, Source
 from hvd_cluster.spark.spill import Form, SpillWriter, open_reader, open_writer
 from hvd_cluster.spark.widths import check_widths
@@ -78,10 +79,11 @@ class Rows:
         """The rows of this worker, which is ``rank``; once in a process."""
         selection, order = self.selection, Order(self.batch_size, self.shuffle, self.seed, rank)
         forms = [Form(stack.dtype, stack.flat) for stack in selection.stacks]
-        with open_reader(forms, 2 if selection.splits else 1) as spill:
+        parts = 2 if selection.splits else 1
+        with open_reader(forms, parts) as spill, open_epoch_log() as epochs:
             training, validation = (Source(spill, part, len(selection.features), selection.nested) for part in (0, 1))
-            kept_apart = Shard(validation, replace(order, shuffle=False), None) if selection.splits else None
-            yield Shard(training, order, kept_apart)
+            kept_apart = Shard(validation, replace(order, shuffle=False), epochs, None) if parts == 2 else None
+            yield Shard(training, order, epochs, kept_apart)
 
 
 class RowFeed:
@@ -112,7 +114,7 @@ class RowFeed:
                 self._writer.append(part, arrays)
             self._check_once()
             self._writer.announce()
-        self._writer.finish(stopped)
+        self._writer.finish()
 
     def _check_once(self) -> None:
         if not self._checked:

@@ -11,7 +11,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from hvd_cluster.spark.order import Indices, Window, growing, mixed
+from hvd_cluster.spark.epochs import EpochLog
+from hvd_cluster.spark.loader_worker import Batch, LoaderWorker, current_worker, introduce
+from hvd_cluster.spark.order import Indices, Window, growing, mixed, own_batches
 from hvd_cluster.spark.spill import ALIGNMENT, SpillReader
 
 __all__ = ["Order", "Shard", "Source"]
@@ -67,15 +69,27 @@ class Shard:
     first epoch begins with a window of 8 batches, and doubles it up to that size. Two windows at most, and the batches
     that the caller keeps with the windows they are parts of, are all that is in memory.
 
+    ``DataLoader(shard, num_workers=2)`` gives the same batches in the same order, as tensors. Its workers, forked or
+    spawned, share the batches of an epoch. ``batch_size`` of ``run_on_dataframe`` says how many rows a batch has; leave
+    ``batch_size`` of ``DataLoader`` out, as any other than 1 or None is a ValueError. Only a process that is being
+    started can get a shard by pickle; anywhere else that is a TypeError.
+
     Shards may differ in their numbers of rows, and may have none. A rank that is through calls ``hvd.join()``.
     """
 
-    def __init__(self, source: Source, order: Order, validation: Shard | None) -> None:
+    def __init__(self, source: Source, order: Order, epochs: EpochLog, validation: Shard | None) -> None:
         self._source = source
         self._order = order
+        self._epochs = epochs
         self._validation = validation
-        self._epochs = itertools.count()
         self._cut: Cut = _cut_numpy
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type[Shard]:
+        # DataLoader asks isinstance(), which looks here first: in time to become a dataset of torch, also where torch
+        # is imported later than this module.
+        introduce(Shard)
+        return Shard
 
     @property
     def validation(self) -> Shard | None:
@@ -93,7 +107,9 @@ class Shard:
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         """The batches of the next epoch."""
-        return self._batches(next(self._epochs))
+        introduce(Shard)
+        worker = current_worker()
+        return self._batches(self._epochs.begin(worker) if self._order.shuffle else 0, worker)
 
     def torch(self) -> Shard:
         """The same epochs as tensors of torch, which share the memory of the arrays."""
@@ -111,33 +127,37 @@ class Shard:
             shard._validation = self._validation._as(cut)
         return shard
 
-    def _batches(self, epoch: int) -> Iterator[tuple[Any, Any]]:
-        source, size = self._source, self._order.batch_size
-        for arrays in self._windows(epoch):
-            cuts = [self._cut(array, size) for array in arrays]
-            features, labels = cuts[: source.features], cuts[source.features :]
-            yield from zip(_side(features, source.nested[0]), _side(labels, source.nested[1]), strict=True)
+    def _batches(self, epoch: int, worker: LoaderWorker) -> Iterator[tuple[Any, Any]]:
+        # All of it in C, because there may be millions of small batches.
+        return itertools.chain.from_iterable(map(self._batches_of, self._windows(epoch, worker)))
 
-    def _windows(self, epoch: int) -> Iterator[list[Array]]:
-        """The rows of an epoch, some batches at a time."""
+    def _batches_of(self, arrays: list[Array]) -> Iterator[tuple[Any, Any]]:
+        cuts = [self._cut(array, self._order.batch_size) for array in arrays]
+        count, nested = self._source.features, self._source.nested
+        return map(Batch, zip(_side(cuts[:count], nested[0]), _side(cuts[count:], nested[1]), strict=True))
+
+    def _windows(self, epoch: int, worker: LoaderWorker) -> Iterator[list[Array]]:
+        """The rows of an epoch that this worker reads, some batches at a time."""
         source, order = self._source, self._order
         if source.wait(1) == 0:
             return
         window = Window.of(source.spill.row_bytes(), order.batch_size)
         if not order.shuffle:
-            yield from self._in_order(window)
+            yield from self._in_order(window, worker)
             return
         generator = np.random.default_rng([order.seed, order.rank, epoch])
         rows = mixed(generator, source.wait(), window) if epoch else self._as_they_come(generator, window)
-        for indices in rows:
+        for indices in own_batches(rows, order.batch_size, worker.number, worker.count):
             yield source.spill.take(source.part, indices)
 
-    def _in_order(self, window: Window) -> Iterator[list[Array]]:
-        source, size, first = self._source, self._order.batch_size, 0
-        while count := min(source.wait(first + size) - first, window.rows):
+    def _in_order(self, window: Window, worker: LoaderWorker) -> Iterator[list[Array]]:
+        source, size = self._source, self._order.batch_size
+        first, others = worker.number * size, (worker.count - 1) * size
+        most = size if others else window.rows
+        while (count := min(source.wait(first + size) - first, most)) > 0:
             count -= count % size if count > size else 0
             yield source.spill.view(source.part, first, first + count)
-            first += count
+            first += count + others
 
     def _as_they_come(self, generator: np.random.Generator, window: Window) -> Iterator[Indices]:
         first = 0

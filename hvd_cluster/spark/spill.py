@@ -1,12 +1,13 @@
-"""Rows on their way from a task of Spark to its worker: files without a name, and a pipe that tells how far they are.
+"""Rows on their way from a task of Spark to its worker: files without a name, and a pipe that tells when the task ends.
 
-Each array of a batch has a file of its own, one row after the other; where rows are kept apart for validation, these
-have files of their own, too. So any range of rows is one piece of memory, once it is mapped. The files never had a name
-or have lost it at once: nothing is left, however the processes end.
+Each array of a batch has a file of its own, one row after the other. Rows for validation have files of their own, too.
+Any range of rows is one piece of memory once it is mapped. The files never had a name or lost it at once, so nothing is
+left, however the processes end.
 
-The pipe takes messages of one size: how many rows are in the files, whether more will come, and the widths of the
-arrays, which only the first row tells. The latest message says all, so the task leaves out what does not fit the pipe
-and never waits for the worker.
+One more file is the log of the task's progress. The task appends a record each time it has written rows; a reader looks
+at the last whole record. No record is ever taken out, so any number of threads and processes may read the same spill:
+those that a worker forks, or that ``multiprocessing`` starts. Nothing goes through the pipe. Its end tells the readers
+that the task has ended.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ import select
 import shutil
 import struct
 import tempfile
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
@@ -28,16 +28,16 @@ import numpy as np
 import numpy.typing as npt
 
 from executors.api import ExecutorError
+from hvd_cluster.spark.descriptors import received, sent
 
 __all__ = ["ALIGNMENT", "VARIABLE", "Form", "SpillReader", "SpillWriter", "open_reader", "open_writer"]
 
 Array = npt.NDArray[Any]
 
 VARIABLE = "HVD_CLUSTER_SPARK_ROWS"
-"""The variable with the descriptors for the worker: of the pipe, and of the files of each part."""
+"""The variable with the descriptors for the worker: of the pipe, of the log, and of the files of each part."""
 
-POLL_SECONDS = 0.1
-MESSAGES_AT_ONCE = 1024
+LONGEST_PAUSE_MS = 32
 ALIGNMENT = 64
 """Bytes; what TensorFlow asks of memory that it shares."""
 
@@ -52,21 +52,29 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the task says: the rows of each part that are in the files, whether these are all, the arrays' widths."""
+    """A record of the log: how many rows of each part are in the files, whether these are all, the arrays' widths."""
 
     rows: tuple[int, ...]
     complete: bool
     widths: tuple[int, ...]
 
     def pack(self) -> bytes:
-        """As bytes, whose number follows from those of parts and arrays."""
+        """As bytes; records of one spill have one length."""
         return struct.pack(_format(len(self.rows), len(self.widths)), *self.rows, self.complete, *self.widths)
 
+    def has(self, part: int, rows: int | None) -> bool:
+        """Whether all rows are in the files, or at least ``rows`` of the part."""
+        return self.complete or (rows is not None and self.rows[part] >= rows)
+
     @classmethod
-    def unpack(cls, data: bytes, parts: int, arrays: int) -> Progress:
-        """The last one that ``data`` ends with."""
-        size = struct.calcsize(_format(parts, arrays))
-        numbers = struct.unpack(_format(parts, arrays), data[-size:])
+    def last(cls, log: int, parts: int, arrays: int) -> Progress:
+        """The last whole record of the file with the descriptor ``log``; before the first, a spill without rows."""
+        layout = _format(parts, arrays)
+        size = struct.calcsize(layout)
+        records = os.fstat(log).st_size // size
+        if records == 0:
+            return cls((0,) * parts, False, (0,) * arrays)
+        numbers = struct.unpack(layout, os.pread(log, size, (records - 1) * size))
         return cls(numbers[:parts], numbers[parts], numbers[parts + 1 :])
 
 
@@ -77,38 +85,32 @@ def _format(parts: int, arrays: int) -> str:
 class SpillWriter:
     """The task's end. ``descriptors`` and ``environment`` are for the worker."""
 
-    def __init__(self, folder: str, pipe: tuple[IO[bytes], IO[bytes]], files: Sequence[Sequence[IO[bytes]]]) -> None:
+    def __init__(self, folder: str, end: IO[bytes], log: IO[bytes], files: Sequence[Sequence[IO[bytes]]]) -> None:
         self._folder = folder
-        self._pipe = pipe[1]
+        self._log = log
         self._files = files
         self._rows = [0] * len(files)
         self._widths = (0,) * len(files[0])
-        self.descriptors = [pipe[0].fileno(), *(file.fileno() for part in files for file in part)]
+        self.descriptors = [file.fileno() for file in (end, log, *(file for part in files for file in part))]
         self.environment = {VARIABLE: " ".join(str(descriptor) for descriptor in self.descriptors)}
-        os.set_blocking(self._pipe.fileno(), False)
 
     def append(self, part: int, arrays: Sequence[Array]) -> None:
-        """Add rows to a part; :meth:`announce` tells of them. Raises ExecutorError where the disk is full."""
+        """Add rows to a part; :meth:`announce` makes them known. Raises ExecutorError where the disk is full."""
         for file, array in zip(self._files[part], arrays, strict=True):
             self._write(file, array.reshape(-1).view(np.uint8).data)
         self._rows[part] += len(arrays[0])
         self._widths = tuple(1 if array.ndim == 1 else array.shape[1] for array in arrays)
 
     def announce(self) -> None:
-        """Tell the worker how far the rows are, unless the pipe is full."""
-        self._tell(complete=False)
+        """Tell the worker how many rows are in the files. Raises ExecutorError where the disk is full."""
+        self._record(complete=False)
 
-    def finish(self, stopped: Callable[[], bool]) -> None:
-        """Tell the worker that these are all rows; wait for room in the pipe, unless ``stopped()``."""
-        ready = select.poll()
-        ready.register(self._pipe, select.POLLOUT)
-        # Ends when the worker reads or, after POLL_SECONDS at most, when it is said to have ended.
-        while not self._tell(complete=True) and not stopped():
-            ready.poll(POLL_SECONDS * 1000)
+    def finish(self) -> None:
+        """Tell the worker that these are all rows. Raises ExecutorError where the disk is full."""
+        self._record(complete=True)
 
-    def _tell(self, complete: bool) -> bool:
-        message = Progress(tuple(self._rows), complete, self._widths).pack()
-        return self._pipe.write(message) is not None  # as a whole, or not at all: pipes do so up to PIPE_BUF bytes
+    def _record(self, complete: bool) -> None:
+        self._write(self._log, memoryview(Progress(tuple(self._rows), complete, self._widths).pack()))
 
     def _write(self, file: IO[bytes], data: memoryview) -> None:
         try:
@@ -128,37 +130,63 @@ class SpillWriter:
 def open_writer(folder: str, arrays: int, parts: int) -> Iterator[SpillWriter]:
     """A writer for ``parts`` parts of ``arrays`` arrays, with its files in ``folder``. Raises OSError."""
     with ExitStack() as stack:
-        reader, writer = (
-            stack.enter_context(open(end, mode, buffering=0)) for end, mode in zip(os.pipe(), ("rb", "wb"), strict=True)
+        # The task keeps the end for writing open for as long as it lives, and writes nothing.
+        end, _ = (stack.enter_context(open(*each, buffering=0)) for each in zip(os.pipe(), ("rb", "wb"), strict=True))
+        log, *files = (
+            stack.enter_context(tempfile.TemporaryFile(buffering=0, dir=folder)) for _ in range(1 + arrays * parts)
         )
-        files = [
-            [stack.enter_context(tempfile.TemporaryFile(buffering=0, dir=folder)) for _ in range(arrays)]
-            for _ in range(parts)
-        ]
-        yield SpillWriter(folder, (reader, writer), files)
+        yield SpillWriter(folder, end, log, [files[part * arrays : (part + 1) * arrays] for part in range(parts)])
 
 
 class SpillReader:
-    """The worker's end. Threads may share it."""
+    """The worker's end. Threads may share it; so may forked processes, and those that ``multiprocessing`` starts.
 
-    def __init__(self, pipe: IO[bytes], files: Sequence[Sequence[IO[bytes]]], forms: Sequence[Form]) -> None:
-        self._pipe = pipe
-        self._files = files
+    ``descriptors`` are those of the variable; the caller closes them.
+    """
+
+    def __init__(self, descriptors: Sequence[int], parts: int, forms: Sequence[Form]) -> None:
+        self._descriptors = descriptors
+        self._end, self._log, *files = descriptors
+        self._files = [files[part * len(forms) : (part + 1) * len(forms)] for part in range(parts)]
         self._forms = forms
-        self._progress = Progress((0,) * len(files), False, (0,) * len(forms))
-        # Held for one message, which has no limit of its own: the end of the task ends the wait.
-        self._lock = threading.Lock()
+        self._progress = Progress((0,) * parts, False, (0,) * len(forms))
+        self._widths = self._progress.widths  # of the first record that has them; they never change
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (sent(self._descriptors), len(self._files), self._forms)
 
     def wait(self, part: int, rows: int | None = None) -> int:
         """The number of rows that have come: all, or at least ``rows``.
 
         Raises ExecutorError when the task has ended before.
         """
-        while not self._has(part, rows):
-            with self._lock:
-                if not self._has(part, rows):
-                    self._hear()
-        return self._progress.rows[part]
+        if self._progress.has(part, rows):
+            return self._progress.rows[part]
+        # Bound: the end of the task, which ends the pauses, too.
+        for pause in _pauses():
+            ended = self._has_ended(pause)
+            progress = self._look()
+            if progress.has(part, rows):
+                return progress.rows[part]
+            if ended:
+                break
+        raise ExecutorError(
+            "the task of Spark that brings this worker its rows ended before the last of them had come; "
+            "its own error, in the driver or in the log of the executor, says why"
+        )
+
+    def _look(self) -> Progress:
+        progress = self._progress = Progress.last(self._log, len(self._files), len(self._forms))
+        if any(progress.widths):
+            self._widths = progress.widths
+        return progress
+
+    def _has_ended(self, pause: int) -> bool:
+        """Whether the task has ended; waits ``pause`` milliseconds for that."""
+        # No lock and no reading: a reader that is killed or stopped here holds up no other one.
+        end = select.poll()
+        end.register(self._end, 0)
+        return bool(end.poll(pause))
 
     def row_bytes(self) -> int:
         """The bytes of a row in all arrays, once a row has come; until then 0."""
@@ -179,31 +207,28 @@ class SpillReader:
         form, size = self._forms[index], self._itemsize(index)
         offset = first * size % mmap.ALLOCATIONGRANULARITY
         mapped = mmap.mmap(
-            self._files[part][index].fileno(),
+            self._files[part][index],
             (stop - first) * size + offset,
             access=access,
             offset=first * size - offset,
         )
         array: Array = np.frombuffer(mapped, form.dtype, offset=offset)
-        return array if form.flat else array.reshape(-1, self._progress.widths[index])
+        return array if form.flat else array.reshape(-1, self._widths[index])
 
     def _itemsize(self, index: int) -> int:
-        return self._progress.widths[index] * self._forms[index].dtype.itemsize
+        return self._widths[index] * self._forms[index].dtype.itemsize
 
-    def _has(self, part: int, rows: int | None) -> bool:
-        progress = self._progress
-        return progress.complete or (rows is not None and progress.rows[part] >= rows)
 
-    def _hear(self) -> None:
-        size = len(self._progress.pack())
-        # Messages are written as a whole, so that none is ever cut here.
-        data = self._pipe.read(size * MESSAGES_AT_ONCE)
-        if not data:
-            raise ExecutorError(
-                "the task of Spark that brings this worker its rows ended before the last of them had come; "
-                "its own error, in the driver or in the log of the executor, says why"
-            )
-        self._progress = Progress.unpack(data, len(self._files), len(self._forms))
+def _pauses() -> Iterator[int]:
+    """Milliseconds: none before the first look, then longer ones each time."""
+    pause = 0
+    while True:
+        yield pause
+        pause = min(2 * pause or 1, LONGEST_PAUSE_MS)
+
+
+def _received(descriptors: Sequence[Any], parts: int, forms: Sequence[Form]) -> SpillReader:
+    return SpillReader(received(descriptors), parts, forms)
 
 
 def _take(array: Array, rows: npt.NDArray[np.int64]) -> Array:
@@ -225,10 +250,9 @@ def open_reader(forms: Sequence[Form], parts: int) -> Iterator[SpillReader]:
     named = os.environ.get(VARIABLE)
     if named is None:
         raise ExecutorError(f"this process is no worker that gets rows: it has no variable {VARIABLE}")
+    descriptors = [int(descriptor) for descriptor in named.split()]
     with ExitStack() as stack:
-        descriptors = [int(descriptor) for descriptor in named.split()]
         for descriptor in descriptors:
+            stack.callback(os.close, descriptor)
             os.set_inheritable(descriptor, False)
-        pipe, *files = (stack.enter_context(open(descriptor, "rb", buffering=0)) for descriptor in descriptors)
-        count = len(forms)
-        yield SpillReader(pipe, [files[part * count : (part + 1) * count] for part in range(parts)], forms)
+        yield SpillReader(descriptors, parts, forms)

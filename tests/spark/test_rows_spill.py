@@ -2,7 +2,6 @@
 
 import gc
 import os
-import select
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,8 +9,7 @@ import numpy as np
 import pytest
 
 from executors.api import ExecutorError
-from hvd_cluster.spark.columns import MOST_ARRAYS
-from hvd_cluster.spark.spill import ALIGNMENT, VARIABLE, Form, Progress, SpillWriter, open_reader, open_writer
+from hvd_cluster.spark.spill import ALIGNMENT, VARIABLE, Form, SpillWriter, open_reader, open_writer
 
 FORMS = [Form(np.dtype(np.float32), False), Form(np.dtype(np.int64), True)]
 WIDTH = 3
@@ -30,10 +28,6 @@ def spill(folder, monkeypatch, parts=1):
 def rows(first, stop):
     ids = np.arange(first, stop)
     return [np.repeat(ids.astype(np.float32)[:, None], WIDTH, axis=1), ids]
-
-
-def never():
-    return False
 
 
 def mappings():
@@ -56,7 +50,7 @@ def test_any_range_of_rows_is_there_once_it_was_announced(tmp_path, monkeypatch)
         assert reader.row_bytes() == 4 * WIDTH + 8
         for first, stop in [(0, 9000), (0, 1), (8999, 9000), (1, 5000), (4321, 4400)]:
             check(reader.view(0, first, stop), np.arange(first, stop))
-        writer.finish(never)
+        writer.finish()
         assert reader.wait(0) == reader.wait(0, 10_000) == 9000
 
 
@@ -64,7 +58,7 @@ def test_rows_can_be_taken_in_any_order(tmp_path, monkeypatch):
     order = np.random.default_rng(0).permutation(500) + 100
     with spill(tmp_path, monkeypatch) as (writer, reader):
         writer.append(0, rows(0, 1000))
-        writer.finish(never)
+        writer.finish()
         assert reader.wait(0) == 1000
         arrays = reader.take(0, order)
         check(arrays, order)
@@ -75,7 +69,7 @@ def test_parts_are_apart(tmp_path, monkeypatch):
     with spill(tmp_path, monkeypatch, parts=2) as (writer, reader):
         writer.append(0, rows(0, 10))
         writer.append(1, rows(10, 13))
-        writer.finish(never)
+        writer.finish()
         assert (reader.wait(0), reader.wait(1)) == (10, 3)
         check(reader.view(1, 0, 3), [10, 11, 12])
 
@@ -83,7 +77,7 @@ def test_parts_are_apart(tmp_path, monkeypatch):
 def test_what_is_written_to_a_view_stays_there(tmp_path, monkeypatch):
     with spill(tmp_path, monkeypatch) as (writer, reader):
         writer.append(0, rows(0, 100))
-        writer.finish(never)
+        writer.finish()
         assert reader.wait(0) == 100
         first = reader.view(0, 0, 100)
         first[0] += 1
@@ -94,7 +88,7 @@ def test_what_is_written_to_a_view_stays_there(tmp_path, monkeypatch):
 def test_a_mapping_ends_with_its_last_view(tmp_path, monkeypatch):
     with spill(tmp_path, monkeypatch) as (writer, reader):
         writer.append(0, rows(0, 100))
-        writer.finish(never)
+        writer.finish()
         assert reader.wait(0) == 100
         before = mappings()
         part = [array[5:6] for array in reader.view(0, 0, 100)]
@@ -116,23 +110,27 @@ def test_a_task_never_waits_for_a_worker_that_does_not_read(tmp_path, monkeypatc
         for first in range(5000):  # many times what a pipe takes
             writer.append(0, rows(first, first + 1))
             writer.announce()
-        questions = iter([False, False, True])
-        writer.finish(lambda: next(questions))
-        assert next(questions, None) is None
-        announced = reader.wait(0, 1)  # which makes room
-        assert 0 < announced < 5000
-        writer.finish(never)
+        assert reader.wait(0, 1) == 5000
+        writer.finish()
         assert reader.wait(0) == 5000
 
 
-def test_a_pipe_takes_a_message_as_a_whole():
-    """Larger ones it may cut."""
-    assert len(Progress((0, 0), True, (1,) * MOST_ARRAYS).pack()) <= select.PIPE_BUF
+def test_a_record_that_is_not_whole_is_not_read(tmp_path, monkeypatch):
+    """As when a reader looks while the task writes."""
+    with spill(tmp_path, monkeypatch) as (writer, reader):
+        writer.append(0, rows(0, 10))
+        writer.announce()
+        whole = os.fstat(writer.descriptors[1]).st_size
+        writer.append(0, rows(10, 20))
+        writer.announce()
+        os.truncate(writer.descriptors[1], whole * 2 - 1)
+        assert reader.wait(0, 1) == 10
+        check(reader.view(0, 0, 10), np.arange(10))
 
 
 def test_no_rows(tmp_path, monkeypatch):
     with spill(tmp_path, monkeypatch) as (writer, reader):
-        writer.finish(never)
+        writer.finish()
         assert reader.wait(0) == reader.wait(0, 1) == 0
 
 
@@ -162,8 +160,8 @@ def test_descriptors_are_not_passed_on(tmp_path, monkeypatch):
 
 def test_a_full_disk(tmp_path):
     text = rf"do not fit {tmp_path}, which has \d+ MiB left; set spark.local.dir to a folder with more space"
-    with open(os.devnull, "rb") as end, open(os.devnull, "wb", buffering=0) as pipe, open("/dev/full", "wb", 0) as full:
-        writer = SpillWriter(str(tmp_path), (end, pipe), [[full, full]])
+    with open(os.devnull, "rb") as end, open(os.devnull, "wb", buffering=0) as log, open("/dev/full", "wb", 0) as full:
+        writer = SpillWriter(str(tmp_path), end, log, [[full, full]])
         with pytest.raises(ExecutorError, match=text):
             writer.append(0, rows(0, 10))
 

@@ -1,0 +1,61 @@
+"""What torch's ``DataLoader`` must know of a shard, and a shard of it; torch is never imported for that."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Batch", "LoaderWorker", "current_worker", "introduce"]
+
+
+class Batch(tuple[Any, ...]):
+    """The pair of features and labels, of a type that a ``DataLoader`` can be told about."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderWorker:
+    """The process that iterates: worker ``number`` of ``count`` of a ``DataLoader``, or the only one.
+
+    Workers of one ``DataLoader`` have the same ``key`` in an epoch; anything else that iterates has one of its own.
+    """
+
+    number: int
+    count: int
+    key: int
+
+
+def current_worker() -> LoaderWorker:
+    """This process."""
+    data = sys.modules.get("torch.utils.data")
+    info = data.get_worker_info() if data else None
+    if info is None:
+        return LoaderWorker(0, 1, int.from_bytes(os.urandom(8), "little"))
+    return LoaderWorker(info.id, info.num_workers, (info.seed - info.id) % 2**64)
+
+
+def introduce(shard_type: type) -> None:
+    """Where torch is there: make ``shard_type`` an ``IterableDataset``, and let batches pass a ``DataLoader`` whole."""
+    data = sys.modules.get("torch.utils.data")
+    if data is None or issubclass(shard_type, data.IterableDataset):
+        return
+    data.IterableDataset.register(shard_type)
+    sys.modules["torch.utils.data._utils.collate"].default_collate_fn_map[Batch] = _collate
+
+
+def _collate(batches: list[Batch], *, collate_fn_map: Any = None) -> Any:
+    """What ``default_collate`` makes of the batches that it would put into one: there must be one."""
+    if len(batches) != 1:
+        raise ValueError(
+            f"DataLoader was asked for batches of {len(batches)} elements, but a shard already gives batches: give "
+            "batch_size to run_on_dataframe, and leave it out of DataLoader, or make it None"
+        )
+    return Batch(_converted(batches[0]))
+
+
+def _converted(arrays: Iterable[Any]) -> list[Any]:
+    return list(map(sys.modules["torch.utils.data"].default_convert, arrays))
