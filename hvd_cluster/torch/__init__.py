@@ -8,11 +8,11 @@ except ModuleNotFoundError as error:
     raise ImportError('hvd_cluster.torch needs PyTorch: pip install "hvd-cluster[torch]"') from error
 
 from hvd_cluster.basics import add_process_set, remove_process_set
+from hvd_cluster.compression import GradientCompressor
 from hvd_cluster.objects import allgather_object, broadcast_object
 from hvd_cluster.torch import elastic
 from hvd_cluster.torch.compression import Compression
 from hvd_cluster.torch.functions import broadcast_optimizer_state, broadcast_parameters
-from hvd_cluster.torch.gradient_compression import GradientCompressor
 from hvd_cluster.torch.mpi_ops import (
     Adasum,
     Average,

@@ -1,4 +1,4 @@
-"""What gradients are turned into while they travel."""
+"""The compressors that come with the torch binding."""
 
 from __future__ import annotations
 
@@ -6,43 +6,10 @@ from typing import Any
 
 import torch
 
-from collectives.api import InvalidRequestError
+from hvd_cluster.compression import Compressor, NoneCompressor
 from hvd_cluster.torch.powersgd import PowerSGD
 
-__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor", "require_compressor"]
-
-
-class Compressor:
-    """Turns a tensor into what travels, and back. Subclasses are used as classes, never instantiated."""
-
-    elementwise = False
-    """Whether each element is treated alone: then several gradients may be given as one tensor."""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """The tensor to send, and what :meth:`decompress` needs to undo it."""
-        raise NotImplementedError
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """The received tensor as it was before :meth:`compress`."""
-        raise NotImplementedError
-
-
-class NoneCompressor(Compressor):
-    """Sends tensors as they are."""
-
-    elementwise = True
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """See :class:`Compressor`."""
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """See :class:`Compressor`."""
-        return tensor
+__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
 class _Cast(Compressor):
@@ -84,12 +51,3 @@ class Compression:
     fp16 = FP16Compressor
     bf16 = BF16Compressor
     powersgd = PowerSGD
-
-
-def require_compressor(compression: Any) -> None:
-    """InvalidRequestError for what cannot compress; any object with compress and decompress can."""
-    if not (callable(getattr(compression, "compress", None)) and callable(getattr(compression, "decompress", None))):
-        raise InvalidRequestError(
-            f"compression={compression!r} has no compress and decompress; use Compression.none, fp16 or bf16, or a "
-            "subclass of Compressor"
-        )

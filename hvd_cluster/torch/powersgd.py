@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from collectives.api import InvalidRequestError
-from hvd_cluster.torch.gradient_compression import GradientCompressor, Rounds
+from hvd_cluster.compression import GradientCompressor, Rounds
 
 __all__ = ["PowerSGD"]
 

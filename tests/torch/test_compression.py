@@ -8,8 +8,8 @@ import torch
 
 import hvd_cluster.torch as hvd
 from collectives.api import InvalidRequestError
+from hvd_cluster.compression import GradientCompressor
 from hvd_cluster.torch.compression import Compressor
-from hvd_cluster.torch.gradient_compression import GradientCompressor
 from hvd_cluster.torch.powersgd import PowerSGD
 from tests.torch.training import (
     assert_identical_everywhere,

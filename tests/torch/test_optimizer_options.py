@@ -5,8 +5,9 @@ import torch
 
 import hvd_cluster.torch as hvd
 from collectives.api import InvalidRequestError, MismatchError, UnsupportedRequestError
-from hvd_cluster.torch.optimizer.arguments import complete_names
-from hvd_cluster.torch.optimizer.buckets import BUCKET_BYTES, SMALL_BYTES, plan
+from hvd_cluster.optimizer.buckets import BUCKET_BYTES, SMALL_BYTES, plan
+from hvd_cluster.optimizer.names import complete_names
+from hvd_cluster.torch.optimizer.buckets import size_of
 from hvd_cluster.torch.powersgd import PowerSGD
 from tests.torch.training import (
     assert_identical_everywhere,
@@ -28,35 +29,35 @@ def parameters(*sizes, dtype=torch.float32):
     return [torch.nn.Parameter(torch.zeros(size, dtype=dtype)) for size in sizes]
 
 
-def sizes_of(buckets):
-    return [[parameter.numel() for parameter in bucket.parameters] for bucket in buckets]
+def planned(parameters, groups):
+    return [[parameter.numel() for parameter in bucket] for bucket in plan(parameters, groups, size_of)]
 
 
 def test_small_gradients_share_buckets_and_large_ones_have_their_own():
     large, small = SMALL_BYTES // 4 + 1, SMALL_BYTES // 4
-    assert sizes_of(plan(parameters(1, large, 2, large, 3), None)) == [[large], [large], [3, 2, 1]]
+    assert planned(parameters(1, large, 2, large, 3), None) == [[large], [large], [3, 2, 1]]
     full = BUCKET_BYTES // SMALL_BYTES
-    assert sizes_of(plan(parameters(1, *[small] * full), None)) == [[small] * full, [1]]
+    assert planned(parameters(1, *[small] * full), None) == [[small] * full, [1]]
 
 
 def test_buckets_hold_one_type():
     mixed = [*parameters(1, 2), *parameters(3, 4, dtype=torch.float64)]
-    assert sizes_of(plan(mixed, None)) == [[4, 3], [2, 1]]
+    assert planned(mixed, None) == [[4, 3], [2, 1]]
 
 
 def test_groups_are_chunks_or_lists():
     several = parameters(1, 2, 3, 4, 5)
-    assert sizes_of(plan(several, 2)) == [[1, 2, 3], [4, 5]]
-    assert sizes_of(plan(several, 9)) == [[1], [2], [3], [4], [5]]
-    assert sizes_of(plan(several, [[several[3], several[0]], []])) == [[4, 1], [5, 3, 2]]
-    assert sizes_of(plan(several, [[*parameters(6)]])) == [[5, 4, 3, 2, 1]]
+    assert planned(several, 2) == [[1, 2, 3], [4, 5]]
+    assert planned(several, 9) == [[1], [2], [3], [4], [5]]
+    assert planned(several, [[several[3], several[0]], []]) == [[4, 1], [5, 3, 2]]
+    assert planned(several, [[*parameters(6)]]) == [[5, 4, 3, 2, 1]]
 
 
 def test_default_names():
     first, second, third, fourth = parameters(1, 2, 3, 4)
-    names = complete_names([{"params": [first, second]}, {"params": [third]}], {})
+    names = complete_names([[first, second], [third]], {})
     assert list(names.values()) == ["allreduce.noname.0.0", "allreduce.noname.0.1", "allreduce.noname.1.0"]
-    names = complete_names([{"params": [fourth, first]}, {"params": [third]}], names)
+    names = complete_names([[fourth, first], [third]], names)
     assert names[fourth] == "allreduce.noname.0.2"
     assert names[third] == "allreduce.noname.1.0"
 

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 
 from collectives.api import InvalidRequestError, Operation, ReduceOp
+from hvd_cluster.compression import Compressor, compress_all, decompress_all, require_compressor
 from hvd_cluster.operations import reduction
 from hvd_cluster.process_sets import ProcessSet, global_process_set
-from hvd_cluster.torch.compression import Compression, Compressor, require_compressor
+from hvd_cluster.torch.compression import Compression
 from hvd_cluster.torch.operations.autograd import apply, backward_of_group, is_recorded, name_of_backward
 from hvd_cluster.torch.operations.handles import Handle, HandleGroup, synchronize
 from hvd_cluster.torch.operations.parts import (
-    compress_all,
-    decompress_all,
     in_place,
+    listed,
     of_same_shape,
     run,
     start,
@@ -95,7 +95,8 @@ def allreduce(
     how = reduction(average, op, prescale_factor, postscale_factor)
     require_compressor(compression)
     small, context = compression.compress(require_tensor(tensor))
-    return compression.decompress(_allreduce(small, name, process_set, how), context)
+    result: torch.Tensor = compression.decompress(_allreduce(small, name, process_set, how), context)
+    return result
 
 
 def _allreduce(tensor: torch.Tensor, name: str | None, process_set: ProcessSet, how: dict[str, Any]) -> torch.Tensor:
@@ -187,7 +188,7 @@ def grouped_allreduce(
 ) -> list[torch.Tensor]:
     """Combine each tensor over all ranks, element by element; returns new tensors of the same shapes."""
     how = reduction(average, op, prescale_factor, postscale_factor)
-    small, contexts = compress_all(compression, tensors)
+    small, contexts = compress_all(compression, listed(tensors))
     return decompress_all(compression, _grouped_allreduce(small, name, process_set, how), contexts)
 
 

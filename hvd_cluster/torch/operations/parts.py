@@ -12,7 +12,6 @@ from collectives.buffers import Buffer
 from collectives.engine.work import Destination, Work
 from hvd_cluster import operations
 from hvd_cluster.process_sets import ProcessSet
-from hvd_cluster.torch.compression import Compressor, require_compressor
 from hvd_cluster.torch.operations.compilation import uncompiled
 from hvd_cluster.torch.operations.handles import Finish, Handle, HandleGroup, Kind
 from hvd_cluster.torch.tensors import (
@@ -25,8 +24,6 @@ from hvd_cluster.torch.tensors import (
 )
 
 __all__ = [
-    "compress_all",
-    "decompress_all",
     "in_place",
     "listed",
     "of_other_shape",
@@ -168,19 +165,3 @@ def listed(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     if not result:
         raise InvalidRequestError("a group needs at least one tensor")
     return result
-
-
-def compress_all(
-    compression: type[Compressor], tensors: Iterable[torch.Tensor]
-) -> tuple[list[torch.Tensor], list[Any]]:
-    """What travels for each tensor of a group, and what :func:`decompress_all` needs."""
-    require_compressor(compression)
-    pairs = [compression.compress(tensor) for tensor in listed(tensors)]
-    return [small for small, _ in pairs], [context for _, context in pairs]
-
-
-def decompress_all(
-    compression: type[Compressor], results: Iterable[torch.Tensor], contexts: Iterable[Any]
-) -> list[torch.Tensor]:
-    """The tensors of a group after their journey."""
-    return [compression.decompress(result, context) for result, context in zip(results, contexts, strict=True)]

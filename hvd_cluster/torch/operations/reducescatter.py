@@ -11,13 +11,14 @@ from typing import Any
 import torch
 
 from collectives.api import Operation, ReduceOp
+from hvd_cluster.compression import Compressor, compress_all, decompress_all, require_compressor
 from hvd_cluster.operations import reduction
 from hvd_cluster.process_sets import ProcessSet, global_process_set
-from hvd_cluster.torch.compression import Compression, Compressor, require_compressor
+from hvd_cluster.torch.compression import Compression
 from hvd_cluster.torch.operations.allgather import allgather, grouped_allgather
 from hvd_cluster.torch.operations.autograd import apply, backward_of_group, is_recorded, name_of_backward
 from hvd_cluster.torch.operations.handles import Handle, HandleGroup, synchronize
-from hvd_cluster.torch.operations.parts import compress_all, decompress_all, of_other_shape, run, start, start_group
+from hvd_cluster.torch.operations.parts import listed, of_other_shape, run, start, start_group
 from hvd_cluster.torch.tensors import require_tensor
 
 __all__ = [
@@ -56,7 +57,8 @@ def reducescatter(
     how = reduction(None, op, prescale_factor, postscale_factor)
     require_compressor(compression)
     small, context = compression.compress(require_tensor(tensor))
-    return compression.decompress(_reducescatter(small, name, process_set, how), context)
+    result: torch.Tensor = compression.decompress(_reducescatter(small, name, process_set, how), context)
+    return result
 
 
 def _reducescatter(
@@ -119,7 +121,7 @@ def grouped_reducescatter(
 ) -> list[torch.Tensor]:
     """Combine each tensor (Average or Sum) over all ranks and keep this rank's rows of each."""
     how = reduction(None, op, prescale_factor, postscale_factor)
-    small, contexts = compress_all(compression, tensors)
+    small, contexts = compress_all(compression, listed(tensors))
     return decompress_all(compression, _grouped_reducescatter(small, name, process_set, how), contexts)
 
 

@@ -10,8 +10,10 @@ import torch
 
 from collectives.api import ReduceOp
 from hvd_cluster.basics import size
+from hvd_cluster.optimizer.names import complete_names
+from hvd_cluster.optimizer.options import Options, check_passes
 from hvd_cluster.torch.mpi_ops import allreduce, allreduce_async_, synchronize
-from hvd_cluster.torch.optimizer.arguments import Names, Options, check_passes, complete_names
+from hvd_cluster.torch.optimizer.parameters import Names, parameter_groups
 
 __all__ = ["AdasumOptimizer"]
 
@@ -52,7 +54,7 @@ class AdasumOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def _combine(self, before: dict[torch.Tensor, torch.Tensor]) -> None:
-        options, names = self._options, complete_names(self.param_groups, self._given_names)
+        options, names = self._options, complete_names(parameter_groups(self), self._given_names)
         flights = []
         for parameter, start in before.items():
             small, context = options.compression.compress(parameter - start)

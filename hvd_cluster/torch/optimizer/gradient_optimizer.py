@@ -19,10 +19,13 @@ from torch.utils.hooks import RemovableHandle
 
 from collectives.api import HorovodInternalError, InvalidRequestError
 from hvd_cluster.basics import engine, size
-from hvd_cluster.torch.gradient_compression import GradientCompressor, compressor_for
+from hvd_cluster.compression import GradientCompressor, compressor_for
+from hvd_cluster.optimizer.buckets import label, plan
+from hvd_cluster.optimizer.names import complete_names
+from hvd_cluster.optimizer.options import Options, check_passes
 from hvd_cluster.torch.mpi_ops import allreduce
-from hvd_cluster.torch.optimizer.arguments import Names, Options, check_passes, complete_names
-from hvd_cluster.torch.optimizer.buckets import Bucket, label, plan
+from hvd_cluster.torch.optimizer.buckets import Bucket, size_of
+from hvd_cluster.torch.optimizer.parameters import Names, parameter_groups
 from hvd_cluster.torch.optimizer.reduction import Reduction
 
 __all__ = ["GradientOptimizer"]
@@ -117,14 +120,15 @@ class GradientOptimizer(torch.optim.Optimizer):
             self._parameters = parameters
             self._remove_all_but(set(parameters))
         added = [parameter for parameter in parameters if parameter not in self._buckets]
-        self._names = complete_names(self.param_groups, self._given_names | self._names)
+        self._names = complete_names(parameter_groups(self), self._given_names | self._names)
         for parameter in added:
             if parameter not in self._compressors:
                 self._compressors[parameter] = compressor_for(self._options.compression, parameter)
-        for bucket in plan(added, self._options.groups):
+        for members in plan(added, self._options.groups, size_of):
+            bucket = Bucket(members)
             self._buckets.update(dict.fromkeys(bucket.parameters, bucket))
-            members = ", ".join(self._names[parameter] for parameter in bucket.parameters)
-            logger.info("what travels as %s: %s", label(bucket, self._names), members)
+            listed = ", ".join(self._names[parameter] for parameter in members)
+            logger.info("%s holds the gradients of: %s", label(members, self._names), listed)
 
     def _remove_all_but(self, kept: set[torch.Tensor]) -> None:
         """Where some are gone, the others are named and put into buckets afresh, as on a rank that starts now."""

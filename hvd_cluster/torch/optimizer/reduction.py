@@ -11,7 +11,10 @@ import torch
 
 from collectives.api import EngineError, HorovodInternalError, MismatchError
 from hvd_cluster.basics import rank
-from hvd_cluster.torch.gradient_compression import GradientCompressor
+from hvd_cluster.compression import GradientCompressor
+from hvd_cluster.optimizer.buckets import label
+from hvd_cluster.optimizer.layout import ABSENT, DENSE, FROZEN, common_sparse, differences
+from hvd_cluster.optimizer.options import Options
 from hvd_cluster.torch.mpi_ops import (
     Handle,
     HandleGroup,
@@ -21,9 +24,8 @@ from hvd_cluster.torch.mpi_ops import (
     sparse_allreduce_async,
     synchronize,
 )
-from hvd_cluster.torch.optimizer.arguments import Names, Options
-from hvd_cluster.torch.optimizer.buckets import Bucket, is_small, label, parts
-from hvd_cluster.torch.optimizer.layout import ABSENT, DENSE, FROZEN, common_sparse, differences
+from hvd_cluster.torch.optimizer.buckets import Bucket, is_small, views
+from hvd_cluster.torch.optimizer.parameters import Names
 
 __all__ = ["Compressors", "Reduction"]
 
@@ -61,7 +63,7 @@ class Reduction:
         self._compressors = compressors
         self._options = options
         self._prefix = prefix
-        self._label = prefix + label(bucket, names)
+        self._label = prefix + label(bucket.parameters, names)
         self._absent = _complete(bucket, members)
         self._from_sparse = _densify(bucket, members) if options.sparse_as_dense else {}
         self._agreed = {} if options.sparse_as_dense else bucket.sparse
@@ -237,7 +239,7 @@ def _alone(parameter: torch.Tensor, compressor: GradientCompressor) -> Journey:
 def _packed(bucket: Bucket, parameters: Sequence[torch.Tensor], compressor: GradientCompressor) -> Journey:
     gradients = [_gradient(parameter) for parameter in parameters]
     combined = yield from compressor.rounds(bucket.pack(gradients))
-    torch._foreach_copy_(gradients, parts(combined, gradients))
+    torch._foreach_copy_(gradients, views(combined, gradients))
 
 
 def _replace(gradient: torch.Tensor, combined: torch.Tensor) -> None:

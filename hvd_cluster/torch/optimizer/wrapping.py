@@ -11,21 +11,15 @@ import torch
 
 from collectives.api import InvalidRequestError, ReduceOp
 from hvd_cluster.basics import registered_set, size
+from hvd_cluster.compression import GradientCompression
 from hvd_cluster.operations import choose_op
+from hvd_cluster.optimizer.names import given_names
+from hvd_cluster.optimizer.options import Groups, Options, as_groups, check, check_passes
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.torch.compression import Compression
-from hvd_cluster.torch.gradient_compression import GradientCompression
 from hvd_cluster.torch.optimizer.adasum_optimizer import AdasumOptimizer
-from hvd_cluster.torch.optimizer.arguments import (
-    Groups,
-    Names,
-    Options,
-    as_groups,
-    check,
-    check_passes,
-    given_names,
-)
 from hvd_cluster.torch.optimizer.gradient_optimizer import GradientOptimizer
+from hvd_cluster.torch.optimizer.parameters import Names, parameter_groups
 
 __all__ = ["DistributedOptimizer"]
 
@@ -68,13 +62,13 @@ def DistributedOptimizer(
     ``scaler.unscale_(optimizer)``. InvalidRequestError for bad arguments, NotInitializedError before ``init()``.
     """
     _require_unwrapped(optimizer)
-    given_groups = as_groups(groups, num_groups)
+    given_groups = as_groups(groups, num_groups, torch.Tensor)
     check_passes(backward_passes_per_step)
     options = Options(
         compression, choose_op(None, op), gradient_predivide_factor, given_groups, sparse_as_dense, process_set
     )
     check(options)
-    names = given_names(optimizer.param_groups, named_parameters)
+    names = given_names(parameter_groups(optimizer), named_parameters)
     return _wrap(optimizer, names, backward_passes_per_step, options)
 
 

@@ -1,24 +1,21 @@
-"""What an optimizer is wrapped with: checked, with the defaults filled in."""
+"""The arguments of ``DistributedOptimizer``, checked."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import Any, TypeAlias
 
-import torch
-
 from collectives.api import InvalidRequestError, ReduceOp, UnsupportedRequestError
+from hvd_cluster.compression import GradientCompression, require_gradient_compression
 from hvd_cluster.operations import as_factor, process_set_id
 from hvd_cluster.process_sets import ProcessSet
-from hvd_cluster.torch.gradient_compression import GradientCompression, require_gradient_compression
 
-__all__ = ["Groups", "Names", "Options", "as_groups", "check", "check_passes", "complete_names", "given_names"]
+__all__ = ["Groups", "Options", "as_groups", "check", "check_passes"]
 
-Names: TypeAlias = dict[torch.Tensor, str]
-Groups: TypeAlias = "int | Sequence[Sequence[torch.Tensor]] | None"
+Groups: TypeAlias = "int | Sequence[Sequence[Any]] | None"
+"""A number of groups, or the parameters of each."""
 
 
 @dataclass(frozen=True)
@@ -67,68 +64,30 @@ def check_passes(passes: Any) -> None:
         raise InvalidRequestError(f"backward_passes_per_step={passes!r} must be an integer of at least 1")
 
 
-def as_groups(groups: Any, num_groups: Any) -> Groups:
-    """``groups``, or what the deprecated ``num_groups`` says; InvalidRequestError for what is neither kind."""
+def as_groups(groups: Any, num_groups: Any, tensor_type: type) -> Groups:
+    """``groups``, or the value of the deprecated ``num_groups``; parameters are instances of ``tensor_type``.
+
+    InvalidRequestError unless it is a positive integer or lists of parameters, each of them in one list only.
+    """
     if num_groups != 0:
         warnings.warn("num_groups is deprecated; use groups", DeprecationWarning, stacklevel=3)
         groups = num_groups if groups is None else groups
     if groups is None:
         return None
     if isinstance(groups, list | tuple):
-        return _checked(groups)
+        return _checked(groups, tensor_type)
     if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
         raise InvalidRequestError(f"groups={groups!r} must be a positive integer or a list of lists of parameters")
     return groups
 
 
-def _checked(groups: Sequence[Any]) -> list[list[torch.Tensor]]:
+def _checked(groups: Sequence[Any], tensor_type: type) -> list[list[Any]]:
     if not all(isinstance(group, list | tuple) for group in groups):
         raise InvalidRequestError("groups must be a positive integer or a list of lists of parameters")
     members = [member for group in groups for member in group]
-    wrong = [type(member).__name__ for member in members if not isinstance(member, torch.Tensor)]
+    wrong = [type(member).__name__ for member in members if not isinstance(member, tensor_type)]
     if wrong:
         raise InvalidRequestError(f"groups must consist of parameters, which are tensors, not of {wrong[0]}")
     if len(set(members)) < len(members):
         raise InvalidRequestError("a parameter can only appear once in groups")
     return [list(group) for group in groups if group]
-
-
-def given_names(
-    param_groups: Sequence[dict[str, Any]], named_parameters: Iterable[tuple[str, torch.Tensor]] | None
-) -> Names:
-    """The user's names; InvalidRequestError unless all parameters have one, or none, and all differ."""
-    if named_parameters is None:
-        return {}
-    names = _named(named_parameters)
-    unnamed = sum(parameter not in names for group in param_groups for parameter in group["params"])
-    if unnamed:
-        raise InvalidRequestError(
-            f"{unnamed} parameters of the optimizer are not in named_parameters; name all or none"
-        )
-    return names
-
-
-def _named(named_parameters: Any) -> Names:
-    named = list(named_parameters) if isinstance(named_parameters, Iterable) else [named_parameters]
-    wrong = [type(entry).__name__ for entry in named if not isinstance(entry, tuple) or len(entry) != 2]
-    if wrong:
-        raise InvalidRequestError(
-            f"named_parameters must be (name, parameter) pairs, as model.named_parameters() gives, not {wrong[0]}"
-        )
-    names = [name for name, _ in named]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise InvalidRequestError(f"named_parameters uses the names {repeated} more than once; each must be unique")
-    return {parameter: name for name, parameter in named}
-
-
-def complete_names(param_groups: Sequence[dict[str, Any]], names: Names) -> Names:
-    """``names``, and one for each parameter without: that of its place, or of the next one that is free."""
-    completed, taken = dict(names), set(names.values())
-    for number, group in enumerate(param_groups):
-        for index, parameter in enumerate(group["params"]):
-            if parameter not in completed:
-                places = (f"allreduce.noname.{number}.{place}" for place in count(index))
-                completed[parameter] = next(name for name in places if name not in taken)
-                taken.add(completed[parameter])
-    return completed

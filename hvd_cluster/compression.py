@@ -1,0 +1,154 @@
+"""Compressors: the conversion of tensors before and after they travel. The same contract for all frameworks.
+
+A *stateless* compressor has ``compress`` and ``decompress``. A :class:`GradientCompressor` serves one parameter of a
+DistributedOptimizer; it may keep state from step to step and use several rounds over the network.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterable
+from typing import Any, TypeAlias
+
+from collectives.api import InvalidRequestError
+
+__all__ = [
+    "Compressor",
+    "GradientCompression",
+    "GradientCompressor",
+    "NoneCompressor",
+    "Rounds",
+    "compress_all",
+    "compressor_for",
+    "decompress_all",
+    "require_compressor",
+    "require_gradient_compression",
+]
+
+Tensor: TypeAlias = Any
+"""A tensor of the binding's framework."""
+Rounds: TypeAlias = Generator[Tensor, Tensor, Tensor]
+
+
+class Compressor:
+    """Turns a tensor into the one that travels, and back. Subclasses are used as classes, never instantiated."""
+
+    elementwise = False
+    """Whether each element is treated alone: then several gradients may be given as one tensor."""
+
+    @staticmethod
+    def compress(tensor: Tensor) -> tuple[Tensor, Any]:
+        """The tensor to send, and the context that :meth:`decompress` needs to undo it."""
+        raise NotImplementedError
+
+    @staticmethod
+    def decompress(tensor: Tensor, ctx: Any) -> Tensor:
+        """The received tensor as it was before :meth:`compress`."""
+        raise NotImplementedError
+
+
+class NoneCompressor(Compressor):
+    """Sends tensors as they are."""
+
+    elementwise = True
+
+    @staticmethod
+    def compress(tensor: Tensor) -> tuple[Tensor, Any]:
+        """See :class:`Compressor`."""
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: Tensor, ctx: Any) -> Tensor:
+        """See :class:`Compressor`."""
+        return tensor
+
+
+def _is_stateless(compression: Any) -> bool:
+    return callable(getattr(compression, "compress", None)) and callable(getattr(compression, "decompress", None))
+
+
+def require_compressor(compression: Any) -> None:
+    """InvalidRequestError unless ``compression`` has ``compress`` and ``decompress``, as any object may."""
+    if not _is_stateless(compression):
+        raise InvalidRequestError(
+            f"compression={compression!r} has no compress and decompress; use Compression.none, fp16 or bf16, or a "
+            "subclass of Compressor"
+        )
+
+
+def compress_all(compression: type[Compressor], tensors: Iterable[Tensor]) -> tuple[list[Tensor], list[Any]]:
+    """The tensors to send for the tensors of a group, and the contexts that :func:`decompress_all` needs."""
+    require_compressor(compression)
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    return [small for small, _ in pairs], [context for _, context in pairs]
+
+
+def decompress_all(compression: type[Compressor], results: Iterable[Tensor], contexts: Iterable[Any]) -> list[Tensor]:
+    """The received tensors of a group as they were before :func:`compress_all`."""
+    return [compression.decompress(result, context) for result, context in zip(results, contexts, strict=True)]
+
+
+class GradientCompressor(ABC):
+    """Compresses the gradients of one parameter. Write your own as a subclass whose constructor takes the parameter::
+
+        class Signs(GradientCompressor):
+            def __init__(self, parameter):
+                self.error = torch.zeros_like(parameter)
+
+            def rounds(self, gradient):
+                wanted = gradient + self.error
+                sent = wanted.sign() * wanted.abs().mean()
+                self.error = wanted - sent
+                return (yield sent)
+
+    and give the class to ``DistributedOptimizer(compression=Signs)``, which makes one object for each parameter; for
+    more arguments use ``functools.partial``. All ranks yield tensors of the same shapes in the same rounds.
+    """
+
+    elementwise = False
+    """Whether it keeps no state and treats each element alone: then it may be given several gradients as one."""
+
+    @abstractmethod
+    def rounds(self, gradient: Tensor) -> Rounds:
+        """Yield tensors to be combined over all ranks, one at a time; return the combined gradient.
+
+        ``gradient`` is dense, of any memory layout. Each yield gives the combination (by the ``op`` of the
+        optimizer) of the tensors that the ranks yielded; these are overwritten. The returned tensor has the number of
+        elements and the dtype of ``gradient``, may be ``gradient`` itself, and belongs to the caller.
+        """
+
+
+class _Stateless(GradientCompressor):
+    """A compressor with ``compress`` and ``decompress``, in one round."""
+
+    def __init__(self, compressor: Any) -> None:
+        self._compressor = compressor
+        self.elementwise = bool(getattr(compressor, "elementwise", False))
+
+    def rounds(self, gradient: Tensor) -> Rounds:
+        small, context = self._compressor.compress(gradient)
+        result: Tensor = self._compressor.decompress((yield small), context)
+        return result
+
+
+GradientCompression: TypeAlias = Any
+"""A stateless compressor, or a function that makes a :class:`GradientCompressor` for a parameter."""
+
+
+def require_gradient_compression(compression: GradientCompression) -> None:
+    """InvalidRequestError for what cannot compress gradients."""
+    if not (_is_stateless(compression) or callable(compression)):
+        raise InvalidRequestError(
+            f"compression={compression!r} has no compress and decompress; use one of Compression, a subclass of "
+            "Compressor, or a subclass of GradientCompressor"
+        )
+
+
+def compressor_for(compression: GradientCompression, parameter: Tensor) -> GradientCompressor:
+    """The one for the gradients of ``parameter``; InvalidRequestError when ``compression`` makes something else."""
+    if _is_stateless(compression):
+        return _Stateless(compression)
+    made = compression(parameter)
+    if not isinstance(made, GradientCompressor):
+        raise InvalidRequestError(f"compression={compression!r} made a {type(made).__name__}, no GradientCompressor")
+    return made
