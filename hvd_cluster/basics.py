@@ -14,6 +14,7 @@ from collectives.engine import bootstrap
 from collectives.engine.engine import Engine
 from collectives.planning.process_sets import GLOBAL
 from collectives.settings import Settings
+from hvd_cluster.launchers import check_launcher, warn_of_threads
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.secret import Secret
 
@@ -62,8 +63,9 @@ def init(
 
     ``comm`` must be None or empty: all ranks. ``process_sets`` are registered in order, with ids 1, 2...; all ranks
     give the same. "dynamic" is none at the start; sets may be added in any case, unless HOROVOD_DYNAMIC_PROCESS_SETS is
-    0. Without a launcher this is a world of one. Raises SettingsError for a bad ``HOROVOD_*`` variable,
-    InvalidRequestError for bad arguments, CollectiveTimeoutError or PeerLostError when ranks do not come.
+    0. Without a launcher this is a world of one. Raises SettingsError for a bad ``HOROVOD_*`` variable, and in one of
+    several processes that mpirun, srun or torchrun started; InvalidRequestError for bad arguments,
+    CollectiveTimeoutError or PeerLostError when ranks do not come.
     """
     if comm is not None and not (isinstance(comm, Sequence) and len(comm) == 0):
         raise InvalidRequestError(
@@ -94,10 +96,12 @@ def _as_set(entry: ProcessSet | Sequence[int]) -> ProcessSet:
 def _start(sets: list[ProcessSet]) -> None:
     # Counted first: ranks whose init() fails, here or elsewhere, must not fall behind the others.
     generation, _process.generation = _process.generation, _process.generation + 1
+    check_launcher(os.environ)
     settings = Settings.from_environment(_process.secret.claim(os.environ))
     logs.configure(settings.log_level, settings.log_hide_time, settings.rank)
     for remark in settings.remarks:
         logger.warning(remark)
+    warn_of_threads(os.environ, settings)
     engine = bootstrap.start(settings, [tuple(entry.ranks or ()) for entry in sets], generation)
     _process.engine = engine
     for id, entry in enumerate((global_process_set, *sets), start=GLOBAL):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import signal
 import sys
@@ -32,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     be used and 127 for a command that does not exist. Raises SystemExit for the former, and for ``--version``.
     """
     arguments = _parse(argv)
-    with _signals_raise():
+    with _signals_raise(), _log_shown():
         return _run(arguments)
 
 
@@ -92,6 +93,30 @@ def _signals_raise() -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+class _Console(logging.Handler):
+    """Writes each record as a line of hvdrun's own."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            say(self.format(record))
+        except OSError:
+            self.handleError(record)
+
+
+@contextmanager
+def _log_shown() -> Iterator[None]:
+    """Show on standard error what the launcher logs, from level INFO up."""
+    log, console = logging.getLogger("executors"), _Console()
+    level = log.level
+    log.addHandler(console)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(console)
+        log.setLevel(level)
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:

@@ -31,7 +31,7 @@ def hvdrun():
     def start(*arguments):
         process = subprocess.Popen(
             ["env", "--default-signal=INT", sys.executable, "-m", "hvd_cluster", *map(str, arguments)],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

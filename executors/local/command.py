@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -17,8 +18,11 @@ from executors.job import Job
 from executors.local.crew import GRACE_SECONDS, Crew, Ended, Event, Started
 from executors.local.output import Output, say
 from executors.placement import assign_ranks
+from executors.threads import THREADS, thread_remark, thread_variables, usable_cores
 
 __all__ = ["LocalOptions", "LocalRun", "check_command", "died", "resolve_start_timeout", "run_command"]
+
+logger = logging.getLogger(__name__)
 
 HOST = "localhost"
 START_TIMEOUT_SECONDS = 30.0
@@ -79,6 +83,7 @@ class LocalRun:
         self._stack = ExitStack()
         self._coming_up = set(range(size))
         self._failure: BaseException | None = None
+        self._threads = _threads({**os.environ, **options.environment}, size)
 
     def __enter__(self) -> LocalRun:
         with ExitStack() as stack:
@@ -106,7 +111,8 @@ class LocalRun:
         descriptors: Sequence[int] = (),
     ) -> None:
         """Start the worker of ``slot``, with ``environment`` added to that of the options. See :meth:`Crew.launch`."""
-        merged = {**os.environ, **self._job.environment(slot), **self._options.environment, **(environment or {})}
+        given = {**self._options.environment, **self._threads, **(environment or {})}
+        merged = {**os.environ, **self._job.environment(slot), **given}
         self.crew.launch(slot.rank, command, merged, self._output, messages, descriptors)
 
     def events(self) -> Iterator[Event]:
@@ -135,6 +141,18 @@ class LocalRun:
                 "(start_timeout, --start-timeout or HOROVOD_START_TIMEOUT)"
             )
             self.fail(error)
+
+
+def _threads(environment: Mapping[str, str], size: int) -> dict[str, str]:
+    """The variables that give each rank its share of the cores; the log says what each rank gets."""
+    cores = usable_cores()
+    variables = thread_variables(environment, cores, size)
+    if variables:
+        text = "%s=%s for each of the %d ranks, its share of %d cores; set the variable to choose another number"
+        logger.info(text, THREADS, variables[THREADS], size, cores)
+    elif remark := thread_remark(environment, cores, size):
+        logger.warning(remark)
+    return variables
 
 
 def died(event: Ended, what: str = "", host: str = HOST, name: str = "") -> WorkerError:

@@ -71,7 +71,7 @@ def _answer(link):
 
 def _serve(link: Connection, rank, variables):
     # Or torch.compile would start processes that stay as long as the rank.
-    os.environ.update(variables, TORCHINDUCTOR_COMPILE_THREADS="1")
+    os.environ.update(variables, OMP_NUM_THREADS="1", TORCHINDUCTOR_COMPILE_THREADS="1")
     import torch
 
     import hvd_cluster.torch as hvd

@@ -1,0 +1,85 @@
+"""How many threads each rank of a host computes with, so that the ranks do not take the cores from each other.
+
+Without a limit, the numerical libraries start one thread per core in every rank. On two ranks each core then has two
+threads, which slows a training step down several times. Ray and Spark limit their workers by the same variable.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+__all__ = ["THREADS", "excess", "share", "thread_remark", "thread_variables", "threads_of", "usable_cores"]
+
+THREADS = "OMP_NUM_THREADS"
+# MKL and OpenBLAS read OMP_NUM_THREADS where their own variable is not set.
+VARIABLES = (THREADS, "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+def share(cores: int, ranks: int) -> int:
+    """The threads of each of ``ranks`` ranks on a host where they may use ``cores`` cores; at least 1."""
+    return max(1, cores // ranks)
+
+
+def threads_of(environment: Mapping[str, str], cores: int) -> int:
+    """The threads that a rank with ``environment`` computes with; ``cores`` where no variable limits them."""
+    # A value such as 4,2 is for nested parallel regions: the first number is that of the outermost.
+    texts = (environment.get(name, "").partition(",")[0].strip() for name in VARIABLES)
+    return next((int(text) for text in texts if text.isascii() and text.isdigit() and int(text)), cores)
+
+
+def thread_variables(environment: Mapping[str, str], cores: int, ranks: int) -> dict[str, str]:
+    """What a launcher adds to ``environment`` for each of ``ranks`` ranks of one host.
+
+    Nothing for a single rank, which may use all cores, and nothing where the user has set the variable.
+    """
+    is_chosen = bool(environment.get(THREADS, "").strip())
+    return {} if ranks == 1 or is_chosen else {THREADS: str(share(cores, ranks))}
+
+
+def excess(environment: Mapping[str, str], cores: int, ranks: int) -> int:
+    """The threads of each rank where those of all ``ranks`` ranks exceed ``cores`` and fewer would do; else 0."""
+    threads = threads_of(environment, cores)
+    return threads if threads > share(cores, ranks) else 0
+
+
+def thread_remark(environment: Mapping[str, str], cores: int, ranks: int) -> str:
+    """The sentence that advises to set fewer threads, or "" where the threads of the ranks fit the cores."""
+    threads = excess(environment, cores, ranks)
+    return (
+        f"{ranks} ranks with up to {threads} threads each share {cores} cores, which slows all of them down; set "
+        f"{THREADS}={share(cores, ranks)} in the environment of the ranks"
+        if threads
+        else ""
+    )
+
+
+def usable_cores() -> int:
+    """The cores that this process may use: those of its affinity, or fewer where its control group has a quota."""
+    return min(len(os.sched_getaffinity(0)), _quota(CGROUPS, Path("/proc/self/cgroup")))
+
+
+def _quota(root: Path, membership: Path) -> int:
+    """The smallest quota of the control group (version 2) and of those around it, in whole cores."""
+    entry = next((line for line in _read(membership).splitlines() if line.startswith("0::")), "0::/")
+    path = PurePosixPath(entry.removeprefix("0::")).relative_to("/")
+    groups = [path, *path.parents]
+    least = min(_cores(_read(root / group / "cpu.max")) for group in groups)
+    return max(1, math.ceil(least)) if math.isfinite(least) else sys.maxsize
+
+
+def _cores(limit: str) -> float:
+    """The cores that the text of a ``cpu.max`` allows: microseconds of CPU time per period, or ``max``."""
+    quota, _, period = limit.strip().partition(" ")
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else math.inf
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:  # there is no control group, or no quota
+        return ""

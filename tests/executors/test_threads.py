@@ -1,0 +1,80 @@
+import os
+import sys
+
+import pytest
+
+from executors import threads
+from executors.threads import THREADS, excess, share, thread_remark, thread_variables, threads_of, usable_cores
+
+
+@pytest.mark.parametrize(("cores", "ranks", "each"), [(2, 1, 2), (2, 2, 1), (2, 4, 1), (8, 3, 2), (64, 2, 32)])
+def test_the_share_of_a_rank(cores, ranks, each):
+    assert share(cores, ranks) == each
+    assert thread_variables({}, cores, ranks) == ({THREADS: str(each)} if ranks > 1 else {})
+
+
+@pytest.mark.parametrize(
+    ("environment", "added"),
+    [
+        ({THREADS: "8"}, {}),
+        ({THREADS: " "}, {THREADS: "4"}),
+        ({"MKL_NUM_THREADS": "1"}, {THREADS: "4"}),  # NumPy's OpenBLAS and others do not read it
+        ({"OPENBLAS_NUM_THREADS": "1"}, {THREADS: "4"}),
+    ],
+)
+def test_a_variable_of_the_user_stays(environment, added):
+    assert thread_variables(environment, 8, 2) == added
+
+
+@pytest.mark.parametrize(
+    ("environment", "number"),
+    [
+        ({}, 8),
+        ({THREADS: "3"}, 3),
+        ({THREADS: "4,2"}, 4),
+        ({THREADS: "many"}, 8),
+        ({THREADS: "0"}, 8),
+        ({"MKL_NUM_THREADS": "2"}, 2),
+        ({"OPENBLAS_NUM_THREADS": "5"}, 5),
+        ({THREADS: "3", "MKL_NUM_THREADS": "2"}, 3),
+    ],
+)
+def test_the_threads_of_a_rank(environment, number):
+    assert threads_of(environment, 8) == number
+
+
+def test_threads_exceed_the_cores_only_where_fewer_would_not():
+    assert excess({}, 2, 2) == 2
+    assert excess({THREADS: "1"}, 2, 2) == 0
+    assert excess({THREADS: "1"}, 2, 16) == 0
+    assert excess({}, 2, 1) == 0
+    assert thread_remark({THREADS: "1"}, 2, 2) == ""
+    assert thread_remark({}, 2, 2) == (
+        "2 ranks with up to 2 threads each share 2 cores, which slows all of them down; set OMP_NUM_THREADS=1 in the "
+        "environment of the ranks"
+    )
+
+
+@pytest.mark.parametrize(
+    ("limits", "cores"),
+    [
+        ({}, sys.maxsize),
+        ({"": "max 100000\n"}, sys.maxsize),
+        ({"": "150000 100000\n"}, 2),
+        ({"a/b": "max 100000", "a": "300000 100000"}, 3),
+        ({"a/b": "1000 100000", "a": "300000 100000"}, 1),
+    ],
+)
+def test_the_quota_of_a_control_group(tmp_path, limits, cores):
+    for group, text in limits.items():
+        (tmp_path / group).mkdir(parents=True, exist_ok=True)
+        (tmp_path / group / "cpu.max").write_text(text)
+    membership = tmp_path / "membership"
+    membership.write_text("1:cpu:/elsewhere\n0::/a/b\n")
+    assert threads._quota(tmp_path, membership) == cores
+
+
+def test_a_quota_is_less_than_the_affinity(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr(threads, "_quota", lambda *_: 3)
+    assert usable_cores() == 3

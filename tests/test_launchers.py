@@ -1,0 +1,119 @@
+"""init() beside launchers that are not ours."""
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from collectives.api import SettingsError
+from collectives.settings import Settings
+from executors import threads
+from hvd_cluster import basics
+from hvd_cluster.cli import main
+from hvd_cluster.launchers import warn_of_threads
+from hvd_cluster.run import run
+
+ROOT = Path(__file__).parents[1]
+TORCHRUN = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}
+
+
+def set_variables(monkeypatch, variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+
+def size_of_world():
+    basics.init()
+    try:
+        return basics.size()
+    finally:
+        basics.shutdown()
+
+
+def test_a_process_of_another_launcher_is_refused(monkeypatch):
+    set_variables(monkeypatch, TORCHRUN)
+    with pytest.raises(SettingsError) as caught:
+        basics.init()
+    assert str(caught.value) == (
+        "torchrun started this process as one of 2 (WORLD_SIZE=2), but hvd-cluster cannot join the processes of that "
+        "launcher: each would train a model of its own. Start the script with hvdrun -np 2 python train.py; on several "
+        "hosts use RayExecutor or hvd_cluster.spark.run. Set HOROVOD_SIZE=1 to train separate models on purpose"
+    )
+    assert not basics.is_initialized()
+
+
+def test_separate_models_on_purpose(monkeypatch):
+    set_variables(monkeypatch, {**TORCHRUN, "HOROVOD_SIZE": "1"})
+    assert size_of_world() == 1
+
+
+def test_our_launcher_may_run_inside_of_another_one(monkeypatch):
+    set_variables(monkeypatch, TORCHRUN)
+    assert run(size_of_world, num_proc=2) == [2, 2]
+
+
+def test_torchrun_itself(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("from hvd_cluster import basics\nbasics.init()\n")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(torchrun, env=environment, check=False, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "torchrun started this process as one of 2 (WORLD_SIZE=2)" in done.stderr
+
+
+@pytest.fixture
+def two_cores(monkeypatch):
+    for name in threads.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("hvd_cluster.launchers.usable_cores", lambda: 2)
+    monkeypatch.setattr("executors.local.command.usable_cores", lambda: 2)
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_the_first_rank_of_a_host_warns_of_too_many_threads(caplog):
+    first = Settings(size=2, local_size=2, rendezvous_address="127.0.0.1")
+    second = Settings(rank=1, size=2, local_rank=1, local_size=2, rendezvous_address="127.0.0.1")
+    for settings in (first, second, Settings()):
+        warn_of_threads({}, settings)
+        warn_of_threads({"OMP_NUM_THREADS": "1"}, settings)
+    assert [record.message for record in caplog.records] == [threads.thread_remark({}, 2, 2)]
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_hvdrun_gives_each_rank_its_share_of_the_cores_and_says_so(capsys):
+    assert main(["-np", "2", "sh", "-c", "echo $OMP_NUM_THREADS"]) == 0
+    captured = capsys.readouterr()
+    assert sorted(captured.out.splitlines()) == ["[0]<stdout>:1", "[1]<stdout>:1"]
+    assert captured.err == (
+        "hvdrun: OMP_NUM_THREADS=1 for each of the 2 ranks, its share of 2 cores; set the variable to choose another "
+        "number\n"
+    )
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_hvdrun_keeps_the_threads_of_the_user_and_warns(monkeypatch, capsys):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert main(["-np", "2", "sh", "-c", "echo $OMP_NUM_THREADS"]) == 0
+    captured = capsys.readouterr()
+    assert sorted(captured.out.splitlines()) == ["[0]<stdout>:2", "[1]<stdout>:2"]
+    assert captured.err == f"hvdrun: {threads.thread_remark({}, 2, 2)}\n"
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_run_gives_each_rank_its_share_of_the_cores(caplog):
+    def threads_of_torch():
+        import torch
+
+        return torch.get_num_threads()
+
+    caplog.set_level(logging.INFO, "executors")
+    assert run(threads_of_torch, num_proc=2) == [1, 1]
+    assert [record.message for record in caplog.records] == [
+        "OMP_NUM_THREADS=1 for each of the 2 ranks, its share of 2 cores; set the variable to choose another number"
+    ]
+    assert run(os.getenv, ["OMP_NUM_THREADS"]) == [None]
+    assert run(os.getenv, ["OMP_NUM_THREADS"], num_proc=2, env={"OMP_NUM_THREADS": "7"}) == ["7", "7"]
