@@ -25,6 +25,7 @@ from benchmarks.measure import add_json_argument, tabulate
 from collectives.api import DType, Operation, Request
 from collectives.control import envelope
 from collectives.control.sockets import HEADER
+from collectives.parameters import Parameters
 from collectives.planning.aggregation import Aggregator
 from collectives.planning.coordinator import Coordinator
 from collectives.planning.messages import Message, Run, decode, encode
@@ -32,8 +33,7 @@ from collectives.planning.process_sets import ProcessSets
 from collectives.planning.worker import Worker
 
 HOST_RANKS = 8
-FUSION_THRESHOLD = 128 << 20
-CACHE_CAPACITY = 1024
+PARAMETERS = Parameters(cycle_time=1.0)
 COORDINATOR = 0
 
 Frame: TypeAlias = tuple[int, bytes]
@@ -112,8 +112,8 @@ class Job:
 
     def __init__(self, size: int, way: str, requests: Sequence[Request]) -> None:
         self._requests = requests
-        self._workers = [Worker() for _ in range(size)]
-        self._coordinator = Coordinator(ProcessSets(size), FUSION_THRESHOLD, 1.0, CACHE_CAPACITY)
+        self._workers = [Worker(PARAMETERS) for _ in range(size)]
+        self._coordinator = Coordinator(ProcessSets(size), PARAMETERS)
         self._hosts = [
             (WAYS[way] if first else Direct)(range(first, min(first + HOST_RANKS, size)), ProcessSets(size))
             for first in range(0, size, HOST_RANKS)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from collectives.api import DType, ReduceOp
 from collectives.backends.group import Group
+from collectives.parameters import Parameters
 
 __all__ = ["Array", "Backend", "Board", "Bytes"]
 
@@ -119,6 +120,10 @@ class Backend(ABC):
     @abstractmethod
     def barrier(self) -> None:
         """Return when every member has called it."""
+
+    def adopt(self, parameters: Parameters) -> None:
+        """Use ``parameters`` from the next operation on; all members are told so between the same two operations."""
+        return
 
     @abstractmethod
     def close(self) -> None:

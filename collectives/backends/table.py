@@ -9,10 +9,11 @@ from collectives.api import SettingsError, Store, Topology
 from collectives.backends.base import Backend
 from collectives.backends.group import Group
 from collectives.backends.hierarchical import HierarchicalBackend
+from collectives.parameters import Parameters
 from collectives.rendezvous.store import PrefixStore
 from collectives.settings import Settings
 
-__all__ = ["choose", "connect", "discard"]
+__all__ = ["choose", "connect", "discard", "staged"]
 
 
 def choose(members: Sequence[int], topology: Topology, settings: Settings) -> str:
@@ -37,7 +38,7 @@ def choose(members: Sequence[int], topology: Topology, settings: Settings) -> st
         )
     if len(members) == 1:
         return "single"
-    if 1 < len(hosts) < len(members) and any(_stages(settings)):
+    if 1 < len(hosts) < len(members) and any(staged(settings).values()):
         return "hierarchical"
     if settings.cpu_operations != "auto":
         return settings.cpu_operations
@@ -63,9 +64,12 @@ def discard(backends: Iterable[Backend], error: BaseException) -> None:
         backend.close()
 
 
-def _stages(settings: Settings) -> tuple[bool, bool]:
-    """Whether allreduce and allgather go in stages."""
-    return settings.hierarchical_allreduce is not False, settings.hierarchical_allgather is not False
+def staged(settings: Settings) -> dict[str, bool]:
+    """The fields of :class:`Parameters` that say which operations begin in stages."""
+    return {
+        "hierarchical_allreduce": settings.hierarchical_allreduce is not False,
+        "hierarchical_allgather": settings.hierarchical_allgather is not False,
+    }
 
 
 def _connect_hierarchy(
@@ -88,7 +92,7 @@ def _connect_hierarchy(
         discard(parts, error)
         raise
     local, *cross, flat = parts
-    return HierarchicalBackend(group, local, cross[0] if cross else None, flat, *_stages(settings))
+    return HierarchicalBackend(group, local, cross[0] if cross else None, flat, Parameters(**staged(settings)))
 
 
 def _join(

@@ -11,7 +11,7 @@ import threading
 import time
 
 from collectives.engine.affinity import pin
-from collectives.engine.exchange import PATIENT_SECONDS, Exchange
+from collectives.engine.exchange import Exchange
 from collectives.engine.latch import Latch
 from collectives.engine.work import Work
 
@@ -211,7 +211,8 @@ class Driver:
         try:
             if not self._unpark.is_set():
                 until = self._until_deadline()
-                self._channel.poll(PATIENT_SECONDS if until is None else min(until, PATIENT_SECONDS))
+                patience = self._exchange.parameters.patience
+                self._channel.poll(patience if until is None else min(until, patience))
         finally:
             self.napping = False
             self._polling.discard(me)

@@ -9,15 +9,17 @@ from collections.abc import Mapping, Sequence
 
 from collectives.api import HorovodInternalError, InvalidRequestError, Operation, Request, ShutDownError, Topology
 from collectives.backends.base import Backend
+from collectives.backends.table import staged
 from collectives.buffers import Buffer
 from collectives.control.base import Channel
 from collectives.engine.driver import Driver
-from collectives.engine.exchange import COORDINATOR, PATIENT_SECONDS, Exchange
+from collectives.engine.exchange import COORDINATOR, Exchange
 from collectives.engine.runner import Connect, Runner
 from collectives.engine.unison import Unison
 from collectives.engine.work import Destination, Work
 from collectives.engine.work_table import WorkTable
 from collectives.events import EventStream, Submitted
+from collectives.parameters import PATIENCE_SECONDS, Parameters
 from collectives.planning.agreement import SET_CHANGES, check_alone
 from collectives.planning.coordinator import Coordinator
 from collectives.planning.process_sets import GLOBAL, ProcessSets
@@ -53,7 +55,7 @@ class Engine:
         self.topology = topology
         self.process_sets = process_sets
         self.events = EventStream()
-        patient = _is_patient(topology, settings)
+        parameters = _parameters(topology, settings)
         self._timeouts = settings.timeouts
         self._dynamic = settings.dynamic_process_sets
         self._joined: dict[int, Work] = {}
@@ -62,16 +64,30 @@ class Engine:
             topology,
             settings.timeouts,
             channel,
-            _coordinator(settings, process_sets, patient) if topology.rank == COORDINATOR else None,
-            Worker(cache=settings.cache_capacity > 0),
+            Coordinator(process_sets.copy(), parameters, isolate_groups=not settings.group_fusion)
+            if topology.rank == COORDINATOR
+            else None,
+            Worker(parameters),
             Unison(backends[GLOBAL].board),
             self._works,
-            Runner(topology.rank, process_sets, backends, connect, self._works, self.events, self._announce),
+            Runner(
+                topology.rank,
+                process_sets,
+                backends,
+                connect,
+                self._works,
+                self.events,
+                self._announce,
+                self._adopt,
+            ),
             self._announce,
+            parameters,
             _stall_inspector(settings),
         )
         crowded = topology.cores < topology.local_size
-        self._driver = Driver(self._exchange, f"hvd-engine-{topology.rank}", patient, crowded, settings.thread_affinity)
+        self._driver = Driver(
+            self._exchange, f"hvd-engine-{topology.rank}", parameters.patient, crowded, settings.thread_affinity
+        )
         channel.watch(self._on_lost)
         self._driver.start()
 
@@ -79,6 +95,22 @@ class Engine:
     def patient(self) -> bool:
         """Whether early submissions gain nothing."""
         return self._driver.patient
+
+    @property
+    def parameters(self) -> Parameters:
+        """Those under which the last batch ran on this rank; before the first one, what its own settings say."""
+        return self._exchange.parameters
+
+    def propose(self, parameters: Parameters) -> None:
+        """On rank 0: let ``parameters`` hold on all ranks, from the next batch that is decided on.
+
+        Each rank switches before that batch runs there; its :attr:`parameters` then have a new version. Raises
+        InvalidRequestError on other ranks.
+        """
+        if self.topology.rank != COORDINATOR:
+            raise InvalidRequestError(f"rank {self.topology.rank} cannot change parameters; propose them on rank 0")
+        self._exchange.propose(parameters)
+        self._driver.notify()
 
     # Tensors.
 
@@ -257,6 +289,11 @@ class Engine:
     def _negotiate(self, works: Sequence[Work]) -> None:
         self._exchange.submit(works)
 
+    def _adopt(self, parameters: Parameters) -> None:
+        """By the driving thread: the next batch runs under ``parameters``."""
+        self._exchange.parameters = parameters
+        self._driver.patient = parameters.patient
+
     def _announce(self) -> None:
         self._driver.announce()
 
@@ -276,17 +313,18 @@ def _is_patient(topology: Topology, settings: Settings) -> bool:
     return alone and settings.cycle_time is None and topology.cores < 2 * topology.local_size
 
 
-def _coordinator(settings: Settings, process_sets: ProcessSets, patient: bool) -> Coordinator:
-    cycle_time = settings.cycle_time
+def _parameters(topology: Topology, settings: Settings) -> Parameters:
+    """What the settings of this rank say; those of rank 0 hold from the first batch on."""
+    patient, cycle_time = _is_patient(topology, settings), settings.cycle_time
     if cycle_time is None:
-        cycle_time = PATIENT_SECONDS if patient else CYCLE_SECONDS
-    return Coordinator(
-        process_sets.copy(),
-        settings.fusion_threshold,
-        cycle_time,
-        settings.cache_capacity,
-        patient,
-        isolate_groups=not settings.group_fusion,
+        cycle_time = PATIENCE_SECONDS if patient else CYCLE_SECONDS
+    return Parameters(
+        fusion_threshold=settings.fusion_threshold,
+        cycle_time=cycle_time,
+        patient=patient,
+        patience=PATIENCE_SECONDS,
+        cache_capacity=settings.cache_capacity,
+        **staged(settings),
     )
 
 

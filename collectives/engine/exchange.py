@@ -28,6 +28,7 @@ from collectives.engine.runner import Runner
 from collectives.engine.unison import Unison
 from collectives.engine.work import Work
 from collectives.engine.work_table import WorkTable
+from collectives.parameters import Parameters
 from collectives.planning.coordinator import Coordinator
 from collectives.planning.errors import pack, unpack
 from collectives.planning.messages import (
@@ -47,13 +48,11 @@ from collectives.planning.messages import (
 from collectives.planning.stalls import StallInspector, Waiting
 from collectives.planning.worker import Batch, Worker
 
-__all__ = ["COORDINATOR", "PATIENT_SECONDS", "Exchange"]
+__all__ = ["COORDINATOR", "Exchange"]
 
 logger = logging.getLogger(__name__)
 
 COORDINATOR = 0
-PATIENT_SECONDS = 0.05
-"""For so long what was decided may be left to a caller who will come."""
 VERDICT_SECONDS = 0.5
 FLUSH_SECONDS = 0.1
 UNISON_SECONDS = 0.25
@@ -67,6 +66,7 @@ class Exchange:
 
     ``commands`` are what other threads want to have done, in order. ``finished`` turns true once, when there is nothing
     more to do but to close; ``failure`` then tells why, None for a polite end. ``announce`` wakes who waits for a work.
+    ``parameters`` are those of the last batch that ran.
     """
 
     def __init__(
@@ -80,12 +80,14 @@ class Exchange:
         works: WorkTable,
         runner: Runner,
         announce: Callable[[], None],
+        parameters: Parameters,
         stalls: StallInspector | None = None,
     ) -> None:
         self.channel = channel
         self.commands: deque[Command] = deque()
         self.finished = False
         self.failure: Exception | None = None
+        self.parameters = parameters
         self._topology = topology
         self._timeouts = timeouts
         self._coordinator = coordinator
@@ -109,7 +111,7 @@ class Exchange:
     def deadline(self) -> float | None:
         """When :meth:`step` must be called again, in monotonic seconds, though nothing arrives; None: never."""
         hold = self._coordinator.deadline if self._coordinator is not None else None
-        run = self._batches_since + PATIENT_SECONDS if self._batches else None
+        run = self._batches_since + self.parameters.patience if self._batches else None
         times = (hold, run, self._inspect_at, self._leave_deadline)
         deadlines = [deadline for deadline in times if deadline is not None]
         return min(deadlines) if deadlines else None
@@ -147,6 +149,15 @@ class Exchange:
         """Let nobody hold ``work`` back; from any thread."""
         self._works.urge(work)
         self.commands.append(lambda: self._worker.urge(work.request.key))
+
+    def propose(self, parameters: Parameters) -> None:
+        """On the coordinator: let ``parameters`` hold from the next batch on; from any thread."""
+        self.commands.append(partial(self._propose, parameters))
+
+    def _propose(self, parameters: Parameters) -> None:
+        self._unison.decline()  # ranks in unison hear of no batch
+        if self._coordinator is not None:
+            self._coordinator.propose(parameters)
 
     def step(self, eager: bool, waited: bool) -> bool:
         """Do what there is to do; whether there was something.
@@ -199,7 +210,8 @@ class Exchange:
     def _begin_unison(self) -> None:
         """Declines at once where anything is in flight: it may be decided, and others wait in it for this rank."""
         self._unison.begin()
-        if self._batches or not self._worker.is_idle:
+        changing = self._coordinator is not None and self._coordinator.is_changing
+        if self._batches or not self._worker.is_idle or changing:
             self._unison.decline()
 
     def _run_in_unison(self, lone: Response) -> bool:
@@ -234,7 +246,7 @@ class Exchange:
         return range(1, self._topology.size) if self._coordinator is not None else (COORDINATOR,)
 
     def _is_due(self, waited: bool) -> bool:
-        if time.monotonic() >= self._batches_since + PATIENT_SECONDS:
+        if time.monotonic() >= self._batches_since + self.parameters.patience:
             return True
         requests = (response.request for batch in self._batches for response in batch.responses)
         return not waited and self._works.is_urged(requests)

@@ -13,6 +13,7 @@ from collectives.engine.stand_in import stand_in
 from collectives.engine.work import Work
 from collectives.engine.work_table import WorkTable
 from collectives.events import EventStream, Failed, Finished, Negotiated, Started
+from collectives.parameters import Parameters
 from collectives.planning.messages import Response
 from collectives.planning.process_sets import ProcessSets
 from collectives.planning.worker import Batch
@@ -39,6 +40,7 @@ class Runner:
         works: WorkTable,
         events: EventStream,
         announce: Callable[[], None],
+        adopt: Callable[[Parameters], None],
     ) -> None:
         self._rank = rank
         self._sets = process_sets
@@ -47,16 +49,26 @@ class Runner:
         self._works = works
         self._events = events
         self._announce = announce
+        self._adopt = adopt
+        self._parameters: Parameters | None = None
         self._aborted: Exception | None = None
 
     def run(self, batch: Batch) -> None:
         """Bring the batch about and complete its works; raises what the backend raises."""
+        if batch.parameters is not self._parameters:
+            self._switch(batch.parameters)
         request = batch.responses[0].request
         change = _CHANGES.get(request.operation)
         if change is not None:
             change(self, batch.responses[0])
         else:
             self._exchange(batch, request.process_set)
+
+    def _switch(self, parameters: Parameters) -> None:
+        self._parameters = parameters
+        for backend in self._backends.values():
+            backend.adopt(parameters)
+        self._adopt(parameters)
 
     def _exchange(self, batch: Batch, process_set: int) -> None:
         backend = self._backends[process_set]
@@ -143,7 +155,9 @@ class Runner:
         if id != wanted:
             raise EngineError(f"process set {list(ranks)} got the id {id} here, and {wanted} on rank 0")
         if self._rank in ranks:
-            self._backends[id] = self._connect(self._sets.ranks(id), f"set-{id}-{response.id}", self._check)
+            backend = self._backends[id] = self._connect(self._sets.ranks(id), f"set-{id}-{response.id}", self._check)
+            if self._parameters is not None:
+                backend.adopt(self._parameters)
             self._check()  # because an abort meanwhile, by another thread, did not see this one
         self._answer(response, id)
 

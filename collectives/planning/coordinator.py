@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from collectives.api import EngineError, InvalidRequestError, Operation, Request
+from collectives.parameters import Parameters
 from collectives.planning.agreement import Disagreement, disagreement, sizes
 from collectives.planning.fusion import plan
 from collectives.planning.groups import Groups, Member
@@ -40,28 +41,19 @@ class Coordinator:
     """Collects what each rank has ready and decides what runs, in one order for all process sets.
 
     Feed it with :meth:`receive`, then ask :meth:`decide`. ``now`` is any monotonic time in seconds. Ready tensors are
-    held for at most ``cycle_time`` to fuse with others that are half-submitted, and not at all once a caller waits.
-    When ``patient``, they are held even if nothing is half-submitted: for ranks that share their cores with the
-    computation, where moving data early only slows down what computes the rest. ``isolate_groups`` is what it is for
+    held for at most the cycle time of the ``parameters`` to fuse with others that are half-submitted, and not at all
+    once a caller waits. Patient parameters hold them even if nothing is half-submitted: where ranks share their cores
+    with the computation, moving data early only slows the computation down. ``isolate_groups`` is what it is for
     :func:`collectives.planning.fusion.plan`. ``process_sets`` is the coordinator's own: it runs ahead of what the ranks
     have done.
     """
 
-    def __init__(
-        self,
-        process_sets: ProcessSets,
-        fusion_threshold: int,
-        cycle_time: float,
-        cache_capacity: int,
-        patient: bool = False,
-        isolate_groups: bool = False,
-    ) -> None:
+    def __init__(self, process_sets: ProcessSets, parameters: Parameters, isolate_groups: bool = False) -> None:
         self._sets = process_sets
-        self._threshold = fusion_threshold
-        self._cycle_time = cycle_time
-        self._patient = patient
+        self._parameters = replace(parameters, version=1)
+        self._outdated = set(range(process_sets.size))
         self._isolate_groups = isolate_groups
-        self._cache = ResponseCache(cache_capacity)
+        self._cache = ResponseCache(parameters.cache_capacity)
         self._pending: dict[Key, Pending] = {}
         self._complete: dict[Key, Pending] = {}
         self._groups = Groups()
@@ -74,6 +66,7 @@ class Coordinator:
         self._flush = False
         self._held_since: float | None = None
         self._next_id = 0
+        self._next_batch = 0
         self._new: dict[int, Response] = {}
         self._unsent: set[int] = set()
         self._forget: dict[int, list[int]] = {}
@@ -86,7 +79,7 @@ class Coordinator:
     def deadline(self) -> float | None:
         """When :meth:`decide` must be called again, at the latest; None when only a message can change anything."""
         since = self._held_since  # read once: the communication thread asks while others drive
-        return None if since is None else since + self._cycle_time
+        return None if since is None else since + self._parameters.cycle_time
 
     @property
     def is_waiting(self) -> bool:
@@ -119,6 +112,19 @@ class Coordinator:
         else:
             raise EngineError(f"rank {rank} sent {message!r}, which only a coordinator may send")
 
+    def propose(self, parameters: Parameters) -> None:
+        """Let ``parameters`` hold on all ranks, from the next batch on, under the next version."""
+        parameters = replace(parameters, version=self._parameters.version)
+        if parameters != self._parameters:
+            self._parameters = replace(parameters, version=parameters.version + 1)
+            self._outdated = set(range(self._sets.size))
+            self._drop(self._cache.resize(parameters.cache_capacity))
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether some ranks do not have the parameters yet."""
+        return bool(self._outdated)
+
     def decide(self, now: float) -> list[Outgoing]:
         """What to send now, in order."""
         if self._ready and self._is_due(now):
@@ -127,10 +133,10 @@ class Coordinator:
         return outgoing
 
     def _is_due(self, now: float) -> bool:
-        if self._flush or self._ready_bytes >= self._threshold:
+        if self._flush or self._ready_bytes >= self._parameters.fusion_threshold:
             return True
         half_submitted = len(self._pending) - len(self._joined)  # a join is always pending
-        if not (half_submitted or self._patient):
+        if not (half_submitted or self._parameters.patient):
             return True
         return self.deadline is not None and now >= self.deadline
 
@@ -362,7 +368,7 @@ class Coordinator:
     def _release(self) -> None:
         """Send what is ready."""
         unison = self._is_unison()
-        batches = plan(self._ready, self._threshold, self._isolate_groups)
+        batches = plan(self._ready, self._parameters.fusion_threshold, self._isolate_groups)
         self._ready.clear()
         self._ready_bytes = 0
         self._flush, self._held_since = False, None
@@ -377,7 +383,8 @@ class Coordinator:
         return self._lone >= LONE
 
     def use(self, id: int) -> None:
-        """The ranks ran ``id`` in unison."""
+        """The ranks ran ``id`` in unison, as a batch of its own."""
+        self._next_batch += 1
         if id in self._cache:
             self._cache.use(id)
 
@@ -387,7 +394,16 @@ class Coordinator:
         self._unsent.difference_update(flat)
         new = tuple(self._new.pop(id) for id in flat if id in self._new)
         forget = (*self._forget.pop(process_set, ()), *(id for id in flat if id not in self._cache))
-        return Outgoing(self._sets.ranks(process_set), Run(ids, new, forget, unison))
+        members = self._sets.ranks(process_set)
+        first, self._next_batch = self._next_batch, self._next_batch + len(ids)
+        return Outgoing(members, Run(ids, new, forget, unison, first, self._news(members)))
+
+    def _news(self, members: Sequence[int]) -> Parameters | None:
+        """The parameters, if some of ``members`` do not have them yet."""
+        if self._outdated.isdisjoint(members):
+            return None
+        self._outdated.difference_update(members)
+        return self._parameters
 
     def _drop(self, dropped: Iterable[Known]) -> None:
         """Let the members forget, too; what they have still to run they forget when they do."""

@@ -6,12 +6,13 @@ A steady step sends ``Ready`` and ``Run`` messages that hold integers only.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, TypeAlias
 
 import msgpack
 
 from collectives.api import DType, EngineError, Operation, ReduceOp, Request
+from collectives.parameters import Parameters
 from collectives.planning.errors import ErrorData
 
 __all__ = [
@@ -72,13 +73,17 @@ class Together:
 class Run:
     """Coordinator to workers: run these batches, in this order. ``responses`` are new; ``forget`` are dropped ids.
 
-    ``unison``: when the batch, which is the only one then, has run, the ranks may agree among themselves.
+    ``unison``: when the batch, which is the only one then, has run, the ranks may agree among themselves. ``first`` is
+    the number of the first batch in the order of all batches; the others follow. ``parameters`` hold from this message
+    on; None where every receiver has them.
     """
 
     batches: tuple[tuple[int, ...], ...]
     responses: tuple[Response, ...] = ()
     forget: tuple[int, ...] = ()
     unison: bool = False
+    first: int = 0
+    parameters: Parameters | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,21 +191,26 @@ def _unpack_ready(requests: Any, ids: Any, urgent: Any, urgent_ids: Any, answere
     )
 
 
-def _unpack_run(batches: Any, responses: Any, forget: Any, unison: Any) -> Run:
+def _pack_run(message: Run) -> tuple[Any, ...]:
+    responses = [(response.id, _pack_request(response.request), response.sizes) for response in message.responses]
+    parameters = None if message.parameters is None else astuple(message.parameters)
+    return message.batches, responses, message.forget, message.unison, message.first, parameters
+
+
+def _unpack_run(batches: Any, responses: Any, forget: Any, unison: Any, first: Any, parameters: Any) -> Run:
     return Run(
         tuple(tuple(batch) for batch in batches),
         tuple(Response(id, _unpack_request(request), tuple(sizes)) for id, request, sizes in responses),
         tuple(forget),
         unison,
+        first,
+        None if parameters is None else Parameters(*parameters),
     )
 
 
 _PACK: dict[type, tuple[int, Callable[[Any], tuple[Any, ...]]]] = {
     Ready: (0, lambda m: ([_pack_request(r) for r in m.requests], m.ids, m.urgent, m.urgent_ids, m.answered)),
-    Run: (
-        1,
-        lambda m: (m.batches, [(r.id, _pack_request(r.request), r.sizes) for r in m.responses], m.forget, m.unison),
-    ),
+    Run: (1, _pack_run),
     Refuse: (2, lambda m: (m.process_set, m.name, m.text, m.property, m.values)),
     Unknown: (3, lambda m: (m.ids,)),
     Leave: (4, lambda m: ()),

@@ -54,6 +54,12 @@ class ResponseCache:
                 dropped += self.drop(oldest.response.request.key)
         return dropped
 
+    def resize(self, capacity: int) -> list[Known]:
+        """Keep at most ``capacity`` collectives from now on; returns what had to go for it."""
+        self._capacity = capacity
+        oldest = [known.response.request.key for known in self._known.values()]
+        return [known for key in oldest[: max(0, len(oldest) - capacity)] for known in self.drop(key)]
+
     def drop(self, key: Key) -> list[Known]:
         """Forget the name ``key``; returns what was known of it, if anything."""
         id = self._ids.pop(key, None)

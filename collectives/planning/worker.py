@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from collectives.api import MismatchError, Operation, Request
+from collectives.parameters import Parameters
 from collectives.planning.messages import Ready, Refuse, Response, Run, Unknown
 
 __all__ = ["Batch", "Refusal", "Worker"]
@@ -13,15 +15,17 @@ __all__ = ["Batch", "Refusal", "Worker"]
 Key = tuple[int, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """Tensors to run as one exchange. A rank that has joined may have no part in some of them, but takes part.
 
-    ``unison``: when it has run, the ranks may agree among themselves.
+    ``id`` is the number of the batch, the same on all ranks. It runs under ``parameters``. ``unison``: when it has run,
+    the ranks may agree among themselves.
     """
 
     responses: tuple[Response, ...]
-    unison: bool = False
+    unison: bool
+    id: int
+    parameters: Parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +37,14 @@ class Refusal:
 
 
 class Worker:
-    """What one rank has submitted, and what its names are called on the wire."""
+    """What one rank has submitted, and what its names are called on the wire.
 
-    def __init__(self, cache: bool = True) -> None:
-        self._cache = cache
+    ``parameters`` are this rank's own until those of rank 0 come, with the first batch.
+    """
+
+    def __init__(self, parameters: Parameters) -> None:
+        self.parameters = parameters
+        self._next_batch = 0
         self._in_flight: dict[Key, Request] = {}
         self._ids: dict[Key, tuple[int, Request]] = {}
         self._responses: dict[int, Response] = {}
@@ -75,8 +83,14 @@ class Worker:
         response = self._responses[self._ready_ids[0]]
         return None if response.request.process_set or response.request.group else response
 
+    @property
+    def next_batch(self) -> int:
+        """The id of the next batch, if it runs in unison."""
+        return self._next_batch
+
     def finish_lone(self, response: Response) -> None:
         """The tensor of :meth:`lone` has run without the coordinator."""
+        self._next_batch += 1
         self._ready_ids, self._urgent = [], []
         self._finish(response)
 
@@ -97,19 +111,31 @@ class Worker:
 
     def run(self, message: Run) -> list[Batch]:
         """The batches of ``message``; learns its new names, then drops the forgotten ones."""
+        if message.parameters is not None:
+            self._adopt(message.parameters)
         for response in message.responses:
             self._learn(response)
-        batches = [Batch(tuple(self._responses[id] for id in ids), message.unison) for ids in message.batches]
+        batches = [
+            Batch(tuple([self._responses[id] for id in ids]), message.unison, number, self.parameters)
+            for number, ids in enumerate(message.batches, message.first)
+        ]
+        self._next_batch = message.first + len(batches)
         for batch in batches:
             for response in batch.responses:
                 self._finish(response)
         self._forget(message.forget)
         return batches
 
+    def _adopt(self, parameters: Parameters) -> None:
+        if parameters.version > self.parameters.version:
+            self.parameters = parameters
+            if not parameters.cache_capacity:
+                self._ids.clear()
+
     def _learn(self, response: Response) -> None:
         self._responses[response.id] = response
         own = self._in_flight.get(response.request.key)
-        if self._cache and own is not None:  # a rank that has joined has nothing of its own to say again
+        if own is not None and self.parameters.cache_capacity:  # a rank that has joined has no request of its own
             self._ids[own.key] = (response.id, own)
 
     def _finish(self, response: Response) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from collectives.backends.group import Group
 from collectives.backends.hierarchical import HierarchicalBackend
 from collectives.backends.inproc import InprocBackend, InprocGroup
 from collectives.backends.single import SingleBackend
+from collectives.parameters import Parameters
 from collectives.rendezvous.store import PrefixStore
 from collectives.settings import Settings
 
@@ -45,7 +47,7 @@ class Hosts:
         self._cross = [InprocGroup(len(self._hosts)) for _ in range(min(map(len, self._hosts)))]
         self._flat = InprocGroup(self.size)
 
-    def member(self, rank: int, **switches: bool) -> HierarchicalBackend:
+    def member(self, rank: int, **parameters: Any) -> HierarchicalBackend:
         group = group_of(self.size, rank, self._letters)
         host = next(index for index, members in enumerate(self._hosts) if rank in members)
         place, local = self._hosts[host].index(rank), group.part(self._hosts[host])
@@ -57,7 +59,7 @@ class Hosts:
             SingleBackend(local) if local.size == 1 else Counting(local, self._local[host]),
             cross,
             Counting(group, self._flat),
-            **switches,
+            Parameters(**parameters),
         )
 
 
@@ -65,9 +67,10 @@ class Hosts:
 def test_matrix(hosts, monkeypatch):
     """With limits that lie among the sizes of the matrix."""
     monkeypatch.setattr(hierarchical, "SMALL", 16)
-    monkeypatch.setattr(hierarchical, "PIECE", 1 << 18)
     group = Hosts(hosts)
-    in_threads(group.size, lambda rank: run_matrix(group.member(rank), rank, group.size, roundings=2))
+    in_threads(
+        group.size, lambda rank: run_matrix(group.member(rank, pipeline_piece=1 << 18), rank, group.size, roundings=2)
+    )
 
 
 def test_each_byte_crosses_the_network_once():
@@ -101,7 +104,8 @@ def test_few_bytes_cross_in_one_column():
 @pytest.mark.parametrize("operation", ["allreduce", "allgather"])
 def test_each_of_the_two_can_be_switched_off(operation):
     def body(rank):
-        backend = group.member(rank, **{operation: False})
+        backend = group.member(rank)
+        backend.adopt(Parameters(**{f"hierarchical_{operation}": False}))
         values, result = np.ones(8, np.uint8), np.empty(32, np.uint8)
         backend.allreduce([values], [values], DType.UINT8, ReduceOp.SUM)
         backend.allgather([values], [result], [8] * 4)

@@ -14,5 +14,4 @@ def transport(request, monkeypatch):
 @pytest.fixture
 def patience(monkeypatch):
     """Where cores are scarce, what was decided is left to callers for as long as a test may take."""
-    for module in ("driver", "engine", "exchange"):
-        monkeypatch.setattr(f"collectives.engine.{module}.PATIENT_SECONDS", PATIENCE)
+    monkeypatch.setattr("collectives.engine.engine.PATIENCE_SECONDS", PATIENCE)

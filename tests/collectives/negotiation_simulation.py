@@ -5,6 +5,7 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
 from collectives.api import Request
+from collectives.parameters import Parameters
 from collectives.planning.agreement import disagreement, sizes
 from collectives.planning.coordinator import Coordinator
 from collectives.planning.messages import Ready, Refuse, Run, Unknown, decode, encode
@@ -19,7 +20,7 @@ class World:
     """Ranks 0..size-1; each link to and from the coordinator delivers in order.
 
     Rank 0 is linked like the others, which allows more orders than the engine does. ``log[rank]`` is what ran or was
-    refused there, in order; ``traffic`` is every message that was sent.
+    refused there, in order, and ``batches[rank]`` the batches; ``traffic`` is every message that was sent.
     """
 
     size: int
@@ -34,8 +35,10 @@ class World:
     def __post_init__(self):
         self.process_sets = ProcessSets(self.size, self.sets)
         sets = ProcessSets(self.size, self.sets)
-        self.coordinator = Coordinator(sets, self.threshold, CYCLE, self.capacity, self.patient)
-        self.workers = [Worker(cache=self.capacity > 0) for _ in range(self.size)]
+        parameters = Parameters(self.threshold, CYCLE, self.patient, cache_capacity=self.capacity)
+        self.coordinator = Coordinator(sets, parameters)
+        self.batches = [[] for _ in range(self.size)]
+        self.workers = [Worker(parameters) for _ in range(self.size)]
         self.up = [deque() for _ in range(self.size)]
         self.down = [deque() for _ in range(self.size)]
         self.in_flight = [set() for _ in range(self.size)]
@@ -73,6 +76,7 @@ class World:
         if isinstance(message, Run):
             for batch in worker.run(message):
                 self.log[rank].append(("run", *batch.responses))
+                self.batches[rank].append(batch)
                 self.in_flight[rank] -= {response.request.key for response in batch.responses}
         elif isinstance(message, Refuse):
             refusal = worker.refuse(message)

@@ -23,6 +23,7 @@ from collectives.engine.stand_in import neutral
 from collectives.engine.work import Work
 from collectives.engine.work_table import UNNAMED, WorkTable
 from collectives.events import EventStream
+from collectives.parameters import Parameters
 from collectives.planning.messages import Response
 from collectives.planning.process_sets import ProcessSets
 from collectives.planning.worker import Batch
@@ -383,10 +384,10 @@ def test_a_set_that_connects_while_everything_is_aborted_does_not_come_about():
         return InprocBackend(group_of(2), InprocGroup(2))
 
     works = WorkTable(0, lambda works: None)
-    runner = Runner(0, ProcessSets(3), {}, connect, works, EventStream(), lambda: None)
+    runner = Runner(0, ProcessSets(3), {}, connect, works, EventStream(), lambda: None, lambda parameters: None)
     request = Request("add", Operation.ADD_PROCESS_SET, splits=(0, 1))
     with pytest.raises(PeerLostError):
-        runner.run(Batch((Response(1, request, (1,)),)))
+        runner.run(Batch((Response(1, request, (1,)),), unison=False, id=0, parameters=Parameters()))
     assert runner.backends()  # which are aborted and closed with the rest
 
 

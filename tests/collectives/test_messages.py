@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collectives.api import DType, EngineError, Operation, ReduceOp, Request
+from collectives.parameters import Parameters
 from collectives.planning.errors import ErrorData
 from collectives.planning.messages import (
     Abort,
@@ -24,6 +25,14 @@ from collectives.planning.messages import (
 )
 
 ids = st.integers(0, 1 << 40)
+parameters = st.builds(
+    Parameters,
+    fusion_threshold=ids,
+    cycle_time=st.floats(0, 1000),
+    patient=st.booleans(),
+    pipeline_piece=st.integers(1, 1 << 40),
+    version=ids,
+)
 id_lists = st.lists(ids, max_size=4).map(tuple)
 texts = st.text(max_size=20)
 lengths = st.lists(st.integers(0, 1 << 40), max_size=4).map(tuple)
@@ -47,7 +56,9 @@ responses = st.lists(st.builds(Response, ids, requests, lengths), max_size=3).ma
 keys = st.lists(st.tuples(st.integers(0, 1000), texts), max_size=3).map(tuple)
 messages = st.one_of(
     st.builds(Ready, request_lists, id_lists, keys, id_lists, id_lists),
-    st.builds(Run, st.lists(id_lists, max_size=3).map(tuple), responses, id_lists),
+    st.builds(
+        Run, st.lists(id_lists, max_size=3).map(tuple), responses, id_lists, st.booleans(), ids, st.none() | parameters
+    ),
     st.builds(
         Refuse, st.integers(0, 1000), texts, texts, texts, st.lists(st.tuples(st.integers(0, 9), texts)).map(tuple)
     ),

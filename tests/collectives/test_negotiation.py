@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from collectives.api import DType, EngineError, Operation, ReduceOp, Request
+from collectives.parameters import Parameters
 from collectives.planning.coordinator import Coordinator
 from collectives.planning.messages import Leave, Left, Ready, Refuse, Run, Stop, Unknown
 from collectives.planning.process_sets import ProcessSets
@@ -73,7 +74,7 @@ def test_overlapping_sets_run_in_one_order_on_the_ranks_they_share():
 
 
 def test_what_is_missing_is_known_by_name_and_rank():
-    coordinator = Coordinator(ProcessSets(3, [(1, 2)]), 1 << 20, CYCLE, 8)
+    coordinator = Coordinator(ProcessSets(3, [(1, 2)]), Parameters())
     coordinator.receive(1, Ready((tensor("a"), tensor("b", process_set=1))), 0.0)
     coordinator.receive(0, Ready((tensor("a"),)), 0.0)
     assert coordinator.waiting() == {(0, "a"): Waiting(0.0, (2,), (0, 1)), (1, "b"): Waiting(0.0, (2,), (1,))}
@@ -222,7 +223,7 @@ def test_a_tensor_that_is_forgotten_while_half_submitted_still_runs():
 @pytest.mark.parametrize(("capacity", "caching"), [(0, (True, True)), (4, (False, False)), (4, (True, False))])
 def test_ranks_with_different_settings_of_the_cache_still_agree(capacity, caching):
     world = World(2, capacity=capacity)
-    world.workers = [Worker(cache) for cache in caching]
+    world.workers = [Worker(Parameters(cache_capacity=int(cache), version=9)) for cache in caching]
     for rows in (1, 1, 2, 2):
         world.submit(gather("g", rows), 0)
         world.submit(gather("g", 7), 1)
@@ -434,11 +435,11 @@ def test_without_fusion_nothing_is_held():
 
 
 def test_a_rank_that_submits_nothing_says_nothing():
-    assert Worker().outgoing() is None
+    assert Worker(Parameters()).outgoing() is None
 
 
 def test_what_was_said_is_not_said_again():
-    worker = Worker()
+    worker = Worker(Parameters())
     worker.submit(tensor())
     assert worker.outgoing() == Ready((tensor(),))
     assert worker.outgoing() is None

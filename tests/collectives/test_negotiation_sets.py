@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from collectives.api import DType, Operation, Request
+from collectives.parameters import Parameters
 from collectives.planning.coordinator import Coordinator, Outgoing
 from collectives.planning.messages import Ready, Refuse, Run, Together, Unknown
 from collectives.planning.process_sets import ProcessSets
@@ -133,25 +134,25 @@ def known_id(coordinator, ranks, request=TENSOR):
 
 
 def test_a_host_speaks_for_its_ranks():
-    coordinator = Coordinator(ProcessSets(4), 1 << 20, CYCLE, 8)
+    coordinator = Coordinator(ProcessSets(4), Parameters())
     id = known_id(coordinator, range(4))
     coordinator.receive(2, Together((2, 3), (id,)), 0.0)
     coordinator.receive(0, Ready(ids=(id,)), 0.0)
     assert coordinator.waiting()[0, "a"].submitted == (0, 2, 3)
     assert not coordinator.decide(0.0)
     coordinator.receive(1, Ready(ids=(id,)), 0.0)
-    assert coordinator.decide(0.0) == [Outgoing((0, 1, 2, 3), Run(((id,),)))]
+    assert coordinator.decide(0.0) == [Outgoing((0, 1, 2, 3), Run(((id,),), first=1))]
 
 
 def test_a_host_waits_for_its_ranks():
-    coordinator = Coordinator(ProcessSets(2), 1 << 20, CYCLE, 8, patient=True)
+    coordinator = Coordinator(ProcessSets(2), Parameters(cycle_time=CYCLE, patient=True))
     id = known_id_of_patient(coordinator)
     coordinator.receive(0, Together((0, 1), (id,), (id,)), 0.0)
-    assert coordinator.decide(0.0) == [Outgoing((0, 1), Run(((id,),)))]
+    assert coordinator.decide(0.0) == [Outgoing((0, 1), Run(((id,),), first=1))]
     coordinator.receive(0, Together((0, 1), (id,)), 0.0)
     assert not coordinator.decide(0.0)
     coordinator.receive(0, Together((0, 1), (), (id,)), 0.0)
-    assert coordinator.decide(0.0) == [Outgoing((0, 1), Run(((id,),), unison=True))]
+    assert coordinator.decide(0.0) == [Outgoing((0, 1), Run(((id,),), unison=True, first=2))]
 
 
 def known_id_of_patient(coordinator):
@@ -162,7 +163,7 @@ def known_id_of_patient(coordinator):
 
 
 def test_a_host_that_sends_what_was_dropped_is_asked_again():
-    coordinator = Coordinator(ProcessSets(2), 1 << 20, CYCLE, 1)
+    coordinator = Coordinator(ProcessSets(2), Parameters(cache_capacity=1))
     id = known_id(coordinator, range(2))
     known_id(coordinator, range(2), replace(TENSOR, name="b"))
     coordinator.receive(0, Together((0, 1), (id,)), 0.0)
@@ -170,7 +171,7 @@ def test_a_host_that_sends_what_was_dropped_is_asked_again():
 
 
 def test_a_rank_of_a_host_that_changed_its_mind():
-    coordinator = Coordinator(ProcessSets(3), 1 << 20, CYCLE, 8)
+    coordinator = Coordinator(ProcessSets(3), Parameters())
     id = known_id(coordinator, range(3))
     coordinator.receive(1, Together((1, 2), (id,)), 0.0)
     coordinator.receive(0, Ready((replace(TENSOR, shape=(5,)),)), 0.0)
