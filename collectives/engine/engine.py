@@ -8,20 +8,26 @@ import time
 from collections.abc import Mapping, Sequence
 
 from collectives.api import HorovodInternalError, InvalidRequestError, Operation, Request, ShutDownError, Topology
-from collectives.backends.base import Backend
+from collectives.backends.base import Backend, Board
 from collectives.backends.table import staged
 from collectives.buffers import Buffer
 from collectives.control.base import Channel
+from collectives.engine.deciders.base import Decider
+from collectives.engine.deciders.negotiated import Negotiated
+from collectives.engine.deciders.unison import Unison
+from collectives.engine.dispatch import Dispatch
 from collectives.engine.driver import Driver
-from collectives.engine.exchange import COORDINATOR, Exchange
+from collectives.engine.exchange import Exchange
+from collectives.engine.link import COORDINATOR, Link, LocalLink, RemoteLink
+from collectives.engine.lookout import Lookout
 from collectives.engine.runner import Connect, Runner
-from collectives.engine.unison import Unison
 from collectives.engine.work import Destination, Work
 from collectives.engine.work_table import WorkTable
 from collectives.events import EventStream, Submitted
 from collectives.parameters import PATIENCE_SECONDS, Parameters
 from collectives.planning.agreement import SET_CHANGES, check_alone
 from collectives.planning.coordinator import Coordinator
+from collectives.planning.messages import Refuse, Run, Unknown, Withdraw
 from collectives.planning.process_sets import GLOBAL, ProcessSets
 from collectives.planning.stalls import StallInspector
 from collectives.planning.worker import Worker
@@ -60,29 +66,23 @@ class Engine:
         self._dynamic = settings.dynamic_process_sets
         self._joined: dict[int, Work] = {}
         self._works = WorkTable(topology.rank, self._negotiate)
+        runner = Runner(
+            topology.rank, process_sets, backends, connect, self._works, self.events, self._announce, self._adopt
+        )
+        link = _link(topology, settings, process_sets, channel, parameters)
+        decider, dispatch = _decider(parameters, backends[GLOBAL].board, link, runner)
         self._exchange = Exchange(
             topology,
             settings.timeouts,
             channel,
-            Coordinator(process_sets.copy(), parameters, isolate_groups=not settings.group_fusion)
-            if topology.rank == COORDINATOR
-            else None,
-            Worker(parameters),
-            Unison(backends[GLOBAL].board),
+            link,
+            decider,
+            dispatch,
             self._works,
-            Runner(
-                topology.rank,
-                process_sets,
-                backends,
-                connect,
-                self._works,
-                self.events,
-                self._announce,
-                self._adopt,
-            ),
+            runner,
+            Lookout(_stall_inspector(settings)),
             self._announce,
             parameters,
-            _stall_inspector(settings),
         )
         crowded = topology.cores < topology.local_size
         self._driver = Driver(
@@ -282,9 +282,7 @@ class Engine:
 
     def disown(self) -> None:
         """In a forked child: close this copy of the connections, without a word; the parent keeps its own."""
-        self._works.close(self._exchange.ending())
-        self._exchange.finished = True
-        self._exchange.channel.disown()
+        self._exchange.disown()
 
     def _negotiate(self, works: Sequence[Work]) -> None:
         self._exchange.submit(works)
@@ -326,6 +324,28 @@ def _parameters(topology: Topology, settings: Settings) -> Parameters:
         cache_capacity=settings.cache_capacity,
         **staged(settings),
     )
+
+
+def _link(
+    topology: Topology, settings: Settings, process_sets: ProcessSets, channel: Channel, parameters: Parameters
+) -> Link:
+    if topology.rank != COORDINATOR:
+        return RemoteLink(channel)
+    coordinator = Coordinator(process_sets.copy(), parameters, isolate_groups=not settings.group_fusion)
+    return LocalLink(channel, coordinator, Lookout(_stall_inspector(settings)))
+
+
+def _decider(parameters: Parameters, board: Board | None, link: Link, runner: Runner) -> tuple[Decider, Dispatch]:
+    """The deciders of a rank, the outermost, and the handlers of their messages."""
+    worker = Worker(parameters)
+    negotiated = Negotiated(worker, link, runner.refuse)
+    unison = Unison(board, worker, link, negotiated)
+    dispatch = Dispatch()
+    dispatch.on(Run, negotiated.run)
+    dispatch.on(Refuse, negotiated.refuse)
+    dispatch.on(Unknown, negotiated.resend)
+    dispatch.on(Withdraw, unison.withdraw)
+    return unison, dispatch
 
 
 def _stall_inspector(settings: Settings) -> StallInspector | None:

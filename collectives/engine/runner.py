@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from collectives.api import EngineError, MismatchError, Operation
 from collectives.backends.base import Backend
+from collectives.engine.deciders.base import Attempt, Meanwhile, Trial
 from collectives.engine.execution import execute
 from collectives.engine.stand_in import stand_in
 from collectives.engine.work import Work
@@ -16,7 +17,7 @@ from collectives.events import EventStream, Failed, Finished, Negotiated, Starte
 from collectives.parameters import Parameters
 from collectives.planning.messages import Response
 from collectives.planning.process_sets import ProcessSets
-from collectives.planning.worker import Batch
+from collectives.planning.worker import Batch, Refusal
 
 __all__ = ["Connect", "Runner"]
 
@@ -81,23 +82,26 @@ class Runner:
             raise
         self._complete_all(works)
 
-    def attempt(self, response: Response, attempt: Callable[[Callable[[], None], Callable[[], None]], bool]) -> bool:
-        """Let ``attempt`` bring about the one tensor of ``response``; whether it did.
+    def attempt(self, trial: Trial, meanwhile: Meanwhile) -> bool:
+        """Let ``trial`` run its batches, and complete their works if it does; whether so."""
+        batches = trial.batches
+        process_set = batches[0][0].request.process_set
+        backend = self._backends[process_set]
+        found = [[self._works.get(response.request.key) for response in batch] for batch in batches]
+        works = [[work for work in batch if work is not None] for batch in found]
+        if works != found:  # an interrupt has taken one out
+            return False
 
-        It is given the operation, and what to call once all have agreed on it: only then has it started.
-        """
-        process_set = response.request.process_set
-        work, backend = self._works.get(response.request.key), self._backends[process_set]
-        if work is None:  # an interrupt has taken it out
+        def started() -> None:
+            for batch in works:
+                self._publish_start(batch, backend)
+
+        if not trial.run(Attempt(batches, works, self._sets.ranks(process_set), backend, started, meanwhile)):
             return False
-        works = (work,)
-        if not attempt(
-            lambda: execute(works, (response,), self._sets.ranks(process_set), backend),
-            lambda: self._publish_start(works, backend),
-        ):
-            return False
-        self._works.take(response.request.key)
-        self._complete_all(works)
+        for batch in works:
+            for work in batch:
+                self._works.take(work.request.key)
+            self._complete_all(batch)
         return True
 
     def _complete_all(self, works: Sequence[Work]) -> None:
@@ -128,6 +132,12 @@ class Runner:
         else:
             self.fail(work, error)
         self._announce()
+
+    def refuse(self, refusal: Refusal) -> None:
+        """The ranks disagree about a tensor: it fails, and nothing else."""
+        work = self._works.take(refusal.key)
+        if work is not None:
+            self.complete(work, refusal.error)
 
     def fail(self, work: Work, error: Exception) -> None:
         """``work`` ends with ``error``; nobody is woken yet."""

@@ -76,6 +76,11 @@ class Worker:
         """Whether nothing is in flight."""
         return not self._in_flight
 
+    @property
+    def has_news(self) -> bool:
+        """Whether :meth:`outgoing` has something to tell."""
+        return bool(self._ready_ids or self._requests or self._urgent or self._answered)
+
     def lone(self) -> Response | None:
         """The one tensor in flight, when its id is known, a caller waits for it and there is nothing else to tell."""
         if len(self._in_flight) != 1 or len(self._ready_ids) != 1 or not self._urgent or self._answered:
@@ -96,7 +101,7 @@ class Worker:
 
     def outgoing(self) -> Ready | None:
         """What the coordinator must hear, once; None when there is nothing new."""
-        if not (self._ready_ids or self._requests or self._urgent or self._answered):
+        if not self.has_news:
             return None
         by_id = [self._ids[key][0] for key in self._urgent if self._sent_as_id(key)]
         by_key = [key for key in self._urgent if not self._sent_as_id(key)]

@@ -42,9 +42,9 @@ def test_after_the_shutdown_time_all_ranks_end_with_the_report():
 def test_nothing_is_said_about_who_waits_to_be_joined(caplog):
     with running(2, stall_warning=0.02) as job:
         joined = Caller(job.engines[0], body=lambda engine: engine.join())
-        until(lambda: job.engines[0]._exchange._inspect_at is not None)
-        planned = job.engines[0]._exchange._inspect_at
-        until(lambda: job.engines[0]._exchange._inspect_at != planned)
+        until(lambda: job.engines[0]._exchange._link._lookout.deadline is not None)
+        planned = job.engines[0]._exchange._link._lookout.deadline
+        until(lambda: job.engines[0]._exchange._link._lookout.deadline != planned)
         job.engines[1].join()
         joined.result()
     assert not caplog.records

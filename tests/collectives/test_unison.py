@@ -17,7 +17,7 @@ from collectives.api import (
 )
 from collectives.backends.base import Board
 from collectives.buffers import as_buffer
-from collectives.engine.unison import Unison
+from collectives.engine.deciders.rounds import Rounds
 from tests.collectives.job import (
     TIMEOUTS,
     Caller,
@@ -56,53 +56,53 @@ class Scripted(Board):
 
 def test_a_round_that_fails_is_the_last_until_it_begins_again():
     board, ran, waited = Scripted(True, False, True), [], []
-    unison = Unison(board)
+    rounds = Rounds(board)
 
     def attempt(id):
         call, agreed = (lambda: ran.append(id)), (lambda: ran.append(-id))
-        return unison.attempt(id, call, agreed, lambda round, absent: waited.append((round, absent)))
+        return rounds.attempt(id, call, agreed, lambda round, absent: waited.append((round, absent)))
 
-    unison.decline()
+    rounds.decline()
     assert not attempt(3)
-    unison.begin()
+    rounds.begin()
     assert (attempt(5), attempt(6), attempt(7)) == (True, False, False)
-    assert not unison.on
-    unison.begin()
+    assert not rounds.on
+    rounds.begin()
     assert attempt(8)
     assert (board.heard, ran, waited) == ([5, 6, 8], [-5, 5, -8, 8], [(1, [1]), (2, [1]), (3, [1])])
 
 
 def test_declining_is_said_once():
     board = Scripted(True)
-    unison = Unison(board)
-    unison.begin()
-    unison.decline()
-    unison.decline()
-    unison.begin()
-    unison.withdraw(1)
-    assert (unison.on, board.heard) == (True, [0])
-    unison.withdraw(2)
-    assert (unison.on, board.heard) == (False, [0, 0])
+    rounds = Rounds(board)
+    rounds.begin()
+    rounds.decline()
+    rounds.decline()
+    rounds.begin()
+    rounds.withdraw(1)
+    assert (rounds.on, board.heard) == (True, [0])
+    rounds.withdraw(2)
+    assert (rounds.on, board.heard) == (False, [0, 0])
 
 
 def test_a_round_may_be_withdrawn_before_it_has_begun():
     board = Scripted()
-    unison = Unison(board)
-    unison.withdraw(1)
+    rounds = Rounds(board)
+    rounds.withdraw(1)
     assert board.heard == []
-    unison.begin()
-    assert (unison.on, board.heard) == (False, [0])
-    unison.begin()
-    assert (unison.on, board.heard) == (True, [0])
+    rounds.begin()
+    assert (rounds.on, board.heard) == (False, [0])
+    rounds.begin()
+    assert (rounds.on, board.heard) == (True, [0])
 
 
 def test_without_a_board_there_is_none():
-    unison = Unison(None)
-    unison.begin()
-    assert not unison.on
-    assert not unison.attempt(1, pytest.fail, pytest.fail, pytest.fail)
-    unison.decline()
-    unison.withdraw(1)
+    rounds = Rounds(None)
+    rounds.begin()
+    assert not rounds.on
+    assert not rounds.attempt(1, pytest.fail, pytest.fail, pytest.fail)
+    rounds.decline()
+    rounds.withdraw(1)
 
 
 # Engines.
@@ -153,9 +153,19 @@ def warm_up_without_rows(engine, name):
         run(engine, NOTHING, name, Operation.ALLGATHER)
 
 
+def rounds_of(engine):
+    """The rounds that the engine counts."""
+    return engine._exchange._decider.rounds
+
+
+def worker_of(engine):
+    """What the engine has in flight."""
+    return engine._exchange._decider._worker
+
+
 def in_unison(job):
     """Whether all ranks are."""
-    return all(engine._exchange._unison.on for engine in job.engines)
+    return all(rounds_of(engine).on for engine in job.engines)
 
 
 @pytest.fixture(params=[False, True], ids=["inproc", "shm"])
@@ -198,7 +208,7 @@ def test_every_operation_gives_what_it_gives_otherwise(start, kind, rows):
         results = []
         for _ in range(6):
             results.append(run(engine, values, kind, **fields))
-            modes.append(engine._exchange._unison.on)
+            modes.append(rounds_of(engine).on)
         return [result.tolist() == results[0].tolist() for result in results]
 
     fields, modes = OPERATIONS[kind], []
@@ -219,7 +229,7 @@ def test_an_in_place_tensor_is_not_spoiled_by_an_attempt_that_fails(start, op):
         source = as_buffer(array)
         for step in range(8):
             array[:] = 1.0 + engine.topology.rank
-            assert engine._exchange._unison.on or step not in (4, 5, 6)
+            assert rounds_of(engine).on or step not in (4, 5, 6)
             if step == 6 and engine.topology.rank:
                 other = submit(engine, ones(engine), "y")
             request = Request("big", Operation.ALLREDUCE, source.dtype, source.shape, op=op, prescale_factor=2.0)
@@ -251,7 +261,7 @@ def test_a_rank_that_does_not_come_declines_on_its_communication_thread(start):
     with start(3) as job:
         job.run(warm_up)
         callers = [Caller(job.engines[rank], "x") for rank in (0, 2)]
-        until(lambda: not job.engines[1]._exchange._unison.on)
+        until(lambda: not rounds_of(job.engines[1]).on)
         assert run(job.engines[1], ones(job.engines[1]), "x")[0] == 6.0
         assert [caller.result()[0] for caller in callers] == [6.0] * 2
         job.run(warm_up)
@@ -261,11 +271,11 @@ def test_a_rank_that_does_not_come_declines_on_its_communication_thread(start):
 @pytest.mark.parametrize("waiting", [0, 1])
 def test_what_another_thread_wants_meanwhile_is_done(start, waiting, monkeypatch):
     """It submits something that all ranks submit, while one of them waits in unison for what the others do later."""
-    monkeypatch.setattr("collectives.engine.exchange.UNISON_SECONDS", 1000.0)
+    monkeypatch.setattr("collectives.engine.deciders.unison.LATE_SECONDS", 1000.0)
     with start(2) as job:
         job.run(warm_up)
         caller = Caller(job.engines[waiting], "x")
-        until(lambda: job.engines[waiting]._exchange._unison._round > job.engines[1 - waiting]._exchange._unison._round)
+        until(lambda: rounds_of(job.engines[waiting])._round > rounds_of(job.engines[1 - waiting])._round)
         assert job.run(lambda engine: run(engine, ones(engine), "y")[0]) == [3.0] * 2
         assert run(job.engines[1 - waiting], ones(job.engines[1 - waiting]), "x")[0] == 3.0
         assert caller.result()[0] == 3.0
@@ -274,7 +284,7 @@ def test_what_another_thread_wants_meanwhile_is_done(start, waiting, monkeypatch
 @pytest.mark.parametrize("ending", ["own shutdown", "shutdown elsewhere", "own abort", "abort elsewhere", "vanishing"])
 @pytest.mark.parametrize("waiting", [0, 1])
 def test_who_waits_in_unison_is_told_of_the_end(start, ending, waiting, monkeypatch):
-    monkeypatch.setattr("collectives.engine.exchange.UNISON_SECONDS", 1000.0)
+    monkeypatch.setattr("collectives.engine.deciders.unison.LATE_SECONDS", 1000.0)
     endings = {
         "own shutdown": (lambda job: job.engines[waiting].shutdown(), ShutDownError),
         "shutdown elsewhere": (lambda job: job.engines[1 - waiting].shutdown(), ShutDownError),
@@ -289,7 +299,7 @@ def test_who_waits_in_unison_is_told_of_the_end(start, ending, waiting, monkeypa
     with start(2) as job:
         job.run(warm_up)
         caller = Caller(job.engines[waiting], "x")
-        until(lambda: job.engines[waiting]._exchange._unison._round > job.engines[1 - waiting]._exchange._unison._round)
+        until(lambda: rounds_of(job.engines[waiting])._round > rounds_of(job.engines[1 - waiting])._round)
         end(job)
         assert type(caller.result()) is kind
 
@@ -319,7 +329,7 @@ def test_a_rank_that_can_do_nothing_is_reported(start, caplog, fatal):
 
 def test_a_rank_that_has_not_run_an_empty_batch_yet_hears_of_the_next_round(monkeypatch):
     monkeypatch.setattr(Job, "transport", SocketTransport)
-    monkeypatch.setattr("collectives.engine.exchange.UNISON_SECONDS", 0.0)
+    monkeypatch.setattr("collectives.engine.deciders.unison.LATE_SECONDS", 0.0)
     with running(2, shared_memory=True) as job:
         first, second = job.engines
         for name in ("x", "empty"):
@@ -328,14 +338,15 @@ def test_a_rank_that_has_not_run_an_empty_batch_yet_hears_of_the_next_round(monk
         job.run(lambda engine: run(engine, NOTHING, "empty", Operation.ALLGATHER))
         assert not in_unison(job)
         work = submit(second, NOTHING, "empty", Operation.ALLGATHER)
-        until(lambda: not second._exchange.commands and not second._exchange._worker._ready_ids)
+        until(lambda: not second._exchange.commands and not worker_of(second)._ready_ids)
         until(lambda: second._driver._driving.acquire(blocking=False))
         run(first, NOTHING, "empty", Operation.ALLGATHER)
+        before = rounds_of(first)._round
         caller = Caller(first, body=lambda engine: run(engine, NOTHING, "x", Operation.ALLGATHER))
-        until(lambda: first._exchange._withdrawn)
+        until(lambda: first._exchange._decider._asked_of > before)
         second._driver._driving.release()
         wait(second, work)
-        until(lambda: not first._exchange._unison.on)
+        until(lambda: not rounds_of(first).on)
         run(second, NOTHING, "x", Operation.ALLGATHER)
         assert caller.result().size == 0
 
@@ -348,7 +359,7 @@ def test_a_shutdown_does_not_wait_forever_for_a_rank_that_can_do_nothing(start, 
         until(lambda: stuck.acquire(blocking=False))
         callers = [Caller(job.engines[rank], "x") for rank in (0, 2)]
         for engine in (job.engines[0], job.engines[2]):
-            until(lambda engine=engine: engine._exchange._unison._round > job.engines[1]._exchange._unison._round)
+            until(lambda engine=engine: rounds_of(engine)._round > rounds_of(job.engines[1])._round)
         job.engines[rank].shutdown()
         assert not job.engines[rank].is_ending
         assert [type(caller.result()) for caller in callers] == [ShutDownError] * 2
@@ -366,7 +377,7 @@ def test_events_are_the_same(start, listeners, rows):
             engine.events.subscribe(seen.append)
         for step in range(8):
             assert (run(engine, np.full(rows, rank + step), "x") == 2 * step + 1).all()
-        assert engine._exchange._unison.on
+        assert rounds_of(engine).on
         return [type(event).__name__ for event in seen]
 
     with start(2) as job:
@@ -385,10 +396,10 @@ def test_what_was_said_before_the_unison_began_runs_in_the_same_order_everywhere
         assert not in_unison(job)
         until(lambda: first._driver._driving.acquire(blocking=False))
         callers = [Caller(engine, "x") for engine in job.engines]
-        until(lambda: second._exchange._worker._in_flight and not second._exchange._worker._ready_ids)
+        until(lambda: worker_of(second)._in_flight and not worker_of(second)._ready_ids)
         callers.append(Caller(second, body=lambda engine: run(engine, 10 * ones(engine), "y")))
-        until(lambda: len(second._exchange._worker._in_flight) == 2)
-        until(lambda: not second._exchange.commands and not second._exchange._worker._ready_ids)
+        until(lambda: len(worker_of(second)._in_flight) == 2)
+        until(lambda: not second._exchange.commands and not worker_of(second)._ready_ids)
         first._driver._driving.release()
         assert [caller.result()[0] for caller in callers[:2]] == [3.0] * 2
         others = [submit(first, factor * ones(first), name) for name, factor in (("y", 10), ("z", 20))]
@@ -410,7 +421,7 @@ class Steps:
         for step in range(150):
             kind = self._common.choice(["lone"] * 12 + ["burst", "swapped", "threads", "join", "new", "set", "barrier"])
             getattr(self, f"_{kind}")(step)
-            count += self._engine._exchange._unison.on
+            count += rounds_of(self._engine).on
         return count
 
     def _mine(self, factor):

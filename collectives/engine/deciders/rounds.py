@@ -1,4 +1,4 @@
-"""How the ranks agree without the coordinator, while all of them submit one tensor at a time."""
+"""The rounds in which the ranks of a host agree, or do not, as one of them counts them."""
 
 from __future__ import annotations
 
@@ -6,20 +6,17 @@ from collections.abc import Callable
 
 from collectives.backends.base import Board
 
-__all__ = ["Unison"]
+__all__ = ["Rounds"]
 
 LARGEST = 0xFFFFFFFF
 """What a board can compare; later ids are negotiated."""
 
 
-class Unison:
-    """One rank's side of it.
+class Rounds:
+    """Every rank does one of two things in each round: it attempts an id on the ``board``, or it declines.
 
-    In unison, a rank that waits for a tensor, known by its id, and has nothing else in flight attempts it on the
-    ``board``. When all ranks attempt the same, it runs, at the same point of all ranks' orders, for nobody has anything
-    else to run. A rank that has anything else to say declines before it says it. Every rank does one or the other in
-    every round. A round where not all attempt the same is the last: each takes its tensor to the coordinator, who lets
-    the unison begin again, for all ranks at one point of the order.
+    When all ranks attempt the same id, it runs. A round where not all do is the last, until all ranks :meth:`begin`
+    again at one point of their order. ``on`` says whether a round is to come.
     """
 
     def __init__(self, board: Board | None) -> None:

@@ -1,0 +1,1 @@
+"""Ways in which the ranks decide what runs next."""

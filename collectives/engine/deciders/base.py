@@ -1,0 +1,119 @@
+"""What a decider is: a way in which the ranks decide which tensors run next, in one order for all of them."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from collectives.api import Request
+from collectives.backends.base import Backend
+from collectives.engine.execution import execute
+from collectives.engine.work import Work
+from collectives.planning.messages import Response
+from collectives.planning.worker import Batch
+
+__all__ = ["Attempt", "Decided", "Decider", "Meanwhile", "Trial"]
+
+Meanwhile = Callable[[Sequence[int]], bool]
+"""Called every few milliseconds while a trial waits, with the ranks that have not come; whether this rank has other
+things to do. It raises nothing: an end of the engine aborts the backends instead."""
+
+
+class Decided:
+    """Batches that will run on all of their ranks, and have not run on this one, in their order.
+
+    ``since`` is when the first of them was decided, in seconds of ``time.monotonic()``.
+    """
+
+    def __init__(self) -> None:
+        self.batches: deque[Batch] = deque()
+        self.since = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self.batches)
+
+    def add(self, batches: Iterable[Batch]) -> None:
+        """Put ``batches`` behind the others."""
+        if not self.batches:
+            self.since = time.monotonic()
+        self.batches.extend(batches)
+
+
+class Attempt:
+    """What a trial is given: the works of each batch, and how to run them.
+
+    ``started`` must be called once, as soon as it is known that all ranks run the trial. ``meanwhile`` should be called
+    every few milliseconds until then.
+    """
+
+    __slots__ = ("backend", "batches", "meanwhile", "members", "started", "works")
+
+    def __init__(
+        self,
+        batches: Sequence[Sequence[Response]],
+        works: Sequence[Sequence[Work]],
+        members: Sequence[int],
+        backend: Backend,
+        started: Callable[[], None],
+        meanwhile: Meanwhile,
+    ) -> None:
+        self.batches = batches
+        self.works = works
+        self.members = members
+        self.backend = backend
+        self.started = started
+        self.meanwhile = meanwhile
+
+    def run(self) -> None:
+        """Run all batches; raises what the backend raises."""
+        for works, responses in zip(self.works, self.batches, strict=True):
+            execute(works, responses, self.members, self.backend)
+
+
+class Trial(ABC):
+    """Batches of one process set that run now if all of its ranks try the same; if not, nothing has changed."""
+
+    batches: Sequence[Sequence[Response]]
+
+    @abstractmethod
+    def run(self, attempt: Attempt) -> bool:
+        """Run the batches and set the outputs of their works; whether that happened, on all ranks or on none.
+
+        No destination may be written before all ranks are known to run the trial. Raises what the backend raises.
+        """
+
+
+class Decider(ABC):
+    """Decides what runs next. For whoever drives the engine, one thread at a time.
+
+    A decider may have a fallback: another decider, which gets everything that the first one does not decide. The
+    exchange knows the outermost only, and calls, in each step, :meth:`next` until it returns None. Then it hears
+    messages, and runs what is in ``decided``.
+    """
+
+    decided: Decided
+
+    @abstractmethod
+    def submit(self, request: Request, urgent: bool) -> None:
+        """A tensor is ready on this rank; ``urgent`` when a caller waits for it."""
+
+    @abstractmethod
+    def urge(self, key: tuple[int, str]) -> None:
+        """A caller waits for a tensor that was submitted earlier; one that is not in flight any more is ignored."""
+
+    @abstractmethod
+    def next(self) -> Trial | None:
+        """What to try now; None when there is nothing to try, and the coordinator has been told all that is new."""
+
+    @abstractmethod
+    def decline(self) -> None:
+        """Try nothing until the ranks begin again together: this rank has something to say to the coordinator.
+
+        Must be called, too, after a trial that :meth:`next` returned and that did not run.
+        """
+
+    @abstractmethod
+    def ran(self, batch: Batch) -> None:
+        """``batch``, of those decided, has run on this rank."""

@@ -1,0 +1,31 @@
+"""Which message is for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from collectives.api import EngineError
+from collectives.planning.messages import Message
+
+__all__ = ["Dispatch"]
+
+Kind = TypeVar("Kind")
+
+
+class Dispatch:
+    """One handler for each class of messages."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[type, Callable[[Any], None]] = {}
+
+    def on(self, kind: type[Kind], handle: Callable[[Kind], None]) -> None:
+        """Let ``handle`` have all messages of ``kind``."""
+        self._handlers[kind] = handle
+
+    def __call__(self, message: Message) -> None:
+        """Call the handler; EngineError for a message that no rank expects from its coordinator."""
+        handle = self._handlers.get(type(message))
+        if handle is None:
+            raise EngineError(f"{message!r} is not a message for this rank")
+        handle(message)

@@ -1,0 +1,89 @@
+"""How the engine of one rank ends. Pure: no clock, no channel; the caller says what time it is."""
+
+from __future__ import annotations
+
+from collectives.api import HorovodInternalError, PeerLostError, ShutDownError, Topology
+
+__all__ = ["Ending"]
+
+
+class Ending:
+    """Runs until one of four ends: polite, abrupt, a lost rank, or a shutdown that timed out.
+
+    Polite: :meth:`ask`, :meth:`leave`, :meth:`stop`, then :meth:`finish` when all ranks have left. Timed out: after
+    :meth:`leave` not every rank answered within ``seconds``. Abrupt: :meth:`fail`. A lost rank is noted by
+    :meth:`lose` and becomes an abrupt end, unless the engine ends anyway. ``finished`` turns true once; ``failure``
+    then is the error of an abrupt end, None for the others. ``lost`` is the first rank that was lost.
+    """
+
+    def __init__(self, topology: Topology, seconds: float) -> None:
+        self.finished = False
+        self.failure: Exception | None = None
+        self.lost: int | None = None
+        self._topology = topology
+        self._seconds = seconds
+        self._asked: float | None = None
+        self._deadline: float | None = None
+        self._stopping = False
+
+    @property
+    def deadline(self) -> float | None:
+        """When :meth:`expire` finishes the end, in monotonic seconds; None before :meth:`leave`."""
+        return self._deadline
+
+    def error(self) -> Exception:
+        """What pending works end with, and every later call."""
+        return self.failure or ShutDownError("Horovod has been shut down; call hvd.init() to start again")
+
+    def ask(self, now: float) -> None:
+        """This rank wants to end politely."""
+        self._asked = now
+
+    def leave(self, now: float) -> None:
+        """The other ranks are told so."""
+        self._deadline = now + self._seconds
+
+    def stop(self, rank: int) -> ShutDownError:
+        """The coordinator stops the job, as ``rank`` asked; returns the error of what is still in flight."""
+        self._stopping = True
+        return ShutDownError(f"Horovod has been shut down by rank {rank} while the tensor was in flight")
+
+    def finish(self) -> None:
+        """Nothing is left to be done but to close."""
+        self.finished = True
+
+    def expire(self, now: float) -> bool:
+        """Finish a polite end that takes too long; whether it was that."""
+        if self.finished or self._deadline is None or now <= self._deadline:
+            return False
+        self.finished = True
+        return True
+
+    def overdue(self, now: float) -> ShutDownError | None:
+        """The error with which to end abruptly, when this rank asked for the end long ago and cannot even leave."""
+        if self._asked is None or now <= self._asked + self._seconds:
+            return None
+        rank = self._topology.rank
+        return ShutDownError(f"Horovod has been shut down by rank {rank}, and not every rank answered in time")
+
+    def fail(self, error: HorovodInternalError) -> bool:
+        """End abruptly, once everything has been failed and :meth:`finish` is called; False when it has ended."""
+        if self.finished:
+            return False
+        self.failure = error
+        return True
+
+    def lose(self, rank: int) -> PeerLostError | None:
+        """The connection to ``rank`` ended; returns the error for calls of backends, None where that was to come."""
+        if self.lost is None:
+            self.lost = rank
+        return None if self._stopping or self.finished else self.loss(rank)
+
+    def loss(self, rank: int) -> PeerLostError:
+        """The error that says that ``rank`` is gone."""
+        return PeerLostError(
+            f"rank {rank} on host {self._topology.hosts[rank]!r} is gone: its process ended or its connection broke; "
+            f"look at the output of that rank",
+            [rank],
+            [self._topology.hosts[rank]],
+        )

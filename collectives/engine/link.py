@@ -1,0 +1,159 @@
+"""How a rank speaks with the coordinator: over the channel, or, on rank 0, within its own process."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+
+from collectives.api import CollectiveTimeoutError, EngineError
+from collectives.control.base import Channel
+from collectives.engine.lookout import Lookout
+from collectives.parameters import Parameters
+from collectives.planning.coordinator import Coordinator, Outgoing
+from collectives.planning.errors import pack
+from collectives.planning.messages import Abort, Message, Withdraw, decode, encode
+
+__all__ = ["COORDINATOR", "FLUSH_SECONDS", "Link", "LocalLink", "RemoteLink"]
+
+COORDINATOR = 0
+"""The rank that has the coordinator."""
+FLUSH_SECONDS = 0.1
+
+
+class Link(ABC):
+    """A rank's link to the coordinator, over ``channel``, which reaches ``peers``. For one thread at a time."""
+
+    def __init__(self, channel: Channel, peers: Iterable[int]) -> None:
+        self._channel = channel
+        self._peers = tuple(peers)
+
+    @property
+    def deadline(self) -> float | None:
+        """When :meth:`hear` must be called, in monotonic seconds, though nothing arrives; None: never."""
+        return None
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether the coordinator is here, and holds back what is ready."""
+        return False
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether the coordinator is here, and has parameters that some ranks do not have yet."""
+        return False
+
+    @abstractmethod
+    def tell(self, message: Message) -> None:
+        """Send ``message`` to the coordinator."""
+
+    @abstractmethod
+    def hear(self) -> Iterator[Message]:
+        """What this rank must act on, in order; does not wait."""
+
+    def tell_all(self, message: Message) -> None:
+        """Send ``message`` to every rank that this one can reach: on rank 0 all, elsewhere rank 0."""
+        self._channel.send_to(self._peers, encode(message))
+
+    def arrivals(self) -> Iterator[tuple[int, Message]]:
+        """What has arrived, as (sender, message), for the end of the engine, when the coordinator does not act."""
+        for sender, data in self._channel.receive():
+            yield sender, decode(data)
+
+    def settle(self, may_wait: Callable[[], bool]) -> None:
+        """Get out what other ranks must know before they can take part in a batch, as long as ``may_wait()``."""
+        return
+
+    def used(self, id: int) -> None:
+        """All ranks ran the tensor ``id`` without asking the coordinator."""
+        return
+
+    def propose(self, parameters: Parameters) -> None:
+        """Let ``parameters`` hold on all ranks; EngineError where the coordinator is not here."""
+        raise EngineError(f"parameters {parameters} were proposed on a rank other than rank {COORDINATOR}")
+
+
+class RemoteLink(Link):
+    """The link of every rank but rank 0.
+
+    :meth:`settle` does not wait: the coordinator may be in a backend already, where it takes no messages.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__(channel, (COORDINATOR,))
+
+    def tell(self, message: Message) -> None:
+        """See :class:`Link`."""
+        self._channel.send(COORDINATOR, encode(message))
+
+    def hear(self) -> Iterator[Message]:
+        """See :class:`Link`."""
+        for _, data in self._channel.receive():
+            yield decode(data)
+
+
+class LocalLink(Link):
+    """The link of rank 0, which has the ``coordinator``: passes on to it, and from it, what the other ranks say.
+
+    ``lookout`` watches what waits in the coordinator.
+    """
+
+    def __init__(self, channel: Channel, coordinator: Coordinator, lookout: Lookout) -> None:
+        super().__init__(channel, range(1, channel.size))
+        self._coordinator = coordinator
+        self._lookout = lookout
+
+    @property
+    def deadline(self) -> float | None:
+        """See :class:`Link`."""
+        hold, look = self._coordinator.deadline, self._lookout.deadline
+        return look if hold is None else hold if look is None else min(hold, look)
+
+    @property
+    def is_holding(self) -> bool:
+        """See :class:`Link`."""
+        return self._coordinator.deadline is not None
+
+    @property
+    def is_changing(self) -> bool:
+        """See :class:`Link`."""
+        return self._coordinator.is_changing
+
+    def tell(self, message: Message) -> None:
+        """See :class:`Link`."""
+        self._coordinator.receive(COORDINATOR, message, time.monotonic())
+
+    def hear(self) -> Iterator[Message]:
+        """See :class:`Link`."""
+        for sender, message in self.arrivals():
+            if isinstance(message, Abort | Withdraw):
+                yield message
+            else:
+                self._coordinator.receive(sender, message, time.monotonic())
+        now = time.monotonic()
+        fatal = self._lookout.look(self._coordinator, now)
+        if fatal is not None:
+            yield Abort(pack(CollectiveTimeoutError(fatal)))
+        for outgoing in self._coordinator.decide(now):
+            yield from self._send(outgoing)
+
+    def _send(self, outgoing: Outgoing) -> Iterator[Message]:
+        """Send to the other ranks, and yield what is for this one."""
+        others = [rank for rank in outgoing.ranks if rank != COORDINATOR]
+        if others:
+            self._channel.send_to(others, encode(outgoing.message))
+        if len(others) < len(outgoing.ranks):
+            yield outgoing.message
+
+    def settle(self, may_wait: Callable[[], bool]) -> None:
+        """See :class:`Link`. The peers run everything older, and then read, so this ends."""
+        while self._channel.has_unsent and may_wait():
+            self._channel.flush(FLUSH_SECONDS)
+
+    def used(self, id: int) -> None:
+        """See :class:`Link`."""
+        self._coordinator.use(id)
+
+    def propose(self, parameters: Parameters) -> None:
+        """See :class:`Link`."""
+        self._coordinator.propose(parameters)
