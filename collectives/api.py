@@ -190,11 +190,17 @@ class DType(enum.Enum):
         return member
 
     @property
+    def is_integer(self) -> bool:
+        """Whether the numbers are integers."""
+        return self.label in _INTEGERS
+
+    @property
     def real(self) -> DType:
         """The type of a complex number's two parts; this one, where numbers have no parts."""
         return _PARTS.get(self.label, self)
 
 
+_INTEGERS = frozenset({"uint8", "int8", "int16", "int32", "int64"})
 _DTYPES: Mapping[str, DType] = {member.label: member for member in DType}
 # By label: hashing an enum member is a Python call.
 _PARTS = {"complex64": DType.FLOAT32, "complex128": DType.FLOAT64}

@@ -33,6 +33,27 @@ class Buffer:
     address: int = 0
 
     @property
+    def count(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.count * self.dtype.itemsize
+
+    def part(self, start: int, stop: int) -> Buffer:
+        """Elements [start, stop) of the memory, flat."""
+        array = None if self.array is None else self.array[start:stop]
+        address = self.address and self.address + start * self.dtype.itemsize
+        return Buffer(array, self.dtype, (stop - start,), self.owner, self.device, address)
+
+    def cast(self, dtype: DType) -> Buffer:
+        """The same bytes as elements of ``dtype``, flat."""
+        array = None if self.array is None else self.array.view(dtype.storage)
+        return Buffer(array, dtype, (self.nbytes // dtype.itemsize,), self.owner, self.device, self.address)
+
+    @property
     def pointer(self) -> int:
         """The address of the first element."""
         return self.address if self.array is None else int(self.array.__array_interface__["data"][0])

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collectives.api import DType
-from collectives.backends.base import Backend
+from collectives.backends.host import HostBackend
 from collectives.kernels.reduction import narrow, scale_array, widen
 from collectives.kernels.segments import Segments
 
@@ -102,7 +102,7 @@ class _SplitVector(_Vector):
 
 @np.errstate(all="ignore")
 def adasum(
-    backend: Backend,
+    backend: HostBackend,
     sources: Sequence[Array],
     destinations: Sequence[Array],
     dtype: DType,
@@ -153,7 +153,7 @@ def _halves(span: Span) -> tuple[Span, Span]:
 
 
 def _exchange_level(
-    backend: Backend, held: _Vector, room: _Vector, total: int, span: Span, distance: int
+    backend: HostBackend, held: _Vector, room: _Vector, total: int, span: Span, distance: int
 ) -> tuple[_Vector, Span]:
     """Exchange halves of ``span`` with the partner: what it has of the half that stays here, and that half.
 
@@ -171,7 +171,7 @@ def _exchange_level(
 
 
 def _exchange(
-    backend: Backend, partner: int, outgoing: Segments, landing: Segments, counts: tuple[int, int], longest: int
+    backend: HostBackend, partner: int, outgoing: Segments, landing: Segments, counts: tuple[int, int], longest: int
 ) -> None:
     """Swap piece by piece, because both may be the same memory; as often on all ranks, for which ``longest`` serves."""
     sample = landing.parts(0, 0)[0]
@@ -182,7 +182,7 @@ def _exchange(
         outgoing.read(start, leaving)
         send, receive = [0] * backend.size, [0] * backend.size
         send[partner], receive[partner] = leaving.nbytes, coming.nbytes
-        backend.alltoall(leaving.view(np.uint8), coming.view(np.uint8), send, receive)
+        backend.alltoall_bytes(leaving.view(np.uint8), coming.view(np.uint8), send, receive)
         landing.write(start, coming)
 
 
@@ -206,11 +206,11 @@ def _products(lower: _Vector, upper: _Vector, span: Span) -> Float64:
     return totals
 
 
-def _sum_products(backend: Backend, products: Sequence[Float64], distance: int) -> Float64:
+def _sum_products(backend: HostBackend, products: Sequence[Float64], distance: int) -> Float64:
     """The products of whole vectors: summed, in rank order, over the ranks that hold parts of the same two."""
     own = np.array(products, np.float64).reshape(-1)
     everybody = np.empty(backend.size * own.size)
-    backend.allgather([own.view(np.uint8)], [everybody.view(np.uint8)], [own.nbytes] * backend.size)
+    backend.allgather_bytes([own.view(np.uint8)], [everybody.view(np.uint8)], [own.nbytes] * backend.size)
     first = backend.rank & ~(2 * distance - 1)
     total: Float64 = everybody.reshape(backend.size, -1, 3)[first : first + 2 * distance].sum(axis=0)
     return total
@@ -227,12 +227,12 @@ def _merge(out: _Vector, lower: _Vector, upper: _Vector, span: Span, products: F
         out.store(start, total if scale == 1.0 else np.multiply(total, scale, out=total))
 
 
-def _gather(backend: Backend, result: _Vector, total: int) -> None:
+def _gather(backend: HostBackend, result: _Vector, total: int) -> None:
     """Every rank has one span of the result: put all together."""
     spans = [_final_span(total, rank, backend.size) for rank in range(backend.size)]
     parts = [[part.view(np.uint8) for part in result.planes[0].parts(span)] for span in spans]
     counts = [sum([part.size for part in of_rank]) for of_rank in parts]
-    backend.allgather(parts[backend.rank], [part for of_rank in parts for part in of_rank], counts)
+    backend.allgather_bytes(parts[backend.rank], [part for of_rank in parts for part in of_rank], counts)
 
 
 def _final_span(total: int, rank: int, size: int) -> Span:

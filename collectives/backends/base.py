@@ -1,83 +1,54 @@
-"""What a backend is: collectives on one group of ranks over the memory of one device kind."""
+"""The interface of backends: collectives on one group of ranks over the memory of one kind of device."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
-import numpy as np
-import numpy.typing as npt
-
-from collectives.api import DType, ReduceOp
+from collectives.api import ReduceOp
 from collectives.backends.group import Group
+from collectives.buffers import Buffer
+from collectives.completion import Completion
 from collectives.parameters import Parameters
 
-__all__ = ["Array", "Backend", "Board", "Bytes"]
-
-Array = npt.NDArray[Any]
-Bytes = npt.NDArray[np.uint8]
-
-
-class Board(ABC):
-    """How the members of a group decide by themselves, round by round, whether to run an operation.
-
-    Every member comes to every round, once: it attempts an operation or declines. For one thread at a time.
-    """
-
-    @abstractmethod
-    def attempt(
-        self,
-        value: int,
-        call: Callable[[], None],
-        waiting: Callable[[list[int]], None],
-        agreed: Callable[[], None],
-    ) -> bool:
-        """Run ``call``, an operation of the backend, if all members attempt ``value`` (32 bits, not 0); whether so.
-
-        ``agreed`` is called as soon as that is known, at the latest before anything is written to a destination. That
-        it is not so is known as soon as one member comes with something else, even if others have not come; then no
-        destination has been written. Every few milliseconds until either is known, ``waiting`` is called with the
-        members that have not come. Raises what these calls raise, and what the backend was aborted with.
-        """
-
-    @abstractmethod
-    def decline(self) -> None:
-        """Come to the next round with nothing to run. Does not wait."""
+__all__ = ["Backend"]
 
 
 class Backend(ABC):
-    """Collectives among the members of ``group``. ``rank`` is the position of this member in it, not its global rank.
+    """Collectives among the members of ``group`` over memory of the kind ``device``.
 
     All members call the same operations in the same order with matching arguments: negotiation guarantees it. Calls
-    come from one thread at a time. Arrays are one-dimensional, contiguous, in host memory; reductions get arrays in
-    ``DType.storage`` layout, movements get bytes. Lists hold at least one array; arrays may be empty. Source and
-    destination may be the same memory, never overlap partly. ``op`` is AVERAGE for integers only, see
-    :mod:`collectives.kernels.reduction`: that of floats is SUM with a ``postscale``. 16-bit floats are accumulated in
-    float32. The result of a reduction is bit-identical on all members. Any call raises PeerLostError,
-    CollectiveTimeoutError or, after :meth:`abort`, the error that abort was given; then the group is unusable.
+    come from one thread at a time. An operation may return before it is over: the caller keeps the memory of the
+    buffers alive, does not change sources and does not read destinations until the completion is done. Operations of
+    one backend take effect in the order of the calls.
+
+    Lists hold at least one buffer, all of one dtype; buffers may be empty. Source and destination may be the same
+    memory, and never overlap partly. Reductions get no complex numbers: the engine passes pairs of reals. ``op`` is
+    AVERAGE for integers only, see :mod:`collectives.kernels.reduction`: the average of floats is SUM with a
+    ``postscale``. 16-bit floats are accumulated in float32. The result of a reduction is bit-identical on all members.
+
+    Any call, and any completion, raises PeerLostError, CollectiveTimeoutError or, after :meth:`abort`, the error that
+    abort was given; then the group is unusable.
     """
 
     name: ClassVar[str]
-    board: Board | None = None
-    """Where the members have one; it ends with the backend."""
+    device: ClassVar[str]
+    """The kind of memory: "cpu" or "cuda", as in :class:`collectives.buffers.Buffer`."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
-        self.rank = group.position
-        self.size = group.size
 
     @abstractmethod
     def allreduce(
         self,
-        sources: Sequence[Array],
-        destinations: Sequence[Array],
-        dtype: DType,
+        sources: Sequence[Buffer],
+        destinations: Sequence[Buffer],
         op: ReduceOp,
         prescale: float = 1.0,
         postscale: float = 1.0,
-    ) -> None:
-        """destination = postscale * reduce(op, prescale * source) for a list of arrays, fused into one exchange.
+    ) -> Completion:
+        """destination = postscale * reduce(op, prescale * source) for a list of buffers, fused into one exchange.
 
         ``sources[i]`` and ``destinations[i]`` have equal lengths. Integers are scaled in float64 and truncated
         towards zero.
@@ -86,40 +57,46 @@ class Backend(ABC):
     @abstractmethod
     def reducescatter(
         self,
-        sources: Sequence[Array],
-        destinations: Sequence[Array],
+        sources: Sequence[Buffer],
+        destinations: Sequence[Buffer],
         counts: Sequence[int],
-        dtype: DType,
         op: ReduceOp,
         prescale: float = 1.0,
         postscale: float = 1.0,
-    ) -> None:
-        """Reduce sum(counts) elements and keep the ``counts[rank]`` elements that belong to this rank.
+    ) -> Completion:
+        """Reduce sum(counts) elements and keep the ``counts[position]`` elements that belong to this member.
 
-        The sources, seen as one vector, hold what belongs to rank 0 first; the result is spread over the destinations.
+        The sources, seen as one vector, hold the elements of member 0 first; the result is spread over the
+        destinations.
         """
 
     @abstractmethod
-    def allgather(self, sources: Sequence[Bytes], destinations: Sequence[Bytes], counts: Sequence[int]) -> None:
-        """Concatenate what the members have, in rank order; ``counts[r]`` bytes come from rank r, 0 allowed.
+    def allgather(self, sources: Sequence[Buffer], destinations: Sequence[Buffer], counts: Sequence[int]) -> Completion:
+        """Concatenate the bytes of all members, in their order; ``counts[i]`` bytes come from member i, 0 allowed.
 
-        The sources, seen as one vector, are what this rank has; they may be its own part of the result, which is spread
-        over the destinations.
+        The sources, seen as one vector, are the bytes of this member; they may be its own part of the result, which is
+        spread over the destinations.
         """
 
     @abstractmethod
-    def broadcast(self, source: Bytes, destination: Bytes, root: int) -> None:
-        """Copy the root's ``source`` to every member's ``destination``; sources elsewhere are not read."""
+    def broadcast(self, source: Buffer, destination: Buffer, root: int) -> Completion:
+        """Copy the ``source`` of the member at position ``root`` to every member's ``destination``.
+
+        Sources elsewhere are not read.
+        """
 
     @abstractmethod
     def alltoall(
-        self, source: Bytes, destination: Bytes, send_counts: Sequence[int], receive_counts: Sequence[int]
-    ) -> None:
-        """Send ``send_counts[r]`` consecutive bytes to each rank r; receive ``receive_counts[r]`` from each."""
+        self, source: Buffer, destination: Buffer, send_counts: Sequence[int], receive_counts: Sequence[int]
+    ) -> Completion:
+        """Send ``send_counts[i]`` consecutive bytes to each member i; receive ``receive_counts[i]`` from each.
+
+        ``source`` may be longer than the bytes to send.
+        """
 
     @abstractmethod
-    def barrier(self) -> None:
-        """Return when every member has called it."""
+    def barrier(self) -> Completion:
+        """Done when every member has called it."""
 
     def adopt(self, parameters: Parameters) -> None:
         """Use ``parameters`` from the next operation on; all members are told so between the same two operations."""
@@ -127,7 +104,10 @@ class Backend(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release everything, politely; all members close. Idempotent. Called from the communication thread."""
+        """Release everything, when all operations are over; all members close. Idempotent.
+
+        Called from the thread that runs the operations.
+        """
 
     @abstractmethod
     def abort(self, error: Exception) -> None:

@@ -35,8 +35,8 @@ from typing import NamedTuple
 import numpy as np
 
 from collectives.api import DType, HorovodInternalError, ReduceOp
-from collectives.backends.base import Array, Backend, Bytes
 from collectives.backends.group import Group
+from collectives.backends.host import Array, Bytes, HostBackend
 from collectives.backends.scratch import Scratch
 from collectives.kernels.segments import Segments
 from collectives.parameters import Parameters
@@ -64,7 +64,7 @@ class _Reduction(NamedTuple):
     postscale: float
 
 
-class HierarchicalBackend(Backend):
+class HierarchicalBackend(HostBackend):
     """A member of a ``group`` that has several hosts, in the order of :meth:`Group.by_host`.
 
     ``local`` has the members of this host and ``cross`` those of this column, both in that order (None for a member
@@ -77,9 +77,9 @@ class HierarchicalBackend(Backend):
     def __init__(
         self,
         group: Group,
-        local: Backend,
-        cross: Backend | None,
-        flat: Backend,
+        local: HostBackend,
+        cross: HostBackend | None,
+        flat: HostBackend,
         parameters: Parameters,
     ) -> None:
         super().__init__(group)
@@ -91,7 +91,7 @@ class HierarchicalBackend(Backend):
         self._parameters = parameters
         self._scratch = Scratch(), Scratch()
 
-    def allreduce(
+    def allreduce_arrays(
         self,
         sources: Sequence[Array],
         destinations: Sequence[Array],
@@ -100,10 +100,10 @@ class HierarchicalBackend(Backend):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> None:
-        """See :class:`Backend`."""
+        """See :class:`HostBackend`."""
         with self._all_or_none():
             if not self._parameters.hierarchical_allreduce or op is ReduceOp.AVERAGE:
-                self._flat.allreduce(sources, destinations, dtype, op, prescale, postscale)
+                self._flat.allreduce_arrays(sources, destinations, dtype, op, prescale, postscale)
                 return
             pieces = list(self._pieces(Segments(sources), Segments(destinations), dtype))
             reduction = _Reduction(dtype, op, prescale, postscale)
@@ -114,7 +114,7 @@ class HierarchicalBackend(Backend):
                 self._reduce_across(pieces[0], reduction)
                 self._hand_out(pieces[0])
 
-    def reducescatter(
+    def reducescatter_arrays(
         self,
         sources: Sequence[Array],
         destinations: Sequence[Array],
@@ -124,58 +124,58 @@ class HierarchicalBackend(Backend):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> None:
-        """See :class:`Backend`."""
+        """See :class:`HostBackend`."""
         with self._all_or_none():
-            self._flat.reducescatter(sources, destinations, counts, dtype, op, prescale, postscale)
+            self._flat.reducescatter_arrays(sources, destinations, counts, dtype, op, prescale, postscale)
 
-    def allgather(self, sources: Sequence[Bytes], destinations: Sequence[Bytes], counts: Sequence[int]) -> None:
-        """See :class:`Backend`."""
+    def allgather_bytes(self, sources: Sequence[Bytes], destinations: Sequence[Bytes], counts: Sequence[int]) -> None:
+        """See :class:`HostBackend`."""
         with self._all_or_none():
             if self._parameters.hierarchical_allgather:
                 self._gather(sources, self._blocks(Segments(destinations), counts), counts)
             else:
-                self._flat.allgather(sources, destinations, counts)
+                self._flat.allgather_bytes(sources, destinations, counts)
 
-    def broadcast(self, source: Bytes, destination: Bytes, root: int) -> None:
-        """See :class:`Backend`."""
+    def broadcast_bytes(self, source: Bytes, destination: Bytes, root: int) -> None:
+        """See :class:`HostBackend`."""
         home = next(index for index, members in enumerate(self._hosts) if root in members)
         place = self._hosts[home].index(root)
         column = place if place < self._columns else 0
         with self._all_or_none():
             if self._host == home:
-                self._local.broadcast(source, destination, place)
+                self._local.broadcast_bytes(source, destination, place)
             if self._cross is not None and self._local.rank == column:
-                self._cross.broadcast(destination, destination, home)
+                self._cross.broadcast_bytes(destination, destination, home)
             if self._host != home:
-                self._local.broadcast(destination, destination, column)
+                self._local.broadcast_bytes(destination, destination, column)
 
-    def alltoall(
+    def alltoall_bytes(
         self, source: Bytes, destination: Bytes, send_counts: Sequence[int], receive_counts: Sequence[int]
     ) -> None:
-        """See :class:`Backend`."""
+        """See :class:`HostBackend`."""
         with self._all_or_none():
-            self._flat.alltoall(source, destination, send_counts, receive_counts)
+            self._flat.alltoall_bytes(source, destination, send_counts, receive_counts)
 
-    def barrier(self) -> None:
-        """See :class:`Backend`."""
+    def wait_for_all(self) -> None:
+        """See :class:`HostBackend`."""
         with self._all_or_none():
-            self._local.barrier()
+            self._local.wait_for_all()
             if self._cross is not None and self._local.rank == 0:
-                self._cross.barrier()
-            self._local.barrier()
+                self._cross.wait_for_all()
+            self._local.wait_for_all()
 
     def adopt(self, parameters: Parameters) -> None:
         """See :class:`Backend`."""
         self._parameters = parameters
 
     def close(self) -> None:
-        """See :class:`Backend`."""
+        """See :class:`HostBackend`."""
         with ExitStack() as stack:
             for part in self._parts:
                 stack.callback(part.close)
 
     def abort(self, error: Exception) -> None:
-        """See :class:`Backend`."""
+        """See :class:`HostBackend`."""
         for part in self._parts:
             part.abort(error)
 
@@ -214,17 +214,17 @@ class HierarchicalBackend(Backend):
 
     def _reduce_inside(self, piece: _Piece, reduction: _Reduction) -> None:
         dtype, op, prescale, _ = reduction
-        self._local.reducescatter(piece.sources, [piece.mine], piece.counts, dtype, op, prescale)
+        self._local.reducescatter_arrays(piece.sources, [piece.mine], piece.counts, dtype, op, prescale)
 
     def _reduce_across(self, piece: _Piece, reduction: _Reduction) -> None:
         dtype, op, _, postscale = reduction
         if self._cross is not None and piece.mine.size:
-            self._cross.allreduce([piece.mine], [piece.mine], dtype, op, 1.0, postscale)
+            self._cross.allreduce_arrays([piece.mine], [piece.mine], dtype, op, 1.0, postscale)
 
     def _hand_out(self, piece: _Piece) -> None:
         counts = [count * piece.mine.itemsize for count in piece.counts]
         destinations = [destination.view(np.uint8) for destination in piece.destinations]
-        self._local.allgather([piece.mine.view(np.uint8)], destinations, counts)
+        self._local.allgather_bytes([piece.mine.view(np.uint8)], destinations, counts)
 
     def _blocks(self, result: Segments, counts: Sequence[int]) -> list[Segments]:
         """Where in the result the bytes of each host belong."""
@@ -238,12 +238,14 @@ class HierarchicalBackend(Backend):
         A block is divided among the columns; each fetches its shares of the foreign blocks and hands them round.
         """
         own, column = blocks[self._host], self._local.rank
-        self._local.allgather(sources, own.parts(0, len(own)), [counts[member] for member in self._hosts[self._host]])
+        self._local.allgather_bytes(
+            sources, own.parts(0, len(own)), [counts[member] for member in self._hosts[self._host]]
+        )
         shares = [_spans(self._shares(len(block), 1)) for block in blocks]
         lengths = [stop - start for start, stop in (spans[column] for spans in shares)]
         if self._cross is not None and any(lengths):
             mine = [block.parts(*spans[column]) for block, spans in zip(blocks, shares, strict=True)]
-            self._cross.allgather(mine[self._host], _flat(mine), lengths)
+            self._cross.allgather_bytes(mine[self._host], _flat(mine), lengths)
         self._hand_round(blocks, shares)
 
     def _hand_round(self, blocks: Sequence[Segments], shares: Sequence[Sequence[Span]]) -> None:
@@ -253,7 +255,7 @@ class HierarchicalBackend(Backend):
             for member in range(self._local.size)
         ]
         totals = [sum([part.size for part in of_member]) for of_member in parts]
-        self._local.allgather(parts[self._local.rank], _flat(parts), totals)
+        self._local.allgather_bytes(parts[self._local.rank], _flat(parts), totals)
 
     def _shares(self, count: int, itemsize: int) -> list[int]:
         """How many of ``count`` elements each member of this host carries across the network."""

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from collectives.api import CollectiveTimeoutError, DType, EngineError, PeerLostError, ReduceOp, ShutDownError
-from collectives.backends.base import Array, Backend, Board, Bytes
 from collectives.backends.group import Group
+from collectives.backends.host import Array, Bytes, HostBackend
 from collectives.kernels.reduction import reduce_arrays
 from collectives.kernels.segments import Segments
+from collectives.planning.board import Board, OffersBoard
 
 __all__ = ["Fault", "InprocBackend", "InprocGroup"]
 
@@ -161,7 +162,7 @@ class _InprocBoard(Board):
         self._group.come(self._rank, 0)
 
 
-class InprocBackend(Backend):
+class InprocBackend(HostBackend, OffersBoard):
     """A member of ``group``; all members are threads and have one ``shared``.
 
     Sources are copied when published, so one rendezvous per operation suffices.
@@ -171,12 +172,11 @@ class InprocBackend(Backend):
 
     def __init__(self, group: Group, shared: InprocGroup, timeout: float = 30.0) -> None:
         super().__init__(group)
-        self.board = _InprocBoard(group.position, shared)
         self._shared = shared
         self._timeout = timeout
         self._step = 0
 
-    def allreduce(
+    def allreduce_arrays(
         self,
         sources: Sequence[Array],
         destinations: Sequence[Array],
@@ -190,7 +190,7 @@ class InprocBackend(Backend):
         for index, destination in enumerate(destinations):
             reduce_arrays(destination, [member[index] for member in members], dtype, op, prescale, postscale)
 
-    def reducescatter(
+    def reducescatter_arrays(
         self,
         sources: Sequence[Array],
         destinations: Sequence[Array],
@@ -207,23 +207,27 @@ class InprocBackend(Backend):
         reduce_arrays(result, [member[mine] for member in members], dtype, op, prescale, postscale)
         Segments(destinations).write(0, result)
 
-    def allgather(self, sources: Sequence[Bytes], destinations: Sequence[Bytes], counts: Sequence[int]) -> None:
+    def allgather_bytes(self, sources: Sequence[Bytes], destinations: Sequence[Bytes], counts: Sequence[int]) -> None:
         members = self._exchange(("allgather", tuple(counts)), np.concatenate(sources))
         Segments(destinations).write(0, np.concatenate(members))
 
-    def broadcast(self, source: Bytes, destination: Bytes, root: int) -> None:
+    def broadcast_bytes(self, source: Bytes, destination: Bytes, root: int) -> None:
         members = self._exchange(("broadcast", root, destination.size), source.copy() if self.rank == root else None)
         np.copyto(destination, members[root])
 
-    def alltoall(
+    def alltoall_bytes(
         self, source: Bytes, destination: Bytes, send_counts: Sequence[int], receive_counts: Sequence[int]
     ) -> None:
         parts = _parts(send_counts)
         members = self._exchange(("alltoall",), [source[part].copy() for part in parts])
         np.concatenate([member[self.rank] for member in members], out=destination)
 
-    def barrier(self) -> None:
+    def wait_for_all(self) -> None:
         self._exchange(("barrier",), None)
+
+    def board(self) -> Board:
+        """See :class:`OffersBoard`."""
+        return _InprocBoard(self.rank, self._shared)
 
     def close(self) -> None:
         self._shared.fail(self.group, ShutDownError(f"the backend of rank {self.group.ranks[self.rank]} was closed"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from collectives.api import DType
-from collectives.backends.base import Array, Bytes
+from collectives.backends.host import Array, Bytes
 
 __all__ = ["KEPT", "Scratch"]
 

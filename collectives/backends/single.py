@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from collectives.api import DType, ReduceOp, ShutDownError
-from collectives.backends.base import Array, Backend, Board, Bytes
 from collectives.backends.group import Group
+from collectives.backends.host import Array, Bytes, HostBackend
 from collectives.kernels.reduction import reduce_arrays, scale_array
 from collectives.kernels.segments import Segments
+from collectives.planning.board import Board, OffersBoard
 
 __all__ = ["SingleBackend"]
 
 
 class _Alone(Board):
-    """Who is alone agrees with everybody."""
+    """A single member always agrees."""
 
     def attempt(
         self,
@@ -31,17 +32,16 @@ class _Alone(Board):
         return
 
 
-class SingleBackend(Backend):
+class SingleBackend(HostBackend, OffersBoard):
     """The backend of a group with one member. Every operation is at most one pass over the memory."""
 
     name = "single"
 
     def __init__(self, group: Group) -> None:
         super().__init__(group)
-        self.board = _Alone()
         self._error: Exception | None = None
 
-    def allreduce(
+    def allreduce_arrays(
         self,
         sources: Sequence[Array],
         destinations: Sequence[Array],
@@ -54,7 +54,7 @@ class SingleBackend(Backend):
         for source, destination in zip(sources, destinations, strict=True):
             reduce_arrays(destination, (source,), dtype, op, prescale, postscale)
 
-    def reducescatter(
+    def reducescatter_arrays(
         self,
         sources: Sequence[Array],
         destinations: Sequence[Array],
@@ -71,23 +71,27 @@ class SingleBackend(Backend):
             reduce_arrays(destination, (piece,), dtype, op, prescale, postscale)
             start += destination.size
 
-    def allgather(self, sources: Sequence[Bytes], destinations: Sequence[Bytes], counts: Sequence[int]) -> None:
+    def allgather_bytes(self, sources: Sequence[Bytes], destinations: Sequence[Bytes], counts: Sequence[int]) -> None:
         self._check()
         source, start = Segments(sources), 0
         for destination in destinations:
             source.read(start, destination)
             start += destination.size
 
-    def broadcast(self, source: Bytes, destination: Bytes, root: int) -> None:
+    def broadcast_bytes(self, source: Bytes, destination: Bytes, root: int) -> None:
         self._copy(source, destination)
 
-    def alltoall(
+    def alltoall_bytes(
         self, source: Bytes, destination: Bytes, send_counts: Sequence[int], receive_counts: Sequence[int]
     ) -> None:
         self._copy(source, destination)
 
-    def barrier(self) -> None:
+    def wait_for_all(self) -> None:
         self._check()
+
+    def board(self) -> Board:
+        """See :class:`OffersBoard`."""
+        return _Alone()
 
     def close(self) -> None:
         self._error = self._error or ShutDownError("the backend of this world of one was closed")

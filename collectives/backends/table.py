@@ -9,15 +9,19 @@ from collectives.api import SettingsError, Store, Topology
 from collectives.backends.base import Backend
 from collectives.backends.group import Group
 from collectives.backends.hierarchical import HierarchicalBackend
+from collectives.backends.host import HostBackend
 from collectives.parameters import Parameters
 from collectives.rendezvous.store import PrefixStore
 from collectives.settings import Settings
 
-__all__ = ["choose", "connect", "discard", "staged"]
+__all__ = ["DEVICES", "choose", "connect", "discard", "staged"]
+
+DEVICES = ("cpu",)
+"""The kinds of memory that have a backend."""
 
 
-def choose(members: Sequence[int], topology: Topology, settings: Settings) -> str:
-    """The name of the backend for the ranks ``members``: the first row that fits.
+def choose(members: Sequence[int], topology: Topology, settings: Settings, device: str = "cpu") -> str:
+    """The name of the backend for the ranks ``members`` and memory of the kind ``device``: the first row that fits.
 
     =================  ==========================================================================
     single             one member
@@ -28,8 +32,12 @@ def choose(members: Sequence[int], topology: Topology, settings: Settings) -> st
     gloo               anything else
     =================  ==========================================================================
 
-    Inside each host a hierarchical backend has what this table says for the members there, and gloo between hosts.
+    A hierarchical backend consists of the backend that this table gives for the members of each host, and of gloo
+    between hosts. Raises SettingsError where HOROVOD_CPU_OPERATIONS cannot serve these ranks, and for a device that has
+    no backend.
     """
+    if device not in DEVICES:
+        raise SettingsError(f"no backend works on the memory of {device}; the devices are: {', '.join(DEVICES)}")
     hosts = {topology.hosts[rank] for rank in members}
     if settings.cpu_operations == "shm" and len(hosts) > 1:
         raise SettingsError(
@@ -46,11 +54,20 @@ def choose(members: Sequence[int], topology: Topology, settings: Settings) -> st
     return "shm" if len(hosts) == 1 and platform.machine() == "x86_64" else "gloo"
 
 
-def connect(members: Sequence[int], topology: Topology, settings: Settings, store: Store, address: str) -> Backend:
-    """The backend of this rank for the ranks ``members``, which all call this with a ``store`` of their own.
+def connect(
+    members: Sequence[int], topology: Topology, settings: Settings, store: Store, address: str
+) -> list[Backend]:
+    """The backends of this rank for the ranks ``members``, one for each of DEVICES.
 
-    The others reach this rank at ``address``. Raises SettingsError, CollectiveTimeoutError, PeerLostError.
+    All members call this with a ``store`` of their own. The others reach this rank at ``address``. Raises
+    SettingsError, CollectiveTimeoutError, PeerLostError.
     """
+    return [_connect_host(members, topology, settings, store, address)]
+
+
+def _connect_host(
+    members: Sequence[int], topology: Topology, settings: Settings, store: Store, address: str
+) -> HostBackend:
     name = choose(members, topology, settings)
     if name == "hierarchical":
         return _connect_hierarchy(members, topology, settings, store, address)
@@ -74,7 +91,7 @@ def staged(settings: Settings) -> dict[str, bool]:
 
 def _connect_hierarchy(
     members: Sequence[int], topology: Topology, settings: Settings, store: Store, address: str
-) -> Backend:
+) -> HostBackend:
     group = Group.of(members, topology)
     hosts = group.by_host()
     host = next(index for index, positions in enumerate(hosts) if group.position in positions)
@@ -82,11 +99,11 @@ def _connect_hierarchy(
     groups = {f"host-{host}": hosts[host]}
     if column < min(map(len, hosts)):
         groups[f"column-{column}"] = [positions[column] for positions in hosts]
-    parts: list[Backend] = []
+    parts: list[HostBackend] = []
     try:
         for name, positions in groups.items():
             ranks = group.part(positions).ranks
-            parts.append(connect(ranks, topology, settings, PrefixStore(store, name), address))
+            parts.append(_connect_host(ranks, topology, settings, PrefixStore(store, name), address))
         parts.append(_join("gloo", members, topology, settings, store, address))
     except BaseException as error:
         discard(parts, error)
@@ -97,30 +114,30 @@ def _connect_hierarchy(
 
 def _join(
     name: str, members: Sequence[int], topology: Topology, settings: Settings, store: Store, address: str
-) -> Backend:
+) -> HostBackend:
     return _JOIN[name](Group.of(members, topology), PrefixStore(store, name), settings, address)
 
 
-def _single(group: Group, store: Store, settings: Settings, address: str) -> Backend:
+def _single(group: Group, store: Store, settings: Settings, address: str) -> HostBackend:
     from collectives.backends.single import SingleBackend
 
     return SingleBackend(group)
 
 
-def _shm(group: Group, store: Store, settings: Settings, address: str) -> Backend:
+def _shm(group: Group, store: Store, settings: Settings, address: str) -> HostBackend:
     from collectives.backends.shm import ShmBackend
 
     return ShmBackend.connect(group, store, settings.timeouts.collective)
 
 
-def _gloo(group: Group, store: Store, settings: Settings, address: str) -> Backend:
+def _gloo(group: Group, store: Store, settings: Settings, address: str) -> HostBackend:
     from collectives.backends.gloo import GlooBackend
 
     hostname = "" if settings.interface else address
     return GlooBackend(group, store, settings.timeouts.collective, settings.interface, hostname)
 
 
-_JOIN: dict[str, Callable[[Group, Store, Settings, str], Backend]] = {
+_JOIN: dict[str, Callable[[Group, Store, Settings, str], HostBackend]] = {
     "single": _single,
     "shm": _shm,
     "gloo": _gloo,

@@ -12,12 +12,12 @@ from typing import TypeAlias
 
 from collectives.api import CollectiveTimeoutError, SettingsError, Store, Topology
 from collectives.backends import table
-from collectives.backends.base import Backend
 from collectives.control.base import Channel
 from collectives.control.configuration import brief
 from collectives.control.handshake import Hello, connect_channel
 from collectives.control.inproc import InprocHub
 from collectives.engine.engine import Engine
+from collectives.engine.set_backends import SetBackends
 from collectives.interfaces import address_of
 from collectives.planning.process_sets import ProcessSets
 from collectives.rendezvous.client import RendezvousClient
@@ -102,7 +102,7 @@ def _configuration(settings: Settings, sets: ProcessSets) -> dict[str, str]:
 def _assemble(
     settings: Settings, sets: ProcessSets, topology: Topology, channel: Channel, connect: _Connector, store: Store
 ) -> Engine:
-    backends: dict[int, Backend] = {}
+    backends: dict[int, SetBackends] = {}
     try:
         for id in sets.ids():
             members = sets.ranks(id)
@@ -110,20 +110,20 @@ def _assemble(
                 backends[id] = connect.through(store, members, f"set-{id}")
         return Engine(topology, settings, sets, channel, backends, connect)
     except BaseException as error:
-        table.discard(backends.values(), error)
+        table.discard((backend for each in backends.values() for backend in each.by_device.values()), error)
         raise
 
 
 @dataclass(frozen=True, slots=True)
 class _Connector:
-    """Makes the backend of a process set, now or later."""
+    """Connects the members of a process set, now or later."""
 
     settings: Settings
     topology: Topology
     open_store: OpenStore
     address: str
 
-    def __call__(self, members: Sequence[int], scope: str, check: Callable[[], None]) -> Backend:
+    def __call__(self, members: Sequence[int], scope: str, check: Callable[[], None]) -> SetBackends:
         with self.open_store() as store:
             self._await(PrefixStore(store, f"{scope}/here"), members, check)
             return self.through(store, members, scope)
@@ -138,9 +138,11 @@ class _Connector:
                 if time.monotonic() > deadline:
                     raise CollectiveTimeoutError(f"rank {member} did not come to connect the new process set in time")
 
-    def through(self, store: Store, members: Sequence[int], scope: str) -> Backend:
-        """The backend of the set ``members``, which meet under ``scope`` in ``store``."""
-        return table.connect(members, self.topology, self.settings, PrefixStore(store, scope), self.address)
+    def through(self, store: Store, members: Sequence[int], scope: str) -> SetBackends:
+        """The backends of the set ``members``, which find each other under ``scope`` in ``store``."""
+        return SetBackends.of(
+            table.connect(members, self.topology, self.settings, PrefixStore(store, scope), self.address)
+        )
 
 
 def _is_there(store: Store, member: int) -> bool:

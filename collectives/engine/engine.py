@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping, Sequence
 
 from collectives.api import HorovodInternalError, InvalidRequestError, Operation, Request, ShutDownError, Topology
-from collectives.backends.base import Backend, Board
 from collectives.backends.table import staged
 from collectives.buffers import Buffer
 from collectives.control.base import Channel
@@ -21,11 +20,13 @@ from collectives.engine.exchange import Exchange
 from collectives.engine.link import COORDINATOR, Link, LocalLink, RemoteLink
 from collectives.engine.lookout import Lookout
 from collectives.engine.runner import Connect, Runner
+from collectives.engine.set_backends import SetBackends
 from collectives.engine.work import Destination, Work
 from collectives.engine.work_table import WorkTable
 from collectives.events import EventStream, Submitted
 from collectives.parameters import PATIENCE_SECONDS, Parameters
 from collectives.planning.agreement import SET_CHANGES, check_alone
+from collectives.planning.board import Board
 from collectives.planning.coordinator import Coordinator
 from collectives.planning.messages import Refuse, Run, Unknown, Withdraw
 from collectives.planning.process_sets import GLOBAL, ProcessSets
@@ -43,8 +44,8 @@ CYCLE_SECONDS = 0.001
 class Engine:
     """Collectives among the ranks of a job, submitted in any order, by name.
 
-    ``backends`` has one backend for each process set this rank is a member of; ``connect`` makes those of sets that are
-    added. The engine owns ``channel`` and all backends and closes them. All public methods are safe from any thread. A
+    ``backends`` has those of each process set this rank is a member of; ``connect`` makes those of sets that are added.
+    The engine owns ``channel`` and all backends and closes them. All public methods are safe from any thread. A
     ``patient`` engine has no core of its own: it moves nothing before a caller waits, or for tens of milliseconds, so
     early submissions gain nothing.
     """
@@ -55,7 +56,7 @@ class Engine:
         settings: Settings,
         process_sets: ProcessSets,
         channel: Channel,
-        backends: Mapping[int, Backend],
+        backends: Mapping[int, SetBackends],
         connect: Connect,
     ) -> None:
         self.topology = topology
@@ -66,7 +67,7 @@ class Engine:
         self._dynamic = settings.dynamic_process_sets
         self._joined: dict[int, Work] = {}
         self._works = WorkTable(topology.rank, self._negotiate)
-        runner = Runner(
+        runner = self._runner = Runner(
             topology.rank, process_sets, backends, connect, self._works, self.events, self._announce, self._adopt
         )
         link = _link(topology, settings, process_sets, channel, parameters)
@@ -177,6 +178,7 @@ class Engine:
 
     def _check(self, request: Request) -> None:
         check_alone(request, self.topology.rank, self.process_sets.ranks(request.process_set))
+        self._runner.check(request)
         joined = self._joined.get(request.process_set)
         if joined is not None and joined.done:
             self._joined.pop(request.process_set, None)

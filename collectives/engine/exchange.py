@@ -101,13 +101,14 @@ class Exchange:
     def deadline(self) -> float | None:
         """When :meth:`step` must be called again, in monotonic seconds, though nothing arrives; None: never."""
         run = self._decided.since + self.parameters.patience if self._decided else None
-        times = (self._link.deadline, run, self._ending.deadline)
+        times = (self._link.deadline, run, self._ending.deadline, self._runner.deadline)
         return min((time for time in times if time is not None), default=None)
 
     @property
     def is_quiet(self) -> bool:
         """Whether only a message, or an action of another thread, gives :meth:`step` something to do."""
-        return not (self.commands or self._decided or self._link.is_holding or self.channel.has_unsent)
+        idle = not (self.commands or self._decided or self._link.is_holding or self.channel.has_unsent)
+        return idle and not self._runner.is_flying
 
     @property
     def has_batches(self) -> bool:
@@ -117,7 +118,7 @@ class Exchange:
     @property
     def has_works(self) -> bool:
         """Whether anything is in flight."""
-        return bool(self._works)
+        return bool(self._works) or self._runner.is_flying
 
     @property
     def may_sleep(self) -> bool:
@@ -186,6 +187,8 @@ class Exchange:
         if self._decided and (eager or self._is_due(waited)):
             active = True
             self._run_decided()
+        if self._runner.is_flying and self._runner.settle():
+            active = True
         if lost is not None:
             self.fail(self._ending.loss(lost))
         self._expire()
@@ -257,6 +260,7 @@ class Exchange:
 
     def _stop(self, message: Stop) -> None:
         self._run_decided()
+        self._runner.drain(self._timeouts.collective)
         self._fail_works(self._ending.stop(message.rank))
         self._decider.decline()
         self._link.tell(Left())
@@ -265,6 +269,7 @@ class Exchange:
         for work in self._works.close(self.ending()):
             if not work.done:
                 self._runner.fail(work, error)
+        self._runner.fail_flights(error)
 
     def fail(self, error: HorovodInternalError) -> None:
         """End everything here with ``error`` and tell the others."""

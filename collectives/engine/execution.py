@@ -1,132 +1,142 @@
-"""One batch -> one backend call."""
+"""One batch -> one operation of a backend. Knows nothing of where the memory is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from math import prod
-from typing import Any
 
-import numpy as np
-
-from collectives.api import DType, Operation, ReduceOp, Request
+from collectives.api import DType, Operation, ReduceOp, Request, UnsupportedRequestError
 from collectives.backends.adasum import adasum
-from collectives.backends.base import Array, Backend, Bytes
+from collectives.backends.base import Backend
+from collectives.backends.host import HostBackend
+from collectives.buffers import Buffer
+from collectives.completion import DONE, Completion, all_of
 from collectives.engine.work import Work
-from collectives.kernels.reduction import INTEGERS
 from collectives.planning.messages import Response
 
 __all__ = ["execute", "split_rows"]
 
 
-def execute(works: Sequence[Work], responses: Sequence[Response], members: Sequence[int], backend: Backend) -> None:
-    """Run the batch on ``backend`` and set the outputs; ``works[i]`` is what this rank submitted for each response.
+def execute(works: Sequence[Work], responses: Sequence[Response], backend: Backend) -> Completion:
+    """Begin the batch on ``backend`` and set the outputs; ``works[i]`` is the work of this rank for ``responses[i]``.
 
-    Works of a batch agree in everything that fusion compares. Raises what the backend raises.
+    Works of a batch agree in everything that fusion compares. The outputs may be read, and the inputs changed, when the
+    completion is done. Raises what the backend raises.
     """
     operation = works[0].request.operation
     if operation in _RUN_FUSED:
-        _RUN_FUSED[operation](works, responses, backend)
-        return
-    for work, response in zip(works, responses, strict=True):
-        _RUN[operation](work, response, members, backend)
+        return _RUN_FUSED[operation](works, responses, backend)
+    run = _RUN[operation]
+    return all_of([run(work, response, backend) for work, response in zip(works, responses, strict=True)])
 
 
 def _summed(request: Request, size: int) -> tuple[ReduceOp, float]:
     """The op and postscale for a backend, which knows Average for integers only."""
-    if request.op is ReduceOp.AVERAGE and request.dtype not in INTEGERS:
+    if request.op is ReduceOp.AVERAGE and not request.dtype.is_integer:
         return ReduceOp.SUM, request.postscale_factor / size
     return request.op, request.postscale_factor
 
 
-def _allreduce(works: Sequence[Work], responses: Sequence[Response], backend: Backend) -> None:
+def _allreduce(works: Sequence[Work], responses: Sequence[Response], backend: Backend) -> Completion:
     request = works[0].request
-    op, postscale = _summed(request, backend.size)
-    sources = [work.input().host for work in works]
-    destinations = [work.allocate(work.request.shape).host for work in works]
-    dtype, sources, destinations = _as_reals(request.dtype, sources, destinations)
+    op, postscale = _summed(request, backend.group.size)
+    sources = _as_reals([work.input() for work in works])
+    destinations = _as_reals([work.allocate(work.request.shape) for work in works])
     if op is ReduceOp.ADASUM:
-        adasum(backend, sources, destinations, dtype, request.prescale_factor, postscale)
-    else:
-        backend.allreduce(sources, destinations, dtype, op, request.prescale_factor, postscale)
+        return _adasum(backend, sources, destinations, request.prescale_factor, postscale)
+    return backend.allreduce(sources, destinations, op, request.prescale_factor, postscale)
 
 
-def _as_reals(dtype: DType, *lists: Sequence[Array]) -> tuple[Any, ...]:
+def _adasum(
+    backend: Backend, sources: list[Buffer], destinations: list[Buffer], prescale: float, postscale: float
+) -> Completion:
+    if not isinstance(backend, HostBackend):
+        raise UnsupportedRequestError(f"Adasum is not available on {backend.device}; move the tensor to the CPU")
+    inputs, outputs = [source.host for source in sources], [destination.host for destination in destinations]
+    adasum(backend, inputs, outputs, sources[0].dtype, prescale, postscale)
+    return DONE
+
+
+def _as_reals(buffers: list[Buffer]) -> list[Buffer]:
     """Complex numbers as pairs of reals, which add up and scale each on its own; other types as they are."""
-    real = dtype.real
-    if real is dtype:
-        return dtype, *lists
-    return real, *([array.view(real.storage) for array in arrays] for arrays in lists)
+    dtype = buffers[0].dtype
+    return buffers if dtype.real is dtype else [buffer.cast(dtype.real) for buffer in buffers]
 
 
-def _allgather(works: Sequence[Work], responses: Sequence[Response], backend: Backend) -> None:
-    sources = [work.input().bytes for work in works]
+def _allgather(works: Sequence[Work], responses: Sequence[Response], backend: Backend) -> Completion:
+    sources = [work.input() for work in works]
     outputs = [_gathered(work, response.sizes) for work, response in zip(works, responses, strict=True)]
     counts = [[rows * _row_bytes(work) for rows in each.sizes] for work, each in zip(works, responses, strict=True)]
-    backend.allgather(sources, _by_member(outputs, counts), [sum(of_member) for of_member in zip(*counts, strict=True)])
+    if len(outputs) > 1:
+        outputs = _by_member([output.cast(DType.UINT8) for output in outputs], counts)
+    return backend.allgather(sources, outputs, [sum(of_member) for of_member in zip(*counts, strict=True)])
 
 
-def _gathered(work: Work, sizes: Sequence[int]) -> Bytes:
+def _gathered(work: Work, sizes: Sequence[int]) -> Buffer:
     work.received_splits = tuple(sizes)
-    return work.allocate((sum(sizes), *work.request.shape[1:])).bytes
+    return work.allocate((sum(sizes), *work.request.shape[1:]))
 
 
 def _row_bytes(work: Work) -> int:
     return prod(work.request.shape[1:]) * work.request.dtype.itemsize
 
 
-def _by_member(tensors: Sequence[Array], counts: Sequence[Sequence[int]]) -> Sequence[Array]:
-    """The tensors' parts of member 0, then those of member 1...; ``counts[i][m]`` elements of tensor i belong to m."""
-    if len(tensors) == 1:
-        return tensors
-    parts = [np.split(tensor, list(accumulate(count))[:-1]) for tensor, count in zip(tensors, counts, strict=True)]
+def _by_member(tensors: Sequence[Buffer], counts: Sequence[Sequence[int]]) -> list[Buffer]:
+    """The parts of member 0 of all tensors, then those of member 1; ``counts[i][m]`` elements of i belong to m."""
+    parts = [_split(tensor, count) for tensor, count in zip(tensors, counts, strict=True)]
     return [part for of_member in zip(*parts, strict=True) for part in of_member]
 
 
-def _broadcast(work: Work, response: Response, members: Sequence[int], backend: Backend) -> None:
+def _split(buffer: Buffer, counts: Sequence[int]) -> list[Buffer]:
+    """Consecutive parts of ``counts`` elements."""
+    return [buffer.part(end - count, end) for count, end in zip(counts, accumulate(counts), strict=True)]
+
+
+def _broadcast(work: Work, response: Response, backend: Backend) -> Completion:
     output = work.allocate(work.request.shape)
-    backend.broadcast(work.input().bytes, output.bytes, members.index(work.request.root_rank))
+    return backend.broadcast(work.input(), output, backend.group.ranks.index(work.request.root_rank))
 
 
-def _alltoall(work: Work, response: Response, members: Sequence[int], backend: Backend) -> None:
-    row = _row_bytes(work)
-    output = _gathered(work, response.sizes[backend.rank :: backend.size])
+def _alltoall(work: Work, response: Response, backend: Backend) -> Completion:
+    row, group = _row_bytes(work), backend.group
+    output = _gathered(work, response.sizes[group.position :: group.size])
     send = [rows * row for rows in work.request.splits]
-    source = work.input().bytes[: sum(send)]
-    backend.alltoall(source, output, send, [rows * row for rows in work.received_splits])
+    return backend.alltoall(work.input(), output, send, [rows * row for rows in work.received_splits])
 
 
-def _reducescatter(works: Sequence[Work], responses: Sequence[Response], backend: Backend) -> None:
-    request = works[0].request
-    op, postscale = _summed(request, backend.size)
-    counts = [_kept_elements(work.request, backend.size) for work in works]
-    sources = _by_member([work.input().host for work in works], counts)
-    destinations = [_kept(work, backend) for work in works]
-    dtype, sources, destinations = _as_reals(request.dtype, sources, destinations)
-    parts = request.dtype.itemsize // dtype.itemsize
-    totals = [sum(of_member) * parts for of_member in zip(*counts, strict=True)]
-    backend.reducescatter(sources, destinations, totals, dtype, op, request.prescale_factor, postscale)
+def _reducescatter(works: Sequence[Work], responses: Sequence[Response], backend: Backend) -> Completion:
+    request, group = works[0].request, backend.group
+    op, postscale = _summed(request, group.size)
+    counts = [_kept_elements(work.request, group.size) for work in works]
+    sources = [work.input() for work in works]
+    if len(sources) > 1:
+        sources = _by_member(sources, counts)
+    destinations = _as_reals([_kept(work, backend) for work in works])
+    reals = request.dtype.itemsize // request.dtype.real.itemsize
+    totals = [sum(of_member) * reals for of_member in zip(*counts, strict=True)]
+    return backend.reducescatter(_as_reals(sources), destinations, totals, op, request.prescale_factor, postscale)
 
 
 def _kept_elements(request: Request, size: int) -> list[int]:
     return [rows * prod(request.shape[1:]) for rows in split_rows(request.shape[0], size)]
 
 
-def _kept(work: Work, backend: Backend) -> Array:
-    rows = split_rows(work.request.shape[0], backend.size)[backend.rank]
-    return work.allocate((rows, *work.request.shape[1:])).host
+def _kept(work: Work, backend: Backend) -> Buffer:
+    rows = split_rows(work.request.shape[0], backend.group.size)[backend.group.position]
+    return work.allocate((rows, *work.request.shape[1:]))
 
 
-def _barrier(work: Work, response: Response, members: Sequence[int], backend: Backend) -> None:
-    backend.barrier()
+def _barrier(work: Work, response: Response, backend: Backend) -> Completion:
+    return backend.barrier()
 
 
-_RUN_FUSED: dict[Operation, Callable[[Sequence[Work], Sequence[Response], Backend], None]] = {
+_RUN_FUSED: dict[Operation, Callable[[Sequence[Work], Sequence[Response], Backend], Completion]] = {
     Operation.ALLREDUCE: _allreduce,
     Operation.ALLGATHER: _allgather,
     Operation.REDUCESCATTER: _reducescatter,
 }
-_RUN: dict[Operation, Callable[[Work, Response, Sequence[int], Backend], None]] = {
+_RUN: dict[Operation, Callable[[Work, Response, Backend], Completion]] = {
     Operation.BROADCAST: _broadcast,
     Operation.ALLTOALL: _alltoall,
     Operation.BARRIER: _barrier,

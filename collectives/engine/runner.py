@@ -1,15 +1,17 @@
-"""Runs what was decided: a batch -> one call of a backend, or a change of the process sets."""
+"""Runs the batches that were decided: each is one operation of a backend, or a change of the process sets."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from collectives.api import EngineError, MismatchError, Operation
+from collectives.api import EngineError, MismatchError, Operation, Request
 from collectives.backends.base import Backend
+from collectives.completion import DONE, Completion
 from collectives.engine.deciders.base import Attempt, Meanwhile, Trial
 from collectives.engine.execution import execute
+from collectives.engine.set_backends import SetBackends
 from collectives.engine.stand_in import stand_in
 from collectives.engine.work import Work
 from collectives.engine.work_table import WorkTable
@@ -21,22 +23,34 @@ from collectives.planning.worker import Batch, Refusal
 
 __all__ = ["Connect", "Runner"]
 
-Connect: TypeAlias = Callable[[Sequence[int], str, Callable[[], None]], Backend]
-"""Members, a name that no other group of the job has, and what raises when the job has ended -> the backend of a new
-process set, on its members."""
+Connect: TypeAlias = Callable[[Sequence[int], str, Callable[[], None]], SetBackends]
+"""Connects the members of a new process set: their ranks, a name that no other group of the job has, and a function
+that raises when the job has ended -> the backends of the set."""
+
+POLL_SECONDS = 0.0002
+"""How often an operation that is not over is looked at."""
+DRAIN_SECONDS = 30.0
+"""How long the operations that have begun may take when their process set is removed."""
+
+
+class _Flight(NamedTuple):
+    """An operation that has begun, and its works."""
+
+    completion: Completion
+    works: Sequence[Work]
 
 
 class Runner:
-    """Owns the backends, one for each process set that this rank is a member of.
+    """Owns the backends of all process sets that this rank is a member of, and the works of operations that have begun.
 
-    :meth:`run` is for whoever drives; :meth:`abort` for any thread.
+    :meth:`abort` and :meth:`check` may be called from any thread, everything else from the thread that drives.
     """
 
     def __init__(
         self,
         rank: int,
         process_sets: ProcessSets,
-        backends: Mapping[int, Backend],
+        backends: Mapping[int, SetBackends],
         connect: Connect,
         works: WorkTable,
         events: EventStream,
@@ -46,6 +60,7 @@ class Runner:
         self._rank = rank
         self._sets = process_sets
         self._backends = dict(backends)
+        self._flights: list[_Flight] = []
         self._connect = connect
         self._works = works
         self._events = events
@@ -54,8 +69,17 @@ class Runner:
         self._parameters: Parameters | None = None
         self._aborted: Exception | None = None
 
+    def check(self, request: Request) -> None:
+        """Raise UnsupportedRequestError for a tensor on a device that has no backend."""
+        backends = self._backends.get(request.process_set)
+        if backends is not None:
+            backends.backend(request)
+
     def run(self, batch: Batch) -> None:
-        """Bring the batch about and complete its works; raises what the backend raises."""
+        """Run the batch; its works are done now, or when :meth:`settle` finds its operation over.
+
+        Raises what the backend raises.
+        """
         if batch.parameters is not self._parameters:
             self._switch(batch.parameters)
         request = batch.responses[0].request
@@ -67,26 +91,68 @@ class Runner:
 
     def _switch(self, parameters: Parameters) -> None:
         self._parameters = parameters
-        for backend in self._backends.values():
+        for backend in self.backends():
             backend.adopt(parameters)
         self._adopt(parameters)
 
     def _exchange(self, batch: Batch, process_set: int) -> None:
-        backend = self._backends[process_set]
-        works = [self._take(response, backend.size) for response in batch.responses]
+        backend = self._backends[process_set].backend(batch.responses[0].request)
+        works = [self._take(response, backend.group.size) for response in batch.responses]
         try:
             self._publish_start(works, backend)
-            execute(works, batch.responses, self._sets.ranks(process_set), backend)
+            completion = execute(works, batch.responses, backend)
         except BaseException:
             self._works.put_back(works)
             raise
-        self._complete_all(works)
+        self._follow(completion, works)
+
+    def _follow(self, completion: Completion, works: Sequence[Work]) -> None:
+        if completion is DONE:
+            self._complete_all(works)
+        else:
+            self._flights.append(_Flight(completion, works))
+
+    @property
+    def is_flying(self) -> bool:
+        """Whether an operation has begun and its works are not done."""
+        return bool(self._flights)
+
+    @property
+    def deadline(self) -> float | None:
+        """When :meth:`settle` should be called again, in monotonic seconds; None: never."""
+        return time.monotonic() + POLL_SECONDS if self._flights else None
+
+    def settle(self) -> bool:
+        """Complete the works of operations that are over, in whatever order they end; return whether there were any.
+
+        Raises what an operation failed with.
+        """
+        over = False
+        for flight in list(self._flights):
+            if flight.completion.is_done:
+                self._land(flight)
+                over = True
+        return over
+
+    def drain(self, seconds: float) -> None:
+        """Complete the works of all operations that have begun, which may take ``seconds``; raises as :meth:`settle`.
+
+        What is not over then stays as it is.
+        """
+        deadline = time.monotonic() + seconds
+        for flight in list(self._flights):
+            if flight.completion.wait(max(0.0, deadline - time.monotonic())):
+                self._land(flight)
+
+    def _land(self, flight: _Flight) -> None:
+        self._flights.remove(flight)
+        self._complete_all(flight.works)
 
     def attempt(self, trial: Trial, meanwhile: Meanwhile) -> bool:
         """Let ``trial`` run its batches, and complete their works if it does; whether so."""
         batches = trial.batches
-        process_set = batches[0][0].request.process_set
-        backend = self._backends[process_set]
+        request = batches[0][0].request
+        backend = self._backends[request.process_set].backend(request)
         found = [[self._works.get(response.request.key) for response in batch] for batch in batches]
         works = [[work for work in batch if work is not None] for batch in found]
         if works != found:  # an interrupt has taken one out
@@ -96,12 +162,13 @@ class Runner:
             for batch in works:
                 self._publish_start(batch, backend)
 
-        if not trial.run(Attempt(batches, works, self._sets.ranks(process_set), backend, started, meanwhile)):
+        attempt = Attempt(batches, works, backend, started, meanwhile)
+        if not trial.run(attempt):
             return False
-        for batch in works:
+        for batch, completion in zip(works, attempt.completions, strict=True):
             for work in batch:
                 self._works.take(work.request.key)
-            self._complete_all(batch)
+            self._follow(completion, batch)
         return True
 
     def _complete_all(self, works: Sequence[Work]) -> None:
@@ -165,9 +232,10 @@ class Runner:
         if id != wanted:
             raise EngineError(f"process set {list(ranks)} got the id {id} here, and {wanted} on rank 0")
         if self._rank in ranks:
-            backend = self._backends[id] = self._connect(self._sets.ranks(id), f"set-{id}-{response.id}", self._check)
+            backends = self._backends[id] = self._connect(self._sets.ranks(id), f"set-{id}-{response.id}", self._check)
             if self._parameters is not None:
-                backend.adopt(self._parameters)
+                for backend in backends.by_device.values():
+                    backend.adopt(self._parameters)
             self._check()  # because an abort meanwhile, by another thread, did not see this one
         self._answer(response, id)
 
@@ -177,13 +245,15 @@ class Runner:
 
     def _remove_set(self, response: Response) -> None:
         id = response.request.root_rank
+        self.drain(DRAIN_SECONDS)
         self._sets.remove(id)
         self._works.restart_names(id)
         for work in self._works.take_set(id):
             self.complete(work, MismatchError(f"process set {id} was removed while the tensor was in flight"))
-        backend = self._backends.pop(id, None)
-        if backend is not None:
-            backend.close()
+        backends = self._backends.pop(id, None)
+        if backends is not None:
+            for backend in backends.by_device.values():
+                backend.close()
         self._answer(response, id)
 
     # Ends.
@@ -191,12 +261,19 @@ class Runner:
     def abort(self, error: Exception) -> None:
         """Make every call of a backend raise ``error``."""
         self._aborted = error
-        for backend in list(self._backends.values()):
+        for backend in self.backends():
             backend.abort(error)
+
+    def fail_flights(self, error: Exception) -> None:
+        """The works of operations that are not over end with ``error``."""
+        flights, self._flights = self._flights, []
+        for flight in flights:
+            for work in flight.works:
+                self.fail(work, error)
 
     def backends(self) -> list[Backend]:
         """All backends, to be closed."""
-        return list(self._backends.values())
+        return [backend for each in list(self._backends.values()) for backend in each.by_device.values()]
 
 
 _CHANGES: dict[Operation, Callable[[Runner, Response], None]] = {

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pytest
 
 from collectives.api import DType, HorovodInternalError, ReduceOp
-from collectives.backends.base import Backend
+from collectives.backends.host import HostBackend
 
 __all__ = ["abort_from_thread", "reduce_until_error", "run_matrix"]
 
@@ -39,7 +39,7 @@ LARGE_REDUCTIONS = [(dtype, ReduceOp.SUM, (7, LARGE, 0, 1)) for dtype in REAL] +
 ]
 
 
-def run_matrix(backend: Backend, rank: int, size: int, roundings: int = 1) -> None:
+def run_matrix(backend: HostBackend, rank: int, size: int, roundings: int = 1) -> None:
     """Every operation on every kind of argument. A 16-bit sum may be rounded ``roundings`` times."""
     assert (backend.rank, backend.size) == (rank, size)
     for check in (
@@ -62,19 +62,19 @@ def run_matrix(backend: Backend, rank: int, size: int, roundings: int = 1) -> No
             raise AssertionError(f"{check} on member {rank} of {size}: {error}") from error
 
 
-def check_allreduce(backend: Backend) -> None:
+def check_allreduce(backend: HostBackend) -> None:
     for dtype in REAL:
         for op in OPS:
             for lengths in SIZES:
                 _allreduce(backend, lengths, dtype, op)
 
 
-def check_allreduce_large(backend: Backend) -> None:
+def check_allreduce_large(backend: HostBackend) -> None:
     for dtype, op, lengths in LARGE_REDUCTIONS:
         _allreduce(backend, lengths, dtype, op)
 
 
-def check_scaling(backend: Backend) -> None:
+def check_scaling(backend: HostBackend) -> None:
     for dtype in REAL:
         if dtype is not DType.BOOL:
             for lengths in (*SIZES, (7, 50_001)):
@@ -82,7 +82,7 @@ def check_scaling(backend: Backend) -> None:
                 _allreduce(backend, lengths, dtype, ReduceOp.MAX, prescale=-1.0, postscale=1.0)
 
 
-def check_average(backend: Backend) -> None:
+def check_average(backend: HostBackend) -> None:
     """Of integers as large as the type has them: the sum is exact, whatever the type, and divided as an integer."""
     for dtype in INTEGERS:
         for lengths in ((7, 0, 1), (7, MEDIUM)):
@@ -93,37 +93,37 @@ def check_average(backend: Backend) -> None:
         start = sum(counts[: backend.rank])
         expected = _averaged(values, dtype, backend.size)[start : start + counts[backend.rank]]
         destination = np.empty_like(expected)
-        backend.reducescatter([_frozen(values[backend.rank])], [destination], counts, dtype, ReduceOp.AVERAGE)
+        backend.reducescatter_arrays([_frozen(values[backend.rank])], [destination], counts, dtype, ReduceOp.AVERAGE)
         assert_same(destination, expected, ("reducescatter", dtype, "average"))
 
 
-def check_rounding(backend: Backend, roundings: int) -> None:
+def check_rounding(backend: HostBackend, roundings: int) -> None:
     """16-bit sums are rounded once: adding the ones first, or each to 256 in turn, would show."""
     for dtype, start in ((DType.BFLOAT16, 256.0), (DType.FLOAT16, 2048.0)):
         for length in (5, MEDIUM) if roundings == 1 else ():
             mine = encode(np.full(length, start if backend.rank == 0 else 1.0), dtype)
-            backend.allreduce([mine], [mine], dtype, ReduceOp.SUM)
+            backend.allreduce_arrays([mine], [mine], dtype, ReduceOp.SUM)
             expected = encode(np.full(length, start + backend.size - 1), dtype)
             assert_same(mine, expected, (dtype, length))
 
 
-def check_identity(backend: Backend, roundings: int) -> None:
+def check_identity(backend: HostBackend, roundings: int) -> None:
     """What rounds in an order nobody promises is at least the same on all members, and near the true sum."""
     for dtype in FLOATS:
         for length in (1001, MEDIUM):
             values = [np.random.default_rng([length, member]).normal(size=length) for member in range(backend.size)]
             inputs = [encode(value, dtype) for value in values]
             mine = inputs[backend.rank].copy()
-            backend.allreduce([mine], [mine], dtype, ReduceOp.SUM)
+            backend.allreduce_arrays([mine], [mine], dtype, ReduceOp.SUM)
             exact = sum(decode(each, dtype) for each in inputs)
             np.testing.assert_allclose(decode(mine, dtype), exact, rtol=2e-2 * roundings, atol=2e-2 * roundings)
             digest = np.frombuffer(hashlib.sha256(mine.tobytes()).digest(), np.uint8)
             digests = np.empty(32 * backend.size, np.uint8)
-            backend.allgather([digest], [digests], [32] * backend.size)
+            backend.allgather_bytes([digest], [digests], [32] * backend.size)
             assert len({row.tobytes() for row in digests.reshape(backend.size, 32)}) == 1, (dtype, length)
 
 
-def check_special_values(backend: Backend) -> None:
+def check_special_values(backend: HostBackend) -> None:
     """NaN wins, infinity adds up, and neither is stopped by rounding, large or small."""
     for dtype in FLOATS:
         for length, ops in ((5, OPS), (MEDIUM, (ReduceOp.SUM, ReduceOp.MAX))):
@@ -132,7 +132,7 @@ def check_special_values(backend: Backend) -> None:
                 if backend.rank == backend.size - 1:
                     values[0], values[1], values[length - 1] = np.nan, np.inf, -np.inf
                 mine = encode(values, dtype)
-                backend.allreduce([mine], [mine], dtype, op)
+                backend.allreduce_arrays([mine], [mine], dtype, op)
                 result = decode(mine, dtype)
                 assert np.isnan(result[0]), (dtype, length, op)
                 assert np.isnan(result).sum() == 1, (dtype, length, op)
@@ -140,7 +140,7 @@ def check_special_values(backend: Backend) -> None:
                     assert (result[1], result[-1]) == (np.inf, -np.inf), (dtype, length)
 
 
-def check_reducescatter(backend: Backend) -> None:
+def check_reducescatter(backend: HostBackend) -> None:
     for dtype in REAL:
         for op in OPS:
             for counts in _counts(backend.size, (0, 1, 7)):
@@ -150,66 +150,66 @@ def check_reducescatter(backend: Backend) -> None:
             _reducescatter(backend, [9] * backend.size, dtype, ReduceOp.SUM, prescale=0.5, postscale=3.0)
 
 
-def check_allgather(backend: Backend) -> None:
+def check_allgather(backend: HostBackend) -> None:
     for counts in _counts(backend.size, (0, 1, 7, 1000, 3_000_001)):
         parts = [_some_bytes(count, member) for member, count in enumerate(counts)]
         expected = np.concatenate(parts)
         for pieces in PIECES:
             destination = np.full(sum(counts), 99, np.uint8)
             sources = _divided(_frozen(parts[backend.rank]), pieces)
-            backend.allgather(sources, _divided(destination, pieces + 1), counts)
+            backend.allgather_bytes(sources, _divided(destination, pieces + 1), counts)
             assert_same(destination, expected, (counts, pieces))
         in_place = np.split(np.full(sum(counts), 99, np.uint8), np.cumsum(counts)[:-1])
         in_place[backend.rank][:] = parts[backend.rank]
-        backend.allgather([in_place[backend.rank]], in_place, counts)
+        backend.allgather_bytes([in_place[backend.rank]], in_place, counts)
         assert_same(np.concatenate(in_place), expected, (counts, "in place"))
 
 
-def check_broadcast(backend: Backend) -> None:
+def check_broadcast(backend: HostBackend) -> None:
     for root in range(backend.size):
         for length in (0, 1, 7, 3_000_001):
             expected = _some_bytes(length, root)
             source = _frozen(expected) if backend.rank == root else _frozen(np.full(length, 99, np.uint8))
             destination = np.full(length, 98, np.uint8)
-            backend.broadcast(source, destination, root)
+            backend.broadcast_bytes(source, destination, root)
             assert_same(destination, expected, (root, length))
             in_place = expected.copy() if backend.rank == root else np.full(length, 99, np.uint8)
-            backend.broadcast(in_place, in_place, root)
+            backend.broadcast_bytes(in_place, in_place, root)
             assert_same(in_place, expected, (root, length))
 
 
-def check_alltoall(backend: Backend) -> None:
+def check_alltoall(backend: HostBackend) -> None:
     for unit in (0, 1, 7, 300_001):
         for even in (True, False):
             _alltoall(backend, unit, even)
 
 
-def check_barrier(backend: Backend) -> None:
+def check_barrier(backend: HostBackend) -> None:
     for _ in range(3):
         backend.barrier()
 
 
-def abort_from_thread(backend: Backend, stuck: Array) -> None:
+def abort_from_thread(backend: HostBackend, stuck: Array) -> None:
     """Another thread aborts an allreduce that no peer joins: the call raises that very error, and so do later ones."""
     error = HorovodInternalError("told to stop")
     aborter = threading.Thread(target=_abort_when_inside, args=(backend, error, threading.get_ident()))
     aborter.start()
     for _ in range(2):
         with pytest.raises(HorovodInternalError) as caught:
-            backend.allreduce([stuck], [stuck], DType.FLOAT32, ReduceOp.SUM)
+            backend.allreduce_arrays([stuck], [stuck], DType.FLOAT32, ReduceOp.SUM)
         assert caught.value is error
     aborter.join(10)
     assert not aborter.is_alive()
 
 
-def reduce_until_error(backend: Backend, length: int, seconds: float) -> HorovodInternalError:
+def reduce_until_error(backend: HostBackend, length: int, seconds: float) -> HorovodInternalError:
     """Reduce again and again until a call fails; its error. To be used while a member is made to die."""
     values = np.ones(length, np.float32)
     deadline = time.monotonic() + seconds
     try:
         while time.monotonic() < deadline:
-            backend.allreduce([values], [values], DType.FLOAT32, ReduceOp.MAX)
-            backend.allreduce([values], [values], DType.FLOAT32, ReduceOp.SUM, 1.0, 1.0 / backend.size)
+            backend.allreduce_arrays([values], [values], DType.FLOAT32, ReduceOp.MAX)
+            backend.allreduce_arrays([values], [values], DType.FLOAT32, ReduceOp.SUM, 1.0, 1.0 / backend.size)
     except HorovodInternalError as error:
         return error
     raise AssertionError(f"member {backend.rank} noticed nothing for {seconds} s")
@@ -251,25 +251,30 @@ def assert_same(actual: Array, expected: Array, what: object) -> None:
 
 
 def _allreduce(
-    backend: Backend, lengths: Sequence[int], dtype: DType, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0
+    backend: HostBackend,
+    lengths: Sequence[int],
+    dtype: DType,
+    op: ReduceOp,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
 ) -> None:
     what = ("allreduce", dtype, op, lengths, prescale, postscale)
     values = [_values(backend.size, length, dtype) for length in lengths]
     expected = [_reduced(value, dtype, op, prescale, postscale) for value in values]
     mine = [encode(value[backend.rank], dtype) for value in values]
     sources, destinations = [_frozen(each) for each in mine], [np.empty_like(each) for each in mine]
-    backend.allreduce(sources, destinations, dtype, op, prescale, postscale)
+    backend.allreduce_arrays(sources, destinations, dtype, op, prescale, postscale)
     in_place = [each.copy() for each in mine]
-    backend.allreduce(in_place, in_place, dtype, op, prescale, postscale)
+    backend.allreduce_arrays(in_place, in_place, dtype, op, prescale, postscale)
     for results in (destinations, in_place):
         for result, wanted in zip(results, expected, strict=True):
             assert_same(result, wanted, what)
 
 
-def _average(backend: Backend, lengths: Sequence[int], dtype: DType, halve: bool) -> None:
+def _average(backend: HostBackend, lengths: Sequence[int], dtype: DType, halve: bool) -> None:
     values = [_large_integers(backend.size, length, dtype) for length in lengths]
     mine = [value[backend.rank].copy() for value in values]
-    backend.allreduce(mine, mine, dtype, ReduceOp.AVERAGE, 1.0, 0.5 if halve else 1.0)
+    backend.allreduce_arrays(mine, mine, dtype, ReduceOp.AVERAGE, 1.0, 0.5 if halve else 1.0)
     for result, value in zip(mine, values, strict=True):
         divisor = backend.size * (2 if halve else 1)
         assert_same(result, _averaged(value, dtype, divisor), ("average", dtype, lengths, divisor))
@@ -288,7 +293,12 @@ def _averaged(values: Array, dtype: DType, divisor: int) -> Array:
 
 
 def _reducescatter(
-    backend: Backend, counts: Sequence[int], dtype: DType, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0
+    backend: HostBackend,
+    counts: Sequence[int],
+    dtype: DType,
+    op: ReduceOp,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
 ) -> None:
     values = _values(backend.size, sum(counts), dtype)
     start = sum(counts[: backend.rank])
@@ -297,11 +307,11 @@ def _reducescatter(
     for pieces in PIECES:
         destination = np.empty_like(expected)
         sources, destinations = _divided(source, pieces), _divided(destination, pieces + 1)
-        backend.reducescatter(sources, destinations, counts, dtype, op, prescale, postscale)
+        backend.reducescatter_arrays(sources, destinations, counts, dtype, op, prescale, postscale)
         assert_same(destination, expected, ("reducescatter", dtype, op, counts, prescale, postscale, pieces))
 
 
-def _alltoall(backend: Backend, unit: int, even: bool) -> None:
+def _alltoall(backend: HostBackend, unit: int, even: bool) -> None:
     """Member s sends to r a number of bytes that all can work out, each of a value that tells who and to whom."""
     size, rank = backend.size, backend.rank
     counts = [[unit * (1 if even else (3 * s + 5 * r) % 4) for r in range(size)] for s in range(size)]
@@ -309,10 +319,10 @@ def _alltoall(backend: Backend, unit: int, even: bool) -> None:
     source, expected = np.concatenate(parts[rank]), np.concatenate([parts[s][rank] for s in range(size)])
     sent, received = counts[rank], [counts[s][rank] for s in range(size)]
     destination = np.full(expected.size, 99, np.uint8)
-    backend.alltoall(_frozen(source), destination, sent, received)
+    backend.alltoall_bytes(_frozen(source), destination, sent, received)
     assert_same(destination, expected, ("alltoall", unit, even))
     if even:
-        backend.alltoall(source, source, sent, received)
+        backend.alltoall_bytes(source, source, sent, received)
         assert_same(source, expected, ("alltoall in place", unit))
 
 
@@ -369,9 +379,9 @@ def _frozen(array: Array) -> Array:
     return copy
 
 
-def _abort_when_inside(backend: Backend, error: Exception, thread: int) -> None:
+def _abort_when_inside(backend: HostBackend, error: Exception, thread: int) -> None:
     deadline = time.monotonic() + 10
-    while not _is_inside(sys._current_frames().get(thread), "allreduce") and time.monotonic() < deadline:
+    while not _is_inside(sys._current_frames().get(thread), "allreduce_arrays") and time.monotonic() < deadline:
         time.sleep(0.01)
     backend.abort(error)
 

@@ -70,7 +70,7 @@ def test_memory_is_bounded(operation, monkeypatch):
     def allgather(backend: GlooBackend, counts: list[int]) -> None:
         result = results[backend.rank]
         own = result[: counts[0]] if backend.rank == 0 else result[counts[0] :]
-        backend.allgather([own], [result[:5], result[5:]], counts)
+        backend.allgather_bytes([own], [result[:5], result[5:]], counts)
 
     monkeypatch.setattr("collectives.backends.gloo.backend.PIECE", 1 << 20)
     monkeypatch.setattr("collectives.backends.adasum.PIECE", 1 << 20)
@@ -79,11 +79,13 @@ def test_memory_is_bounded(operation, monkeypatch):
     halves, floats = [each.view(np.uint16) for each in results], [each.view(np.float32) for each in results]
     kept = [np.zeros(total // 8, np.float32) for _ in range(2)]
     operations: dict[str, Callable[[GlooBackend], None]] = {
-        "allreduce": lambda backend: backend.allreduce(*[[halves[backend.rank]]] * 2, DType.BFLOAT16, ReduceOp.SUM),
-        "packed": lambda backend: backend.allreduce(
+        "allreduce": lambda backend: backend.allreduce_arrays(
+            *[[halves[backend.rank]]] * 2, DType.BFLOAT16, ReduceOp.SUM
+        ),
+        "packed": lambda backend: backend.allreduce_arrays(
             *[np.split(floats[backend.rank], 32)] * 2, DType.FLOAT32, ReduceOp.SUM
         ),
-        "reducescatter": lambda backend: backend.reducescatter(
+        "reducescatter": lambda backend: backend.reducescatter_arrays(
             [floats[backend.rank]], [kept[backend.rank]], [total // 8] * 2, DType.FLOAT32, ReduceOp.SUM
         ),
         "allgather": lambda backend: allgather(backend, [total // 2 - 1, total // 2 + 1]),

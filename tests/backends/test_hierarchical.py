@@ -79,10 +79,10 @@ def test_each_byte_crosses_the_network_once():
     def body(rank):
         backend = group.member(rank)
         values = np.ones(count, np.float32)
-        backend.allreduce([values], [values], DType.FLOAT32, ReduceOp.SUM)
+        backend.allreduce_arrays([values], [values], DType.FLOAT32, ReduceOp.SUM)
         reduced = backend._cross.calls["bytes"]
         result = np.empty(4 * values.nbytes, np.uint8)
-        backend.allgather([values.view(np.uint8)], [result], [values.nbytes] * 4)
+        backend.allgather_bytes([values.view(np.uint8)], [result], [values.nbytes] * 4)
         return reduced, backend._cross.calls["bytes"] - reduced, backend._flat.calls["bytes"]
 
     group, count = Hosts(HOSTS["2+2"]), 1 << 16
@@ -94,7 +94,7 @@ def test_few_bytes_cross_in_one_column():
     def body(rank):
         backend = group.member(rank)
         values = np.ones(8, np.float32)
-        backend.allreduce([values], [values], DType.FLOAT32, ReduceOp.SUM)
+        backend.allreduce_arrays([values], [values], DType.FLOAT32, ReduceOp.SUM)
         return backend._cross.calls["allreduce"]
 
     group = Hosts(HOSTS["2+2"])
@@ -107,8 +107,8 @@ def test_each_of_the_two_can_be_switched_off(operation):
         backend = group.member(rank)
         backend.adopt(Parameters(**{f"hierarchical_{operation}": False}))
         values, result = np.ones(8, np.uint8), np.empty(32, np.uint8)
-        backend.allreduce([values], [values], DType.UINT8, ReduceOp.SUM)
-        backend.allgather([values], [result], [8] * 4)
+        backend.allreduce_arrays([values], [values], DType.UINT8, ReduceOp.SUM)
+        backend.allgather_bytes([values], [result], [8] * 4)
         return {name for name in backend._flat.calls if name != "bytes"}
 
     group = Hosts(HOSTS["2+2"])
@@ -120,7 +120,7 @@ def test_each_of_the_two_can_be_switched_off(operation):
 def test_an_abort_reaches_the_part_that_waits_and_all_others(victim, length):
     backend = Hosts(HOSTS["1+2+3"]).member(victim)
     abort_from_thread(backend, np.ones(length, np.float32))
-    for call in (backend.barrier, lambda: backend.alltoall(*[np.ones(6, np.uint8)] * 2, [1] * 6, [1] * 6)):
+    for call in (backend.barrier, lambda: backend.alltoall_bytes(*[np.ones(6, np.uint8)] * 2, [1] * 6, [1] * 6)):
         with pytest.raises(HorovodInternalError, match="told to stop"):
             call()
 
@@ -133,7 +133,7 @@ def test_who_fails_in_one_part_leaves_all(victim, length):
     def body(rank):
         backend = group.member(rank)
         values = np.ones(length, np.float32)
-        backend.allreduce([values], [values], DType.FLOAT32, ReduceOp.SUM)
+        backend.allreduce_arrays([values], [values], DType.FLOAT32, ReduceOp.SUM)
         if rank == victim:
             backend.abort(HorovodInternalError("told to stop"))
         else:
@@ -163,4 +163,5 @@ def _work_in_a_process(member: Member) -> str:
 
 def _connect(member: Member, name: str, **settings: str) -> HierarchicalBackend:
     topology, store = Topology(member.rank, member.size, hosts=tuple("aabb")), PrefixStore(member.store, name)
-    return table.connect(range(member.size), topology, Settings(**settings), store, "127.0.0.1")
+    [backend] = table.connect(range(member.size), topology, Settings(**settings), store, "127.0.0.1")
+    return backend

@@ -85,7 +85,7 @@ def test_a_member_may_close_while_others_still_leave_the_last_call():
 def test_members_that_call_different_things_are_told():
     calls: list[Callable[[InprocBackend], None]] = [
         InprocBackend.barrier,
-        lambda backend: backend.broadcast(np.ones(1, np.uint8), np.ones(1, np.uint8), 0),
+        lambda backend: backend.broadcast_bytes(np.ones(1, np.uint8), np.ones(1, np.uint8), 0),
     ]
 
     def body(rank: int) -> str:
@@ -108,7 +108,7 @@ def _steps_until_error(backend: InprocBackend) -> tuple[int, HorovodInternalErro
     values = np.ones(2)
     for step in range(10):
         try:
-            backend.allreduce([values], [values], DType.FLOAT64, ReduceOp.SUM)
+            backend.allreduce_arrays([values], [values], DType.FLOAT64, ReduceOp.SUM)
         except HorovodInternalError as error:
             return step, error
     raise AssertionError("no error came")

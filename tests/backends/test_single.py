@@ -16,7 +16,7 @@ def test_matrix():
 def test_scaling_a_bool_is_refused():
     flags = np.ones(3, bool)
     with pytest.raises(InvalidRequestError, match=r"scaled .* by 0\.5"):
-        SingleBackend(group_of(1)).allreduce([flags], [flags], DType.BOOL, ReduceOp.SUM, 0.5)
+        SingleBackend(group_of(1)).allreduce_arrays([flags], [flags], DType.BOOL, ReduceOp.SUM, 0.5)
 
 
 def test_abort_and_close():
@@ -33,4 +33,4 @@ def test_closed():
     backend.close()
     backend.close()
     with pytest.raises(ShutDownError):
-        backend.broadcast(np.ones(1, np.uint8), np.ones(1, np.uint8), 0)
+        backend.broadcast_bytes(np.ones(1, np.uint8), np.ones(1, np.uint8), 0)

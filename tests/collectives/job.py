@@ -17,6 +17,7 @@ from collectives.control.base import Channel
 from collectives.control.inproc import InprocHub
 from collectives.control.sockets import Connection, SocketChannel
 from collectives.engine.engine import Engine
+from collectives.engine.set_backends import SetBackends
 from collectives.planning.process_sets import ProcessSets
 from collectives.rendezvous.store import MemoryStore, PrefixStore
 from collectives.settings import Settings
@@ -96,10 +97,13 @@ class Job:
 
     def _connect_all(self, rank, sets):
         members = {id: sets.ranks(id) for id in sets.ids() if rank in sets.ranks(id)}
-        return {id: self._backend(rank, ranks, f"set-{id}") for id, ranks in members.items()}
+        return {id: self._set_backends(rank, ranks, f"set-{id}") for id, ranks in members.items()}
 
     def _connect(self, rank, members, scope, check):
-        return self._backend(rank, members, scope)
+        return self._set_backends(rank, members, scope)
+
+    def _set_backends(self, rank, members, scope):
+        return SetBackends.of([self._backend(rank, members, scope)])
 
     def _backend(self, rank, members, scope):
         group = Group(tuple(members), members.index(rank), tuple(f"host-{member}" for member in members))

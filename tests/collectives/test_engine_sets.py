@@ -19,6 +19,7 @@ from collectives.api import (
 from collectives.backends.inproc import InprocBackend, InprocGroup
 from collectives.buffers import as_buffer, empty
 from collectives.engine.runner import Runner
+from collectives.engine.set_backends import SetBackends
 from collectives.engine.stand_in import neutral
 from collectives.engine.work import Work
 from collectives.engine.work_table import UNNAMED, WorkTable
@@ -381,7 +382,7 @@ def test_a_set_that_connects_while_everything_is_aborted_does_not_come_about():
 
     def connect(members, scope, check):
         runner.abort(error)
-        return InprocBackend(group_of(2), InprocGroup(2))
+        return SetBackends.of([InprocBackend(group_of(2), InprocGroup(2))])
 
     works = WorkTable(0, lambda works: None)
     runner = Runner(0, ProcessSets(3), {}, connect, works, EventStream(), lambda: None, lambda parameters: None)

@@ -41,7 +41,7 @@ def on_all_ranks(size, tensors, responses):
             begin, works = backend.calls, []
             for batch in batches:
                 works += (batch_works := [work(rank, index) for index in batch])
-                execute(batch_works, [responses[index] for index in batch], range(size), backend)
+                execute(batch_works, [responses[index] for index in batch], backend)
             assert backend.calls - begin == len(batches)
             results.append([each.result().owner for each in works])
         return results

@@ -248,7 +248,7 @@ def test_reductions_of_many_small_arrays_are_one_exchange():
     def body(backend):
         epoch = backend._gate._epoch
         arrays = [np.full(length, backend.rank + 1.0) for length in (3, 0, 5, 1)]
-        backend.allreduce(arrays, arrays, DType.FLOAT64, ReduceOp.SUM)
+        backend.allreduce_arrays(arrays, arrays, DType.FLOAT64, ReduceOp.SUM)
         assert all((array == 3.0).all() for array in arrays)
         return backend._gate._epoch - epoch
 
@@ -267,7 +267,7 @@ def test_gathers_of_several_arrays_are_one_exchange():
         epoch = backend._gate._epoch
         start, result = sum(counts[: backend.rank]), np.zeros_like(expected)
         mine = expected[start : start + counts[backend.rank]]
-        backend.allgather(pieces(mine, 5, 5, 7), pieces(result, 3, 3, 1_400_000, 1_400_010), counts)
+        backend.allgather_bytes(pieces(mine, 5, 5, 7), pieces(result, 3, 3, 1_400_000, 1_400_010), counts)
         assert (result == expected).all()
         return backend._gate._epoch - epoch
 
@@ -282,7 +282,7 @@ def test_scattered_reductions_of_several_arrays_are_one_exchange():
         values = np.arange(sum(counts), dtype=np.float64)
         result = np.full(counts[backend.rank], np.nan)
         sources, destinations = pieces(values * (backend.rank + 1), 2, 2, 70_000), pieces(result, 0, 2, 3, 3)
-        backend.reducescatter(sources, destinations, counts, DType.FLOAT64, ReduceOp.SUM)
+        backend.reducescatter_arrays(sources, destinations, counts, DType.FLOAT64, ReduceOp.SUM)
         start = sum(counts[: backend.rank])
         assert (result == 6.0 * values[start : start + counts[backend.rank]]).all()
         return backend._gate._epoch - epoch
@@ -305,13 +305,13 @@ def test_a_rank_as_far_ahead_as_the_gate_lets_it_overwrites_nothing(slow, gather
             _hold_back(backend._gate, 1 - slow, finished)
         for number, length in enumerate(LENGTHS):
             values = np.full(length, number + backend.rank, np.float32)
-            backend.allreduce([values], [values], DType.FLOAT32, ReduceOp.SUM)
+            backend.allreduce_arrays([values], [values], DType.FLOAT32, ReduceOp.SUM)
             assert (values == 2 * number + 1).all(), (number, length)
             if not gathers:
                 continue
             everybody = np.empty(2 * length, np.float32)
             mine = values + backend.rank
-            backend.allgather([mine.view(np.uint8)], [everybody.view(np.uint8)], [mine.nbytes] * 2)
+            backend.allgather_bytes([mine.view(np.uint8)], [everybody.view(np.uint8)], [mine.nbytes] * 2)
             assert (everybody == np.repeat([2 * number + 1, 2 * number + 2], length)).all(), (number, length)
         if backend.rank != slow:
             finished.set()

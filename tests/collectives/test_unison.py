@@ -15,9 +15,9 @@ from collectives.api import (
     Request,
     ShutDownError,
 )
-from collectives.backends.base import Board
 from collectives.buffers import as_buffer
 from collectives.engine.deciders.rounds import Rounds
+from collectives.planning.board import Board
 from tests.collectives.job import (
     TIMEOUTS,
     Caller,

@@ -38,10 +38,10 @@ from typing import Any
 import numpy as np
 
 from collectives.api import DType, PeerLostError, ReduceOp, ShutDownError, Store
-from collectives.backends.base import Array, Backend, Bytes
 from collectives.backends.gloo.connections import ADDRESS_BYTES, NOWHERE, Connections
 from collectives.backends.gloo.meeting import import_torch, meet, open_device, some_of, translate
 from collectives.backends.group import Group
+from collectives.backends.host import Array, Bytes, HostBackend
 from collectives.backends.scratch import Scratch
 from collectives.kernels.reduction import reduce_arrays, scale_array
 from collectives.kernels.segments import Segments
@@ -67,7 +67,7 @@ _RING_OPS = {ReduceOp.SUM: "SUM", ReduceOp.PRODUCT: "PRODUCT"}
 Pairs = Sequence[tuple[Array, Array]]
 
 
-class GlooBackend(Backend):
+class GlooBackend(HostBackend):
     """A member of ``group``, which meets in ``store``, under a prefix that no other group uses.
 
     ``timeout`` bounds the meeting, and the silence of a peer within a call, in seconds. ``interface`` is the network
@@ -92,7 +92,7 @@ class GlooBackend(Backend):
         self._group: Any = meet(group, store, timeout, device)
         self._connections.find(self._exchange_addresses(address))
 
-    def allreduce(
+    def allreduce_arrays(
         self,
         sources: Sequence[Array],
         destinations: Sequence[Array],
@@ -113,7 +113,7 @@ class GlooBackend(Backend):
         else:
             self._reduce_slices(pairs, count, dtype, op, prescale, postscale)
 
-    def reducescatter(
+    def reducescatter_arrays(
         self,
         sources: Sequence[Array],
         destinations: Sequence[Array],
@@ -139,7 +139,7 @@ class GlooBackend(Backend):
                 if whole is None:
                     destination.write(start, result)
 
-    def allgather(self, sources: Sequence[Bytes], destinations: Sequence[Bytes], counts: Sequence[int]) -> None:
+    def allgather_bytes(self, sources: Sequence[Bytes], destinations: Sequence[Bytes], counts: Sequence[int]) -> None:
         self._check()
         source, destination = Segments(sources), Segments(destinations)
         if max(counts) <= DIRECT:
@@ -154,7 +154,7 @@ class GlooBackend(Backend):
             else:
                 self._allgather_skewed(source, start, destination, places, lengths)
 
-    def broadcast(self, source: Bytes, destination: Bytes, root: int) -> None:
+    def broadcast_bytes(self, source: Bytes, destination: Bytes, root: int) -> None:
         self._check()
         if self.rank == root:
             scale_array(source, destination, DType.UINT8, 1.0)
@@ -163,7 +163,7 @@ class GlooBackend(Backend):
             options.rootRank = root
             self._run("broadcast", [self._tensor(destination)], options)
 
-    def alltoall(
+    def alltoall_bytes(
         self, source: Bytes, destination: Bytes, send_counts: Sequence[int], receive_counts: Sequence[int]
     ) -> None:
         self._check()
@@ -173,7 +173,7 @@ class GlooBackend(Backend):
             source = staged
         self._exchange(source, destination, list(send_counts), list(receive_counts))
 
-    def barrier(self) -> None:
+    def wait_for_all(self) -> None:
         self._check()
         self._run("barrier")
 
@@ -287,7 +287,7 @@ class GlooBackend(Backend):
             part = self._outgoing.take(length, DType.UINT8)
             if root == self.rank:
                 source.read(start, part)
-            self.broadcast(part, part, root)
+            self.broadcast_bytes(part, part, root)
             destination.write(place, part)
 
     def _exchange(

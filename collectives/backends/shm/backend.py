@@ -13,8 +13,8 @@ from itertools import accumulate
 import numpy as np
 
 from collectives.api import DType, ReduceOp, Store
-from collectives.backends.base import Array, Backend, Bytes
 from collectives.backends.group import Group
+from collectives.backends.host import Array, Bytes, HostBackend
 from collectives.backends.shm.allreduce import Allreduce
 from collectives.backends.shm.board import ShmBoard
 from collectives.backends.shm.gate import Gate, gate_bytes
@@ -22,6 +22,7 @@ from collectives.backends.shm.segment import Segment
 from collectives.backends.shm.slabs import SLAB_BYTES, Slabs, slabs_bytes
 from collectives.kernels.reduction import Reduction
 from collectives.kernels.segments import Segments
+from collectives.planning.board import Board, OffersBoard
 
 __all__ = ["ShmBackend"]
 
@@ -29,8 +30,8 @@ PAGE = 4096
 HEADER = 64
 
 
-class ShmBackend(Backend):
-    """See :class:`Backend`. All ranks must be on one host and run as one user; Linux only."""
+class ShmBackend(HostBackend, OffersBoard):
+    """See :class:`HostBackend`. All ranks must be on one host and run as one user; Linux only."""
 
     name = "shm"
 
@@ -42,7 +43,6 @@ class ShmBackend(Backend):
         self._gate = Gate(segment.array[: gate_bytes(size)], group, timeout)
         self._slabs = Slabs(segment.array[base : base + slabs_bytes(size)], size)
         self._allreduce = Allreduce(rank, size, self._slabs, self._gate)
-        self.board = ShmBoard(self._gate, self._slabs)
         self._closed = False
 
     @classmethod
@@ -51,7 +51,7 @@ class ShmBackend(Backend):
         nbytes = _slabs_start(group.size) + slabs_bytes(group.size)
         return cls(group, Segment.share(store, group.position, group.size, nbytes, timeout), timeout)
 
-    def allreduce(
+    def allreduce_arrays(
         self,
         sources: Sequence[Array],
         destinations: Sequence[Array],
@@ -60,11 +60,11 @@ class ShmBackend(Backend):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> None:
-        """See :class:`Backend`."""
+        """See :class:`HostBackend`."""
         self._allreduce(Segments(sources), Segments(destinations), Reduction(dtype, op, prescale, postscale))
 
     @np.errstate(all="ignore")
-    def reducescatter(
+    def reducescatter_arrays(
         self,
         sources: Sequence[Array],
         destinations: Sequence[Array],
@@ -74,7 +74,7 @@ class ShmBackend(Backend):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> None:
-        """See :class:`Backend`. One crossing per round of SLAB_BYTES / size bytes for each member."""
+        """See :class:`HostBackend`. One crossing per round of SLAB_BYTES / size bytes for each member."""
         source, destination = Segments(sources), Segments(destinations)
         reduction = Reduction(dtype, op, prescale, postscale)
         step = SLAB_BYTES // dtype.itemsize // self.size
@@ -94,8 +94,8 @@ class ShmBackend(Backend):
                 reduction.combine(inputs[0], inputs)
                 destination.write(done, inputs[0])
 
-    def allgather(self, sources: Sequence[Bytes], destinations: Sequence[Bytes], counts: Sequence[int]) -> None:
-        """See :class:`Backend`. One crossing per SLAB_BYTES of the largest source."""
+    def allgather_bytes(self, sources: Sequence[Bytes], destinations: Sequence[Bytes], counts: Sequence[int]) -> None:
+        """See :class:`HostBackend`. One crossing per SLAB_BYTES of the largest source."""
         source, destination = Segments(sources), Segments(destinations)
         starts = [0, *accumulate(counts)]
         for done in range(0, max(counts), SLAB_BYTES):
@@ -106,8 +106,8 @@ class ShmBackend(Backend):
             for start, piece in zip(starts, pieces, strict=False):
                 destination.write(start + done, piece)
 
-    def broadcast(self, source: Bytes, destination: Bytes, root: int) -> None:
-        """See :class:`Backend`. One crossing per SLAB_BYTES; the root runs one round ahead."""
+    def broadcast_bytes(self, source: Bytes, destination: Bytes, root: int) -> None:
+        """See :class:`HostBackend`. One crossing per SLAB_BYTES; the root runs one round ahead."""
         total = len(source)
         for done in range(0, total, SLAB_BYTES):
             count = min(SLAB_BYTES, total - done)
@@ -118,10 +118,10 @@ class ShmBackend(Backend):
             if self.rank != root or not np.may_share_memory(source, destination):
                 destination[done : done + count] = slab
 
-    def alltoall(
+    def alltoall_bytes(
         self, source: Bytes, destination: Bytes, send_counts: Sequence[int], receive_counts: Sequence[int]
     ) -> None:
-        """See :class:`Backend`. A slab is divided among the receivers; its header says how many bytes will follow."""
+        """See :class:`HostBackend`. A slab is divided among the receivers; its header counts the bytes that follow."""
         step = (SLAB_BYTES - HEADER) // self.size
         send_starts, receive_starts = [0, *accumulate(send_counts)], [0, *accumulate(receive_counts)]
         done, longest = 0, 1
@@ -159,12 +159,16 @@ class ShmBackend(Backend):
                 first = starts[member] + done
                 destination[first : first + count] = slabs[member][place : place + count]
 
-    def barrier(self) -> None:
-        """See :class:`Backend`. One crossing."""
+    def board(self) -> Board:
+        """See :class:`OffersBoard`. The first crossing of an operation is a round of the board."""
+        return ShmBoard(self._gate, self._slabs)
+
+    def wait_for_all(self) -> None:
+        """See :class:`HostBackend`. One crossing."""
         self._gate.cross()
 
     def close(self) -> None:
-        """See :class:`Backend`."""
+        """See :class:`HostBackend`."""
         if not self._closed:
             self._closed = True
             self._gate.close()
@@ -172,7 +176,7 @@ class ShmBackend(Backend):
             self._segment.close()
 
     def abort(self, error: Exception) -> None:
-        """See :class:`Backend`."""
+        """See :class:`HostBackend`."""
         self._gate.abort(error)
 
 

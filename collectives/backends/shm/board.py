@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from collectives.backends.base import Board
 from collectives.backends.shm.gate import Disagreement, Gate
 from collectives.backends.shm.slabs import Slabs
+from collectives.planning.board import Board
 
 __all__ = ["ShmBoard"]
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from collectives.api import Request
 from collectives.backends.base import Backend
+from collectives.completion import Completion
 from collectives.engine.execution import execute
 from collectives.engine.work import Work
 from collectives.planning.messages import Response
@@ -42,34 +43,33 @@ class Decided:
 
 
 class Attempt:
-    """What a trial is given: the works of each batch, and how to run them.
+    """The argument of a trial: the works of each batch, and how to run them.
 
     ``started`` must be called once, as soon as it is known that all ranks run the trial. ``meanwhile`` should be called
     every few milliseconds until then.
     """
 
-    __slots__ = ("backend", "batches", "meanwhile", "members", "started", "works")
+    __slots__ = ("backend", "batches", "completions", "meanwhile", "started", "works")
 
     def __init__(
         self,
         batches: Sequence[Sequence[Response]],
         works: Sequence[Sequence[Work]],
-        members: Sequence[int],
         backend: Backend,
         started: Callable[[], None],
         meanwhile: Meanwhile,
     ) -> None:
         self.batches = batches
         self.works = works
-        self.members = members
         self.backend = backend
+        self.completions: list[Completion] = []
         self.started = started
         self.meanwhile = meanwhile
 
     def run(self) -> None:
-        """Run all batches; raises what the backend raises."""
+        """Begin all batches, whose ``completions`` then are known; raises what the backend raises."""
         for works, responses in zip(self.works, self.batches, strict=True):
-            execute(works, responses, self.members, self.backend)
+            self.completions.append(execute(works, responses, self.backend))
 
 
 class Trial(ABC):

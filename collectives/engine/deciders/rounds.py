@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from collectives.backends.base import Board
+from collectives.planning.board import Board
 
 __all__ = ["Rounds"]
 

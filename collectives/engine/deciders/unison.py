@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 
 from collectives.api import Request
-from collectives.backends.base import Board
 from collectives.engine.deciders.base import Attempt, Decider, Trial
 from collectives.engine.deciders.rounds import Rounds
 from collectives.engine.link import Link
+from collectives.planning.board import Board, OffersBoard
 from collectives.planning.messages import Response, Withdraw
 from collectives.planning.worker import Batch, Worker
 
@@ -93,7 +93,9 @@ class _LoneTrial(Trial):
         self._since: float | None = None
 
     def run(self, attempt: Attempt) -> bool:
-        """See :class:`Trial`."""
+        """See :class:`Trial`. Only the backend that offers the board runs operations in its rounds."""
+        if not isinstance(attempt.backend, OffersBoard):
+            return False
 
         def waiting(round: int, absent: Sequence[int]) -> None:
             wanted = attempt.meanwhile(absent)

@@ -1,0 +1,129 @@
+"""The base of backends for host memory: buffers -> NumPy arrays."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from collectives.api import DType, ReduceOp
+from collectives.backends.base import Backend
+from collectives.backends.group import Group
+from collectives.buffers import Buffer
+from collectives.completion import DONE, Completion
+
+__all__ = ["Array", "Bytes", "HostBackend"]
+
+Array = npt.NDArray[Any]
+Bytes = npt.NDArray[np.uint8]
+
+
+class HostBackend(Backend):
+    """Operations that are over when the call returns, on flat contiguous arrays.
+
+    Reductions get arrays in ``DType.storage`` layout, movements get bytes. ``rank`` is the position of this member in
+    the group, not its global rank. What the arguments mean is described at :class:`Backend`.
+    """
+
+    device = "cpu"
+
+    def __init__(self, group: Group) -> None:
+        super().__init__(group)
+        self.rank = group.position
+        self.size = group.size
+
+    def allreduce(
+        self,
+        sources: Sequence[Buffer],
+        destinations: Sequence[Buffer],
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> Completion:
+        """See :class:`Backend`."""
+        inputs, outputs = [source.host for source in sources], [destination.host for destination in destinations]
+        self.allreduce_arrays(inputs, outputs, sources[0].dtype, op, prescale, postscale)
+        return DONE
+
+    def reducescatter(
+        self,
+        sources: Sequence[Buffer],
+        destinations: Sequence[Buffer],
+        counts: Sequence[int],
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> Completion:
+        """See :class:`Backend`."""
+        inputs, outputs = [source.host for source in sources], [destination.host for destination in destinations]
+        self.reducescatter_arrays(inputs, outputs, counts, sources[0].dtype, op, prescale, postscale)
+        return DONE
+
+    def allgather(self, sources: Sequence[Buffer], destinations: Sequence[Buffer], counts: Sequence[int]) -> Completion:
+        """See :class:`Backend`."""
+        inputs, outputs = [source.bytes for source in sources], [destination.bytes for destination in destinations]
+        self.allgather_bytes(inputs, outputs, counts)
+        return DONE
+
+    def broadcast(self, source: Buffer, destination: Buffer, root: int) -> Completion:
+        """See :class:`Backend`."""
+        self.broadcast_bytes(source.bytes, destination.bytes, root)
+        return DONE
+
+    def alltoall(
+        self, source: Buffer, destination: Buffer, send_counts: Sequence[int], receive_counts: Sequence[int]
+    ) -> Completion:
+        """See :class:`Backend`."""
+        self.alltoall_bytes(source.bytes[: sum(send_counts)], destination.bytes, send_counts, receive_counts)
+        return DONE
+
+    def barrier(self) -> Completion:
+        """See :class:`Backend`."""
+        self.wait_for_all()
+        return DONE
+
+    @abstractmethod
+    def allreduce_arrays(
+        self,
+        sources: Sequence[Array],
+        destinations: Sequence[Array],
+        dtype: DType,
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None:
+        """Do :meth:`Backend.allreduce` on arrays."""
+
+    @abstractmethod
+    def reducescatter_arrays(
+        self,
+        sources: Sequence[Array],
+        destinations: Sequence[Array],
+        counts: Sequence[int],
+        dtype: DType,
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None:
+        """Do :meth:`Backend.reducescatter` on arrays."""
+
+    @abstractmethod
+    def allgather_bytes(self, sources: Sequence[Bytes], destinations: Sequence[Bytes], counts: Sequence[int]) -> None:
+        """Do :meth:`Backend.allgather` on bytes."""
+
+    @abstractmethod
+    def broadcast_bytes(self, source: Bytes, destination: Bytes, root: int) -> None:
+        """Do :meth:`Backend.broadcast` on bytes."""
+
+    @abstractmethod
+    def alltoall_bytes(
+        self, source: Bytes, destination: Bytes, send_counts: Sequence[int], receive_counts: Sequence[int]
+    ) -> None:
+        """Do :meth:`Backend.alltoall` on bytes. ``source`` is as long as the bytes to send."""
+
+    @abstractmethod
+    def wait_for_all(self) -> None:
+        """Return when every member has called it."""

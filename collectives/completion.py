@@ -1,0 +1,74 @@
+"""When an operation on memory is over."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+__all__ = ["DONE", "Completion", "all_of"]
+
+
+class Completion(ABC):
+    """The end of an operation that has begun. It belongs to the device that runs the operation. Safe from any thread.
+
+    The operation may have failed: then every method raises its error.
+    """
+
+    @property
+    @abstractmethod
+    def is_done(self) -> bool:
+        """Whether the operation is over. Never blocks."""
+
+    @abstractmethod
+    def wait(self, timeout: float) -> bool:
+        """Block this thread until the operation is over, at most ``timeout`` seconds; return whether it is."""
+
+    @abstractmethod
+    def precede(self, stream: int) -> None:
+        """Let everything that is enqueued on ``stream`` from now on begin after the operation. Does not block.
+
+        ``stream`` is the handle of a queue of the device, such as a ``cudaStream_t``.
+        """
+
+
+class _Done(Completion):
+    """An operation that was over when the backend returned. A single object, so that it costs nothing."""
+
+    @property
+    def is_done(self) -> bool:
+        return True
+
+    def wait(self, timeout: float) -> bool:
+        return True
+
+    def precede(self, stream: int) -> None:
+        return
+
+
+DONE: Completion = _Done()
+
+
+class _All(Completion):
+    """Several operations; over when the last is."""
+
+    def __init__(self, parts: Sequence[Completion]) -> None:
+        self._parts = parts
+
+    @property
+    def is_done(self) -> bool:
+        return all([part.is_done for part in self._parts])
+
+    def wait(self, timeout: float) -> bool:
+        return all([part.wait(timeout) for part in self._parts])
+
+    def precede(self, stream: int) -> None:
+        for part in self._parts:
+            part.precede(stream)
+
+
+def all_of(completions: Sequence[Completion]) -> Completion:
+    """The end of all of ``completions``."""
+    open = [completion for completion in completions if completion is not DONE]
+    if len(open) < 2:
+        return open[0] if open else DONE
+    return _All(open)

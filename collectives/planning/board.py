@@ -1,0 +1,44 @@
+"""How the members of a group agree without a coordinator, in memory that they share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+__all__ = ["Board", "OffersBoard"]
+
+
+class Board(ABC):
+    """The members decide, round by round, whether to run an operation.
+
+    Every member takes part in every round, once: it attempts an operation or declines. For one thread at a time.
+    """
+
+    @abstractmethod
+    def attempt(
+        self,
+        value: int,
+        call: Callable[[], None],
+        waiting: Callable[[list[int]], None],
+        agreed: Callable[[], None],
+    ) -> bool:
+        """Run ``call``, an operation on all members, if all members attempt ``value``; return whether they do.
+
+        ``value`` has 32 bits and is not 0. ``agreed`` is called as soon as all members have attempted ``value``, at
+        the latest before anything is written to a destination. A disagreement is known as soon as one member comes
+        with something else, even if others have not come; then no destination has been written. Until either is known,
+        ``waiting`` is called every few milliseconds with the positions of the members that have not come. Raises what
+        these calls raise, and what the operation raises.
+        """
+
+    @abstractmethod
+    def decline(self) -> None:
+        """Take part in the next round with nothing to run. Does not wait."""
+
+
+class OffersBoard(ABC):
+    """Something that gives its members a board, such as a backend in shared memory. The board ends with it."""
+
+    @abstractmethod
+    def board(self) -> Board:
+        """The board of these members."""
