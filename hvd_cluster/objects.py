@@ -17,7 +17,7 @@ import numpy.typing as npt
 from collectives.api import InvalidRequestError, Operation
 from collectives.buffers import Buffer, as_buffer, empty
 from hvd_cluster import basics
-from hvd_cluster.operations import start
+from hvd_cluster.operations.submission import start
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 
 __all__ = ["allgather_object", "broadcast_object", "described"]

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from collectives.api import InvalidRequestError, ReduceOp, UnsupportedRequestError
 from hvd_cluster.compression import GradientCompression, require_gradient_compression
-from hvd_cluster.operations import as_factor, process_set_id
+from hvd_cluster.operations.arguments import as_factor, process_set_id
 from hvd_cluster.process_sets import ProcessSet
 
 __all__ = ["Groups", "Options", "as_groups", "check", "check_passes"]

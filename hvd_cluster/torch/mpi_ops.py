@@ -1,6 +1,6 @@
 """Everything about collectives under Horovod's name for it: ``from horovod.torch.mpi_ops import allreduce_async_``."""
 
-from collectives.api import HorovodInternalError, ReduceOp
+from collectives.api import HorovodInternalError
 from hvd_cluster.basics import (
     cross_rank,
     cross_size,
@@ -25,6 +25,8 @@ from hvd_cluster.capabilities import (
     nccl_built,
     rocm_built,
 )
+from hvd_cluster.operations.handles import Handle, HandleGroup
+from hvd_cluster.operations.reductions import Adasum, Average, Max, Min, Product, Sum
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.torch.compression import Compression
 from hvd_cluster.torch.operations.allgather import (
@@ -55,8 +57,8 @@ from hvd_cluster.torch.operations.broadcast import (
     broadcast_async,
     broadcast_async_,
 )
-from hvd_cluster.torch.operations.handles import Handle, HandleGroup, poll, synchronize
 from hvd_cluster.torch.operations.members import barrier, join
+from hvd_cluster.torch.operations.operands import poll, synchronize
 from hvd_cluster.torch.operations.reducescatter import (
     HorovodGroupedReducescatter,
     HorovodReducescatter,
@@ -66,13 +68,6 @@ from hvd_cluster.torch.operations.reducescatter import (
     reducescatter_async,
 )
 from hvd_cluster.torch.operations.sparse import sparse_allreduce_async
-
-Average = ReduceOp.AVERAGE
-Sum = ReduceOp.SUM
-Min = ReduceOp.MIN
-Max = ReduceOp.MAX
-Product = ReduceOp.PRODUCT
-Adasum = ReduceOp.ADASUM
 
 __all__ = [
     "Adasum",

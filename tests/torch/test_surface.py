@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import pickle
 
 import pytest
 
@@ -126,3 +127,8 @@ def test_gloo_needs_a_torch_that_has_it(monkeypatch):
 def test_threads_of_mpi_are_a_question_for_those_who_use_it():
     with pytest.raises(ValueError, match="has not been initialized"):
         hvd.mpi_threads_supported()
+
+
+@pytest.mark.parametrize("name", sorted({*SIGNATURES, "join"}))
+def test_functions_are_pickled_by_their_name(name):
+    assert pickle.loads(pickle.dumps(getattr(hvd, name))) is getattr(hvd, name)

@@ -8,11 +8,20 @@ from typing import Any
 import torch
 
 from collectives.api import Operation
+from hvd_cluster.operations.gradients import name_of_backward, own_rows
+from hvd_cluster.operations.handles import Handle, HandleGroup
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.torch.operations.allreduce import allreduce, grouped_allreduce
-from hvd_cluster.torch.operations.autograd import apply, backward_of_group, is_recorded, name_of_backward
-from hvd_cluster.torch.operations.handles import Handle, HandleGroup, synchronize
-from hvd_cluster.torch.operations.parts import listed, of_other_shape, run, start, start_group, with_splits
+from hvd_cluster.torch.operations.autograd import apply, backward_of_group, is_recorded
+from hvd_cluster.torch.operations.operands import (
+    listed,
+    of_other_shape,
+    run,
+    start,
+    start_group,
+    synchronize,
+    with_splits,
+)
 from hvd_cluster.torch.tensors import require_tensor
 
 __all__ = [
@@ -52,20 +61,13 @@ class HorovodAllgather(torch.autograd.Function):
         result: torch.Tensor
         result, counts = run(Operation.ALLGATHER, with_splits, tensor, name, process_set)
         ctx.arguments = name_of_backward(name), process_set
-        ctx.rows = _own_rows(counts, process_set)
+        ctx.rows = own_rows(counts.tolist(), process_set)
         return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         name, process_set = ctx.arguments
         return allreduce(gradients[0], name=name, process_set=process_set)[ctx.rows], None, None
-
-
-def _own_rows(counts: torch.Tensor, process_set: ProcessSet) -> slice:
-    """Where this rank's rows are when each member has ``counts`` of them."""
-    rank = process_set.rank() or 0
-    first = int(counts[:rank].sum())
-    return slice(first, first + int(counts[rank]))
 
 
 def grouped_allgather_async(
@@ -97,7 +99,7 @@ class HorovodGroupedAllgather(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         pairs = synchronize(start_group(Operation.ALLGATHER, with_splits, tensors, tuple, name, process_set))
         ctx.arguments = name_of_backward(name), process_set
-        ctx.rows = [_own_rows(counts, process_set) for _, counts in pairs]
+        ctx.rows = [own_rows(counts.tolist(), process_set) for _, counts in pairs]
         return tuple(result for result, _ in pairs)
 
     @staticmethod

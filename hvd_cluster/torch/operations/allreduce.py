@@ -7,20 +7,22 @@ from typing import Any
 
 import torch
 
-from collectives.api import InvalidRequestError, Operation, ReduceOp
+from collectives.api import Operation, ReduceOp
 from hvd_cluster.compression import Compressor, compress_all, decompress_all, require_compressor
-from hvd_cluster.operations import reduction
+from hvd_cluster.operations.arguments import reduction
+from hvd_cluster.operations.gradients import name_of_backward, require_linear
+from hvd_cluster.operations.handles import Handle, HandleGroup
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.torch.compression import Compression
-from hvd_cluster.torch.operations.autograd import apply, backward_of_group, is_recorded, name_of_backward
-from hvd_cluster.torch.operations.handles import Handle, HandleGroup, synchronize
-from hvd_cluster.torch.operations.parts import (
+from hvd_cluster.torch.operations.autograd import apply, backward_of_group, is_recorded
+from hvd_cluster.torch.operations.operands import (
     in_place,
     listed,
     of_same_shape,
     run,
     start,
     start_group,
+    synchronize,
 )
 from hvd_cluster.torch.tensors import require_tensor
 
@@ -120,16 +122,8 @@ class HorovodAllreduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        _require_linear(ctx.arguments[-1])
+        require_linear(ctx.arguments[-1]["op"])
         return _allreduce(gradients[0], *ctx.arguments), None, None, None
-
-
-def _require_linear(how: dict[str, Any]) -> None:
-    if how["op"] not in (ReduceOp.AVERAGE, ReduceOp.SUM):
-        raise InvalidRequestError(
-            f"an allreduce with op {how['op'].name.capitalize()} has no gradient; use Average or Sum, or detach() the "
-            "tensor before"
-        )
 
 
 def grouped_allreduce_async(
@@ -215,6 +209,6 @@ class HorovodGroupedAllreduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        _require_linear(ctx.arguments[-1])
+        require_linear(ctx.arguments[-1]["op"])
         results = backward_of_group(gradients, lambda given: _grouped_allreduce(given, *ctx.arguments))
         return None, None, None, *results

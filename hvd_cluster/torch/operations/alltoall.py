@@ -7,12 +7,13 @@ from typing import Any, TypeAlias
 
 import torch
 
-from collectives.api import InvalidRequestError, Operation
-from hvd_cluster.operations import whole_splits
+from collectives.api import Operation
+from hvd_cluster.operations.arguments import whole_splits
+from hvd_cluster.operations.gradients import name_of_backward
+from hvd_cluster.operations.handles import Handle
 from hvd_cluster.process_sets import ProcessSet, global_process_set
-from hvd_cluster.torch.operations.autograd import apply, is_recorded, name_of_backward
-from hvd_cluster.torch.operations.handles import Handle
-from hvd_cluster.torch.operations.parts import run, start, with_splits
+from hvd_cluster.torch.operations.autograd import apply, is_recorded
+from hvd_cluster.torch.operations.operands import run, start, with_splits
 from hvd_cluster.torch.tensors import require_tensor
 
 __all__ = ["HorovodAlltoall", "Splits", "alltoall", "alltoall_async"]
@@ -47,20 +48,7 @@ def alltoall(
 
 def _shares(tensor: torch.Tensor, splits: Splits, process_set: ProcessSet) -> tuple[int, ...]:
     rows = tensor.size(0) if require_tensor(tensor).dim() else 0  # a nested tensor has no shape
-    return whole_splits(_as_list(splits), rows, process_set)
-
-
-def _as_list(splits: Splits) -> list[int] | None:
-    if splits is None:
-        return None
-    try:
-        tensor = torch.as_tensor(splits)
-    except (TypeError, ValueError, RuntimeError):
-        raise InvalidRequestError(f"splits must be a list or 1-d tensor of integers, not {splits!r}") from None
-    if tensor.dim() != 1 or tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool:
-        raise InvalidRequestError(f"splits must be a list or 1-d tensor of integers, not {splits!r}")
-    values: list[int] = tensor.tolist()
-    return values
+    return whole_splits(splits, rows, process_set)
 
 
 def _alltoall(
@@ -76,7 +64,7 @@ def _alltoall(
 
 
 class HorovodAlltoall(torch.autograd.Function):
-    """The gradients go the way back; rows that were sent to nobody have zeros."""
+    """The gradients go the way back; rows that were not sent have zeros."""
 
     @staticmethod
     def forward(

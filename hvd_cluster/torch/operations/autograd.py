@@ -1,4 +1,4 @@
-"""What the gradients of all operations share."""
+"""Torch's side of the gradients of operations."""
 
 from __future__ import annotations
 
@@ -7,31 +7,25 @@ from typing import Any
 
 import torch
 
+from hvd_cluster.operations.gradients import of_group
 from hvd_cluster.torch.operations.compilation import uncompiled
 
-__all__ = ["apply", "backward_of_group", "is_recorded", "name_of_backward"]
+__all__ = ["apply", "backward_of_group", "is_recorded"]
 
 
 @uncompiled
 def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
-    """What ``forward`` returns, with ``backward`` behind it."""
+    """The result of ``forward``, to which autograd knows the ``backward``."""
     return function.apply(*arguments)  # type: ignore[no-untyped-call]
 
 
 def backward_of_group(
     gradients: Sequence[torch.Tensor], backward: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 ) -> tuple[torch.Tensor | None, ...]:
-    """What ``backward`` makes of the gradients; None for those of integers and bools, on all ranks alike."""
-    continuous = [gradient.is_floating_point() or gradient.is_complex() for gradient in gradients]
-    results = iter(backward([gradient for gradient, has_one in zip(gradients, continuous, strict=True) if has_one]))
-    return tuple(next(results) if has_one else None for has_one in continuous)
+    """See :func:`hvd_cluster.operations.gradients.of_group`."""
+    return of_group(gradients, lambda gradient: gradient.is_floating_point() or gradient.is_complex(), backward)
 
 
 def is_recorded(tensor: torch.Tensor) -> bool:
     """Whether autograd follows what happens to ``tensor`` now."""
     return tensor.requires_grad and torch.is_grad_enabled()
-
-
-def name_of_backward(name: str | None) -> str | None:
-    """What the gradients of an operation of ``name`` travel under."""
-    return None if name is None else f"{name}.backward"

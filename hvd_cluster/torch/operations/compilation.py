@@ -1,4 +1,4 @@
-"""Collectives in what ``torch.compile`` compiles: its graph ends before each of them, and goes on behind it."""
+"""Collectives in what ``torch.compile`` compiles: its graph ends before each of them, and continues after it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def uncompiled(function: Callable[P, T]) -> Callable[P, T]:
+def uncompiled(function: Callable[P, T], home: str | None = None) -> Callable[P, T]:
     """``function``, which the compiler calls instead of looking into it; it could not compile an engine.
+
+    ``home`` is the module that has the result, where that is not the function's own: pickles refer to it.
 
     Unlike ``torch.compiler.disable`` it costs next to nothing where nothing is compiled, not even the import.
     """
@@ -26,4 +28,5 @@ def uncompiled(function: Callable[P, T]) -> Callable[P, T]:
             return torch.compiler.disable(function)(*args, **kwargs)  # type: ignore[no-any-return,no-untyped-call]
         return function(*args, **kwargs)
 
+    call.__module__ = home or function.__module__
     return call

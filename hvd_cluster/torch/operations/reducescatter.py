@@ -12,13 +12,14 @@ import torch
 
 from collectives.api import Operation, ReduceOp
 from hvd_cluster.compression import Compressor, compress_all, decompress_all, require_compressor
-from hvd_cluster.operations import reduction
+from hvd_cluster.operations.arguments import reduction
+from hvd_cluster.operations.gradients import name_of_backward, scatter_factor
+from hvd_cluster.operations.handles import Handle, HandleGroup
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.torch.compression import Compression
 from hvd_cluster.torch.operations.allgather import allgather, grouped_allgather
-from hvd_cluster.torch.operations.autograd import apply, backward_of_group, is_recorded, name_of_backward
-from hvd_cluster.torch.operations.handles import Handle, HandleGroup, synchronize
-from hvd_cluster.torch.operations.parts import listed, of_other_shape, run, start, start_group
+from hvd_cluster.torch.operations.autograd import apply, backward_of_group, is_recorded
+from hvd_cluster.torch.operations.operands import listed, of_other_shape, run, start, start_group, synchronize
 from hvd_cluster.torch.tensors import require_tensor
 
 __all__ = [
@@ -84,18 +85,12 @@ class HorovodReducescatter(torch.autograd.Function):
         ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet, how: dict[str, Any]
     ) -> torch.Tensor:
         ctx.arguments = name_of_backward(name), process_set
-        ctx.factor = _factor(process_set, how)
+        ctx.factor = scatter_factor(process_set=process_set, **how)
         return _reducescatter(tensor, name, process_set, how)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         return allgather(gradients[0] * ctx.factor, *ctx.arguments), None, None, None
-
-
-def _factor(process_set: ProcessSet, how: dict[str, Any]) -> float:
-    count = (process_set.size() or 1) if how["op"] is ReduceOp.SUM else 1
-    factor: float = count * how["prescale_factor"] * how["postscale_factor"]
-    return factor
 
 
 def grouped_reducescatter_async(
@@ -150,7 +145,7 @@ class HorovodGroupedReducescatter(torch.autograd.Function):
         ctx: Any, name: str | None, process_set: ProcessSet, how: dict[str, Any], *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         ctx.arguments = name_of_backward(name), process_set
-        ctx.factor = _factor(process_set, how)
+        ctx.factor = scatter_factor(process_set=process_set, **how)
         return tuple(_grouped_reducescatter(tensors, name, process_set, how))
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Allreduce of sparse tensors, whose elements stand at other places on each rank: they are gathered."""
+"""Allreduce of sparse tensors, of which each rank has other elements: they are gathered."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from collectives.api import InvalidRequestError, MismatchError, ReduceOp
-from hvd_cluster.operations import reduction
+from hvd_cluster.operations.arguments import reduction, require_sparse_op
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.torch.operations.allgather import grouped_allgather_async
-from hvd_cluster.torch.operations.handles import synchronize
+from hvd_cluster.torch.operations.operands import synchronize
 
 __all__ = ["sparse_allreduce_async"]
 
@@ -20,15 +20,15 @@ __all__ = ["sparse_allreduce_async"]
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str | None, op: ReduceOp | None, process_set: ProcessSet = global_process_set
 ) -> Callable[[], torch.Tensor]:
-    """Start adding up (Sum or Average) sparse COO tensors of one shape; returns what waits and gives the result.
+    """Start adding up (Sum or Average) sparse COO tensors of one shape; returns a function that waits for the result.
 
     The result is a new sparse COO tensor, coalesced, with the elements of all ranks; the same one for each call.
     """
     chosen = reduction(None, op, 1.0, 1.0)["op"]
     _check(tensor, chosen)
     own = tensor.detach().coalesce()
-    parts = [own.indices().t(), own.values(), torch.tensor([own.shape])]
-    handle, size = grouped_allgather_async(parts, name, process_set), process_set.size() or 1
+    pieces = [own.indices().t(), own.values(), torch.tensor([own.shape])]
+    handle, size = grouped_allgather_async(pieces, name, process_set), process_set.size() or 1
     gathered = functools.cache(lambda: synchronize(handle))  # a handle gives its tensors once
 
     @functools.cache
@@ -48,7 +48,4 @@ def sparse_allreduce_async(
 def _check(tensor: Any, op: ReduceOp) -> None:
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.sparse_coo:
         raise InvalidRequestError("sparse_allreduce_async needs a sparse COO tensor; use allreduce_async for others")
-    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
-        raise InvalidRequestError(f"op {op.name.capitalize()} is not available for sparse tensors; use Average or Sum")
-    if op is ReduceOp.AVERAGE and tensor.dtype is torch.bool:
-        raise InvalidRequestError("op Average is not available for bool; use Sum, which means any")
+    require_sparse_op(op, tensor.dtype is torch.bool)

@@ -12,7 +12,7 @@ import torch
 from collectives.api import InvalidRequestError, ReduceOp
 from hvd_cluster.basics import registered_set, size
 from hvd_cluster.compression import GradientCompression
-from hvd_cluster.operations import choose_op
+from hvd_cluster.operations.arguments import choose_op
 from hvd_cluster.optimizer.names import given_names
 from hvd_cluster.optimizer.options import Groups, Options, as_groups, check, check_passes
 from hvd_cluster.process_sets import ProcessSet, global_process_set

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from hvd_cluster import capabilities
-from hvd_cluster.operations import choose_op
+from hvd_cluster.operations.arguments import choose_op
 
 __all__ = [
     "EXTENSIONS",

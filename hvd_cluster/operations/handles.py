@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
-from collectives.api import InvalidRequestError
+from collectives.api import HorovodInternalError, InvalidRequestError
 from collectives.engine.work import Work
 from hvd_cluster import basics
-from hvd_cluster.torch.operations.compilation import uncompiled
 
-__all__ = ["Finish", "Handle", "HandleGroup", "Kind", "poll", "synchronize"]
+__all__ = ["Finish", "Handle", "HandleGroup", "Kind", "poll", "synchronize", "synchronize_all"]
 
 Finish: TypeAlias = Callable[[Work], Any]
+"""The user's result of a finished work."""
 Kind: TypeAlias = Callable[[Iterable[Any]], Any]
+"""Makes a list or a tuple of the results of a group."""
 
 
 class Handle:
@@ -25,14 +26,14 @@ class Handle:
         self._pending: tuple[Work, Finish] | None = work, finish
 
     def is_done(self) -> bool:
-        """Whether the result is there, or an error."""
+        """Whether the operation has a result or an error."""
         if self._pending is None:
             return True
         work, _ = self._pending
         return work.done or basics.engine().poll(work)
 
     def wait(self) -> None:
-        """Return when it is; raises the error."""
+        """Return when the operation is done; raises its error."""
         if self._pending is None:
             return
         work, _ = self._pending
@@ -42,7 +43,7 @@ class Handle:
             basics.engine().synchronize(work)
 
     def take(self) -> Any:
-        """The result, the first time; None afterwards, when the handle keeps no tensor any more."""
+        """The result at the first call, which lets go of all tensors; None afterwards."""
         pending, self._pending = self._pending, None
         if pending is None:
             return None
@@ -60,28 +61,26 @@ class HandleGroup:
         self._kind = kind
 
     def is_done(self) -> bool:
-        """Whether all results are there."""
+        """Whether all operations are done."""
         return all([handle.is_done() for handle in self._handles or ()])
 
     def wait(self) -> None:
-        """Return when they are; raises the error of the group."""
+        """Return when all operations are done; raises the error of the group."""
         for handle in self._handles or ():
             handle.wait()
 
     def take(self) -> Any:
-        """The results, the first time; None afterwards."""
+        """The results at the first call; None afterwards."""
         handles, self._handles = self._handles, None
         return None if handles is None else self._kind(handle.take() for handle in handles)
 
 
-@uncompiled
 def poll(handle: Handle | HandleGroup) -> bool:
     """Whether :func:`synchronize` would return at once; InvalidRequestError for what is no handle."""
     _require_handle(handle)
     return handle.is_done()
 
 
-@uncompiled
 def synchronize(handle: Handle | HandleGroup) -> Any:
     """Wait for the operation; its tensor, (tensor, received_splits) for alltoall, or the tensors of a group.
 
@@ -90,6 +89,19 @@ def synchronize(handle: Handle | HandleGroup) -> Any:
     _require_handle(handle)
     handle.wait()
     return handle.take()
+
+
+def synchronize_all(handles: Iterable[Handle | HandleGroup]) -> list[Any]:
+    """The results of all ``handles``. Raises the first error when none is in flight any more: all names are free."""
+    results, errors = [], []
+    for handle in handles:
+        try:
+            results.append(synchronize(handle))
+        except HorovodInternalError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return results
 
 
 def _require_handle(handle: Any) -> None:

@@ -1,0 +1,130 @@
+"""The arguments of collectives, checked: a wrong one is an InvalidRequestError before anything is sent."""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from collectives.api import InvalidRequestError, ReduceOp
+from hvd_cluster import basics
+from hvd_cluster.process_sets import ProcessSet
+
+__all__ = [
+    "as_factor",
+    "as_group",
+    "as_rank",
+    "as_splits",
+    "choose_op",
+    "process_set_id",
+    "reduction",
+    "require_sparse_op",
+    "whole_splits",
+]
+
+T = TypeVar("T")
+
+
+def reduction(
+    average: bool | None, op: ReduceOp | int | None, prescale_factor: Any, postscale_factor: Any
+) -> dict[str, Any]:
+    """The fields of a :class:`Request` that say how elements are combined; Average is the default.
+
+    Called by the function that the user called, so that a warning points to the user's line. InvalidRequestError when
+    both ``op`` and the deprecated ``average`` are given, for an op that is not one of ours, and for factors that are no
+    numbers.
+    """
+    return {
+        "op": choose_op(average, op),
+        "prescale_factor": as_factor(prescale_factor),
+        "postscale_factor": as_factor(postscale_factor),
+    }
+
+
+def choose_op(average: bool | None, op: ReduceOp | int | None) -> ReduceOp:
+    """The op of :func:`reduction`, which calls this in the place of the user's function."""
+    if average is not None:
+        if op is not None:
+            raise InvalidRequestError("give op= or the deprecated average=, not both")
+        warnings.warn("average= is deprecated; use op=Average or op=Sum", DeprecationWarning, stacklevel=4)
+        return ReduceOp.AVERAGE if average else ReduceOp.SUM
+    try:
+        return ReduceOp.AVERAGE if op is None else ReduceOp(op)
+    except ValueError:
+        allowed = ", ".join(member.name.capitalize() for member in ReduceOp)
+        raise InvalidRequestError(f"op={op!r} is not a reduction; use one of {allowed}") from None
+
+
+def require_sparse_op(op: ReduceOp, is_bool: bool) -> None:
+    """InvalidRequestError unless ``op`` can combine sparse tensors, of bools or of numbers."""
+    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+        raise InvalidRequestError(f"op {op.name.capitalize()} is not available for sparse tensors; use Average or Sum")
+    if op is ReduceOp.AVERAGE and is_bool:
+        raise InvalidRequestError("op Average is not available for bool; use Sum, which means any")
+
+
+def as_factor(value: Any) -> float:
+    """A scale factor as a float; InvalidRequestError for what is no number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise InvalidRequestError(f"a scale factor of {value!r} is not allowed; give a finite number") from None
+
+
+def process_set_id(process_set: ProcessSet) -> int:
+    """The id of a registered set; InvalidRequestError otherwise."""
+    basics.engine()
+    if not isinstance(process_set, ProcessSet):
+        raise InvalidRequestError(f"process_set={process_set!r} is not a ProcessSet; make one with ProcessSet([ranks])")
+    if process_set.process_set_id is None:
+        raise InvalidRequestError(f"{process_set} is not registered; give it to init(process_sets=[...])")
+    return process_set.process_set_id
+
+
+def as_rank(root_rank: Any) -> int:
+    """``root_rank`` as an integer; InvalidRequestError where it is none."""
+    try:
+        return operator.index(root_rank)
+    except TypeError:
+        raise InvalidRequestError(f"root_rank={root_rank!r} must be an integer, the global rank of the root") from None
+
+
+def as_group(tensors: Iterable[Any], tensor_type: type, require: Callable[[Any], T]) -> list[T]:
+    """The tensors of a group, each checked by ``require``; InvalidRequestError for one tensor, and for no tensor."""
+    if isinstance(tensors, tensor_type):
+        raise InvalidRequestError("a group is a list of tensors, not one tensor; use the function for one, or [tensor]")
+    result = [require(tensor) for tensor in tensors]
+    if not result:
+        raise InvalidRequestError("a group needs at least one tensor")
+    return result
+
+
+def as_splits(splits: Any) -> tuple[int, ...] | None:
+    """The splits of an alltoall as plain integers: of a list, or of a 1-d array or tensor of integers; None is None."""
+    if splits is None:
+        return None
+    values = splits.tolist() if hasattr(splits, "tolist") else splits
+    try:
+        return tuple(map(_as_integer, values))
+    except TypeError:
+        raise InvalidRequestError(f"splits must be a list or 1-d tensor of integers, not {splits!r}") from None
+
+
+def _as_integer(value: Any) -> int:
+    if isinstance(value, bool):
+        raise TypeError
+    return operator.index(value)
+
+
+def whole_splits(splits: Any, rows: int, process_set: ProcessSet) -> tuple[int, ...]:
+    """``splits`` as integers, or equal shares of ``rows``; InvalidRequestError where ``rows`` has no equal shares."""
+    given = as_splits(splits)
+    if given is not None:
+        return given
+    size = process_set.size() or 1
+    if rows % size:
+        raise InvalidRequestError(
+            f"alltoall without splits needs rows that {size} ranks can share evenly, not {rows}; give splits"
+        )
+    return (rows // size,) * size

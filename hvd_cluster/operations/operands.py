@@ -1,0 +1,73 @@
+"""Tensors on their way into the engine: a binding describes each of its tensors as an :class:`Operand`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from collectives.api import InvalidRequestError, Operation
+from collectives.buffers import Buffer
+from collectives.engine.work import Destination
+from hvd_cluster.operations import submission
+from hvd_cluster.operations.handles import Finish, Handle, HandleGroup, Kind
+from hvd_cluster.process_sets import ProcessSet
+
+__all__ = ["Describe", "Operand", "run", "start", "start_group"]
+
+
+class Operand(NamedTuple):
+    """One tensor of an operation: the memory to read, the memory to write, and how the user's result is made of it."""
+
+    source: Buffer
+    destination: Destination
+    finish: Finish
+
+
+Describe: TypeAlias = Callable[[Any], Operand]
+"""The operand of a framework's tensor; InvalidRequestError for a tensor that cannot travel."""
+
+
+def start(
+    operation: Operation, describe: Describe, tensor: Any, name: str | None, process_set: ProcessSet, **fields: Any
+) -> Handle:
+    """Submit one tensor. ``fields`` are those of a request."""
+    operand = _described(describe, tensor, operation, name)
+    work = submission.start(operation, operand.source, operand.destination, name, process_set, **fields)
+    return Handle(work, operand.finish)
+
+
+def run(
+    operation: Operation, describe: Describe, tensor: Any, name: str | None, process_set: ProcessSet, **fields: Any
+) -> Any:
+    """Submit one tensor, wait, and return the user's result."""
+    operand = _described(describe, tensor, operation, name)
+    work = submission.start(operation, operand.source, operand.destination, name, process_set, wait=True, **fields)
+    return operand.finish(work)
+
+
+def start_group(
+    operation: Operation,
+    describe: Describe,
+    tensors: Sequence[Any],
+    kind: Kind,
+    name: str | None,
+    process_set: ProcessSet,
+    **fields: Any,
+) -> HandleGroup:
+    """Submit a group; ``kind`` makes one object of the results."""
+    operands = [_described(describe, each, operation, name, number) for number, each in enumerate(tensors, start=1)]
+    pairs = [(operand.source, operand.destination) for operand in operands]
+    works = submission.start_group(operation, pairs, name, process_set, **fields)
+    return HandleGroup([Handle(work, operand.finish) for work, operand in zip(works, operands, strict=True)], kind)
+
+
+def _described(
+    describe: Describe, tensor: Any, operation: Operation, name: str | None, number: int | None = None
+) -> Operand:
+    """The operand of ``tensor``, the ``number``-th of a group; a refusal names the operation and the tensor."""
+    try:
+        return describe(tensor)
+    except InvalidRequestError as error:
+        label = "" if name is None else f" {name!r}"
+        member = "" if number is None else f", tensor {number} of the group"
+        raise InvalidRequestError(f"{operation.value}{label}{member}: {error}") from error.__cause__

@@ -1,0 +1,71 @@
+"""From a tensor and its checked arguments to a request of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from collectives.api import Operation, Request
+from collectives.buffers import Buffer
+from collectives.engine.work import Destination, Work
+from hvd_cluster import basics
+from hvd_cluster.operations.arguments import as_rank, process_set_id
+from hvd_cluster.process_sets import ProcessSet
+
+__all__ = ["start", "start_group"]
+
+
+def start(
+    operation: Operation,
+    source: Buffer,
+    destination: Destination,
+    name: str | None,
+    process_set: ProcessSet,
+    wait: bool = False,
+    **fields: Any,
+) -> Work:
+    """Submit ``source``; with ``wait`` return the finished work. ``fields`` are those of :class:`Request`."""
+    engine = basics.engine()
+    if "root_rank" in fields:
+        fields["root_rank"] = as_rank(fields["root_rank"])
+    request = Request(
+        operation.value if name is None else f"{operation.value}.{name}",
+        operation,
+        source.dtype,
+        source.shape,
+        process_set=process_set_id(process_set),
+        device=source.device,
+        **fields,
+    )
+    call = engine.run if wait else engine.submit
+    return call(request, source, destination, unnamed=name is None)
+
+
+def start_group(
+    operation: Operation,
+    tensors: Sequence[tuple[Buffer, Destination]],
+    name: str | None,
+    process_set: ProcessSet,
+    **fields: Any,
+) -> list[Work]:
+    """Submit sources with their destinations as a group: all run together, or none."""
+    engine = basics.engine()
+    id, label, count = process_set_id(process_set), f"grouped_{operation.value}", len(tensors)
+    if name is not None:
+        label = f"{operation.value}.{name}"
+    works = []
+    for number, (source, destination) in enumerate(tensors, start=1):
+        request = Request(
+            f"{label}_{number}of{count}",
+            operation,
+            source.dtype,
+            source.shape,
+            process_set=id,
+            device=source.device,
+            group=f"{label}_of{count}",
+            group_size=count,
+            **fields,
+        )
+        works.append(Work(request, source, destination))
+    engine.submit_group(works, unnamed=name is None)
+    return works

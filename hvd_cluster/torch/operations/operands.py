@@ -1,0 +1,113 @@
+"""Torch tensors as operands: the memory that is read and written, and the tensor that the user gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from collectives.api import Operation
+from collectives.engine.work import Work
+from hvd_cluster.operations import handles, operands
+from hvd_cluster.operations.arguments import as_group
+from hvd_cluster.operations.handles import Finish, HandleGroup, Kind
+from hvd_cluster.operations.operands import Describe, Operand
+from hvd_cluster.process_sets import ProcessSet
+from hvd_cluster.torch.operations.compilation import uncompiled
+from hvd_cluster.torch.tensors import (
+    allocator,
+    as_input,
+    memory_format,
+    require_tensor,
+    require_writable,
+    to_buffer,
+)
+
+__all__ = [
+    "in_place",
+    "listed",
+    "of_other_shape",
+    "of_same_shape",
+    "poll",
+    "run",
+    "start",
+    "start_group",
+    "synchronize",
+    "with_splits",
+]
+
+start = uncompiled(operands.start, __name__)
+run = uncompiled(operands.run, __name__)
+poll = uncompiled(handles.poll, __name__)
+synchronize = uncompiled(handles.synchronize, __name__)
+
+
+@uncompiled
+def start_group(
+    operation: Operation,
+    describe: Describe,
+    tensors: Iterable[Any],
+    kind: Kind,
+    name: str | None,
+    process_set: ProcessSet,
+    **fields: Any,
+) -> HandleGroup:
+    """Submit a group of at least one tensor; ``kind`` makes one object of the results."""
+    return operands.start_group(operation, describe, listed(tensors), kind, name, process_set, **fields)
+
+
+def listed(tensors: Iterable[Any]) -> list[torch.Tensor]:
+    """The tensors of a group; InvalidRequestError where there is none."""
+    return as_group(tensors, torch.Tensor, require_tensor)
+
+
+def in_place(tensor: torch.Tensor) -> Operand:
+    """The result overwrites ``tensor``, and autograd learns of the change, in case it saved ``tensor`` for backward."""
+    source = as_input(tensor)
+    require_writable(tensor)
+    buffer = to_buffer(source)
+
+    def finish(work: Work) -> torch.Tensor:
+        if source.data_ptr() != tensor.data_ptr():
+            with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
+                tensor.copy_(source)
+        elif not tensor.is_inference():  # which has no version
+            torch.autograd.graph.increment_version(tensor)
+        return tensor
+
+    return Operand(buffer, buffer, finish)
+
+
+def of_same_shape(tensor: torch.Tensor) -> Operand:
+    """The result is a new tensor of the shape of ``tensor``."""
+    source = as_input(tensor)
+    return Operand(to_buffer(source), to_buffer(torch.empty_like(source)), _output_like(tensor))
+
+
+def of_other_shape(tensor: torch.Tensor) -> Operand:
+    """The result is a new tensor with as many rows as all ranks together give it."""
+    source = as_input(tensor)
+    return Operand(to_buffer(source), allocator(source), _output_like(tensor))
+
+
+def _output(work: Work) -> torch.Tensor:
+    tensor: torch.Tensor = work.result().owner
+    return tensor
+
+
+def _output_like(tensor: torch.Tensor) -> Finish:
+    form = memory_format(tensor)
+    if form is torch.contiguous_format:
+        return _output
+    return lambda work: _output(work).contiguous(memory_format=form)
+
+
+def with_splits(tensor: torch.Tensor) -> Operand:
+    """The result is a pair: the tensor of other shape, and the number of its rows from each member, in int32."""
+    operand = of_other_shape(tensor)
+
+    def finish(work: Work) -> tuple[Any, torch.Tensor]:
+        return operand.finish(work), torch.tensor(work.received_splits, dtype=torch.int32)
+
+    return operand._replace(finish=finish)
