@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import subprocess
+import sys
 import tracemalloc
 
 import numpy as np
@@ -14,7 +16,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from collectives.api import DType, EngineError, InvalidRequestError, ReduceOp
-from collectives.kernels.reduction import CHUNK, narrow, reduce_arrays, scale_array, widen
+from collectives.kernels import conversion
+from collectives.kernels.conversion import CHUNK
+from collectives.kernels.reduction import narrow, reduce_arrays, scale_array, widen
+from hvd_cluster.torch import kernels
 
 OPS = (ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
 INTEGERS = (DType.UINT8, DType.INT8, DType.INT16, DType.INT32, DType.INT64)
@@ -33,6 +38,17 @@ every_dtype_and_op = every(
     ids=lambda value: value.name.lower(),
 )
 labels = {"ids": lambda dtype: dtype.label}
+
+
+@pytest.fixture(params=["numpy", "torch"])
+def converting(request, monkeypatch):
+    """Conversions of 16-bit floats by NumPy, and by the functions that the torch binding registers."""
+    monkeypatch.setattr(conversion, "_in_use", dict(conversion.NUMPY))
+    if request.param == "torch":
+        kernels.register()
+
+
+converted = pytest.mark.usefixtures("converting")
 
 
 @every("dtype", INTEGERS, **labels)
@@ -57,6 +73,7 @@ def test_floats_are_combined_in_order(dtype, op):
         assert_bits(out, expected)
 
 
+@converted
 @every("dtype", HALVES, **labels)
 @every_op
 @every("scales", [(1.0, 1.0), (0.5, 3.0)])
@@ -80,6 +97,7 @@ def test_bool(op):
         assert out.tolist() == [meaning(row[:count]) for row in rows.tolist()]
 
 
+@converted
 @every_dtype_and_op
 @every("scales", [(1.0, 1.0), (1.0, 0.5), (-2.0, 1.0), (0.25, 3.0)])
 def test_out_may_be_any_input(dtype, op, scales):
@@ -98,6 +116,7 @@ def test_out_may_be_any_input(dtype, op, scales):
             assert_bits(memory[place], expected)
 
 
+@converted
 @every("dtype", REAL, **labels)
 def test_inputs_stay_as_they_are(dtype):
     inputs = [random_array(dtype, CHUNK + 1, seed) for seed in range(3)]
@@ -165,6 +184,7 @@ def test_a_scaled_average_is_truncated_once():
     assert out.tolist() == [21, 21, -21]
 
 
+@converted
 @every("dtype", [dtype for dtype in REAL if dtype is not DType.BOOL], **labels)
 @every("factor", [1.0, 0.5, -3.0])
 def test_scale_is_a_reduction_of_one(dtype, factor):
@@ -178,6 +198,7 @@ def test_scale_is_a_reduction_of_one(dtype, factor):
         assert_bits(in_place, expected)
 
 
+@converted
 @every("dtype", HALVES, **labels)
 @every("length", [1 << 16, 100], ids=["long", "short"])
 def test_widening_is_exact(dtype, length):
@@ -190,6 +211,7 @@ def test_widening_is_exact(dtype, length):
             assert_bits(widen(source, dtype), torch_widen(source, dtype))
 
 
+@converted
 @every("dtype", HALVES, **labels)
 @every("length", [1 << 16, 100], ids=["long", "short"])
 def test_narrowing_rounds_to_nearest_even(dtype, length):
@@ -205,6 +227,7 @@ def test_narrowing_rounds_to_nearest_even(dtype, length):
                 assert_bits(out, expected[piece])
 
 
+@converted
 @every("length", [1 << 13, 3], ids=["long", "short"])
 @every("sign", [1.0, -1.0])
 def test_narrowing_to_float16_meets_infinity_at_65520(length, sign):
@@ -214,6 +237,7 @@ def test_narrowing_to_float16_meets_infinity_at_65520(length, sign):
         assert (out == expected * sign).all()
 
 
+@converted
 @every("dtype", [*FLOATS, *HALVES], **labels)
 def test_nan_and_infinity(dtype):
     for size in (6, CHUNK + 6):
@@ -228,6 +252,7 @@ def test_nan_and_infinity(dtype):
                 np.testing.assert_array_equal(numbers_of(out, dtype), UFUNCS[op](first, second))
 
 
+@converted
 @every("dtype", [*FLOATS, *HALVES], **labels)
 def test_overflow_is_infinity_without_a_warning(dtype):
     largest = stored(np.full(5, {DType.FLOAT64: 1.7e308, DType.FLOAT16: 65504.0}.get(dtype, 3.3e38)), dtype)
@@ -236,6 +261,47 @@ def test_overflow_is_infinity_without_a_warning(dtype):
     assert np.isinf(numbers_of(out, dtype)).all()
     scale_array(largest, out, dtype, -2.0)
     assert np.isneginf(numbers_of(out, dtype)).all()
+
+
+@every("dtype", HALVES, **labels)
+def test_the_torch_binding_registers_its_conversions(dtype):
+    assert conversion.conversion(dtype.label) is not conversion.NUMPY[dtype.label]
+
+
+def test_only_16_bit_floats_are_converted():
+    with pytest.raises(InvalidRequestError, match="float32 is not converted to float32; register float16 or bfloat16"):
+        conversion.register(DType.FLOAT32, conversion.NUMPY["float16"])
+
+
+@converted
+@every("dtype", HALVES, **labels)
+def test_halves_that_must_not_be_written_are_read(dtype):
+    source = random_array(dtype, 100, 1)
+    expected = widen(source, dtype)
+    source.flags.writeable = False
+    assert_bits(widen(source, dtype), expected)
+
+
+COUNT_THREADS = """
+import numpy, psutil, torch
+from collectives.api import DType, ReduceOp
+from collectives.kernels.reduction import reduce_arrays
+from hvd_cluster.torch import kernels
+kernels.register()
+torch.set_num_threads(4)
+before = psutil.Process().num_threads()
+for dtype in (DType.FLOAT16, DType.BFLOAT16):
+    halves = numpy.ones(1 << 18, dtype.storage)
+    reduce_arrays(halves, [halves, halves], dtype, ReduceOp.SUM, 1.0, 0.5)
+print(psutil.Process().num_threads() - before)
+"""
+
+
+def test_torch_converts_in_the_calling_thread():
+    """A rank has one thread for its exchange; others would take the cores of other ranks."""
+    command = [sys.executable, "-c", COUNT_THREADS]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "0"
 
 
 def test_a_bool_is_not_scaled():

@@ -1,4 +1,4 @@
-"""NumPy kernels over flat arrays in ``DType.storage`` layout: combine, scale, widen 16-bit floats. Pure.
+"""NumPy kernels over flat arrays in ``DType.storage`` layout: combine and scale. Pure.
 
 The rules, the same in every backend:
 
@@ -17,27 +17,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from collectives.api import DType, EngineError, InvalidRequestError, ReduceOp
+from collectives.kernels.conversion import CHUNK, Array, Conversion, Float32, conversion
 
 __all__ = ["CHUNK", "INTEGERS", "Reduction", "narrow", "reduce_arrays", "scale_array", "widen"]
 
-Array = npt.NDArray[Any]
-Float32 = npt.NDArray[np.float32]
 Scale = Callable[[Array, Array, float], None]
-
-CHUNK = 1 << 15
-"""Elements per round: two float32 temporaries and the operands stay in a level-2 cache of 1 MiB."""
-
-NATIVE_FLOAT16_LIMIT = 2048
-"""Below this many elements NumPy's own slow conversion beats the call overhead of the bit tricks."""
-
-# Operands as arrays, because NumPy converts a Python int anew in each call, which takes as long as a small operation.
-_ONE, _SIXTEEN, _BELOW_HALF = (np.array(number, np.uint32) for number in (1, 16, 0x7FFF))
 
 
 @np.errstate(all="ignore")
@@ -57,6 +45,7 @@ class Reduction:
 
     def __init__(self, dtype: DType, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> None:
         averages = op is ReduceOp.AVERAGE and dtype in INTEGERS
+        self._halves = conversion(dtype.label)
         kernel = _AVERAGING if averages else _KERNELS[dtype.label]
         combine = kernel.combine.get(op)
         if combine is None:
@@ -76,7 +65,9 @@ class Reduction:
 
     def combine(self, out: Array, inputs: Sequence[Array]) -> None:
         """out = the scaled combination of ``inputs``, any of which may be ``out``."""
-        if not self._folds:
+        if self._halves is not None:
+            _combine_halves(self._halves, self._ufunc, out, inputs, self._prescale, self._postscale)
+        elif not self._folds:
             store = partial(_store_average, len(inputs)) if self._averages else self._kernel.store
             _accumulate(self._kernel, self._ufunc, out, inputs, self._prescale, self._postscale, store)
         elif self._postscale == 1.0 and len(inputs) == 2:
@@ -96,26 +87,35 @@ def scale_array(source: Array, out: Array, dtype: DType, factor: float) -> None:
 def widen(source: Array, dtype: DType, out: Float32 | None = None) -> Float32:
     """The 16-bit floats ``source`` as float32, exactly; in ``out`` if that is given."""
     result = np.empty(source.size, np.float32) if out is None else out
-    load = _KERNELS[dtype.label].load
-    for target, (piece,) in _chunks(result, (source,)):
-        load(piece, target, 1.0)
+    halves = _conversion(dtype)
+    for piece, target in zip(halves.halves(source), halves.floats(result), strict=True):
+        halves.widen(piece, target)
     return result
 
 
 @np.errstate(all="ignore")
 def narrow(source: Float32, out: Array, dtype: DType) -> None:
     """out = ``source`` rounded to the 16-bit float ``dtype``, to nearest even; NaN stays NaN."""
-    store = _KERNELS[dtype.label].store
-    for target, (piece,) in _chunks(out, (source,)):
-        store(piece, target, 1.0)
+    halves = _conversion(dtype)
+    for piece, target in zip(halves.floats(source), halves.halves(out), strict=True):
+        halves.narrow(piece, target)
+
+
+def _conversion(dtype: DType) -> Conversion:
+    found = conversion(dtype.label)
+    if found is None:
+        raise EngineError(f"{dtype.label} is no 16-bit float; only these are widened and narrowed")
+    return found
 
 
 @np.errstate(all="ignore")
 def _scale_array(source: Array, out: Array, dtype: DType, factor: float) -> None:
     if dtype is DType.BOOL:
         raise _bool_scaling(factor)
-    kernel = _KERNELS[dtype.label]
-    if kernel.native:
+    kernel, halves = _KERNELS[dtype.label], conversion(dtype.label)
+    if halves is not None:
+        _combine_halves(halves, np.add, out, (source,), factor, 1.0)
+    elif kernel.native:
         for target, (piece,) in _chunks(out, (source,)):
             kernel.load(piece, target, factor)
     else:
@@ -173,6 +173,24 @@ def _accumulate(
         store(total, target, postscale)
 
 
+def _combine_halves(
+    halves: Conversion, combine: np.ufunc, out: Array, inputs: Sequence[Array], prescale: float, postscale: float
+) -> None:
+    """As :func:`_accumulate`, in float32 and with less work around each chunk."""
+    left = out.size
+    for target, first, *others in zip(*map(halves.halves, (out, *inputs)), strict=True):
+        (total, total_piece), (term, term_piece) = halves.temporaries(min(left, CHUNK))
+        halves.widen(first, total_piece)
+        _scale_native(total, total, prescale)
+        for other in others:
+            halves.widen(other, term_piece)
+            _scale_native(term, term, prescale)
+            combine(total, term, out=total)
+        _scale_native(total, total, postscale)
+        halves.narrow(total_piece, target)
+        left -= CHUNK
+
+
 def _chunks(out: Array, inputs: Sequence[Array]) -> Iterator[tuple[Array, Sequence[Array]]]:
     if out.size <= CHUNK:
         yield out, inputs
@@ -215,83 +233,6 @@ def _store_average(count: int, total: Array, out: Array, factor: float) -> None:
     out[...] = np.add(quotient, (rest != 0) & (total < 0), out=quotient)
 
 
-def _load_float16(source: Array, out: Array, factor: float) -> None:
-    _widen_float16(source, out)
-    if factor != 1.0:
-        np.multiply(out, factor, out=out)
-
-
-def _store_float16(total: Array, out: Array, factor: float) -> None:
-    if factor != 1.0:
-        total = np.multiply(total, factor)
-    _narrow_float16(total, out)
-
-
-def _load_bfloat16(source: Array, out: Array, factor: float) -> None:
-    bits = out.view(np.uint32)
-    bits[...] = source
-    np.left_shift(bits, _SIXTEEN, out=bits)
-    if factor != 1.0:
-        np.multiply(out, factor, out=out)
-
-
-def _store_bfloat16(total: Array, out: Array, factor: float) -> None:
-    if factor != 1.0:
-        total = np.multiply(total, factor)
-    bits = total.view(np.uint32)
-    rounded = np.right_shift(bits, _SIXTEEN)
-    np.bitwise_and(rounded, _ONE, out=rounded)
-    np.add(rounded, _BELOW_HALF, out=rounded)
-    np.add(rounded, bits, out=rounded)
-    np.right_shift(rounded, _SIXTEEN, out=rounded)
-    if np.isnan(np.maximum.reduce(total, initial=0.0)):
-        # The carry of the rounding could turn a NaN into infinity or zero: truncate it, and keep it quiet.
-        np.copyto(rounded, (bits >> _SIXTEEN) | 0x40, where=np.isnan(total))
-    out[...] = rounded
-
-
-def _widen_float16(source: Array, out: Array) -> None:
-    """Shift the 15 magnitude bits and the sign into place and correct the exponent's bias by a multiplication.
-
-    That holds for zero, subnormal and normal numbers. Infinity and NaN come out as 65536 or more: NumPy does those.
-    """
-    if source.size >= NATIVE_FLOAT16_LIMIT:
-        bits = out.view(np.int32)
-        bits[...] = source.view(np.int16)
-        np.left_shift(bits, 13, out=bits)
-        np.bitwise_and(bits, -0x70002000, out=bits)
-        np.multiply(out, 2.0**112, out=out)
-        if out.min() > -65536.0 and out.max() < 65536.0:
-            return
-    out[...] = source
-
-
-def _narrow_float16(source: Array, out: Array) -> None:
-    """Add a power of two 13 bits above each number's own, so that the float32 addition itself rounds to 10 bits.
-
-    The bits of the sum less those of the power are the rounded mantissa with its leading one; the exponent (of the
-    smallest normal number for subnormal ones) is added back. What rounds to infinity, and NaN, is left to NumPy.
-    """
-    if source.size < NATIVE_FLOAT16_LIMIT or not (source.min() > -65520.0 and source.max() < 65520.0):
-        out[...] = source
-        return
-    power = np.bitwise_and(source.view(np.uint32), 0x7F800000)
-    np.maximum(power, 0x38800000, out=power)
-    np.add(power, 13 << 23, out=power)
-    total = np.abs(source)
-    np.add(total, power.view(np.float32), out=total)
-    bits = total.view(np.uint32)
-    np.subtract(bits, power, out=bits)
-    np.right_shift(power, 13, out=power)
-    np.add(bits, power, out=bits)
-    half = out.view(np.uint16)
-    half[...] = bits
-    np.subtract(half, (126 << 10) & 0xFFFF, out=half)
-    np.right_shift(source.view(np.uint32), 16, out=power)
-    np.bitwise_and(power, 0x8000, out=power)
-    np.bitwise_or(half, power.astype(np.uint16), out=half)
-
-
 _ARITHMETIC = {
     ReduceOp.SUM: np.add,
     ReduceOp.MIN: np.minimum,
@@ -304,14 +245,14 @@ _LOGIC = {
     ReduceOp.MAX: np.logical_or,
     ReduceOp.PRODUCT: np.logical_and,
 }
+HALVES = (DType.FLOAT16, DType.BFLOAT16)
 INTEGERS = (DType.UINT8, DType.INT8, DType.INT16, DType.INT32, DType.INT64)
 _AVERAGING = _Kernel({ReduceOp.AVERAGE: np.add}, "int64", _scale_integer, _scale_integer, native=False)
 
 # By label: hashing an enum member is a Python call.
 _KERNELS: Mapping[str, _Kernel] = {
     **{dtype.label: _Kernel(_ARITHMETIC, dtype.storage, _scale_integer, _scale_integer) for dtype in INTEGERS},
-    "float16": _Kernel(_ARITHMETIC, "float32", _load_float16, _store_float16, native=False),
-    "bfloat16": _Kernel(_ARITHMETIC, "float32", _load_bfloat16, _store_bfloat16, native=False),
+    **{dtype.label: _Kernel(_ARITHMETIC, "float32", _scale_native, _scale_native) for dtype in HALVES},
     "float32": _Kernel(_ARITHMETIC, "float32", _scale_native, _scale_native),
     "float64": _Kernel(_ARITHMETIC, "float64", _scale_native, _scale_native),
     "bool": _Kernel(_LOGIC, "bool", _scale_native, _scale_native),

@@ -11,6 +11,7 @@ from hvd_cluster.basics import add_process_set, remove_process_set
 from hvd_cluster.compression import GradientCompressor
 from hvd_cluster.objects import allgather_object, broadcast_object
 from hvd_cluster.torch import elastic
+from hvd_cluster.torch import kernels as _kernels
 from hvd_cluster.torch.compression import Compression
 from hvd_cluster.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from hvd_cluster.torch.mpi_ops import (
@@ -143,6 +144,8 @@ __all__ = [
     "sparse_allreduce_async",
     "synchronize",
 ]
+
+_kernels.register()
 
 
 def _check_has_gpu() -> bool:

@@ -1,0 +1,45 @@
+"""torch's vectorised conversions of 16-bit floats, for the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from collectives.api import DType
+from collectives.kernels.conversion import CHUNK, Conversion
+from collectives.kernels.conversion import register as register_conversion
+
+__all__ = ["register"]
+
+Array = npt.NDArray[Any]
+Pieces = Sequence[torch.Tensor]
+
+
+def register() -> None:
+    """Let the engine convert with torch: twenty times as fast as NumPy for float16. Up to CHUNK elements at a time,
+    torch starts no threads."""
+    register_conversion(DType.FLOAT16, Conversion(_copy, _copy, _pieces, _pieces))
+    register_conversion(DType.BFLOAT16, Conversion(_copy, _copy, _bfloat16_pieces, _pieces))
+
+
+def _copy(source: torch.Tensor, out: torch.Tensor) -> None:
+    out.copy_(source)
+
+
+def _pieces(array: Array) -> Pieces:
+    return torch.from_numpy(_writable(array)).unsafe_split(CHUNK) if array.size else ()
+
+
+def _bfloat16_pieces(array: Array) -> Pieces:
+    return (
+        torch.from_numpy(_writable(array).view(np.int16)).view(torch.bfloat16).unsafe_split(CHUNK) if array.size else ()
+    )
+
+
+def _writable(array: Array) -> Array:
+    """``array``, or a copy where it is read-only, which torch's tensors cannot be."""
+    return array if array.flags.writeable else array.copy()
