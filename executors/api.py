@@ -1,4 +1,4 @@
-"""The words of the executors: slots, jobs and errors. Imports no sibling.
+"""The vocabulary of the executors: slots, the secret of a job, errors. Imports no sibling.
 
 ::
 
@@ -45,16 +45,23 @@ class StartTimeoutError(ExecutorError):
 
 
 class WorkerError(ExecutorError):
-    """Worker ``rank`` on ``host`` died. ``exit_code`` is negative for a signal, None when unknown."""
+    """Worker ``rank`` on ``host`` died.
 
-    def __init__(self, message: str, rank: int, host: str, exit_code: int | None = None) -> None:
+    ``exit_code`` is negative for a signal, None when unknown. ``last_lines`` are the last lines that the worker wrote
+    to standard error, without their ends; empty when unknown.
+    """
+
+    def __init__(
+        self, message: str, rank: int, host: str, exit_code: int | None = None, last_lines: tuple[str, ...] = ()
+    ) -> None:
         super().__init__(message)
         self.rank = rank
         self.host = host
         self.exit_code = exit_code
+        self.last_lines = last_lines
 
-    def __reduce__(self) -> tuple[type[WorkerError], tuple[str, int, str, int | None]]:
-        return type(self), (str(self), self.rank, self.host, self.exit_code)
+    def __reduce__(self) -> tuple[type[WorkerError], tuple[str, int, str, int | None, tuple[str, ...]]]:
+        return type(self), (str(self), self.rank, self.host, self.exit_code, self.last_lines)
 
 
 class RemoteError(ExecutorError):

@@ -12,14 +12,10 @@ from dataclasses import dataclass, field
 
 import cloudpickle
 
-from collectives.api import CollectiveTimeoutError, PeerLostError, ShutDownError
 from executors.api import RemoteError, WorkerError
+from executors.failure import Kind, kind_of_error
 
-__all__ = ["CAUSE_SECONDS", "CONSEQUENCES", "Outcome", "capture", "observe", "values"]
-
-# What a rank raises because another one failed. That one gets a moment, so that its own failure is the one reported.
-CONSEQUENCES = (PeerLostError, ShutDownError, CollectiveTimeoutError)
-CAUSE_SECONDS = 1.0
+__all__ = ["Outcome", "capture", "observe", "values"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +38,7 @@ class Outcome:
     """The end of a function on one rank.
 
     ``payload`` is the pickled value, or the pickled exception where there is a ``traceback``. It stays pickled until
-    :meth:`unwrap`, so that an outcome can always be read, whatever is in it. ``consequence`` says that the function
-    failed because another rank did.
+    :meth:`unwrap`, so that an outcome can always be read, whatever is in it. ``kind`` is that of the failure.
     """
 
     rank: int
@@ -51,12 +46,12 @@ class Outcome:
     payload: bytes = field(repr=False)
     traceback: str | None = None
     host_name: str = ""
-    consequence: bool = False
+    kind: Kind = Kind.EXCEPTION
 
     @classmethod
     def of(cls, error: BaseException, rank: int, host: str, host_name: str = "") -> Outcome:
         """The outcome of a worker that said nothing, such as one that died: :meth:`unwrap` raises ``error``."""
-        return cls(rank, host, cloudpickle.dumps(error), "", host_name)
+        return cls(rank, host, cloudpickle.dumps(error), "", host_name, kind_of_error(error))
 
     @classmethod
     def raised(cls, error: Exception, rank: int, host: str, host_name: str = "") -> Outcome:
@@ -67,6 +62,11 @@ class Outcome:
     def failed(self) -> bool:
         """Whether the function raised, or its value could not be sent."""
         return self.traceback is not None
+
+    @property
+    def consequence(self) -> bool:
+        """Whether the function failed because another rank did."""
+        return self.failed and self.kind.is_consequence
 
     def unwrap(self) -> object:
         """The value of the function.
@@ -108,8 +108,8 @@ class Outcome:
 
 
 def values(outcomes: Iterable[Outcome]) -> list[object]:
-    """The values by rank. Raises the failure at the root: the first that is no consequence of another rank's."""
-    ordered = sorted(outcomes, key=lambda outcome: (not outcome.failed, outcome.consequence))
+    """The values by rank. Raises the failure of the likeliest kind, the first in ``outcomes`` among several of it."""
+    ordered = sorted(outcomes, key=lambda outcome: (not outcome.failed, outcome.kind))
     if ordered and ordered[0].failed:
         ordered[0].unwrap()
     return [outcome.unwrap() for outcome in sorted(ordered, key=lambda outcome: outcome.rank)]
@@ -154,7 +154,7 @@ def _failure(error: BaseException, origin: BaseException, worker: _Worker) -> Ou
     frames = own_frame.tb_next if own_frame else None
     text = "".join(traceback.format_exception(type(origin), origin, frames))
     payload = _dump_error(error, worker)
-    return Outcome(worker.rank, worker.host, payload, text, worker.name, isinstance(origin, CONSEQUENCES))
+    return Outcome(worker.rank, worker.host, payload, text, worker.name, kind_of_error(origin))
 
 
 def _dump_error(error: BaseException, worker: _Worker) -> bytes:

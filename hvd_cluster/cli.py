@@ -24,13 +24,15 @@ USAGE_ERROR = 2
 NOT_FOUND = 127
 # A shell says 128 + n for a command that signal n ended.
 BY_SIGNAL = 128
+SHOWN_LINES = 12
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv``, that of the process by default; returns the exit status.
 
-    It is that of the first worker that failed, 128 + n for one that signal n killed; 2 for a command line that cannot
-    be used and 127 for a command that does not exist. Raises SystemExit for the former, and for ``--version``.
+    It is that of the worker that the others failed because of, 128 + n where signal n killed it; 2 for a command line
+    that cannot be used and 127 for a command that does not exist. Raises SystemExit for the former, and for
+    ``--version``.
     """
     arguments = _parse(argv)
     with _signals_raise(), _log_shown():
@@ -43,7 +45,7 @@ def _run(arguments: argparse.Namespace) -> int:
     except CommandNotFoundError as error:
         return _fail(error, NOT_FOUND)
     except WorkerError as error:
-        return _fail(f"{error}; the other ranks were ended", _status(error.exit_code))
+        return _fail(_explain(error), _status(error.exit_code))
     except BrokenPipeError:
         # Nobody reads standard output any more. Python would complain when it flushes it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -53,6 +55,13 @@ def _run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted; the ranks were ended", BY_SIGNAL + signal.SIGINT)
     return 0
+
+
+def _explain(error: WorkerError) -> str:
+    text, shown = f"{error}; the other ranks were ended", error.last_lines[-SHOWN_LINES:]
+    if not shown:
+        return text
+    return "\n    ".join([f"{text}. The last lines of its standard error:", *shown])
 
 
 def _fail(error: object, status: int) -> int:

@@ -127,6 +127,50 @@ def test_the_exit_status_is_that_of_the_first_failure(capsys, script, status, te
     assert text in (None, capsys.readouterr().err)
 
 
+def test_the_last_lines_of_the_failure_are_shown(capsys):
+    assert main(["-np", "1", "sh", "-c", "seq 13 >&2; exit 3"]) == 3
+    assert capsys.readouterr().err.endswith(
+        "hvdrun: rank 0 on localhost ended with exit code 3; the other ranks were ended. The last lines of its "
+        "standard error:\n" + "".join(f"    {number}\n" for number in range(2, 14))
+    )
+
+
+RAISING = """
+import atexit, os, pathlib, sys, time
+
+gone, rank = pathlib.Path(sys.argv[1]), int(os.environ["HOROVOD_RANK"])
+
+
+def leave():
+    if rank == 0:
+        gone.touch()
+    while not gone.exists():
+        time.sleep(0.01)
+
+
+atexit.register(leave)  # runs after the shutdown() that the next import registers
+
+from hvd_cluster import basics
+from hvd_cluster.objects import broadcast_object
+
+basics.init()
+broadcast_object(1)
+if rank == 1:
+    raise ValueError("bad batch")
+broadcast_object(2)
+"""
+
+
+def test_a_rank_that_raises_is_named_rather_than_those_that_it_leaves(tmp_path, capsys):
+    """Rank 0 hears that Horovod was shut down, and ends before rank 1, which raised."""
+    script = tmp_path / "train.py"
+    script.write_text(RAISING)
+    assert main(["-np", "2", sys.executable, str(script), str(tmp_path / "gone")]) == 1
+    said = capsys.readouterr().err
+    assert "hvdrun: rank 1 on localhost ended with exit code 1; the other ranks were ended. The last lines" in said
+    assert said.endswith("    ValueError: bad batch\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

@@ -14,9 +14,11 @@ from types import TracebackType
 
 from executors.api import CommandNotFoundError, Slot, StartTimeoutError, WorkerError
 from executors.arguments import resolve_seconds
+from executors.failure import CAUSE_SECONDS, Kind, kind_of_end
 from executors.job import Job
 from executors.local.crew import GRACE_SECONDS, Crew, Ended, Event, Started
 from executors.local.output import Output, say
+from executors.local.tail import Tails
 from executors.placement import assign_ranks
 from executors.threads import THREADS, thread_remark, thread_variables, usable_cores
 
@@ -49,8 +51,9 @@ class LocalOptions:
 def run_command(command: Sequence[str], size: int, options: LocalOptions) -> None:
     """Run ``command`` on ``size`` workers; return when all of them ended with exit code 0.
 
-    The first worker that ends otherwise ends the others and raises WorkerError. Raises CommandNotFoundError before
-    anything is started, StartTimeoutError, and OSError where a process or an output file cannot be made.
+    A worker that ends otherwise ends the others. Raises WorkerError for the likeliest cause, see :meth:`LocalRun.fail`;
+    CommandNotFoundError before anything is started, StartTimeoutError, and OSError where a process or an output file
+    cannot be made.
     """
     check_command(command[0], options.environment)
     with LocalRun(size, options) as run:
@@ -60,7 +63,7 @@ def run_command(command: Sequence[str], size: int, options: LocalOptions) -> Non
             if isinstance(event, Started):
                 run.up(event.rank)
             elif isinstance(event, Ended) and event.code != 0:
-                run.fail(died(event), event.rank)
+                run.died(event)
 
 
 def resolve_start_timeout(seconds: float | None) -> float:
@@ -71,8 +74,8 @@ def resolve_start_timeout(seconds: float | None) -> float:
 class LocalRun:
     """One job on this host, from the rendezvous server to the last worker: a context manager.
 
-    The first failure ends the other workers. Leaving the block ends what still runs, see :class:`.crew.Crew`, and
-    raises the first failure, if there was one.
+    A failure ends the other workers. Leaving the block ends what still runs, see :class:`.crew.Crew`, and raises the
+    failure, if there was one; of several the one that is the likeliest cause.
     """
 
     def __init__(self, size: int, options: LocalOptions) -> None:
@@ -82,7 +85,9 @@ class LocalRun:
         self._output = Output(size, options.output_directory, options.timestamp)
         self._stack = ExitStack()
         self._coming_up = set(range(size))
-        self._failure: BaseException | None = None
+        self._tails = Tails(self._output)
+        self._failures: list[_Failure] = []
+        self._is_ending = False
         self._threads = _threads({**os.environ, **options.environment}, size)
 
     def __enter__(self) -> LocalRun:
@@ -99,8 +104,8 @@ class LocalRun:
     ) -> None:
         self._stack.__exit__(kind, error, trace)
         # Not in events(): a generator would make a RuntimeError of the StopIteration of a worker.
-        if error is None and self._failure is not None:
-            raise self._failure
+        if error is None and self._failures:
+            raise self._cause().error
 
     def launch(
         self,
@@ -113,7 +118,7 @@ class LocalRun:
         """Start the worker of ``slot``, with ``environment`` added to that of the options. See :meth:`Crew.launch`."""
         given = {**self._options.environment, **self._threads, **(environment or {})}
         merged = {**os.environ, **self._job.environment(slot), **given}
-        self.crew.launch(slot.rank, command, merged, self._output, messages, descriptors)
+        self.crew.launch(slot.rank, command, merged, self._tails, messages, descriptors)
 
     def events(self) -> Iterator[Event]:
         """What happens, until every worker ended."""
@@ -126,11 +131,32 @@ class LocalRun:
         """The worker of ``rank`` came up."""
         self._coming_up.discard(rank)
 
-    def fail(self, error: BaseException, rank: int | None = None) -> None:
-        """The job failed with ``error``: end all workers, ``rank`` last. Only the first failure counts."""
-        if self._failure is None:
-            self._failure = error
-            self.crew.end(spare=rank)
+    def fail(self, error: BaseException, rank: int | None = None, kind: Kind = Kind.EXCEPTION) -> None:
+        """The job failed with ``error``: end all workers, ``rank`` last.
+
+        An exception of the user's ends them at once, another kind of failure after a moment, in which a likelier cause
+        may be heard of. What fails after that was ended by us.
+        """
+        if self._is_ending:
+            return
+        self._failures.append(_Failure(kind, error, rank))
+        if kind is Kind.EXCEPTION:
+            self._end()
+        else:
+            self.crew.after(CAUSE_SECONDS, self._end)
+
+    def died(self, event: Ended, what: str = "") -> None:
+        """The job failed because a worker ended that should not have, with ``what`` it left undone."""
+        lines = self._tails.last_lines(event.rank)
+        self.fail(died(event, what, last_lines=lines), event.rank, kind_of_end(event.code, lines))
+
+    def _end(self) -> None:
+        if not self._is_ending:
+            self._is_ending = True
+            self.crew.end(spare=self._cause().rank)
+
+    def _cause(self) -> _Failure:
+        return min(self._failures, key=lambda failure: failure.kind)
 
     def _check_up(self) -> None:
         if self._coming_up:
@@ -155,13 +181,22 @@ def _threads(environment: Mapping[str, str], size: int) -> dict[str, str]:
     return variables
 
 
-def died(event: Ended, what: str = "", host: str = HOST, name: str = "") -> WorkerError:
-    """The error for a worker that ended and should not have, with ``what`` it left undone.
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    kind: Kind
+    error: BaseException
+    rank: int | None
+
+
+def died(
+    event: Ended, what: str = "", host: str = HOST, name: str = "", last_lines: tuple[str, ...] = ()
+) -> WorkerError:
+    """The error for a worker that ended and should not have, with ``what`` it left undone and its last lines.
 
     ``name`` is what a person calls ``host``, where that is no such name.
     """
     text = f"rank {event.rank} on {name or host} {_how(event.code)}{what}"
-    return WorkerError(text, event.rank, host, event.code)
+    return WorkerError(text, event.rank, host, event.code, last_lines)
 
 
 def _how(code: int) -> str:

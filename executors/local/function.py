@@ -7,10 +7,10 @@ import pickle
 import sys
 
 from executors.api import Slot
-from executors.local.command import LocalOptions, LocalRun, check_command, died
+from executors.local.command import LocalOptions, LocalRun, check_command
 from executors.local.crew import Ended, Received
 from executors.local.python import call_file, launch_call, search_path
-from executors.outcome import CAUSE_SECONDS, Outcome
+from executors.outcome import Outcome
 
 __all__ = ["TEARDOWN_SECONDS", "run_function"]
 
@@ -23,9 +23,10 @@ def run_function(
 ) -> list[object]:
     """Run ``call``, of :func:`executors.call.pickle_call`, on ``size`` workers of ``executable`` (this Python).
 
-    Returns the results by rank. The first worker that fails ends the others. Raises the exception of the function as
-    itself, with a RemoteError as its cause, WorkerError for a worker that died, StartTimeoutError, CommandNotFoundError
-    where there is no such Python, and OSError where a process or an output file cannot be made.
+    Returns the results by rank. A worker that fails ends the others. Raises the exception of the function as itself,
+    with a RemoteError as its cause, WorkerError for a worker that died, StartTimeoutError, CommandNotFoundError where
+    there is no such Python, and OSError where a process or an output file cannot be made. Of several failures it raises
+    the likeliest cause, see :meth:`.command.LocalRun.fail`.
     """
     python = os.fspath(executable or sys.executable)
     check_command(python, options.environment)
@@ -37,7 +38,7 @@ def run_function(
             if isinstance(event, Received):
                 _receive(run, event, outcomes)
             elif isinstance(event, Ended) and event.rank not in outcomes:
-                run.fail(died(event, " before its function returned"), event.rank)
+                run.died(event, " before its function returned")
     return [outcomes[rank].unwrap() for rank in range(size)]
 
 
@@ -48,16 +49,9 @@ def _receive(run: LocalRun, event: Received, outcomes: dict[int, Outcome]) -> No
     outcome: Outcome = pickle.loads(event.message)
     outcomes[event.rank] = outcome
     if (error := outcome.exception()) is not None:
-        _fail(run, outcome, error)
+        run.fail(error, outcome.rank, outcome.kind)
     elif len(outcomes) == len(run.slots):
         run.crew.after(TEARDOWN_SECONDS, run.crew.end)
-
-
-def _fail(run: LocalRun, outcome: Outcome, error: BaseException) -> None:
-    if outcome.consequence:
-        run.crew.after(CAUSE_SECONDS, lambda: run.fail(error, outcome.rank))
-    else:
-        run.fail(error, outcome.rank)
 
 
 def _launch(run: LocalRun, slot: Slot, python: str, file: int, options: LocalOptions) -> None:

@@ -7,17 +7,17 @@ import pickle
 import sys
 import threading
 from contextlib import suppress
-from dataclasses import replace
 from types import TracebackType
 
 from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError
 from executors.api import StartTimeoutError
+from executors.failure import CAUSE_SECONDS
 from executors.local.command import check_command, died
 from executors.local.crew import Crew, Ended, Event, Received
 from executors.local.function import TEARDOWN_SECONDS
 from executors.local.output import ConsoleSink, Sink
 from executors.local.python import call_file, launch_call, search_path
-from executors.outcome import CAUSE_SECONDS, Outcome
+from executors.outcome import Outcome
 from executors.spark.feeding import Feed
 from executors.spark.meeting import Member
 from executors.spark.plan import Plan
@@ -183,7 +183,7 @@ class Worker:
     def _loss(self, error: BaseException) -> Outcome:
         slot, name = self._member.slot, self._member.place.name
         text = f"rank {slot.rank} on {name} lost the task of rank 0, or the network to its host ({error})"
-        return replace(self._outcome_of(PeerLostError(text)), consequence=True)
+        return self._outcome_of(PeerLostError(text))
 
     def _await_others(self) -> None:
         line = self._member.line

@@ -55,6 +55,43 @@ def test_the_first_failure_ends_the_others(tmp_path, end, code, text):
     assert (tmp_path / "asked2").exists()
 
 
+LOST = "echo 'Traceback (most recent call last):' >&2; echo 'collectives.api.PeerLostError: rank 1 is gone' >&2; exit 1"
+SHUT_DOWN = LOST.replace("PeerLostError", "ShutDownError")
+RAISED = "echo 'Traceback (most recent call last):' >&2; echo 'ValueError: bad batch' >&2; exit 1"
+
+
+@pytest.mark.parametrize(
+    ("consequence", "cause", "code", "last"),
+    [
+        (SHUT_DOWN, RAISED, 1, "ValueError: bad batch"),
+        (SHUT_DOWN, "kill -INT $$; kill -9 $$", -2, None),
+        (SHUT_DOWN, "exit 3", 3, None),
+        (SHUT_DOWN, LOST, 1, "collectives.api.PeerLostError: rank 1 is gone"),
+        (LOST, RAISED, 1, "ValueError: bad batch"),
+        (LOST, "kill -11 $$", -11, None),
+        ("kill -6 $$", RAISED, 1, "ValueError: bad batch"),
+        ("exit 1", "kill -9 $$", -9, None),
+    ],
+)
+def test_the_cause_is_named_though_another_rank_ends_first(tmp_path, capsys, consequence, cause, code, last):
+    script = f"""
+        cd {tmp_path}; if [ $HOROVOD_RANK = 0 ]; then echo $$ > new; mv new pid; {consequence}; fi
+        while [ ! -e pid ]; do sleep 0.01; done; while [ -d /proc/$(cat pid) ]; do sleep 0.01; done; {cause}"""
+    with pytest.raises(WorkerError, match="rank 1 on localhost") as caught:
+        run_command(shell(script), 2, LocalOptions())
+    assert (caught.value.rank, caught.value.exit_code, caught.value.last_lines[-1:]) == (
+        1,
+        code,
+        (last,) if last else (),
+    )
+
+
+def test_a_consequence_without_a_cause_is_named_itself(monkeypatch, capsys):
+    monkeypatch.setattr("executors.local.command.CAUSE_SECONDS", 0.1)
+    with pytest.raises(WorkerError, match="rank 1 on localhost ended with exit code 1"):
+        run_command(shell(f"if [ $HOROVOD_RANK = 1 ]; then {LOST}; fi; exec sleep 600"), 2, LocalOptions())
+
+
 def test_a_worker_that_ends_well_lets_the_others_go_on(tmp_path, capsys):
     script = f"""
         cd {tmp_path}; if [ $HOROVOD_RANK = 0 ]; then echo $$ > new; mv new pid; exit; fi

@@ -63,7 +63,7 @@ def test_a_consequence_without_a_cause_is_raised_itself(monkeypatch, waiting):
             threading.Event().wait(600)
         raise PeerLostError("rank 7 is lost")
 
-    monkeypatch.setattr("executors.local.function.CAUSE_SECONDS", 0.1)
+    monkeypatch.setattr("executors.local.command.CAUSE_SECONDS", 0.1)
     with pytest.raises(PeerLostError, match="rank 7 is lost"):
         run(function)
 

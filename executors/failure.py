@@ -1,0 +1,69 @@
+"""Pure: what kind of failure ended a rank, and which of several ranks failed first of itself.
+
+When one rank fails, the others fail because of it, and one of them may end before the rank that is the cause. So a
+launcher waits for a moment and compares kinds of failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+from collectives.api import CollectiveTimeoutError, PeerLostError, ShutDownError
+
+__all__ = ["CAUSE_SECONDS", "Kind", "kind_of_end", "kind_of_error"]
+
+CAUSE_SECONDS = 1.0
+"""How long a launcher waits for a likelier cause than the first failure that it hears of."""
+
+TRACEBACK = "Traceback (most recent call last):"
+# A shell reports a command that signal n ended as 128 + n; 64 is the largest signal.
+SIGNALLED = range(129, 129 + 64)
+
+
+class Kind(IntEnum):
+    """A kind of failure of a rank; the smallest of several is the likeliest cause of the others."""
+
+    EXCEPTION = 0
+    """An exception of the user's code."""
+    SIGNAL = 1
+    """A signal ended the process."""
+    EXIT = 2
+    """The process ended without a reason that we know."""
+    LOST_PEER = 3
+    """The rank noticed that another one was gone, or did not answer."""
+    SHUT_DOWN = 4
+    """Another rank shut Horovod down."""
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether the failure of another rank is the cause."""
+        return self >= Kind.LOST_PEER
+
+
+CONSEQUENCES: dict[type[BaseException], Kind] = {
+    PeerLostError: Kind.LOST_PEER,
+    CollectiveTimeoutError: Kind.LOST_PEER,
+    ShutDownError: Kind.SHUT_DOWN,
+}
+
+
+def kind_of_error(error: BaseException) -> Kind:
+    """The kind of an exception that the function of a rank raised."""
+    if isinstance(error, SystemExit):
+        return Kind.EXIT
+    return next((kind for error_type, kind in CONSEQUENCES.items() if isinstance(error, error_type)), Kind.EXCEPTION)
+
+
+def kind_of_end(exit_code: int, last_lines: Sequence[str]) -> Kind:
+    """The kind of a process that ended with ``exit_code``, negative for a signal, after these lines of its stderr.
+
+    A traceback with one of our errors anywhere in its chain, printed as ``module.Class: text``, is a consequence.
+    """
+    if exit_code < 0 or exit_code in SIGNALLED:
+        return Kind.SIGNAL
+    if TRACEBACK not in last_lines:
+        return Kind.EXIT
+    names = {line.partition(":")[0] for line in last_lines}
+    kinds = [kind for error, kind in CONSEQUENCES.items() if f"{error.__module__}.{error.__qualname__}" in names]
+    return min(kinds, default=Kind.EXCEPTION)

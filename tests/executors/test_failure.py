@@ -1,0 +1,49 @@
+import pytest
+
+from collectives.api import CollectiveTimeoutError, MismatchError, PeerLostError, ShutDownError
+from executors.failure import TRACEBACK, Kind, kind_of_end, kind_of_error
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ValueError("bad"), Kind.EXCEPTION),
+        (MismatchError("shapes"), Kind.EXCEPTION),
+        (SystemExit(3), Kind.EXIT),
+        (PeerLostError("rank 1"), Kind.LOST_PEER),
+        (CollectiveTimeoutError("rank 1"), Kind.LOST_PEER),
+        (ShutDownError("rank 1"), Kind.SHUT_DOWN),
+    ],
+)
+def test_the_kind_of_an_exception(error, kind):
+    assert kind_of_error(error) is kind
+
+
+LOST = "collectives.api.PeerLostError: rank 1 is gone"
+SHUT_DOWN = "collectives.api.ShutDownError: Horovod has been shut down"
+
+
+@pytest.mark.parametrize(
+    ("code", "lines", "kind"),
+    [
+        (1, [TRACEBACK, "  File ...", "ValueError: bad"], Kind.EXCEPTION),
+        (1, [], Kind.EXIT),
+        (1, ["PeerLostError is what this line mentions"], Kind.EXIT),
+        (3, ["oops"], Kind.EXIT),
+        (-9, [], Kind.SIGNAL),
+        (-2, [TRACEBACK, "KeyboardInterrupt"], Kind.SIGNAL),
+        (137, [], Kind.SIGNAL),
+        (193, [], Kind.EXIT),
+        (1, [TRACEBACK, "  File ...", LOST], Kind.LOST_PEER),
+        (1, [TRACEBACK, SHUT_DOWN], Kind.SHUT_DOWN),
+        (1, [TRACEBACK, LOST, "and its second line"], Kind.LOST_PEER),
+        (1, [TRACEBACK, SHUT_DOWN, "During handling ...", TRACEBACK, "RuntimeError: training failed"], Kind.SHUT_DOWN),
+    ],
+)
+def test_the_kind_of_a_process_that_ended(code, lines, kind):
+    assert kind_of_end(code, lines) is kind
+
+
+def test_consequences_are_the_least_likely_causes():
+    assert sorted(Kind) == [Kind.EXCEPTION, Kind.SIGNAL, Kind.EXIT, Kind.LOST_PEER, Kind.SHUT_DOWN]
+    assert [kind for kind in Kind if kind.is_consequence] == [Kind.LOST_PEER, Kind.SHUT_DOWN]
