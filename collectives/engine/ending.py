@@ -46,7 +46,10 @@ class Ending:
     def stop(self, rank: int) -> ShutDownError:
         """The coordinator stops the job, as ``rank`` asked; returns the error of what is still in flight."""
         self._stopping = True
-        return ShutDownError(f"Horovod has been shut down by rank {rank} while the tensor was in flight")
+        return ShutDownError(
+            f"Horovod has been shut down by rank {rank} while the tensor was in flight; "
+            "a rank that has fewer batches than others must call hvd.join() after its last one"
+        )
 
     def finish(self) -> None:
         """Nothing is left to be done but to close."""

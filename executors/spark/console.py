@@ -27,6 +27,7 @@ from executors.spark.line import (
     REFUSED,
     SILENCE_SECONDS,
     STREAMS,
+    WARNING,
     Caller,
     unsealed,
 )
@@ -161,6 +162,8 @@ class Console:
             while (message := await _read(reader)) != GOODBYE:
                 if message[:1] == FAILURE:
                     self._failed(unsealed(self._secret, nonce, message[1:]))
+                elif message[:1] == WARNING:
+                    logger.warning("%s", message[1:].decode(errors="replace"))
                 else:
                     shown.feed(message)
         except (OSError, EOFError):

@@ -1,9 +1,10 @@
-"""How rows come from a task of Spark into its worker; implemented by whoever knows what a worker does with rows."""
+"""How rows get from a task of Spark into its worker: the protocols that an implementation for a kind of rows has."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from collectives.api import Store
@@ -11,7 +12,22 @@ from collectives.api import Store
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["Feed", "Feeder"]
+__all__ = ["Feed", "Feeder", "FeedingTask"]
+
+
+@dataclass(frozen=True, slots=True)
+class FeedingTask:
+    """The task of ``rank``, one of ``size``.
+
+    It may keep files in ``folder``. The ``store`` of the job reaches the other tasks for as long as any of them runs.
+    ``warn`` shows a line to the user of the driver.
+    """
+
+    rank: int
+    size: int
+    folder: str
+    store: Store
+    warn: Callable[[str], None]
 
 
 class Feed(Protocol):
@@ -33,9 +49,5 @@ class Feed(Protocol):
 class Feeder(Protocol):
     """Makes a :class:`Feed` in each task. It is pickled, as a part of what all tasks get."""
 
-    def open(self, folder: str, rank: int, store: Store) -> AbstractContextManager[Feed]:
-        """The feed of the task of ``rank``, entered before the worker starts.
-
-        It may keep files in ``folder``, and tell those of other tasks something through the ``store`` of the job, which
-        is up as long as any task.
-        """
+    def open(self, task: FeedingTask) -> AbstractContextManager[Feed]:
+        """The feed of ``task``, entered before the worker starts."""

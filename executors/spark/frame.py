@@ -9,9 +9,13 @@ from executors.spark.session import Session
 __all__ = ["divided"]
 
 
-def divided(session: Session, frame: Any, size: int) -> Any:
-    """``frame`` in ``size`` partitions: as it is where that is so already, else its rows dealt out evenly."""
-    return frame if not session.connect and _fits(frame, size) else frame.repartition(size)
+def divided(session: Session, frame: Any, size: int, repartition: bool = False) -> Any:
+    """``frame`` in ``size`` partitions: as it is where that is so already, else its rows dealt out evenly.
+
+    With ``repartition`` they are always dealt out.
+    """
+    as_it_is = not repartition and not session.connect and _fits(frame, size)
+    return frame if as_it_is else frame.repartition(size)
 
 
 def _fits(frame: Any, size: int) -> bool:

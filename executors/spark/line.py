@@ -14,6 +14,7 @@ import json
 import logging
 import select
 import socket
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -32,6 +33,7 @@ __all__ = [
     "REFUSED",
     "SILENCE_SECONDS",
     "STREAMS",
+    "WARNING",
     "Caller",
     "Line",
     "dial",
@@ -45,6 +47,7 @@ ACCEPTED, REFUSED = b"+", b"-"
 STREAMS = {"stdout": b"o", "stderr": b"e"}
 GOODBYE = b"."
 FAILURE = b"f"
+WARNING = b"w"
 LONGEST_FRAME = 1 << 20
 DIAL_SECONDS = 5.0
 # A driver with hundreds of tasks may be slow to take a call; one behind a firewall never does.
@@ -91,12 +94,13 @@ def _digest(secret: JobSecret, nonce: bytes, text: bytes) -> bytes:
 
 
 class Line:
-    """An accepted connection. Not thread-safe, but for :attr:`lost`."""
+    """An accepted connection. Threads may share it, until it is closed."""
 
     def __init__(self, sock: socket.socket, secret: JobSecret, nonce: bytes) -> None:
         self._socket = sock
         self._secret = secret
         self._nonce = nonce
+        self._sending = threading.Lock()  # owner: the thread that sends a frame; bound and abort: those of send()
 
     def fileno(self) -> int:
         """The descriptor, which can be read when the driver is gone: it never says anything."""
@@ -118,10 +122,15 @@ class Line:
         message = kind + data
         # Bound: SILENCE_SECONDS without progress, by the kernel; abort: the driver hangs up.
         try:
-            self._socket.sendall(Frames.header(message) + message)
+            with self._sending:
+                self._socket.sendall(Frames.header(message) + message)
         except OSError:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
+
+    def warn(self, text: str) -> None:
+        """Let the driver log a warning."""
+        self.send(WARNING, text.encode())
 
     def report(self, failure: bytes) -> None:
         """Tell the driver of a pickled :class:`.Outcome` before Spark does; not of one that is too long for a frame."""

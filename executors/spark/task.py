@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -12,12 +14,15 @@ from pyspark import BarrierTaskContext
 
 from collectives.api import PeerLostError
 from executors.outcome import Outcome, observe
+from executors.spark.feeding import FeedingTask
 from executors.spark.line import GOODBYE
 from executors.spark.meeting import Member, NoServerError, meet
 from executors.spark.plan import Plan, parts
 from executors.spark.worker import Worker
 
 __all__ = ["no_rows", "run_task"]
+
+logger = logging.getLogger(__name__)
 
 COLUMNS = pyarrow.schema([("rank", pyarrow.int64()), ("part", pyarrow.int64()), ("data", pyarrow.binary())])
 
@@ -63,13 +68,21 @@ def _observe(member: Member, action: Callable[[], None]) -> Outcome:
 def _feed(stack: ExitStack, plan: Plan, member: Member, batches: Iterator[pyarrow.RecordBatch], worker: Worker) -> None:
     """Start the ``worker`` and feed it; the ``stack`` keeps what it reads from."""
     if plan.feeder is not None:
-        feed = stack.enter_context(plan.feeder.open(_folder(), member.slot.rank, member.store))
+        task = FeedingTask(member.slot.rank, plan.size, _folder(), member.store, functools.partial(_warn, member))
+        feed = stack.enter_context(plan.feeder.open(task))
         worker.start(feed)
         feed.feed(batches, worker.stopped)
     else:
         worker.start()
         for _ in batches:
             pass
+
+
+def _warn(member: Member, text: str) -> None:
+    if member.line is None:
+        logger.warning(text)
+    else:
+        member.line.warn(text)
 
 
 def _whole(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:

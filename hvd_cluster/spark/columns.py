@@ -17,7 +17,7 @@ ColumnNames: TypeAlias = "str | Sequence[str | Sequence[str]]"
 """A column, a list of columns that make one matrix, or, where lists are inside of the list, a tuple of arrays."""
 
 SHOWN_COLUMNS = 20
-MOST_ARRAYS = 256  # of which each takes up to two open files, and a place in a message of a pipe
+MOST_ARRAYS = 256  # each takes up to two open files
 DTYPES = {
     "boolean": "bool",
     "byte": "int8",
@@ -77,7 +77,7 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The arrays of a batch: those of the features, then those of the labels.
+    """The arrays of a batch: those of the features, those of the labels, then one of ``weights``, if any.
 
     ``nested`` says for each of the two whether the arrays are in a tuple. Rows whose ``validation`` is above zero, if
     it is a column, or else that part of all rows, are kept apart.
@@ -87,11 +87,18 @@ class Selection:
     labels: tuple[Stack, ...]
     nested: tuple[bool, bool]
     validation: Column | float
+    weights: Stack | None = None
 
     @property
     def stacks(self) -> tuple[Stack, ...]:
         """All arrays of a batch."""
-        return self.features + self.labels
+        return self.features + self.labels + ((self.weights,) if self.weights else ())
+
+    @property
+    def sides(self) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+        """Of features, labels and, where there are such, weights: the number of arrays, and whether they are nested."""
+        counts = len(self.features), len(self.labels)
+        return ((*counts, 1), (*self.nested, False)) if self.weights else (counts, self.nested)
 
     @property
     def names(self) -> list[str]:
@@ -106,7 +113,11 @@ class Selection:
 
 
 def select(
-    schema: Any, feature_cols: ColumnNames | None, label_cols: ColumnNames, validation: float | str | None
+    schema: Any,
+    feature_cols: ColumnNames | None,
+    label_cols: ColumnNames,
+    validation: float | str | None,
+    sample_weight_col: str | None = None,
 ) -> Selection:
     """What the arguments of ``run_on_dataframe`` ask of a DataFrame of this ``schema``, a ``StructType``.
 
@@ -115,17 +126,22 @@ def select(
     columns = _Columns(schema)
     labels, labels_nested = _lists(label_cols, "label_cols")
     kept_apart = columns.validation(validation)
+    weights = None if sample_weight_col is None else columns.weights(sample_weight_col)
+    weighted = () if sample_weight_col is None else (_Group((sample_weight_col,), True),)
     if feature_cols is None:
         taken = {name for group in labels for name in group.names}
-        feature_cols = columns.others(taken | {validation} if isinstance(validation, str) else taken)
+        feature_cols = columns.others(
+            taken | {each for each in (validation, sample_weight_col) if isinstance(each, str)}
+        )
     features, features_nested = _lists(feature_cols, "feature_cols")
-    _check_once([("feature_cols", features), ("label_cols", labels)], validation)
-    _check_count(len(features) + len(labels))
+    _check_once([("sample_weight_col", weighted), ("feature_cols", features), ("label_cols", labels)], validation)
+    _check_count(len(features) + len(labels) + len(weighted))
     return Selection(
         tuple(columns.stack(group, "feature_cols") for group in features),
         tuple(columns.stack(group, "label_cols") for group in labels),
         (features_nested, labels_nested),
         kept_apart,
+        weights,
     )
 
 
@@ -147,11 +163,22 @@ class _Columns:
     def stack(self, group: _Group, argument: str) -> Stack:
         return Stack(tuple(self._column(name, argument) for name in group.names), group.single)
 
+    def weights(self, name: object) -> Stack:
+        if not isinstance(name, str):
+            raise ValueError(f"sample_weight_col is {name!r}, but must be the name of a column")
+        column = self._column(name, "sample_weight_col")
+        if column.kind is not Kind.SCALAR:
+            raise ValueError(
+                f"sample_weight_col names {name!r}, a column of type {self._types[name].simpleString()}; it must have "
+                "one number for each row"
+            )
+        return Stack((column,), True)
+
     def others(self, taken: Collection[str]) -> list[str]:
         """The columns that are not ``taken``."""
         names = [name for name in self.names if name not in taken]
         if not names:
-            raise ValueError("feature_cols is left out, but the DataFrame has no columns besides those of the labels")
+            raise ValueError("feature_cols is left out, but the DataFrame has no columns besides those named elsewhere")
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise ValueError(

@@ -15,34 +15,34 @@ __all__ = ["Converter"]
 Array = npt.NDArray[Any]
 
 DENSE = 1
+SHOWN_COLUMNS = 8
+LONGEST_VALUE = 60
 
 
 class Converter:
     """Converts the batches of one partition, in their order: all rows must have vectors and arrays of one size.
 
-    The batches have the columns ``selection.names``, under any name. ``widths`` has the numbers of elements in columns
-    of arrays and vectors, by name, once a row has come.
+    The batches have the columns ``selection.names`` in this order, under any name. ``widths`` has the numbers of
+    elements in columns of arrays and vectors, by name, once a row has come.
     """
 
     def __init__(self, selection: Selection) -> None:
         self._selection = selection
         self._places = {name: place for place, name in enumerate(selection.names)}
         self.widths: dict[str, int] = {}
-        self._rows = 0  # of the batches before this one
-        self._batch_rows = 0
+        self._batch: Any = None
 
     def arrays(self, batch: pa.RecordBatch) -> list[Array]:
         """One array for each stack of the selection, of shape (rows,) where it is flat, or else (rows, width).
 
         Raises ValueError for nulls, and for vectors and arrays of another size than that of the first row.
         """
-        self._batch_rows = batch.num_rows
-        arrays = [self._stack(stack, batch) for stack in self._selection.stacks]
-        self._rows += batch.num_rows
-        return arrays
+        self._batch = batch
+        return [self._stack(stack, batch) for stack in self._selection.stacks]
 
     def is_validation(self, column: Column, batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
         """Which rows the ``column`` wants for validation. Raises ValueError for nulls."""
+        self._batch = batch
         return self._column(column, batch) > 0
 
     def _stack(self, stack: Stack, batch: pa.RecordBatch) -> Array:
@@ -69,7 +69,7 @@ class Converter:
         offsets = values.offsets.to_numpy()
         size = self._check_sizes(name, np.diff(offsets))
         elements = values.values.slice(offsets[0], offsets[-1] - offsets[0])
-        self._refuse_nulls(name, elements, " inside of its arrays")
+        self._refuse_nulls(name, elements, " inside of its arrays", size)
         return _numbers(elements).reshape(-1, size)
 
     def _vector(self, name: str, values: pa.StructArray) -> Array:
@@ -92,23 +92,33 @@ class Converter:
         """The one size of all rows."""
         expected = self.widths.setdefault(name, int(sizes[0]))
         if expected == 0:
-            raise ValueError(f"column {name!r} has no elements in row 0 of this partition; leave the column out")
+            raise ValueError(f"column {name!r} has no elements in the row {self._row(0)}; leave the column out")
         wrong = np.flatnonzero(sizes != expected)
         if len(wrong):
             raise ValueError(
-                f"column {name!r} has {sizes[wrong[0]]} elements in row {self._rows + wrong[0]} of this partition, but "
-                f"{expected} in row 0; all rows must have the same number"
+                f"column {name!r} has {sizes[wrong[0]]} elements in the row {self._row(wrong[0])}, but {expected} in "
+                "rows before; all rows must have the same number"
             )
         return expected
 
-    def _refuse_nulls(self, name: str, values: pa.Array, where: str) -> None:
+    def _refuse_nulls(self, name: str, values: pa.Array, where: str, row_length: int = 1) -> None:
         if values.null_count:
-            last = self._rows + self._batch_rows - 1
-            count = f"{values.null_count} null{'s' if values.null_count > 1 else ''}"
+            first = np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0] // row_length
             raise ValueError(
-                f"column {name!r} has {count}{where}, in rows {self._rows} to {last} of this "
-                f"partition; fill or drop them first, as with df.na.drop(subset=[{name!r}])"
+                f"column {name!r} has nulls{where}, first in the row {self._row(first)}; fill or drop them before, as "
+                f"with df.na.drop(subset=[{name!r}])"
             )
+
+    def _row(self, index: int) -> str:
+        """The values of a row of the batch, by which a person finds it; Spark deals rows out, so places say nothing."""
+        names = self._selection.names
+        values = [self._batch.column(place)[index].as_py() for place in range(min(len(names), SHOWN_COLUMNS))]
+        shown = [f"{name}={_short(repr(value))}" for name, value in zip(names, values, strict=False)]
+        return f"({', '.join(shown)}{', ...' if len(names) > len(shown) else ''})"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
 
 
 def _numbers(values: pa.Array) -> Array:

@@ -31,6 +31,8 @@ def run_on_dataframe(
     validation: float | str | None = None,
     shuffle: bool = True,
     seed: int = 0,
+    sample_weight_col: str | None = None,
+    repartition: bool = False,
     **launch: Any,
 ) -> list[T]:
     """Run ``fn(shard, *args, **kwargs)`` on workers in Spark's executors, each with its part of the rows of ``df``.
@@ -79,6 +81,11 @@ def run_on_dataframe(
             rows. Or a column, boolean or integer, that is above 0 for these rows.
         shuffle: whether each epoch has its own random order; see :class:`Shard`.
         seed: an integer of at least 0, from which that order follows.
+        sample_weight_col: a column of numbers, one for each row, which batches have in third place:
+            ``for features, labels, weights in shard``; None for batches of features and labels.
+        repartition: whether Spark deals the rows out evenly also where the DataFrame has ``num_proc`` partitions.
+            Without it such partitions may be the shards as they are; where one has more than 1.5 times the batches of
+            another, a warning gives the numbers of rows.
         launch: the other arguments of :func:`run`, such as ``num_proc``, by name.
 
     Raises:
@@ -90,7 +97,7 @@ def run_on_dataframe(
         Exception: what :func:`run` raises otherwise.
     """
     check_names("run_on_dataframe", launch, LAUNCH_ARGUMENTS)
-    rows = rows_of(df, label_cols, feature_cols, batch_size, validation, shuffle, seed)
+    rows = rows_of(df, label_cols, feature_cols, batch_size, validation, shuffle, seed, sample_weight_col, repartition)
     return cast("list[T]", launch_on_rows(Launch.of(**launch), Call.of(fn, args, kwargs), df, rows))
 
 
@@ -126,4 +133,4 @@ def launch_on_rows(launch: Launch, call: Call, df: DataFrame, rows: Rows) -> lis
     names = df.columns
     columns = df.toDF(*(f"c{place}" for place in range(len(names))))
     columns = columns.select(*(f"c{names.index(name)}" for name in rows.columns))
-    return launch.run(replace(call, function=rows.on_shard(call.function)), columns, rows)
+    return launch.run(replace(call, function=rows.on_shard(call.function)), columns, rows, rows.repartition)

@@ -63,16 +63,17 @@ class Launch:
             _check_stream(name, stream)
         return cls(size, stdout, stderr, prefix_output_with_timestamp, options)
 
-    def run(self, call: Call, df: Any = None, feeder: Feeder | None = None) -> list[Any]:
+    def run(self, call: Call, df: Any = None, feeder: Feeder | None = None, repartition: bool = False) -> list[Any]:
         """The values of ``call`` by rank, from workers beside the partitions of ``df``, which ``feeder`` feeds.
 
-        Without a ``df`` the workers are in the active session. Raises what :func:`hvd_cluster.spark.run` raises.
+        Without a ``df`` the workers are in the active session. ``repartition`` deals its rows out in any case. Raises
+        what :func:`hvd_cluster.spark.run` raises.
         """
         data = pickle_call(call)
         session = Session.active() if df is None else Session(df.sparkSession)
         size = self.num_proc or _default_size(session)
         session.check_slots(size, self.options.start_timeout)
-        frame = session.spark.range(0, size, 1, size) if df is None else divided(session, df, size)
+        frame = session.spark.range(0, size, 1, size) if df is None else divided(session, df, size, repartition)
         output = Output(size, None, self.timestamp, self.stdout, self.stderr)
         return run_on_spark(session, frame, size, data, output, replace(self.options, feeder=feeder))
 

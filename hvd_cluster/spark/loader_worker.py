@@ -12,7 +12,7 @@ __all__ = ["Batch", "LoaderWorker", "current_worker", "introduce"]
 
 
 class Batch(tuple[Any, ...]):
-    """The pair of features and labels, of a type that a ``DataLoader`` can be told about."""
+    """Features, labels and perhaps weights, of a type that a ``DataLoader`` can be told about."""
 
     __slots__ = ()
 

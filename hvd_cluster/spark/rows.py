@@ -12,12 +12,13 @@ from typing import Any, SupportsIndex, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from collectives.api import Store
 from executors.arguments import check_integer
+from executors.spark.feeding import FeedingTask
 from hvd_cluster.spark.columns import Column, ColumnNames, Selection, select
 from hvd_cluster.spark.conversion import Array, Converter
 from hvd_cluster.spark.epochs import open_epoch_log
 from hvd_cluster.spark.shard import Order, Shard, Source
+from hvd_cluster.spark.skew import warn_of_skew
 from hvd_cluster.spark.spill import Form, SpillWriter, open_reader, open_writer
 from hvd_cluster.spark.widths import check_widths
 
@@ -36,6 +37,7 @@ class Rows:
     batch_size: int
     shuffle: bool
     seed: int
+    repartition: bool = False
 
     @classmethod
     def of(
@@ -47,10 +49,13 @@ class Rows:
         validation: float | str | None = None,
         shuffle: bool = True,
         seed: SupportsIndex = 0,
+        sample_weight_col: str | None = None,
+        repartition: bool = False,
     ) -> Rows:
         """From the arguments of ``run_on_dataframe`` and the schema of the DataFrame. Raises ValueError."""
         size, seed = check_integer(batch_size, "batch_size", 1), check_integer(seed, "seed", 0)
-        return cls(select(schema, feature_cols, label_cols, validation), size, bool(shuffle), seed)
+        selection = select(schema, feature_cols, label_cols, validation, sample_weight_col)
+        return cls(selection, size, bool(shuffle), seed, bool(repartition))
 
     @property
     def columns(self) -> list[str]:
@@ -58,11 +63,11 @@ class Rows:
         return self.selection.names
 
     @contextmanager
-    def open(self, folder: str, rank: int, store: Store) -> Iterator[RowFeed]:
-        """The feed of the task of ``rank``, whose files are in ``folder``; ``store`` is that of the job."""
+    def open(self, task: FeedingTask) -> Iterator[RowFeed]:
+        """The feed of ``task``."""
         selection = self.selection
-        with open_writer(folder, len(selection.stacks), 2 if selection.splits else 1) as writer:
-            yield RowFeed(selection, self.seed, writer, functools.partial(check_widths, rank=rank, store=store))
+        with open_writer(task.folder, len(selection.stacks), 2 if selection.splits else 1) as writer:
+            yield RowFeed(self, writer, task)
 
     def on_shard(self, fn: Callable[..., T]) -> Callable[..., T]:
         """What a worker calls: ``fn(shard, *args, **kwargs)``."""
@@ -81,7 +86,7 @@ class Rows:
         forms = [Form(stack.dtype, stack.flat) for stack in selection.stacks]
         parts = 2 if selection.splits else 1
         with open_reader(forms, parts) as spill, open_epoch_log() as epochs:
-            training, validation = (Source(spill, part, len(selection.features), selection.nested) for part in (0, 1))
+            training, validation = (Source(spill, part, *selection.sides) for part in (0, 1))
             kept_apart = Shard(validation, replace(order, shuffle=False), epochs, None) if parts == 2 else None
             yield Shard(training, order, epochs, kept_apart)
 
@@ -89,16 +94,15 @@ class Rows:
 class RowFeed:
     """Brings the rows of one partition to a worker, which inherits ``descriptors`` and gets ``environment``."""
 
-    def __init__(
-        self, selection: Selection, seed: int, writer: SpillWriter, check: Callable[[Mapping[str, int]], None]
-    ) -> None:
+    def __init__(self, rows: Rows, writer: SpillWriter, task: FeedingTask) -> None:
         self.descriptors: Sequence[int] = writer.descriptors
         self.environment: Mapping[str, str] = writer.environment
-        self._selection = selection
+        self._task = task
+        self._rows = rows
+        self._selection = rows.selection
         self._writer = writer
-        self._converter = Converter(selection)
-        self._generator = np.random.default_rng(seed)
-        self._check = check
+        self._converter = Converter(rows.selection)
+        self._generator = np.random.default_rng(rows.seed)
         self._checked = False
 
     def feed(self, batches: Iterator[pa.RecordBatch], stopped: Callable[[], bool]) -> None:
@@ -115,10 +119,11 @@ class RowFeed:
             self._check_once()
             self._writer.announce()
         self._writer.finish()
+        warn_of_skew(self._writer.rows[0], self._rows.batch_size, self._rows.repartition, self._task)
 
     def _check_once(self) -> None:
         if not self._checked:
-            self._check(self._converter.widths)
+            check_widths(self._converter.widths, self._task.rank, self._task.store)
             self._checked = True
 
     def _parts(self, batch: pa.RecordBatch) -> list[list[Array]]:

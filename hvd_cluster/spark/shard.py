@@ -36,12 +36,16 @@ class Order:
 
 @dataclass(frozen=True)
 class Source:
-    """One part of the rows of a spill, and how its arrays make a batch: ``features`` of them are features."""
+    """One part of the rows of a spill, and how its arrays make a batch.
+
+    ``arrays`` is the number of arrays on each side: of the features, the labels and, where there are such, the weights.
+    ``nested`` says for each side whether its arrays are in a tuple.
+    """
 
     spill: SpillReader
     part: int
-    features: int
-    nested: tuple[bool, bool]
+    arrays: tuple[int, ...]
+    nested: tuple[bool, ...]
 
     def wait(self, rows: int | None = None) -> int:
         return self.spill.wait(self.part, rows)
@@ -56,7 +60,8 @@ class Shard:
             ...
 
     Every batch has ``batch_size`` rows, the last one what is left. ``features`` and ``labels`` are arrays of shape
-    (rows,) or (rows, columns), or tuples of such; see ``run_on_dataframe``. :meth:`torch` and :meth:`tensorflow` give
+    (rows,) or (rows, columns), or tuples of such; see ``run_on_dataframe``. With a ``sample_weight_col`` a batch is
+    ``(features, labels, weights)``, the weights of shape (rows,). :meth:`torch` and :meth:`tensorflow` give
     the same as tensors. A batch belongs to who gets it: what is written to it is not seen by later epochs.
 
     The first epoch begins while Spark still makes rows, and takes them in the order in which they come; it raises
@@ -105,7 +110,7 @@ class Shard:
         """The number of batches of an epoch. Waits until the last row has come."""
         return -(-self.rows // self._order.batch_size)
 
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
         """The batches of the next epoch."""
         introduce(Shard)
         worker = current_worker()
@@ -127,14 +132,17 @@ class Shard:
             shard._validation = self._validation._as(cut)
         return shard
 
-    def _batches(self, epoch: int, worker: LoaderWorker) -> Iterator[tuple[Any, Any]]:
+    def _batches(self, epoch: int, worker: LoaderWorker) -> Iterator[tuple[Any, ...]]:
         # All of it in C, because there may be millions of small batches.
         return itertools.chain.from_iterable(map(self._batches_of, self._windows(epoch, worker)))
 
-    def _batches_of(self, arrays: list[Array]) -> Iterator[tuple[Any, Any]]:
-        cuts = [self._cut(array, self._order.batch_size) for array in arrays]
-        count, nested = self._source.features, self._source.nested
-        return map(Batch, zip(_side(cuts[:count], nested[0]), _side(cuts[count:], nested[1]), strict=True))
+    def _batches_of(self, arrays: list[Array]) -> Iterator[tuple[Any, ...]]:
+        cuts = (self._cut(array, self._order.batch_size) for array in arrays)
+        counts, nested = self._source.arrays, self._source.nested
+        sides = [
+            _side(list(itertools.islice(cuts, count)), tupled) for count, tupled in zip(counts, nested, strict=True)
+        ]
+        return map(Batch, zip(*sides, strict=True))
 
     def _windows(self, epoch: int, worker: LoaderWorker) -> Iterator[list[Array]]:
         """The rows of an epoch that this worker reads, some batches at a time."""

@@ -83,13 +83,13 @@ def _format(parts: int, arrays: int) -> str:
 
 
 class SpillWriter:
-    """The task's end. ``descriptors`` and ``environment`` are for the worker."""
+    """The task's end. ``descriptors`` and ``environment`` are for the worker; ``rows`` counts those of each part."""
 
     def __init__(self, folder: str, end: IO[bytes], log: IO[bytes], files: Sequence[Sequence[IO[bytes]]]) -> None:
         self._folder = folder
         self._log = log
         self._files = files
-        self._rows = [0] * len(files)
+        self.rows = [0] * len(files)
         self._widths = (0,) * len(files[0])
         self.descriptors = [file.fileno() for file in (end, log, *(file for part in files for file in part))]
         self.environment = {VARIABLE: " ".join(str(descriptor) for descriptor in self.descriptors)}
@@ -98,7 +98,7 @@ class SpillWriter:
         """Add rows to a part; :meth:`announce` makes them known. Raises ExecutorError where the disk is full."""
         for file, array in zip(self._files[part], arrays, strict=True):
             self._write(file, array.reshape(-1).view(np.uint8).data)
-        self._rows[part] += len(arrays[0])
+        self.rows[part] += len(arrays[0])
         self._widths = tuple(1 if array.ndim == 1 else array.shape[1] for array in arrays)
 
     def announce(self) -> None:
@@ -110,7 +110,7 @@ class SpillWriter:
         self._record(complete=True)
 
     def _record(self, complete: bool) -> None:
-        self._write(self._log, memoryview(Progress(tuple(self._rows), complete, self._widths).pack()))
+        self._write(self._log, memoryview(Progress(tuple(self.rows), complete, self._widths).pack()))
 
     def _write(self, file: IO[bytes], data: memoryview) -> None:
         try:

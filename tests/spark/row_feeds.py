@@ -8,19 +8,20 @@ import pyarrow as pa
 from pyspark.sql.types import StructField, StructType
 
 from collectives.rendezvous.store import MemoryStore
+from executors.spark.feeding import FeedingTask
 from hvd_cluster.spark.rows import Rows
 from hvd_cluster.spark.spill import VARIABLE
 
 
-def rows_of(schema, label_cols, feature_cols=None, batch_size=4, validation=None, shuffle=False, seed=0):
+def rows_of(schema, label_cols, feature_cols=None, batch_size=4, validation=None, shuffle=False, seed=0, **options):
     """``schema`` is a dictionary: name -> type of Spark."""
     fields = [StructField(name, kind) for name, kind in schema.items()]
-    return Rows.of(StructType(fields), label_cols, feature_cols, batch_size, validation, shuffle, seed)
+    return Rows.of(StructType(fields), label_cols, feature_cols, batch_size, validation, shuffle, seed, **options)
 
 
 def feed_of(rows, folder, rank=0, store=None):
     """The feed of a task, alone in its job unless there is a ``store``."""
-    return rows.open(str(folder), rank, store or MemoryStore())
+    return rows.open(FeedingTask(rank, 1, str(folder), store or MemoryStore(), print))
 
 
 @contextmanager

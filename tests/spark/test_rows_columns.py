@@ -48,8 +48,8 @@ TYPES = {
 SCHEMA = StructType([StructField(name, kind) for name, kind in TYPES.items()] + [StructField("twice", FloatType())])
 
 
-def chosen(feature_cols, label_cols="long", validation=None):
-    return select(SCHEMA, feature_cols, label_cols, validation)
+def chosen(feature_cols, label_cols="long", validation=None, sample_weight_col=None):
+    return select(SCHEMA, feature_cols, label_cols, validation, sample_weight_col)
 
 
 @pytest.mark.parametrize(
@@ -199,3 +199,31 @@ def test_numbers_of_numpy():
     rows = Rows.of(SCHEMA, "long", "float", np.int64(4), np.float32(0.5), True, np.int8(1))
     assert (rows.batch_size, rows.selection.validation, rows.seed) == (4, 0.5, 1)
     assert {type(rows.batch_size), type(rows.selection.validation), type(rows.seed)} == {int, float}
+
+
+def test_weights_are_the_last_array():
+    selection = chosen(["float", ["int"]], sample_weight_col="double")
+    assert selection.names == ["float", "int", "long", "double"]
+    assert (selection.stacks[-1].dtype, selection.stacks[-1].flat) == (np.dtype("float64"), True)
+    assert selection.sides == ((2, 1, 1), (True, False, False))
+    assert chosen(["float"]).sides == ((1, 1), (False, False))
+
+
+def test_weights_are_no_features():
+    schema = StructType([StructField(name, FloatType()) for name in ("x", "y", "w")])
+    assert select(schema, None, "y", None, "w").names == ["x", "y", "w"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("floats", "must have one number for each row"),
+        ("absent", "sample_weight_col names 'absent', which the DataFrame does not have"),
+        ("string", "sample_weight_col has the column 'string'"),
+        ("float", "feature_cols names 'float', which sample_weight_col names, too"),
+        (["double"], r"sample_weight_col is \['double'\], but must be the name of a column"),
+    ],
+)
+def test_weights_that_cannot_be_used(name, text):
+    with pytest.raises(ValueError, match=text):
+        chosen("float", sample_weight_col=name)

@@ -118,14 +118,27 @@ def test_nulls_are_refused(kind):
     values, arrow_type = KINDS[kind.value]
     converting = converter([Column("a", kind, "float64")])
     converting.arrays(pa.record_batch({"a": pa.array(values[:1] * 5, arrow_type)}))
-    text = r"column 'a' has 2 nulls, in rows 5 to 7 of this partition; fill or drop.*subset=\['a'\]"
+    text = r"column 'a' has nulls, first in the row \(a=None\); fill or drop.*subset=\['a'\]"
     with pytest.raises(ValueError, match=text):
         converting.arrays(pa.record_batch({"a": pa.array(values, arrow_type)}))
 
 
+def test_a_row_with_a_null_is_named_by_its_values():
+    columns = [scalar("id", "int64"), Column("v", Kind.VECTOR, "float64")], [scalar("x", "float64")]
+    rows = {"id": pa.array([7, 8]), "v": pa.array([dense(*range(99))] * 2, VECTOR), "x": pa.array([1.0, None])}
+    with pytest.raises(ValueError, match=r"first in the row \(id=8, v=\{'type': 1,.{40,60}\.\.\., x=None\); fill"):
+        converter(*columns).arrays(pa.record_batch(rows))
+
+
+def test_of_many_columns_some_values_name_the_row():
+    columns = [scalar(f"x{number}", "int64") for number in range(9)]
+    with pytest.raises(ValueError, match=r"'x8' has nulls, first in the row \(x0=0, x1=1, .* x7=7, \.\.\.\); fill"):
+        convert(columns, **{f"x{number}": pa.array([number if number < 8 else None]) for number in range(9)})
+
+
 def test_nulls_inside_of_arrays_are_refused():
-    with pytest.raises(ValueError, match="column 'a' has 1 null inside of its arrays, in rows 0 to 1"):
-        convert([Column("a", Kind.ARRAY, "float64")], a=pa.array([[1.0, None], [1.0, 2.0]]))
+    with pytest.raises(ValueError, match=r"'a' has nulls inside of its arrays, first in the row \(a=\[1.0, None\]"):
+        convert([Column("a", Kind.ARRAY, "float64")], a=pa.array([[1.0, 2.0], [1.0, None]]))
 
 
 SIZES = {
@@ -142,13 +155,13 @@ def test_other_sizes_are_refused(name, before):
     converting = converter([Column("a", kind, "float64")])
     if before:
         converting.arrays(pa.record_batch({"a": pa.array([usual] * before, arrow_type)}))
-    text = rf"column 'a' has 1 elements in row {before + 2} of this partition, but 2 in row 0; all rows must"
+    text = r"column 'a' has 1 elements in the row \(a=.*\), but 2 in rows before; all rows must"
     with pytest.raises(ValueError, match=text):
         converting.arrays(pa.record_batch({"a": pa.array([usual, usual, other, other], arrow_type)}))
 
 
 def test_arrays_without_elements_are_refused():
-    with pytest.raises(ValueError, match="column 'a' has no elements in row 0"):
+    with pytest.raises(ValueError, match=r"column 'a' has no elements in the row \(a=\[\]\)"):
         convert([Column("a", Kind.ARRAY, "float64")], a=pa.array([[], []], pa.list_(pa.float64())))
 
 

@@ -345,3 +345,15 @@ def test_the_function_gets_the_shard_before_its_arguments(tmp_path, monkeypatch)
     with feed_of(rows, tmp_path) as feed, inherited(feed):
         feed.feed(numbered(5), never)
         assert call(1, two=2) == ([0, 1, 2, 3, 4], (1,), {"two": 2})
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_weights_are_a_third_side(tmp_path, shuffle):
+    rows = rows_of({**SCHEMA, "w": FloatType()}, "id", [["x", "y"], "x"][:1], sample_weight_col="w", shuffle=shuffle)
+    ids = np.arange(10)
+    columns = batch(x=np.float32(ids), y=ids * 2.0, id=ids, w=np.float32(ids / 2))
+    with shard_of(rows, tmp_path, [columns]) as shard:
+        for features, labels, weights in shard:
+            assert (features[0].shape, weights.shape) == ((len(labels), 2), (len(labels),))
+            np.testing.assert_array_equal(weights, labels / 2)
+        assert sorted(flat(labels.tolist() for _, labels, _ in shard)) == list(range(10))

@@ -103,6 +103,28 @@ def test_uneven_and_empty_shards_with_join(spark, rows, uneven):
     assert len({result[3:] for result in results}) == 1
 
 
+def test_all_rows_in_one_partition(spark, caplog):
+    """A warning tells the numbers; ``repartition`` deals the rows out."""
+    df = spark.range(0, 2000, 1, 2).filter("id < 1000").withColumn("x", F.col("id") * 2)
+    counts = run_on_dataframe(lambda shard: shard.rows, df, num_proc=2, label_cols="id")
+    assert counts == [1000, 0]
+    [warning] = [record.getMessage() for record in caplog.records if "different numbers of rows" in record.getMessage()]
+    assert "1000 on rank 0, 0 on rank 1" in warning
+    caplog.clear()
+    counts = run_on_dataframe(lambda shard: shard.rows, df, num_proc=2, label_cols="id", repartition=True)
+    assert counts == [500, 500]
+    assert "different numbers of rows" not in caplog.text
+
+
+def test_weights(spark):
+    def weighted(shard):
+        return [(int(y), float(w)) for _, labels, weights in shard for y, w in zip(labels, weights, strict=True)]
+
+    df = spark.range(100).withColumn("x", F.col("id") * 2).withColumn("w", F.col("id") / 4)
+    results = run_on_dataframe(weighted, df, num_proc=2, label_cols="id", sample_weight_col="w")
+    assert sorted(results[0] + results[1]) == [(number, number / 4) for number in range(100)]
+
+
 def test_validation(spark):
     def split(shard):
         return ids(shard, 1)[0], ids(shard.validation, 2)
@@ -120,7 +142,7 @@ def test_validation(spark):
 
 def test_nulls_fail_the_run(spark):
     df = spark.range(0, 100, 1, 2).withColumn("x", F.when(F.col("id") < 97, F.lit(1.0)))
-    with pytest.raises(ValueError, match=r"column 'x' has 3 nulls, in rows 0 to 49 of this partition") as caught:
+    with pytest.raises(ValueError, match=r"column 'x' has nulls, first in the row \(x=None, id=97\)") as caught:
         run_on_dataframe(ids, df, num_proc=2, label_cols="id")
     assert isinstance(caught.value.__cause__, RemoteError)
 

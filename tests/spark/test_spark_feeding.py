@@ -43,10 +43,10 @@ class PipeFeed:
 
 class PipeFeeder:
     @contextmanager
-    def open(self, folder, rank, store):
+    def open(self, task):
         reader, writer = os.pipe()
         try:
-            yield PipeFeed(folder, reader, writer)
+            yield PipeFeed(task.folder, reader, writer)
         finally:
             os.close(reader)
             os.close(writer)
@@ -147,13 +147,13 @@ class BadFeeder(PipeFeeder):
         self.fails = fails
 
     @contextmanager
-    def open(self, folder, rank, store):
-        if (rank, self.fails) == (1, "open"):
-            raise OwnError(f"{folder} is full")
-        with super().open(folder, rank, store) as feed:
+    def open(self, task):
+        if (task.rank, self.fails) == (1, "open"):
+            raise OwnError(f"{task.folder} is full")
+        with super().open(task) as feed:
             yield feed
-        if (rank, self.fails) == (1, "close"):
-            raise OwnError(f"{folder} is gone")
+        if (task.rank, self.fails) == (1, "close"):
+            raise OwnError(f"{task.folder} is gone")
 
 
 class OwnError(Exception):

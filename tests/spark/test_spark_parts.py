@@ -92,6 +92,14 @@ class TestLine:
         assert driver.stderr.getvalue() == "[1]<stderr>:beware\n"
         assert (driver.came, driver.lost) == ([caller(1)], [])
 
+    def test_a_warning_is_logged_here(self, driver, caplog):
+        line = driver.dial(1)
+        line.warn("beware")
+        line.send(GOODBYE)
+        until(lambda: "beware" in caplog.text)
+        line.close()
+        assert driver.stderr.getvalue() == ""
+
     def test_a_task_that_ends_without_a_goodbye_is_lost(self, driver):
         driver.dial(1).close()
         assert driver.changed.wait(10)
