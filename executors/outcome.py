@@ -18,13 +18,22 @@ from executors.failure import Kind, kind_of_error
 __all__ = ["Outcome", "capture", "observe", "values"]
 
 
+Dumps = Callable[[object], bytes]
+
+
+def _dumps(value: object) -> bytes:
+    data: bytes = cloudpickle.dumps(value)
+    return data
+
+
 @dataclass(frozen=True, slots=True)
 class _Worker:
-    """Who it was; ``name`` is what a person calls the host."""
+    """A worker; ``name`` is what a person calls the host, ``dumps`` pickles values and exceptions."""
 
     rank: int
     host: str
     name: str
+    dumps: Dumps = _dumps
 
     def __str__(self) -> str:
         return f"rank {self.rank} on {self.name}"
@@ -51,7 +60,7 @@ class Outcome:
     @classmethod
     def of(cls, error: BaseException, rank: int, host: str, host_name: str = "") -> Outcome:
         """The outcome of a worker that said nothing, such as one that died: :meth:`unwrap` raises ``error``."""
-        return cls(rank, host, cloudpickle.dumps(error), "", host_name, kind_of_error(error))
+        return cls(rank, host, _dumps(error), "", host_name, kind_of_error(error))
 
     @classmethod
     def raised(cls, error: Exception, rank: int, host: str, host_name: str = "") -> Outcome:
@@ -115,18 +124,19 @@ def values(outcomes: Iterable[Outcome]) -> list[object]:
     return [outcome.unwrap() for outcome in sorted(ordered, key=lambda outcome: outcome.rank)]
 
 
-def capture(fn: Callable[[], object], rank: int, host: str, host_name: str = "") -> bytes:
+def capture(fn: Callable[[], object], rank: int, host: str, host_name: str = "", dumps: Dumps = _dumps) -> bytes:
     """Call ``fn`` and pickle its :class:`Outcome`. Raises only KeyboardInterrupt, which ends the worker.
 
-    ``host_name`` is what texts call the host, where ``host`` is a name for machines.
+    ``host_name`` is what texts call the host, where ``host`` is a name for machines. ``dumps`` pickles the value or the
+    exception. It must be of the same library as the pickler of the call: each library keeps its own list of the classes
+    that it has pickled by value, and only by that list a class of the main script comes back as the same class.
     """
-    data: bytes = cloudpickle.dumps(observe(fn, rank, host, host_name))
-    return data
+    return _dumps(observe(fn, rank, host, host_name, dumps))
 
 
-def observe(fn: Callable[[], object], rank: int, host: str, host_name: str = "") -> Outcome:
+def observe(fn: Callable[[], object], rank: int, host: str, host_name: str = "", dumps: Dumps = _dumps) -> Outcome:
     """What :func:`capture` pickles."""
-    worker = _Worker(rank, host, host_name or host)
+    worker = _Worker(rank, host, host_name or host, dumps)
     try:
         value = fn()
     except KeyboardInterrupt:
@@ -140,7 +150,7 @@ def observe(fn: Callable[[], object], rank: int, host: str, host_name: str = "")
 
 def _success(value: object, worker: _Worker) -> Outcome:
     try:
-        return Outcome(worker.rank, worker.host, cloudpickle.dumps(value), None, worker.name)
+        return Outcome(worker.rank, worker.host, worker.dumps(value), None, worker.name)
     except Exception as reason:  # noqa: BLE001  pickling runs code of the user
         error = worker.error(
             f"{worker} returned a value of type {_name(value)} that cannot be pickled "
@@ -159,25 +169,24 @@ def _failure(error: BaseException, origin: BaseException, worker: _Worker) -> Ou
 
 def _dump_error(error: BaseException, worker: _Worker) -> bytes:
     try:
-        return _dump_as_itself(error)
+        return _dump_as_itself(error, worker.dumps)
     except Exception as reason:  # noqa: BLE001  pickling runs code of the user
         stand_in = worker.error(
             f"{worker} raised {_brief(error)}; the exception itself, of type {_name(error)}, "
             f"cannot be pickled ({_brief(reason)})"
         )
-        data: bytes = cloudpickle.dumps(stand_in)
-        return data
+        return _dumps(stand_in)
 
 
-def _dump_as_itself(error: BaseException) -> bytes:
+def _dump_as_itself(error: BaseException, dumps: Dumps) -> bytes:
     try:
-        return _dump_checked(error, error)
+        return _dump_checked(error, error, dumps)
     except Exception:  # noqa: BLE001  pickling runs code of the user
-        return _dump_checked(_Parts(error), error)
+        return _dump_checked(_Parts(error), error, dumps)
 
 
-def _dump_checked(form: object, error: BaseException) -> bytes:
-    data: bytes = cloudpickle.dumps(form)
+def _dump_checked(form: object, error: BaseException, dumps: Dumps) -> bytes:
+    data = dumps(form)
     # An exception with a constructor of its own often pickles well and only fails when it is unpickled.
     if type(pickle.loads(data)) is not type(error):
         raise TypeError("it unpickles as another type")

@@ -82,7 +82,7 @@ class HorovodWorker:
     def _capture(self, fn: Callable[[], object]) -> bytes:
         if self._slot is None:
             raise RuntimeError("the worker has no rank; prepare() comes first")
-        return capture(fn, self._slot.rank, self._slot.host, self._host_name)
+        return capture(fn, self._slot.rank, self._slot.host, self._host_name, ray.cloudpickle.dumps)
 
 
 def _run(call: list[ObjectRef[Call]], *first: object) -> Any:

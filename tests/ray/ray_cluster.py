@@ -25,6 +25,9 @@ def running_cluster() -> Iterator[Cluster]:
     # The folder's name is a part of the paths of Unix sockets, which have to be short.
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="hvd-") as folder:
         patch.setenv("RAY_AUTH_MODE", "disabled")
+        # Ray notes the address of the cluster in this folder, which only a local ray.init() would make.
+        patch.setenv("RAY_TMPDIR", folder)
+        (Path(folder) / "ray").mkdir()
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
         cluster = Cluster()

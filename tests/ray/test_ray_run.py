@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 import sys
 import threading
 
@@ -43,6 +44,59 @@ def rank():
 def variables():
     names = ["RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"]
     return [int(os.environ[f"HOROVOD_{name}"]) for name in names]
+
+
+MAIN_SCRIPT = """
+import sys
+from dataclasses import dataclass
+
+import ray
+
+from hvd_cluster.ray import RayExecutor
+
+
+class BatchError(Exception):
+    pass
+
+
+@dataclass
+class Loss:
+    value: float
+
+
+def train(fails):
+    if fails:
+        raise BatchError("bad batch")
+    return Loss(0.5)
+
+
+def attempt(run):
+    try:
+        run()
+    except BatchError as error:
+        return str(error)
+
+
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+with RayExecutor(RayExecutor.create_settings(), num_workers=1) as executor:
+    [loss] = executor.run(train, [False])
+    caught = attempt(lambda: executor.run(train, [True]))
+    executed = executor.execute_single(lambda _: Loss(1.0))
+print([isinstance(loss, Loss), loss == Loss(0.5), isinstance(executed, Loss), caught])
+ray.shutdown()
+"""
+
+
+def test_classes_of_the_main_script_come_back_as_what_they_are(cluster, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(MAIN_SCRIPT)
+    command = [sys.executable, str(script), cluster.address]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("[True, True, True, 'bad batch']\n", 0), done.stderr
+
+
+def test_each_worker_has_threads_for_its_cpus(executor):
+    assert executor.run(os.getenv, ["OMP_NUM_THREADS"]) == ["1"] * SIZE
 
 
 def test_ranks_are_dense_on_every_node(executor):
