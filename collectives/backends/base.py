@@ -32,7 +32,7 @@ class Backend(ABC):
     abort was given; then the group is unusable.
     """
 
-    name: ClassVar[str]
+    name: str
     device: ClassVar[str]
     """The kind of memory: "cpu" or "cuda", as in :class:`collectives.buffers.Buffer`."""
 

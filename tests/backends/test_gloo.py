@@ -55,7 +55,7 @@ def test_threads(size):
 
 
 def test_many_pieces(monkeypatch):
-    monkeypatch.setattr("collectives.backends.gloo.backend.PIECE", 1)
+    monkeypatch.setattr("collectives.backends.messaging.PIECE", 1)
     with_backends(3, lambda backend: run_matrix(backend, backend.rank, 3))
 
 
@@ -72,7 +72,7 @@ def test_memory_is_bounded(operation, monkeypatch):
         own = result[: counts[0]] if backend.rank == 0 else result[counts[0] :]
         backend.allgather_bytes([own], [result[:5], result[5:]], counts)
 
-    monkeypatch.setattr("collectives.backends.gloo.backend.PIECE", 1 << 20)
+    monkeypatch.setattr("collectives.backends.messaging.PIECE", 1 << 20)
     monkeypatch.setattr("collectives.backends.adasum.PIECE", 1 << 20)
     total = 1 << 25
     results = [np.zeros(total, np.uint8) for _ in range(2)]

@@ -1,0 +1,148 @@
+"""Torch's Gloo as a transport: the collectives of a ProcessGroupGloo, with waits that can be aborted.
+
+Gloo itself rounds a 16-bit sum at each hop, refuses int16, and drops NaN from MIN and MAX or keeps it, depending on the
+place in the ring. So only sums and products of types it computes exactly as :mod:`collectives.kernels.reduction` does
+are left to its ring.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+from collectives.api import DType, PeerLostError, ReduceOp, ShutDownError
+from collectives.backends.gloo.connections import Connections
+from collectives.backends.gloo.meeting import import_torch, some_of, translate
+from collectives.backends.group import Group
+from collectives.backends.host import Array, Bytes
+from collectives.backends.transport import Transport
+
+__all__ = ["GlooTransport"]
+
+SLICE = timedelta(seconds=0.1)
+GRACE = timedelta(seconds=0.2)
+POLL = 0.1
+
+_RING_DTYPES = frozenset({"uint8", "int8", "int32", "int64", "float32", "float64"})
+_RING_OPS = {ReduceOp.SUM: "SUM", ReduceOp.PRODUCT: "PRODUCT"}
+
+
+class GlooTransport(Transport):
+    """A member of ``group``, with its connected ``process_group`` of torch and the ``connections`` under that."""
+
+    name = "gloo"
+
+    def __init__(self, group: Group, process_group: Any, connections: Connections) -> None:
+        super().__init__(group)
+        self._torch = import_torch()
+        self._process_group = process_group
+        self._connections = connections
+        self._error: Exception | None = None
+        # Owned by this transport; held for a few instructions.
+        self._error_lock = threading.Lock()
+        self._unfinished: Any = None
+
+    def check(self) -> None:
+        """See :class:`Transport`."""
+        if self._error is not None:
+            raise self._error
+
+    def alltoall(
+        self, source: Bytes, destination: Bytes, send_counts: Sequence[int] = (), receive_counts: Sequence[int] = ()
+    ) -> None:
+        """See :class:`Transport`. One step."""
+        tensors = self._tensor(destination), self._tensor(source)
+        self._run("alltoall_base", *tensors, list(receive_counts), list(send_counts))
+
+    def allgather(self, source: Bytes, destination: Bytes) -> None:
+        """See :class:`Transport`. A ring: P - 1 steps, (P - 1) S bytes; torch makes a copy of the result."""
+        self._run("_allgather_base", self._tensor(destination), self._tensor(source))
+
+    def broadcast(self, data: Bytes, root: int) -> None:
+        """See :class:`Transport`. A tree: log2 P steps, S log2 P bytes at the root."""
+        options = self._torch.distributed.BroadcastOptions()
+        options.rootRank = root
+        self._run("broadcast", [self._tensor(data)], options)
+
+    def barrier(self) -> None:
+        """See :class:`Transport`."""
+        self._run("barrier")
+
+    def reduces(self, dtype: DType, op: ReduceOp) -> bool:
+        """See :class:`Transport`."""
+        return dtype.label in _RING_DTYPES and op in _RING_OPS
+
+    def allreduce(self, array: Array, op: ReduceOp) -> None:
+        """See :class:`Transport`. A ring: 2 (P - 1) steps, 2 S (P - 1) / P bytes."""
+        options = self._torch.distributed.AllreduceOptions()
+        options.reduceOp = getattr(self._torch.distributed.ReduceOp, _RING_OPS[op])
+        self._run("allreduce", [self._tensor(array)], options)
+
+    def close(self) -> None:
+        """See :class:`Transport`. An operation that is not over is left to a thread, which ends with it."""
+        self._error = self._error or ShutDownError("the gloo backend was closed")
+        group, work, self._process_group, self._unfinished = self._process_group, self._unfinished, None, None
+        if work is not None:
+            threading.Thread(target=_drop, args=(group, work), name="hvd-gloo-drop", daemon=True).start()
+
+    def abort(self, error: Exception) -> None:
+        """See :class:`Transport`."""
+        with self._error_lock:
+            self._error = error
+        if self._process_group is not None:
+            self._connections.shut_down()
+
+    def _tensor(self, array: Array) -> Any:
+        return self._torch.from_numpy(array if array.flags.writeable else array.copy())
+
+    def _run(self, operation: str, *arguments: object) -> None:
+        """Do one operation of the process group.
+
+        No frame of a traceback may hold the work or the group: it would decide when they are dropped.
+        """
+        try:
+            self._wait(getattr(self._process_group, operation)(*arguments))
+        except RuntimeError as error:
+            raise self._fail(error) from error.with_traceback(None)
+        self.check()
+
+    def _wait(self, work: Any) -> None:
+        """Wait in slices, because only our own flag ends a wait, and because Gloo may miss that a connection broke."""
+        while not _finished(work, SLICE):
+            if self._error is not None or self._connections.broken():
+                if not _finished(work, GRACE):
+                    self._unfinished = work
+                    self._fail(PeerLostError(f"the connection to {some_of(self.group)} is gone; form a new job"))
+                return
+
+    def _fail(self, error: Exception) -> Exception:
+        """The error that this and all later calls raise. The peers lose us, so that they do not wait in vain."""
+        with self._error_lock:
+            if self._error is None:
+                self._error = translate(error, self.group)
+        self._connections.shut_down()
+        return self._error
+
+
+def _drop(group: Any, work: Any) -> None:
+    """Hold ``group`` until ``work`` has ended, within Gloo's timeout; then nothing blocks where it is dropped.
+
+    It polls, because a thread that waits inside Gloo when the interpreter ends would abort the process.
+    """
+    while not work.is_completed():
+        time.sleep(POLL)
+
+
+def _finished(work: Any, limit: timedelta) -> bool:
+    """Wait for ``work`` for a while; raises what it failed with. An expired wait does not stop the operation."""
+    with suppress(RuntimeError):
+        work.wait(limit)
+        return True
+    if not work.is_completed():
+        return False
+    work.wait()  # It has failed, or it ended just when the limit expired: this tells which.
+    return True

@@ -1,0 +1,283 @@
+"""Collectives over messages, for ranks of different hosts: the algorithms over any :class:`Transport`.
+
+What each operation costs, for P members and S bytes (per member: messages one after the other, bytes sent). A = steps
+of the transport's allgather, which sends (P - 1) S bytes:
+
+=============================  ===========================================  =============  ===================
+operation                      algorithm                                    steps          bytes
+=============================  ===========================================  =============  ===================
+allreduce, up to DIRECT bytes  send all to all, each reduces all            1              (P - 1) S
+allreduce, by the transport    as the transport does it, a ring for Gloo    2 (P - 1)      2 S (P - 1) / P
+allreduce, anything else       alltoall, reduce own slice, allgather        1 + A          2 S (P - 1) / P
+reducescatter                  alltoall, reduce own slice                   1              S (P - 1) / P
+allgather, DIRECT bytes each   alltoall of copies                           1              (P - 1) counts[rank]
+allgather, larger              the transport's, padded to the longest       A              (P - 1) max(counts)
+allgather, skewed              one broadcast for each member                P log2 P       S log2 P at most
+alltoall, alltoallv            the transport's                              1              the parts of the others
+broadcast                      the transport's                              log2 P         S log2 P at the root
+=============================  ===========================================  =============  ===================
+
+Operations that need scratch memory go in pieces of PIECE bytes, each of which takes these steps. That bounds the
+memory: two scratches, and the copies that the transport makes.
+
+Reductions that the transport does not compute exactly as :mod:`collectives.kernels.reduction` describes move as bytes
+in the storage type (half the bytes of widening) and are reduced here. Each element is reduced by one member, or by all
+in the same order: results are bit-identical.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from collectives.api import DType, ReduceOp
+from collectives.backends.host import Array, Bytes, HostBackend
+from collectives.backends.scratch import Scratch
+from collectives.backends.transport import Transport, parts
+from collectives.kernels.reduction import reduce_arrays, scale_array
+from collectives.kernels.segments import Segments
+
+__all__ = ["MessagingBackend"]
+
+DIRECT = 1 << 16
+"""Up to this many bytes, a member sends all it has to every other: one step, where the ring has 2 (P - 1) or P - 1."""
+
+ALONE = 1 << 22
+"""An array of this many bytes is not packed with others: two more copies cost more than one more operation."""
+
+PIECE = 1 << 24
+"""Bytes that go through a scratch at once; DIRECT for each member where that is more, because a message has a cost."""
+
+Pairs = Sequence[tuple[Array, Array]]
+
+
+class MessagingBackend(HostBackend):
+    """A member of the group of ``transport``, which it owns and closes."""
+
+    def __init__(self, transport: Transport) -> None:
+        super().__init__(transport.group)
+        self.name = transport.name
+        self._transport = transport
+        self._outgoing, self._incoming = Scratch(), Scratch()
+        self._piece = max(PIECE, DIRECT * self.size)
+
+    def allreduce_arrays(
+        self,
+        sources: Sequence[Array],
+        destinations: Sequence[Array],
+        dtype: DType,
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None:
+        self._transport.check()
+        pairs = [pair for pair in zip(sources, destinations, strict=True) if pair[0].size]
+        if not pairs:
+            return
+        count = sum([source.size for source, _ in pairs])
+        if count * dtype.itemsize <= DIRECT:
+            self._reduce_direct(pairs, count, dtype, op, prescale, postscale)
+        elif self._transport.reduces(dtype, op):
+            self._reduce_natively(pairs, dtype, op, prescale, postscale)
+        else:
+            self._reduce_slices(pairs, count, dtype, op, prescale, postscale)
+
+    def reducescatter_arrays(
+        self,
+        sources: Sequence[Array],
+        destinations: Sequence[Array],
+        counts: Sequence[int],
+        dtype: DType,
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None:
+        self._transport.check()
+        source, destination = Segments(sources), Segments(destinations)
+        step = self._piece // dtype.itemsize // self.size
+        if max(counts) > step:
+            step //= 2  # What has to be packed had better stay in the cache.
+        for start in range(0, max(counts), step):
+            lengths = [_clip(count - start, step) for count in counts]
+            received = self._scatter(source, [part.start + start for part in parts(counts)], lengths, dtype)
+            if received.size:
+                rows = self._rows(received)
+                whole = destination.view(start, start + rows.shape[1])
+                result = rows[0] if whole is None else whole
+                reduce_arrays(result, [*rows], dtype, op, prescale, postscale)
+                if whole is None:
+                    destination.write(start, result)
+
+    def allgather_bytes(self, sources: Sequence[Bytes], destinations: Sequence[Bytes], counts: Sequence[int]) -> None:
+        self._transport.check()
+        source, destination = Segments(sources), Segments(destinations)
+        if max(counts) <= DIRECT:
+            self._allgather_direct(source, destination, counts)
+            return
+        starts, step = [part.start for part in parts(counts)], self._piece // self.size
+        for start in range(0, max(counts), step):
+            lengths = [_clip(count - start, step) for count in counts]
+            places = [first + start for first in starts]
+            if max(lengths) * self.size <= 2 * sum(lengths):
+                self._allgather_padded(source, start, destination, places, lengths)
+            else:
+                self._allgather_skewed(source, start, destination, places, lengths)
+
+    def broadcast_bytes(self, source: Bytes, destination: Bytes, root: int) -> None:
+        self._transport.check()
+        if self.rank == root:
+            scale_array(source, destination, DType.UINT8, 1.0)
+        if destination.size:
+            self._transport.broadcast(destination, root)
+
+    def alltoall_bytes(
+        self, source: Bytes, destination: Bytes, send_counts: Sequence[int], receive_counts: Sequence[int]
+    ) -> None:
+        self._transport.check()
+        if np.may_share_memory(source, destination):
+            staged = self._outgoing.take(source.size, DType.UINT8)
+            np.copyto(staged, source)
+            source = staged
+        self._exchange(source, destination, list(send_counts), list(receive_counts))
+
+    def wait_for_all(self) -> None:
+        self._transport.check()
+        self._transport.barrier()
+
+    def close(self) -> None:
+        """See :class:`Backend`."""
+        self._transport.close()
+
+    def abort(self, error: Exception) -> None:
+        """See :class:`Backend`."""
+        self._transport.abort(error)
+
+    def _reduce_direct(
+        self, pairs: Pairs, count: int, dtype: DType, op: ReduceOp, prescale: float, postscale: float
+    ) -> None:
+        """One step, (P - 1) S bytes: everybody gets everything."""
+        outgoing = self._outgoing.take(count * self.size, dtype)
+        received = self._incoming.take(count * self.size, dtype)
+        packed = outgoing[:count]
+        _pack(pairs, packed)
+        self._rows(outgoing)[1:] = packed
+        self._exchange(outgoing, received)
+        result = pairs[0][1] if len(pairs) == 1 else packed
+        reduce_arrays(result, [*self._rows(received)], dtype, op, prescale, postscale)
+        if result is packed:
+            _segments(pairs)[1].write(0, packed)
+
+    def _reduce_natively(self, pairs: Pairs, dtype: DType, op: ReduceOp, prescale: float, postscale: float) -> None:
+        """By the transport: once for each long array, in place, and once for each piece of the others, packed."""
+        limit = ALONE if len(pairs) > 1 else 0
+        for source, destination in pairs:
+            if source.nbytes > limit:
+                scale_array(source, destination, dtype, prescale)
+                self._transport.allreduce(destination, op)
+                scale_array(destination, destination, dtype, postscale)
+        fused = [pair for pair in pairs if pair[0].nbytes <= limit]
+        inputs, outputs = _segments(fused)
+        for start, count in _pieces(len(inputs), self._piece // dtype.itemsize):
+            packed = self._outgoing.take(count, dtype)
+            inputs.read(start, packed)
+            scale_array(packed, packed, dtype, prescale)
+            self._transport.allreduce(packed, op)
+            scale_array(packed, packed, dtype, postscale)
+            outputs.write(start, packed)
+
+    def _reduce_slices(
+        self, pairs: Pairs, count: int, dtype: DType, op: ReduceOp, prescale: float, postscale: float
+    ) -> None:
+        """P steps, 2 S (P - 1) / P bytes: each member reduces one slice, all of them padded to one length."""
+        source, destination = _segments(pairs)
+        for start, length in _pieces(count, self._piece // dtype.itemsize):
+            share = -(-length // self.size)
+            packed = self._outgoing.take(share * self.size, dtype)
+            received = self._incoming.take(share * self.size, dtype)
+            source.read(start, packed[:length])
+            packed[length:] = 0
+            self._exchange(packed, received)
+            reduce_arrays(received[:share], [*self._rows(received)], dtype, op, prescale, postscale)
+            self._transport.allgather(_bytes(received[:share]), _bytes(packed))
+            destination.write(start, packed[:length])
+
+    def _scatter(self, source: Segments, places: Sequence[int], lengths: Sequence[int], dtype: DType) -> Array:
+        """One step: ``lengths[r]`` elements from ``places[r]`` on go to member r; what comes here, in rank order."""
+        is_together = all(place == places[0] + part.start for place, part in zip(places, parts(lengths), strict=True))
+        packed = source.view(places[0], places[0] + sum(lengths)) if is_together else None
+        if packed is None:
+            packed = self._outgoing.take(sum(lengths), dtype)
+            for place, part in zip(places, parts(lengths), strict=True):
+                source.read(place, packed[part])
+        mine, width = lengths[self.rank], dtype.itemsize
+        received = self._incoming.take(mine * self.size, dtype)
+        self._exchange(packed, received, [length * width for length in lengths], [mine * width] * self.size)
+        return received
+
+    def _allgather_direct(self, source: Segments, destination: Segments, counts: Sequence[int]) -> None:
+        copies = self._outgoing.take(len(source) * self.size, DType.UINT8)
+        rows = self._rows(copies)
+        source.read(0, rows[0])
+        rows[1:] = rows[0]
+        whole = destination.view(0, sum(counts))
+        landing = self._incoming.take(sum(counts), DType.UINT8) if whole is None else whole
+        self._exchange(copies, landing, [len(source)] * self.size, list(counts))
+        if whole is None:
+            destination.write(0, landing)
+
+    def _allgather_padded(
+        self, source: Segments, start: int, destination: Segments, places: Sequence[int], lengths: Sequence[int]
+    ) -> None:
+        """What member r has from ``start`` on, ``lengths[r]`` bytes, belongs to ``places[r]`` of the result."""
+        padded = self._outgoing.take(max(lengths), DType.UINT8)
+        source.read(start, padded[: lengths[self.rank]])
+        received = self._incoming.take(padded.size * self.size, DType.UINT8)
+        self._transport.allgather(padded, received)
+        for row, place, length in zip(self._rows(received), places, lengths, strict=True):
+            destination.write(place, row[:length])
+
+    def _allgather_skewed(
+        self, source: Segments, start: int, destination: Segments, places: Sequence[int], lengths: Sequence[int]
+    ) -> None:
+        """As :meth:`_allgather_padded`."""
+        for root, (place, length) in enumerate(zip(places, lengths, strict=True)):
+            part = self._outgoing.take(length, DType.UINT8)
+            if root == self.rank:
+                source.read(start, part)
+            self.broadcast_bytes(part, part, root)
+            destination.write(place, part)
+
+    def _exchange(
+        self, source: Array, destination: Array, send_counts: Sequence[int] = (), receive_counts: Sequence[int] = ()
+    ) -> None:
+        """One alltoall, with counts in bytes; without counts in equal parts."""
+        self._transport.alltoall(_bytes(source), _bytes(destination), send_counts, receive_counts)
+
+    def _rows(self, flat: Array) -> Array:
+        return flat.reshape(self.size, flat.size // self.size)
+
+
+def _pack(pairs: Pairs, packed: Array) -> None:
+    if len(pairs) == 1:
+        np.copyto(packed, pairs[0][0])
+    else:
+        np.concatenate([source for source, _ in pairs], out=packed)
+
+
+def _segments(pairs: Pairs) -> tuple[Segments, Segments]:
+    return Segments([source for source, _ in pairs]), Segments([destination for _, destination in pairs])
+
+
+def _pieces(total: int, step: int) -> Iterator[tuple[int, int]]:
+    """Start and length of each piece of at most ``step``."""
+    for start in range(0, total, step):
+        yield start, min(step, total - start)
+
+
+def _clip(count: int, limit: int) -> int:
+    return max(0, min(count, limit))
+
+
+def _bytes(array: Array) -> Bytes:
+    return array.view(np.uint8)

@@ -1,0 +1,145 @@
+"""Messages between the members of a group, from and to host memory: the part of a backend that a library provides."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from collectives.api import DType, EngineError, ReduceOp
+from collectives.backends.group import Group
+from collectives.backends.host import Array, Bytes
+
+__all__ = ["Message", "PointToPoint", "Transport", "parts"]
+
+Message = tuple[int, Bytes]
+"""The position of the other member, and the memory to send from or to receive into."""
+
+
+class Transport(ABC):
+    """The simple collectives that :class:`collectives.backends.messaging.MessagingBackend` is built from.
+
+    All members call the same methods in the same order; the calls come from one thread and return when the memory may
+    be used again. Memory is flat and contiguous, sources and destinations do not overlap. Every method but
+    :meth:`close` raises PeerLostError, CollectiveTimeoutError or, after :meth:`abort`, the error that abort was given.
+    A library that can only send and receive is a :class:`PointToPoint`.
+    """
+
+    name: str
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise the error that ended this transport, if one did."""
+
+    @abstractmethod
+    def alltoall(
+        self, source: Bytes, destination: Bytes, send_counts: Sequence[int] = (), receive_counts: Sequence[int] = ()
+    ) -> None:
+        """Send ``send_counts[i]`` consecutive bytes to each member i; receive ``receive_counts[i]`` from each.
+
+        Without counts, the bytes go in equal parts.
+        """
+
+    @abstractmethod
+    def allgather(self, source: Bytes, destination: Bytes) -> None:
+        """Put the sources of all members, which have one length, into ``destination``, in the order of the members."""
+
+    @abstractmethod
+    def broadcast(self, data: Bytes, root: int) -> None:
+        """Copy ``data``, which is not empty, of the member at position ``root`` to the ``data`` of all others."""
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Return when every member has called it."""
+
+    def reduces(self, dtype: DType, op: ReduceOp) -> bool:
+        """Whether :meth:`allreduce` computes this exactly as :mod:`collectives.kernels.reduction` describes it."""
+        return False
+
+    def allreduce(self, array: Array, op: ReduceOp) -> None:
+        """Reduce ``array`` in place, bit-identically on all members. Only called for what :meth:`reduces`."""
+        raise EngineError(f"transport {self.name} does not reduce")
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything; all members close. Idempotent."""
+
+    @abstractmethod
+    def abort(self, error: Exception) -> None:
+        """Make every present and future call on this member raise ``error``, within 0.5 s. Safe from any thread."""
+
+
+class PointToPoint(Transport):
+    """A transport that sends and receives messages. Its collectives, for P members and S bytes, cost per member:
+
+    =========  ==========================================  ==============  =============
+    method     algorithm                                   steps           bytes sent
+    =========  ==========================================  ==============  =============
+    alltoall   all messages at once                        1               all but its own
+    allgather  all to all at once                          1               (P - 1) S
+    broadcast  a binomial tree, all children at once       log2 P          S log2 P at the root
+    barrier    each tells the member 1, 2, 4... ahead      log2 P          log2 P
+    =========  ==========================================  ==============  =============
+
+    A library overrides those that it does faster itself.
+    """
+
+    @abstractmethod
+    def exchange(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> None:
+        """Send and receive all of these messages at the same time; return when all have been sent and received.
+
+        No message is empty or goes to this member itself, and there is at most one to and one from each member. Sender
+        and receiver agree about the length. Two members may send to each other at once, whatever the lengths.
+        """
+
+    def alltoall(
+        self, source: Bytes, destination: Bytes, send_counts: Sequence[int] = (), receive_counts: Sequence[int] = ()
+    ) -> None:
+        """See :class:`Transport`."""
+        size, here = self.group.size, self.group.position
+        outgoing = [source[part] for part in parts(send_counts or [source.size // size] * size)]
+        incoming = [destination[part] for part in parts(receive_counts or [destination.size // size] * size)]
+        incoming[here][:] = outgoing[here]
+        self._exchange_others(outgoing, incoming)
+
+    def allgather(self, source: Bytes, destination: Bytes) -> None:
+        """See :class:`Transport`."""
+        rows = destination.reshape(self.group.size, source.size)
+        rows[self.group.position] = source
+        self._exchange_others([source] * self.group.size, list(rows))
+
+    def broadcast(self, data: Bytes, root: int) -> None:
+        """See :class:`Transport`."""
+        size = self.group.size
+        relative = (self.group.position - root) % size
+        reach = relative & -relative or 1 << (size - 1).bit_length()  # members below relative + reach are served by it
+        steps = [1 << exponent for exponent in reversed(range(reach.bit_length() - 1))]
+        if relative:
+            self.exchange([], [((relative - reach + root) % size, data)])
+        children = [(relative + step + root) % size for step in steps if relative + step < size]
+        if children:
+            self.exchange([(child, data) for child in children], [])
+
+    def barrier(self) -> None:
+        """See :class:`Transport`."""
+        size, here, distance = self.group.size, self.group.position, 1
+        while distance < size:
+            word, answer = np.zeros(1, np.uint8), np.zeros(1, np.uint8)
+            self.exchange([((here + distance) % size, word)], [((here - distance) % size, answer)])
+            distance *= 2
+
+    def _exchange_others(self, outgoing: Sequence[Bytes], incoming: Sequence[Bytes]) -> None:
+        """``outgoing[i]`` goes to member i and ``incoming[i]`` comes from it; nothing goes to this member."""
+        sends = [(other, outgoing[other]) for other in self.group.others if outgoing[other].size]
+        receives = [(other, incoming[other]) for other in self.group.others if incoming[other].size]
+        self.exchange(sends, receives)
+
+
+def parts(counts: Sequence[int]) -> list[slice]:
+    """The part of each member in memory that holds ``counts[i]`` elements for member i, in their order."""
+    return [slice(end - count, end) for end, count in zip(accumulate(counts), counts, strict=True)]
