@@ -227,6 +227,67 @@ def check_a_sparse_gradient_that_comes_late():
         with_and_without_a_core_to_spare(check)
 
 
+def check_a_sparse_gradient_that_some_ranks_know_already():
+    """A rank with a new optimizer, be it of one sparse gradient or of several gradients, learns it from the others."""
+
+    def check():
+        for sizes in ([], [4, 6, 40_000]):
+            for compression in (hvd.Compression.none, PowerSGD):
+                for newcomer in {0, hvd.size() - 1}:
+                    parameters = [torch.nn.Parameter(torch.zeros(size)) for size in [(5, 2), *sizes]]
+                    optimizer = wrapped(parameters, compression)
+                    for step in range(4):
+                        if step == 2 and hvd.rank() == newcomer:
+                            del optimizer
+                            optimizer = wrapped(parameters, compression)
+                        optimizer.zero_grad()
+                        backward(parameters, sparse=True)
+                        optimizer.step()
+                    assert all(bool((each == -4.0 * hvd.size()).all()) for each in parameters)
+
+    if hvd.size() > 1:
+        with_and_without_a_core_to_spare(check)
+
+
+def wrapped(parameters, compression):
+    return hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), op=hvd.Sum, compression=compression)
+
+
+def check_a_sparse_gradient_that_a_new_rank_has_dense():
+    """An error on all ranks, after which the step can be repeated."""
+    if hvd.size() == 1:
+        return
+    parameters = [torch.nn.Parameter(torch.zeros(size)) for size in [(5, 2), 3]]
+    optimizer = wrapped(parameters, hvd.Compression.none)
+    backward(parameters, sparse=True)
+    optimizer.step()
+    if hvd.rank() == 1:
+        del optimizer
+        optimizer = wrapped(parameters, hvd.Compression.none)
+    optimizer.zero_grad()
+    backward(parameters, sparse=hvd.rank() != 1)
+    with pytest.raises(MismatchError, match="dense on rank 1; give DistributedOptimizer sparse_as_dense=True"):
+        optimizer.step()
+    optimizer.zero_grad()
+    backward(parameters, sparse=True)
+    optimizer.step()
+    assert all(bool((each == -2.0 * hvd.size()).all()) for each in parameters)
+
+
+def check_a_sparse_gradient_that_a_rank_missed_while_it_had_joined():
+    parameters = [torch.nn.Parameter(torch.zeros(size)) for size in [(5, 2), 3]]
+    optimizer = wrapped(parameters, hvd.Compression.none)
+    for trains in (hvd.rank() == 0, True):
+        if trains:
+            optimizer.zero_grad()
+            backward(parameters, sparse=True)
+            optimizer.step()
+        hvd.join()
+    expected = -hvd.size() - (hvd.rank() == 0)
+    assert all(bool((each == expected).all()) for each in parameters)
+    assert parameters[0].grad.is_sparse
+
+
 def check_what_is_said_about_a_bucket():
     """Where ranks disagree about a pack, users must learn which parameter it is, and what travels with it."""
 

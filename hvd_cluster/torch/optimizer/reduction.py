@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import TypeAlias
@@ -13,7 +13,7 @@ from collectives.api import EngineError, HorovodInternalError, MismatchError
 from hvd_cluster.basics import rank
 from hvd_cluster.compression import GradientCompressor
 from hvd_cluster.optimizer.buckets import label
-from hvd_cluster.optimizer.layout import ABSENT, DENSE, FROZEN, common_sparse, differences
+from hvd_cluster.optimizer.layout import ABSENT, DENSE, FROZEN, common_sparse, differences, has_news
 from hvd_cluster.optimizer.options import Options
 from hvd_cluster.torch.mpi_ops import (
     Handle,
@@ -39,13 +39,16 @@ Course: TypeAlias = Generator[Handle | HandleGroup, tuple[torch.Tensor, ...], No
 class Reduction:
     """Combines the gradients of ``members`` of ``bucket`` over all ranks as one group, in as many rounds as it takes.
 
-    Those that are None become zeros. Small ones travel packed into one tensor, where the compressor allows it; large
-    ones in place, because the backend packs in pieces that stay in the cache. Sparse ones are gathered, uncompressed,
-    each on its own. Names in flight begin with ``prefix``.
+    Gradients that are None become zeros. Small ones travel packed into one tensor, where the compressor allows it;
+    large ones in place, because the backend packs in pieces that stay in the cache. Sparse ones are gathered,
+    uncompressed, each on its own. Names in flight begin with ``prefix``.
 
-    Which are sparse is known from what the ranks agreed on before. A rank that finds another one sparse sends, instead
-    of dense gradients, what cannot match those of other ranks. The error, which all ranks see, makes all of them tell
-    what they have; then they agree, or have an error to raise that says what differs.
+    A bucket remembers which gradients the ranks agreed to be sparse. Ranks may remember differently: a rank that had
+    joined, or that has a new optimizer, missed the agreement. Therefore the first round has the same names on all
+    ranks, whatever they remember: an empty tensor stands for gradients that are gathered, and a rank that finds another
+    sparse gradient sends tensors that match no others. Where ranks differ, all ranks see a mismatch. They then exchange
+    the kinds of their gradients (``layout``), and agree, or raise an error that says what differs. Sparse gradients are
+    gathered once the first round has passed, because then all ranks gather the same ones.
     """
 
     def __init__(
@@ -116,13 +119,9 @@ class Reduction:
             yield from self._agree(error)
 
     def _attempt(self) -> Generator[Handle | HandleGroup, tuple[torch.Tensor, ...], bool]:
-        """Whether it could be made, as far as this rank knows; or MismatchError."""
-        for parameter in self._members:
-            if parameter in self._agreed and parameter not in self._sparse:
-                self._sparse[parameter] = self._start_sparse(parameter)
-        dense = [parameter for parameter in self._members if parameter not in self._agreed]
-        journeys = list(_journeys(self._bucket, dense, self._compressors))
-        if any(_gradient(parameter).is_sparse for parameter in dense):
+        """Whether gradients are complete; False where this rank must agree first. MismatchError where ranks differ."""
+        journeys = list(_journeys(self._bucket, self._members, self._compressors, self._agreed))
+        if any(_gradient(each).is_sparse for each in self._members if each not in self._agreed):
             yield self._start([torch.zeros((), dtype=torch.uint8) for _ in journeys], self._label)
             return False
         yield from self._rounds(journeys)
@@ -138,14 +137,14 @@ class Reduction:
                     going.append(journey)
             if not tensors:
                 return
-            journeys, combined = (
-                going,
-                (yield self._start(tensors, f"{self._label}:{number}" if number else self._label)),
-            )
+            label = f"{self._label}:{number}" if number else self._label
+            journeys, combined = going, (yield self._start(tensors, label))
+            if number == 0:
+                self._sparse = {each: self._start_sparse(each) for each in self._members if each in self._agreed}
 
     def _agree(self, error: MismatchError | None) -> Course:
-        """Find out what all ranks have; MismatchError where they cannot agree, or agree and yet could not go on."""
-        own = torch.tensor([(rank(), 0), *map(self._entry, self._bucket.parameters)]).unsqueeze(0)
+        """Exchange layouts; MismatchError where the ranks differ, or know the same already and yet had an ``error``."""
+        own = torch.tensor([(rank(), 0, 0), *map(self._entry, self._bucket.parameters)]).unsqueeze(0)
         try:
             (gathered,) = yield allgather_async(own, f"layout.{self._label}", self._options.process_set)
         except MismatchError as other:  # different numbers of parameters
@@ -154,16 +153,17 @@ class Reduction:
         difference = differences(list(self._names.values()), layouts)
         parameters = self._bucket.parameters
         common = {parameters[index]: dimensions for index, dimensions in common_sparse(layouts).items()}
-        if difference or (error and common.keys() <= self._agreed.keys()):
+        if difference or not has_news(layouts):
             raise self._explained(difference or error) from error
         self._agreed.update(common)
         for parameter in self._absent & common.keys():
-            parameter.grad = _gradient(parameter).to_sparse(common[parameter])
+            if not _gradient(parameter).is_sparse:
+                parameter.grad = _gradient(parameter).to_sparse(common[parameter])
 
     def _explained(self, problem: object) -> MismatchError:
         return MismatchError(f"{problem}. What travels as {self._label!r}: {', '.join(self._names.values())}")
 
-    def _entry(self, parameter: torch.Tensor) -> tuple[int, int]:
+    def _entry(self, parameter: torch.Tensor) -> tuple[int, int, int]:
         """See :data:`Layouts`."""
         if parameter not in self._members:
             kind = FROZEN
@@ -171,7 +171,7 @@ class Reduction:
             kind = ABSENT
         else:
             kind = _gradient(parameter).sparse_dim() if _gradient(parameter).is_sparse else DENSE
-        return kind, parameter.numel()
+        return kind, parameter.numel(), int(parameter in self._agreed)
 
     def _start(self, tensors: Sequence[torch.Tensor], name: str) -> Handle | HandleGroup:
         options, factor = self._options, self._options.gradient_predivide_factor
@@ -215,17 +215,30 @@ def _densify(bucket: Bucket, parameters: Sequence[torch.Tensor]) -> dict[torch.T
     return dimensions
 
 
-def _journeys(bucket: Bucket, parameters: Sequence[torch.Tensor], compressors: Compressors) -> Iterator[Journey]:
+def _journeys(
+    bucket: Bucket, parameters: Iterable[torch.Tensor], compressors: Compressors, sparse: Container[torch.Tensor]
+) -> Iterator[Journey]:
+    """Equally many, in the same order, whatever is ``sparse``."""
     packs: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for parameter in parameters:
         gradient = _gradient(parameter)
         if is_small(gradient) and compressors[parameter].elementwise:
             packs.setdefault((gradient.dtype, gradient.device), []).append(parameter)
         else:
-            yield _alone(parameter, compressors[parameter])
+            yield _placeholder(parameter) if parameter in sparse else _alone(parameter, compressors[parameter])
     for members in packs.values():
-        compressor = compressors[members[0]]
-        yield _packed(bucket, members, compressor) if len(members) > 1 else _alone(members[0], compressor)
+        dense = [parameter for parameter in members if parameter not in sparse]
+        if not dense:
+            yield _placeholder(members[0])
+        elif len(dense) == 1:
+            yield _alone(dense[0], compressors[dense[0]])
+        else:
+            yield _packed(bucket, dense, compressors[dense[0]])
+
+
+def _placeholder(parameter: torch.Tensor) -> Journey:
+    """An empty tensor of a shape that no gradient of ``parameter`` has, and no pack."""
+    yield parameter.new_empty((0,) * (parameter.dim() + 1))
 
 
 def _alone(parameter: torch.Tensor, compressor: GradientCompressor) -> Journey:
