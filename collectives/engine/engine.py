@@ -283,7 +283,7 @@ class Engine:
         return self._driver.is_running
 
     def disown(self) -> None:
-        """In a forked child: close this copy of the connections, without a word; the parent keeps its own."""
+        """In a forked child: close this copy of the connections, silently; the parent keeps its own. Takes no lock."""
         self._exchange.disown()
 
     def _negotiate(self, works: Sequence[Work]) -> None:

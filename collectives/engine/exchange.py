@@ -35,7 +35,7 @@ from collectives.engine.work_table import WorkTable
 from collectives.parameters import Parameters
 from collectives.planning.errors import pack, unpack
 from collectives.planning.messages import Abort, Leave, Left, Stop
-from collectives.planning.stalls import Waiting
+from collectives.planning.stalls import Pending, Waiting
 
 __all__ = ["Exchange"]
 
@@ -82,6 +82,8 @@ class Exchange:
         self._runner = runner
         self._lookout = lookout
         self._announce = announce
+        self._trial: Trial | None = None
+        self._trial_since: float | None = None
         self._ending = Ending(topology, timeouts.shutdown)
         dispatch.on(Stop, self._stop)
         dispatch.on(Left, lambda _: self._ending.finish())
@@ -134,8 +136,9 @@ class Exchange:
         self.commands.append(partial(self._submit, works))
 
     def _submit(self, works: Sequence[Work]) -> None:
+        submit = self._decider.submit
         for work in works:
-            self._decider.submit(work.request, work.urged)
+            submit(work.request, work.urged)
 
     def urge(self, work: Work) -> None:
         """Let no rank hold ``work`` back; from any thread."""
@@ -202,29 +205,33 @@ class Exchange:
 
     def _attempt(self, trial: Trial) -> bool:
         """Run ``trial`` if all ranks do so now; until that is known, nothing else happens here."""
-        since: float | None = None
+        self._trial, self._trial_since = trial, None
+        try:
+            return self._runner.attempt(trial, self._wait_in_trial)
+        finally:
+            self._trial = None  # which knows the works, and so the users' tensors
 
-        def meanwhile(absent: Sequence[int]) -> bool:
-            nonlocal since
-            now = time.monotonic()
-            since = now if since is None else since
-            self._wait_in_trial(trial, absent, since, now)
-            return bool(self.commands) or self.channel.peek()
-
-        return self._runner.attempt(trial, meanwhile)
-
-    def _wait_in_trial(self, trial: Trial, absent: Sequence[int], since: float, now: float) -> None:
+    def _wait_in_trial(self, absent: Sequence[int]) -> bool:
+        """See :data:`Meanwhile`."""
+        now = time.monotonic()
         if self.channel.has_unsent:
             self.channel.flush(FLUSH_SECONDS)
         overdue = self._ending.overdue(now)
         if overdue is not None:
             self.fail(overdue)
-        present = tuple(rank for rank in range(self._topology.size) if rank not in absent)
-        waiting = Waiting(since, tuple(absent), present)
-        keys = [response.request.key for batch in trial.batches for response in batch]
-        fatal = self._lookout.report(dict.fromkeys(keys, waiting), now)
+        fatal = self._lookout.report(self._waiting_in_trial(absent, now), now)
         if fatal is not None:
             self.fail(CollectiveTimeoutError(fatal))
+        return bool(self.commands) or self.channel.peek()
+
+    def _waiting_in_trial(self, absent: Sequence[int], now: float) -> Pending:
+        if self._trial is None:
+            return {}
+        if self._trial_since is None:
+            self._trial_since = now
+        present = tuple(rank for rank in range(self._topology.size) if rank not in absent)
+        waiting = Waiting(self._trial_since, tuple(absent), present)
+        return {response.request.key: waiting for batch in self._trial.batches for response in batch}
 
     def _is_due(self, waited: bool) -> bool:
         if time.monotonic() >= self._decided.since + self.parameters.patience:
@@ -292,8 +299,8 @@ class Exchange:
             self._runner.abort(error)
 
     def disown(self) -> None:
-        """In a forked child: close this copy of the connections, silently; the parent keeps its own."""
-        self._works.close(self.ending())
+        """In a forked child: close this copy of the connections, silently; the parent keeps its own. Takes no lock."""
+        self._works.disown(self.ending())
         self._ending.finish()
         self.channel.disown()
 

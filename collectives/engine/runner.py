@@ -150,30 +150,23 @@ class Runner:
 
     def attempt(self, trial: Trial, meanwhile: Meanwhile) -> bool:
         """Let ``trial`` run its batches, and complete their works if it does; whether so."""
-        batches = trial.batches
-        request = batches[0][0].request
-        backend = self._backends[request.process_set].backend(request)
-        found = [[self._works.get(response.request.key) for response in batch] for batch in batches]
-        works = [[work for work in batch if work is not None] for batch in found]
-        if works != found:  # an interrupt has taken one out
+        batches, request = trial.batches, trial.batches[0][0].request
+        works = [self._works.find([response.request.key for response in batch]) for batch in batches]
+        if not all(works):  # an interrupt has taken one out
             return False
-
-        def started() -> None:
-            for batch in works:
-                self._publish_start(batch, backend)
-
-        attempt = Attempt(batches, works, backend, started, meanwhile)
+        backend = self._backends[request.process_set].backend(request)
+        attempt = Attempt(batches, works, backend, self._publish_start, meanwhile)
         if not trial.run(attempt):
             return False
         for batch, completion in zip(works, attempt.completions, strict=True):
-            for work in batch:
-                self._works.take(work.request.key)
+            self._works.remove(batch)
             self._follow(completion, batch)
         return True
 
     def _complete_all(self, works: Sequence[Work]) -> None:
         for work in works:
-            self.complete(work)
+            work.finish()
+        self._announce()
         if self._events.active:
             names = tuple(work.request.name for work in works)
             self._events.publish(Finished(names, works[0].request.process_set, time.monotonic()))

@@ -113,19 +113,34 @@ class WorkTable:
         works = (self._works.get(request.key) for request in requests)
         return any(work is not None and work.urged for work in works)
 
-    def get(self, key: Key) -> Work | None:
-        """The work called ``key``, if there is one."""
-        return self._works.get(key)
+    def find(self, keys: Iterable[Key]) -> list[Work]:
+        """The works called ``keys``; none where one of them is not there."""
+        try:
+            return [self._works[key] for key in keys]
+        except KeyError:
+            return []
 
     def take(self, key: Key) -> Work | None:
         """Remove and return the work called ``key``, if there is one; the next of that name takes its place."""
         with self._lock:
             work = self._works.pop(key, None)
-            queue = self._queued.get(key)
-            if queue:
-                following = self._works[key] = queue.popleft()
-                self._submit([following])
+            if self._queued:
+                self._advance(key)
             return work
+
+    def remove(self, works: Iterable[Work]) -> None:
+        """Take out each of ``works``, as :meth:`take` does."""
+        with self._lock:
+            for work in works:
+                self._works.pop(work.request.key, None)
+                if self._queued:
+                    self._advance(work.request.key)
+
+    def _advance(self, key: Key) -> None:
+        queue = self._queued.get(key)
+        if queue:
+            following = self._works[key] = queue.popleft()
+            self._submit([following])
 
     def take_set(self, process_set: int) -> list[Work]:
         """Remove and return all works of the set."""
@@ -167,3 +182,12 @@ class WorkTable:
             self._works.clear()
             self._queued.clear()
             return works
+
+    def disown(self, error: Exception) -> None:
+        """In a forked child: let nothing in any more, but raise ``error``.
+
+        Takes no lock: the thread that held it at the fork, and would release it, does not exist in the child.
+        """
+        self._lock = threading.RLock()
+        self._ended = self._ended or error
+        self._works, self._queued = {}, {}

@@ -24,22 +24,21 @@ LONGEST_NAME = 1 << 15
 def check_alone(request: Request, rank: int, members: Sequence[int]) -> None:
     """Raise InvalidRequestError for what is wrong with ``request`` whatever the other ranks say."""
     _check_name(request.name)
-    where = f"{request.operation.value} {request.name!r}"
     if rank not in members:
         raise InvalidRequestError(
-            f"{where}: Rank {rank} is not a member of the provided process set. "
+            f"{_where(request)}: Rank {rank} is not a member of the provided process set. "
             f"Set {request.process_set} has the ranks {list(members)}; call it on those only"
         )
     if request.operation is Operation.BROADCAST and request.root_rank not in members:
         raise InvalidRequestError(
-            f"{where}: root rank {request.root_rank} is not in the process set; choose one of {list(members)}"
+            f"{_where(request)}: root rank {request.root_rank} is not in the process set; choose one of {list(members)}"
         )
     if request.operation is Operation.ALLTOALL:
-        _check_splits(where, request, len(members))
+        _check_splits(request, len(members))
     if request.operation in REDUCTIONS:
-        _check_reduction(where, request)
+        _check_reduction(request)
     if request.op is ReduceOp.ADASUM:
-        _check_adasum(where, request, len(members))
+        _check_adasum(request, len(members))
 
 
 def _check_name(name: str) -> None:
@@ -57,48 +56,61 @@ def _check_name(name: str) -> None:
             ) from None
 
 
-def _check_splits(where: str, request: Request, size: int) -> None:
+def _check_splits(request: Request, size: int) -> None:
     splits, rows = request.splits, request.shape[0] if request.shape else 0
     if len(splits) != size:
-        raise InvalidRequestError(f"{where}: splits has {len(splits)} entries, but must have {size}, one for each rank")
+        raise InvalidRequestError(
+            f"{_where(request)}: splits has {len(splits)} entries, but must have {size}, one for each rank"
+        )
     if min(splits) < 0 or sum(splits) > rows:
         raise InvalidRequestError(
-            f"{where}: splits {list(splits)} must be non-negative and add up to at most the {rows} rows of the tensor"
+            f"{_where(request)}: splits {list(splits)} must be non-negative and add up to at most the {rows} rows of "
+            "the tensor"
         )
 
 
-def _check_reduction(where: str, request: Request) -> None:
+def _check_reduction(request: Request) -> None:
     for factor in (request.prescale_factor, request.postscale_factor):
         if not isfinite(factor):
-            raise InvalidRequestError(f"{where}: a scale factor of {factor} is not allowed; give a finite number")
+            raise InvalidRequestError(
+                f"{_where(request)}: a scale factor of {factor} is not allowed; give a finite number"
+            )
     scaled = request.prescale_factor != 1.0 or request.postscale_factor != 1.0
     if request.dtype is DType.BOOL and (scaled or request.op is ReduceOp.AVERAGE):
-        raise InvalidRequestError(f"{where}: bool tensors cannot be averaged or scaled; convert to float32 first")
+        raise InvalidRequestError(
+            f"{_where(request)}: bool tensors cannot be averaged or scaled; convert to float32 first"
+        )
     if request.op not in SUMS:
-        _check_other_than_sum(where, request)
+        _check_other_than_sum(request)
     if request.operation is Operation.REDUCESCATTER and not request.shape:
-        raise InvalidRequestError(f"{where}: {NEEDS_ROWS}")
+        raise InvalidRequestError(f"{_where(request)}: {NEEDS_ROWS}")
 
 
-def _check_other_than_sum(where: str, request: Request) -> None:
+def _check_other_than_sum(request: Request) -> None:
     if request.operation is Operation.REDUCESCATTER:
-        raise InvalidRequestError(f"{where}: op {_public(request.op)} is not available; use Average or Sum")
+        raise InvalidRequestError(f"{_where(request)}: op {_public(request.op)} is not available; use Average or Sum")
     if request.dtype.real is not request.dtype:
         raise InvalidRequestError(
-            f"{where}: op {_public(request.op)} is not defined for {request.dtype.label}; use Average or Sum, or give "
-            "the real and the imaginary part as tensors of their own"
+            f"{_where(request)}: op {_public(request.op)} is not defined for {request.dtype.label}; use Average or "
+            "Sum, or give the real and the imaginary part as tensors of their own"
         )
 
 
-def _check_adasum(where: str, request: Request, size: int) -> None:
+def _check_adasum(request: Request, size: int) -> None:
     if request.dtype not in FLOATS:
         raise InvalidRequestError(
-            f"{where}: op Adasum needs floats, not {request.dtype.label}; convert the tensor first"
+            f"{_where(request)}: op Adasum needs floats, not {request.dtype.label}; convert the tensor first"
         )
     if size & (size - 1):
         raise UnsupportedRequestError(
-            f"{where}: op Adasum needs a power of two of ranks, not {size}; use a process set of such, or Average"
+            f"{_where(request)}: op Adasum needs a power of two of ranks, not {size}; use a process set of such, or "
+            "Average"
         )
+
+
+def _where(request: Request) -> str:
+    """How a message begins. Made for messages only, because every request is checked."""
+    return f"{request.operation.value} {request.name!r}"
 
 
 def _public(op: ReduceOp) -> str:

@@ -45,26 +45,30 @@ class Decided:
 class Attempt:
     """The argument of a trial: the works of each batch, and how to run them.
 
-    ``started`` must be called once, as soon as it is known that all ranks run the trial. ``meanwhile`` should be called
-    every few milliseconds until then.
+    ``meanwhile`` should be called every few milliseconds until it is known whether all ranks run the trial.
     """
 
-    __slots__ = ("backend", "batches", "completions", "meanwhile", "started", "works")
+    __slots__ = ("_publish", "backend", "batches", "completions", "meanwhile", "works")
 
     def __init__(
         self,
         batches: Sequence[Sequence[Response]],
         works: Sequence[Sequence[Work]],
         backend: Backend,
-        started: Callable[[], None],
+        publish: Callable[[Sequence[Work], Backend], None],
         meanwhile: Meanwhile,
     ) -> None:
         self.batches = batches
         self.works = works
         self.backend = backend
         self.completions: list[Completion] = []
-        self.started = started
         self.meanwhile = meanwhile
+        self._publish = publish
+
+    def started(self) -> None:
+        """All ranks run the trial. Must be called once, as soon as that is known."""
+        for works in self.works:
+            self._publish(works, self.backend)
 
     def run(self) -> None:
         """Begin all batches, whose ``completions`` then are known; raises what the backend raises."""

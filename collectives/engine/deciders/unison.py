@@ -91,21 +91,23 @@ class _LoneTrial(Trial):
         self._unison = unison
         self._response = response
         self._since: float | None = None
+        self._attempt: Attempt | None = None
 
     def run(self, attempt: Attempt) -> bool:
         """See :class:`Trial`. Only the backend that offers the board runs operations in its rounds."""
         if not isinstance(attempt.backend, OffersBoard):
             return False
-
-        def waiting(round: int, absent: Sequence[int]) -> None:
-            wanted = attempt.meanwhile(absent)
-            if wanted or self._is_late():
-                self._unison.ask_to_withdraw(round)
-
-        if not self._unison.rounds.attempt(self._response.id, attempt.run, attempt.started, waiting):
+        self._attempt = attempt
+        rounds = self._unison.rounds
+        if not rounds.attempt(self._response.id, attempt.run, attempt.started, self._wait):
             return False
         self._unison.finish(self._response)
         return True
+
+    def _wait(self, round: int, absent: Sequence[int]) -> None:
+        wanted = self._attempt is not None and self._attempt.meanwhile(absent)
+        if wanted or self._is_late():
+            self._unison.ask_to_withdraw(round)
 
     def _is_late(self) -> bool:
         now = time.monotonic()
