@@ -1,4 +1,4 @@
-"""Adasum: combine gradients by how much they agree, over any backend.
+"""Adasum: combine gradients by how much they agree, over any backend and any device.
 
 Orthogonal vectors are added, parallel ones averaged, and everything between interpolates: for two vectors a and b::
 
@@ -13,138 +13,112 @@ Adaptive Summation", MLSys 2021, section 4 and algorithm 1 (https://arxiv.org/ab
 
 from __future__ import annotations
 
+import sys
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from math import sqrt
 
 from collectives.api import DType
-from collectives.backends.host import HostBackend
-from collectives.kernels.reduction import narrow, scale_array, widen
-from collectives.kernels.segments import Segments
+from collectives.backends.base import Backend
+from collectives.backends.memory import Floats, Memory
+from collectives.buffers import Buffer
+from collectives.completion import Completion
 
 __all__ = ["adasum"]
 
 HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})
-TINY = float(np.sqrt(np.finfo(np.float64).tiny))
-CHUNK = 1 << 16
+TINY = sqrt(sys.float_info.min)
 PIECE = 1 << 22
 """Bytes of one exchange with the partner: two buffers of this size are all that is needed beside the destinations."""
 
-Array = npt.NDArray[Any]
-Float64 = npt.NDArray[np.float64]
 Span = tuple[int, int]
+Products = tuple[float, float, float]
 
 
 class _Plane:
     """The memory of a long vector's elements from ``start`` on."""
 
-    def __init__(self, arrays: Sequence[Array], start: int) -> None:
-        self._elements = Segments(arrays)
-        self._start = start
+    def __init__(self, buffers: Sequence[Buffer], start: int) -> None:
+        self._buffers = buffers
+        self._ends = list(accumulate((buffer.count for buffer in buffers), initial=start))
 
-    def parts(self, span: Span) -> list[Array]:
-        """The arrays that make up ``span``: views, and at least one, if empty."""
-        return self._elements.parts(span[0] - self._start, span[1] - self._start)
+    def part(self, span: Span) -> Buffer:
+        """The memory of ``span``, which lies in one buffer and is not empty."""
+        index = bisect_right(self._ends, span[0]) - 1
+        first = self._ends[index]
+        return self._buffers[index].part(span[0] - first, span[1] - first)
 
-    def read(self, start: int, stop: int) -> Array:
-        """Not to be written to. Not empty."""
-        return self._elements.gather(start - self._start, stop - self._start)
+    def parts(self, span: Span) -> list[Buffer]:
+        """The buffers that make up ``span``, at least one, if empty."""
+        return [self.part(run) for run in _runs(span, self.cuts(span))] or [self._buffers[0].part(0, 0)]
 
-    def write(self, start: int, values: Array) -> None:
-        self._elements.write(start - self._start, values)
+    def cuts(self, span: Span) -> list[int]:
+        """The places inside of ``span`` where one buffer ends and the next begins."""
+        return [end for end in self._ends if span[0] < end < span[1]]
 
 
 class _Vector:
-    """A long vector in ``dtype.storage`` layout, to be multiplied by ``factor``."""
+    """A long vector of floats, to be multiplied by ``factor``; two planes are the halves of float32."""
 
-    def __init__(self, planes: Sequence[_Plane], dtype: DType, factor: float = 1.0) -> None:
+    def __init__(self, planes: Sequence[_Plane], factor: float = 1.0) -> None:
         self.planes = planes
-        self._dtype = dtype
-        self._factor = factor
+        self.factor = factor
 
-    def like(self, planes: Sequence[_Plane]) -> _Vector:
-        """A vector of the same kind in other memory."""
-        return type(self)(planes, self._dtype, self._factor)
-
-    def load(self, start: int, stop: int) -> Array:
-        """The numbers that are meant, not to be written to; 16-bit floats as float32. Not empty."""
-        piece = self.planes[0].read(start, stop)
-        wide = widen(piece, self._dtype) if self._dtype in HALVES else piece
-        return wide if self._factor == 1.0 else np.multiply(wide, self._factor)
-
-    def store(self, start: int, values: Array) -> None:
-        """Of a vector without a factor."""
-        if self._dtype in HALVES:
-            rounded = np.empty(values.size, self._dtype.storage)
-            narrow(values, rounded, self._dtype)
-            values = rounded
-        self.planes[0].write(start, values)
+    def floats(self, span: Span, factor: float = 1.0) -> Floats:
+        """``factor`` times the floats of ``span``, which lies in one buffer of each plane."""
+        return Floats(tuple(plane.part(span) for plane in self.planes), self.factor * factor)
 
 
-class _SplitVector(_Vector):
-    """A long vector of float32, whose upper 16 bits lie in one plane and whose lower ones in another."""
-
-    def load(self, start: int, stop: int) -> Array:
-        upper, lower = (plane.read(start, stop) for plane in self.planes)
-        bits = upper.astype(np.uint32)
-        bits <<= 16
-        bits |= lower
-        return bits.view(np.float32)
-
-    def store(self, start: int, values: Array) -> None:
-        bits = values.view(np.uint32)
-        self.planes[0].write(start, (bits >> 16).astype(np.uint16))
-        self.planes[1].write(start, bits.astype(np.uint16))
-
-
-@np.errstate(all="ignore")
 def adasum(
-    backend: HostBackend,
-    sources: Sequence[Array],
-    destinations: Sequence[Array],
-    dtype: DType,
+    backend: Backend,
+    sources: Sequence[Buffer],
+    destinations: Sequence[Buffer],
     prescale: float = 1.0,
     postscale: float = 1.0,
-) -> None:
+) -> Completion:
     """destinations[i] = postscale * adasum of the members' prescale * sources[i], for each i on its own.
 
-    Flat arrays of floats in ``dtype.storage`` layout; the number of members is a power of two.
-    ``destinations[i]`` may be ``sources[i]``. 16-bit floats are computed in float32; dot products and norms in float64.
-    All members get the same bits. Raises what the backend raises.
+    Buffers of one dtype of floats; the number of members is a power of two. ``destinations[i]`` may be ``sources[i]``.
+    16-bit floats are computed in float32; dot products and norms in float64. All members get the same bits. Raises what
+    the backend raises. Waits for the products of each level; the rest may be over later.
 
-    Everything happens in the destinations. What a partner sends lies where those elements were that it has been given;
-    so there is room for float32 in place of 16-bit floats, of which a member keeps no more than half.
+    Everything happens in the destinations. The elements of a partner replace those that were given to it; so there is
+    room for float32 in place of 16-bit floats, of which a member keeps no more than half.
     """
-    if backend.size == 1:
+    size = backend.group.size
+    sources, destinations = _flat(sources), _flat(destinations)
+    if size == 1:
         for source, destination in zip(sources, destinations, strict=True):
-            scale_array(source, destination, dtype, prescale * postscale)
-        return
-    ends = [0, *accumulate(len(source) for source in sources)]
-    result = _Vector([_Plane(destinations, 0)], dtype)
-    held, room, span, distance = _Vector([_Plane(sources, 0)], dtype, prescale), result, (0, ends[-1]), 1
-    while distance < backend.size:
+            backend.memory.scale(source, destination, prescale * postscale)
+        return backend.memory.fence()
+    ends = [0, *accumulate(source.count for source in sources)]
+    result = _Vector([_Plane(destinations, 0)])
+    held, room, span, distance = _Vector([_Plane(sources, 0)], prescale), result, (0, ends[-1]), 1
+    while distance < size:
         received, span = _exchange_level(backend, held, room, ends[-1], span, distance)
-        lower, upper = (received, held) if backend.rank & distance else (held, received)
+        lower, upper = (received, held) if backend.group.position & distance else (held, received)
         parts = [_inside(tensor, span) for tensor in pairwise(ends)]
-        products = _sum_products(backend, [_products(lower, upper, part) for part in parts], distance)
-        is_last = 2 * distance == backend.size
-        out = result if is_last else _working(result, received, dtype, span) if distance == 1 else held
+        products = _sum_products(backend, [_products(backend.memory, lower, upper, part) for part in parts], distance)
+        is_last = 2 * distance == size
+        out = result if is_last else _working(result, received, span) if distance == 1 else held
         for part, product in zip(parts, products, strict=True):
-            _merge(out, lower, upper, part, product, postscale if is_last else 1.0)
-        held = room = out
+            _merge(backend.memory, out, lower, upper, part, product, postscale if is_last else 1.0)
+        held = room = _Vector(out.planes)
         distance *= 2
-    _gather(backend, result, ends[-1])
+    return _gather(backend, destinations, ends[-1])
 
 
-def _working(result: _Vector, received: _Vector, dtype: DType, span: Span) -> _Vector:
+def _flat(buffers: Sequence[Buffer]) -> list[Buffer]:
+    return [buffer.part(0, buffer.count) for buffer in buffers]
+
+
+def _working(result: _Vector, received: _Vector, span: Span) -> _Vector:
     """Where the levels before the last leave what they computed: in float32 at least."""
-    if dtype not in HALVES:
-        return result
     memory = [vector.planes[0].parts(span) for vector in (result, received)]
-    return _SplitVector([_Plane([part.view(np.uint16) for part in parts], span[0]) for parts in memory], DType.FLOAT32)
+    if memory[0][0].dtype not in HALVES:
+        return result
+    return _Vector([_Plane([part.cast(DType.INT16) for part in parts], span[0]) for parts in memory])
 
 
 def _halves(span: Span) -> tuple[Span, Span]:
@@ -153,37 +127,62 @@ def _halves(span: Span) -> tuple[Span, Span]:
 
 
 def _exchange_level(
-    backend: HostBackend, held: _Vector, room: _Vector, total: int, span: Span, distance: int
+    backend: Backend, held: _Vector, room: _Vector, total: int, span: Span, distance: int
 ) -> tuple[_Vector, Span]:
-    """Exchange halves of ``span`` with the partner: what it has of the half that stays here, and that half.
+    """Exchange halves of ``span`` with the partner: its elements of the half that stays here, and that half.
 
-    The partner's lies in ``room`` in place of what it was given, of which it may be one element more.
+    The partner's elements replace, in ``room``, those that it was given; there may be one more of them.
     """
-    keep, give = _halves(span) if backend.rank & distance == 0 else _halves(span)[::-1]
-    counts, longest = (give[1] - give[0], keep[1] - keep[0]), -(-total // (2 * distance))
+    position = backend.group.position
+    keep, give = _halves(span) if position & distance == 0 else _halves(span)[::-1]
+    longest = -(-total // (2 * distance))
     planes = []
     for source, target in zip(held.planes, room.planes, strict=True):
-        outgoing, landing = source.parts(give), target.parts(give)
-        landing.append(np.empty(1, landing[0].dtype))
-        _exchange(backend, backend.rank ^ distance, Segments(outgoing), Segments(landing), counts, longest)
-        planes.append(_Plane(landing, keep[0]))
-    return held.like(planes), keep
+        landing = target.parts(give)
+        landing.append(backend.memory.empty(landing[0].dtype, (1,)))
+        plane = _Plane(landing, keep[0])
+        _exchange(backend, position ^ distance, (source, give), (plane, keep), longest)
+        planes.append(plane)
+    return _Vector(planes, held.factor), keep
 
 
 def _exchange(
-    backend: HostBackend, partner: int, outgoing: Segments, landing: Segments, counts: tuple[int, int], longest: int
+    backend: Backend, partner: int, outgoing: tuple[_Plane, Span], incoming: tuple[_Plane, Span], longest: int
 ) -> None:
     """Swap piece by piece, because both may be the same memory; as often on all ranks, for which ``longest`` serves."""
-    sample = landing.parts(0, 0)[0]
-    step = PIECE // sample.itemsize
-    sent, received = (np.empty(min(step, longest), sample.dtype) for _ in range(2))
+    (source, give), (target, keep) = outgoing, incoming
+    dtype, size = target.parts((keep[0], keep[0]))[0].dtype, backend.group.size
+    step = PIECE // dtype.itemsize
+    sent, received = (backend.memory.empty(dtype, (min(step, longest),)) for _ in range(2))
     for start in range(0, longest, step):
-        leaving, coming = (sent[: max(0, counts[0] - start)], received[: max(0, counts[1] - start)])
-        outgoing.read(start, leaving)
-        send, receive = [0] * backend.size, [0] * backend.size
-        send[partner], receive[partner] = leaving.nbytes, coming.nbytes
-        backend.alltoall_bytes(leaving.view(np.uint8), coming.view(np.uint8), send, receive)
-        landing.write(start, coming)
+        leaving, coming = _clip(give, start, step), _clip(keep, start, step)
+        _copy_out(backend.memory, source, leaving, sent)
+        send, receive = [0] * size, [0] * size
+        send[partner], receive[partner] = (_length(span) * dtype.itemsize for span in (leaving, coming))
+        backend.alltoall(sent.part(0, _length(leaving)), received.part(0, _length(coming)), send, receive)
+        _copy_in(backend.memory, received, target, coming)
+
+
+def _copy_out(memory: Memory, plane: _Plane, span: Span, target: Buffer) -> None:
+    """The elements of ``span`` go to the beginning of ``target``."""
+    for start, stop in _runs(span, plane.cuts(span)):
+        memory.copy(plane.part((start, stop)), target.part(start - span[0], stop - span[0]))
+
+
+def _copy_in(memory: Memory, source: Buffer, plane: _Plane, span: Span) -> None:
+    """The beginning of ``source`` goes to ``span``."""
+    for start, stop in _runs(span, plane.cuts(span)):
+        memory.copy(source.part(start - span[0], stop - span[0]), plane.part((start, stop)))
+
+
+def _length(span: Span) -> int:
+    return span[1] - span[0]
+
+
+def _clip(span: Span, start: int, step: int) -> Span:
+    """At most ``step`` elements of ``span``, from its element number ``start`` on."""
+    first = min(span[0] + start, span[1])
+    return first, min(first + step, span[1])
 
 
 def _inside(tensor: Span, keep: Span) -> Span:
@@ -192,52 +191,57 @@ def _inside(tensor: Span, keep: Span) -> Span:
     return start, stop
 
 
-def _chunks(span: Span) -> Iterator[Span]:
-    for start in range(*span, CHUNK):
-        yield start, min(start + CHUNK, span[1])
+def _runs(span: Span, cuts: Sequence[int]) -> Iterator[Span]:
+    """``span`` divided at ``cuts``, without empty runs."""
+    return pairwise(sorted({*span, *cuts}))
 
 
-def _products(lower: _Vector, upper: _Vector, span: Span) -> Float64:
+def _common_runs(span: Span, *vectors: _Vector) -> Iterator[Span]:
+    """``span`` in runs that lie in one buffer of each plane of each vector."""
+    return _runs(span, [cut for vector in vectors for plane in vector.planes for cut in plane.cuts(span)])
+
+
+def _products(memory: Memory, lower: _Vector, upper: _Vector, span: Span) -> Products:
     """lower.upper, |lower|^2 and |upper|^2."""
-    totals = np.zeros(3)
-    for chunk in _chunks(span):
-        first, second = lower.load(*chunk).astype(np.float64), upper.load(*chunk).astype(np.float64)
-        totals += (first @ second, first @ first, second @ second)
-    return totals
+    runs = [memory.products(lower.floats(run), upper.floats(run)) for run in _common_runs(span, lower, upper)]
+    dot, lower_norm, upper_norm = (sum(numbers) for numbers in zip(*runs, strict=True)) if runs else (0.0, 0.0, 0.0)
+    return dot, lower_norm, upper_norm
 
 
-def _sum_products(backend: HostBackend, products: Sequence[Float64], distance: int) -> Float64:
+def _sum_products(backend: Backend, products: Sequence[Products], distance: int) -> list[Products]:
     """The products of whole vectors: summed, in rank order, over the ranks that hold parts of the same two."""
-    own = np.array(products, np.float64).reshape(-1)
-    everybody = np.empty(backend.size * own.size)
-    backend.allgather_bytes([own.view(np.uint8)], [everybody.view(np.uint8)], [own.nbytes] * backend.size)
-    first = backend.rank & ~(2 * distance - 1)
-    total: Float64 = everybody.reshape(backend.size, -1, 3)[first : first + 2 * distance].sum(axis=0)
-    return total
+    size, memory = backend.group.size, backend.memory
+    own = memory.store([number for of_tensor in products for number in of_tensor])
+    everybody = memory.empty(DType.FLOAT64, (size * own.count,))
+    backend.allgather([own], [everybody], [own.nbytes] * size)
+    numbers = memory.load(everybody)
+    first = backend.group.position & ~(2 * distance - 1)
+    rows = [numbers[member * own.count : (member + 1) * own.count] for member in range(first, first + 2 * distance)]
+    totals = [sum(of_members) for of_members in zip(*rows, strict=True)]
+    return [(totals[place], totals[place + 1], totals[place + 2]) for place in range(0, own.count, 3)]
 
 
-def _merge(out: _Vector, lower: _Vector, upper: _Vector, span: Span, products: Float64, scale: float) -> None:
+def _merge(
+    memory: Memory, out: _Vector, lower: _Vector, upper: _Vector, span: Span, products: Products, scale: float
+) -> None:
     dot, lower_norm, upper_norm = products
-    # The coefficients are float64 scalars of NumPy, which would widen the arrays; Python's floats do not.
-    from_lower = float(1.0 - dot / (2.0 * lower_norm)) if lower_norm >= TINY else 1.0
-    from_upper = float(1.0 - dot / (2.0 * upper_norm)) if upper_norm >= TINY else 1.0
-    for start, stop in _chunks(span):
-        total = np.multiply(lower.load(start, stop), from_lower)
-        np.add(total, np.multiply(upper.load(start, stop), from_upper), out=total)
-        out.store(start, total if scale == 1.0 else np.multiply(total, scale, out=total))
+    from_lower = 1.0 - dot / (2.0 * lower_norm) if lower_norm >= TINY else 1.0
+    from_upper = 1.0 - dot / (2.0 * upper_norm) if upper_norm >= TINY else 1.0
+    for run in _common_runs(span, out, lower, upper):
+        memory.combine(out.floats(run), lower.floats(run, from_lower * scale), upper.floats(run, from_upper * scale))
 
 
-def _gather(backend: HostBackend, result: _Vector, total: int) -> None:
+def _gather(backend: Backend, result: Sequence[Buffer], total: int) -> Completion:
     """Every rank has one span of the result: put all together."""
-    spans = [_final_span(total, rank, backend.size) for rank in range(backend.size)]
-    parts = [[part.view(np.uint8) for part in result.planes[0].parts(span)] for span in spans]
-    counts = [sum([part.size for part in of_rank]) for of_rank in parts]
-    backend.allgather_bytes(parts[backend.rank], [part for of_rank in parts for part in of_rank], counts)
+    group, plane = backend.group, _Plane(result, 0)
+    parts = [plane.parts(_final_span(total, position, group.size)) for position in range(group.size)]
+    counts = [sum([part.nbytes for part in of_rank]) for of_rank in parts]
+    return backend.allgather(parts[group.position], [part for of_rank in parts for part in of_rank], counts)
 
 
-def _final_span(total: int, rank: int, size: int) -> Span:
+def _final_span(total: int, position: int, size: int) -> Span:
     span, distance = (0, total), 1
     while distance < size:
-        span = _halves(span)[rank & distance != 0]
+        span = _halves(span)[position & distance != 0]
         distance *= 2
     return span

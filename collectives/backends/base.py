@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from collectives.api import ReduceOp
 from collectives.backends.group import Group
+from collectives.backends.memory import Memory
 from collectives.buffers import Buffer
 from collectives.completion import Completion
 from collectives.parameters import Parameters
@@ -35,6 +36,7 @@ class Backend(ABC):
     name: str
     device: ClassVar[str]
     """The kind of memory: "cpu" or "cuda", as in :class:`collectives.buffers.Buffer`."""
+    memory: Memory
 
     def __init__(self, group: Group) -> None:
         self.group = group

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from collectives.api import DType, ReduceOp
 from collectives.backends.base import Backend
 from collectives.backends.group import Group
+from collectives.backends.host_memory import HostMemory
 from collectives.buffers import Buffer
 from collectives.completion import DONE, Completion
 
@@ -29,6 +30,7 @@ class HostBackend(Backend):
     """
 
     device = "cpu"
+    memory = HostMemory()
 
     def __init__(self, group: Group) -> None:
         super().__init__(group)

@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from math import prod
 
-from collectives.api import DType, Operation, ReduceOp, Request, UnsupportedRequestError
+from collectives.api import DType, Operation, ReduceOp, Request
 from collectives.backends.adasum import adasum
 from collectives.backends.base import Backend
-from collectives.backends.host import HostBackend
 from collectives.buffers import Buffer
-from collectives.completion import DONE, Completion, all_of
+from collectives.completion import Completion, all_of
 from collectives.engine.work import Work
 from collectives.planning.messages import Response
 
@@ -44,18 +43,8 @@ def _allreduce(works: Sequence[Work], responses: Sequence[Response], backend: Ba
     sources = _as_reals([work.input() for work in works])
     destinations = _as_reals([work.allocate(work.request.shape) for work in works])
     if op is ReduceOp.ADASUM:
-        return _adasum(backend, sources, destinations, request.prescale_factor, postscale)
+        return adasum(backend, sources, destinations, request.prescale_factor, postscale)
     return backend.allreduce(sources, destinations, op, request.prescale_factor, postscale)
-
-
-def _adasum(
-    backend: Backend, sources: list[Buffer], destinations: list[Buffer], prescale: float, postscale: float
-) -> Completion:
-    if not isinstance(backend, HostBackend):
-        raise UnsupportedRequestError(f"Adasum is not available on {backend.device}; move the tensor to the CPU")
-    inputs, outputs = [source.host for source in sources], [destination.host for destination in destinations]
-    adasum(backend, inputs, outputs, sources[0].dtype, prescale, postscale)
-    return DONE
 
 
 def _as_reals(buffers: list[Buffer]) -> list[Buffer]:

@@ -97,7 +97,7 @@ class Runner:
 
     def _exchange(self, batch: Batch, process_set: int) -> None:
         backend = self._backends[process_set].backend(batch.responses[0].request)
-        works = [self._take(response, backend.group.size) for response in batch.responses]
+        works = [self._take(response, backend) for response in batch.responses]
         try:
             self._publish_start(works, backend)
             completion = execute(works, batch.responses, backend)
@@ -171,8 +171,8 @@ class Runner:
             names = tuple(work.request.name for work in works)
             self._events.publish(Finished(names, works[0].request.process_set, time.monotonic()))
 
-    def _take(self, response: Response, size: int) -> Work:
-        return self._works.take(response.request.key) or stand_in(response, size)
+    def _take(self, response: Response, backend: Backend) -> Work:
+        return self._works.take(response.request.key) or stand_in(response, backend.group.size, backend.memory)
 
     def _publish_start(self, works: Sequence[Work], backend: Backend) -> None:
         if not self._events.active:

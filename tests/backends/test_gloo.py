@@ -25,6 +25,7 @@ from collectives.backends.adasum import adasum
 from collectives.backends.gloo import GlooBackend
 from collectives.backends.gloo.connections import Connections
 from collectives.backends.scratch import Scratch
+from collectives.buffers import Buffer
 from collectives.rendezvous.store import MemoryStore, PrefixStore
 
 LOOPBACK = "127.0.0.1"
@@ -90,7 +91,9 @@ def test_memory_is_bounded(operation, monkeypatch):
         ),
         "allgather": lambda backend: allgather(backend, [total // 2 - 1, total // 2 + 1]),
         "skewed": lambda backend: allgather(backend, [1, total - 1]),
-        "adasum": lambda backend: adasum(backend, *[[halves[backend.rank]]] * 2, DType.BFLOAT16),
+        "adasum": lambda backend: adasum(
+            backend, *[[Buffer(halves[backend.rank], DType.BFLOAT16, halves[backend.rank].shape)]] * 2
+        ),
     }
     tracemalloc.start()
     try:

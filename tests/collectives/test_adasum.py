@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from collectives.api import DType
 from collectives.backends.adasum import adasum
 from collectives.backends.inproc import InprocBackend, InprocGroup
+from collectives.buffers import Buffer
+from collectives.completion import DONE
 from tests.backends.members import group_of, in_threads
 
 TIMEOUT = 20.0
@@ -40,13 +42,18 @@ def decode(stored, dtype):
     return stored.astype(np.float64)
 
 
+def buffers_of(arrays, dtype):
+    return [Buffer(array, dtype, array.shape, array) for array in arrays]
+
+
 def on_all_members(inputs, dtype, **scales):
     """``inputs[member][tensor]`` -> the results of every member, in place of its inputs."""
     group = InprocGroup(len(inputs))
 
     def body(rank):
         backend = InprocBackend(group_of(group.size, rank), group, TIMEOUT)
-        adasum(backend, inputs[rank], inputs[rank], dtype, **scales)
+        tensors = buffers_of(inputs[rank], dtype)
+        assert adasum(backend, tensors, tensors, **scales) is DONE
 
     in_threads(len(inputs), body, TIMEOUT)
     return inputs
@@ -99,7 +106,7 @@ def test_scales_go_before_and_after():
 @pytest.mark.parametrize("size", [2, 8])
 def test_many_pieces_with_and_without_destinations_of_their_own(size, dtype, monkeypatch):
     monkeypatch.setattr("collectives.backends.adasum.PIECE", 64)
-    monkeypatch.setattr("collectives.backends.adasum.CHUNK", 50)
+    monkeypatch.setattr("collectives.backends.host_memory.CHUNK", 50)
     lengths = (3, 701, 0, 130)
     generator = np.random.default_rng(size)
     sources = [[encode(generator.normal(size=length), dtype) for length in lengths] for _ in range(size)]
@@ -109,7 +116,7 @@ def test_many_pieces_with_and_without_destinations_of_their_own(size, dtype, mon
 
     def body(rank):
         backend = InprocBackend(group_of(group.size, rank), group, TIMEOUT)
-        adasum(backend, sources[rank], destinations[rank], dtype, 0.5, 2.0)
+        adasum(backend, buffers_of(sources[rank], dtype), buffers_of(destinations[rank], dtype), 0.5, 2.0)
 
     in_threads(size, body, TIMEOUT)
     expected = [tree([decode(member[index], dtype) for member in kept]) for index in range(len(lengths))]
@@ -126,8 +133,8 @@ def test_many_pieces_with_and_without_destinations_of_their_own(size, dtype, mon
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: dtype.label)
 def test_the_destinations_are_all_the_memory_that_is_needed(dtype, monkeypatch):
     monkeypatch.setattr("collectives.backends.adasum.PIECE", 1 << 14)
-    monkeypatch.setattr("collectives.backends.adasum.CHUNK", 1 << 10)
-    monkeypatch.setattr("collectives.backends.adasum._gather", lambda *given: None)  # inproc copies what it gathers
+    monkeypatch.setattr("collectives.backends.host_memory.CHUNK", 1 << 10)
+    monkeypatch.setattr("collectives.backends.adasum._gather", lambda *given: DONE)  # inproc copies what it gathers
     inputs = [[np.ones(1 << 19, dtype.storage)] for _ in range(4)]
     tracemalloc.start()
     try:

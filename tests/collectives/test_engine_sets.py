@@ -16,6 +16,7 @@ from collectives.api import (
     ReduceOp,
     Request,
 )
+from collectives.backends.host_memory import HostMemory
 from collectives.backends.inproc import InprocBackend, InprocGroup
 from collectives.buffers import as_buffer, empty
 from collectives.engine.runner import Runner
@@ -162,7 +163,9 @@ def test_a_joined_rank_changes_nothing_in_any_operation():
 @pytest.mark.parametrize("dtype", [dtype for dtype in DType if dtype.real is dtype])
 @pytest.mark.parametrize("op", [ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT])
 def test_the_neutral_element(op, dtype):
-    element = np.full(1, neutral(op, dtype), dtype.storage)
+    buffer = empty(dtype, (1,))
+    HostMemory().fill(buffer, neutral(op, dtype))
+    element = buffer.host
     values = np.array([0, 1, 0x3F80, 0xBF80]).astype(dtype.storage)
     if dtype is DType.BFLOAT16:
         element, values = ((each.astype(np.uint32) << 16).view(np.float32) for each in (element, values))
