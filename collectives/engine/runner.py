@@ -29,8 +29,6 @@ that raises when the job has ended -> the backends of the set."""
 
 POLL_SECONDS = 0.0002
 """How often an operation that is not over is looked at."""
-DRAIN_SECONDS = 30.0
-"""How long the operations that have begun may take when their process set is removed."""
 
 
 class _Flight(NamedTuple):
@@ -238,7 +236,6 @@ class Runner:
 
     def _remove_set(self, response: Response) -> None:
         id = response.request.root_rank
-        self.drain(DRAIN_SECONDS)
         self._sets.remove(id)
         self._works.restart_names(id)
         for work in self._works.take_set(id):
