@@ -14,6 +14,7 @@ from collectives.engine import bootstrap
 from collectives.engine.engine import Engine
 from collectives.planning.process_sets import GLOBAL
 from collectives.settings import Settings
+from hvd_cluster import memory
 from hvd_cluster.launchers import check_launcher, warn_of_threads
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.secret import Secret
@@ -136,6 +137,7 @@ def shutdown() -> None:
         engine.shutdown()
         if engine.is_ending:
             _process.ending.append(engine)
+    memory.results.close()
 
 
 def _shut_down_at_exit() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 
 from collectives.api import DType, InvalidRequestError
 from collectives.buffers import Buffer
+from hvd_cluster import memory
 
-__all__ = ["allocator", "as_input", "memory_format", "require_tensor", "require_writable", "to_buffer"]
+__all__ = ["allocator", "as_input", "fresh", "memory_format", "require_tensor", "require_writable", "to_buffer"]
 
 _DTYPES: dict[torch.dtype, DType] = {
     torch.uint8: DType.UINT8,
@@ -111,10 +113,24 @@ def to_buffer(tensor: torch.Tensor) -> Buffer:
     return Buffer(array.reshape(-1), _DTYPES[tensor.dtype], array.shape, tensor)
 
 
+def fresh(shape: tuple[int, ...], native: torch.dtype) -> Buffer:
+    """A new tensor of ``shape`` with any content; the tensor is the buffer's owner.
+
+    From ``memory.MINIMUM`` bytes on its memory is used again for later results, when nothing views it any more; such a
+    tensor cannot be resized in place.
+    """
+    nbytes = math.prod(shape) * native.itemsize
+    if nbytes < memory.MINIMUM:
+        return to_buffer(torch.empty(shape, dtype=native))
+    block = memory.results.take(nbytes)
+    # Not a view of another tensor, which autograd would treat differently.
+    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    tensor = torch.empty(0, dtype=native).set_(torch.from_numpy(block).untyped_storage(), 0, shape, strides)
+    dtype = _DTYPES[native]
+    return Buffer(block.view(dtype.storage), dtype, shape, tensor)
+
+
 def allocator(like: torch.Tensor) -> Callable[[tuple[int, ...]], Buffer]:
     """A function that makes a buffer, of the shape it is given, for a result of the type of ``like``."""
-
-    def allocate(shape: tuple[int, ...]) -> Buffer:
-        return to_buffer(torch.empty(shape, dtype=like.dtype))
-
-    return allocate
+    native = like.dtype
+    return lambda shape: fresh(shape, native)

@@ -18,6 +18,7 @@ from hvd_cluster.torch.operations.compilation import uncompiled
 from hvd_cluster.torch.tensors import (
     allocator,
     as_input,
+    fresh,
     memory_format,
     require_tensor,
     require_writable,
@@ -82,7 +83,7 @@ def in_place(tensor: torch.Tensor) -> Operand:
 def of_same_shape(tensor: torch.Tensor) -> Operand:
     """The result is a new tensor of the shape of ``tensor``."""
     source = as_input(tensor)
-    return Operand(to_buffer(source), to_buffer(torch.empty_like(source)), _output_like(tensor))
+    return Operand(to_buffer(source), fresh(tuple(source.shape), source.dtype), _output_like(tensor))
 
 
 def of_other_shape(tensor: torch.Tensor) -> Operand:
