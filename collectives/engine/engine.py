@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
 from collectives.api import HorovodInternalError, InvalidRequestError, Operation, Request, ShutDownError, Topology
 from collectives.backends.table import staged
@@ -21,11 +23,11 @@ from collectives.engine.link import COORDINATOR, Link, LocalLink, RemoteLink
 from collectives.engine.lookout import Lookout
 from collectives.engine.runner import Connect, Runner
 from collectives.engine.set_backends import SetBackends
-from collectives.engine.work import Destination, Work
+from collectives.engine.work import Destination, Work, fresh
 from collectives.engine.work_table import WorkTable
 from collectives.events import EventStream, Submitted
 from collectives.parameters import PATIENCE_SECONDS, Parameters
-from collectives.planning.agreement import SET_CHANGES, check_alone
+from collectives.planning.agreement import SET_CHANGES, check_member, checked
 from collectives.planning.board import Board
 from collectives.planning.coordinator import Coordinator
 from collectives.planning.messages import Refuse, Run, Unknown, Withdraw
@@ -167,8 +169,14 @@ class Engine:
         return work.outcome()
 
     def _enter(self, works: Sequence[Work], unnamed: bool) -> None:
-        for work in works:
-            self._check(work.request)
+        members = [self._check(work.request) for work in works]
+        try:
+            for work, ranks in zip(works, members, strict=True):
+                work.request = checked(work.request, ranks)
+                self._runner.check(work.request)
+        except InvalidRequestError as error:
+            self._reject(works, unnamed, error)
+            raise
         self._works.enter(works, unnamed)
         if self.events.active:
             now = time.monotonic()
@@ -176,14 +184,23 @@ class Engine:
                 request = work.request
                 self.events.publish(Submitted(request.name, request.process_set, request.nbytes, now))
 
-    def _check(self, request: Request) -> None:
-        check_alone(request, self.topology.rank, self.process_sets.ranks(request.process_set))
-        self._runner.check(request)
+    def _reject(self, works: Sequence[Work], unnamed: bool, error: InvalidRequestError) -> None:
+        """The call is wrong on this rank; members on which it is right must not wait for this one."""
+        for work in works:
+            work.fail(fresh(error))  # a copy without traceback, which would keep the caller's tensors
+        self._works.reject(works, unnamed)
+        self._driver.notify()
+
+    def _check(self, request: Request) -> Sequence[int]:
+        """The members of the set that ``request`` is for; InvalidRequestError where no member waits for this rank."""
+        members = self.process_sets.ranks(request.process_set)
+        check_member(request, self.topology.rank, members)
         joined = self._joined.get(request.process_set)
         if joined is not None and joined.done:
             self._joined.pop(request.process_set, None)
         elif joined is not None and request.operation not in SET_CHANGES:
             raise self._too_late(request)
+        return members
 
     def _too_late(self, request: Request) -> InvalidRequestError:
         return InvalidRequestError(
@@ -229,25 +246,38 @@ class Engine:
         InvalidRequestError for ranks that cannot make a set or have one already, and where HOROVOD_DYNAMIC_PROCESS_SETS
         is 0; MismatchError when the ranks disagree.
         """
+        request = Request("process_set.add", Operation.ADD_PROCESS_SET)
+        with self._reporting(request):
+            self._check_dynamic(ranks)
+            request = replace(request, splits=self.process_sets.check(ranks))
+        return self.run(request, None, None, unnamed=True).answer
+
+    def _check_dynamic(self, ranks: Sequence[int]) -> None:
         if not self._dynamic:
             raise InvalidRequestError(
                 f"process set {list(ranks)} cannot be added: HOROVOD_DYNAMIC_PROCESS_SETS is 0; unset it, or give the "
                 "set to init(process_sets=[...])"
             )
-        members = self.process_sets.check(ranks)
-        request = Request("process_set.add", Operation.ADD_PROCESS_SET, splits=members)
-        return self.run(request, None, None, unnamed=True).answer
 
     def remove_process_set(self, id: int) -> None:
         """Unregister a process set; all ranks of the job call it. What is in flight on the set fails.
 
         InvalidRequestError for the global set and for an unknown id, MismatchError when the ranks disagree.
         """
-        if id == GLOBAL:
-            raise InvalidRequestError("process set 0, all ranks, cannot be removed")
-        ranks = self.process_sets.ranks(id)
-        request = Request("process_set.remove", Operation.REMOVE_PROCESS_SET, root_rank=id, splits=ranks)
+        request = Request("process_set.remove", Operation.REMOVE_PROCESS_SET)
+        with self._reporting(request):
+            id, ranks = self.process_sets.check_removable(id)
+            request = replace(request, root_rank=id, splits=ranks)
         self.run(request, None, None, unnamed=True)
+
+    @contextmanager
+    def _reporting(self, request: Request) -> Iterator[None]:
+        """An error in the arguments of ``request``, which has no name yet, ends it on the other ranks, too."""
+        try:
+            yield
+        except InvalidRequestError as error:
+            self._reject([Work(request, None, None)], True, error)
+            raise
 
     # Ends.
 

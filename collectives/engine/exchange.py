@@ -132,13 +132,19 @@ class Exchange:
         return self._ending.lost is None and not self._ending.finished
 
     def submit(self, works: Sequence[Work]) -> None:
-        """Let ``works`` be decided on, with the next step; from any thread."""
+        """Let ``works`` be decided on, with the next step; from any thread.
+
+        Those that have failed before they were submitted are reported to the ranks that may wait for them.
+        """
         self.commands.append(partial(self._submit, works))
 
     def _submit(self, works: Sequence[Work]) -> None:
         submit = self._decider.submit
         for work in works:
-            submit(work.request, work.urged)
+            if work.error is None:
+                submit(work.request, work.urged)
+            else:
+                self._decider.reject(work.request, str(work.error))
 
     def urge(self, work: Work) -> None:
         """Let no rank hold ``work`` back; from any thread."""

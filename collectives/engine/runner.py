@@ -194,7 +194,7 @@ class Runner:
     def refuse(self, refusal: Refusal) -> None:
         """The ranks disagree about a tensor: it fails, and nothing else."""
         work = self._works.take(refusal.key)
-        if work is not None:
+        if work is not None and not work.done:  # a call that has failed here before is over
             self.complete(work, refusal.error)
 
     def fail(self, work: Work, error: Exception) -> None:

@@ -35,12 +35,13 @@ class WorkTable:
         self._lock = threading.RLock()
         self._works: dict[Key, Work] = {}
         self._queued: dict[Key, deque[Work]] = {}
+        self._rejected: dict[Key, Work] = {}
         self._counters: dict[tuple[Operation, int, bool], int] = {}
         self._token = object()
         self._ended: Exception | None = None
 
     def __bool__(self) -> bool:
-        return bool(self._works)
+        return bool(self._works or self._queued)
 
     def enter(self, works: Sequence[Work], unnamed: bool) -> None:
         """Put ``works`` in flight, all or none; several are a group.
@@ -58,15 +59,33 @@ class WorkTable:
             first = [work for work in works if not self._waits(work)]
             self._submit(first)
 
+    def reject(self, works: Sequence[Work], unnamed: bool) -> None:
+        """Report ``works``, one call, which has failed because of its arguments on this rank.
+
+        Their names are taken until all ranks have come to that call: the next work of such a name waits its turn. Names
+        in flight are not reported, as the call would be wrong anyway.
+        """
+        with self._lock:
+            if self._ended is not None:
+                return
+            if unnamed:
+                self._name(works)
+            elif any(self._is_in_flight(work.request.key) for work in works):
+                return
+            self._submit([work for work in works if not self._waits(work)])
+
     def _check_free(self, works: Sequence[Work]) -> None:
         seen: set[Key] = set()
         for key in (work.request.key for work in works):
-            if key in self._works or key in seen:
+            if key in seen or self._is_in_flight(key):
                 raise DuplicateNameError(
                     f"tensor {key[1]!r} is still in flight on rank {self._rank}; "
                     "synchronize it first, or give each tensor its own name"
                 )
             seen.add(key)
+
+    def _is_in_flight(self, key: Key) -> bool:
+        return key in self._works or any(work.error is None for work in self._queued.get(key, ()))
 
     def _name(self, works: Sequence[Work]) -> None:
         """The n-th unnamed call of one kind has the same name on every member."""
@@ -77,17 +96,23 @@ class WorkTable:
         name = f"{request.group or request.name}.noname.{number % UNNAMED}"
         for place, work in enumerate(works):
             work.request = (
-                replace(work.request, name=f"{name}_{place + 1}of{len(works)}", group=f"{name}_of{len(works)}")
+                replace(work.request, name=f"{name}[{place}]", group=name)
                 if request.group
                 else replace(request, name=name)
             )
 
     def _waits(self, work: Work) -> bool:
+        key = work.request.key
         work.owner = self._token
-        waits = self._works.setdefault(work.request.key, work) is not work
+        waits = key in self._works or key in self._rejected
         if waits:
-            self._queued.setdefault(work.request.key, deque()).append(work)
+            self._queued.setdefault(key, deque()).append(work)
+        else:
+            self._place(key, work)
         return waits
+
+    def _place(self, key: Key, work: Work) -> None:
+        (self._works if work.error is None else self._rejected)[key] = work
 
     def owns(self, work: Work) -> bool:
         """Whether ``work`` was entered here."""
@@ -106,7 +131,7 @@ class WorkTable:
         key = work.request.key
         if key in self._works:
             yield self._works[key]
-            yield from takewhile(lambda other: other is not work, self._queued.get(key, ()))
+        yield from takewhile(lambda other: other is not work, self._queued.get(key, ()))
 
     def is_urged(self, requests: Iterable[Request]) -> bool:
         """Whether somebody waits for one of ``requests``."""
@@ -123,7 +148,7 @@ class WorkTable:
     def take(self, key: Key) -> Work | None:
         """Remove and return the work called ``key``, if there is one; the next of that name takes its place."""
         with self._lock:
-            work = self._works.pop(key, None)
+            work = self._works.pop(key, None) or self._rejected.pop(key, None)
             if self._queued:
                 self._advance(key)
             return work
@@ -139,7 +164,10 @@ class WorkTable:
     def _advance(self, key: Key) -> None:
         queue = self._queued.get(key)
         if queue:
-            following = self._works[key] = queue.popleft()
+            following = queue.popleft()
+            if not queue:
+                del self._queued[key]
+            self._place(key, following)
             self._submit([following])
 
     def take_set(self, process_set: int) -> list[Work]:
@@ -149,7 +177,8 @@ class WorkTable:
             for work in works:
                 self._works.pop(work.request.key, None)
                 self._queued.pop(work.request.key, None)
-            return works
+            self._rejected = {key: work for key, work in self._rejected.items() if key[0] != process_set}
+            return [work for work in works if not work.done]
 
     def put_back(self, works: Iterable[Work]) -> None:
         """Works of a batch that did not finish fail together with everything else."""
@@ -181,6 +210,7 @@ class WorkTable:
             works = [*self._works.values(), *(work for queue in self._queued.values() for work in queue)]
             self._works.clear()
             self._queued.clear()
+            self._rejected.clear()
             return works
 
     def disown(self, error: Exception) -> None:

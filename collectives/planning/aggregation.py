@@ -93,12 +93,15 @@ class Aggregator:
         words = _Words()
         for request in message.requests:
             self._say_in_full(request, words)
+        for rejection in message.rejected:
+            if rejection.key in self._ids:
+                self._part(self._ids[rejection.key], words)
         for id in message.ids:
             self._say(id, rank, words)
         for id in message.urgent_ids:
             self._urge(id, rank, words)
         ids, urgent_ids = words.take(rank)
-        alone = Ready(message.requests, ids, message.urgent, urgent_ids, message.answered)
+        alone = Ready(message.requests, ids, message.urgent, urgent_ids, message.answered, message.rejected)
         return words.messages() if alone == Ready() else [*words.messages(), (rank, alone)]
 
     def down(self, message: Message) -> list[Upward]:

@@ -3,42 +3,74 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
+from numbers import Real
+from operator import index
 from typing import Any
 
 from collectives.api import DType, InvalidRequestError, Operation, ReduceOp, Request, UnsupportedRequestError
+from collectives.planning.messages import Rejection
 
-__all__ = ["SET_CHANGES", "Disagreement", "check_alone", "disagreement", "name_ranks", "sizes"]
+__all__ = [
+    "SET_CHANGES",
+    "Disagreement",
+    "check_member",
+    "checked",
+    "disagreement",
+    "explain_rejections",
+    "name_ranks",
+    "sizes",
+]
 
-REDUCTIONS = frozenset({Operation.ALLREDUCE, Operation.REDUCESCATTER})
 SUMS = (ReduceOp.AVERAGE, ReduceOp.SUM)
 FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64})
 SET_CHANGES = frozenset({Operation.ADD_PROCESS_SET, Operation.REMOVE_PROCESS_SET})
 FREE_FIRST_DIMENSION = frozenset({Operation.ALLGATHER, Operation.ALLTOALL})
 NEEDS_ROWS = "it needs at least one dimension; reshape the scalar to (1,)"
+SHOWN_REASONS = 4
 LONGEST_NAME = 1 << 15
 """In characters, each of which takes up to 4 bytes in a message."""
 
 
-def check_alone(request: Request, rank: int, members: Sequence[int]) -> None:
-    """Raise InvalidRequestError for what is wrong with ``request`` whatever the other ranks say."""
+def check_member(request: Request, rank: int, members: Sequence[int]) -> None:
+    """Raise InvalidRequestError for a request that no other rank can be waiting for.
+
+    Its name cannot travel, or ``rank`` is not one of the ``members`` of its process set.
+    """
     _check_name(request.name)
     if rank not in members:
         raise InvalidRequestError(
             f"{_where(request)}: Rank {rank} is not a member of the provided process set. "
             f"Set {request.process_set} has the ranks {list(members)}; call it on those only"
         )
-    if request.operation is Operation.BROADCAST and request.root_rank not in members:
-        raise InvalidRequestError(
-            f"{_where(request)}: root rank {request.root_rank} is not in the process set; choose one of {list(members)}"
-        )
-    if request.operation is Operation.ALLTOALL:
-        _check_splits(request, len(members))
-    if request.operation in REDUCTIONS:
-        _check_reduction(request)
-    if request.op is ReduceOp.ADASUM:
-        _check_adasum(request, len(members))
+
+
+def checked(request: Request, members: Sequence[int]) -> Request:
+    """``request`` with plain Python numbers, such as messages carry; the same object where it has them already.
+
+    An alltoall without splits gets equal ones. Raises InvalidRequestError for arguments that are wrong whatever the
+    other ranks submit; these may have submitted it, and have to be told.
+    """
+    for length in request.shape:
+        if type(length) is not int:
+            request = replace(request, shape=_integers(request, "shape", request.shape))
+            break
+    if type(request.process_set) is not int:
+        request = replace(request, process_set=_integers(request, "process set", (request.process_set,))[0])
+    check = _CHECKS.get(request.operation)
+    return request if check is None else check(request, members)
+
+
+def _where(request: Request) -> str:
+    return f"{request.operation.value} {request.name!r}"
+
+
+def _integers(request: Request, what: str, values: Sequence[Any]) -> tuple[int, ...]:
+    try:
+        return tuple(map(index, values))
+    except TypeError:
+        raise InvalidRequestError(f"{_where(request)}: {what} {values!r} must consist of integers") from None
 
 
 def _check_name(name: str) -> None:
@@ -56,8 +88,18 @@ def _check_name(name: str) -> None:
             ) from None
 
 
-def _check_splits(request: Request, size: int) -> None:
-    splits, rows = request.splits, request.shape[0] if request.shape else 0
+def _broadcast(request: Request, members: Sequence[int]) -> Request:
+    (root,) = _integers(request, "root rank", (request.root_rank,))
+    if root not in members:
+        raise InvalidRequestError(
+            f"{_where(request)}: root rank {root} is not in the process set; choose one of {list(members)}"
+        )
+    return request if type(request.root_rank) is int else replace(request, root_rank=root)
+
+
+def _alltoall(request: Request, members: Sequence[int]) -> Request:
+    size, rows = len(members), request.shape[0] if request.shape else 0
+    splits = _integers(request, "splits", request.splits) or _equal_splits(request, rows, size)
     if len(splits) != size:
         raise InvalidRequestError(
             f"{_where(request)}: splits has {len(splits)} entries, but must have {size}, one for each rank"
@@ -67,26 +109,47 @@ def _check_splits(request: Request, size: int) -> None:
             f"{_where(request)}: splits {list(splits)} must be non-negative and add up to at most the {rows} rows of "
             "the tensor"
         )
+    return replace(request, splits=splits)
 
 
-def _check_reduction(request: Request) -> None:
-    for factor in (request.prescale_factor, request.postscale_factor):
+def _equal_splits(request: Request, rows: int, size: int) -> tuple[int, ...]:
+    if rows % size:
+        raise InvalidRequestError(
+            f"{_where(request)}: without splits, {size} ranks must be able to share the {rows} rows of the tensor "
+            "evenly; give splits"
+        )
+    return (rows // size,) * size
+
+
+def _reduction(request: Request, members: Sequence[int]) -> Request:
+    prescale, postscale = request.prescale_factor, request.postscale_factor
+    if not (type(prescale) is float and type(postscale) is float):
+        request = _with_floats(request)
+    for factor in (prescale, postscale):
         if not isfinite(factor):
             raise InvalidRequestError(
                 f"{_where(request)}: a scale factor of {factor} is not allowed; give a finite number"
             )
-    scaled = request.prescale_factor != 1.0 or request.postscale_factor != 1.0
+    scaled = prescale != 1.0 or postscale != 1.0
     if request.dtype is DType.BOOL and (scaled or request.op is ReduceOp.AVERAGE):
         raise InvalidRequestError(
             f"{_where(request)}: bool tensors cannot be averaged or scaled; convert to float32 first"
         )
     if request.op not in SUMS:
-        _check_other_than_sum(request)
+        _check_other_than_sum(request, len(members))
     if request.operation is Operation.REDUCESCATTER and not request.shape:
         raise InvalidRequestError(f"{_where(request)}: {NEEDS_ROWS}")
+    return request
 
 
-def _check_other_than_sum(request: Request) -> None:
+def _with_floats(request: Request) -> Request:
+    factors = request.prescale_factor, request.postscale_factor
+    if not all(isinstance(factor, Real) for factor in factors):
+        raise InvalidRequestError(f"{_where(request)}: the scale factors {factors!r} must be real numbers")
+    return replace(request, prescale_factor=float(factors[0]), postscale_factor=float(factors[1]))
+
+
+def _check_other_than_sum(request: Request, size: int) -> None:
     if request.operation is Operation.REDUCESCATTER:
         raise InvalidRequestError(f"{_where(request)}: op {_public(request.op)} is not available; use Average or Sum")
     if request.dtype.real is not request.dtype:
@@ -94,6 +157,8 @@ def _check_other_than_sum(request: Request) -> None:
             f"{_where(request)}: op {_public(request.op)} is not defined for {request.dtype.label}; use Average or "
             "Sum, or give the real and the imaginary part as tensors of their own"
         )
+    if request.op is ReduceOp.ADASUM:
+        _check_adasum(request, size)
 
 
 def _check_adasum(request: Request, size: int) -> None:
@@ -108,9 +173,12 @@ def _check_adasum(request: Request, size: int) -> None:
         )
 
 
-def _where(request: Request) -> str:
-    """How a message begins. Made for messages only, because every request is checked."""
-    return f"{request.operation.value} {request.name!r}"
+_CHECKS: dict[Operation, Callable[[Request, Sequence[int]], Request]] = {
+    Operation.BROADCAST: _broadcast,
+    Operation.ALLTOALL: _alltoall,
+    Operation.ALLREDUCE: _reduction,
+    Operation.REDUCESCATTER: _reduction,
+}
 
 
 def _public(op: ReduceOp) -> str:
@@ -165,6 +233,18 @@ def disagreement(requests: Mapping[int, Request], members: Sequence[int]) -> Dis
     if first.operation in FREE_FIRST_DIMENSION and not first.shape:
         return Disagreement(f"tensor {first.name!r}: {first.operation.value}: {NEEDS_ROWS}")
     return None if len(requests) == len(members) else _hindrance(first, requests)
+
+
+def explain_rejections(rejected: Mapping[int, Rejection]) -> Disagreement | None:
+    """Why a tensor cannot run that has failed on some ranks already, because of their arguments."""
+    if not rejected:
+        return None
+    name = next(iter(rejected.values())).name
+    reasons = [f"rank {rank} refused the call: {rejected[rank].reason}" for rank in sorted(rejected)[:SHOWN_REASONS]]
+    more = len(rejected) - len(reasons)
+    text = f"tensor {name!r}: {'; '.join(reasons)}" + (f"; and {more} more" if more else "")
+    values = tuple((rank, each.reason) for rank, each in sorted(rejected.items()))
+    return Disagreement(f"{text}. Correct the call there; the name can be used again", "arguments", values)
 
 
 def _hindrance(first: Request, requests: Mapping[int, Request]) -> Disagreement | None:

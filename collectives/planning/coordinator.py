@@ -9,10 +9,22 @@ from itertools import groupby
 
 from collectives.api import EngineError, InvalidRequestError, Operation, Request
 from collectives.parameters import Parameters
-from collectives.planning.agreement import Disagreement, disagreement, sizes
+from collectives.planning.agreement import Disagreement, disagreement, explain_rejections, sizes
 from collectives.planning.fusion import plan
 from collectives.planning.groups import Groups, Member
-from collectives.planning.messages import Leave, Left, Message, Ready, Refuse, Response, Run, Stop, Together, Unknown
+from collectives.planning.messages import (
+    Leave,
+    Left,
+    Message,
+    Ready,
+    Refuse,
+    Rejection,
+    Response,
+    Run,
+    Stop,
+    Together,
+    Unknown,
+)
 from collectives.planning.pending import Pending
 from collectives.planning.process_sets import GLOBAL, ProcessSets
 from collectives.planning.response_cache import Known, ResponseCache
@@ -56,6 +68,7 @@ class Coordinator:
         self._cache = ResponseCache(parameters.cache_capacity)
         self._pending: dict[Key, Pending] = {}
         self._complete: dict[Key, Pending] = {}
+        self._rejected: dict[Key, dict[int, Rejection]] = {}
         self._groups = Groups()
         self._joined: dict[int, set[int]] = {}
         self._asked: dict[int, Counter[int]] = {}
@@ -148,6 +161,7 @@ class Coordinator:
             self._leaving = rank
             self._release()
             self._pending.clear()
+            self._rejected.clear()
             self._outgoing.append(Outgoing(self._everybody(), Stop(rank)))
 
     # What ranks say.
@@ -159,6 +173,8 @@ class Coordinator:
         if isinstance(message, Ready):
             for request in message.requests:
                 self._take_request(rank, request, now)
+            for rejection in message.rejected:
+                self._take_rejection(rank, rejection)
             if message.answered:
                 self._hear_answers(rank, message.answered, now)
             for key in message.urgent:
@@ -219,18 +235,43 @@ class Coordinator:
             self._refuse(request.key, (rank,), why)
         return why is not None
 
+    def _take_rejection(self, rank: int, rejection: Rejection) -> None:
+        """Members that submit the tensor, or have done so, end with an error; the name is free again only then."""
+        key = rejection.key
+        if rejection.process_set not in self._sets:
+            self._refuse(key, (rank,), Disagreement(f"process set {rejection.process_set} has been removed"))
+        elif key in self._pending:
+            self._pending[key].reject(rank, rejection)
+            self._look(key, self._pending[key])
+        else:
+            self._rejected.setdefault(key, {})[rank] = rejection
+            self._look_rejected(key)
+
+    def _look_rejected(self, key: Key) -> None:
+        """A tensor that no rank has submitted is done with when no rank can submit it any more."""
+        rejected, joined = self._rejected[key], self._joined.get(key[0], ())
+        if all(rank in rejected or rank in joined for rank in self._sets.ranks(key[0])):
+            self._dismiss(key)
+
+    def _dismiss(self, key: Key) -> None:
+        self._refuse(key, self._rejected.pop(key), Disagreement("every rank has refused the call"))
+
     def _join(self, rank: int, process_set: int) -> None:
         """``rank`` keeps nobody waiting any more; what waited for it alone comes before the end of the join."""
         self._joined.setdefault(process_set, set()).add(rank)
         for key, pending in self._pending.items():
             if key[0] == process_set and pending.operation is not Operation.JOIN:
                 self._look(key, pending)
+        for key in [key for key in self._rejected if key[0] == process_set]:
+            self._look_rejected(key)
 
     def _pend(self, request: Request, now: float) -> Pending:
         pending = self._pending.get(request.key)
         if pending is None:
             members = self._sets.ranks(request.process_set)
             pending = self._pending[request.key] = Pending(members, request.operation, now)
+            for rank, rejection in self._rejected.pop(request.key, {}).items():
+                pending.reject(rank, rejection)
         return pending
 
     def _look(self, key: Key, pending: Pending) -> None:
@@ -262,7 +303,7 @@ class Coordinator:
             requests = pending.all_requests()
             learned = self._learn(pending, requests)
             if isinstance(learned, Disagreement):
-                self._fail(key, requests, learned)
+                self._fail(key, pending, learned)
                 return
             response = learned
         self._unsent.add(response.id)
@@ -274,7 +315,7 @@ class Coordinator:
             self._make_ready(response, now)
 
     def _learn(self, pending: Pending, requests: Mapping[int, Request]) -> Response | Disagreement:
-        why = disagreement(requests, pending.members)
+        why = explain_rejections(pending.rejected) or disagreement(requests, pending.members)
         if why is not None:
             return why
         request = next(iter(requests.values()))
@@ -292,6 +333,8 @@ class Coordinator:
         """The sizes of the response; brings about what is no exchange."""
         if request.operation is Operation.JOIN:
             del self._joined[request.process_set]
+            for key in [key for key in self._rejected if key[0] == request.process_set]:
+                self._dismiss(key)  # before unnamed tensors are counted afresh
             return (pending.last,)
         if request.operation is Operation.ADD_PROCESS_SET:
             return (self._sets.add(request.splits),)
@@ -307,6 +350,7 @@ class Coordinator:
             self._refuse(key, self._pending.pop(key).submitted(), why)
         for member in self._groups.take_set(id):
             self._discard(member, why)
+        self._rejected = {key: ranks for key, ranks in self._rejected.items() if key[0] != id}
         self._cache.drop_set(id)
         self._forget.pop(id, None)
         self._joined.pop(id, None)
@@ -320,10 +364,11 @@ class Coordinator:
             self._urgent.discard(request.key)
             self._flush = True
 
-    def _fail(self, key: Key, requests: Mapping[int, Request], why: Disagreement) -> None:
+    def _fail(self, key: Key, pending: Pending, why: Disagreement) -> None:
         """The ranks disagree about ``key``: it ends on all that submitted it, and with it its group."""
+        requests = pending.all_requests()
         self._drop(self._cache.drop(key))
-        self._refuse(key, requests, why)
+        self._refuse(key, pending.answered(), why)
         groups = {request.group for request in requests.values() if request.group}
         if groups:
             self._fail_groups(key[0], groups, requests, why)
@@ -346,9 +391,15 @@ class Coordinator:
                     outstanding.get(request.group, Counter[int]())[rank] -= 1
                 del self._pending[key]
                 self._drop(self._cache.drop(key))
-                self._refuse(key, said, why)
+                self._refuse(key, pending.answered(), why)
         for group, ranks in outstanding.items():
             self._groups.refuse((process_set, group), why, ranks)
+        self._dismiss_groups(process_set, groups)
+
+    def _dismiss_groups(self, process_set: int, groups: set[str]) -> None:
+        for key, rejected in list(self._rejected.items()):
+            if key[0] == process_set and any(rejection.group in groups for rejection in rejected.values()):
+                self._dismiss(key)
 
     def _discard(self, member: Member, why: Disagreement) -> None:
         """A tensor that was agreed on does not run, because others of its group cannot."""

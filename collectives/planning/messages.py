@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgpack
 
@@ -22,6 +22,7 @@ __all__ = [
     "Message",
     "Ready",
     "Refuse",
+    "Rejection",
     "Response",
     "Run",
     "Stop",
@@ -46,11 +47,26 @@ class Response:
     sizes: tuple[int, ...] = ()
 
 
+class Rejection(NamedTuple):
+    """A call that failed on one rank alone, because of its arguments there; other ranks may have submitted it."""
+
+    process_set: int
+    name: str
+    group: str
+    reason: str
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """As that of a :class:`Request`."""
+        return self.process_set, self.name
+
+
 @dataclass(frozen=True, slots=True)
 class Ready:
     """Worker to coordinator: these tensors were submitted here; ``urgent`` ones have a caller waiting.
 
-    ``answered`` are ids of an :class:`Unknown`, for which the whole requests are here, or were sent before.
+    ``answered`` are ids of an :class:`Unknown`, for which the whole requests are here, or were sent before. Each of
+    ``rejected`` is answered by a :class:`Refuse`, when all members have submitted or rejected the tensor.
     """
 
     requests: tuple[Request, ...] = ()
@@ -58,6 +74,7 @@ class Ready:
     urgent: tuple[tuple[int, str], ...] = ()
     urgent_ids: tuple[int, ...] = ()
     answered: tuple[int, ...] = ()
+    rejected: tuple[Rejection, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,13 +198,19 @@ def _unpack_request(fields: Any) -> Request:
     )
 
 
-def _unpack_ready(requests: Any, ids: Any, urgent: Any, urgent_ids: Any, answered: Any) -> Ready:
+def _pack_ready(message: Ready) -> tuple[Any, ...]:
+    requests = [_pack_request(request) for request in message.requests]
+    return requests, message.ids, message.urgent, message.urgent_ids, message.answered, message.rejected
+
+
+def _unpack_ready(requests: Any, ids: Any, urgent: Any, urgent_ids: Any, answered: Any, rejected: Any) -> Ready:
     return Ready(
         tuple(_unpack_request(fields) for fields in requests),
         tuple(ids),
         tuple((process_set, name) for process_set, name in urgent),
         tuple(urgent_ids),
         tuple(answered),
+        tuple(Rejection(*fields) for fields in rejected),
     )
 
 
@@ -209,7 +232,7 @@ def _unpack_run(batches: Any, responses: Any, forget: Any, unison: Any, first: A
 
 
 _PACK: dict[type, tuple[int, Callable[[Any], tuple[Any, ...]]]] = {
-    Ready: (0, lambda m: ([_pack_request(r) for r in m.requests], m.ids, m.urgent, m.urgent_ids, m.answered)),
+    Ready: (0, _pack_ready),
     Run: (1, _pack_run),
     Refuse: (2, lambda m: (m.process_set, m.name, m.text, m.property, m.values)),
     Unknown: (3, lambda m: (m.ids,)),

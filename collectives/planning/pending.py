@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from collectives.api import Operation, Request
-from collectives.planning.messages import Response
+from collectives.planning.messages import Rejection, Response
 from collectives.planning.response_cache import Known, ResponseCache
 from collectives.planning.stalls import Waiting
 
@@ -17,6 +17,8 @@ __all__ = ["Pending"]
 class Pending:
     """``by_id`` are the ranks that sent only the id of ``known``, ``requests`` what the others said in full.
 
+    ``rejected`` has the ranks on which the call failed.
+
     Ranks that speak together are kept together: a host costs one step, however many ranks it has.
     """
 
@@ -26,6 +28,7 @@ class Pending:
     known: Known | None = None
     by_id: list[tuple[int, ...]] = field(default_factory=list)
     requests: dict[int, Request] = field(default_factory=dict)
+    rejected: dict[int, Rejection] = field(default_factory=dict)
     count: int = 0
 
     def add_known(self, ranks: tuple[int, ...], known: Known) -> None:
@@ -39,11 +42,16 @@ class Pending:
         self.requests[rank] = request
         self.count += 1
 
+    def reject(self, rank: int, rejection: Rejection) -> None:
+        """The call failed on ``rank``."""
+        self.rejected[rank] = rejection
+        self.count += 1
+
     def lacks_only(self, joined: Collection[int]) -> bool:
         """Whether all members have submitted, but for some of ``joined``."""
         if self.count + len(joined) < len(self.members):
             return False  # asked once for each rank: to look at them all would take the square of their number
-        submitted = self.submitted()
+        submitted = self.answered()
         return all(rank in submitted or rank in joined for rank in self.members)
 
     @property
@@ -55,10 +63,20 @@ class Pending:
         """The ranks that have submitted."""
         return {*self.requests, *(rank for ranks in self.by_id for rank in ranks)}
 
+    def answered(self) -> set[int]:
+        """The ranks that have submitted or rejected it."""
+        return {*self.submitted(), *self.rejected}
+
     def unchanged(self, cache: ResponseCache) -> Response | None:
         """The response of the last time, when it holds: the same ranks sent the id, which is known still."""
         known = self.known
-        if known is None or self.requests or len(known.requests) != self.count or known.response.id not in cache:
+        if (
+            known is None
+            or self.requests
+            or self.rejected
+            or len(known.requests) != self.count
+            or known.response.id not in cache
+        ):
             return None
         return known.response
 
@@ -72,6 +90,6 @@ class Pending:
 
     def waiting(self, joined: Collection[int]) -> Waiting:
         """Who is in and who is not, of those that have not joined."""
-        submitted = self.submitted()
-        missing = tuple(rank for rank in self.members if rank not in submitted and rank not in joined)
-        return Waiting(self.since, missing, tuple(sorted(submitted)))
+        answered = self.answered()
+        missing = tuple(rank for rank in self.members if rank not in answered and rank not in joined)
+        return Waiting(self.since, missing, tuple(sorted(self.submitted())))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from operator import index
 
 from collectives.api import InvalidRequestError
 
@@ -34,7 +35,10 @@ class ProcessSets:
 
     def check(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """``ranks`` as the members of a new set; InvalidRequestError when they cannot be that."""
-        members = tuple(sorted(ranks))
+        try:
+            members = tuple(sorted(map(index, ranks)))
+        except TypeError:
+            raise InvalidRequestError(f"process set {ranks!r} must be a list of ranks, which are integers") from None
         wrong = [rank for rank in members if not 0 <= rank < self.size]
         if not members or wrong or len(set(members)) < len(members):
             raise InvalidRequestError(
@@ -44,11 +48,15 @@ class ProcessSets:
             raise InvalidRequestError(f"a process set with the ranks {list(members)} exists already; use that one")
         return members
 
-    def remove(self, id: int) -> None:
-        """Unregister a set; InvalidRequestError for the global one and for an unknown id."""
+    def check_removable(self, id: int) -> tuple[int, tuple[int, ...]]:
+        """``id`` as a plain integer, and the members; InvalidRequestError for the global set and for an unknown id."""
         if id == GLOBAL:
             raise InvalidRequestError("process set 0, all ranks, cannot be removed")
-        self.ranks(id)
+        return index(id), self.ranks(id)
+
+    def remove(self, id: int) -> None:
+        """Unregister a set; InvalidRequestError as :meth:`check_removable` raises it."""
+        self.check_removable(id)
         del self._ranks[id]
         self._free.append(id)
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from collectives.api import MismatchError, Operation, Request
 from collectives.parameters import Parameters
-from collectives.planning.messages import Ready, Refuse, Response, Run, Unknown
+from collectives.planning.messages import Ready, Refuse, Rejection, Response, Run, Unknown
 
 __all__ = ["Batch", "Refusal", "Worker"]
 
@@ -53,6 +53,7 @@ class Worker:
         self._ready_ids: list[int] = []
         self._urgent: list[Key] = []
         self._answered: list[int] = []
+        self._rejected: list[Rejection] = []
 
     def submit(self, request: Request, urgent: bool = False) -> None:
         """A tensor is ready here; ``urgent`` when a caller waits for it."""
@@ -65,6 +66,10 @@ class Worker:
             self._requests.append(request)
         if urgent:
             self._urgent.append(request.key)
+
+    def reject(self, request: Request, reason: str) -> None:
+        """A call failed here because of its arguments; the members that submit it must not wait for this rank."""
+        self._rejected.append(Rejection(request.process_set, request.name, request.group, reason))
 
     def urge(self, key: Key) -> None:
         """A caller waits for a tensor submitted earlier."""
@@ -79,11 +84,13 @@ class Worker:
     @property
     def has_news(self) -> bool:
         """Whether :meth:`outgoing` has something to tell."""
-        return bool(self._ready_ids or self._requests or self._urgent or self._answered)
+        return bool(self._ready_ids or self._requests or self._urgent or self._answered or self._rejected)
 
     def lone(self) -> Response | None:
         """The one tensor in flight, when its id is known, a caller waits for it and there is nothing else to tell."""
-        if len(self._in_flight) != 1 or len(self._ready_ids) != 1 or not self._urgent or self._answered:
+        if len(self._in_flight) != 1 or len(self._ready_ids) != 1 or not self._urgent:
+            return None
+        if self._answered or self._rejected:
             return None
         response = self._responses[self._ready_ids[0]]
         return None if response.request.process_set or response.request.group else response
@@ -106,9 +113,14 @@ class Worker:
         by_id = [self._ids[key][0] for key in self._urgent if self._sent_as_id(key)]
         by_key = [key for key in self._urgent if not self._sent_as_id(key)]
         message = Ready(
-            tuple(self._requests), tuple(self._ready_ids), tuple(by_key), tuple(by_id), tuple(self._answered)
+            tuple(self._requests),
+            tuple(self._ready_ids),
+            tuple(by_key),
+            tuple(by_id),
+            tuple(self._answered),
+            tuple(self._rejected),
         )
-        self._requests, self._ready_ids, self._urgent, self._answered = [], [], [], []
+        self._requests, self._ready_ids, self._urgent, self._answered, self._rejected = [], [], [], [], []
         return message
 
     def _sent_as_id(self, key: Key) -> bool:

@@ -8,7 +8,7 @@ Arguments mean the same everywhere:
 
 ``name``
     keys the operation across ranks: ranks submit in any order, equal names meet. Without one, the n-th unnamed
-    operation of a kind on each rank meet. A group of ``name`` keys its n tensors as name_1ofn to name_nofn.
+    operation of a kind on each rank meet. A group of ``name`` keys its n tensors as name[0] to name[n-1].
 ``op``
     Average (default), Sum, Min, Max or Product, of the elements of all members; Adasum for allreduce of floats, on a
     power of two of ranks. 16-bit floats are accumulated in float32; an Average of integers is their sum (of less than

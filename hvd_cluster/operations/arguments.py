@@ -20,7 +20,6 @@ __all__ = [
     "process_set_id",
     "reduction",
     "require_sparse_op",
-    "whole_splits",
 ]
 
 T = TypeVar("T")
@@ -100,10 +99,13 @@ def as_group(tensors: Iterable[Any], tensor_type: type, require: Callable[[Any],
     return result
 
 
-def as_splits(splits: Any) -> tuple[int, ...] | None:
-    """The splits of an alltoall as plain integers: of a list, or of a 1-d array or tensor of integers; None is None."""
+def as_splits(splits: Any) -> tuple[int, ...]:
+    """The splits of an alltoall as plain integers: of a list, or of a 1-d array or tensor of integers.
+
+    None are no splits, which mean equal ones.
+    """
     if splits is None:
-        return None
+        return ()
     values = splits.tolist() if hasattr(splits, "tolist") else splits
     try:
         return tuple(map(_as_integer, values))
@@ -115,16 +117,3 @@ def _as_integer(value: Any) -> int:
     if isinstance(value, bool):
         raise TypeError
     return operator.index(value)
-
-
-def whole_splits(splits: Any, rows: int, process_set: ProcessSet) -> tuple[int, ...]:
-    """``splits`` as integers, or equal shares of ``rows``; InvalidRequestError where ``rows`` has no equal shares."""
-    given = as_splits(splits)
-    if given is not None:
-        return given
-    size = process_set.size() or 1
-    if rows % size:
-        raise InvalidRequestError(
-            f"alltoall without splits needs rows that {size} ranks can share evenly, not {rows}; give splits"
-        )
-    return (rows // size,) * size

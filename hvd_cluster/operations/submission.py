@@ -54,15 +54,15 @@ def start_group(
     if name is not None:
         label = f"{operation.value}.{name}"
     works = []
-    for number, (source, destination) in enumerate(tensors, start=1):
+    for place, (source, destination) in enumerate(tensors):
         request = Request(
-            f"{label}_{number}of{count}",
+            f"{label}[{place}]",
             operation,
             source.dtype,
             source.shape,
             process_set=id,
             device=source.device,
-            group=f"{label}_of{count}",
+            group=label,
             group_size=count,
             **fields,
         )

@@ -6,13 +6,27 @@ from dataclasses import dataclass, field
 
 from collectives.api import Request
 from collectives.parameters import Parameters
-from collectives.planning.agreement import disagreement, sizes
+from collectives.planning.agreement import disagreement, explain_rejections, sizes
 from collectives.planning.coordinator import Coordinator
-from collectives.planning.messages import Ready, Refuse, Run, Unknown, decode, encode
+from collectives.planning.messages import Ready, Refuse, Rejection, Run, Unknown, decode, encode
 from collectives.planning.process_sets import ProcessSets
 from collectives.planning.worker import Worker
 
 CYCLE = 5.0
+ALL_REFUSED = "every rank has refused the call"
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A call that one rank refuses, because of its arguments there."""
+
+    request: Request
+    reason: str
+
+    @property
+    def key(self):
+        """As that of the request."""
+        return self.request.key
 
 
 @dataclass
@@ -99,7 +113,10 @@ class World:
         for rank in ranks or self.process_sets.ranks(request.process_set):
             assert request.key not in self.in_flight[rank], "the engine never does that"
             self.in_flight[rank].add(request.key)
-            self.workers[rank].submit(request, urgent)
+            if isinstance(request, Wrong):
+                self.workers[rank].reject(request.request, request.reason)
+            else:
+                self.workers[rank].submit(request, urgent)
 
     def urge_any(self, rank, chance):
         """Somebody on ``rank`` begins to wait for something that is in flight."""
@@ -137,9 +154,9 @@ class World:
 
 @dataclass
 class Script:
-    """``calls[i]`` is one collective: what each member submits. Calls of one key follow each other."""
+    """``calls[i]`` is one collective: what each member submits, or refuses. Calls of one key follow each other."""
 
-    calls: list[dict[int, Request]]
+    calls: list[dict[int, Request | Wrong]]
 
     def play(self, world: World, chance: random.Random):
         """Submit everything in random orders, deliver in random orders, until nothing moves."""
@@ -182,11 +199,21 @@ class Script:
         outcomes = defaultdict(list)
         for call in self.calls:
             if rank in call:
-                members = sorted(call)
-                why = disagreement(call, members)
-                result = (call[members[0]], sizes(call, members)) if why is None else why.text
-                outcomes[call[rank].key].append(result)
+                outcomes[call[rank].key].append(_result(call))
         return dict(outcomes)
+
+
+def _result(call):
+    members = sorted(call)
+    wrong = {rank: each for rank, each in call.items() if isinstance(each, Wrong)}
+    if wrong:
+        rejections = {
+            rank: Rejection(each.request.process_set, each.request.name, each.request.group, each.reason)
+            for rank, each in wrong.items()
+        }
+        return ALL_REFUSED if len(wrong) == len(call) else explain_rejections(rejections).text
+    why = disagreement(call, members)
+    return (call[members[0]], sizes(call, members)) if why is None else why.text
 
 
 def outcomes(world, rank):

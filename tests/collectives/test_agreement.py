@@ -3,10 +3,12 @@
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from collectives.api import DType, InvalidRequestError, Operation, ReduceOp, Request
-from collectives.planning.agreement import check_alone, disagreement, sizes
+from collectives.planning.agreement import check_member, checked, disagreement, sizes
+from collectives.planning.messages import Ready, decode, encode
 
 REDUCE = Request("t", Operation.ALLREDUCE, DType.FLOAT32, (4, 2))
 SCATTER = replace(REDUCE, operation=Operation.REDUCESCATTER)
@@ -36,8 +38,16 @@ GOOD = [
 BAD = [
     (replace(BROADCAST, root_rank=0), r"root rank 0 is not in the process set; choose one of \[1, 2, 3\]"),
     (replace(BROADCAST, root_rank=-1), "root rank -1"),
-    (replace(EXCHANGE, splits=()), "splits has 0 entries, but must have 3, one for each rank"),
-    (replace(EXCHANGE, splits=(1, 1, 1, 1)), "splits has 4 entries, but must have 3"),
+    (replace(EXCHANGE, splits=()), "without splits, 3 ranks must be able to share the 4 rows of the tensor evenly"),
+    (replace(EXCHANGE, splits=(1, 1, 1, 1)), "splits has 4 entries, but must have 3, one for each rank"),
+    (replace(EXCHANGE, splits=(1.0, 2.0, 1.0)), r"splits \(1.0, 2.0, 1.0\) must consist of integers"),
+    (replace(EXCHANGE, splits=("1", 2, 1)), "splits .* must consist of integers"),
+    (replace(BROADCAST, root_rank="2"), "root rank .* must consist of integers"),
+    (replace(BROADCAST, root_rank=2.0), "root rank .* must consist of integers"),
+    (replace(REDUCE, shape=(4, 2.5)), r"shape \(4, 2.5\) must consist of integers"),
+    (replace(REDUCE, process_set=0.0), r"process set \(0.0,\) must consist of integers"),
+    (replace(REDUCE, prescale_factor="2"), r"the scale factors \('2', 1.0\) must be real numbers"),
+    (replace(REDUCE, postscale_factor=np.float32("nan")), "a scale factor of nan is not allowed"),
     (replace(EXCHANGE, splits=(1, -1, 1)), r"splits \[1, -1, 1\] must be non-negative"),
     (replace(EXCHANGE, splits=(2, 2, 1)), "add up to at most the 4 rows"),
     (replace(REDUCE, dtype=DType.BOOL, op=ReduceOp.AVERAGE), "bool tensors cannot be averaged or scaled"),
@@ -56,33 +66,51 @@ BAD = [
 @pytest.mark.parametrize("request_", GOOD, ids=lambda request: f"{request.operation.value}-{request.op.name}")
 def test_what_may_be_submitted(request_):
     for rank in MEMBERS:
-        check_alone(request_, rank, MEMBERS)
+        check_member(request_, rank, MEMBERS)
+        assert checked(request_, MEMBERS) == request_
 
 
 @pytest.mark.parametrize(("request_", "says"), BAD)
 def test_what_is_wrong_whatever_the_others_say(request_, says):
     with pytest.raises(InvalidRequestError, match=says) as caught:
-        check_alone(request_, 1, MEMBERS)
+        checked(request_, MEMBERS)
     assert str(caught.value).startswith(f"{request_.operation.value} 't': ")
+
+
+def test_numbers_of_numpy_become_plain():
+    plain = replace(EXCHANGE, process_set=3), replace(BROADCAST, root_rank=2), replace(REDUCE, prescale_factor=0.5)
+    arrays = (
+        replace(EXCHANGE, process_set=np.int64(3), splits=np.array([1, 2, 1]), shape=(np.int64(4), np.uint8(2))),
+        replace(BROADCAST, root_rank=np.int32(2)),
+        replace(REDUCE, prescale_factor=np.float32(0.5), postscale_factor=1),
+    )
+    for request, expected in zip(arrays, plain, strict=True):
+        normal = checked(request, MEMBERS)
+        assert normal == expected
+        assert decode(encode(Ready((normal,)))) == Ready((expected,))
+
+
+def test_equal_shares_are_what_an_alltoall_without_splits_means():
+    assert checked(replace(EXCHANGE, shape=(6, 2), splits=()), MEMBERS).splits == (2, 2, 2)
 
 
 @pytest.mark.parametrize("name", ["\ud800", "a\udfffb", "\u00e4\ud800"])
 def test_a_name_that_cannot_be_sent(name):
     with pytest.raises(InvalidRequestError, match=r"the name '.*' cannot be sent .*surrogates not allowed at position"):
-        check_alone(replace(REDUCE, name=name), 1, MEMBERS)
+        check_member(replace(REDUCE, name=name), 1, MEMBERS)
 
 
 def test_a_name_has_an_end():
-    check_alone(replace(REDUCE, name="\U0001f600" * (1 << 15)), 1, MEMBERS)
+    check_member(replace(REDUCE, name="\U0001f600" * (1 << 15)), 1, MEMBERS)
     with pytest.raises(
         InvalidRequestError, match=r"a name of 32769 characters, 'nnn.*'\.\.\., is too long; at most 32768"
     ):
-        check_alone(replace(REDUCE, name="n" * ((1 << 15) + 1)), 1, MEMBERS)
+        check_member(replace(REDUCE, name="n" * ((1 << 15) + 1)), 1, MEMBERS)
 
 
 def test_only_members_may_submit():
     with pytest.raises(InvalidRequestError, match=r"Rank 0 is not a member .* Set 7 has the ranks \[1, 2, 3\]"):
-        check_alone(replace(REDUCE, process_set=7), 0, MEMBERS)
+        check_member(replace(REDUCE, process_set=7), 0, MEMBERS)
 
 
 def test_equal_requests_agree():
@@ -104,7 +132,7 @@ def test_the_number_of_rows_may_differ_the_rest_may_not(request_):
 @pytest.mark.parametrize("request_", [GATHER, replace(EXCHANGE, splits=(0, 0, 0))], ids=["allgather", "alltoall"])
 def test_scalars_are_refused_on_all_ranks(request_):
     scalar = replace(request_, shape=())
-    check_alone(scalar, 1, MEMBERS)
+    checked(scalar, MEMBERS)
     text = disagreement(dict.fromkeys(MEMBERS, scalar), MEMBERS).text
     assert text == f"tensor 't': {scalar.operation.value}: it needs at least one dimension; reshape the scalar to (1,)"
     found = disagreement({1: scalar, 2: request_, 3: request_}, MEMBERS)

@@ -265,10 +265,9 @@ def test_unnamed_tensors_of_a_process_set_do_not_shift_the_names_of_others():
     [
         ({"process_set": 1}, "Rank 1 is not a member"),
         ({"process_set": 9}, "process set 9 does not exist"),
-        ({"operation": Operation.BROADCAST, "root_rank": 7}, "root rank 7"),
     ],
 )
-def test_a_wrong_call_is_refused_at_once_and_nothing_is_submitted(fields, says):
+def test_a_call_that_no_other_rank_waits_for_is_refused_at_once_and_nothing_is_submitted(fields, says):
     with running(2, sets=[(0,)]) as job:
         for call in (submit, run):
             with pytest.raises(InvalidRequestError, match=says):

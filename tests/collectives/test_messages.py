@@ -16,6 +16,7 @@ from collectives.planning.messages import (
     Left,
     Ready,
     Refuse,
+    Rejection,
     Response,
     Run,
     Stop,
@@ -54,8 +55,9 @@ requests = st.builds(
 request_lists = st.lists(requests, max_size=3).map(tuple)
 responses = st.lists(st.builds(Response, ids, requests, lengths), max_size=3).map(tuple)
 keys = st.lists(st.tuples(st.integers(0, 1000), texts), max_size=3).map(tuple)
+rejections = st.lists(st.builds(Rejection, st.integers(0, 1000), texts, texts, texts), max_size=2).map(tuple)
 messages = st.one_of(
-    st.builds(Ready, request_lists, id_lists, keys, id_lists, id_lists),
+    st.builds(Ready, request_lists, id_lists, keys, id_lists, id_lists, rejections),
     st.builds(
         Run, st.lists(id_lists, max_size=3).map(tuple), responses, id_lists, st.booleans(), ids, st.none() | parameters
     ),

@@ -267,11 +267,14 @@ def check_what_ranks_that_have_joined_cannot_do():
     works()
 
 
-def check_a_refused_unnamed_call_does_not_count():
-    """Or this rank's next unnamed tensor would wait for another one than the others' next."""
-    if hvd.rank() == 0:
-        for _ in range(3):
-            message_of(lambda: hvd.alltoall(torch.ones(2), splits=[9] * hvd.size()), InvalidRequestError)
+def check_a_call_that_one_rank_refuses_ends_on_all_ranks():
+    """And counts as an unnamed call, so that the next ones meet."""
+    for _ in range(3):
+        splits = [9 if hvd.rank() == 0 else 1] * hvd.size()
+        kind = MismatchError if hvd.rank() else InvalidRequestError
+        text = message_of(lambda splits=splits: hvd.alltoall(torch.ones(hvd.size()), splits=splits), kind)
+        assert "must be non-negative and add up to at most" in text
+        assert hvd.rank() == 0 or "rank 0 refused the call" in text
     rows = hvd.alltoall(torch.ones(hvd.size()))
     assert rows.tolist() == [1.0] * hvd.size()
 

@@ -46,15 +46,16 @@ def check_grouped_allreduce():
 
 
 def check_groups_of_one_name_and_different_sizes():
-    """What was said before travels as integers, ahead of what has changed: the two groups arrive mixed."""
-    for changed in (1, 2):
+    """They follow each other; at one time, the name is in flight, and on different ranks, they are a mismatch."""
+    for shapes in ([1, 1], [2, 1, 1], [1, 1], [1]):
         with basics.engine()._driver._driving:
-            handles = [
-                hvd.grouped_allreduce_async([torch.ones(rows) for rows in shapes], name="n", op=hvd.Sum)
-                for shapes in ([1, changed], [changed, 1, 1])
-            ]
-        for handle, count in zip(handles, (2, 3), strict=True):
-            assert [float(each[0]) for each in hvd.synchronize(handle)] == [hvd.size()] * count
+            handle = hvd.grouped_allreduce_async([torch.ones(rows) for rows in shapes], name="n", op=hvd.Sum)
+            with pytest.raises(ValueError, match=r"tensor 'allreduce.n\[0\]' is still in flight"):
+                hvd.grouped_allreduce_async([torch.ones(1)], name="n", op=hvd.Sum)
+        assert [float(each[0]) for each in hvd.synchronize(handle)] == [hvd.size()] * len(shapes)
+    if hvd.size() > 1:
+        with pytest.raises(hvd.HorovodInternalError, match="number of tensors in the group: 2 on rank 0; 3 on rank"):
+            hvd.grouped_allreduce([torch.ones(1)] * (3 if hvd.rank() else 2))
 
 
 def check_grouped_allgather():

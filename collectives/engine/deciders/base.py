@@ -104,6 +104,10 @@ class Decider(ABC):
         """A tensor is ready on this rank; ``urgent`` when a caller waits for it."""
 
     @abstractmethod
+    def reject(self, request: Request, reason: str) -> None:
+        """A call failed on this rank because of its arguments: members that submit the tensor must not wait for it."""
+
+    @abstractmethod
     def urge(self, key: tuple[int, str]) -> None:
         """A caller waits for a tensor that was submitted earlier; one that is not in flight any more is ignored."""
 

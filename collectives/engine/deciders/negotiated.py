@@ -30,6 +30,10 @@ class Negotiated(Decider):
         """See :class:`Decider`."""
         self._worker.submit(request, urgent)
 
+    def reject(self, request: Request, reason: str) -> None:
+        """See :class:`Decider`."""
+        self._worker.reject(request, reason)
+
     def urge(self, key: tuple[int, str]) -> None:
         """See :class:`Decider`."""
         self._worker.urge(key)

@@ -40,6 +40,10 @@ class Unison(Decider):
         """See :class:`Decider`."""
         self._fallback.submit(request, urgent)
 
+    def reject(self, request: Request, reason: str) -> None:
+        """See :class:`Decider`."""
+        self._fallback.reject(request, reason)
+
     def urge(self, key: tuple[int, str]) -> None:
         """See :class:`Decider`."""
         self._fallback.urge(key)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 
 from collectives.api import Operation
-from hvd_cluster.operations.arguments import whole_splits
+from hvd_cluster.operations.arguments import as_splits
 from hvd_cluster.operations.gradients import name_of_backward
 from hvd_cluster.operations.handles import Handle
 from hvd_cluster.process_sets import ProcessSet, global_process_set
@@ -28,8 +28,7 @@ def alltoall_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Start sending ``splits[r]`` rows to each rank r; synchronize gives (tensor, received_splits)."""
-    shares = _shares(tensor, splits, process_set)
-    return start(Operation.ALLTOALL, with_splits, tensor, name, process_set, splits=shares)
+    return start(Operation.ALLTOALL, with_splits, tensor, name, process_set, splits=as_splits(splits))
 
 
 def alltoall(
@@ -46,11 +45,6 @@ def alltoall(
     return output if splits is None else (output, received)
 
 
-def _shares(tensor: torch.Tensor, splits: Splits, process_set: ProcessSet) -> tuple[int, ...]:
-    rows = tensor.size(0) if require_tensor(tensor).dim() else 0  # a nested tensor has no shape
-    return whole_splits(splits, rows, process_set)
-
-
 def _alltoall(
     tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -58,8 +52,7 @@ def _alltoall(
     if is_recorded(require_tensor(tensor)):
         result = apply(HorovodAlltoall, tensor, splits, name, process_set)
     else:
-        shares = _shares(tensor, splits, process_set)
-        result = run(Operation.ALLTOALL, with_splits, tensor, name, process_set, splits=shares)
+        result = run(Operation.ALLTOALL, with_splits, tensor, name, process_set, splits=as_splits(splits))
     return result
 
 
