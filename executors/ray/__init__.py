@@ -7,6 +7,7 @@
     shortage.py          pure: a request and the state of a cluster -> what is missing
     connection.py        is this process connected to a cluster, and still to the same one
     placement_group.py   reserves the bundles, or reuses the caller's group
+    keeper.py            removes the group when the actor or task that made it is killed
     call.py              a call, in the object store
     worker.py            the actor: place, environment, executable, running functions
     group.py             the actors of a job: start, call, end

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import ray
 from ray.util import get_current_placement_group, placement_group, remove_placement_group
@@ -12,6 +13,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from executors.api import PlacementError
+from executors.ray.keeper import keep
 from executors.ray.request import Request
 from executors.ray.shortage import ClusterState, counted, explain, show
 
@@ -24,11 +26,15 @@ WARN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A ready placement group; ``owned`` when it was made for this job and goes with it."""
+    """A ready placement group; ``owned`` when it was made for this job and goes with it.
+
+    ``keeper`` is the actor that removes an owned group when this process dies; None where Ray does so itself.
+    """
 
     request: Request
     group: PlacementGroup
     owned: bool
+    keeper: Any = None
 
     def strategy(self, worker: int) -> PlacementGroupSchedulingStrategy:
         """Where Ray has to put ``worker``."""
@@ -39,6 +45,8 @@ class Reservation:
         """Give the resources back. A group of the caller stays."""
         if self.owned:
             remove_placement_group(self.group)
+        if self.keeper is not None:
+            ray.kill(self.keeper)
 
 
 def reserve(request: Request, timeout: float, use_current: bool = True) -> Reservation:
@@ -52,6 +60,7 @@ def reserve(request: Request, timeout: float, use_current: bool = True) -> Reser
         return Reservation(request, current, owned=False)
     reservation = Reservation(request, placement_group(request.bundles, strategy=request.strategy), owned=True)
     try:
+        reservation = replace(reservation, keeper=keep(reservation.group))
         _wait_ready(reservation, timeout)
     except BaseException:
         reservation.release()

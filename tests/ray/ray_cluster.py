@@ -58,7 +58,7 @@ def workers_left() -> list[psutil.Process]:
     return [
         process
         for process in psutil.Process().children(recursive=True)
-        if _title(process).startswith("ray::HorovodWorker")
+        if _title(process).startswith(("ray::HorovodWorker", "ray::GroupKeeper"))
     ]
 
 

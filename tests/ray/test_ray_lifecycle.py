@@ -4,6 +4,8 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import ray
@@ -11,7 +13,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from ray_cluster import add_node, connect, eventually, groups_left, workers_left
 
 from executors.api import ExecutorError, PlacementError, StartTimeoutError, WorkerError
-from executors.ray import waiting
+from executors.ray import keeper, waiting
 from hvd_cluster.ray import RayExecutor
 
 # Ray keeps its connections, and starts worker processes before they are needed.
@@ -54,6 +56,64 @@ def fail_on_1():
 class Model:
     def __init__(self, start, step=1):
         self.value = start + step * rank()
+
+
+class Owner:
+    """An actor, or the body of a task, that holds an executor and never shuts it down."""
+
+    def start(self):
+        self.executor = executor_of(num_workers=1, use_current_placement_group=False)
+        self.executor.start()
+        return os.getpid()
+
+    def shut_down(self):
+        self.executor.shutdown()
+
+
+def start_and_hang(path):
+    pid = Owner().start()
+    Path(path).write_text(str(pid))
+    time.sleep(HANG_S)
+
+
+class TestOwners:
+    def test_a_group_goes_with_the_actor_that_was_killed(self):
+        owner = ray.remote(num_cpus=0)(Owner).remote()
+        pid = ray.get(owner.start.remote())
+        assert groups_left()
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: not groups_left() and not workers_left(), SECONDS)
+
+    def test_a_group_goes_with_the_actor_that_ray_killed(self):
+        owner = ray.remote(num_cpus=0)(Owner).remote()
+        ray.get(owner.start.remote())
+        ray.kill(owner)
+        eventually(lambda: not groups_left() and not workers_left(), SECONDS)
+
+    def test_a_group_goes_with_the_task_that_was_killed(self, tmp_path):
+        path = tmp_path / "pid"
+        ray.remote(num_cpus=0, max_retries=0)(start_and_hang).remote(str(path))
+        eventually(lambda: path.exists() and path.read_text(), SECONDS)
+        os.kill(int(path.read_text()), signal.SIGKILL)
+        eventually(lambda: not groups_left() and not workers_left(), SECONDS)
+
+    def test_an_actor_that_shuts_down_leaves_no_keeper(self):
+        owner = ray.remote(num_cpus=0)(Owner).remote()
+        ray.get(owner.start.remote())
+        ray.get(owner.shut_down.remote())
+        eventually(lambda: not groups_left() and not workers_left(), SECONDS)
+
+
+def test_a_keeper_without_an_owner_removes_the_group(monkeypatch):
+    """The owner died before its first call arrived."""
+    monkeypatch.setattr(keeper, "FIRST_CALL_S", 0.1)
+    removed, killed = threading.Event(), threading.Event()
+    monkeypatch.setattr(keeper, "remove_placement_group", lambda group: group == "group" and removed.set())
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(current_actor="the keeper"))
+    monkeypatch.setattr(ray, "kill", lambda actor: actor == "the keeper" and killed.set())
+    keeper.GroupKeeper("group")
+    assert killed.wait(SECONDS)
+    assert removed.is_set()
 
 
 class TestPlacement:
