@@ -9,8 +9,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from matrix import abort_from_thread, reduce_until_error, run_matrix
-from members import Member, Processes, group_of, in_threads
 
 from collectives.api import (
     CollectiveTimeoutError,
@@ -27,6 +25,8 @@ from collectives.backends.gloo.connections import Connections
 from collectives.backends.scratch import Scratch
 from collectives.buffers import Buffer
 from collectives.rendezvous.store import MemoryStore, PrefixStore
+from tests.backends.matrix import abort_from_thread, reduce_until_error, run_matrix
+from tests.backends.members import Member, Processes, group_of, in_threads
 
 LOOPBACK = "127.0.0.1"
 SOON = 4.0  # What a test that breaks connections may leave behind ends after this timeout.

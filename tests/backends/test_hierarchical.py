@@ -5,8 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matrix import abort_from_thread, reduce_until_error, run_matrix
-from members import Member, Processes, group_of, in_threads
 
 from collectives.api import DType, HorovodInternalError, PeerLostError, ReduceOp, Topology
 from collectives.backends import hierarchical, table
@@ -17,6 +15,8 @@ from collectives.backends.single import SingleBackend
 from collectives.parameters import Parameters
 from collectives.rendezvous.store import PrefixStore
 from collectives.settings import Settings
+from tests.backends.matrix import abort_from_thread, reduce_until_error, run_matrix
+from tests.backends.members import Member, Processes, group_of, in_threads
 
 HOSTS = {"2+2": "aabb", "3+1": "aaab", "1+2+3": "abbccc", "interleaved": "ababb"}
 TIMEOUT = 20.0

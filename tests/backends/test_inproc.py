@@ -5,8 +5,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from matrix import abort_from_thread, reduce_until_error, run_matrix
-from members import group_of, in_threads
 
 from collectives.api import (
     CollectiveTimeoutError,
@@ -18,6 +16,8 @@ from collectives.api import (
     ShutDownError,
 )
 from collectives.backends.inproc import InprocBackend, InprocGroup
+from tests.backends.matrix import abort_from_thread, reduce_until_error, run_matrix
+from tests.backends.members import group_of, in_threads
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from matrix import abort_from_thread, run_matrix
-from members import group_of, in_threads
-from queues import Queues, QueueTransport
 
 from collectives.api import CollectiveTimeoutError, DType, ReduceOp, ShutDownError
 from collectives.backends.messaging import DIRECT, MessagingBackend
 from collectives.kernels.reduction import reduce_arrays
+from tests.backends.matrix import abort_from_thread, run_matrix
+from tests.backends.members import group_of, in_threads
+from tests.backends.queues import Queues, QueueTransport
 
 
 class Reducing(QueueTransport):

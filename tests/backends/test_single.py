@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from matrix import run_matrix
-from members import group_of
 
 from collectives.api import DType, HorovodInternalError, InvalidRequestError, ReduceOp, ShutDownError
 from collectives.backends.single import SingleBackend
+from tests.backends.matrix import run_matrix
+from tests.backends.members import group_of
 
 
 def test_matrix():

@@ -1,8 +1,7 @@
-"""A server, a client, every kind of store, and no thread left behind."""
+"""A server, a client and every kind of store."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -16,15 +15,7 @@ from collectives.rendezvous.store import MemoryStore, PrefixStore
 from tests.rendezvous.wire import (
     BODY_LIMIT,
     SECRET,
-    eventually,
 )
-
-
-@pytest.fixture(autouse=True)
-def no_leaked_threads() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    eventually(lambda: set(threading.enumerate()) <= before)
 
 
 @pytest.fixture

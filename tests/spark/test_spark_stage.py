@@ -77,17 +77,27 @@ class TestCancellation:
         spark.cancelled.set()
         answer.set()
 
-    def test_a_spark_that_cannot_be_told_is_no_other_failure(self, monkeypatch, caplog):
+    def fail_once_started(self, spark):
+        while not spark.started:  # what has not begun is not cancelled
+            spark.entered.wait(0.01)
+        raise KeyError("the failure")
+
+    def test_a_spark_that_cannot_be_told_is_no_other_failure(self, monkeypatch):
         def cancel(tag):
-            spark.cancelled.set()
             raise RuntimeError("no gateway")
 
-        spark = SlowSpark(monkeypatch)
+        def warning(text, *values):
+            warnings.append(text % values)
+            spark.cancelled.set()  # not before: the stage may end, and the test with it, as soon as Spark's job has
+
+        spark, warnings = SlowSpark(monkeypatch), []
         monkeypatch.setattr(spark, "cancel", cancel)
+        monkeypatch.setattr(job.logger, "warning", warning)
         spark.may_start.set()
-        with pytest.raises(KeyError, match="the failure"), job._Stage(spark, spark, None, queue.SimpleQueue()):
-            raise KeyError("the failure")
-        assert "Spark cannot be told to cancel the job (no gateway)" in caplog.text
+        stage = job._Stage(spark, spark, None, queue.SimpleQueue())
+        with pytest.raises(KeyError, match="the failure"), stage:
+            self.fail_once_started(spark)
+        assert warnings == ["Spark cannot be told to cancel the job (no gateway)"]
 
 
 def result_of(*events):
