@@ -83,6 +83,7 @@ class RayJob:
         self._members = launch(reservation, settings.timeout_s)
         self._resources.callback(self._if_connected, kill, [member.actor for member in self._members])
         _check_spread(request, self._members)
+        reservation.await_keeper(settings.timeout_s)
 
     def _prepare(self, server: Job, settings: MiniSettings, variables: Mapping[str, str]) -> None:
         gpus: dict[str, list[tuple[str, ...]]] = defaultdict(list)

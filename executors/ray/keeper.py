@@ -45,6 +45,9 @@ class GroupKeeper:
             await value[0]
         self._end()
 
+    async def ready(self) -> None:
+        """Return when :meth:`watch` has begun, if it was called before: Ray keeps the order of the owner's calls."""
+
     def _end(self) -> None:
         with contextlib.suppress(RayError):
             remove_placement_group(self._group)

@@ -41,6 +41,15 @@ class Reservation:
         bundle = self.request.bundle_of(worker) if self.owned else -1
         return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=bundle)
 
+    def await_keeper(self, timeout: float) -> None:
+        """Return when the keeper watches this process, or warn after ``timeout`` seconds. Does nothing without one."""
+        if self.keeper is not None and not ray.wait([self.keeper.ready.remote()], timeout=timeout)[0]:
+            logger.warning(
+                "the actor that removes the placement group of this job, should this process be killed, did not start "
+                "within %g s (timeout_s); the group would stay until the driver ends",
+                timeout,
+            )
+
     def release(self) -> None:
         """Give the resources back. A group of the caller stays."""
         if self.owned:
