@@ -6,15 +6,15 @@ import threading
 
 import numpy as np
 import pytest
-from device import Device, DeviceBackend, Uploading
-from matrix import encode, run_matrix
-from members import group_of, in_threads
 
 from collectives.api import DType, InvalidRequestError, ReduceOp
 from collectives.backends.adasum import adasum
 from collectives.backends.inproc import InprocBackend, InprocGroup
 from collectives.buffers import Buffer
 from collectives.completion import DONE, all_of
+from tests.backends.device import Device, DeviceBackend, Uploading
+from tests.backends.matrix import encode, run_matrix
+from tests.backends.members import group_of, in_threads
 
 SIZE = 4
 FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
