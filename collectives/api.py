@@ -46,6 +46,7 @@ __all__ = [
     "Timeouts",
     "Topology",
     "UnsupportedRequestError",
+    "World",
 ]
 
 LONGEST_SECONDS = 1_000_000
@@ -228,6 +229,44 @@ class Topology:
     def is_homogeneous(self) -> bool:
         """Whether every host has the same number of ranks."""
         return len({self.hosts.count(host) for host in self.hosts}) == 1
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The ranks that work together in one round of a job, as the launcher describes it to one of them.
+
+    ``job`` and ``round`` identify the world: its ranks get the same two, and no rank of another world does. A launcher
+    that replaces ranks gives the next round to survivors and newcomers. ``topology`` has the numbers of this rank; its
+    ``hosts`` and ``cores`` are not known before the ranks have connected. ``host`` is the identity of this rank's host.
+    ``rendezvous`` is the address and the port of the rendezvous server; None: a world of one without a server.
+
+    Raises SettingsError for numbers that make no world.
+    """
+
+    job: str = "job"
+    round: int = 0
+    topology: Topology = field(default_factory=lambda: Topology(hosts=(), cores=0))
+    host: str = "localhost"
+    rendezvous: tuple[str, int] | None = None
+
+    def __post_init__(self) -> None:
+        for kind in ("", "local_", "cross_"):
+            rank, size = getattr(self.topology, f"{kind}rank"), getattr(self.topology, f"{kind}size")
+            if not 0 <= rank < size:
+                raise SettingsError(
+                    f"{kind}rank {rank} is not in 0..{size - 1} ({kind}size is {size}); "
+                    f"the launcher sets HOROVOD_{kind.upper()}RANK and HOROVOD_{kind.upper()}SIZE together"
+                )
+        if self.topology.size > 1 and self.rendezvous is None:
+            raise SettingsError(
+                f"size is {self.topology.size} but HOROVOD_GLOO_RENDEZVOUS_ADDR is not set, so the ranks cannot find "
+                "each other; start the script with hvdrun, hvd_cluster.run or RayExecutor"
+            )
+
+    @property
+    def name(self) -> str:
+        """Job and round, for messages."""
+        return f"round {self.round} of job {self.job!r}"
 
 
 @dataclass(frozen=True, slots=True)

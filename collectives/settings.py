@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from collectives.api import LONGEST_SECONDS, SettingsError, Timeouts
+from collectives.api import LONGEST_SECONDS, SettingsError, Timeouts, Topology, World
 
-__all__ = ["ENVIRONMENT_SECRET", "Settings"]
+__all__ = ["ENVIRONMENT_SECRET", "Settings", "world_from_environment"]
 
 ENVIRONMENT_SECRET = "_HOROVOD_SECRET_KEY"
 
@@ -46,13 +46,14 @@ NOT_YET = (
 
 T = TypeVar("T")
 MEBIBYTE = 1 << 20
+LONGEST_JOB = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a rank knows at ``init()``.
+    """How the engine of a rank works.
 
-    ``rendezvous_address`` is None when there is no launcher: a world of one. ``fusion_threshold`` is in bytes (0 means
+    ``fusion_threshold`` is in bytes (0 means
     no fusion), ``cycle_time`` in seconds (None: by the number of cores), ``cache_capacity`` in tensor names (0 means no
     cache). ``hierarchical_allreduce`` and ``hierarchical_allgather`` are None where the hosts decide.
     ``thread_affinity`` is the core for the communication thread (None: any). A tensor that waits for ranks is reported
@@ -61,16 +62,6 @@ class Settings:
     about variables that were set in vain.
     """
 
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-    local_size: int = 1
-    cross_rank: int = 0
-    cross_size: int = 1
-    hostname: str = "localhost"
-    rendezvous_address: str | None = None
-    rendezvous_port: int = 0
-    rendezvous_scope: str = "job"
     secret: bytes = field(default=b"", repr=False)
     interface: str = ""
     cpu_operations: str = "auto"
@@ -89,20 +80,6 @@ class Settings:
     remarks: tuple[str, ...] = ()
     timeouts: Timeouts = field(default_factory=Timeouts)
 
-    def __post_init__(self) -> None:
-        for name in ("", "local_", "cross_"):
-            rank, size = getattr(self, f"{name}rank"), getattr(self, f"{name}size")
-            if not 0 <= rank < size:
-                raise SettingsError(
-                    f"{name}rank {rank} is not in 0..{size - 1} ({name}size is {size}); "
-                    f"the launcher sets HOROVOD_{name.upper()}RANK and HOROVOD_{name.upper()}SIZE together"
-                )
-        if self.size > 1 and self.rendezvous_address is None:
-            raise SettingsError(
-                f"size is {self.size} but HOROVOD_GLOO_RENDEZVOUS_ADDR is not set, so the ranks cannot find each "
-                "other; start the script with hvdrun, hvd_cluster.run or RayExecutor"
-            )
-
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
         """Read the variables of ``environment``; SettingsError names the variable, its value and what is allowed."""
@@ -111,16 +88,6 @@ class Settings:
         local_rank, local_size = read("HOROVOD_LOCAL_RANK", _natural, 0), read("HOROVOD_LOCAL_SIZE", _positive, 1)
         stall_warning, stall_shutdown, stall_remarks = _stall_times(read)
         return cls(
-            rank=read("HOROVOD_RANK", _natural, 0),
-            size=read("HOROVOD_SIZE", _positive, 1),
-            local_rank=local_rank,
-            local_size=local_size,
-            cross_rank=read("HOROVOD_CROSS_RANK", _natural, 0),
-            cross_size=read("HOROVOD_CROSS_SIZE", _positive, 1),
-            hostname=read("HOROVOD_HOSTNAME", str, "") or socket.gethostname(),
-            rendezvous_address=read("HOROVOD_GLOO_RENDEZVOUS_ADDR", str, "") or None,
-            rendezvous_port=read("HOROVOD_GLOO_RENDEZVOUS_PORT", _port, 0),
-            rendezvous_scope=read("HOROVOD_RENDEZVOUS_SCOPE", str, "job"),
             secret=read(ENVIRONMENT_SECRET, _base64, b"", show=False),
             interface=read("HOROVOD_GLOO_IFACE", str, ""),
             cpu_operations=read("HOROVOD_CPU_OPERATIONS", _one_of("auto", "shm", "gloo"), "auto"),
@@ -143,6 +110,39 @@ class Settings:
                 connect=timeout, collective=timeout, heartbeat=read("HOROVOD_HEARTBEAT_SECONDS", _seconds, 5.0)
             ),
         )
+
+
+def world_from_environment(environment: Mapping[str, str]) -> World:
+    """The world that the launcher describes in the variables of ``environment``; raises SettingsError.
+
+    Without a launcher it is a world of one.
+    """
+    read = _Reader(environment)
+    address = read("HOROVOD_GLOO_RENDEZVOUS_ADDR", str, "")
+    port = read("HOROVOD_GLOO_RENDEZVOUS_PORT", _port, 0)
+    topology = Topology(
+        rank=read("HOROVOD_RANK", _natural, 0),
+        size=read("HOROVOD_SIZE", _positive, 1),
+        local_rank=read("HOROVOD_LOCAL_RANK", _natural, 0),
+        local_size=read("HOROVOD_LOCAL_SIZE", _positive, 1),
+        cross_rank=read("HOROVOD_CROSS_RANK", _natural, 0),
+        cross_size=read("HOROVOD_CROSS_SIZE", _positive, 1),
+        hosts=(),
+        cores=0,
+    )
+    return World(
+        job=read("HOROVOD_JOB_ID", _job, "job"),
+        round=read("HOROVOD_ROUND", _natural, 0),
+        topology=topology,
+        host=read("HOROVOD_HOSTNAME", str, "") or socket.gethostname(),
+        rendezvous=(address, port) if address else None,
+    )
+
+
+def _job(text: str) -> str:
+    if len(text) > LONGEST_JOB or not text.isprintable():
+        raise ValueError(f"printable text of at most {LONGEST_JOB} characters")
+    return text
 
 
 def _stall_times(read: _Reader) -> tuple[float | None, float, list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 from types import TracebackType
 
 from collectives.api import Store
@@ -68,6 +69,8 @@ def environment_of(slot: Slot, host: str, port: int, secret: JobSecret) -> dict[
     return {
         **slot.environment(),
         "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_JOB_ID": hashlib.sha256(b"job" + secret.key).hexdigest()[:12],
+        "HOROVOD_ROUND": "0",
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": host,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
         "PYTHONUNBUFFERED": "1",

@@ -9,11 +9,12 @@ import threading
 from collections.abc import Iterable, Sequence
 
 from collectives import logs
-from collectives.api import InvalidRequestError, NotInitializedError, Topology
+from collectives.api import InvalidRequestError, NotInitializedError, Topology, World
+from collectives.control.starts import Starts
 from collectives.engine import bootstrap
 from collectives.engine.engine import Engine
 from collectives.planning.process_sets import GLOBAL
-from collectives.settings import Settings
+from collectives.settings import Settings, world_from_environment
 from hvd_cluster import memory
 from hvd_cluster.launchers import check_launcher, warn_of_threads
 from hvd_cluster.process_sets import ProcessSet, global_process_set
@@ -21,6 +22,7 @@ from hvd_cluster.secret import Secret
 
 __all__ = [
     "add_process_set",
+    "change_world",
     "cross_rank",
     "cross_size",
     "engine",
@@ -40,14 +42,15 @@ logger = logging.getLogger(__name__)
 
 
 class _Process:
-    """The engine of this process, and how often one was started, which all ranks count alike."""
+    """The engine of this process, and the world that it was given."""
 
     def __init__(self) -> None:
         # Held while an engine starts or ends, which is bounded by the engine's timeouts.
         # Reentrant, because a signal handler may call shutdown() at any point.
         self.lock = threading.RLock()
         self.engine: Engine | None = None
-        self.generation = 0
+        self.world: World | None = None
+        self.starts = Starts()
         self.sets: set[ProcessSet] = set()
         self.secret = Secret()
         # Shut down in a signal handler, which could not wait.
@@ -95,15 +98,14 @@ def _as_set(entry: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def _start(sets: list[ProcessSet]) -> None:
-    # Counted first: ranks whose init() fails, here or elsewhere, must not fall behind the others.
-    generation, _process.generation = _process.generation, _process.generation + 1
     check_launcher(os.environ)
-    settings = Settings.from_environment(_process.secret.claim(os.environ))
-    logs.configure(settings.log_level, settings.log_hide_time, settings.rank)
+    environment = _process.secret.claim(os.environ)
+    settings, world = Settings.from_environment(environment), _process.world or world_from_environment(environment)
+    logs.configure(settings.log_level, settings.log_hide_time, world.topology.rank)
     for remark in settings.remarks:
         logger.warning(remark)
-    warn_of_threads(os.environ, settings)
-    engine = bootstrap.start(settings, [tuple(entry.ranks or ()) for entry in sets], generation)
+    warn_of_threads(os.environ, world.topology)
+    engine = bootstrap.connect(world, settings, [tuple(entry.ranks or ()) for entry in sets], _process.starts)
     _process.engine = engine
     for id, entry in enumerate((global_process_set, *sets), start=GLOBAL):
         _register(engine, id, entry)
@@ -138,6 +140,18 @@ def shutdown() -> None:
         if engine.is_ending:
             _process.ending.append(engine)
     memory.results.close()
+
+
+def change_world(world: World) -> None:
+    """End the engine of this process, and start one among the ranks of ``world``, with the global process set only.
+
+    All ranks of ``world`` call this, or ``init()`` in a process that the launcher started in it. A later ``init()``
+    connects in ``world`` again. Raises what ``init()`` raises.
+    """
+    with _process.lock:
+        shutdown()
+        _process.world = world
+        _start([])
 
 
 def _shut_down_at_exit() -> None:

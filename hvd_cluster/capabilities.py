@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collectives.api import InvalidRequestError
-from collectives.backends.gloo.meeting import import_torch
+from collectives.backends.gloo.library import import_torch
 from hvd_cluster import basics
 
 __all__ = [

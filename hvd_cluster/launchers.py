@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from collectives.api import SettingsError
-from collectives.settings import Settings
+from collectives.api import SettingsError, Topology
 from executors.foreign import foreign_rank
 from executors.threads import thread_remark, usable_cores
 
@@ -27,11 +26,11 @@ def check_launcher(environment: Mapping[str, str]) -> None:
         )
 
 
-def warn_of_threads(environment: Mapping[str, str], settings: Settings) -> None:
+def warn_of_threads(environment: Mapping[str, str], topology: Topology) -> None:
     """Warn, once on each host, where the threads of its ranks exceed the cores that they may use.
 
     Our launchers set the number of threads themselves.
     """
-    remark = thread_remark(environment, usable_cores(), settings.local_size) if settings.local_rank == 0 else ""
+    remark = thread_remark(environment, usable_cores(), topology.local_size) if topology.local_rank == 0 else ""
     if remark:
         logger.warning(remark)

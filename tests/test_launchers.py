@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from collectives.api import SettingsError
-from collectives.settings import Settings
+from collectives.api import SettingsError, Topology
 from executors import threads
 from hvd_cluster import basics
 from hvd_cluster.cli import main
@@ -75,11 +74,9 @@ def two_cores(monkeypatch):
 
 @pytest.mark.usefixtures("two_cores")
 def test_the_first_rank_of_a_host_warns_of_too_many_threads(caplog):
-    first = Settings(size=2, local_size=2, rendezvous_address="127.0.0.1")
-    second = Settings(rank=1, size=2, local_rank=1, local_size=2, rendezvous_address="127.0.0.1")
-    for settings in (first, second, Settings()):
-        warn_of_threads({}, settings)
-        warn_of_threads({"OMP_NUM_THREADS": "1"}, settings)
+    for topology in (Topology(0, 2, 0, 2), Topology(1, 2, 1, 2), Topology()):
+        warn_of_threads({}, topology)
+        warn_of_threads({"OMP_NUM_THREADS": "1"}, topology)
     assert [record.message for record in caplog.records] == [threads.thread_remark({}, 2, 2)]
 
 

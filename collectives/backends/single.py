@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from collectives.api import DType, ReduceOp, ShutDownError
+from collectives.attempt import ConnectAttempt
 from collectives.backends.group import Group
 from collectives.backends.host import Array, Bytes, HostBackend
+from collectives.backends.joining import Joining
 from collectives.kernels.reduction import reduce_arrays, scale_array
 from collectives.kernels.segments import Segments
 from collectives.planning.board import Board, OffersBoard
 
-__all__ = ["SingleBackend"]
+__all__ = ["SingleBackend", "SingleJoining"]
 
 
 class _Alone(Board):
@@ -106,3 +108,15 @@ class SingleBackend(HostBackend, OffersBoard):
     def _check(self) -> None:
         if self._error is not None:
             raise self._error
+
+
+class SingleJoining(Joining):
+    """There is no other member to connect to."""
+
+    def connect(self, offers: Sequence[bytes], attempt: ConnectAttempt) -> SingleBackend:
+        """See :class:`Joining`."""
+        return SingleBackend(self.group)
+
+    def close(self) -> None:
+        """See :class:`Joining`."""
+        return

@@ -5,16 +5,15 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterable, Sequence
 
-from collectives.api import SettingsError, Store, Topology
+from collectives.api import SettingsError, Topology
 from collectives.backends.base import Backend
 from collectives.backends.group import Group
-from collectives.backends.hierarchical import HierarchicalBackend
-from collectives.backends.host import HostBackend
+from collectives.backends.hierarchical_joining import CROSS, FLAT, LOCAL, HierarchicalJoining
+from collectives.backends.joining import Joining
 from collectives.parameters import Parameters
-from collectives.rendezvous.store import PrefixStore
 from collectives.settings import Settings
 
-__all__ = ["DEVICES", "choose", "connect", "discard", "staged"]
+__all__ = ["DEVICES", "choose", "discard", "prepare", "staged"]
 
 DEVICES = ("cpu",)
 """The kinds of memory that have a backend."""
@@ -54,28 +53,25 @@ def choose(members: Sequence[int], topology: Topology, settings: Settings, devic
     return "shm" if len(hosts) == 1 and platform.machine() == "x86_64" else "gloo"
 
 
-def connect(
-    members: Sequence[int], topology: Topology, settings: Settings, store: Store, address: str
-) -> list[Backend]:
-    """The backends of this rank for the ranks ``members``, one for each of DEVICES.
+def prepare(members: Sequence[int], topology: Topology, settings: Settings, address: str) -> list[Joining]:
+    """What this rank needs to connect to the ranks ``members``: one for each of DEVICES.
 
-    All members call this with a ``store`` of their own. The others reach this rank at ``address``. Raises
-    SettingsError, CollectiveTimeoutError, PeerLostError.
+    The others reach this rank at ``address``. Raises SettingsError.
     """
-    return [_connect_host(members, topology, settings, store, address)]
+    return [_prepare_host(Group.of(members, topology), topology, settings, address)]
 
 
-def _connect_host(
-    members: Sequence[int], topology: Topology, settings: Settings, store: Store, address: str
-) -> HostBackend:
-    name = choose(members, topology, settings)
+def _prepare_host(group: Group, topology: Topology, settings: Settings, address: str) -> Joining:
+    name = choose(group.ranks, topology, settings)
     if name == "hierarchical":
-        return _connect_hierarchy(members, topology, settings, store, address)
-    return _join(name, members, topology, settings, store, address)
+        return _prepare_hierarchy(group, topology, settings, address)
+    return _PREPARE[name](group, settings, address)
 
 
-def discard(backends: Iterable[Backend], error: BaseException) -> None:
-    """End backends that are of no use because of ``error``."""
+def discard(joinings: Iterable[Joining], backends: Iterable[Backend], error: BaseException) -> None:
+    """End what is of no use because of ``error``."""
+    for joining in joinings:
+        joining.close()
     for backend in backends:
         backend.abort(error if isinstance(error, Exception) else RuntimeError(str(error)))
         backend.close()
@@ -89,55 +85,43 @@ def staged(settings: Settings) -> dict[str, bool]:
     }
 
 
-def _connect_hierarchy(
-    members: Sequence[int], topology: Topology, settings: Settings, store: Store, address: str
-) -> HostBackend:
-    group = Group.of(members, topology)
+def _prepare_hierarchy(group: Group, topology: Topology, settings: Settings, address: str) -> Joining:
     hosts = group.by_host()
     host = next(index for index, positions in enumerate(hosts) if group.position in positions)
     column = hosts[host].index(group.position)
-    groups = {f"host-{host}": hosts[host]}
-    if column < min(map(len, hosts)):
-        groups[f"column-{column}"] = [positions[column] for positions in hosts]
-    parts: list[HostBackend] = []
+    parts: dict[str, Joining] = {}
     try:
-        for name, positions in groups.items():
-            ranks = group.part(positions).ranks
-            parts.append(_connect_host(ranks, topology, settings, PrefixStore(store, name), address))
-        parts.append(_join("gloo", members, topology, settings, store, address))
+        parts[LOCAL] = _prepare_host(group.part(hosts[host]), topology, settings, address)
+        if column < min(map(len, hosts)):
+            across = group.part([positions[column] for positions in hosts])
+            parts[CROSS] = _prepare_host(across, topology, settings, address)
+        parts[FLAT] = _gloo(group, settings, address)
     except BaseException as error:
-        discard(parts, error)
+        discard(parts.values(), (), error)
         raise
-    local, *cross, flat = parts
-    return HierarchicalBackend(group, local, cross[0] if cross else None, flat, Parameters(**staged(settings)))
+    return HierarchicalJoining(group, parts, Parameters(**staged(settings)))
 
 
-def _join(
-    name: str, members: Sequence[int], topology: Topology, settings: Settings, store: Store, address: str
-) -> HostBackend:
-    return _JOIN[name](Group.of(members, topology), PrefixStore(store, name), settings, address)
+def _single(group: Group, settings: Settings, address: str) -> Joining:
+    from collectives.backends.single import SingleJoining
+
+    return SingleJoining(group)
 
 
-def _single(group: Group, store: Store, settings: Settings, address: str) -> HostBackend:
-    from collectives.backends.single import SingleBackend
+def _shm(group: Group, settings: Settings, address: str) -> Joining:
+    from collectives.backends.shm import ShmJoining
 
-    return SingleBackend(group)
-
-
-def _shm(group: Group, store: Store, settings: Settings, address: str) -> HostBackend:
-    from collectives.backends.shm import ShmBackend
-
-    return ShmBackend.connect(group, store, settings.timeouts.collective)
+    return ShmJoining(group, settings.timeouts.collective)
 
 
-def _gloo(group: Group, store: Store, settings: Settings, address: str) -> HostBackend:
-    from collectives.backends.gloo import GlooBackend
+def _gloo(group: Group, settings: Settings, address: str) -> Joining:
+    from collectives.backends.gloo import GlooJoining
 
     hostname = "" if settings.interface else address
-    return GlooBackend(group, store, settings.timeouts.collective, settings.interface, hostname)
+    return GlooJoining(group, settings.timeouts.collective, settings.interface, hostname)
 
 
-_JOIN: dict[str, Callable[[Group, Store, Settings, str], HostBackend]] = {
+_PREPARE: dict[str, Callable[[Group, Settings, str], Joining]] = {
     "single": _single,
     "shm": _shm,
     "gloo": _gloo,

@@ -30,7 +30,10 @@ class Channel(ABC):
 
     @abstractmethod
     def watch(self, on_lost: Callable[[int], None]) -> None:
-        """Call ``on_lost(rank)``, once per rank, on a thread of the channel's own, when a peer's connection ends."""
+        """Call ``on_lost(rank)``, once per rank, on a thread of the channel's own, when a peer's connection ends.
+
+        A later call replaces ``on_lost``. The new one hears at once, on the calling thread, of ranks lost before.
+        """
 
     @abstractmethod
     def send(self, rank: int, data: bytes) -> None:

@@ -1,125 +1,117 @@
-"""How the connections of a job come about: rank 0 listens, the others connect and prove themselves.
+"""How the connections of a world come about, in two steps over the same connections.
 
-Both sides prove that they know the job's secret by HMAC-SHA256 over the other's nonce, so that neither a stranger nor
-a rank of another job gets in. Nothing is decoded before it was authenticated. Rank 0 lets nobody start unless all can,
-and tells everybody the same reason. When it has told all who is where, the ranks of a host that gets a relay meet again
-in the same way, at the door of their leader.
+First every rank sends rank 0 its hello, and learns from the answer which rank is on which host. Then it offers the
+addresses at which its backends, and the relay in its process, can be reached, and learns those of all others. Rank 0
+lets no rank start unless all can, and tells every rank the same reason.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
+import errno
 import logging
-import os
-import secrets
 import select
 import socket
-import struct
-import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import msgpack
 
-from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError, SettingsError, Store, Timeouts
+from collectives.api import (
+    CollectiveTimeoutError,
+    EngineError,
+    HorovodInternalError,
+    PeerLostError,
+    SettingsError,
+    Store,
+)
+from collectives.attempt import ConnectAttempt
+from collectives.control import envelope
+from collectives.control.admission import Admission, family_of
 from collectives.control.configuration import disagreement
+from collectives.control.frames import NONCE_BYTES, Wire, nonce, seal, unseal
+from collectives.control.hello import Hello, LocalEnd, pack_answer, pack_hello, unpack_answer
 from collectives.control.relay import Relay
 from collectives.control.sockets import Connection, SocketChannel, end_in_silence
+from collectives.control.starts import Starts
 from collectives.control.tree import Center, Leader, Leaf, relays
 from collectives.planning.aggregation import Aggregator
+from collectives.planning.errors import unpack
+from collectives.planning.messages import Abort, decode
 from collectives.planning.process_sets import ProcessSets
 
-__all__ = ["Hello", "Meeting", "connect_channel"]
+__all__ = ["Connected", "Hello", "Offer", "connect_channel"]
 
 logger = logging.getLogger(__name__)
 
-LENGTH = struct.Struct(">I")
-NONCE_BYTES = 32
-MAC_BYTES = 32
-HELLO_BYTES = 1 << 16
-LARGEST_BYTES = 1 << 24
-RETRY_SECONDS = 0.05
-STRANGERS = 64
+RETRY_SECONDS = 0.02
+SLICE_SECONDS = 1.0
+ROUND = "round"
+
+Offer: TypeAlias = Callable[[tuple[str, ...], int], bytes]
+"""The host of each rank, and the cores that the ranks of this host share -> the addresses that this rank offers."""
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
-    """What a rank says of itself when it connects.
+class Connected:
+    """A channel to the other ranks, and their answers.
 
-    ``cores`` are those that its process may use. ``configuration`` is what all ranks must have set to the same, as
-    name -> value.
-    """
-
-    rank: int
-    size: int
-    host: str
-    cores: tuple[int, ...] = field(default_factory=lambda: tuple(sorted(os.sched_getaffinity(0))))
-    configuration: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Meeting:
-    """What has come about.
-
-    ``hosts[r]`` is the host of rank ``r``. ``cores`` is the number of distinct cores that the ranks of this rank's host
-    may use; it is the same on all of them.
+    ``hosts[r]`` is the host of rank ``r``, ``offers[r]`` its offer. ``cores`` is the number of distinct cores that the
+    ranks of this rank's host may use; it is the same on all of them. ``start`` is the number of this start of the
+    world.
     """
 
     channel: SocketChannel
     hosts: tuple[str, ...]
     cores: int
+    offers: tuple[bytes, ...]
+    start: int
 
 
 def connect_channel(
-    hello: Hello, store: Store, secret: bytes, address: str, timeouts: Timeouts, process_sets: ProcessSets
-) -> Meeting:
-    """Meet the other ranks.
+    end: LocalEnd, store: Store, process_sets: ProcessSets, offer: Offer, starts: Starts | None = None
+) -> Connected:
+    """Connect to the other ranks of the world, which find each other in ``store``, that of their job.
 
-    ``address`` is where this rank listens for other hosts, if it has to. Raises CollectiveTimeoutError that names the
-    ranks that did not come, PeerLostError, SettingsError when the ranks were started in different ways.
+    ``offer`` is called once. ``starts`` is what this process remembers of earlier starts. Raises CollectiveTimeoutError
+    that names the missing ranks, PeerLostError, SettingsError when the ranks were started in different ways, what
+    ``offer`` raises on any rank, and the error that the attempt was aborted with.
     """
-    place = _Place(hello, store, secret, address, timeouts, time.monotonic() + timeouts.connect)
-    return _center(place) if hello.rank == 0 else _member(place, process_sets)
+    starts = starts or Starts()
+    if end.hello.rank == 0:
+        return _center(end, store, offer, starts)
+    return _member(end, store, process_sets, offer, starts)
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Who this rank is, where it meets others, and until when, in monotonic seconds."""
-
-    hello: Hello
-    store: Store
-    secret: bytes
-    address: str
-    timeouts: Timeouts
-    deadline: float
-
-    @property
-    def remaining(self) -> float:
-        """Seconds; more than none, which would mean not to wait at all."""
-        return max(0.001, self.deadline - time.monotonic())
+def _world(hello: Hello) -> Hashable:
+    return hello.job, hello.round
 
 
 # Rank 0.
 
 
-def _center(place: _Place) -> Meeting:
-    hello = place.hello
-    with _listening(place, range(1, hello.size)) as door:
-        peers = door.admit_all()
+def _center(end: LocalEnd, store: Store, offer: Offer, starts: Starts) -> Connected:
+    hello = end.hello
+    start = starts.next(_world(hello))
+    with Admission(end, range(1, hello.size)) as admission:
+        store.set(_key(hello, start), msgpack.packb(admission.entry))
+        starts.passed(_world(hello), start)
+        if not start:
+            store.set(ROUND, b"%d" % hello.round)
+        peers = admission.admit_all()
         hellos = [hello, *(peers[rank].hello for rank in range(1, hello.size))]
         problem = disagreement([each.configuration for each in hellos])
         if problem is not None:
-            raise door.refuse(problem)
-    hosts = tuple(each.host for each in hellos)
-    cores = _cores(hellos)
-    connections = {rank: Connection(peer.sock) for rank, peer in peers.items()}
-    for rank, connection in connections.items():
-        connection.send(peers[rank].sealed(place.secret, ("", hosts, cores)))
-        connection.drain(place.deadline)
-    return Meeting(_channel_of_center(hosts, connections), hosts, cores[hello.host])
+            raise SettingsError(problem)
+        hosts, cores = tuple(each.host for each in hellos), _cores(hellos)
+        admission.answer((hosts, cores))
+        mine = offer(hosts, cores[hello.host])
+        offers = {0: (None, mine), **admission.collect()}
+        admission.answer([offers[rank] for rank in range(hello.size)])
+    connections = {rank: Connection(peer.wire.sock) for rank, peer in peers.items()}
+    channel = _channel_of_center(hosts, connections)
+    return Connected(channel, hosts, cores[hello.host], tuple(offers[rank][1] for rank in range(hello.size)), start)
 
 
 def _cores(hellos: Sequence[Hello]) -> dict[str, int]:
@@ -142,308 +134,224 @@ def _channel_of_center(hosts: Sequence[str], connections: Mapping[int, Connectio
 # The others.
 
 
-def _member(place: _Place, process_sets: ProcessSets) -> Meeting:
-    rank = place.hello.rank
-    sock, (problem, told, cores) = _join(place, 0)
+def _member(end: LocalEnd, store: Store, process_sets: ProcessSets, offer: Offer, starts: Starts) -> Connected:
     with ExitStack() as stack:
-        stack.callback(sock.close)
-        if problem:
-            raise SettingsError(problem)
-        hosts = tuple(told)
-        found = [(leader, ranks) for leader, ranks in relays(hosts).items() if rank in ranks]
-        channel: SocketChannel
-        if not found:
-            channel = SocketChannel(rank, len(hosts), {0: Connection(sock)})
-        elif found[0][0] == rank:
-            channel = _lead(place, Connection(sock), Aggregator(found[0][1], process_sets), found[0][1])
-        else:
-            channel = _follow(place, found[0][0], Connection(sock))
+        center, start, (hosts, cores) = _join_center(end, store, starts)
+        stack.callback(center.sock.close)
+        starts.passed(_world(end.hello), start)
+        hosts = tuple(hosts)
+        mine = cores[end.hello.host]
+        ranks = next((ranks for ranks in relays(hosts).values() if end.hello.rank in ranks), ())
+        admission = None
+        if ranks and ranks[0] == end.hello.rank:
+            admission = stack.enter_context(Admission(end, ranks[1:], center.sock))
+        _send_offer(center, admission, lambda: offer(hosts, mine))
+        offers = center.answer()
+        channel = _channel(end, center, ranks, admission, offers, process_sets)
         stack.pop_all()
-    return Meeting(channel, hosts, cores[place.hello.host])
+        if admission is not None:
+            admission.__exit__(None, None, None)
+    return Connected(channel, hosts, mine, tuple(backends for _, backends in offers), start)
 
 
-def _lead(place: _Place, center: Connection, aggregator: Aggregator, ranks: Sequence[int]) -> Leader:
-    rank = place.hello.rank
-    with _listening(place, ranks[1:]) as door:
-        peers = door.admit_all()
-    connections = {each: Connection(peer.sock) for each, peer in peers.items()}
-    for each, connection in connections.items():
-        connection.send(peers[each].sealed(place.secret, ("", (), {})))
-    mine, theirs = socket.socketpair()
-    relay = Relay(rank, center, {rank: Connection(theirs), **connections}, aggregator)
-    return Leader(rank, place.hello.size, Connection(mine), relay)
-
-
-def _follow(place: _Place, leader: int, lifeline: Connection) -> Leaf:
-    sock, (problem, *_) = _join(place, leader)
-    if problem:
-        sock.close()
-        raise SettingsError(problem)
-    return Leaf(place.hello.rank, place.hello.size, leader, Connection(sock), lifeline)
-
-
-# The door.
-
-
-@contextmanager
-def _listening(place: _Place, expected: Collection[int]) -> Iterator[_Door]:
-    """A door for the ranks ``expected``; those who came in are sent away when the block ends with an error."""
-    name = f"\0hvd-cluster-{secrets.token_hex(16)}"
-    backlog = len(expected) + STRANGERS
-    with (
-        _listen(socket.AF_UNIX, name, place, backlog) as local,
-        _listen(socket.AF_INET, (place.address, 0), place, backlog) as remote,
-    ):
-        where = {"host": place.hello.host, "unix": name, "tcp": remote.getsockname()}
-        place.store.set(_key(place.hello.rank), msgpack.packb(where))
-        with _Door(place, (local, remote), expected) as door:
-            yield door
-
-
-def _key(rank: int) -> str:
-    """Where in the store the address of ``rank`` is."""
-    return f"control-{rank}"
-
-
-def _listen(family: int, address: Any, place: _Place, backlog: int) -> socket.socket:
-    listener = socket.socket(family, socket.SOCK_STREAM)
+def _send_offer(center: _Answering, admission: Admission | None, offer: Callable[[], bytes]) -> None:
+    """Send the offer of this rank, or the error for which there is none."""
     try:
-        listener.bind(address)
-        listener.listen(backlog)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        raise SettingsError(
-            f"rank {place.hello.rank} cannot listen on {address!r}: {error}; HOROVOD_GLOO_IFACE can name another "
-            "interface"
-        ) from error
-    return listener
+        answer = pack_answer((None if admission is None else admission.entry, offer()))
+    except BaseException as error:
+        with suppress(OSError, HorovodInternalError):
+            center.send(pack_answer(None, error))
+        raise
+    with suppress(OSError):  # the answer to it, which is next, says why
+        center.send(answer)
 
 
-@dataclass(frozen=True, slots=True)
-class _Peer:
-    """A rank that has proved itself, and the nonce it wants to see in the answer."""
-
-    sock: socket.socket
-    hello: Hello
-    nonce: bytes
-
-    def sealed(self, secret: bytes, reply: object) -> bytes:
-        return _sealed(secret, self.nonce, msgpack.packb(reply))
-
-
-@dataclass(slots=True)
-class _Guest:
-    """Somebody who has not proved anything yet."""
-
-    sock: socket.socket
-    nonce: bytes = field(default_factory=lambda: secrets.token_bytes(NONCE_BYTES))
-    said: bytearray = field(default_factory=bytearray)
-
-    def hear(self) -> bytes | None:
-        """The frame that the guest has sent; None while it is incomplete."""
-        piece = self.sock.recv(HELLO_BYTES)
-        if not piece:
-            raise ConnectionResetError("the other side closed the connection")
-        self.said += piece
-        if len(self.said) < LENGTH.size:
-            return None
-        (length,) = LENGTH.unpack_from(self.said)
-        if length > HELLO_BYTES:
-            raise PeerLostError(f"a handshake of {length} bytes is refused; at most {HELLO_BYTES} are allowed")
-        stop = LENGTH.size + length
-        return bytes(self.said[LENGTH.size : stop]) if len(self.said) >= stop else None
+def _channel(
+    end: LocalEnd,
+    center: _Answering,
+    ranks: Sequence[int],
+    admission: Admission | None,
+    offers: Sequence[Any],
+    process_sets: ProcessSets,
+) -> SocketChannel:
+    rank, size = end.hello.rank, end.hello.size
+    if not ranks:
+        return SocketChannel(rank, size, {0: Connection(center.sock)})
+    if admission is None:
+        leader = ranks[0]
+        sock = _join(end, offers[leader][0], leader, center.sock).sock
+        return Leaf(rank, size, leader, Connection(sock), Connection(center.sock))
+    peers = _admit_followers(admission, center.sock)
+    admission.answer(None)
+    connections = {each: Connection(peer.wire.sock) for each, peer in peers.items()}
+    mine, theirs = socket.socketpair()
+    relay = Relay(
+        rank, Connection(center.sock), {rank: Connection(theirs), **connections}, Aggregator(ranks, process_sets)
+    )
+    return Leader(rank, size, Connection(mine), relay)
 
 
-class _Door:
-    """Where a rank lets others in, in any order and all at once: a stranger neither ends nor holds up the job."""
+def _admit_followers(admission: Admission, center: socket.socket) -> Mapping[int, Any]:
+    try:
+        return admission.admit_all()
+    except PeerLostError as error:
+        raise _last_words(center) or error from error
 
-    def __init__(self, place: _Place, listeners: Sequence[socket.socket], expected: Collection[int]) -> None:
-        self._place = place
-        self._expected = expected
-        self._listeners = {listener.fileno(): listener for listener in listeners}
-        self._guests: dict[int, _Guest] = {}
-        self._peers: dict[int, _Peer] = {}
-        self._poller = select.poll()
-        for descriptor in self._listeners:
-            self._poller.register(descriptor, select.POLLIN)
 
-    def __enter__(self) -> _Door:
-        return self
+def _last_words(center: socket.socket) -> HorovodInternalError | None:
+    """The reason that rank 0 gave before it hung up."""
+    with suppress(EngineError):
+        for frame in Connection(center).receive():
+            message = decode(envelope.unpack(frame)[1])
+            if isinstance(message, Abort):
+                return unpack(message.error)
+    return None
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Send the guests away; on an error, the peers, too."""
-        for guest in self._guests.values():
-            guest.sock.close()
-        if kind is not None:
-            for peer in self._peers.values():
-                peer.sock.close()
 
-    def admit_all(self) -> dict[int, _Peer]:
-        """The expected ranks, once they are complete."""
-        while len(self._peers) < len(self._expected):
-            ready = self._poller.poll(max(0.0, self._place.deadline - time.monotonic()) * 1000.0)
-            if not ready or time.monotonic() > self._place.deadline:
-                raise self._absent()
-            for descriptor, _ in ready:
-                self._attend(descriptor)
-        return self._peers
+# Going to another rank.
 
-    def refuse(self, problem: str, *others: _Peer) -> SettingsError:
-        """Tell all who came, and ``others``, why the job does not start; returns the error for this rank."""
-        for peer in (*self._peers.values(), *others):
-            with suppress(OSError):
-                _send(peer.sock, peer.sealed(self._place.secret, (problem, (), {})))
-        return SettingsError(problem)
 
-    def _absent(self) -> CollectiveTimeoutError:
-        missing = [rank for rank in self._expected if rank not in self._peers]
-        hello = self._place.hello
-        return CollectiveTimeoutError(
-            f"ranks {missing} of {hello.size} did not connect to rank {hello.rank} in time; look at their output, or "
-            "raise HOROVOD_GLOO_TIMEOUT_SECONDS"
+class _Answering:
+    """The connection to a rank that this one was admitted by. Raises what the attempt and the other rank raise."""
+
+    def __init__(self, end: LocalEnd, host: int, wire: Wire) -> None:
+        self.sock = wire.sock
+        self._end = end
+        self._host = host
+        self._wire = wire
+        self._nonce = nonce()
+
+    def greet(self, admission: str) -> None:
+        """Prove to know the secret, and say who this is."""
+        challenge = self._wire.exactly(NONCE_BYTES)
+        self.send(seal(self._end.secret, challenge, pack_hello(self._end.hello, self._nonce, admission)))
+
+    def send(self, data: bytes) -> None:
+        """Send a frame."""
+        self._wire.send(data)
+
+    def answer(self) -> Any:
+        """The next answer of the other rank; raises the error that it tells."""
+        rank, host = self._end.hello.rank, self._host
+        try:
+            return unpack_answer(unseal(self._end.secret, self._nonce, self._wire.receive()))
+        except TimeoutError as error:
+            raise CollectiveTimeoutError(f"rank {rank}: not all ranks connected to rank {host} in time") from error
+        except OSError as error:
+            raise PeerLostError(f"rank {rank}: the connection to rank {host} broke: {error}", [host]) from error
+
+
+def _key(hello: Hello, start: int) -> str:
+    """The entry of rank 0 in the store."""
+    return f"round-{hello.round}/start-{start}/rank-0"
+
+
+def _join_center(end: LocalEnd, store: Store, starts: Starts) -> tuple[_Answering, int, Any]:
+    """A connection to rank 0, the number of the start, and the first answer."""
+    start, refused = starts.next(_world(end.hello)), ""
+    while True:
+        entry = _look_up(end, store, start, refused)
+        try:
+            center = _Answering(end, 0, _dial(end, entry, 0))
+        except ConnectionRefusedError:
+            refused = f"rank 0 does not answer at {entry['tcp']}, where it listened for an earlier start"
+            start += 1
+            continue
+        with ExitStack() as stack:
+            stack.callback(center.sock.close)
+            first = _greet(center, entry)
+            stack.pop_all()
+        return center, start, first
+
+
+def _look_up(end: LocalEnd, store: Store, start: int, refused: str) -> Any:
+    """Where rank 0 listens in this start; CollectiveTimeoutError, or PeerLostError where an earlier one is over."""
+    while True:
+        end.attempt.check()
+        try:
+            return msgpack.unpackb(store.get(_key(end.hello, start), min(SLICE_SECONDS, end.attempt.remaining)))
+        except CollectiveTimeoutError as error:
+            _check_round(end.hello, store)
+            if end.attempt.remaining:
+                continue
+            if refused:
+                raise PeerLostError(refused, [0]) from error
+            text = f"rank 0 of {end.hello.world} did not come in time; look at its output, or raise "
+            raise CollectiveTimeoutError(text + "HOROVOD_GLOO_TIMEOUT_SECONDS", [0]) from error
+
+
+def _check_round(hello: Hello, store: Store) -> None:
+    """Raise PeerLostError where rank 0 is in a later round: it will never come to this one."""
+    try:
+        current = int(store.get(ROUND, 0.0))
+    except CollectiveTimeoutError:
+        return
+    if current > hello.round:
+        later = replace(hello, rank=0, round=current)
+        raise PeerLostError(
+            f"rank {hello.rank} is in {hello.world}, rank 0 in {later.world}; only ranks of one world can connect: "
+            "ask the launcher for the current one",
+            [0],
         )
 
-    def _attend(self, descriptor: int) -> None:
-        try:
-            if descriptor in self._listeners:
-                self._greet(self._listeners[descriptor])
-                return
-            peer = self._hear(self._guests[descriptor])
-        except (OSError, HorovodInternalError, ValueError, TypeError) as error:
-            logger.warning("a connection to rank %d was refused: %s", self._place.hello.rank, error)
-            if descriptor in self._guests:
-                self._release(descriptor).sock.close()
-            return
-        if peer is not None:
-            self._release(descriptor)
-            self._admit(peer)
 
-    def _greet(self, listener: socket.socket) -> None:
-        sock, _ = listener.accept()
-        sock.setblocking(False)
-        guest = _Guest(sock)
-        self._guests[sock.fileno()] = guest
-        self._poller.register(sock, select.POLLIN)
-        end_in_silence(sock, self._place.timeouts.heartbeat)
-        sock.send(guest.nonce)
-
-    def _hear(self, guest: _Guest) -> _Peer | None:
-        """A guest who knows the secret; None while it has not said everything."""
-        said = guest.hear()
-        if said is None:
-            return None
-        nonce, rank, size, host, cores, configuration = msgpack.unpackb(_open(self._place.secret, guest.nonce, said))
-        return _Peer(guest.sock, Hello(rank, size, host, tuple(cores), dict(configuration)), nonce)
-
-    def _admit(self, peer: _Peer) -> None:
-        problem = self._objection(peer.hello)
-        if problem is not None:
-            with peer.sock:
-                raise self.refuse(problem, peer)
-        self._peers[peer.hello.rank] = peer
-
-    def _release(self, descriptor: int) -> _Guest:
-        self._poller.unregister(descriptor)
-        return self._guests.pop(descriptor)
-
-    def _objection(self, hello: Hello) -> str | None:
-        mine = self._place.hello
-        if hello.size != mine.size:
-            return (
-                f"rank {hello.rank} was started for {hello.size} ranks and rank {mine.rank} for {mine.size}; "
-                "start all with one HOROVOD_SIZE"
-            )
-        if hello.rank in self._peers or hello.rank not in self._expected:
-            return f"two processes say they are rank {hello.rank}; each needs its own HOROVOD_RANK"
-        return None
-
-
-# Going to a door.
-
-
-def _join(place: _Place, host: int) -> tuple[socket.socket, Any]:
-    """A connection to rank ``host``, and its reply: what is wrong (if anything), the hosts, the cores of each host."""
-    rank = place.hello.rank
-    where = msgpack.unpackb(place.store.get(_key(host), max(0.0, place.deadline - time.monotonic())))
-    sock = _connect(place, where, host)
+def _join(end: LocalEnd, entry: Any, host: int, center: socket.socket) -> _Answering:
+    """A connection to rank ``host``, which admitted this one."""
     try:
-        return sock, msgpack.unpackb(_prove(place, sock))
-    except TimeoutError as error:
-        sock.close()
-        raise CollectiveTimeoutError(f"rank {rank}: not all ranks connected to rank {host} in time") from error
-    except OSError as error:
-        sock.close()
-        raise PeerLostError(f"rank {rank}: the connection to rank {host} broke: {error}") from error
+        other = _Answering(end, host, _dial(end, entry, host))
+    except ConnectionRefusedError as error:
+        raise PeerLostError(f"rank {host} does not listen any more: {error}", [host]) from error
+    try:
+        _greet(other, entry)
     except BaseException:
-        sock.close()
+        other.sock.close()
         raise
+    return other
 
 
-def _prove(place: _Place, sock: socket.socket) -> bytes:
-    sock.settimeout(place.remaining)
-    nonce = secrets.token_bytes(NONCE_BYTES)
-    challenge = _exactly(sock, NONCE_BYTES)
-    hello = place.hello
-    said = (nonce, hello.rank, hello.size, hello.host, hello.cores, dict(hello.configuration))
-    _send(sock, _sealed(place.secret, challenge, msgpack.packb(said)))
-    return _open(place.secret, nonce, _receive(sock))
+def _greet(other: _Answering, entry: Mapping[str, Any]) -> Any:
+    try:
+        other.greet(entry["id"])
+    except OSError as error:
+        raise PeerLostError(f"the connection to {entry['tcp']} broke before it was answered: {error}") from error
+    return other.answer()
 
 
-def _connect(place: _Place, where: Mapping[str, Any], host: int) -> socket.socket:
-    if where["host"] == place.hello.host:
+def _dial(end: LocalEnd, entry: Mapping[str, Any], host: int) -> Wire:
+    """A connection to the listener of rank ``host``; ConnectionRefusedError where it listens no more."""
+    if entry["host"] == end.hello.host:
         try:
-            return _dial(place, socket.AF_UNIX, where["unix"])
+            return _open(end, socket.AF_UNIX, entry["unix"])
         except OSError:
-            logger.debug("rank %d is on this host but in another network namespace; using TCP", host)
+            logger.debug("rank %d is on this host, but in another network namespace or gone; using TCP", host)
     while True:
         try:
-            return _dial(place, socket.AF_INET, tuple(where["tcp"]))
+            return _open(end, family_of(entry["tcp"][0]), tuple(entry["tcp"]))
+        except ConnectionRefusedError:
+            raise
         except OSError as error:
-            if time.monotonic() > place.deadline:
-                raise PeerLostError(f"rank {host} does not answer at {where['tcp']}: {error}") from error
-            time.sleep(RETRY_SECONDS)
+            if not end.attempt.remaining:
+                raise PeerLostError(f"rank {host} does not answer at {entry['tcp']}: {error}", [host]) from error
+            end.attempt.wait({}, RETRY_SECONDS)
 
 
-def _dial(place: _Place, family: int, address: Any) -> socket.socket:
+def _open(end: LocalEnd, family: int, address: Any) -> Wire:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
-        sock.settimeout(place.remaining)
-        sock.connect(address)
-        end_in_silence(sock, place.timeouts.heartbeat)
+        sock.setblocking(False)
+        _finish(sock, sock.connect_ex(address), end.attempt)
+        end_in_silence(sock, end.heartbeat)
     except BaseException:
         sock.close()
         raise
-    return sock
+    return Wire(sock, end.attempt)
 
 
-def _sealed(secret: bytes, nonce: bytes, payload: bytes) -> bytes:
-    return hmac.digest(secret, nonce + payload, hashlib.sha256) + payload
-
-
-def _open(secret: bytes, nonce: bytes, sealed: bytes) -> bytes:
-    payload = sealed[MAC_BYTES:]
-    if not hmac.compare_digest(sealed[:MAC_BYTES], hmac.digest(secret, nonce + payload, hashlib.sha256)):
-        raise PeerLostError("the other side does not know the secret of this job, or refused this rank")
-    return payload
-
-
-def _send(sock: socket.socket, data: bytes) -> None:
-    sock.sendall(LENGTH.pack(len(data)) + data)
-
-
-def _receive(sock: socket.socket) -> bytes:
-    (length,) = LENGTH.unpack(_exactly(sock, LENGTH.size))
-    if length > LARGEST_BYTES:
-        raise PeerLostError(f"a handshake of {length} bytes is refused; at most {LARGEST_BYTES} are allowed")
-    return _exactly(sock, length)
-
-
-def _exactly(sock: socket.socket, count: int) -> bytes:
-    data = bytearray()
-    while len(data) < count:
-        piece = sock.recv(min(count - len(data), 1 << 16))
-        if not piece:
-            raise ConnectionResetError("the other side closed the connection")
-        data += piece
-    return bytes(data)
+def _finish(sock: socket.socket, problem: int, attempt: ConnectAttempt) -> None:
+    """Wait for a connection that is under way; OSError where it fails."""
+    if problem == errno.EINPROGRESS:
+        if not attempt.wait({sock.fileno(): select.POLLOUT}):
+            raise TimeoutError("no answer in time")
+        problem = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if problem:
+        raise OSError(problem, errno.errorcode.get(problem, "unknown error"))

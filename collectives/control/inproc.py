@@ -32,11 +32,14 @@ class InprocChannel(Channel):
         # Owned by this end; waits are bounded by poll's timeout and ended by wake().
         self._arrived = Latch()
         self._on_lost: Callable[[int], None] | None = None
+        self._lost: list[int] = []
         self._closed = False
 
     def watch(self, on_lost: Callable[[int], None]) -> None:
         """See :class:`Channel`; the callback runs on the thread that closes the peer."""
         self._on_lost = on_lost
+        for rank in list(self._lost):
+            on_lost(rank)
 
     def send(self, rank: int, data: bytes) -> None:
         """See :class:`Channel`."""
@@ -76,5 +79,7 @@ class InprocChannel(Channel):
                 self._hub.channel(peer)._lose(self.rank)
 
     def _lose(self, rank: int) -> None:
-        if self._on_lost is not None and not self._closed:
-            self._on_lost(rank)
+        if not self._closed:
+            self._lost.append(rank)
+            if self._on_lost is not None:
+                self._on_lost(rank)

@@ -185,6 +185,10 @@ class SocketChannel(Channel):
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._end = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._watcher: threading.Thread | None = None
+        self._on_lost: Callable[[int], None] = lambda rank: None
+        self._lost: list[int] = []
+        # Owned by the channel, held for a few instructions: each callback hears of each rank once.
+        self._watching = threading.Lock()
         self._closed = False
         # Who is about to write to _wake: keeps wake() off a descriptor that close() has given back. No lock, because a
         # signal handler may call wake() while its thread is in it.
@@ -205,11 +209,22 @@ class SocketChannel(Channel):
 
     def watch(self, on_lost: Callable[[int], None]) -> None:
         """See :class:`Channel`."""
-        # Owned by the channel; sleeps in poll without limit, ended and joined by close() through the end event.
-        self._watcher = threading.Thread(target=self._watch, args=(on_lost,), name="hvd-watch", daemon=True)
-        self._watcher.start()
+        with self._watching:
+            self._on_lost, lost = on_lost, list(self._lost)
+        for rank in lost:
+            on_lost(rank)
+        if self._watcher is None:
+            # Owned by the channel; sleeps in poll without limit, ended and joined by close() through the end event.
+            self._watcher = threading.Thread(target=self._watch, name="hvd-watch", daemon=True)
+            self._watcher.start()
 
-    def _watch(self, on_lost: Callable[[int], None]) -> None:
+    def _lose(self, rank: int) -> None:
+        with self._watching:
+            self._lost.append(rank)
+            on_lost = self._on_lost
+        on_lost(rank)
+
+    def _watch(self) -> None:
         poller = select.poll()
         ranks = self._watched()
         for descriptor in ranks:
@@ -220,7 +235,7 @@ class SocketChannel(Channel):
                 if descriptor == self._end:
                     return
                 poller.unregister(descriptor)
-                on_lost(ranks[descriptor])
+                self._lose(ranks[descriptor])
 
     def _watched(self) -> dict[int, int]:
         """Descriptors, and the rank that is lost when its connection ends."""

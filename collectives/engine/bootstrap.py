@@ -1,4 +1,4 @@
-"""Settings -> a running engine."""
+"""A world -> a running engine."""
 
 from __future__ import annotations
 
@@ -6,86 +6,120 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from collectives.api import CollectiveTimeoutError, SettingsError, Store, Topology
+import msgpack
+
+from collectives.api import (
+    CollectiveTimeoutError,
+    EngineError,
+    HorovodInternalError,
+    PeerLostError,
+    SettingsError,
+    ShutDownError,
+    Store,
+    Topology,
+    World,
+)
+from collectives.attempt import ConnectAttempt
 from collectives.backends import table
+from collectives.backends.base import Backend
+from collectives.backends.group import Group
+from collectives.backends.joining import Joining, exchange_offers
 from collectives.control.base import Channel
 from collectives.control.configuration import brief
-from collectives.control.handshake import Hello, connect_channel
+from collectives.control.handshake import Connected, Hello, connect_channel
+from collectives.control.hello import LocalEnd
 from collectives.control.inproc import InprocHub
+from collectives.control.starts import Starts
+from collectives.engine.ending import Ending
 from collectives.engine.engine import Engine
 from collectives.engine.set_backends import SetBackends
 from collectives.interfaces import address_of
+from collectives.planning.errors import pack, unpack
+from collectives.planning.messages import Abort, decode, encode
 from collectives.planning.process_sets import ProcessSets
 from collectives.rendezvous.client import RendezvousClient
 from collectives.rendezvous.store import MemoryStore, PrefixStore
 from collectives.settings import Settings
 
-__all__ = ["start"]
+__all__ = ["connect"]
 
-SLICE_SECONDS = 0.2
+VERDICT_SECONDS = 0.1
+POLL_SECONDS = 0.01
 
-OpenStore: TypeAlias = Callable[[], AbstractContextManager[Store]]
-"""The store of the job, which is wanted at the start and whenever a process set is added."""
+OpenStore: TypeAlias = Callable[[], AbstractContextManager[tuple[Store, Callable[[], None]]]]
+"""The store of the job, needed at the start and for every new process set, and a function that ends calls of it."""
 
 
-def start(settings: Settings, process_sets: Sequence[Sequence[int]] = (), generation: int = 0) -> Engine:
-    """Find the other ranks and start the engine of this one.
+def connect(
+    world: World,
+    settings: Settings,
+    process_sets: Sequence[Sequence[int]] = (),
+    starts: Starts | None = None,
+    attempt: ConnectAttempt | None = None,
+) -> Engine:
+    """Connect to the other ranks of ``world`` and start the engine of this rank.
 
-    All ranks call this with the same ``process_sets`` and ``generation``, which counts the starts in one process, so
-    that a new start does not meet what an old one left at the rendezvous. Raises SettingsError, InvalidRequestError
-    for the process sets, CollectiveTimeoutError or PeerLostError when ranks do not come.
+    All ranks call this with the same ``process_sets``. A process that goes from world to world calls it again after
+    ``engine.shutdown()``: with the next world, or with the same one, where ``starts`` must be the object of the earlier
+    call. ``attempt`` bounds it and lets another thread abort it; without it the connect timeout does.
+
+    Raises SettingsError, InvalidRequestError for the process sets, CollectiveTimeoutError or PeerLostError when ranks
+    do not come, end, or are in another world; the same reason on all ranks that have come.
     """
-    sets = ProcessSets(settings.size, process_sets)
-    if settings.rendezvous_address is None:
-        return _start_alone(settings, sets)
-    open_store = _rendezvous(settings, generation)
-    with open_store() as store:
-        return _start_together(settings, sets, store, open_store)
+    sets = ProcessSets(world.topology.size, process_sets)
+    if world.rendezvous is None:
+        return _connect_alone(world, settings, sets)
+    with ExitStack() as stack:
+        if attempt is None:
+            attempt = stack.enter_context(ConnectAttempt(settings.timeouts.connect))
+        return _connect_together(world, settings, sets, starts or Starts(), attempt)
 
 
-def _rendezvous(settings: Settings, generation: int) -> OpenStore:
+def _connect_alone(world: World, settings: Settings, sets: ProcessSets) -> Engine:
+    topology = replace(world.topology, hosts=(world.host,), cores=len(os.sched_getaffinity(0)))
+    store = MemoryStore()
+    groups = _Groups(settings, sets, topology, "127.0.0.1")
+    connector = _Connector(settings, topology, "127.0.0.1", lambda: nullcontext((store, lambda: None)), "")
+    with ConnectAttempt(settings.timeouts.connect) as attempt:
+        backends = groups.connect([groups.offer()], attempt)
+    return Engine(topology, settings, sets, InprocHub(1).channel(0), backends, connector)
+
+
+def _connect_together(
+    world: World, settings: Settings, sets: ProcessSets, starts: Starts, attempt: ConnectAttempt
+) -> Engine:
+    address = _own_address(world, settings)
+    rank, size = world.topology.rank, world.topology.size
+    hello = Hello(
+        rank, size, world.host, configuration=_configuration(settings, sets), job=world.job, round=world.round
+    )
+    end = LocalEnd(hello, settings.secret, address, settings.timeouts.heartbeat, attempt)
+    groups = _Groups(settings, sets, world.topology, address)
+    open_store = _rendezvous(world, settings)
+    try:
+        with open_store() as (store, close), attempt.interrupts(close):
+            connected = connect_channel(end, store, sets, groups.offer_at, starts)
+        scope = f"round-{world.round}/start-{connected.start}"
+        connector = _Connector(settings, groups.topology, address, open_store, scope)
+        return _assemble(settings, sets, groups, connected, connector, attempt)
+    except BaseException as error:
+        groups.discard(error)
+        raise
+
+
+def _rendezvous(world: World, settings: Settings) -> OpenStore:
+    address, port = world.rendezvous or ("", 0)
+
     @contextmanager
-    def open_store() -> Iterator[Store]:
-        address = str(settings.rendezvous_address)
-        timeout = settings.timeouts.connect
-        with closing(RendezvousClient(address, settings.rendezvous_port, settings.secret, timeout)) as client:
-            yield PrefixStore(client, f"{settings.rendezvous_scope}/{generation}")
+    def open_store() -> Iterator[tuple[Store, Callable[[], None]]]:
+        with closing(RendezvousClient(address, port, settings.secret, settings.timeouts.connect)) as client:
+            yield PrefixStore(client, world.job), client.close
 
     return open_store
-
-
-def _start_alone(settings: Settings, sets: ProcessSets) -> Engine:
-    topology = Topology(hosts=(settings.hostname,), cores=len(os.sched_getaffinity(0)))
-    channel = InprocHub(1).channel(0)
-    store = MemoryStore()
-    connect = _Connector(settings, topology, lambda: nullcontext(store), "127.0.0.1")
-    return _assemble(settings, sets, topology, channel, connect, store)
-
-
-def _start_together(settings: Settings, sets: ProcessSets, store: Store, open_store: OpenStore) -> Engine:
-    hello = Hello(settings.rank, settings.size, settings.hostname, configuration=_configuration(settings, sets))
-    address = _own_address(settings)
-    meeting = connect_channel(hello, store, settings.secret, address, settings.timeouts, sets)
-    topology = Topology(
-        settings.rank,
-        settings.size,
-        settings.local_rank,
-        settings.local_size,
-        settings.cross_rank,
-        settings.cross_size,
-        meeting.hosts,
-        meeting.cores,
-    )
-    connect = _Connector(settings, topology, open_store, address)
-    try:
-        return _assemble(settings, sets, topology, meeting.channel, connect, store)
-    except BaseException:
-        meeting.channel.close()
-        raise
 
 
 def _configuration(settings: Settings, sets: ProcessSets) -> dict[str, str]:
@@ -99,69 +133,150 @@ def _configuration(settings: Settings, sets: ProcessSets) -> dict[str, str]:
     }
 
 
-def _assemble(
-    settings: Settings, sets: ProcessSets, topology: Topology, channel: Channel, connect: _Connector, store: Store
-) -> Engine:
-    backends: dict[int, SetBackends] = {}
+class _Groups:
+    """The groups of this rank, one for each process set and kind of device, from the offers to the backends."""
+
+    def __init__(self, settings: Settings, sets: ProcessSets, topology: Topology, address: str) -> None:
+        self.topology = topology
+        self._settings = settings
+        self._sets = sets
+        self._address = address
+        self._joinings: dict[int, list[Joining]] = {}
+        self._backends: dict[int, SetBackends] = {}
+
+    def offer_at(self, hosts: tuple[str, ...], cores: int) -> bytes:
+        """The addresses of this rank, where rank ``r`` is on ``hosts[r]``."""
+        self.topology = replace(self.topology, hosts=hosts, cores=cores)
+        return self.offer()
+
+    def offer(self) -> bytes:
+        """The addresses of this rank for the other members of its groups."""
+        for id in self._sets.ids():
+            members = self._sets.ranks(id)
+            if self.topology.rank in members:
+                self._joinings[id] = table.prepare(members, self.topology, self._settings, self._address)
+        offers = {id: [joining.offer for joining in joinings] for id, joinings in self._joinings.items()}
+        packed: bytes = msgpack.packb(offers)
+        return packed
+
+    def connect(self, offers: Sequence[bytes], attempt: ConnectAttempt) -> dict[int, SetBackends]:
+        """The backends of each process set; ``offers[r]`` is the offer of rank ``r``."""
+        found = [msgpack.unpackb(offer, strict_map_key=False) for offer in offers]
+        for id, joinings in self._joinings.items():
+            of_members = [found[rank][id] for rank in self._sets.ranks(id)]
+            self._backends[id] = SetBackends.of(_connect_all(joinings, of_members, attempt))
+        return self._backends
+
+    def discard(self, error: BaseException) -> None:
+        """End what has come about so far."""
+        joinings = [joining for each in self._joinings.values() for joining in each]
+        backends = [backend for each in self._backends.values() for backend in each.by_device.values()]
+        table.discard(joinings, backends, error)
+
+
+def _connect_all(
+    joinings: Sequence[Joining], offers: Sequence[Sequence[bytes]], attempt: ConnectAttempt
+) -> list[Backend]:
+    """The backends of ``joinings``; ``offers[i]`` are those of member i, one for each joining."""
+    backends: list[Backend] = []
     try:
-        for id in sets.ids():
-            members = sets.ranks(id)
-            if topology.rank in members:
-                backends[id] = connect.through(store, members, f"set-{id}")
-        return Engine(topology, settings, sets, channel, backends, connect)
+        for joining, of_members in zip(joinings, zip(*offers, strict=True), strict=True):
+            backends.append(joining.connect(of_members, attempt))
     except BaseException as error:
-        table.discard((backend for each in backends.values() for backend in each.by_device.values()), error)
+        table.discard(joinings, backends, error)
         raise
+    table.discard(joinings, (), ShutDownError("connected"))
+    return backends
+
+
+def _assemble(
+    settings: Settings,
+    sets: ProcessSets,
+    groups: _Groups,
+    connected: Connected,
+    connector: _Connector,
+    attempt: ConnectAttempt,
+) -> Engine:
+    """Connect the backends, while the channel watches the other ranks, and start the engine."""
+    channel = connected.channel
+    ending = Ending(groups.topology, settings.timeouts.shutdown)
+    losses: list[PeerLostError] = []
+
+    def lose(rank: int) -> None:
+        losses.append(ending.loss(rank))
+        attempt.abort(losses[0])
+
+    try:
+        channel.watch(lose)
+        backends = groups.connect(connected.offers, attempt)
+        return Engine(groups.topology, settings, sets, channel, backends, connector)
+    except BaseException as error:
+        reason = _verdict(channel, error, losses)
+        channel.send_to(range(1, channel.size) if channel.rank == 0 else (0,), encode(Abort(pack(_told(reason)))))
+        channel.close()
+        if reason is error:
+            raise
+        raise reason from error
+
+
+def _verdict(channel: Channel, error: BaseException, losses: Sequence[PeerLostError]) -> BaseException:
+    """The best explanation of ``error``: the reason that another rank gives, or the rank that is lost."""
+    deadline = time.monotonic() + VERDICT_SECONDS
+    while isinstance(error, PeerLostError | CollectiveTimeoutError):
+        for _, data in channel.receive():
+            message = decode(data)
+            if isinstance(message, Abort):
+                return unpack(message.error)
+        if losses:
+            return losses[0]
+        if time.monotonic() > deadline:
+            break
+        channel.poll(POLL_SECONDS)
+    return error
+
+
+def _told(error: BaseException) -> HorovodInternalError:
+    """The error of the other ranks where this one ends with ``error``."""
+    if isinstance(error, HorovodInternalError):
+        return error
+    if isinstance(error, Exception):
+        return EngineError(f"a rank could not connect its backends: {type(error).__name__}: {error}")
+    return ShutDownError(f"a rank was interrupted by {type(error).__name__}")
 
 
 @dataclass(frozen=True, slots=True)
 class _Connector:
-    """Connects the members of a process set, now or later."""
+    """Connects the members of a process set that is added while the engine runs. See :class:`Runner`."""
 
     settings: Settings
     topology: Topology
-    open_store: OpenStore
     address: str
+    open_store: OpenStore
+    scope: str
 
     def __call__(self, members: Sequence[int], scope: str, check: Callable[[], None]) -> SetBackends:
-        with self.open_store() as store:
-            self._await(PrefixStore(store, f"{scope}/here"), members, check)
-            return self.through(store, members, scope)
-
-    def _await(self, store: Store, members: Sequence[int], check: Callable[[], None]) -> None:
-        """Return when all members are there: one that is lost before is noticed here, but not inside of a backend."""
-        deadline = time.monotonic() + self.settings.timeouts.connect
-        store.set(str(self.topology.rank), b"")
-        for member in members:
-            while not _is_there(store, member):
-                check()
-                if time.monotonic() > deadline:
-                    raise CollectiveTimeoutError(f"rank {member} did not come to connect the new process set in time")
-
-    def through(self, store: Store, members: Sequence[int], scope: str) -> SetBackends:
-        """The backends of the set ``members``, which find each other under ``scope`` in ``store``."""
-        return SetBackends.of(
-            table.connect(members, self.topology, self.settings, PrefixStore(store, scope), self.address)
-        )
+        group = Group.of(members, self.topology)
+        joinings = table.prepare(members, self.topology, self.settings, self.address)
+        offer = msgpack.packb([joining.offer for joining in joinings])
+        try:
+            with self.open_store() as (store, _), ConnectAttempt(self.settings.timeouts.connect, check) as attempt:
+                path = "/".join(part for part in (self.scope, scope) if part)
+                offers = exchange_offers(group, offer, PrefixStore(store, path), attempt)
+                return SetBackends.of(_connect_all(joinings, [msgpack.unpackb(each) for each in offers], attempt))
+        except BaseException as error:
+            table.discard(joinings, (), error)
+            raise
 
 
-def _is_there(store: Store, member: int) -> bool:
-    try:
-        store.get(str(member), SLICE_SECONDS)
-    except CollectiveTimeoutError:
-        return False
-    return True
-
-
-def _own_address(settings: Settings) -> str:
+def _own_address(world: World, settings: Settings) -> str:
     """The address of the interface that was named, or of the one that leads to the rendezvous, for the other ranks."""
     if settings.interface:
         return address_of(settings.interface)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((settings.rendezvous_address, settings.rendezvous_port or 1))
-        except OSError as error:
-            raise SettingsError(
-                f"HOROVOD_GLOO_RENDEZVOUS_ADDR is {settings.rendezvous_address!r}; this host cannot reach it: {error}"
-            ) from error
-        return str(probe.getsockname()[0])
+    host, port = world.rendezvous or ("", 0)
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port or 1, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise SettingsError(f"HOROVOD_GLOO_RENDEZVOUS_ADDR is {host!r}; this host cannot reach it: {error}") from error

@@ -20,8 +20,9 @@ from collectives.api import (
     ShutDownError,
 )
 from collectives.backends.adasum import adasum
-from collectives.backends.gloo import GlooBackend
+from collectives.backends.gloo import GlooBackend, GlooJoining
 from collectives.backends.gloo.connections import Connections
+from collectives.backends.joining import meet
 from collectives.backends.scratch import Scratch
 from collectives.buffers import Buffer
 from collectives.rendezvous.store import MemoryStore, PrefixStore
@@ -197,17 +198,17 @@ def test_a_hundred_groups_leave_nothing():
 
 
 def test_nobody_comes():
-    with pytest.raises(CollectiveTimeoutError, match="member/1"):
-        GlooBackend(group_of(2), MemoryStore(), 0.05, hostname=LOOPBACK)
+    with pytest.raises(CollectiveTimeoutError, match=r"rank 1 on host '.*' did not come in time to connect"):
+        connect(group_of(2), MemoryStore(), 0.05)
 
 
 def test_unknown_interface():
     with pytest.raises(SettingsError, match=r"'nowhere0'.*interfaces of this host are: .*lo"):
-        GlooBackend(group_of(1), MemoryStore(), interface="nowhere0")
+        GlooJoining(group_of(1), 20.0, interface="nowhere0")
 
 
 def test_named_interface():
-    backend = GlooBackend(group_of(1), MemoryStore(), interface="lo")
+    backend = meet(GlooJoining(group_of(1), 20.0, interface="lo"), MemoryStore(), 20.0)
     backend.barrier()
     backend.close()
 
@@ -221,14 +222,18 @@ def test_without_torch(monkeypatch):
     importing = builtins.__import__
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(ImportError, match=r"pip install 'hvd-cluster\[torch\]'"):
-        GlooBackend(group_of(1), MemoryStore())
+        GlooJoining(group_of(1), 20.0)
+
+
+def connect(group, store, timeout=20.0) -> GlooBackend:
+    return meet(GlooJoining(group, timeout, hostname=LOOPBACK), store, timeout)
 
 
 def with_backends(size, body, timeout=20.0):
     """``body(backend)`` on each member of a group of threads; all backends are closed in the end."""
 
     def member(rank: int) -> None:
-        backend = GlooBackend(group_of(size, rank), store, timeout, hostname=LOOPBACK)
+        backend = connect(group_of(size, rank), store, timeout)
         try:
             body(backend)
         finally:
@@ -265,4 +270,4 @@ def _threads_and_descriptors() -> tuple[int, int]:
 
 
 def _join(member: Member, name: str) -> GlooBackend:
-    return GlooBackend(group_of(member.size, member.rank), PrefixStore(member.store, name), hostname=LOOPBACK)
+    return connect(group_of(member.size, member.rank), PrefixStore(member.store, name))

@@ -11,6 +11,7 @@ from collectives.backends import hierarchical, table
 from collectives.backends.group import Group
 from collectives.backends.hierarchical import HierarchicalBackend
 from collectives.backends.inproc import InprocBackend, InprocGroup
+from collectives.backends.joining import meet
 from collectives.backends.single import SingleBackend
 from collectives.parameters import Parameters
 from collectives.rendezvous.store import PrefixStore
@@ -163,5 +164,5 @@ def _work_in_a_process(member: Member) -> str:
 
 def _connect(member: Member, name: str, **settings: str) -> HierarchicalBackend:
     topology, store = Topology(member.rank, member.size, hosts=tuple("aabb")), PrefixStore(member.store, name)
-    [backend] = table.connect(range(member.size), topology, Settings(**settings), store, "127.0.0.1")
-    return backend
+    [joining] = table.prepare(range(member.size), topology, Settings(**settings), "127.0.0.1")
+    return meet(joining, store, 30.0)

@@ -11,7 +11,8 @@ import numpy as np
 from collectives.api import Operation, ReduceOp, Request, Timeouts, Topology
 from collectives.backends.group import Group
 from collectives.backends.inproc import InprocBackend, InprocGroup
-from collectives.backends.shm import ShmBackend
+from collectives.backends.joining import meet
+from collectives.backends.shm import ShmJoining
 from collectives.buffers import as_buffer, empty
 from collectives.control.base import Channel
 from collectives.control.inproc import InprocHub
@@ -108,7 +109,8 @@ class Job:
     def _backend(self, rank, members, scope):
         group = Group(tuple(members), members.index(rank), tuple(f"host-{member}" for member in members))
         if self._store is not None:
-            return ShmBackend.connect(group, PrefixStore(self._store, scope), TIMEOUTS.collective)
+            timeout = TIMEOUTS.collective
+            return meet(ShmJoining(group, timeout), PrefixStore(self._store, scope), timeout)
         with self._lock:
             shared = self._groups.setdefault(scope, InprocGroup(len(members)))
         return InprocBackend(group, shared, TIMEOUTS.collective)

@@ -1,5 +1,6 @@
 """Settings -> running engines."""
 
+import functools
 import os
 import secrets
 import threading
@@ -7,44 +8,48 @@ import threading
 import numpy as np
 import pytest
 
-from collectives.api import HorovodInternalError, InvalidRequestError, SettingsError, Timeouts, Topology
+from collectives.api import (
+    CollectiveTimeoutError,
+    HorovodInternalError,
+    InvalidRequestError,
+    PeerLostError,
+    SettingsError,
+    Timeouts,
+    Topology,
+    World,
+)
+from collectives.attempt import ConnectAttempt
 from collectives.backends import table
+from collectives.backends.gloo import joining
+from collectives.control.starts import Starts
 from collectives.engine import bootstrap
 from collectives.rendezvous.server import RendezvousServer
 from collectives.settings import Settings
-from tests.backends.members import in_threads
+from tests.backends.members import Processes, in_threads
 from tests.collectives.job import PATIENCE, ones, outcome, run, total
 
 
 @pytest.fixture
 def launcher():
-    """``launcher(rank, size, **changes)``: the settings of a rank of one job."""
+    """``launcher(rank, size, **changes)``: the world and the settings of a rank of one job."""
     secret = secrets.token_bytes(16)
 
-    def settings(rank, size, **changes):
-        usual = {
-            "rank": rank,
-            "size": size,
-            "local_rank": rank,
-            "local_size": size,
-            "hostname": "node",
-            "rendezvous_address": "127.0.0.1",
-            "rendezvous_port": server.port,
-            "secret": secret,
-            "timeouts": Timeouts(connect=PATIENCE, collective=PATIENCE),
-        }
-        return Settings(**(usual | changes))
+    def launch(rank, size, round=0, rendezvous=None, **changes):
+        topology = Topology(rank, size, rank, size, hosts=(), cores=0)
+        world = World("test", round, topology, "node", rendezvous or ("127.0.0.1", server.port))
+        timeouts = Timeouts(connect=PATIENCE, collective=PATIENCE)
+        return world, Settings(**({"secret": secret, "timeouts": timeouts} | changes))
 
     with RendezvousServer(secret) as server:
-        yield settings
+        yield launch
 
 
 CORES = len(os.sched_getaffinity(0))
 
 
-def started(settings, body, **arguments):
+def started(launched, body, **arguments):
     """``body(engine)`` between the start and the end of an engine."""
-    engine = bootstrap.start(settings, **arguments)
+    engine = bootstrap.connect(*launched, **arguments)
     try:
         return body(engine)
     finally:
@@ -56,7 +61,7 @@ def test_a_world_of_one_needs_no_launcher():
         np.testing.assert_array_equal(run(engine, ones(engine)), ones(engine))
         return engine.topology
 
-    assert started(Settings(hostname="alone"), body) == Topology(hosts=("alone",), cores=CORES)
+    assert started((World(host="alone"), Settings()), body) == Topology(hosts=("alone",), cores=CORES)
 
 
 def test_ranks_find_each_other_and_know_where_they_are(launcher):
@@ -80,18 +85,87 @@ def test_process_sets_have_backends_of_their_own(launcher):
     assert results == [[6.0, 4.0], [6.0, 2.0], [6.0, 4.0]]
 
 
-def test_a_job_can_start_again_at_the_same_rendezvous(launcher):
+def test_a_job_can_start_again_in_the_same_world(launcher):
     def body(rank):
-        for generation in range(3):
-            assert started(launcher(rank, 2), lambda engine: run(engine, ones(engine))[0], generation=generation) == 3.0
+        starts = Starts()
+        for _ in range(3):
+            assert started(launcher(rank, 2), lambda engine: run(engine, ones(engine))[0], starts=starts) == 3.0
 
     in_threads(2, body, PATIENCE)
+
+
+def test_a_newcomer_meets_survivors_in_the_round_that_both_were_given(launcher):
+    """Ranks 0 and 1 go from round to round, with another third rank each time, which has not been in any before."""
+
+    def body(number):
+        starts = Starts()
+        rounds = range(4) if number < 2 else [number - 2]
+        return [
+            started(launcher(min(number, 2), 3, round), lambda engine: run(engine, ones(engine))[0], starts=starts)
+            for round in rounds
+        ]
+
+    assert in_threads(6, body, PATIENCE) == [[6.0] * 4] * 2 + [[6.0]] * 4
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_rank_that_missed_starts_that_failed_finds_the_others(launcher, failing):
+    """One rank tries twice without the other, in vain; both are in the same world and come together then."""
+    quick = Timeouts(connect=0.1, collective=PATIENCE)
+
+    def body(rank):
+        starts = Starts()
+        for _ in range(2 if rank == failing else 0):
+            error = outcome(lambda: bootstrap.connect(*launcher(rank, 2, timeouts=quick), starts=starts))
+            assert isinstance(error, CollectiveTimeoutError)
+        ready.wait(PATIENCE)
+        return [started(launcher(rank, 2), lambda engine: run(engine, ones(engine))[0], starts=starts) for _ in "ab"]
+
+    ready = threading.Barrier(2)
+    assert in_threads(2, body, PATIENCE) == [[3.0, 3.0]] * 2
+
+
+def test_a_rank_of_an_earlier_round_is_told_the_current_one(launcher):
+    def body(rank):
+        if rank == 1:
+            published.wait(PATIENCE)
+            return outcome(lambda: bootstrap.connect(*launcher(1, 2, 3)))
+        with ConnectAttempt(PATIENCE) as attempt:
+            threading.Timer(0.05, published.set).start()
+            late = threading.Thread(target=lambda: (told.wait(PATIENCE), attempt.abort(HorovodInternalError("enough"))))
+            late.start()
+            error = outcome(lambda: bootstrap.connect(*launcher(0, 2, 4), attempt=attempt))
+            late.join(PATIENCE)
+            return error
+
+    def behind(rank):
+        try:
+            return body(rank)
+        finally:
+            if rank == 1:
+                told.set()
+
+    published, told = threading.Event(), threading.Event()
+    first, second = in_threads(2, behind, PATIENCE)
+    assert str(first) == "enough"
+    assert type(second) is PeerLostError
+    assert "rank 1 is in round 3 of job 'test', rank 0 in round 4 of job 'test'" in str(second)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_another_thread_ends_the_wait_for_ranks_that_do_not_come(launcher, rank):
+    with ConnectAttempt(PATIENCE) as attempt:
+        aborting = threading.Timer(0.05, attempt.abort, [HorovodInternalError("the membership changed")])
+        aborting.start()
+        error = outcome(lambda: bootstrap.connect(*launcher(rank, 2), attempt=attempt))
+        aborting.join(PATIENCE)
+    assert (type(error), str(error)) == (HorovodInternalError, "the membership changed")
 
 
 @pytest.mark.parametrize("sets", [[(0, 1)], [(0, 0)], [(0, 2)], [()]])
 def test_bad_process_sets_are_refused_before_anything_starts(sets, launcher):
     with pytest.raises(InvalidRequestError):
-        bootstrap.start(launcher(0, 2), process_sets=sets)
+        bootstrap.connect(*launcher(0, 2), process_sets=sets)
 
 
 @pytest.mark.parametrize(
@@ -106,8 +180,8 @@ def test_bad_process_sets_are_refused_before_anything_starts(sets, launcher):
 def test_what_must_be_the_same_everywhere_ends_the_start_of_all_with_one_text(launcher, changes, sets, text):
     def body(rank):
         if rank == 0:
-            return outcome(lambda: bootstrap.start(launcher(0, 2)))
-        return outcome(lambda: bootstrap.start(launcher(1, 2, **changes), process_sets=sets))
+            return outcome(lambda: bootstrap.connect(*launcher(0, 2)))
+        return outcome(lambda: bootstrap.connect(*launcher(1, 2, **changes), process_sets=sets))
 
     one, other = in_threads(2, body, PATIENCE)
     assert type(one) is type(other) is SettingsError
@@ -123,28 +197,101 @@ def test_another_size_of_the_cache_or_of_fusion_is_no_matter(launcher):
 
 
 def test_an_unreachable_rendezvous_is_named(launcher):
-    with pytest.raises(SettingsError, match="HOROVOD_GLOO_RENDEZVOUS_ADDR is '::1'; this host cannot reach it"):
-        bootstrap.start(launcher(0, 2, rendezvous_address="::1"))
+    with pytest.raises(SettingsError, match=r"HOROVOD_GLOO_RENDEZVOUS_ADDR is '192\.0\.2\.300'; this host cannot"):
+        bootstrap.connect(*launcher(0, 2, rendezvous=("192.0.2.300", 1)))
 
 
-def test_a_rank_that_cannot_start_its_backend_ends_the_start_of_all(launcher, monkeypatch):
-    """Rank 1 fails after all have connected; nobody is left waiting and nothing is left open."""
-    connect = table.connect
-
-    def fail_on_rank_1(members, topology, *rest):
-        if topology.rank == 1:
-            raise HorovodInternalError("no memory")
-        return connect(members, topology, *rest)
+def test_ranks_connect_by_ipv6():
+    secret = secrets.token_bytes(16)
 
     def body(rank):
-        quick = Timeouts(connect=PATIENCE, collective=0.3)
-        return outcome(lambda: bootstrap.start(launcher(rank, 2, timeouts=quick)))
+        world = World("test", 0, Topology(rank, 2, 0, 1, rank, 2, (), 0), f"host-{rank}", ("::1", server.port))
+        return started((world, Settings(secret=secret)), lambda engine: run(engine, ones(engine))[0])
 
-    monkeypatch.setattr(table, "connect", fail_on_rank_1)
-    errors = in_threads(2, body, PATIENCE)
-    assert str(errors[1]) == "no memory"
-    assert isinstance(errors[0], HorovodInternalError)
+    try:
+        server = RendezvousServer(secret, "::1")
+        server.start()
+    except SettingsError as error:
+        pytest.skip(f"no IPv6 here: {error}")
+    try:
+        assert in_threads(2, body, PATIENCE) == [3.0, 3.0]
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+@pytest.mark.parametrize("operations", ["shm", "gloo"])
+@pytest.mark.parametrize("moment", ["prepare", "connect"])
+def test_a_rank_that_cannot_connect_its_backend_ends_the_start_of_all(
+    launcher, monkeypatch, moment, operations, failing
+):
+    """With the reason of that rank, long before any timeout; at the latest in the first operation."""
+    prepare = table.prepare
+
+    def fail(entrant):
+        def connect(offers, attempt):
+            raise HorovodInternalError("no memory")
+
+        entrant.connect = connect
+        return entrant
+
+    def prepared(members, topology, *rest):
+        if topology.rank != failing:
+            return prepare(members, topology, *rest)
+        if moment == "prepare":
+            raise HorovodInternalError("no memory")
+        return [fail(entrant) for entrant in prepare(members, topology, *rest)]
+
+    def body(rank):
+        launched = launcher(rank, 3, cpu_operations=operations)
+        return outcome(lambda: started(launched, lambda engine: run(engine, ones(engine))))
+
+    monkeypatch.setattr(joining, "CONNECT_SECONDS", 0.05)
+    monkeypatch.setattr(table, "prepare", prepared)
+    errors = in_threads(3, body, PATIENCE / 2)
+    assert [str(error) for error in errors] == ["no memory"] * 3
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("hvd-engine")]
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize("operations", ["shm", "gloo"])
+@pytest.mark.parametrize("moment", ["prepare", "connect"])
+def test_a_rank_that_dies_before_its_backends_have_connected_is_named(moment, operations, victim):
+    """A process is killed between hello and backends; the survivors raise it at once, at the latest in an operation."""
+    secret = secrets.token_bytes(16)
+    with RendezvousServer(secret) as server:
+        body = functools.partial(_die_while_connecting, server.port, secret, moment, operations, victim)
+        with Processes(3, body) as processes:
+            assert processes.hear(victim, PATIENCE) == "ready to die"
+            processes.kill(victim)
+            for rank in {0, 1, 2} - {victim}:
+                kind, text, ranks = processes.hear(rank, PATIENCE / 2)
+                assert kind == "PeerLostError", text
+                assert victim in ranks, text
+
+
+def _die_while_connecting(port, secret, moment, operations, victim, member):
+    def stop(*_):
+        member.tell("ready to die")
+        threading.Event().wait()
+
+    prepare = table.prepare
+
+    def prepared(*arguments):
+        if moment == "prepare":
+            stop()
+        entrants = prepare(*arguments)
+        for entrant in entrants:
+            entrant.connect = stop
+        return entrants
+
+    if member.rank == victim:
+        table.prepare = prepared
+    topology = Topology(member.rank, member.size, member.rank, member.size, hosts=(), cores=0)
+    world = World("test", 0, topology, "node", ("127.0.0.1", port))
+    settings = Settings(secret=secret, cpu_operations=operations)
+    error = outcome(lambda: started((world, settings), lambda engine: run(engine, ones(engine))))
+    return type(error).__name__, str(error), getattr(error, "ranks", ())
 
 
 @pytest.mark.parametrize(
@@ -182,6 +329,7 @@ def test_shared_memory_does_not_reach_another_host():
 
 
 def test_rank_0_is_reached_at_the_interface_that_was_named():
-    assert bootstrap._own_address(Settings(interface="lo", rendezvous_address="192.0.2.1")) == "127.0.0.1"
+    world = World(rendezvous=("192.0.2.1", 1))
+    assert bootstrap._own_address(world, Settings(interface="lo")) == "127.0.0.1"
     with pytest.raises(SettingsError, match="HOROVOD_GLOO_IFACE is 'nowhere0'"):
-        bootstrap._own_address(Settings(interface="nowhere0", rendezvous_address="127.0.0.1"))
+        bootstrap._own_address(world, Settings(interface="nowhere0"))

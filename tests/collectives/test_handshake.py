@@ -9,9 +9,12 @@ from contextlib import ExitStack
 import msgpack
 import pytest
 
-from collectives.api import CollectiveTimeoutError, PeerLostError, SettingsError, Timeouts
-from collectives.control import configuration, handshake
-from collectives.control.handshake import Hello, Meeting
+from collectives.api import CollectiveTimeoutError, EngineError, PeerLostError, SettingsError, Timeouts
+from collectives.attempt import ConnectAttempt
+from collectives.control import admission, configuration, frames, handshake
+from collectives.control.handshake import Connected, Hello
+from collectives.control.hello import LocalEnd, pack_answer, pack_hello
+from collectives.control.starts import Starts
 from collectives.control.tree import relays
 from collectives.planning.messages import Stop, encode
 from collectives.planning.process_sets import ProcessSets
@@ -24,19 +27,26 @@ SECRET = b"not for strangers"
 LOCALHOST = "127.0.0.1"
 
 
-def connect(hello, store, secret=SECRET, address=LOCALHOST, timeout=PATIENCE):
+KEY = "round-0/start-0/rank-0"
+"""Where rank 0 is found."""
+
+
+def connect(
+    hello, store, secret=SECRET, address=LOCALHOST, timeout=PATIENCE, offer=lambda hosts, cores: b"", starts=None
+):
     """:func:`connect_channel` with what is usual here."""
-    sets = ProcessSets(hello.size)
-    return handshake.connect_channel(hello, store, secret, address, Timeouts(connect=timeout), sets)
+    with ConnectAttempt(timeout) as attempt:
+        end = LocalEnd(hello, secret, address, Timeouts().heartbeat, attempt)
+        return handshake.connect_channel(end, store, ProcessSets(hello.size), offer, starts)
 
 
-def connect_all(hellos, store=None, secrets=None, timeout=PATIENCE, tell=lambda meeting: meeting.hosts):
+def connect_all(hellos, store=None, secrets=None, timeout=PATIENCE, tell=lambda connected: connected.hosts):
     """What each of ``hellos`` finds, or the error it meets, all at once; channels get closed."""
 
     def body(index):
         secret = secrets[index] if secrets else SECRET
         result = outcome(lambda: connect(hellos[index], store, secret, timeout=timeout))
-        if isinstance(result, Meeting):
+        if isinstance(result, Connected):
             channels[index] = result.channel
             return tell(result)
         return result
@@ -57,8 +67,8 @@ def ranks(size, hosts=("node",)):
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_all_ranks_learn_the_hosts_and_can_talk(size, hosts):
     def body(rank):
-        meeting = connect(hellos[rank], store)
-        channel = meeting.channel
+        connected = connect(hellos[rank], store)
+        channel = connected.channel
         try:
             if rank:
                 channel.send(0, encode(Stop(rank)))
@@ -66,7 +76,7 @@ def test_all_ranks_learn_the_hosts_and_can_talk(size, hosts):
             else:
                 assert sorted(receive(channel, size - 1)) == [(peer, encode(Stop(peer))) for peer in range(1, size)]
                 channel.send_to(range(1, size), encode(Stop(0)))
-            return meeting.hosts
+            return connected.hosts
         finally:
             channel.close()
 
@@ -76,11 +86,11 @@ def test_all_ranks_learn_the_hosts_and_can_talk(size, hosts):
 
 def test_one_host_connects_by_unix_socket_and_several_by_tcp(monkeypatch):
     families = []
-    dial = handshake._dial
+    dial = handshake._open
     monkeypatch.setattr(
         handshake,
-        "_dial",
-        lambda place, family, address: (families.append(family), dial(place, family, address))[1],
+        "_open",
+        lambda end, family, address: (families.append(family), dial(end, family, address))[1],
     )
     connect_all(ranks(2, ("a",)))
     connect_all(ranks(2, ("a", "b")))
@@ -92,17 +102,87 @@ def test_a_host_name_that_lies_falls_back_to_tcp():
 
     class Elsewhere(MemoryStore):
         def get(self, key, timeout):
-            where = msgpack.unpackb(super().get(key, timeout))
-            return msgpack.packb(where | {"unix": "\0hvd-cluster-nobody"})
+            entry = msgpack.unpackb(super().get(key, timeout))
+            return msgpack.packb(entry | {"unix": "\0hvd-cluster-nobody"})
 
     assert connect_all(ranks(2), Elsewhere()) == [("node", "node")] * 2
 
 
 def test_a_missing_rank_is_named():
     errors = connect_all([Hello(0, 4, "node"), Hello(2, 4, "node")], timeout=0.2)
-    assert [type(error) for error in errors] == [CollectiveTimeoutError] * 2 or type(errors[1]) is PeerLostError
+    assert type(errors[0]) is CollectiveTimeoutError
+    assert isinstance(errors[1], CollectiveTimeoutError | PeerLostError)
     assert str(errors[0]).startswith("ranks [1, 3] of 4 did not connect to rank 0 in time; ")
     assert "HOROVOD_GLOO_TIMEOUT_SECONDS" in str(errors[0])
+    assert errors[0].ranks == (1, 3)
+
+
+def test_a_rank_that_came_hears_which_rank_did_not():
+    """Its own patience is longer than that of rank 0."""
+
+    def body(rank):
+        return outcome(lambda: connect(Hello(rank, 3, "node"), store, timeout=PATIENCE if rank else 0.2))
+
+    store = MemoryStore()
+    first, second = in_threads(2, body, PATIENCE)
+    assert type(first) is type(second) is CollectiveTimeoutError
+    assert str(first) == str(second)
+    assert second.ranks == (2,)
+
+
+def test_all_ranks_learn_the_offers_of_all():
+    def body(rank):
+        connected = connect(hellos[rank], store, offer=lambda hosts, cores: f"{rank} of {len(hosts)}".encode())
+        done.wait(PATIENCE)
+        connected.channel.close()
+        return connected.offers
+
+    store, hellos, done = MemoryStore(), ranks(4, ("a", "b", "b")), threading.Barrier(4)
+    assert in_threads(4, body, PATIENCE) == [tuple(f"{rank} of 4".encode() for rank in range(4))] * 4
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2, 3])
+@pytest.mark.parametrize(("error", "kind"), [(SettingsError, SettingsError), (OSError, EngineError)])
+def test_a_rank_without_an_offer_ends_the_start_of_all_with_one_reason(failing, error, kind):
+    def body(rank):
+        def offer(hosts, cores):
+            if rank == failing:
+                raise error("no port")
+            return b""
+
+        return outcome(lambda: connect(hellos[rank], store, offer=offer))
+
+    store, hellos = MemoryStore(), ranks(4, ("a", "b", "b"))
+    errors = in_threads(4, body, PATIENCE)
+    assert type(errors.pop(failing)) is error
+    assert {type(each) for each in errors} == {kind}
+    assert all("no port" in str(each) for each in errors)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_hello_of_another_world_is_refused_by_name(ahead):
+    """Both ranks look at one place of the store, as if a round had no place of its own."""
+
+    class OnePlace(MemoryStore):
+        def get(self, key, timeout):
+            return super().get(key.replace("round-4", "round-3"), timeout)
+
+        def set(self, key, value):
+            super().set(key.replace("round-4", "round-3"), value)
+
+    def body(rank):
+        hello = Hello(rank, 2, "node", job="train", round=3 + (rank == ahead))
+        return outcome(lambda: connect(hello, store, timeout=PATIENCE if rank else 1.0))
+
+    store = OnePlace()
+    errors = in_threads(2, body, PATIENCE)
+    text = f"rank 1 is in round {3 + ahead} of job 'train', rank 0 in round {4 - ahead} of job 'train'; only "
+    assert text in str(errors[1])
+    assert type(errors[1]) is PeerLostError
+    if ahead:  # or else rank 0 goes on waiting for the rank 1 of its own round
+        assert text in str(errors[0])
+    else:
+        assert "ranks [1] of 2 did not connect" in str(errors[0])
 
 
 def test_without_rank_0_the_others_time_out():
@@ -113,8 +193,8 @@ def test_without_rank_0_the_others_time_out():
 def test_a_rank_0_that_went_away_is_lost():
     store = MemoryStore()
     with socket.create_server((LOCALHOST, 0)) as gone:
-        where = {"host": "other", "unix": "\0hvd-cluster-nobody", "tcp": gone.getsockname()}
-    store.set("control-0", msgpack.packb(where))
+        entry = {"id": "1", "host": "other", "unix": "\0hvd-cluster-nobody", "tcp": gone.getsockname()}
+    store.set(KEY, msgpack.packb(entry))
     (error,) = connect_all([Hello(1, 2, "node")], store, timeout=0.1)
     assert isinstance(error, PeerLostError)
     assert "rank 0 does not answer at" in str(error)
@@ -147,10 +227,12 @@ def connect_all_but_first(hellos, extra):
     def body(index):
         if index < len(hellos):
             return outcome(lambda: connect(hellos[index], store, timeout=timeout))
-        return outcome(lambda: handshake._member(place, ProcessSets(extra.size)))
+        with ConnectAttempt(timeout) as attempt:
+            end = LocalEnd(extra, SECRET, LOCALHOST, 5.0, attempt)
+            sets = ProcessSets(extra.size)
+            return outcome(lambda: handshake._member(end, store, sets, lambda *_: b"", Starts()))
 
-    store, deadline = MemoryStore(), handshake.time.monotonic() + timeout
-    place = handshake._Place(extra, store, SECRET, LOCALHOST, Timeouts(), deadline)
+    store = MemoryStore()
     return in_threads(len(hellos) + 1, body, PATIENCE)
 
 
@@ -194,7 +276,7 @@ def test_a_long_value_is_cut_but_not_mistaken_for_another():
 @pytest.mark.parametrize("hosts", [("a",), ("a", "b"), ("a", "b", "b")], ids=str)
 def test_the_ranks_of_a_host_agree_on_its_cores(hosts):
     hellos = [Hello(rank, 5, hosts[rank % len(hosts)], cores=(rank, rank + 1)) for rank in range(5)]
-    found = connect_all(hellos, tell=lambda meeting: (meeting.hosts, meeting.cores))
+    found = connect_all(hellos, tell=lambda connected: (connected.hosts, connected.cores))
     for hello, (_, cores) in zip(hellos, found, strict=True):
         assert cores == len({core for other in hellos if other.host == hello.host for core in other.cores})
 
@@ -208,26 +290,26 @@ def test_by_default_a_rank_says_which_cores_it_may_use():
 
 def test_a_follower_that_does_not_come_is_named(monkeypatch):
     """Rank 3 meets rank 0, then dies before it meets its leader."""
-    follow = handshake._follow
+    join = handshake._join
 
-    def vanish(place, leader, lifeline):
-        if place.hello.rank == 3:
+    def vanish(end, *rest):
+        if end.hello.rank == 3:
             raise KeyboardInterrupt
-        return follow(place, leader, lifeline)
+        return join(end, *rest)
 
     def body(rank):
         try:
-            meeting = connect(Hello(rank, 4, "b" if rank else "a"), store, timeout=0.5)
+            connected = connect(Hello(rank, 4, "b" if rank else "a"), store, timeout=0.5)
         except (CollectiveTimeoutError, PeerLostError, KeyboardInterrupt) as error:
             return error
-        meeting.channel.close()
+        connected.channel.close()
         return None
 
-    monkeypatch.setattr(handshake, "_follow", vanish)
+    monkeypatch.setattr(handshake, "_join", vanish)
     store = MemoryStore()
     center, leader, follower, _ = in_threads(4, body, PATIENCE)
     assert center is None
-    assert str(leader).startswith("ranks [3] of 4 did not connect to rank 1 in time; ")
+    assert isinstance(leader, CollectiveTimeoutError | PeerLostError)
     assert isinstance(follower, CollectiveTimeoutError | PeerLostError)
 
 
@@ -249,7 +331,8 @@ def test_hosts_of_several_ranks_get_a_relay_but_for_that_of_rank_0(hosts, expect
 def test_all_connections_between_hosts_end_in_silence(monkeypatch):
     """And none within a host does, where there is nothing that falls silent."""
     asked = []
-    monkeypatch.setattr(handshake, "end_in_silence", lambda sock, seconds: asked.append((sock.family, seconds)))
+    for module in (handshake, admission):
+        monkeypatch.setattr(module, "end_in_silence", lambda sock, seconds: asked.append((sock.family, seconds)))
     connect_all(ranks(5, ("a", "b")))
     by_tcp = [seconds for family, seconds in asked if family == socket.AF_INET]
     assert by_tcp == [Timeouts().heartbeat] * 4  # both ends of ranks 1 and 3
@@ -257,21 +340,28 @@ def test_all_connections_between_hosts_end_in_silence(monkeypatch):
 
 # Strangers.
 
-RANK_1 = (b"n" * 32, 1, 2, "node", (0,), {})
-"""What rank 1 of 2 says, as :func:`handshake._prove` sends it."""
+RANK_1 = pack_hello(Hello(1, 2, "node"), b"n" * 32, "")
+
+
+def send(sock, data):
+    sock.sendall(frames.LENGTH.pack(len(data)) + data)
 
 
 def wrong_secret(sock):
-    handshake._send(sock, handshake._sealed(b"another", sock.recv(64), msgpack.packb(RANK_1)))
+    send(sock, frames.seal(b"another", sock.recv(64), RANK_1))
 
 
 def replayed(sock):
-    handshake._send(sock, handshake._sealed(SECRET, b"n" * 32, msgpack.packb(RANK_1)))
+    send(sock, frames.seal(SECRET, b"n" * 32, RANK_1))
+
+
+def for_another_process(sock):
+    send(sock, frames.seal(SECRET, sock.recv(64), RANK_1))
 
 
 def authentic_but_senseless(value):
     def speak(sock):
-        handshake._send(sock, handshake._sealed(SECRET, sock.recv(64), msgpack.packb(value)))
+        send(sock, frames.seal(SECRET, sock.recv(64), msgpack.packb(value)))
 
     return speak
 
@@ -279,11 +369,12 @@ def authentic_but_senseless(value):
 STRANGERS = {
     "says nothing and leaves": lambda sock: None,
     "garbage": lambda sock: sock.sendall(b"GET / HTTP/1.1\r\n\r\n"),
-    "an empty frame": lambda sock: handshake._send(sock, b""),
-    "an oversized frame": lambda sock: sock.sendall(handshake.LENGTH.pack(1 << 30)),
-    "half a frame": lambda sock: sock.sendall(handshake.LENGTH.pack(100) + b"x"),
+    "an empty frame": lambda sock: send(sock, b""),
+    "an oversized frame": lambda sock: sock.sendall(frames.LENGTH.pack(1 << 30)),
+    "half a frame": lambda sock: sock.sendall(frames.LENGTH.pack(100) + b"x"),
     "another secret": wrong_secret,
     "an old answer": replayed,
+    "a hello to another process": for_another_process,
     "a number": authentic_but_senseless(7),
     "too few fields": authentic_but_senseless([1, 2]),
 }
@@ -295,11 +386,11 @@ STRANGERS = {
 def test_strangers_are_refused_and_the_job_starts(stranger, by_tcp, stays, caplog):
     """Strangers come first; those that stay keep their connections open, silently, until the job has started."""
     store, results = MemoryStore(), []
-    with caplog.at_level(logging.WARNING, "collectives.control.handshake"):
+    with caplog.at_level(logging.WARNING, "collectives.control.admission"):
         center = threading.Thread(target=lambda: results.extend(connect_all([Hello(0, 2, "node")], store)))
         center.start()
-        where = msgpack.unpackb(store.get("control-0", PATIENCE))
-        family, address = (socket.AF_INET, tuple(where["tcp"])) if by_tcp else (socket.AF_UNIX, where["unix"])
+        entry = msgpack.unpackb(store.get(KEY, PATIENCE))
+        family, address = (socket.AF_INET, tuple(entry["tcp"])) if by_tcp else (socket.AF_UNIX, entry["unix"])
         with ExitStack() as connections:
             for _ in range(5):
                 sock = connections.enter_context(socket.socket(family))
@@ -321,9 +412,9 @@ def test_an_oversized_frame_is_refused_before_it_is_read():
     center.start()
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(PATIENCE)
-        sock.connect(msgpack.unpackb(store.get("control-0", PATIENCE))["unix"])
-        sock.sendall(handshake.LENGTH.pack(handshake.HELLO_BYTES + 1))
-        assert len(handshake._exactly(sock, handshake.NONCE_BYTES)) == handshake.NONCE_BYTES
+        sock.connect(msgpack.unpackb(store.get(KEY, PATIENCE))["unix"])
+        sock.sendall(frames.LENGTH.pack(admission.HELLO_BYTES + 1))
+        assert len(sock.recv(frames.NONCE_BYTES, socket.MSG_WAITALL)) == frames.NONCE_BYTES
         assert sock.recv(1) == b""
     connect_all([Hello(1, 2, "node")], store)
     center.join(PATIENCE)
@@ -340,15 +431,15 @@ def test_a_false_rank_0_is_found_out():
     """Who listens at the address but does not know the secret cannot answer the nonce."""
     store = MemoryStore()
     with socket.create_server((LOCALHOST, 0)) as listener:
-        where = {"host": "other", "unix": "", "tcp": listener.getsockname()}
-        store.set("control-0", msgpack.packb(where))
+        entry = {"id": "1", "host": "other", "unix": "", "tcp": listener.getsockname()}
+        store.set(KEY, msgpack.packb(entry))
 
         def pretend():
             sock, _ = listener.accept()
             with sock:
                 sock.sendall(b"n" * 32)
-                handshake._receive(sock)
-                handshake._send(sock, handshake._sealed(b"guessed", b"n" * 32, msgpack.packb(("", ("a", "b"), {}))))
+                sock.recv(1 << 16)
+                send(sock, frames.seal(b"guessed", b"n" * 32, pack_answer((("a", "b"), {}))))
 
         liar = threading.Thread(target=pretend)
         liar.start()

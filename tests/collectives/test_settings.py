@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from collectives import settings
-from collectives.api import SettingsError, Timeouts
-from collectives.settings import ENVIRONMENT_SECRET, Settings
+from collectives.api import SettingsError, Timeouts, World
+from collectives.settings import ENVIRONMENT_SECRET, Settings, world_from_environment
 
 SECRET = b"\x00not to be seen\xff"
 LAUNCHED = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": "4711"}
@@ -21,16 +21,6 @@ UNUSED = "is set, but has no meaning here; it is accepted and not used"
 NOT_YET = "is set, but what it is for is not available yet; it is not used"
 
 GOOD = [
-    ({"HOROVOD_RANK": "2", "HOROVOD_SIZE": "3", **LAUNCHED}, "rank", 2),
-    ({"HOROVOD_SIZE": " 3 ", **LAUNCHED}, "size", 3),
-    ({"HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2"}, "local_rank", 1),
-    ({"HOROVOD_LOCAL_SIZE": "2"}, "local_size", 2),
-    ({"HOROVOD_CROSS_RANK": "1", "HOROVOD_CROSS_SIZE": "2"}, "cross_rank", 1),
-    ({"HOROVOD_CROSS_SIZE": "2"}, "cross_size", 2),
-    ({"HOROVOD_HOSTNAME": "node-7"}, "hostname", "node-7"),
-    (LAUNCHED, "rendezvous_address", "10.0.0.1"),
-    (LAUNCHED, "rendezvous_port", 4711),
-    ({"HOROVOD_RENDEZVOUS_SCOPE": "mine"}, "rendezvous_scope", "mine"),
     ({ENVIRONMENT_SECRET: base64.b64encode(SECRET).decode()}, "secret", SECRET),
     ({"HOROVOD_GLOO_IFACE": "eth0"}, "interface", "eth0"),
     ({"HOROVOD_CPU_OPERATIONS": "GLOO"}, "cpu_operations", "gloo"),
@@ -124,8 +114,13 @@ def test_every_variable_is_explained():
 
     read = set()
     Settings.from_environment(Reads())
+    world_from_environment(Reads())
     page = (Path(__file__).parents[2] / "docs" / "variables.md").read_text()
     assert not {variable for variable in read - {*settings.UNUSED, *settings.NOT_YET} if f"`{variable}`" not in page}
+
+
+def read_all(environment):
+    return Settings.from_environment(environment), world_from_environment(environment)
 
 
 @pytest.mark.parametrize("variable", BAD)
@@ -133,7 +128,7 @@ def test_a_bad_value_is_named_with_what_is_allowed(variable):
     values, allowed = BAD[variable]
     for value in values:
         with pytest.raises(SettingsError) as caught:
-            Settings.from_environment({variable: value})
+            read_all({variable: value})
         assert str(caught.value) == f"{variable} is {value!r}, but must be {allowed}"
 
 
@@ -149,19 +144,19 @@ def test_every_rank_of_a_host_needs_a_core():
     with pytest.raises(SettingsError, match=f"HOROVOD_THREAD_AFFINITY is '{CORE}', but must be .* at least 2, one for"):
         Settings.from_environment({"HOROVOD_THREAD_AFFINITY": str(CORE), **LOCAL_RANK_1, "HOROVOD_LOCAL_RANK": "0"})
     with pytest.raises(SettingsError, match="HOROVOD_LOCAL_RANK and HOROVOD_LOCAL_SIZE together"):
-        Settings.from_environment({"HOROVOD_LOCAL_RANK": "3", "HOROVOD_LOCAL_SIZE": "2"})
+        world_from_environment({"HOROVOD_LOCAL_RANK": "3", "HOROVOD_LOCAL_SIZE": "2"})
 
 
 @pytest.mark.parametrize("empty", ["", "  "])
 def test_an_empty_variable_is_an_absent_one(empty):
     environment = dict.fromkeys([*BAD, ENVIRONMENT_SECRET, "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_HOSTNAME"], empty)
     assert Settings.from_environment(environment) == Settings.from_environment({})
+    assert world_from_environment(environment) == world_from_environment({})
 
 
 def test_without_a_launcher_this_is_a_world_of_one():
-    settings = Settings.from_environment({})
-    assert settings == Settings(hostname=socket.gethostname())
-    assert (settings.rank, settings.size, settings.rendezvous_address) == (0, 1, None)
+    assert Settings.from_environment({}) == Settings()
+    assert world_from_environment({}) == World(host=socket.gethostname())
 
 
 @pytest.mark.parametrize("secret", ["not base64: $", "geheim-\u00e4", "abc"])
@@ -181,10 +176,34 @@ def test_a_secret_is_not_printed():
     assert base64.b64encode(SECRET).decode() not in repr(settings)
 
 
+@pytest.mark.parametrize(
+    ("environment", "read", "value"),
+    [
+        ({"HOROVOD_RANK": "2", "HOROVOD_SIZE": "3", **LAUNCHED}, lambda world: world.topology.rank, 2),
+        ({"HOROVOD_SIZE": " 3 ", **LAUNCHED}, lambda world: world.topology.size, 3),
+        ({"HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2"}, lambda world: world.topology.local_rank, 1),
+        ({"HOROVOD_LOCAL_SIZE": "2"}, lambda world: world.topology.local_size, 2),
+        ({"HOROVOD_CROSS_RANK": "1", "HOROVOD_CROSS_SIZE": "2"}, lambda world: world.topology.cross_rank, 1),
+        ({"HOROVOD_CROSS_SIZE": "2"}, lambda world: world.topology.cross_size, 2),
+        ({"HOROVOD_HOSTNAME": "node-7"}, lambda world: world.host, "node-7"),
+        (LAUNCHED, lambda world: world.rendezvous, ("10.0.0.1", 4711)),
+        ({"HOROVOD_JOB_ID": "mine"}, lambda world: world.job, "mine"),
+        ({"HOROVOD_ROUND": "4"}, lambda world: world.round, 4),
+    ],
+)
+def test_the_launcher_describes_the_world(environment, read, value):
+    assert read(world_from_environment(environment)) == value
+
+
+def test_a_job_has_a_name_that_can_be_shown():
+    with pytest.raises(SettingsError, match=r"HOROVOD_JOB_ID is .* but must be printable text"):
+        world_from_environment({"HOROVOD_JOB_ID": "a\x00b"})
+
+
 @pytest.mark.parametrize("kind", ["", "LOCAL_", "CROSS_"])
 def test_a_rank_is_below_its_size(kind):
     with pytest.raises(SettingsError) as caught:
-        Settings.from_environment({f"HOROVOD_{kind}RANK": "3", f"HOROVOD_{kind}SIZE": "3", **LAUNCHED})
+        world_from_environment({f"HOROVOD_{kind}RANK": "3", f"HOROVOD_{kind}SIZE": "3", **LAUNCHED})
     text = str(caught.value)
     assert f"{kind.lower()}rank 3 is not in 0..2" in text
     assert f"HOROVOD_{kind}RANK and HOROVOD_{kind}SIZE" in text
@@ -192,12 +211,12 @@ def test_a_rank_is_below_its_size(kind):
 
 def test_several_ranks_need_a_launcher():
     with pytest.raises(SettingsError, match=r"size is 2 but HOROVOD_GLOO_RENDEZVOUS_ADDR is not set.*hvdrun"):
-        Settings.from_environment({"HOROVOD_SIZE": "2"})
+        world_from_environment({"HOROVOD_SIZE": "2"})
 
 
 def test_settings_do_not_change():
     with pytest.raises(FrozenInstanceError):
-        Settings().rank = 1
+        Settings().interface = "lo"
 
 
 @pytest.mark.parametrize("name", ["connect", "collective", "shutdown", "heartbeat"])

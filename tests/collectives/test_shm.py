@@ -10,10 +10,20 @@ import threading
 import numpy as np
 import pytest
 
-from collectives.api import CollectiveTimeoutError, DType, HorovodInternalError, PeerLostError, ReduceOp
+from collectives.api import (
+    CollectiveTimeoutError,
+    DType,
+    HorovodInternalError,
+    PeerLostError,
+    ReduceOp,
+    Topology,
+    World,
+)
+from collectives.attempt import ConnectAttempt
 from collectives.backends.group import Group
-from collectives.backends.shm import ShmBackend
-from collectives.backends.shm.segment import Segment
+from collectives.backends.joining import meet
+from collectives.backends.shm import ShmJoining
+from collectives.backends.shm.segment import SegmentSource, receive_segment
 from collectives.engine import bootstrap
 from collectives.events import Started
 from collectives.rendezvous.server import RendezvousServer
@@ -24,6 +34,11 @@ from tests.backends.members import Processes, group_of, in_threads
 from tests.collectives.job import PATIENCE, ones, outcome, run, total
 
 TIMEOUT = 20.0
+
+
+def connect(group, store, timeout):
+    """The backend of a member of a group that has ``store`` for itself."""
+    return meet(ShmJoining(group, timeout), store, timeout)
 
 
 def mappings():
@@ -49,16 +64,14 @@ def test_processes(size):
 
 
 def _work_in_a_process(member):
-    backend = ShmBackend.connect(group_of(member.size, member.rank), PrefixStore(member.store, "matrix"), TIMEOUT)
+    backend = connect(group_of(member.size, member.rank), PrefixStore(member.store, "matrix"), TIMEOUT)
     memories = mappings()
     run_matrix(backend, member.rank, member.size)
     backend.close()
     names = os.listdir("/dev/shm")
     before = descriptors()
     for number in range(100):
-        backend = ShmBackend.connect(
-            group_of(member.size, member.rank), PrefixStore(member.store, f"again-{number}"), TIMEOUT
-        )
+        backend = connect(group_of(member.size, member.rank), PrefixStore(member.store, f"again-{number}"), TIMEOUT)
         backend.barrier()
         backend.close()
     return memories, (mappings(), descriptors() - before), names
@@ -86,15 +99,9 @@ def test_a_killed_rank_is_named_on_the_survivors(moment, victim):
 
 
 def _reduce_until_error(port, secret, victim, moment, member):
-    settings = Settings(
-        rank=member.rank,
-        size=member.size,
-        hostname="node",
-        rendezvous_address="127.0.0.1",
-        rendezvous_port=port,
-        secret=secret,
-    )
-    engine = bootstrap.start(settings)
+    topology = Topology(member.rank, member.size, member.rank, member.size, hosts=(), cores=0)
+    world = World(topology=topology, host="node", rendezvous=("127.0.0.1", port))
+    engine = bootstrap.connect(world, Settings(secret=secret))
     np.testing.assert_array_equal(run(engine, ones(engine)), total(member.size))
     member.tell("started")
     if member.rank == victim:
@@ -133,7 +140,7 @@ def with_backends(size, body, timeout=TIMEOUT):
     """``body(backend)`` on a thread of each member."""
 
     def work(rank):
-        backend = ShmBackend.connect(group_of(size, rank), store, timeout)
+        backend = connect(group_of(size, rank), store, timeout)
         try:
             return body(backend)
         finally:
@@ -172,7 +179,7 @@ def test_all_silent_members_are_named_and_no_others(length):
     """By their global ranks; the other members come to the same operation."""
 
     def body(position):
-        backend = ShmBackend.connect(Group((2, 3, 5, 7), position, tuple("aaaa")), store, 0.2)
+        backend = connect(Group((2, 3, 5, 7), position, tuple("aaaa")), store, 0.2)
         if position in (0, 2):
             error = reduce_until_error(backend, length, 20)
             assert isinstance(error, CollectiveTimeoutError)
@@ -201,7 +208,7 @@ def test_a_view_in_a_traceback_does_not_keep_a_backend_from_closing():
 
 def test_a_segment_is_zeroed_and_common():
     def body(rank):
-        segment = Segment.share(store, rank, 3, 100, TIMEOUT)
+        segment = share(source, group_of(3, rank), TIMEOUT)
         assert not segment.array.any()
         come.wait(TIMEOUT)
         segment.array[rank] = rank + 1
@@ -209,22 +216,49 @@ def test_a_segment_is_zeroed_and_common():
         assert segment.array[:4].tolist() == [1, 2, 3, 0]
         segment.close()
 
-    store, come = MemoryStore(), threading.Barrier(3)
+    source, come = SegmentSource(100, 3), threading.Barrier(3)
     in_threads(3, body)
+    source.close()
 
 
-def test_ranks_that_do_not_fetch_the_memory_are_counted():
-    with pytest.raises(CollectiveTimeoutError, match=r"2 ranks of this host did not fetch .* within 0\.05 s"):
-        ShmBackend.connect(group_of(3), MemoryStore(), 0.05)
+def share(source, group, timeout):
+    """The segment of ``source``, for any member of ``group``."""
+    with ConnectAttempt(timeout) as attempt:
+        return (
+            receive_segment(source.address, 100, group, attempt) if group.position else source.hand_out(group, attempt)
+        )
 
 
-def test_a_first_rank_that_does_not_come_or_went_away():
-    store = MemoryStore()
-    with pytest.raises(CollectiveTimeoutError):
-        ShmBackend.connect(group_of(2, 1), store, 0.05)
-    store.set("address", b"\0hvd-cluster-nobody")
-    with pytest.raises(PeerLostError, match="cannot be fetched from its first rank"):
-        ShmBackend.connect(group_of(2, 1), store, 0.05)
+def test_ranks_that_do_not_fetch_the_memory_are_named():
+    source = SegmentSource(100, 3)
+    with pytest.raises(CollectiveTimeoutError, match=r"ranks 1, 2 on host '.*' did not fetch the shared memory"):
+        share(source, group_of(3), 0.05)
+    source.close()
+
+
+def test_a_first_rank_that_does_not_hand_out_the_memory_or_went_away():
+    source, group = SegmentSource(100, 2), group_of(2, 1)
+    with pytest.raises(CollectiveTimeoutError, match=r"rank 0 on host '.*' did not hand out the shared memory in time"):
+        share(source, group, 0.05)
+    source.close()
+    with pytest.raises(PeerLostError, match="the shared memory cannot be fetched from rank 0 on host") as caught:
+        share(source, group, 0.05)
+    assert caught.value.ranks == (0,)
+
+
+def test_a_lack_of_descriptors_is_no_lost_rank(monkeypatch):
+    """The kernel drops a descriptor that comes where none is left, and says so in a flag; see recvmsg(2)."""
+
+    def body(rank):
+        return outcome(lambda: share(source, group_of(2, rank), TIMEOUT))
+
+    monkeypatch.setattr(socket, "recv_fds", lambda *_: (b"m", [], socket.MSG_CTRUNC, None))
+    source = SegmentSource(100, 2)
+    segment, error = in_threads(2, body)
+    source.close()
+    segment.close()
+    assert type(error) is HorovodInternalError
+    assert "no file descriptor is left; raise the limit of ulimit -n" in str(error)
 
 
 def test_a_rank_that_leaves_while_it_is_handed_the_memory_is_not_counted(monkeypatch):
@@ -235,11 +269,12 @@ def test_a_rank_that_leaves_while_it_is_handed_the_memory_is_not_counted(monkeyp
         return send_fds(connection, *arguments)
 
     def body(rank):
-        return outcome(lambda: Segment.share(store, min(rank, 1), 2, 100, TIMEOUT).close())
+        return outcome(lambda: share(source, group_of(2, min(rank, 1)), TIMEOUT).close())
 
-    attempts, send_fds, store = [], socket.send_fds, MemoryStore()
+    attempts, send_fds, source = [], socket.send_fds, SegmentSource(100, 2)
     monkeypatch.setattr(socket, "send_fds", hand_out)
     first, *others = in_threads(3, body)
+    source.close()
     assert first is None
     assert sorted(type(other) for other in others if other) == [PeerLostError]
 

@@ -2,8 +2,9 @@ import base64
 
 import pytest
 
+from collectives.api import Topology
 from collectives.rendezvous.client import RendezvousClient
-from collectives.settings import Settings
+from collectives.settings import Settings, world_from_environment
 from executors.api import JobSecret
 from executors.job import Job
 from executors.placement import assign_ranks
@@ -12,14 +13,15 @@ from executors.placement import assign_ranks
 def test_the_environment_of_a_rank_leads_to_the_store_of_the_driver():
     slots = assign_ranks(["a", "a", "b"])
     with Job(3) as job:
-        settings = Settings.from_environment(job.environment(slots[2]))
-        client = RendezvousClient(settings.rendezvous_address, settings.rendezvous_port, settings.secret)
+        environment = job.environment(slots[2])
+        settings, world = Settings.from_environment(environment), world_from_environment(environment)
+        client = RendezvousClient(*world.rendezvous, settings.secret)
         client.set("key", b"value")
         assert job.store.get("key", timeout=0.0) == b"value"
         client.close()
-    assert (settings.rank, settings.size, settings.local_rank, settings.local_size) == (2, 3, 0, 1)
-    assert (settings.cross_rank, settings.cross_size, settings.hostname) == (1, 2, "b")
-    assert settings.rendezvous_address == "127.0.0.1"
+        assert world.job == world_from_environment(job.environment(slots[0])).job
+    assert world.topology == Topology(2, 3, 0, 1, 1, 2, hosts=(), cores=0)
+    assert (world.host, world.rendezvous[0], world.round) == ("b", "127.0.0.1", 0)
     assert settings.cpu_operations == "auto"
 
 

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 import hvd_cluster.torch as hvd
-from collectives.backends.gloo import meeting
+from collectives.backends.gloo import library
 from hvd_cluster.torch import mpi_ops
 
 REDUCTION = "average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=ALL"
@@ -119,7 +119,7 @@ def test_what_is_built(name):
 
 
 def test_gloo_needs_a_torch_that_has_it(monkeypatch):
-    monkeypatch.setattr(meeting.import_torch().distributed, "is_gloo_available", lambda: False)
+    monkeypatch.setattr(library.import_torch().distributed, "is_gloo_available", lambda: False)
     assert not hvd.gloo_built()
     assert not hvd.gloo_enabled()
 

@@ -1,5 +1,6 @@
 """Collectives over TCP with torch's Gloo, for ranks of different hosts."""
 
 from collectives.backends.gloo.backend import GlooBackend
+from collectives.backends.gloo.joining import GlooJoining
 
-__all__ = ["GlooBackend"]
+__all__ = ["GlooBackend", "GlooJoining"]

@@ -16,7 +16,7 @@ from typing import Any
 
 from collectives.api import DType, PeerLostError, ReduceOp, ShutDownError
 from collectives.backends.gloo.connections import Connections
-from collectives.backends.gloo.meeting import import_torch, some_of, translate
+from collectives.backends.gloo.library import import_torch, some_of, translate
 from collectives.backends.group import Group
 from collectives.backends.host import Array, Bytes
 from collectives.backends.transport import Transport

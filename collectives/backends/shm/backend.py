@@ -12,7 +12,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from collectives.api import DType, ReduceOp, Store
+from collectives.api import DType, ReduceOp
 from collectives.backends.group import Group
 from collectives.backends.host import Array, Bytes, HostBackend
 from collectives.backends.shm.allreduce import Allreduce
@@ -24,7 +24,7 @@ from collectives.kernels.reduction import Reduction
 from collectives.kernels.segments import Segments
 from collectives.planning.board import Board, OffersBoard
 
-__all__ = ["ShmBackend"]
+__all__ = ["ShmBackend", "segment_bytes"]
 
 PAGE = 4096
 HEADER = 64
@@ -44,12 +44,6 @@ class ShmBackend(HostBackend, OffersBoard):
         self._slabs = Slabs(segment.array[base : base + slabs_bytes(size)], size)
         self._allreduce = Allreduce(rank, size, self._slabs, self._gate)
         self._closed = False
-
-    @classmethod
-    def connect(cls, group: Group, store: Store, timeout: float) -> ShmBackend:
-        """Join the group whose members share ``store``; raises PeerLostError, CollectiveTimeoutError."""
-        nbytes = _slabs_start(group.size) + slabs_bytes(group.size)
-        return cls(group, Segment.share(store, group.position, group.size, nbytes, timeout), timeout)
 
     def allreduce_arrays(
         self,
@@ -178,6 +172,11 @@ class ShmBackend(HostBackend, OffersBoard):
     def abort(self, error: Exception) -> None:
         """See :class:`HostBackend`."""
         self._gate.abort(error)
+
+
+def segment_bytes(size: int) -> int:
+    """Bytes of shared memory for a group of ``size`` members."""
+    return _slabs_start(size) + slabs_bytes(size)
 
 
 def _slabs_start(size: int) -> int:

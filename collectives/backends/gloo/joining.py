@@ -1,0 +1,199 @@
+"""How the members of a Gloo group connect: each offers the address of its device, and its entry for Gloo's store."""
+
+from __future__ import annotations
+
+import functools
+import os
+import select
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import msgpack
+
+from collectives import interfaces
+from collectives.api import CollectiveTimeoutError, HorovodInternalError, SettingsError
+from collectives.attempt import ConnectAttempt
+from collectives.backends.gloo.backend import GlooBackend
+from collectives.backends.gloo.connections import NOWHERE, Connections, open_sockets, unconnected_addresses
+from collectives.backends.gloo.library import import_torch, some_of, translate
+from collectives.backends.group import Group
+from collectives.backends.joining import Joining
+
+__all__ = ["GlooJoining", "open_device"]
+
+WORKER_THREADS = 2
+"""With one instead of two, a small operation takes milliseconds on a busy machine."""
+CONNECT_SECONDS = 1.0
+"""Gloo tries five times for this long to connect to a member; nothing can end that earlier."""
+PUBLISH_SECONDS = 10.0
+
+_device_lock = threading.Lock()
+
+
+class GlooJoining(Joining):
+    """See :class:`Joining`.
+
+    ``timeout`` bounds the silence of a peer within an operation, in seconds. ``interface`` is the network interface, or
+    ``hostname`` the own name or address, that the peers connect to; by default the address of the host's name. Raises
+    ImportError without torch, SettingsError for an interface that does not exist.
+    """
+
+    def __init__(self, group: Group, timeout: float, interface: str = "", hostname: str = "") -> None:
+        import_torch()
+        device, address = open_device(interface, hostname)
+        self._timeout = timeout
+        self._connections = Connections(address)
+        self._construction = _Construction(group, device, timeout)
+        super().__init__(group, msgpack.packb((address, self._construction.entry())))
+
+    def connect(self, offers: Sequence[bytes], attempt: ConnectAttempt) -> GlooBackend:
+        """See :class:`Joining`."""
+        addresses, entries = zip(*map(msgpack.unpackb, offers), strict=True)
+        peers = frozenset(addresses) - {NOWHERE}
+        try:
+            process_group = self._construction.finish(entries, attempt)
+        except BaseException:
+            self._connections.find(peers)
+            self._connections.shut_down()
+            raise
+        self._connections.find(peers)
+        return GlooBackend(self.group, process_group, self._connections)
+
+    def close(self) -> None:
+        """See :class:`Joining`."""
+        self._construction.close()
+
+
+class _Construction:
+    """The construction of a ProcessGroupGloo, which blocks until the members have connected, on a thread of its own."""
+
+    def __init__(self, group: Group, device: Any, timeout: float) -> None:
+        self._group = group
+        self._timeout = timeout
+        self._directory = _directory_class()()
+        self._result: Any = None
+        self._error: Exception | None = None
+        # Held for a few instructions; owned by this construction.
+        self._lock = threading.Lock()
+        self._done: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # Owned by this construction. It waits for the entries of the members, which close() ends, and then at most five
+        # times CONNECT_SECONDS in Gloo. Not a daemon: the process would abort if it ended inside Gloo.
+        self._thread = threading.Thread(target=self._construct, args=(device,), name="hvd-gloo-connect")
+        self._thread.start()
+
+    def entry(self) -> bytes:
+        """What Gloo publishes for the other members."""
+        if self._directory.published.wait(PUBLISH_SECONDS):
+            entry: bytes = self._directory.entry
+            return entry
+        self.close()
+        if self._error is not None:
+            raise translate(self._error, self._group)
+        raise HorovodInternalError("Gloo did not say in time how to reach it")
+
+    def finish(self, entries: Sequence[bytes], attempt: ConnectAttempt) -> Any:
+        """The process group, once all members, which published ``entries``, have connected."""
+        self._directory.hand_over(entries)
+        done = self._done
+        if done is None or not attempt.wait({done: select.POLLIN}):
+            raise CollectiveTimeoutError(f"{some_of(self._group)} did not connect to Gloo in time", self._others())
+        with self._lock:
+            result, self._result = self._result, None
+        if self._error is not None:
+            raise translate(self._error, self._group) from self._error
+        return result
+
+    def _others(self) -> list[int]:
+        return [self._group.ranks[position] for position in self._group.others]
+
+    def close(self) -> None:
+        """Abandon a construction that is under way."""
+        self._directory.abandon()
+        with self._lock:
+            done, self._done, self._result = self._done, None, None
+        if done is not None:
+            os.close(done)
+
+    def _construct(self, device: Any) -> None:
+        gloo = import_torch().distributed.ProcessGroupGloo
+        options = gloo._Options()
+        options._threads = WORKER_THREADS
+        options._timeout = timedelta(seconds=min(CONNECT_SECONDS, self._timeout))
+        options._devices = [device]
+        try:
+            result = gloo(self._directory, self._group.position, self._group.size, options)
+            result._set_default_timeout(timedelta(seconds=self._timeout))
+            self._finish(result, None)
+        except Exception as error:  # noqa: BLE001 - for the thread that waits
+            self._finish(None, error)
+        finally:
+            self._directory.published.set()
+
+    def _finish(self, result: Any, error: Exception | None) -> None:
+        with self._lock:
+            if self._done is not None:
+                # Without the traceback, which holds the device.
+                self._result, self._error = result, error and error.with_traceback(None)
+                os.eventfd_write(self._done, 1)
+
+
+def open_device(interface: str, hostname: str) -> tuple[Any, bytes]:
+    """A device of Gloo, which listens on a port of its own, and its address, NOWHERE if that cannot be found out."""
+    with _device_lock:
+        before = set(open_sockets())
+        device = _create_device(interface, hostname)
+        addresses = unconnected_addresses(set(open_sockets()) - before)
+    return device, addresses.pop() if len(addresses) == 1 else NOWHERE
+
+
+def _create_device(interface: str, hostname: str) -> Any:
+    gloo = import_torch().distributed.ProcessGroupGloo
+    if not interface and not hostname:
+        return gloo.create_default_device()
+    try:
+        return gloo.create_device(interface=interface) if interface else gloo.create_device(hostname=hostname)
+    except RuntimeError as error:
+        allowed = ", ".join(interfaces.names())
+        raise SettingsError(
+            f"Gloo cannot listen on {interface or hostname!r} ({error}); the interfaces of this host are: {allowed}"
+        ) from error
+
+
+@functools.cache
+def _directory_class() -> Any:
+    """The store that Gloo uses; made here, because its base class exists only once torch is imported."""
+    store_class: Any = import_torch().distributed.Store
+
+    class Directory(store_class):  # type: ignore[misc]
+        """Gloo sets its own entry under "0/position", and then reads the entries of all members."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.entry = b""
+            self.published = threading.Event()
+            self._entries: Sequence[bytes] = ()
+            # Owned by this directory; set by hand_over() or abandon(), one of which its owner calls.
+            self._complete = threading.Event()
+
+        def hand_over(self, entries: Sequence[bytes]) -> None:
+            self._entries = entries
+            self._complete.set()
+
+        def abandon(self) -> None:
+            self._complete.set()
+
+        def set(self, key: str, value: bytes) -> None:
+            self.entry = bytes(value)
+            self.published.set()
+
+        def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+            self._complete.wait()
+            if not self._entries:
+                raise RuntimeError("the group is not wanted any more")
+
+        def get(self, key: str) -> bytes:
+            return self._entries[int(key.rpartition("/")[2])]
+
+    return Directory

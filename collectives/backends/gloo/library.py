@@ -1,0 +1,49 @@
+"""Torch's Gloo: importing it, and the meaning of its errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from collectives.api import (
+    CollectiveTimeoutError,
+    EngineError,
+    HorovodInternalError,
+    PeerLostError,
+    SettingsError,
+)
+from collectives.backends.group import Group
+
+__all__ = ["import_torch", "some_of", "translate"]
+
+
+def import_torch() -> Any:
+    """Torch with Gloo; ImportError with the remedy where it is missing."""
+    try:
+        import torch
+        import torch.distributed
+    except ImportError as error:
+        raise ImportError("the gloo backend needs torch; install it with: pip install 'hvd-cluster[torch]'") from error
+    if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
+        raise ImportError("this build of torch has no Gloo; install one that has, or choose another backend")
+    return torch
+
+
+def some_of(group: Group) -> str:
+    """The other members, for a message: Gloo does not say which of them it means."""
+    return ("" if group.size < 3 else "at least one of ") + group.describe(group.others)
+
+
+def translate(error: Exception, group: Group) -> Exception:
+    """Our error for what Gloo raised in ``group``. Gloo's errors differ in their text only."""
+    if isinstance(error, (HorovodInternalError, SettingsError)):
+        return error
+    text = str(error)
+    if "Too many open files" in text:
+        return HorovodInternalError(f"Gloo has no file descriptor left; raise the limit of ulimit -n ({text})")
+    if "Timed out" in text or "timeout" in text:
+        return CollectiveTimeoutError(
+            f"{some_of(group)} did not answer in time; look there, or raise the timeout ({text})"
+        )
+    if "/transport/" in text or "onnect" in text:
+        return PeerLostError(f"the connection to {some_of(group)} broke; form a new job ({text})")
+    return EngineError(f"Gloo refused what it was asked to do; report this ({text})")

@@ -1,0 +1,339 @@
+"""A rank lets others in: it listens, and admits the ranks that prove to know the secret of the job.
+
+Anybody on the network can connect here. Therefore unauthenticated connections are few at a time, the descriptors of the
+job are reserved, and neither a silent nor a talkative stranger holds up or ends the job.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import resource
+import secrets
+import select
+import socket
+import time
+from collections.abc import Collection
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError, SettingsError
+from collectives.control.frames import FrameReader, Wire, nonce, seal, unseal
+from collectives.control.hello import Hello, LocalEnd, pack_answer, unpack_answer, unpack_hello
+from collectives.control.sockets import end_in_silence
+
+__all__ = ["Admission", "Peer"]
+
+logger = logging.getLogger(__name__)
+
+HELLO_BYTES = 1 << 16
+MOST_CANDIDATES = 64
+LEAST_CANDIDATES = 4
+SILENCE_SECONDS = 0.5
+"""A connection may be silent for this long where others wait for its place."""
+PAUSE_SECONDS = 0.1
+SPARE_DESCRIPTORS = 16
+NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A rank that has proved itself, and the nonce that it wants to see in the answers."""
+
+    wire: Wire
+    reader: FrameReader
+    hello: Hello
+    nonce: bytes
+
+    def answer(self, secret: bytes, value: object, error: BaseException | None = None) -> None:
+        """Send ``value``, or the ``error`` for which the ranks cannot connect."""
+        self.wire.send(seal(secret, self.nonce, pack_answer(value, error)))
+
+
+@dataclass(slots=True)
+class _Candidate:
+    """A connection that has not proved anything yet."""
+
+    sock: socket.socket
+    since: float
+    challenge: bytes = field(default_factory=nonce)
+    reader: FrameReader = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reader = FrameReader(self.sock, HELLO_BYTES)
+
+
+class Admission:
+    """Admits the ranks ``expected``, in any order and all at once. A context manager.
+
+    When its block ends with an error, all admitted ranks are told the error, and their connections are closed.
+    ``entry`` is the description by which :func:`collectives.control.handshake.dial` finds this admission. ``upstream``
+    is a connection whose end makes the admission useless.
+    """
+
+    def __init__(self, end: LocalEnd, expected: Collection[int], upstream: socket.socket | None = None) -> None:
+        self.entry: dict[str, Any] = {}
+        self._end = end
+        self._expected = expected
+        self._upstream = upstream
+        self._listeners: dict[int, socket.socket] = {}
+        self._candidates: dict[int, _Candidate] = {}
+        self._peers: dict[int, Peer] = {}
+        self._poller = select.poll()
+        self._capacity = _capacity(len(expected))
+        self._paused_until = 0.0
+        self._is_listening = False
+        self._warned: set[str] = set()
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Admission:
+        with ExitStack() as stack:
+            name = f"\0hvd-cluster-{secrets.token_hex(16)}"
+            local = stack.enter_context(self._listen(socket.AF_UNIX, name))
+            remote = stack.enter_context(self._listen(family_of(self._end.address), (self._end.address, 0)))
+            self._stack = stack.pop_all()
+        self._listeners = {listener.fileno(): listener for listener in (local, remote)}
+        self.entry = {
+            "id": secrets.token_hex(8),
+            "host": self._end.hello.host,
+            "unix": name,
+            "tcp": remote.getsockname(),
+        }
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the listeners and the candidates; on an error the peers, too, after they were told."""
+        self._stack.close()
+        for candidate in self._candidates.values():
+            candidate.sock.close()
+        if error is not None:
+            for peer in self._peers.values():
+                self._tell(peer, error)
+                peer.wire.sock.close()
+
+    def _tell(self, peer: Peer, error: BaseException) -> None:
+        with suppress(OSError, HorovodInternalError):
+            peer.answer(self._end.secret, None, error)
+
+    def _listen(self, family: int, address: Any) -> socket.socket:
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.bind(address)
+            listener.listen(len(self._expected) + MOST_CANDIDATES)
+            listener.setblocking(False)
+        except OSError as error:
+            listener.close()
+            raise SettingsError(
+                f"rank {self._end.hello.rank} cannot listen on {address!r}: {error}; HOROVOD_GLOO_IFACE can name "
+                "another interface"
+            ) from error
+        return listener
+
+    # What the owner of the admission does.
+
+    def admit_all(self) -> dict[int, Peer]:
+        """The expected ranks, once they are complete. Raises CollectiveTimeoutError that names the missing ones."""
+        if self._upstream is not None:
+            self._poller.register(self._upstream, select.POLLRDHUP)
+        while len(self._peers) < len(self._expected):
+            self._make_room()
+            ready = self._end.attempt.poll(self._poller, self._next_look())
+            if self._end.attempt.is_over:
+                raise self._absent()
+            for descriptor in ready:
+                self._attend(descriptor)
+        return self._peers
+
+    def answer(self, value: object) -> None:
+        """Send ``value`` to all peers; raises PeerLostError that names a rank that is gone."""
+        for rank, peer in self._peers.items():
+            try:
+                peer.answer(self._end.secret, value)
+            except OSError as error:
+                raise self._lost(rank, error) from error
+
+    def collect(self) -> dict[int, Any]:
+        """The answer of each peer, by rank. Raises the error that a peer answers, PeerLostError, or a timeout."""
+        found: dict[int, Any] = {}
+        pending = {peer.wire.sock.fileno(): rank for rank, peer in self._peers.items()}
+        while pending:
+            ready = self._end.attempt.wait(dict.fromkeys(pending, select.POLLIN))
+            if not ready:
+                ranks = sorted(pending.values())
+                raise CollectiveTimeoutError(f"ranks {ranks} did not say in time how to reach them", ranks)
+            for descriptor in ready:
+                frame = self._read(pending[descriptor])
+                if frame is not None:
+                    found[pending.pop(descriptor)] = unpack_answer(frame)
+        return found
+
+    def _read(self, rank: int) -> bytes | None:
+        try:
+            return self._peers[rank].reader.read()
+        except OSError as error:
+            raise self._lost(rank, error) from error
+
+    def _lost(self, rank: int, error: OSError) -> PeerLostError:
+        host = self._peers[rank].hello.host
+        text = f"rank {rank} on host {host!r} is gone: its process ended or its connection broke ({error}) while the "
+        return PeerLostError(text + "ranks connected; look at the output of that rank", [rank], [host])
+
+    def _absent(self) -> CollectiveTimeoutError:
+        missing = [rank for rank in self._expected if rank not in self._peers]
+        hello = self._end.hello
+        return CollectiveTimeoutError(
+            f"ranks {missing} of {hello.size} did not connect to rank {hello.rank} in time; look at their output, or "
+            "raise HOROVOD_GLOO_TIMEOUT_SECONDS",
+            missing,
+        )
+
+    # Connections that come.
+
+    def _next_look(self) -> float:
+        """When there may be room again, in monotonic seconds."""
+        if self._is_listening:
+            return self._end.attempt.deadline
+        full = len(self._candidates) >= self._capacity
+        return self._oldest().since + SILENCE_SECONDS if full else self._paused_until
+
+    def _make_room(self) -> None:
+        """Listen again where that is possible; of too many connections the oldest has to go."""
+        now = time.monotonic()
+        if len(self._candidates) >= self._capacity:
+            self._warn("too many connections that do not say who they are", "")
+            if now >= self._oldest().since + SILENCE_SECONDS:
+                self._release(self._oldest().sock.fileno()).sock.close()
+        may_listen = len(self._candidates) < self._capacity and now >= self._paused_until
+        if may_listen != self._is_listening:
+            self._is_listening = may_listen
+            for descriptor in self._listeners:
+                if may_listen:
+                    self._poller.register(descriptor, select.POLLIN)
+                else:
+                    self._poller.unregister(descriptor)
+
+    def _oldest(self) -> _Candidate:
+        return next(iter(self._candidates.values()))
+
+    def _attend(self, descriptor: int) -> None:
+        if self._upstream is not None and descriptor == self._upstream.fileno():
+            raise PeerLostError("rank 0 is gone, or has given up, while the ranks connected", [0])
+        for rank, peer in self._peers.items():
+            if descriptor == peer.wire.sock.fileno():
+                raise self._lost(rank, ConnectionResetError("the other side closed the connection"))
+        try:
+            if descriptor in self._listeners:
+                self._accept(self._listeners[descriptor])
+            elif descriptor in self._candidates:
+                self._hear(self._candidates[descriptor])
+        except (OSError, HorovodInternalError, ValueError, TypeError) as error:
+            if isinstance(error, _FatalHelloError):
+                raise error.reason from None
+            if descriptor in self._candidates:
+                self._release(descriptor).sock.close()
+            self._warn("a connection", f": {error}")
+
+    def _warn(self, what: str, why: str) -> None:
+        """Log each kind of trouble once: a stranger must not fill the log."""
+        level = logging.DEBUG if what in self._warned else logging.WARNING
+        self._warned.add(what)
+        logger.log(level, "%s to rank %d was refused%s", what, self._end.hello.rank, why)
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            sock, _ = listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            if error.errno in NO_DESCRIPTORS:
+                self._pause()
+                return
+            raise
+        sock.setblocking(False)
+        candidate = self._candidates[sock.fileno()] = _Candidate(sock, time.monotonic())
+        self._poller.register(sock, select.POLLIN)
+        end_in_silence(sock, self._end.heartbeat)
+        sock.send(candidate.challenge, socket.MSG_NOSIGNAL)
+
+    def _pause(self) -> None:
+        """No descriptor is left: drop the oldest connection, and accept no other for a while."""
+        self._warn("a connection", ": this process has no file descriptor left; raise the limit of ulimit -n")
+        self._paused_until = time.monotonic() + PAUSE_SECONDS
+        if self._candidates:
+            self._release(self._oldest().sock.fileno()).sock.close()
+
+    def _hear(self, candidate: _Candidate) -> None:
+        frame = candidate.reader.read()
+        if frame is None:
+            return
+        hello, nonce, admission = unpack_hello(unseal(self._end.secret, candidate.challenge, frame))
+        if admission != self.entry["id"]:
+            raise PeerLostError("it was meant for another process, which listened at this address before")
+        wire = Wire(self._release(candidate.sock.fileno()).sock, self._end.attempt)
+        self._admit(Peer(wire, FrameReader(wire.sock), hello, nonce))
+
+    def _release(self, descriptor: int) -> _Candidate:
+        self._poller.unregister(descriptor)
+        return self._candidates.pop(descriptor)
+
+    def _admit(self, peer: Peer) -> None:
+        reason = self._objection(peer.hello)
+        if reason is None:
+            self._peers[peer.hello.rank] = peer
+            self._poller.register(peer.wire.sock, select.POLLRDHUP)
+            return
+        self._tell(peer, reason)
+        peer.wire.sock.close()
+        if isinstance(reason, _OtherWorldError) and not reason.is_later:
+            self._warn("a rank of another world", f": {reason}")
+        else:
+            raise _FatalHelloError(reason)
+
+    def _objection(self, hello: Hello) -> Exception | None:
+        mine = self._end.hello
+        if (hello.job, hello.round) != (mine.job, mine.round):
+            return _OtherWorldError(hello, mine)
+        if hello.size != mine.size:
+            return SettingsError(
+                f"rank {hello.rank} was started for {hello.size} ranks and rank {mine.rank} for {mine.size}; "
+                "start all with one HOROVOD_SIZE"
+            )
+        if hello.rank in self._peers or hello.rank not in self._expected:
+            return SettingsError(f"two processes say they are rank {hello.rank}; each needs its own HOROVOD_RANK")
+        return None
+
+
+class _OtherWorldError(PeerLostError):
+    """The two ranks were given different worlds. ``is_later``: the world of the other rank replaces this one."""
+
+    def __init__(self, other: Hello, mine: Hello) -> None:
+        super().__init__(
+            f"rank {other.rank} is in {other.world}, rank {mine.rank} in {mine.world}; only ranks of one world can "
+            "connect: ask the launcher for the current one"
+        )
+        self.is_later = other.job == mine.job and other.round > mine.round
+
+
+class _FatalHelloError(ValueError):
+    """An authentic hello for which no rank can start."""
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+def family_of(address: str) -> socket.AddressFamily:
+    """The family of an address of a network."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def _capacity(expected: int) -> int:
+    """How many unauthenticated connections leave enough descriptors to the job."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = limit - len(os.listdir("/proc/self/fd")) - expected - SPARE_DESCRIPTORS
+    return max(LEAST_CANDIDATES, min(MOST_CANDIDATES, free // 2))

@@ -1,0 +1,100 @@
+"""The first messages of a connection between two ranks: the hello of the one, and the answers of the other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgpack
+
+from collectives.api import EngineError, HorovodInternalError, SettingsError, ShutDownError
+from collectives.attempt import ConnectAttempt
+from collectives.planning.errors import ErrorData, pack, unpack
+
+__all__ = ["Hello", "LocalEnd", "pack_answer", "pack_hello", "unpack_answer", "unpack_hello"]
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A rank's description of itself when it connects.
+
+    ``job`` and ``round`` identify its world. ``cores`` are those that its process may use. ``configuration`` has the
+    settings that must be the same on all ranks, as name -> value.
+    """
+
+    rank: int
+    size: int
+    host: str
+    cores: tuple[int, ...] = field(default_factory=lambda: tuple(sorted(os.sched_getaffinity(0))))
+    configuration: Mapping[str, str] = field(default_factory=dict)
+    job: str = "job"
+    round: int = 0
+
+    @property
+    def world(self) -> str:
+        """The world, for messages."""
+        return f"round {self.round} of job {self.job!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalEnd:
+    """This rank's end of the connections to be made.
+
+    Other hosts reach it at ``address``. ``heartbeat`` is the longest silence of another host, in seconds.
+    """
+
+    hello: Hello
+    secret: bytes
+    address: str
+    heartbeat: float
+    attempt: ConnectAttempt
+
+
+def pack_hello(hello: Hello, nonce: bytes, admission: str) -> bytes:
+    """The hello to the listener ``admission``; the answers must prove to have seen ``nonce``."""
+    world = (hello.job, hello.round)
+    fields = (hello.rank, hello.size, hello.host, hello.cores, dict(hello.configuration), *world)
+    packed: bytes = msgpack.packb((nonce, admission, fields))
+    return packed
+
+
+def unpack_hello(data: bytes) -> tuple[Hello, bytes, str]:
+    """The hello, the nonce and the listener of :func:`pack_hello`; raises ValueError or TypeError."""
+    nonce, admission, (rank, size, host, cores, configuration, job, round) = msgpack.unpackb(data)
+    return Hello(rank, size, host, tuple(cores), dict(configuration), job, round), nonce, admission
+
+
+def pack_answer(value: object, error: BaseException | None = None) -> bytes:
+    """``value``, or the ``error`` for which the ranks cannot connect."""
+    packed: bytes = msgpack.packb((_error_fields(error), value if error is None else None))
+    return packed
+
+
+def unpack_answer(data: bytes) -> Any:
+    """The value of :func:`pack_answer`; raises its error."""
+    fields, value = msgpack.unpackb(data)
+    if fields is None:
+        return value
+    kind, text, details = fields
+    if kind == SettingsError.__name__:
+        raise SettingsError(text)
+    raise unpack(ErrorData(kind, text, tuple(details)))
+
+
+def _error_fields(error: BaseException | None) -> tuple[str, str, tuple[Any, ...]] | None:
+    if error is None:
+        return None
+    if isinstance(error, SettingsError):
+        return SettingsError.__name__, str(error), ()
+    data = pack(_internal(error))
+    return data.kind, data.text, data.details
+
+
+def _internal(error: BaseException) -> HorovodInternalError:
+    if isinstance(error, HorovodInternalError):
+        return error
+    if isinstance(error, Exception):
+        return EngineError(f"unexpected {type(error).__name__}: {error}")
+    return ShutDownError(f"interrupted by {type(error).__name__}")

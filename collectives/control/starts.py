@@ -1,0 +1,28 @@
+"""Where in the rendezvous the ranks of a world find each other, also when they connect in it repeatedly."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+__all__ = ["Starts"]
+
+
+class Starts:
+    """The number of the next start of each world, as far as this process knows.
+
+    A static job connects again in the same world after ``shutdown()`` and ``init()``. Each start has a number and an
+    entry of its own in the rendezvous store. Rank 0 takes the next number once it has published the address of a start.
+    Every other rank looks for rank 0 from the first number on in which it has not connected yet, and goes on to the
+    next one where nothing listens at the address any more. So a rank finds rank 0 though it missed starts that failed.
+    """
+
+    def __init__(self) -> None:
+        self._next: dict[Hashable, int] = {}
+
+    def next(self, world: Hashable) -> int:
+        """The number to begin with in ``world``."""
+        return self._next.get(world, 0)
+
+    def passed(self, world: Hashable, number: int) -> None:
+        """Start ``number`` of ``world`` was published (rank 0), or has brought about a connection."""
+        self._next[world] = number + 1
