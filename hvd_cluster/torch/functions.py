@@ -8,11 +8,12 @@ from typing import Any, TypeAlias
 
 import torch
 
-from collectives.api import HorovodInternalError, InvalidRequestError
+from collectives.api import InvalidRequestError
 from hvd_cluster import basics
 from hvd_cluster.objects import allgather_object, broadcast_object, described
 from hvd_cluster.process_sets import ProcessSet, global_process_set
-from hvd_cluster.torch.mpi_ops import broadcast_async_, synchronize
+from hvd_cluster.torch.mpi_ops import broadcast_async_
+from hvd_cluster.torch.operations.operands import synchronize_all
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
@@ -27,14 +28,7 @@ def broadcast_parameters(params: Parameters, root_rank: int, process_set: Proces
     is sent. HorovodInternalError when the ranks' tensors differ in shape or dtype, or a rank is lost.
     """
     handles = [broadcast_async_(tensor, root_rank, f"parameter.{name}", process_set) for name, tensor in _named(params)]
-    errors = []
-    for handle in handles:  # all of them, for their names must be free afterwards
-        try:
-            synchronize(handle)
-        except HorovodInternalError as error:
-            errors.append(error)
-    if errors:
-        raise errors[0]
+    synchronize_all(handles)
 
 
 def _named(params: Parameters) -> list[tuple[str, torch.Tensor]]:

@@ -65,6 +65,17 @@ def check_equals_the_formula():
         assert_identical_everywhere(model)
 
 
+def check_a_failure_leaves_nothing_in_flight():
+    """Or the names would be taken when the step is repeated."""
+    parameters = [torch.nn.Parameter(torch.ones(size)) for size in (2 + hvd.rank(), 3, 4)]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.5), op=hvd.Adasum)
+    for _ in range(3 * (hvd.size() > 1)):
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        with pytest.raises(hvd.HorovodInternalError, match=r"noname\.0\.0"):
+            optimizer.step()
+
+
 def check_several_passes_and_compression():
     for compression in (hvd.Compression.none, hvd.Compression.fp16, hvd.Compression.bf16):
         model = build(torch.float32)

@@ -384,6 +384,23 @@ def check_wrappers_that_replace_each_other():
     with_and_without_a_core_to_spare(check)
 
 
+def check_a_replaced_optimizer_that_one_rank_keeps():
+    """Its model, with the same names, was replaced as well: a sweep over learning rates that keeps the best one."""
+
+    def check():
+        kept = []
+        for step in range(4):
+            model = build()
+            optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters())
+            loss_of(model, *(own(rows) for rows in data(step))).backward()
+            optimizer.step()
+            assert_identical_everywhere(model)
+            if hvd.rank() == step % 2:
+                kept.append((model, optimizer))
+
+    with_and_without_a_core_to_spare(check)
+
+
 def check_param_groups_that_are_exchanged():
     first, second = build(), build()
     both = torch.nn.ModuleList([first, second])
@@ -643,13 +660,14 @@ def check_a_step_that_failed_can_be_repeated():
             parameter.sum().backward()
             optimizer.step()
 
+        step()
         with basics.engine()._driver._driving:  # so that the name stays in flight
             handle = hvd.allreduce_async(torch.zeros(3), name="gradient.p")
             with pytest.raises(DuplicateNameError):
                 step()
         hvd.synchronize(handle)
         step()
-        assert parameter.tolist() == [-hvd.size()] * 3
+        assert parameter.tolist() == [-2 * hvd.size()] * 3
 
     if hvd.size() > 1:
         with_and_without_a_core_to_spare(check)
@@ -739,3 +757,33 @@ def check_broadcast_optimizer_state():
 @pytest.mark.parametrize("ranks", [1, 2, 3], indirect=True)
 def test_on_all_ranks(ranks, check):
     ranks.run(check)
+
+
+def test_a_new_rank_beside_survivors(fresh_pool):
+    """In a new world survivors keep an optimizer that is not their first one; the new rank has only that one."""
+
+    def make():
+        model = build()
+        return model, hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters())
+
+    def train(model, optimizer):
+        loss_of(model, *(own(rows) for rows in data(0))).backward()
+        optimizer.step()
+        gradients = torch.cat([parameter.grad.reshape(1, -1) for parameter in model.parameters()], 1)
+        assert hvd.allgather(gradients).unique(dim=0).shape[0] == 1
+
+    def worlds():
+        hvd.init()
+        first, second = make(), make()
+        train(*first)
+        train(*second)
+        is_new = hvd.rank() == 1
+        del first
+        hvd.shutdown()
+        hvd.init()
+        if is_new:
+            second = make()
+        for _ in range(2):
+            train(*second)
+
+    fresh_pool(2).run(worlds)

@@ -35,6 +35,7 @@ __all__ = [
     "start",
     "start_group",
     "synchronize",
+    "synchronize_all",
     "with_splits",
 ]
 
@@ -42,6 +43,7 @@ start = uncompiled(operands.start, __name__)
 run = uncompiled(operands.run, __name__)
 poll = uncompiled(handles.poll, __name__)
 synchronize = uncompiled(handles.synchronize, __name__)
+synchronize_all = uncompiled(handles.synchronize_all, __name__)
 
 
 @uncompiled

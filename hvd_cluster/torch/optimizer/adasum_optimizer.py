@@ -1,4 +1,4 @@
-"""The optimizer that combines what the steps of the ranks changed, with Adasum."""
+"""The optimizer that combines the changes of the ranks' steps, with Adasum."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ import torch
 
 from collectives.api import ReduceOp
 from hvd_cluster.basics import size
+from hvd_cluster.compression import decompress_all
 from hvd_cluster.optimizer.names import complete_names
 from hvd_cluster.optimizer.options import Options, check_passes
-from hvd_cluster.torch.mpi_ops import allreduce, allreduce_async_, synchronize
+from hvd_cluster.torch.mpi_ops import allreduce, allreduce_async_
+from hvd_cluster.torch.operations.operands import synchronize_all
 from hvd_cluster.torch.optimizer.parameters import Names, parameter_groups
 
 __all__ = ["AdasumOptimizer"]
 
 
 class AdasumOptimizer(torch.optim.Optimizer):
-    """What a wrapped optimizer's class has before its own.
+    """The first base of a wrapped optimizer's class; the second is the class of the optimizer.
 
     Each rank steps by its own gradients, with its own state; then the difference that the step made to a parameter is
     replaced by the Adasum of the differences of all ranks. Source: see :mod:`collectives.backends.adasum`, section 4.3:
-    Adasum of differences is what combines with any optimizer.
+    Adasum of differences works with any optimizer.
     """
 
     def _distribute(self, names: Names, passes: int, options: Options) -> None:
@@ -32,7 +34,7 @@ class AdasumOptimizer(torch.optim.Optimizer):
         self._options = options
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step on this rank, and combine what that changed. Gradients stay those of this rank."""
+        """Step on this rank, and combine the changes. Gradients stay those of this rank."""
         if not self._has_company():
             return super().step(closure)
         before = {parameter: parameter.detach().clone() for parameter in self._trained()}
@@ -55,14 +57,15 @@ class AdasumOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def _combine(self, before: dict[torch.Tensor, torch.Tensor]) -> None:
         options, names = self._options, complete_names(parameter_groups(self), self._given_names)
-        flights = []
+        handles, contexts = [], []
         for parameter, start in before.items():
             small, context = options.compression.compress(parameter - start)
             name = f"delta.{names[parameter]}"
-            handle = allreduce_async_(small, name=name, op=ReduceOp.ADASUM, process_set=options.process_set)
-            flights.append((parameter, start, handle, context))
-        for parameter, start, handle, context in flights:
-            parameter.copy_(start.add_(options.compression.decompress(synchronize(handle), context)))
+            handles.append(allreduce_async_(small, name=name, op=ReduceOp.ADASUM, process_set=options.process_set))
+            contexts.append(context)
+        changes = decompress_all(options.compression, synchronize_all(handles), contexts)
+        for (parameter, start), change in zip(before.items(), changes, strict=True):
+            parameter.copy_(start.add_(change))
 
     @property
     def _step_supports_amp_scaling(self) -> bool:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import count
 from operator import is_
 from typing import Any
 
@@ -23,6 +21,8 @@ from hvd_cluster.compression import GradientCompressor, compressor_for
 from hvd_cluster.optimizer.buckets import label, plan
 from hvd_cluster.optimizer.names import complete_names
 from hvd_cluster.optimizer.options import Options, check_passes
+from hvd_cluster.optimizer.ordinals import Ordinals
+from hvd_cluster.process_sets import ProcessSet
 from hvd_cluster.torch.mpi_ops import allreduce
 from hvd_cluster.torch.optimizer.buckets import Bucket, size_of
 from hvd_cluster.torch.optimizer.parameters import Names, parameter_groups
@@ -58,9 +58,7 @@ def _hook(parameter: torch.Tensor, on_gradient: Callable[[torch.Tensor], None]) 
     return handle
 
 
-_wrappers: weakref.WeakValueDictionary[int, GradientOptimizer] = weakref.WeakValueDictionary()
-"""Those of this process, by when they were made."""
-_numbers = count()
+_ordinals: Ordinals[GradientOptimizer] = Ordinals()
 
 
 def _state(parameter: torch.Tensor) -> tuple[int, int]:
@@ -87,10 +85,9 @@ class GradientOptimizer(torch.optim.Optimizer):
         self._hooks: dict[torch.Tensor, RemovableHandle] = {}
         self._buckets: dict[torch.Tensor, Bucket] = {}
         self._compressors: dict[torch.Tensor, GradientCompressor] = {}
-        self._ordinal: int | None = None
         self._reset()
         self._adopt()
-        _wrappers[next(_numbers)] = self
+        _ordinals.add(self)
 
     def _reset(self) -> None:
         self._reductions: dict[Bucket, Reduction] = {}
@@ -199,35 +196,24 @@ class GradientOptimizer(torch.optim.Optimizer):
             self._reductions[bucket] = Reduction(bucket, members, self._names, prefix, self._compressors, self._options)
 
     def _prefix(self) -> str:
-        """What tells names in flight from those of other optimizers whose parameters are called the same.
-
-        Known when the first gradient is to travel: ranks have the same optimizers then, whatever they replaced.
-        """
-        if self._ordinal is None:
-            if len(_wrappers) > 1:
-                gc.collect()  # or one that nobody uses would count where it has not been collected yet
+        """The beginning of names in flight, which differs from that of other optimizers with the same names."""
+        ordinal = _ordinals.get(self)
+        if ordinal is None:
+            _ordinals.collect_garbage()
             self._require_sole_owner()
-            for wrapper in [wrapper for _, wrapper in sorted(_wrappers.items())]:
-                wrapper._take_ordinal()
-        return f"optimizer{self._ordinal}." if self._ordinal else ""
+            ordinal = _ordinals.exchange(self)
+        return f"optimizer{ordinal}." if ordinal else ""
 
-    def _take_ordinal(self) -> None:
-        if self._ordinal is None:
-            taken = {rival._ordinal for rival in self._rivals()}
-            self._ordinal = next(number for number in count() if number not in taken)
-
-    def _rivals(self) -> list[GradientOptimizer]:
-        """Those on the same process set that have a name in common with this one."""
-        names = self._names_of_own()
-        others = [other for other in _wrappers.values() if other is not self]
-        same_set = [other for other in others if other._options.process_set is self._options.process_set]
-        return [other for other in same_set if not names.isdisjoint(other._names_of_own())]
-
-    def _names_of_own(self) -> set[str]:
+    def names_in_flight(self) -> set[str]:
+        """The names of its parameters; see :class:`hvd_cluster.optimizer.ordinals.Numbered`."""
         return {self._names[parameter] for parameter in self._buckets}
 
+    def process_set_in_flight(self) -> ProcessSet:
+        """The ranks that combine its gradients."""
+        return self._options.process_set
+
     def _require_sole_owner(self) -> None:
-        for other in list(_wrappers.values()):
+        for other in _ordinals.all():
             shared = [self._names[each] for each in self._buckets if other is not self and each in other._buckets]
             if shared:
                 raise InvalidRequestError(
