@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 __all__ = [
+    "HOST",
     "LONGEST_SECONDS",
     "CollectiveTimeoutError",
     "DType",
@@ -48,6 +49,9 @@ __all__ = [
     "UnsupportedRequestError",
     "World",
 ]
+
+HOST = "cpu"
+"""The device kind of host memory, which always has a backend."""
 
 LONGEST_SECONDS = 1_000_000
 """No timeout may be longer: the system counts in milliseconds, in 32 bits."""
@@ -196,6 +200,11 @@ class DType(enum.Enum):
         return self.label in _INTEGERS
 
     @property
+    def has_parts(self) -> bool:
+        """Whether the numbers are complex."""
+        return self.label in _PARTS
+
+    @property
     def real(self) -> DType:
         """The type of a complex number's two parts; this one, where numbers have no parts."""
         return _PARTS.get(self.label, self)
@@ -306,7 +315,7 @@ class Request:
     postscale_factor: float = 1.0
     process_set: int = 0
     splits: tuple[int, ...] = ()
-    device: str = "cpu"
+    device: str = HOST
     group: str = ""
     group_size: int = 0
     key: tuple[int, str] = field(init=False, compare=False, repr=False)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from collectives.api import HorovodInternalError, InvalidRequestError, Operation, Request, ShutDownError, Topology
+from collectives.api import HOST, HorovodInternalError, InvalidRequestError, Operation, Request, ShutDownError, Topology
 from collectives.backends.table import staged
 from collectives.buffers import Buffer
 from collectives.control.base import Channel
@@ -173,7 +173,8 @@ class Engine:
         try:
             for work, ranks in zip(works, members, strict=True):
                 work.request = checked(work.request, ranks)
-                self._runner.check(work.request)
+                if work.request.device != HOST:
+                    self._runner.check(work.request)
         except InvalidRequestError as error:
             self._reject(works, unnamed, error)
             raise

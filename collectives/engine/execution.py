@@ -40,17 +40,18 @@ def _summed(request: Request, size: int) -> tuple[ReduceOp, float]:
 def _allreduce(works: Sequence[Work], responses: Sequence[Response], backend: Backend) -> Completion:
     request = works[0].request
     op, postscale = _summed(request, backend.group.size)
-    sources = _as_reals([work.input() for work in works])
-    destinations = _as_reals([work.allocate(work.request.shape) for work in works])
+    sources = [work.input() for work in works]
+    destinations = [work.allocate(work.request.shape) for work in works]
+    if request.dtype.has_parts:
+        sources, destinations = _as_reals(sources), _as_reals(destinations)
     if op is ReduceOp.ADASUM:
         return adasum(backend, sources, destinations, request.prescale_factor, postscale)
     return backend.allreduce(sources, destinations, op, request.prescale_factor, postscale)
 
 
 def _as_reals(buffers: list[Buffer]) -> list[Buffer]:
-    """Complex numbers as pairs of reals, which add up and scale each on its own; other types as they are."""
-    dtype = buffers[0].dtype
-    return buffers if dtype.real is dtype else [buffer.cast(dtype.real) for buffer in buffers]
+    """Complex numbers as pairs of reals, which add up and scale each on its own."""
+    return [buffer.cast(buffer.dtype.real) for buffer in buffers]
 
 
 def _allgather(works: Sequence[Work], responses: Sequence[Response], backend: Backend) -> Completion:
@@ -101,10 +102,12 @@ def _reducescatter(works: Sequence[Work], responses: Sequence[Response], backend
     sources = [work.input() for work in works]
     if len(sources) > 1:
         sources = _by_member(sources, counts)
-    destinations = _as_reals([_kept(work, backend) for work in works])
-    reals = request.dtype.itemsize // request.dtype.real.itemsize
-    totals = [sum(of_member) * reals for of_member in zip(*counts, strict=True)]
-    return backend.reducescatter(_as_reals(sources), destinations, totals, op, request.prescale_factor, postscale)
+    destinations = [_kept(work, backend) for work in works]
+    totals = [sum(of_member) for of_member in zip(*counts, strict=True)]
+    if request.dtype.has_parts:
+        sources, destinations = _as_reals(sources), _as_reals(destinations)
+        totals = [2 * total for total in totals]
+    return backend.reducescatter(sources, destinations, totals, op, request.prescale_factor, postscale)
 
 
 def _kept_elements(request: Request, size: int) -> list[int]:

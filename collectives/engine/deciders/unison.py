@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from collectives.api import Request
+from collectives.api import HOST, Request
 from collectives.engine.deciders.base import Attempt, Decider, Trial
 from collectives.engine.deciders.rounds import Rounds
 from collectives.engine.link import Link
-from collectives.planning.board import Board, OffersBoard
+from collectives.planning.board import Board
 from collectives.planning.messages import Response, Withdraw
 from collectives.planning.worker import Batch, Worker
 
@@ -52,7 +52,7 @@ class Unison(Decider):
         """See :class:`Decider`."""
         if self.rounds.on:
             lone = self._worker.lone()
-            if lone is not None:
+            if lone is not None and lone.request.device == HOST:
                 return _LoneTrial(self, lone)
             if self._worker.has_news:
                 self.rounds.decline()
@@ -98,9 +98,7 @@ class _LoneTrial(Trial):
         self._attempt: Attempt | None = None
 
     def run(self, attempt: Attempt) -> bool:
-        """See :class:`Trial`. Only the backend that offers the board runs operations in its rounds."""
-        if not isinstance(attempt.backend, OffersBoard):
-            return False
+        """See :class:`Trial`."""
         self._attempt = attempt
         rounds = self._unison.rounds
         if not rounds.attempt(self._response.id, attempt.run, attempt.started, self._wait):
