@@ -19,6 +19,7 @@ from row_feeds import batch, feed_of, inherited, never, opened, rows_of, shard_o
 from executors.api import ExecutorError
 from hvd_cluster.spark import order
 from hvd_cluster.spark.epochs import epoch_of_last
+from tests.doc_blocks import blocks, execute
 
 torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader, IterableDataset  # noqa: E402
@@ -214,3 +215,11 @@ def test_a_shard_needs_no_torch():
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], cwd=root, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("block", blocks("shard"), ids=lambda block: block.name)
+def test_a_block_of_the_docs(tmp_path, block, capsys):
+    with shard_of(rows_of(SCHEMA, "id"), tmp_path, numbered(10)) as shard:
+        execute(block, shard=shard, torch=torch)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f"torch.Size([{count}, 2]) torch.Size([{count}])" for count in (4, 4, 2)] * 2

@@ -1,26 +1,21 @@
-"""What docs/spark.md shows runs as it stands there."""
-
-import re
-from pathlib import Path
+"""The blocks of the docs that need Spark run as they stand there."""
 
 import pytest
 from pyspark.sql import functions as F
+
+from tests.doc_blocks import blocks, execute
 
 torch = pytest.importorskip("torch")
 
 # Spark keeps its own processes and connections.
 pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.leaves("descriptors", "processes")]
 
-PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
 
-
-def test_the_snippet(spark):
-    [snippet] = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+@pytest.mark.parametrize("block", blocks("spark"), ids=lambda block: block.name)
+def test_a_block(spark, block):
     columns = [F.randn(number).cast("float").alias(f"x{number}") for number in range(28)]
     df = spark.range(1000).select(*columns).withColumn("y", F.col("x3") - F.col("x5"))
-    names = {"__name__": "snippet", "df": df}
-    exec(compile(snippet, PAGE.name, "exec"), names)
-    first, second = names["states"]
+    first, second = execute(block, df=df)["states"]
     assert set(first) == {"weight", "bias"}
     assert all(first[name].equal(second[name]) for name in first)
     torch.manual_seed(0)

@@ -1,0 +1,65 @@
+"""The Python blocks of README and docs, and how each of them is run.
+
+A comment in front of a block says so, ``<!-- run: spark -->`` or ``<!-- with: model -->``:
+
+* ``run`` is where: ``ranks`` (the default: in both ranks of a world of two), ``launcher`` (once, in a process that
+  starts ranks), ``ray``, ``spark``, or ``shard`` (in one process, with a shard of rows).
+* ``with`` names what of PREAMBLES goes before it.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"(?:^<!-- ([a-z]+): ([a-z]+) -->\n)?^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PLACES = ("ranks", "launcher", "ray", "spark", "shard")
+HVD = """
+import torch
+import hvd_cluster.torch as hvd
+hvd.init()
+"""
+PREAMBLES = {
+    "nothing": "",
+    "hvd": HVD,
+    "model": HVD
+    + """
+model = torch.nn.Linear(10, 1)
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters())
+""",
+    "train": """
+def train(rate):
+    import hvd_cluster.torch as hvd
+    hvd.init()
+    return hvd.rank(), rate
+""",
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of a page, with its preamble."""
+
+    name: str
+    place: str
+    code: str
+
+
+def blocks(*places):
+    """All blocks that are run in one of ``places``."""
+    return [block for block in _all() if block.place in places]
+
+
+def _all():
+    for page in PAGES:
+        for number, (key, value, code) in enumerate(BLOCK.findall(page.read_text()), 1):
+            place = value if key == "run" else "launcher" if value == "train" else "ranks"
+            yield Block(f"{page.name}:{number}", place, PREAMBLES[value] + code if key == "with" else code)
+
+
+def execute(block, **names):
+    """Run the block as a script; the names that it leaves."""
+    scope = {"__name__": "snippet", **names}
+    exec(compile(block.code, block.name, "exec"), scope)
+    return scope

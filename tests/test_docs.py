@@ -1,0 +1,74 @@
+"""The Python blocks of README and docs run; links lead somewhere; messages on the troubleshooting page exist."""
+
+import ast
+import re
+
+import pytest
+
+import hvd_cluster
+from tests.doc_blocks import PAGES, PLACES, ROOT, blocks, execute
+
+LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
+SOURCES = [path for layer in ("collectives", "executors", "hvd_cluster") for path in (ROOT / layer).rglob("*.py")]
+
+
+def run_all():
+    """Every block for ranks, one after the other; what went wrong, by block. Runs in each rank."""
+    import traceback
+
+    import hvd_cluster.torch as hvd
+
+    problems = {}
+    for block in blocks("ranks"):
+        try:
+            execute(block)
+        except Exception:  # noqa: BLE001  each block has a test of its own
+            problems[block.name] = traceback.format_exc()
+        finally:
+            hvd.shutdown()
+    return problems
+
+
+@pytest.fixture(scope="module")
+def problems():
+    pytest.importorskip("torch")
+    path = {"PYTHONPATH": str(ROOT), "HOROVOD_GLOO_TIMEOUT_SECONDS": "20"}
+    return hvd_cluster.run(run_all, num_proc=2, env=path)
+
+
+@pytest.mark.parametrize("block", blocks("ranks"), ids=lambda block: block.name)
+def test_a_block_runs_on_two_ranks(problems, block):
+    assert not [each[block.name] for each in problems if block.name in each]
+
+
+@pytest.mark.parametrize("block", blocks("launcher"), ids=lambda block: block.name)
+def test_a_block_that_starts_ranks(block):
+    pytest.importorskip("torch")
+    assert execute(block)["results"] == [(0, 0.01), (1, 0.01)]
+
+
+def test_every_block_has_a_place_where_it_is_run():
+    assert len(blocks(*PLACES)) == sum(page.read_text().count("```python") for page in PAGES) > 12
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page):
+    links = [link for link in LINK.findall(page.read_text()) if "://" not in link]
+    assert not [link for link in links if not (page.parent / link).exists()]
+
+
+def strings(path):
+    """The string constants of a source; what an f-string puts in is left out."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value.replace("%d", "…").replace("%s", "…")
+
+
+def test_messages_of_the_troubleshooting_page_are_in_the_code():
+    said = [text for path in SOURCES for text in strings(path)]
+    rows = re.findall(r"^\| (`.*?) \| ", (ROOT / "docs" / "troubleshooting.md").read_text(), re.MULTILINE)
+    pieces = {piece.strip() for row in rows for message in re.findall("`(.*?)`", row) for piece in message.split("…")}
+    assert len(pieces) > 30
+    assert not [piece for piece in pieces if not any(piece in text for text in said)]
