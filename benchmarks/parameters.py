@@ -3,8 +3,8 @@
     python -m benchmarks.parameters --ranks 2 4 --layers 30 --width 64
 
 The model is a row of equal linear layers (each has a weight and a bias), trained in float32 by plain SGD with one
-compute thread a rank. The sides train in the same processes, turn by turn: DistributedOptimizer, DistributedDataParallel
-of torch on Gloo, and a model of which each rank trains a copy alone, without any exchange.
+compute thread a rank. The sides train in the same processes, turn by turn: DistributedOptimizer, torch's
+DistributedDataParallel on Gloo, and a model of which each rank trains a copy alone, without any exchange.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from collectives.engine.link import COORDINATOR, Link, LocalLink, RemoteLink
 from collectives.engine.lookout import Lookout
 from collectives.engine.runner import Connect, Runner
 from collectives.engine.set_backends import SetBackends
+from collectives.engine.silence import Silence
 from collectives.engine.work import Destination, Work, fresh
 from collectives.engine.work_table import WorkTable
 from collectives.events import EventStream, Submitted
@@ -84,6 +85,7 @@ class Engine:
             self._works,
             runner,
             Lookout(_stall_inspector(settings)),
+            _silence(topology, settings, self._works),
             self._announce,
             parameters,
         )
@@ -379,6 +381,11 @@ def _decider(parameters: Parameters, board: Board | None, link: Link, runner: Ru
     dispatch.on(Unknown, negotiated.resend)
     dispatch.on(Withdraw, unison.withdraw)
     return unison, dispatch
+
+
+def _silence(topology: Topology, settings: Settings, works: WorkTable) -> Silence:
+    """Rank 0 has the coordinator itself, and so never waits for an answer."""
+    return Silence(_stall_inspector(settings) if topology.rank != COORDINATOR else None, works.oldest)
 
 
 def _stall_inspector(settings: Settings) -> StallInspector | None:

@@ -27,14 +27,15 @@ from collectives.control.base import Channel
 from collectives.engine.deciders.base import Decider, Trial
 from collectives.engine.dispatch import Dispatch
 from collectives.engine.ending import Ending
-from collectives.engine.link import FLUSH_SECONDS, Link
+from collectives.engine.link import COORDINATOR, FLUSH_SECONDS, Link
 from collectives.engine.lookout import Lookout
 from collectives.engine.runner import Runner
+from collectives.engine.silence import Silence, explain
 from collectives.engine.work import Work
 from collectives.engine.work_table import WorkTable
 from collectives.parameters import Parameters
 from collectives.planning.errors import pack, unpack
-from collectives.planning.messages import Abort, Leave, Left, Stop
+from collectives.planning.messages import Abort, Inquiry, Leave, Left, Status, Stop
 from collectives.planning.stalls import Pending, Waiting
 
 __all__ = ["Exchange"]
@@ -66,6 +67,7 @@ class Exchange:
         works: WorkTable,
         runner: Runner,
         lookout: Lookout,
+        silence: Silence,
         announce: Callable[[], None],
         parameters: Parameters,
     ) -> None:
@@ -81,11 +83,13 @@ class Exchange:
         self._works = works
         self._runner = runner
         self._lookout = lookout
+        self._silence = silence
         self._announce = announce
         self._trial: Trial | None = None
         self._trial_since: float | None = None
         self._ending = Ending(topology, timeouts.shutdown)
         dispatch.on(Stop, self._stop)
+        dispatch.on(Status, self._hear_status)
         dispatch.on(Left, lambda _: self._ending.finish())
         dispatch.on(Abort, lambda message: self.fail(unpack(message.error)))
 
@@ -103,7 +107,8 @@ class Exchange:
     def deadline(self) -> float | None:
         """When :meth:`step` must be called again, in monotonic seconds, though nothing arrives; None: never."""
         run = self._decided.since + self.parameters.patience if self._decided else None
-        times = (self._link.deadline, run, self._ending.deadline, self._runner.deadline)
+        look = self._silence.deadline if self._works else None
+        times = (self._link.deadline, run, self._ending.deadline, look, self._runner.deadline)
         return min((time for time in times if time is not None), default=None)
 
     @property
@@ -200,12 +205,34 @@ class Exchange:
             active = True
         if lost is not None:
             self.fail(self._ending.loss(lost))
+        if self._works:
+            self._listen()
         self._expire()
         return active
 
     def _expire(self) -> None:
         if self._ending.deadline is not None and self._ending.expire(time.monotonic()):
             logger.warning("rank %d: not every rank answered the shutdown in time", self._topology.rank)
+
+    # The coordinator's silence.
+
+    def _listen(self) -> None:
+        """Where tensors wait for long, ask the coordinator; report, and end in time, when it does not answer."""
+        verdict = self._silence.look(time.monotonic())
+        if verdict.ask:
+            self._link.tell(Inquiry())
+        if verdict.seconds is not None:
+            text = explain(self._topology, self._works.describe(), verdict.seconds)
+            if verdict.fatal:
+                remark = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS is over: the job ends"
+                self.fail(CollectiveTimeoutError(f"{text}. {remark}", [COORDINATOR]))
+            else:
+                logger.warning("rank %d: %s", self._topology.rank, text)
+
+    def _hear_status(self, message: Status) -> None:
+        self._silence.answered(time.monotonic())
+        if message.text:
+            logger.warning("rank %d heard from rank %d: %s", self._topology.rank, COORDINATOR, message.text)
 
     # What is decided.
 

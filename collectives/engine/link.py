@@ -12,7 +12,7 @@ from collectives.engine.lookout import Lookout
 from collectives.parameters import Parameters
 from collectives.planning.coordinator import Coordinator, Outgoing
 from collectives.planning.errors import pack
-from collectives.planning.messages import Abort, Message, Withdraw, decode, encode
+from collectives.planning.messages import Abort, Inquiry, Message, Status, Withdraw, decode, encode
 
 __all__ = ["COORDINATOR", "FLUSH_SECONDS", "Link", "LocalLink", "RemoteLink"]
 
@@ -128,6 +128,8 @@ class LocalLink(Link):
         for sender, message in self.arrivals():
             if isinstance(message, Abort | Withdraw):
                 yield message
+            elif isinstance(message, Inquiry):
+                self._channel.send(sender, encode(self._status()))
             else:
                 self._coordinator.receive(sender, message, time.monotonic())
         now = time.monotonic()
@@ -136,6 +138,9 @@ class LocalLink(Link):
             yield Abort(pack(CollectiveTimeoutError(fatal)))
         for outgoing in self._coordinator.decide(now):
             yield from self._send(outgoing)
+
+    def _status(self) -> Status:
+        return Status(self._lookout.answer(self._coordinator, time.monotonic()))
 
     def _send(self, outgoing: Outgoing) -> Iterator[Message]:
         """Send to the other ranks, and yield what is for this one."""

@@ -55,3 +55,7 @@ class Lookout:
             return report.text
         logger.warning("%s", report.text)
         return None
+
+    def answer(self, observed: Observed, now: float) -> str:
+        """For a rank that asks: what waits in ``observed`` for long; empty where nothing does."""
+        return "" if self._stalls is None else self._stalls.answer(observed.waiting(), now)

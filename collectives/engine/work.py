@@ -19,7 +19,8 @@ class Work:
 
     ``destination`` is a buffer, or a function from the result's shape to one where the shape depends on the other
     ranks. ``received_splits`` counts the rows that came from each member (allgather, alltoall). ``answer`` is the rank
-    that joined last, or the id of a new process set. ``owner`` stands for the engine.
+    that joined last, or the id of a new process set. ``owner`` stands for the engine. ``since`` is when it was
+    submitted, in seconds of ``time.monotonic()``.
     """
 
     __slots__ = (
@@ -31,6 +32,7 @@ class Work:
         "owner",
         "received_splits",
         "request",
+        "since",
         "source",
         "urged",
     )
@@ -45,6 +47,7 @@ class Work:
         self.answer = 0
         self.urged = False
         self.owner: object = None
+        self.since = 0.0
         self.done = False
 
     def input(self) -> Buffer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -16,6 +17,9 @@ __all__ = ["UNNAMED", "WorkTable"]
 
 UNNAMED = 256
 """So many names are made for unnamed tensors of one kind; then they repeat, to profit from the response cache."""
+
+SHOWN_NAMES = 6
+SHOWN_CHARACTERS = 100
 
 Key = tuple[int, str]
 
@@ -104,6 +108,7 @@ class WorkTable:
     def _waits(self, work: Work) -> bool:
         key = work.request.key
         work.owner = self._token
+        work.since = time.monotonic()
         waits = key in self._works or key in self._rejected
         if waits:
             self._queued.setdefault(key, deque()).append(work)
@@ -169,6 +174,18 @@ class WorkTable:
                 del self._queued[key]
             self._place(key, following)
             self._submit([following])
+
+    def oldest(self) -> float | None:
+        """When the oldest work in flight was submitted, in monotonic seconds; None if there is none."""
+        with self._lock:
+            return min((work.since for work in self._works.values()), default=None)
+
+    def describe(self) -> str:
+        """The names of the works in flight, not too many of them, for messages."""
+        with self._lock:
+            names = [repr(name[:SHOWN_CHARACTERS]) for _, name in list(self._works)[:SHOWN_NAMES]]
+            more = len(self._works) - len(names)
+        return f"{', '.join(names)}{f' and {more} more' if more else ''}"
 
     def take_set(self, process_set: int) -> list[Work]:
         """Remove and return all works of the set."""

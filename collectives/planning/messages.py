@@ -17,6 +17,7 @@ from collectives.planning.errors import ErrorData
 
 __all__ = [
     "Abort",
+    "Inquiry",
     "Leave",
     "Left",
     "Message",
@@ -25,6 +26,7 @@ __all__ = [
     "Rejection",
     "Response",
     "Run",
+    "Status",
     "Stop",
     "Together",
     "Unknown",
@@ -149,13 +151,27 @@ class Withdraw:
 
 
 @dataclass(frozen=True, slots=True)
+class Inquiry:
+    """Worker to coordinator: tensors wait here for long; is there a reason?"""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Coordinator to one worker: the tensors that wait for long, and the ranks that they wait for; may be empty."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Abort:
     """Either way: the job failed with this error."""
 
     error: ErrorData
 
 
-Message: TypeAlias = Ready | Together | Run | Refuse | Unknown | Leave | Stop | Left | Withdraw | Abort
+Message: TypeAlias = (
+    Ready | Together | Run | Refuse | Unknown | Leave | Stop | Left | Withdraw | Inquiry | Status | Abort
+)
 
 _OPERATIONS = list(Operation)
 _DTYPES = list(DType)
@@ -242,6 +258,8 @@ _PACK: dict[type, tuple[int, Callable[[Any], tuple[Any, ...]]]] = {
     Abort: (7, lambda m: (m.error.kind, m.error.text, m.error.details)),
     Together: (8, lambda m: (m.ranks, m.ids, m.urgent_ids)),
     Withdraw: (9, lambda m: (m.round,)),
+    Inquiry: (10, lambda m: ()),
+    Status: (11, lambda m: (m.text,)),
 }
 _UNPACK: dict[int, Callable[..., Message]] = {
     0: _unpack_ready,
@@ -256,6 +274,8 @@ _UNPACK: dict[int, Callable[..., Message]] = {
     7: lambda kind, text, details: Abort(ErrorData(kind, text, tuple(details))),
     8: lambda ranks, ids, urgent_ids: Together(tuple(ranks), tuple(ids), tuple(urgent_ids)),
     9: Withdraw,
+    10: Inquiry,
+    11: Status,
 }
 
 

@@ -53,6 +53,21 @@ class StallInspector:
         """Seconds for which nothing that waits is worth a word."""
         return min(self._warn, self._shutdown or self._warn)
 
+    @property
+    def interval(self) -> float:
+        """Seconds between two reports about one tensor."""
+        return self._warn
+
+    def end(self, since: float) -> float:
+        """When the job must end because of a tensor that has waited from the time ``since``; infinite for never."""
+        return since + self._shutdown if self._shutdown else math.inf
+
+    def answer(self, pending: Pending, now: float) -> str:
+        """For a rank that asks: what has waited for about as long as a report takes; empty where nothing has."""
+        long = self.patience * (1 - SOON)
+        keys = [key for key, waiting in pending.items() if now - waiting.since >= long]
+        return f"{_describe(pending, keys, now)}\n  {_REMEDY}" if keys else ""
+
     def inspect(self, pending: Pending, now: float) -> Report:
         """What there is to report about ``pending``, all that this rank knows to wait, at the time ``now``."""
         self._reported = {key: last for key, last in self._reported.items() if key in pending}
@@ -82,7 +97,7 @@ class StallInspector:
         return (reported if since == waiting.since else waiting.since) + self._warn
 
     def _end_of(self, _: Key, waiting: Waiting) -> float:
-        return waiting.since + self._shutdown if self._shutdown else math.inf
+        return self.end(waiting.since)
 
 
 _REMEDY = (

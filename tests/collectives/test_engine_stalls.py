@@ -48,3 +48,64 @@ def test_nothing_is_said_about_who_waits_to_be_joined(caplog):
         job.engines[1].join()
         joined.result()
     assert not caplog.records
+
+
+@pytest.fixture
+def hold(monkeypatch):
+    """Make a rank of a job unable to act, as if its process were stopped, until the job ends."""
+    monkeypatch.setattr("collectives.engine.silence.GRACE_SECONDS", 0.02)
+    held = []
+
+    def hold(engine):
+        lock = engine._driver._driving
+        until(lambda: lock.acquire(blocking=False))
+        held.append(lock)
+
+    return hold, lambda: [held.pop().release() for _ in list(held)]
+
+
+def warnings_of(caplog, rank):
+    """What rank ``rank``, which is not 0, has logged."""
+    return [record.getMessage() for record in caplog.records if record.getMessage().startswith(f"rank {rank}")]
+
+
+def test_every_rank_reports_that_rank_0_does_not_answer(caplog, hold):
+    stop, resume = hold
+    with running(3, stall_warning=0.05) as job:
+        stop(job.engines[0])
+        callers = [Caller(job.engines[rank], "x") for rank in (1, 2)]
+        for rank in (1, 2):
+            until(lambda rank=rank: len(warnings_of(caplog, rank)) >= 2)
+            for text in warnings_of(caplog, rank):
+                assert "waits for 'x'" in text
+                assert "rank 0 on host 'host-0', which decides what runs, has not answered" in text
+        resume()
+        assert run(job.engines[0], ones(job.engines[0]), "x")[0] == 6.0
+        assert [caller.result()[0] for caller in callers] == [6.0] * 2
+
+
+def test_every_rank_reports_the_ranks_that_do_not_come(caplog, hold):
+    stop, resume = hold
+    with running(3, stall_warning=0.05) as job:
+        stop(job.engines[1])
+        callers = [Caller(job.engines[rank], "x") for rank in (0, 2)]
+        until(lambda: warnings_of(caplog, 2))
+        assert "missing rank 1: 'x'" in warnings_of(caplog, 2)[0]
+        assert not [text for text in warnings_of(caplog, 2) if "not answered" in text]
+        resume()
+        assert run(job.engines[1], ones(job.engines[1]), "x")[0] == 6.0
+        assert [caller.result()[0] for caller in callers] == [6.0] * 2
+
+
+def test_the_shutdown_time_ends_every_rank_that_waits_for_a_silent_rank_0(hold):
+    stop, resume = hold
+    with running(3, stall_warning=0.05, stall_shutdown=0.1) as job:
+        stop(job.engines[0])
+        callers = [Caller(job.engines[rank], "x") for rank in (1, 2)]
+        for caller in callers:
+            error = caller.result()
+            assert isinstance(error, CollectiveTimeoutError)
+            assert error.ranks == (0,)
+            assert "rank 0 on host 'host-0'" in str(error)
+            assert "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS" in str(error)
+        resume()

@@ -1,0 +1,95 @@
+"""Notices that the coordinator does not answer. Pure: the caller says what time it is, and sends the messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from collectives.api import Topology
+from collectives.planning.stalls import StallInspector
+
+__all__ = ["Silence", "Verdict", "explain"]
+
+GRACE_SECONDS = 1.0
+"""The coordinator has at least this time to answer; it may be inside a collective."""
+GRACE_SHARE = 0.1
+
+
+class Verdict(NamedTuple):
+    """What to do after a look: ask the coordinator, or say that it has been silent for ``seconds``, or end the job."""
+
+    ask: bool = False
+    seconds: float | None = None
+    fatal: bool = False
+
+
+NOTHING = Verdict()
+ASK = Verdict(ask=True)
+
+
+class Silence:
+    """A rank whose tensors wait for long asks the coordinator why; a coordinator that is stopped does not answer.
+
+    ``oldest`` returns when the oldest tensor in flight was submitted, None if nothing is in flight. Looks are planned,
+    so that a busy rank pays nothing for them: ``deadline`` is the time of the next one, in monotonic seconds, None as
+    long as nothing is in flight. Without ``stalls``, which has the times of the stall check, there are none.
+    """
+
+    def __init__(self, stalls: StallInspector | None, oldest: Callable[[], float | None]) -> None:
+        self.deadline: float | None = None
+        self._stalls = stalls
+        self._oldest = oldest
+        self._asked: float | None = None
+
+    def look(self, now: float) -> Verdict:
+        """What is to be done at the time ``now``."""
+        if self._stalls is None or (self.deadline is not None and now < self.deadline):
+            return NOTHING
+        since = self._oldest()
+        if since is None:
+            self.deadline = self._asked = None
+            return NOTHING
+        if self._asked is not None:
+            return self._unanswered(self._stalls, self._asked, since, now)
+        return self._question(self._stalls, since, now)
+
+    def _question(self, stalls: StallInspector, since: float, now: float) -> Verdict:
+        if now < since + stalls.patience:
+            self.deadline = since + stalls.patience
+            return NOTHING
+        self._asked = now
+        self.deadline = now + self._grace(stalls)
+        return ASK
+
+    def _grace(self, stalls: StallInspector) -> float:
+        return max(GRACE_SECONDS, GRACE_SHARE * stalls.patience)
+
+    def _unanswered(self, stalls: StallInspector, asked: float, since: float, now: float) -> Verdict:
+        end = stalls.end(since)
+        if now >= end:
+            return Verdict(seconds=now - asked, fatal=True)
+        self.deadline = min(end, now + stalls.interval)
+        return Verdict(seconds=now - asked)
+
+    def answered(self, now: float) -> None:
+        """The coordinator has answered: it knows what waits, and reports it."""
+        since = self._oldest()
+        self._asked = None
+        if self._stalls is None or since is None:
+            self.deadline = None
+            return
+        end = self._stalls.end(since)
+        following = now + self._stalls.interval
+        self.deadline = min(end, following) if end > now else following
+
+
+def explain(topology: Topology, tensors: str, seconds: float) -> str:
+    """What a rank says of ``tensors`` that are in flight there, when rank 0 has not answered it for ``seconds``."""
+    hosts = topology.hosts
+    relay = hosts.index(hosts[topology.rank])  # the lowest rank of the host
+    also = "" if relay in (0, topology.rank) else f", nor has rank {relay}, which passes on its messages"
+    return (
+        f"waits for {tensors}; rank 0 on host {hosts[0]!r}, which decides what runs, has not answered for "
+        f"{seconds:.1f} s{also}. Its process is stopped, or one call holds its Python interpreter, or it waits "
+        "inside a collective; look at that process"
+    )
