@@ -27,14 +27,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
 from collectives.api import DType, HorovodInternalError, ReduceOp
+from collectives.backends.beside import Beside
 from collectives.backends.group import Group
 from collectives.backends.host import Array, Bytes, HostBackend
 from collectives.backends.scratch import Scratch
@@ -199,13 +201,13 @@ class HierarchicalBackend(HostBackend):
     def _reduce_in_pipeline(self, pieces: Sequence[_Piece], reduction: _Reduction) -> None:
         """While a piece crosses the network, this host reduces the next and hands out the one before.
 
-        The thread of the executor ends with this call; an abort of ``cross`` ends what it does.
+        The thread ends with this call; an abort of ``cross`` ends what it does.
         """
-        with ThreadPoolExecutor(1, "hvd-across") as network, self._all_or_none():
+        with Beside("hvd-across") as network, self._all_or_none():
             crossings: deque[Future[None]] = deque()
             for index, piece in enumerate(pieces):
                 self._reduce_inside(piece, reduction)
-                crossings.append(network.submit(self._reduce_across, piece, reduction))
+                crossings.append(network.submit(partial(self._reduce_across, piece, reduction)))
                 if index:
                     crossings.popleft().result()
                     self._hand_out(pieces[index - 1])
