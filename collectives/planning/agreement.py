@@ -226,13 +226,19 @@ def disagreement(requests: Mapping[int, Request], members: Sequence[int]) -> Dis
     same whatever the order of arrival.
     """
     first = next(iter(requests.values()))
-    for aspect, read in ASPECTS:
+    for aspect, read in ASPECTS if _differ(requests) else ():
         said = {rank: read(request) for rank, request in sorted(requests.items())}
         if len(set(said.values())) > 1:
             return _describe(first.name, aspect, said)
     if first.operation in FREE_FIRST_DIMENSION and not first.shape:
         return Disagreement(f"tensor {first.name!r}: {first.operation.value}: {NEEDS_ROWS}")
     return None if len(requests) == len(members) else _hindrance(first, requests)
+
+
+def _differ(requests: Mapping[int, Request]) -> bool:
+    """Whether not all are equal; most are one object."""
+    first, *others = {id(request): request for request in requests.values()}.values()
+    return any(request != first for request in others)
 
 
 def explain_rejections(rejected: Mapping[int, Rejection]) -> Disagreement | None:

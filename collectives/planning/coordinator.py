@@ -27,7 +27,7 @@ from collectives.planning.messages import (
 )
 from collectives.planning.pending import Pending
 from collectives.planning.process_sets import GLOBAL, ProcessSets
-from collectives.planning.response_cache import Known, ResponseCache
+from collectives.planning.response_cache import Known, ResponseCache, compact
 from collectives.planning.stalls import Waiting
 
 __all__ = ["Coordinator", "Outgoing"]
@@ -326,7 +326,8 @@ class Coordinator:
         self._next_id += 1
         response = self._new[self._next_id] = Response(self._next_id, request, told)
         if request.operation not in ONCE:
-            self._drop(self._cache.learn(Known(response, requests, len(requests) == len(pending.members))))
+            known = Known(response, compact(requests, pending.members), len(requests) == len(pending.members))
+            self._drop(self._cache.learn(known))
         return response
 
     def _told(self, request: Request, pending: Pending, requests: Mapping[int, Request]) -> tuple[int, ...]:

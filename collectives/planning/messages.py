@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import msgpack
@@ -179,8 +180,9 @@ _OPERATION_CODES = {member: code for code, member in enumerate(_OPERATIONS)}
 _DTYPE_CODES = {member: code for code, member in enumerate(_DTYPES)}
 
 
-def _pack_request(request: Request) -> tuple[Any, ...]:
-    return (
+def _pack_request(request: Request) -> bytes:
+    """As bytes, so that the reader recognizes equal requests of many ranks without reading them."""
+    fields = (
         request.name,
         _OPERATION_CODES[request.operation],
         _DTYPE_CODES[request.dtype],
@@ -195,9 +197,14 @@ def _pack_request(request: Request) -> tuple[Any, ...]:
         request.group,
         request.group_size,
     )
+    packed: bytes = msgpack.packb(fields)
+    return packed
 
 
-def _unpack_request(fields: Any) -> Request:
+@lru_cache(maxsize=8192)
+def _unpack_request(packed: bytes) -> Request:
+    """One object for equal requests: the coordinator keeps those of every rank."""
+    fields = msgpack.unpackb(packed)
     name, operation, dtype, shape, op, root, prescale, postscale, process_set, splits, *rest = fields
     return Request(
         name,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from collectives.api import Request
 from collectives.planning.messages import Response
 
-__all__ = ["Known", "ResponseCache"]
+__all__ = ["Known", "ResponseCache", "Uniform", "compact"]
 
 Key = tuple[int, str]
 
@@ -21,6 +22,37 @@ class Known:
     response: Response
     requests: Mapping[int, Request]
     of_all: bool
+
+
+class Uniform(Mapping[int, Request]):
+    """The request of each of ``ranks`` (ascending) where all are equal: it is kept once, for any number of ranks."""
+
+    __slots__ = ("_ranks", "_request")
+
+    def __init__(self, ranks: tuple[int, ...], request: Request) -> None:
+        self._ranks = ranks
+        self._request = request
+
+    def __getitem__(self, rank: int) -> Request:
+        place = bisect_left(self._ranks, rank)
+        if self._ranks[place : place + 1] != (rank,):
+            raise KeyError(rank)
+        return self._request
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._ranks)
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+
+def compact(requests: Mapping[int, Request], members: tuple[int, ...]) -> Mapping[int, Request]:
+    """``requests``, of all ``members`` or some, in as little memory as they need."""
+    distinct = [*{id(request): request for request in requests.values()}.values()]
+    first = distinct[0]
+    if len(requests) == len(members) and all(request == first for request in distinct):
+        return Uniform(members, first)
+    return requests
 
 
 class ResponseCache:
