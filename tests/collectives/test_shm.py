@@ -322,7 +322,7 @@ def test_scattered_reductions_of_several_arrays_are_one_exchange():
         assert (result == 6.0 * values[start : start + counts[backend.rank]]).all()
         return backend._gate._epoch - epoch
 
-    counts = [60_000, 3, 50_000]
+    counts = [80_000, 3, 70_000]
     assert with_backends(3, body) == [2, 2, 2]
 
 

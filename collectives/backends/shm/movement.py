@@ -1,0 +1,189 @@
+"""Operations in which each rank fills its slab for the others and empties theirs: all but allreduce.
+
+They run in rounds, on the next slab of every rank: fill, arrive at the gate, wait, empty. To save waiting, a rank fills
+the slab of the next round and arrives there before it empties those of this round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from collectives.api import DType
+from collectives.backends.host import Array, Bytes
+from collectives.backends.shm.gate import Gate
+from collectives.backends.shm.slabs import SLAB_BYTES, Slabs
+from collectives.kernels.reduction import Reduction
+from collectives.kernels.segments import Segments
+
+__all__ = ["Movement"]
+
+HEADER = 64
+ALIGNMENT = 64
+
+Step = Callable[[int, Sequence[Array]], None]
+"""What a rank does in one round, of this number, with the slabs of all ranks."""
+
+
+class Movement:
+    """What one rank does; all ranks call it in step, over the same ``slabs`` and ``gate``."""
+
+    def __init__(self, rank: int, size: int, slabs: Slabs, gate: Gate) -> None:
+        self._rank = rank
+        self._size = size
+        self._slabs = slabs
+        self._gate = gate
+
+    def _run_all(self, dtype: DType, fill: Step, empty: Step, rounds: int) -> None:
+        """Nothing, not even a crossing, where there are no rounds."""
+        if rounds:
+            self._run(dtype, fill, empty, lambda _: rounds)
+
+    def _run(self, dtype: DType, fill: Step, empty: Step, rounds: Callable[[Sequence[Array]], int]) -> None:
+        """``rounds`` says how many there are once all slabs of the first are filled; there is one at least.
+
+        A rank fills the slab of three rounds ago: the others have emptied it before they arrived at the last crossing.
+        The last crossing comes after all slabs but the last are empty, as the next operation expects.
+        """
+        current = self._slabs.next(dtype)
+        fill(0, current)
+        self._gate.arrive()
+        self._gate.wait()
+        last = max(1, rounds(current)) - 1
+        for turn in range(last):
+            following = self._slabs.next(dtype)
+            fill(turn + 1, following)
+            if turn + 1 < last:
+                self._gate.arrive()
+                empty(turn, current)
+            else:
+                empty(turn, current)
+                self._gate.arrive()
+            self._gate.wait()
+            current = following
+        empty(last, current)
+
+    @np.errstate(all="ignore")
+    def reducescatter(
+        self, source: Segments, destination: Segments, counts: Sequence[int], reduction: Reduction
+    ) -> None:
+        """Combine what the slabs have for this rank with its own part of ``source``, which needs no slab."""
+        step = self._step(SLAB_BYTES // reduction.dtype.itemsize)
+        starts = [0, *accumulate(counts)]
+
+        def fill(turn: int, slabs: Sequence[Array]) -> None:
+            for member, place, done, count in self._pieces(turn, step, counts):
+                source.read(starts[member] + done, slabs[self._rank][place : place + count])
+
+        def empty(turn: int, slabs: Sequence[Array]) -> None:
+            done = turn * step
+            count = min(step, counts[self._rank] - done)
+            if count <= 0:
+                return
+            inputs = [slab[place : place + count] for slab, place in zip(slabs, self._places(step), strict=True)]
+            inputs[self._rank] = source.gather(starts[self._rank] + done, starts[self._rank] + done + count)
+            whole = destination.view(done, done + count)
+            result = np.empty(count, reduction.dtype.storage) if whole is None else whole
+            reduction.combine(result, inputs)
+            if whole is None:
+                destination.write(done, result)
+
+        self._run_all(reduction.dtype, fill, empty, _rounds(max(counts), step))
+
+    def allgather(self, source: Segments, destination: Segments, counts: Sequence[int]) -> None:
+        """``counts[r]`` bytes come from rank r."""
+        starts = [0, *accumulate(counts)]
+
+        def fill(turn: int, slabs: Sequence[Array]) -> None:
+            done = turn * SLAB_BYTES
+            source.read(done, slabs[self._rank][: max(0, counts[self._rank] - done)])
+
+        def empty(turn: int, slabs: Sequence[Array]) -> None:
+            done = turn * SLAB_BYTES
+            for member, slab in enumerate(slabs):
+                piece = slab[: max(0, counts[member] - done)]
+                if member == self._rank:
+                    _copy(source, done, destination, starts[member] + done, len(piece))
+                else:
+                    destination.write(starts[member] + done, piece)
+
+        self._run_all(DType.UINT8, fill, empty, _rounds(max(counts), SLAB_BYTES))
+
+    def broadcast(self, source: Bytes, destination: Bytes, root: int) -> None:
+        """The root fills its slab, the others empty it."""
+        total, is_root = len(source), self._rank == root
+        copies = not is_root or not np.may_share_memory(source, destination)
+
+        def fill(turn: int, slabs: Sequence[Array]) -> None:
+            if is_root:
+                piece = source[turn * SLAB_BYTES : (turn + 1) * SLAB_BYTES]
+                slabs[root][: len(piece)] = piece
+
+        def empty(turn: int, slabs: Sequence[Array]) -> None:
+            if copies:
+                piece = destination[turn * SLAB_BYTES : (turn + 1) * SLAB_BYTES]
+                piece[:] = slabs[root][: len(piece)]
+
+        self._run_all(DType.UINT8, fill, empty, _rounds(total, SLAB_BYTES))
+
+    def alltoall(self, source: Bytes, destination: Bytes, sends: Sequence[int], receives: Sequence[int]) -> None:
+        """A slab is divided among the receivers. Its header says how many bytes the largest of them will get."""
+        step = self._step(SLAB_BYTES - HEADER)
+        send_starts, receive_starts = [0, *accumulate(sends)], [0, *accumulate(receives)]
+        others = [count for member, count in enumerate(sends) if member != self._rank]
+
+        def fill(turn: int, slabs: Sequence[Array]) -> None:
+            slab = slabs[self._rank]
+            if not turn:
+                slab[:8].view(np.int64)[0] = max(others, default=0)
+            for member, place, done, count in self._pieces(turn, step, sends):
+                first = send_starts[member] + done
+                slab[HEADER + place : HEADER + place + count] = source[first : first + count]
+
+        def empty(turn: int, slabs: Sequence[Array]) -> None:
+            for member, place in enumerate(self._places(step)):
+                done = turn * step
+                count = min(step, receives[member] - done)
+                if count > 0 and member != self._rank:
+                    first = receive_starts[member] + done
+                    destination[first : first + count] = slabs[member][HEADER + place : HEADER + place + count]
+
+        def rounds(slabs: Sequence[Array]) -> int:
+            return _rounds(max(int(slab[:8].view(np.int64)[0]) for slab in slabs), step)
+
+        self._run(DType.UINT8, fill, empty, rounds)
+        first, start = receive_starts[self._rank], send_starts[self._rank]
+        count = sends[self._rank]
+        destination[first : first + count] = source[start : start + count]
+
+    def _step(self, room: int) -> int:
+        """Elements of each of the other ranks in a slab that has ``room`` for so many in all."""
+        return room // max(1, self._size - 1) // ALIGNMENT * ALIGNMENT
+
+    def _places(self, step: int) -> list[int]:
+        """Where this rank's part begins in the slab of each member: a slab has no part for its own rank."""
+        return [(self._rank - (self._rank > member)) * step for member in range(self._size)]
+
+    def _pieces(self, turn: int, step: int, counts: Sequence[int]) -> list[tuple[int, int, int, int]]:
+        """For each other member to which something goes: its number, its place in the slab, what went before, count."""
+        done = turn * step
+        return [
+            (member, (member - (member > self._rank)) * step, done, min(step, total - done))
+            for member, total in enumerate(counts)
+            if member != self._rank and total > done
+        ]
+
+
+def _rounds(total: int, step: int) -> int:
+    return -(-total // step)
+
+
+def _copy(source: Segments, first: int, destination: Segments, start: int, count: int) -> None:
+    """destination[start : start + count] = source[first : first + count]; nothing to do where they are one memory."""
+    for part in destination.parts(start, start + count):
+        piece = source.view(first, first + len(part))
+        if piece is None or not np.may_share_memory(piece, part):
+            source.read(first, part)
+        first += len(part)
