@@ -7,14 +7,18 @@ export RAY_AUTH_MODE = disabled
 BIN = '$(VENV)'/bin
 HVDRUN = $(BIN)/hvdrun
 
+# The oldest and the newest version that is supported; make smoke PYTHON=... takes one interpreter instead.
+SMOKE_VERSIONS = 3.10 3.13
+
 BENCHMARKS = allreduce operations training idle memory traffic simulation spark_ingest
 
-.PHONY: help demo examples test benchmarks environment clean
+.PHONY: help demo examples test smoke benchmarks environment clean
 
 help:
 	@echo "make demo          train a classifier of handwritten digits on two workers of a Ray cluster on this machine"
 	@echo "make examples      all of examples/, each in less than a minute on two cores"
 	@echo "make test          ruff, mypy and pytest"
+	@echo "make smoke         the tests that need no framework and no cluster, on other versions of Python"
 	@echo "make benchmarks    all of benchmarks/, three quarters of an hour on a machine that should do nothing else"
 	@echo "make clean         remove caches and build outputs"
 	@echo
@@ -45,6 +49,9 @@ test: environment
 	@$(BIN)/mypy
 	@echo "pytest"
 	@$(BIN)/pytest $(ARGS)
+
+smoke:
+	@scripts/smoke '$(VENV)' $(SMOKE_VERSIONS)
 
 benchmarks: environment
 	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name || exit 1; done

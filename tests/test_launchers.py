@@ -55,6 +55,7 @@ def test_our_launcher_may_run_inside_of_another_one(monkeypatch):
 
 
 def test_torchrun_itself(tmp_path):
+    pytest.importorskip("torch")
     script = tmp_path / "train.py"
     script.write_text("from hvd_cluster import basics\nbasics.init()\n")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)]
@@ -102,6 +103,8 @@ def test_hvdrun_keeps_the_threads_of_the_user_and_warns(monkeypatch, capsys):
 
 @pytest.mark.usefixtures("two_cores")
 def test_run_gives_each_rank_its_share_of_the_cores(caplog):
+    pytest.importorskip("torch")
+
     def threads_of_torch():
         import torch
 
