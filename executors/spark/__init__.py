@@ -3,18 +3,18 @@
 ::
 
     session.py     classic or Connect: settings, slots, tags
-    slots.py       pure: do the workers fit, and what to say where they do not
+    slots.py       pure: whether the workers fit, and the error if they do not
     frame.py       a DataFrame in as many partitions as workers
-    plan.py        what travels to the tasks, and back
+    plan.py        the data for all tasks, and the form of their outcomes
     job.py         the driver's side: starts the stage, waits, collects outcomes
-    console.py     the driver's end of the lines from the tasks: shows output, notices losses
+    console.py     the driver's end of the connections from the tasks: shows output, notices losses
     display.py     shows output in a thread of its own
-    line.py        the task's end
-    meeting.py     tasks find each other: places -> ranks -> rendezvous
-    task.py        one task: it meets the others, feeds its worker, and yields the outcome as rows
-    worker.py      the worker process, and what the tasks tell each other about its end
-    reason.py      pure: what a person reads of an error of Spark
-    feeding.py     how rows come from a task into its worker
+    connection.py  the task's end of such a connection
+    rendezvous.py  tasks find each other: locations -> ranks -> rendezvous server
+    task.py        one task: finds the others, feeds its worker, yields the outcome as rows
+    worker.py      the worker process, and how the tasks coordinate the end of the job
+    reason.py      pure: the readable part of an error of Spark
+    feeding.py     protocols: how rows get from a task into its worker
 """
 
 try:

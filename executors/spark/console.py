@@ -1,4 +1,4 @@
-"""The driver's end of the lines from the tasks: shows what workers write, and says which tasks are there, and lost."""
+"""The driver's end of the connections from the tasks: shows the output of workers, reports which tasks are lost."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from collectives.control.sockets import end_in_silence
 from executors.api import ExecutorError, JobSecret
 from executors.local.frames import Frames
 from executors.local.output import Sinks
-from executors.spark.display import Display
-from executors.spark.line import (
+from executors.spark.connection import (
     ACCEPTED,
     FAILURE,
     GOODBYE,
@@ -28,17 +27,18 @@ from executors.spark.line import (
     SILENCE_SECONDS,
     STREAMS,
     WARNING,
-    Caller,
+    TaskIdentity,
     unsealed,
 )
+from executors.spark.display import Display
 
 __all__ = ["Console"]
 
 HELLO_SECONDS = 5.0
 START_SECONDS = 30.0
-# How long tasks that Spark cancels may go on; it kills their Python then.
+# Spark kills the Python of a cancelled task after this time.
 LATE_SECONDS = 4.0
-# How long a task may take to end its worker, when the driver hangs up.
+# A task may take this long to end its worker after the driver has closed the connection.
 STOP_SECONDS = 10.0
 NAMES = {kind: name for name, kind in STREAMS.items()}
 
@@ -60,8 +60,8 @@ class Console:
         size: int,
         secret: JobSecret,
         output: Sinks,
-        came: Callable[[Caller], None],
-        lost: Callable[[Caller], None],
+        connected: Callable[[TaskIdentity], None],
+        lost: Callable[[TaskIdentity], None],
         failed: Callable[[bytes], None],
     ) -> None:
         self.port = 0
@@ -70,13 +70,13 @@ class Console:
         self._secret = secret
         self._output = output
         self._display = Display()
-        self._came = came
+        self._connected = connected
         self._lost = lost
         self._failed = failed
         self._known: set[int] = set()
-        self._talks: dict[asyncio.StreamWriter, asyncio.Task[None] | None] = {}
-        self._lines: set[asyncio.StreamWriter] = set()  # the talks with tasks that were accepted
-        self._all_known: asyncio.Event | None = None
+        self._connections: dict[asyncio.StreamWriter, asyncio.Task[None] | None] = {}
+        self._accepted: set[asyncio.StreamWriter] = set()  # the talks with tasks that were accepted
+        self._all_connected: asyncio.Event | None = None
         self._failing = False
         self._stopping = False
         self._thread: threading.Thread | None = None
@@ -104,60 +104,60 @@ class Console:
         self._display.__exit__(kind, error, trace)
 
     async def _serve(self, listener: socket.socket, started: Future[Callable[[], object]]) -> None:
-        loop, stop, self._all_known = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+        loop, stop, self._all_connected = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
         server = await asyncio.start_server(self._accept, sock=listener)
         started.set_result(functools.partial(loop.call_soon_threadsafe, stop.set))
         await stop.wait()
         self._stopping = True
-        for writer in self._lines:
-            writer.write_eof()  # which a task takes as our end; what its worker still says is shown
+        for writer in self._accepted:
+            writer.write_eof()  # the task takes this as the end of the driver; later output is still shown
         if self._failing:
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._all_known.wait(), LATE_SECONDS)
+                await asyncio.wait_for(self._all_connected.wait(), LATE_SECONDS)
         server.close()
-        if talks := list(filter(None, self._talks.values())):
-            await asyncio.wait(talks, timeout=STOP_SECONDS)
+        if connections := list(filter(None, self._connections.values())):
+            await asyncio.wait(connections, timeout=STOP_SECONDS)
         # Not cancelled: before Python 3.12, wait_for may swallow that.
-        for writer in self._talks:
+        for writer in self._connections:
             writer.transport.abort()
-        await asyncio.gather(*filter(None, self._talks.values()), return_exceptions=True)
+        await asyncio.gather(*filter(None, self._connections.values()), return_exceptions=True)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._talks[writer] = asyncio.current_task()
+        self._connections[writer] = asyncio.current_task()
         try:
             nonce = secrets.token_bytes(NONCE_BYTES)
-            caller = await asyncio.wait_for(self._identify(nonce, reader, writer), HELLO_SECONDS)
-            if caller is not None:
-                await self._hear(caller, nonce, reader)
+            identity = await asyncio.wait_for(self._identify(nonce, reader, writer), HELLO_SECONDS)
+            if identity is not None:
+                await self._receive(identity, nonce, reader)
         except (OSError, EOFError, ValueError, TypeError, asyncio.TimeoutError) as error:
             if not self._stopping:
-                logger.warning("somebody who is no task of this job dialled the driver (%s)", error)
+                logger.warning("a connection to the driver came from a process that is no task of this job (%s)", error)
         finally:
-            del self._talks[writer]
-            self._lines.discard(writer)
+            del self._connections[writer]
+            self._accepted.discard(writer)
             writer.close()
             with suppress(OSError):
                 await writer.wait_closed()
 
     async def _identify(
         self, nonce: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> Caller | None:
+    ) -> TaskIdentity | None:
         end_in_silence(writer.get_extra_info("socket"), SILENCE_SECONDS)
         writer.write(nonce)
-        caller = Caller.unseal(self._secret, nonce, await _read(reader))
-        refused = self._stopping or caller.rank in self._known
+        identity = TaskIdentity.unseal(self._secret, nonce, await _read(reader))
+        refused = self._stopping or identity.rank in self._known
         writer.write(REFUSED if refused else ACCEPTED)
         if not refused:
-            self._lines.add(writer)
+            self._accepted.add(writer)
         await writer.drain()
-        self._known.add(caller.rank)
-        if len(self._known) == self._size and self._all_known is not None:
-            self._all_known.set()
-        return None if refused else caller
+        self._known.add(identity.rank)
+        if len(self._known) == self._size and self._all_connected is not None:
+            self._all_connected.set()
+        return None if refused else identity
 
-    async def _hear(self, caller: Caller, nonce: bytes, reader: asyncio.StreamReader) -> None:
-        shown = _Shown(self._display, self._output, caller.rank)
-        self._came(caller)
+    async def _receive(self, identity: TaskIdentity, nonce: bytes, reader: asyncio.StreamReader) -> None:
+        rank_output = _RankOutput(self._display, self._output, identity.rank)
+        self._connected(identity)
         try:
             while (message := await _read(reader)) != GOODBYE:
                 if message[:1] == FAILURE:
@@ -165,15 +165,15 @@ class Console:
                 elif message[:1] == WARNING:
                     logger.warning("%s", message[1:].decode(errors="replace"))
                 else:
-                    shown.feed(message)
+                    rank_output.feed(message)
         except (OSError, EOFError):
             if not self._stopping:
-                self._lost(caller)
+                self._lost(identity)
         finally:
-            shown.close()
+            rank_output.close()
 
 
-class _Shown:
+class _RankOutput:
     """The output of one rank."""
 
     def __init__(self, display: Display, output: Sinks, rank: int) -> None:

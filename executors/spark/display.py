@@ -1,4 +1,4 @@
-"""Shows the output of workers, in a thread of its own: nobody waits for a stream of the user's."""
+"""Shows the output of workers in a thread of its own, so that a slow stream of the user blocks nothing."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ logger = logging.getLogger(__name__)
 class Display:
     """Feeds and closes sinks: a context manager, which can be entered once.
 
-    Whatever a stream of the user's does, the job goes on: what it has not taken when LARGEST_BACKLOG bytes wait is
-    dropped, and so is all behind the first error, each with one warning. The thread, the daemon "hvd-output", ends with
-    the block, where it is given up when it takes nothing for STOP_SECONDS.
+    The job never waits for a stream of the user. When LARGEST_BACKLOG bytes wait, further output is dropped, with one
+    warning. After the first error of a stream all later output is dropped, with one warning. The daemon thread
+    "hvd-output" ends with the block. It is abandoned when the stream takes nothing for STOP_SECONDS.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Display:
         self._backlog = 0
         self._shown = 0
         self._dropping = False
-        # Owners: whoever shows, and the thread, each for a moment.
+        # Owners: the thread that calls show(), and the daemon, each for a moment.
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="hvd-output", daemon=True)
 
@@ -47,7 +47,7 @@ class Display:
             before = self._shown
             self._thread.join(STOP_SECONDS)
         if self._thread.is_alive():
-            logger.warning("the stream for the output of workers takes nothing; the rest of it is dropped")
+            logger.warning("the stream for the output of workers is blocked; the remaining output is dropped")
 
     def show(self, sink: Sink, data: bytes) -> None:
         """Feed ``sink`` with ``data``, or close it where that is empty; returns at once."""

@@ -1,4 +1,4 @@
-"""The partitions of a DataFrame: as many as workers, in a plan that a barrier stage can have."""
+"""Divides a DataFrame into one partition for each worker, with a plan that a barrier stage can run."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["divided"]
 
 
 def divided(session: Session, frame: Any, size: int, repartition: bool = False) -> Any:
-    """``frame`` in ``size`` partitions: as it is where that is so already, else its rows dealt out evenly.
+    """``frame`` in ``size`` partitions: as it is if it has them already, otherwise with its rows dealt out evenly.
 
-    With ``repartition`` they are always dealt out.
+    With ``repartition`` the rows are always dealt out.
     """
     as_it_is = not repartition and not session.connect and _fits(frame, size)
     return frame if as_it_is else frame.repartition(size)
@@ -20,14 +20,14 @@ def divided(session: Session, frame: Any, size: int, repartition: bool = False) 
 
 def _fits(frame: Any, size: int) -> bool:
     plan = frame._jdf.queryExecution()
-    # An adaptive plan decides about partitions only when it runs, which asking for its RDD would make it do.
+    # An adaptive plan chooses its partitions when it runs, and asking for its RDD would run it.
     if "AdaptiveSparkPlan" in plan.executedPlan().toString():
         return False
     return _is_straight(plan.toRdd(), size)
 
 
 def _is_straight(rdd: Any, size: int) -> bool:
-    """Whether all that runs in the stage of ``rdd`` has ``size`` partitions, which Spark asks of a barrier stage."""
+    """Whether every RDD in the stage of ``rdd`` has ``size`` partitions, as Spark requires for a barrier stage."""
     if rdd.getNumPartitions() != size:
         return False
     dependencies = [rdd.dependencies().apply(index) for index in range(rdd.dependencies().size())]

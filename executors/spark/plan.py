@@ -8,23 +8,23 @@ from dataclasses import dataclass, field
 from executors.api import JobSecret
 from executors.spark.feeding import Feeder
 
-__all__ = ["DEVICES", "SCHEMA", "Plan", "join", "parts"]
+__all__ = ["DEVICES", "SCHEMA", "Plan", "assemble", "chunks"]
 
-SCHEMA = "rank long, part long, data binary"
+SCHEMA = "rank long, chunk long, data binary"
 DEVICES = "_HOROVOD_SPARK_DEVICES"
 """The variable that tells a worker which GPUs Spark assigned to it."""
 
-PART_BYTES = 8 << 20
+CHUNK_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The same for all tasks of a stage.
+    """What all tasks of a stage get.
 
     ``call`` is what :func:`executors.call.pickle_call` makes. ``console`` has the addresses and the port of the driver.
     ``environment`` is added to that of the task and of the job. ``search_path`` changes the PYTHONPATH of the workers.
-    ``executable`` is their Python, where it is not that of the tasks. They have ``start_timeout`` seconds to come up,
-    and ``grace`` seconds between being asked to end and being killed.
+    ``executable`` is the Python of the workers; None means that of the tasks. Workers must start within
+    ``start_timeout`` seconds. They have ``grace`` seconds between the request to end and SIGKILL.
     """
 
     call: bytes = field(repr=False)
@@ -40,14 +40,14 @@ class Plan:
     feeder: Feeder | None
 
 
-def parts(data: bytes) -> Iterator[bytes]:
-    """``data`` in parts that fit into rows: at least one, though it be empty."""
-    for start in range(0, max(1, len(data)), PART_BYTES):
-        yield data[start : start + PART_BYTES]
+def chunks(data: bytes) -> Iterator[bytes]:
+    """``data`` in chunks that fit into rows. Empty data are one empty chunk."""
+    for start in range(0, max(1, len(data)), CHUNK_BYTES):
+        yield data[start : start + CHUNK_BYTES]
 
 
-def join(rows: Sequence[tuple[int, int, bytes]]) -> dict[int, bytes]:
-    """What each rank cut into parts, from rows of :data:`SCHEMA` in any order."""
+def assemble(rows: Sequence[tuple[int, int, bytes]]) -> dict[int, bytes]:
+    """The data of each rank, from rows of :data:`SCHEMA` in any order."""
     found: dict[int, list[bytes]] = {}
     for rank, _, data in sorted(rows, key=lambda row: row[:2]):
         found.setdefault(rank, []).append(data)

@@ -1,4 +1,4 @@
-"""Pure: what a person reads of an error of Spark."""
+"""Pure: the readable part of an error of Spark."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 __all__ = ["reason"]
 
-# What follows is the same once more, with where Spark was in its own code.
+# After these words Spark repeats the error, with its own stack trace.
 REPETITION = re.compile(r"\n\s*(Driver stacktrace:|JVM stacktrace:)")
 JAVA_FRAME = re.compile(r"\s+at [\w.$/@<>\-]+\(.*\)|\s+\.\.\. \d+ more|\s*")
 CALL = re.compile(r"\AAn error occurred while calling [\w.]+\n: ")
@@ -18,7 +18,7 @@ ADVICE = (
 
 
 def reason(text: str) -> str:
-    """The ``text`` of an error of Spark without Java's own lines, with advice where it is known what to do."""
+    """The ``text`` of an error of Spark without the stack traces of Java, with advice for known causes."""
     head = CALL.sub("", REPETITION.split(text, maxsplit=1)[0])
     kept = "\n".join(line for line in head.splitlines() if not JAVA_FRAME.fullmatch(line))
     return f"{kept}\n{ADVICE}" if IMPORT.search(kept) else kept

@@ -1,4 +1,4 @@
-"""The active session, classic or Spark Connect, and what a launcher asks it."""
+"""The active session, classic or Spark Connect: settings, slots, tags, cancellation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _seen: dict[str, int] = {}
 
 
 class Session:
-    """One Spark session. A Connect client has no SparkContext: what only that knows, it does not tell."""
+    """One Spark session. A Connect client has no SparkContext, so some values are unknown there."""
 
     def __init__(self, spark: Any) -> None:
         self.spark = spark
@@ -63,8 +63,8 @@ class Session:
     def check_slots(self, size: int, timeout: float) -> None:
         """Raise PlacementError where ``size`` tasks can never run at the same time.
 
-        Waits for executors that are still coming up, at most ``timeout`` seconds: so long only where the settings ask
-        for enough of them, or enough have been there before.
+        Waits for executors that are still starting: at most ``timeout`` seconds if the settings ask for enough of them
+        or enough existed before, and a few seconds otherwise.
         """
         check_settings(self.setting)
         if self.connect:
@@ -77,7 +77,7 @@ class Session:
             raise shortage(size, slots, self.setting)
 
     def _settled(self, size: int, timeout: float, patient: bool) -> int:
-        """The number of slots, once there are ``size`` or no more are to be expected."""
+        """The number of slots, when there are ``size`` or no more are expected."""
         start = grown = time.monotonic()
         slots, told = self._slots(), False
         # Bound: timeout; abort: an exception out of a signal handler.
@@ -94,16 +94,16 @@ class Session:
         return slots
 
     def addresses(self) -> tuple[str, list[str]]:
-        """Where a server of this process listens, and how executors may reach it."""
+        """The address on which a server of this process listens, and those by which executors may reach it."""
         if self.connect:
             own = host.address_towards(self.spark.client.host)
             return own, [own]
-        # Of IPv6 Spark writes addresses in brackets.
+        # Spark writes IPv6 addresses in brackets.
         name = (self.setting("spark.driver.host") or "127.0.0.1").strip("[]")
         return (self.setting("spark.driver.bindAddress") or name).strip("[]"), [name]
 
     def busy(self, tag: str) -> bool:
-        """Whether tasks of what was started with ``tag`` run now, as far as this process knows."""
+        """Whether tasks with ``tag`` run now, as far as this process knows."""
         if self.connect:
             return self._tasks.get(tag, 0) > 0
         tracker = self.spark.sparkContext.statusTracker()
@@ -115,8 +115,8 @@ class Session:
 
     @contextmanager
     def tagged(self, tag: str) -> Iterator[None]:
-        """What this thread starts inside the block is what :meth:`cancel` ends."""
-        # Of a classic session, in Spark 4.3, interruptTag does not find the jobs of toArrow or collect.
+        """Jobs that this thread starts inside the block have ``tag``, so that :meth:`cancel` ends them."""
+        # In a classic session of Spark 4.3, interruptTag does not find the jobs of toArrow or collect.
         add, remove = (
             (self.spark.addTag, self.spark.removeTag)
             if self.connect
@@ -129,7 +129,7 @@ class Session:
             remove(tag)
 
     def cancel(self, tag: str) -> None:
-        """End what was started with ``tag``; returns at once."""
+        """Cancel the jobs with ``tag``; returns at once."""
         if self.connect:
             self.spark.interruptTag(tag)
         else:
@@ -137,7 +137,7 @@ class Session:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Inside the block, :meth:`busy` knows also what a server of Spark Connect tells of its tasks."""
+        """Inside the block, :meth:`busy` also uses the progress reports of a Spark Connect server."""
         if not self.connect:
             yield
             return

@@ -1,4 +1,4 @@
-"""Pure: do the workers fit, and what to say where they do not."""
+"""Pure: whether the workers fit, and the error if they do not."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ Setting = Callable[[str], str | None]
 
 
 def check_settings(setting: Setting) -> None:
-    """Raise PlacementError where Spark does not run barrier stages at all."""
+    """Raise PlacementError if Spark does not run barrier stages at all."""
     if _is_local(setting("spark.master") or ""):
-        return  # Spark ignores there what would add executors
+        return  # Spark ignores dynamic allocation there
     if (setting("spark.dynamicAllocation.enabled") or "false").lower() == "true":
         raise PlacementError(
-            "Spark cannot start all workers at once while it adds and removes executors as it likes "
+            "Spark cannot start all workers at once with dynamic allocation of executors "
             "(spark.dynamicAllocation.enabled=true); set it to false and give the number of executors"
         )
 
 
 def _is_local(master: str) -> bool:
-    """Whether the driver is the one executor; "local-cluster[...]" has others."""
+    """Whether the driver is the only executor. "local-cluster[...]" has others."""
     return master == "local" or master.startswith("local[")
 
 
 def promised(setting: Setting) -> int | None:
-    """How many tasks run at a time when all executors that the application asked for are there; None where unknown."""
+    """The number of slots when all requested executors have started; None if unknown."""
     per_task, per_executor = int(setting("spark.task.cpus") or 1), int(setting("spark.executor.cores") or 1)
     instances, most = setting("spark.executor.instances"), setting("spark.cores.max")
     if (setting("spark.master") or "").startswith("local"):
@@ -39,7 +39,7 @@ def promised(setting: Setting) -> int | None:
 
 
 def shortage(size: int, slots: int, setting: Setting) -> PlacementError:
-    """The error for ``size`` workers where Spark runs ``slots`` tasks at a time."""
+    """The error for ``size`` workers if Spark runs only ``slots`` tasks at a time."""
     per_task = {
         name: value
         for name in ("spark.task.cpus", "spark.task.resource.gpu.amount", "spark.executor.instances")

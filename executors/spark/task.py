@@ -1,4 +1,4 @@
-"""One task of the stage: the place of one rank, beside its worker. Runs in the Python that Spark started."""
+"""One task of the stage, beside the worker of its rank. Runs in the Python that Spark started."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from pyspark import BarrierTaskContext
 
 from collectives.api import PeerLostError
 from executors.outcome import Outcome, observe
+from executors.spark.connection import GOODBYE
 from executors.spark.feeding import FeedingTask
-from executors.spark.line import GOODBYE
-from executors.spark.meeting import Member, NoServerError, meet
-from executors.spark.plan import Plan, parts
+from executors.spark.plan import Plan, chunks
+from executors.spark.rendezvous import Member, NoServerError, rendezvous
 from executors.spark.worker import Worker
 
 __all__ = ["no_rows", "run_task"]
 
 logger = logging.getLogger(__name__)
 
-COLUMNS = pyarrow.schema([("rank", pyarrow.int64()), ("part", pyarrow.int64()), ("data", pyarrow.binary())])
+COLUMNS = pyarrow.schema([("rank", pyarrow.int64()), ("chunk", pyarrow.int64()), ("data", pyarrow.binary())])
 
 
 def run_task(plan: Plan, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-    """Meet the other tasks, run the worker, feed it with ``batches``, and yield its outcome as rows.
+    """Find the other tasks, run the worker, feed it with ``batches``, and yield its outcome as rows.
 
-    Raises only what keeps the tasks from meeting: Spark would end the job with an error of its own.
+    Raises only errors of the rendezvous. After any other error Spark would end the job with an error of its own.
     """
     try:
-        with meet(plan, BarrierTaskContext.get()) as member:
-            outcome = _attend(plan, member, _whole(batches))
-            if member.line is not None:
-                member.line.send(GOODBYE)
+        with rendezvous(plan, BarrierTaskContext.get()) as member:
+            outcome = _run_worker(plan, member, _unbroken(batches))
+            if member.connection is not None:
+                member.connection.send(GOODBYE)
     except NoServerError as error:
         outcome = error.outcome
     if outcome is not None:
@@ -44,13 +44,13 @@ def run_task(plan: Plan, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pya
 
 
 def no_rows(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-    """Nothing of ``batches``."""
+    """Read ``batches`` and yield nothing."""
     for _ in batches:
         pass
     yield from ()
 
 
-def _attend(plan: Plan, member: Member, batches: Iterator[pyarrow.RecordBatch]) -> Outcome | None:
+def _run_worker(plan: Plan, member: Member, batches: Iterator[pyarrow.RecordBatch]) -> Outcome | None:
     with ExitStack() as stack:
         with Worker(plan, member) as worker:
             fed = _observe(member, lambda: _feed(stack, plan, member, batches, worker))
@@ -62,11 +62,11 @@ def _attend(plan: Plan, member: Member, batches: Iterator[pyarrow.RecordBatch]) 
 
 
 def _observe(member: Member, action: Callable[[], None]) -> Outcome:
-    return observe(action, member.slot.rank, member.slot.host, member.place.name)
+    return observe(action, member.slot.rank, member.slot.host, member.location.name)
 
 
 def _feed(stack: ExitStack, plan: Plan, member: Member, batches: Iterator[pyarrow.RecordBatch], worker: Worker) -> None:
-    """Start the ``worker`` and feed it; the ``stack`` keeps what it reads from."""
+    """Start the ``worker`` and feed it; the ``stack`` owns the feed."""
     if plan.feeder is not None:
         task = FeedingTask(member.slot.rank, plan.size, _folder(), member.store, functools.partial(_warn, member))
         feed = stack.enter_context(plan.feeder.open(task))
@@ -79,14 +79,14 @@ def _feed(stack: ExitStack, plan: Plan, member: Member, batches: Iterator[pyarro
 
 
 def _warn(member: Member, text: str) -> None:
-    if member.line is None:
+    if member.connection is None:
         logger.warning(text)
     else:
-        member.line.warn(text)
+        member.connection.warn(text)
 
 
-def _whole(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-    """All ``batches``. Raises PeerLostError where they break off: the cause is in Spark, which tells it itself."""
+def _unbroken(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+    """All ``batches``. Raises PeerLostError if they break off, because Spark itself reports the cause."""
     try:
         yield from batches
     except Exception as error:
@@ -94,13 +94,13 @@ def _whole(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBat
 
 
 def _folder() -> str:
-    """The folder of this executor for files that end with it; Spark gives several where there are several disks."""
+    """A folder that Spark removes with the executor. Spark has several if there are several disks."""
     folders = os.environ["SPARK_LOCAL_DIRS"].split(",")
     return folders[os.getpid() % len(folders)]
 
 
 def _rows(outcome: Outcome) -> Iterator[pyarrow.RecordBatch]:
-    for number, part in enumerate(parts(cloudpickle.dumps(outcome))):
+    for number, chunk in enumerate(chunks(cloudpickle.dumps(outcome))):
         yield pyarrow.RecordBatch.from_pydict(
-            {"rank": [outcome.rank], "part": [number], "data": [part]}, schema=COLUMNS
+            {"rank": [outcome.rank], "chunk": [number], "data": [chunk]}, schema=COLUMNS
         )

@@ -107,7 +107,7 @@ class Selection:
         return [*names, self.validation.name] if isinstance(self.validation, Column) else names
 
     @property
-    def splits(self) -> bool:
+    def has_validation(self) -> bool:
         """Whether there are rows for validation."""
         return isinstance(self.validation, Column) or self.validation > 0
 

@@ -28,7 +28,7 @@ class Converter:
 
     def __init__(self, selection: Selection) -> None:
         self._selection = selection
-        self._places = {name: place for place, name in enumerate(selection.names)}
+        self._positions = {name: position for position, name in enumerate(selection.names)}
         self.widths: dict[str, int] = {}
         self._batch: Any = None
 
@@ -46,20 +46,20 @@ class Converter:
         return self._column(column, batch) > 0
 
     def _stack(self, stack: Stack, batch: pa.RecordBatch) -> Array:
-        parts = [self._column(column, batch) for column in stack.columns]
-        if len(parts) == 1:
-            array = np.ascontiguousarray(parts[0])
+        arrays = [self._column(column, batch) for column in stack.columns]
+        if len(arrays) == 1:
+            array = np.ascontiguousarray(arrays[0])
             return array if stack.flat else array.reshape(batch.num_rows, -1)
-        widths = [1 if part.ndim == 1 else part.shape[1] for part in parts]
+        widths = [1 if array.ndim == 1 else array.shape[1] for array in arrays]
         out = np.empty((batch.num_rows, sum(widths)), stack.dtype)
         first = 0
-        for part, width in zip(parts, widths, strict=True):
-            out[:, first : first + width] = part.reshape(-1, width)
+        for array, width in zip(arrays, widths, strict=True):
+            out[:, first : first + width] = array.reshape(-1, width)
             first += width
         return out
 
     def _column(self, column: Column, batch: pa.RecordBatch) -> Array:
-        values = batch.column(self._places[column.name])
+        values = batch.column(self._positions[column.name])
         self._refuse_nulls(column.name, values, "")
         if column.kind is Kind.SCALAR:
             return _numbers(values)
@@ -112,7 +112,7 @@ class Converter:
     def _row(self, index: int) -> str:
         """The values of a row of the batch, by which a person finds it; Spark deals rows out, so places say nothing."""
         names = self._selection.names
-        values = [self._batch.column(place)[index].as_py() for place in range(min(len(names), SHOWN_COLUMNS))]
+        values = [self._batch.column(position)[index].as_py() for position in range(min(len(names), SHOWN_COLUMNS))]
         shown = [f"{name}={_short(repr(value))}" for name, value in zip(names, values, strict=False)]
         return f"({', '.join(shown)}{', ...' if len(names) > len(shown) else ''})"
 

@@ -131,6 +131,6 @@ def launch_on_rows(launch: Launch, call: Call, df: DataFrame, rows: Rows) -> lis
     # Under names of ours, because mapInArrow() fails where one has a dot or a backtick.
     # They are given by place, as Spark takes no difference in case for one.
     names = df.columns
-    columns = df.toDF(*(f"c{place}" for place in range(len(names))))
+    columns = df.toDF(*(f"c{position}" for position in range(len(names))))
     columns = columns.select(*(f"c{names.index(name)}" for name in rows.columns))
     return launch.run(replace(call, function=rows.on_shard(call.function)), columns, rows, rows.repartition)

@@ -51,8 +51,8 @@ def mixed(generator: np.random.Generator, rows: int, window: Window) -> Iterator
     shift = generator.integers(rows)
     starts = np.append(generator.permutation(whole), whole) * window.chunk + shift
     for first in range(0, rows, window.rows):
-        places = np.arange(first, min(first + window.rows, rows))
-        indices = starts[places // window.chunk] + places % window.chunk
+        positions = np.arange(first, min(first + window.rows, rows))
+        indices = starts[positions // window.chunk] + positions % window.chunk
         np.subtract(indices, rows, out=indices, where=indices >= rows)
         generator.shuffle(indices)
         yield indices

@@ -66,7 +66,7 @@ class Rows:
     def open(self, task: FeedingTask) -> Iterator[RowFeed]:
         """The feed of ``task``."""
         selection = self.selection
-        with open_writer(task.folder, len(selection.stacks), 2 if selection.splits else 1) as writer:
+        with open_writer(task.folder, len(selection.stacks), 2 if selection.has_validation else 1) as writer:
             yield RowFeed(self, writer, task)
 
     def on_shard(self, fn: Callable[..., T]) -> Callable[..., T]:
@@ -84,10 +84,10 @@ class Rows:
         """The rows of this worker, which is ``rank``; once in a process."""
         selection, order = self.selection, Order(self.batch_size, self.shuffle, self.seed, rank)
         forms = [Form(stack.dtype, stack.flat) for stack in selection.stacks]
-        parts = 2 if selection.splits else 1
-        with open_reader(forms, parts) as spill, open_epoch_log() as epochs:
-            training, validation = (Source(spill, part, *selection.sides) for part in (0, 1))
-            kept_apart = Shard(validation, replace(order, shuffle=False), epochs, None) if parts == 2 else None
+        splits = 2 if selection.has_validation else 1
+        with open_reader(forms, splits) as spill, open_epoch_log() as epochs:
+            training, validation = (Source(spill, split, *selection.sides) for split in (0, 1))
+            kept_apart = Shard(validation, replace(order, shuffle=False), epochs, None) if splits == 2 else None
             yield Shard(training, order, epochs, kept_apart)
 
 
@@ -114,8 +114,8 @@ class RowFeed:
         for batch in _pieces(batches):
             if stopped():
                 return
-            for part, arrays in enumerate(self._parts(batch)):
-                self._writer.append(part, arrays)
+            for split, arrays in enumerate(self._split(batch)):
+                self._writer.append(split, arrays)
             self._check_once()
             self._writer.announce()
         self._writer.finish()
@@ -126,10 +126,10 @@ class RowFeed:
             check_widths(self._converter.widths, self._task.rank, self._task.store)
             self._checked = True
 
-    def _parts(self, batch: pa.RecordBatch) -> list[list[Array]]:
+    def _split(self, batch: pa.RecordBatch) -> list[list[Array]]:
         """The arrays of the rows for training and, where there are such, of those for validation."""
         arrays = self._converter.arrays(batch)
-        if not self._selection.splits:
+        if not self._selection.has_validation:
             return [arrays]
         kept_apart = self._is_validation(batch)
         return [[array[rows] for array in arrays] for rows in (~kept_apart, kept_apart)]

@@ -43,12 +43,12 @@ class Source:
     """
 
     spill: SpillReader
-    part: int
+    split: int
     arrays: tuple[int, ...]
     nested: tuple[bool, ...]
 
     def wait(self, rows: int | None = None) -> int:
-        return self.spill.wait(self.part, rows)
+        return self.spill.wait(self.split, rows)
 
 
 class Shard:
@@ -156,7 +156,7 @@ class Shard:
         generator = np.random.default_rng([order.seed, order.rank, epoch])
         rows = mixed(generator, source.wait(), window) if epoch else self._as_they_come(generator, window)
         for indices in own_batches(rows, order.batch_size, worker.number, worker.count):
-            yield source.spill.take(source.part, indices)
+            yield source.spill.take(source.split, indices)
 
     def _in_order(self, window: Window, worker: LoaderWorker) -> Iterator[list[Array]]:
         source, size = self._source, self._order.batch_size
@@ -164,7 +164,7 @@ class Shard:
         most = size if others else window.rows
         while (count := min(source.wait(first + size) - first, most)) > 0:
             count -= count % size if count > size else 0
-            yield source.spill.view(source.part, first, first + count)
+            yield source.spill.view(source.split, first, first + count)
             first += count + others
 
     def _as_they_come(self, generator: np.random.Generator, window: Window) -> Iterator[Indices]:

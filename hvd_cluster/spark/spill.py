@@ -62,24 +62,24 @@ class Progress:
         """As bytes; records of one spill have one length."""
         return struct.pack(_format(len(self.rows), len(self.widths)), *self.rows, self.complete, *self.widths)
 
-    def has(self, part: int, rows: int | None) -> bool:
+    def has(self, split: int, rows: int | None) -> bool:
         """Whether all rows are in the files, or at least ``rows`` of the part."""
-        return self.complete or (rows is not None and self.rows[part] >= rows)
+        return self.complete or (rows is not None and self.rows[split] >= rows)
 
     @classmethod
-    def last(cls, log: int, parts: int, arrays: int) -> Progress:
+    def last(cls, log: int, splits: int, arrays: int) -> Progress:
         """The last whole record of the file with the descriptor ``log``; before the first, a spill without rows."""
-        layout = _format(parts, arrays)
+        layout = _format(splits, arrays)
         size = struct.calcsize(layout)
         records = os.fstat(log).st_size // size
         if records == 0:
-            return cls((0,) * parts, False, (0,) * arrays)
+            return cls((0,) * splits, False, (0,) * arrays)
         numbers = struct.unpack(layout, os.pread(log, size, (records - 1) * size))
-        return cls(numbers[:parts], numbers[parts], numbers[parts + 1 :])
+        return cls(numbers[:splits], numbers[splits], numbers[splits + 1 :])
 
 
-def _format(parts: int, arrays: int) -> str:
-    return f"={parts}Q?{arrays}Q"
+def _format(splits: int, arrays: int) -> str:
+    return f"={splits}Q?{arrays}Q"
 
 
 class SpillWriter:
@@ -91,14 +91,14 @@ class SpillWriter:
         self._files = files
         self.rows = [0] * len(files)
         self._widths = (0,) * len(files[0])
-        self.descriptors = [file.fileno() for file in (end, log, *(file for part in files for file in part))]
+        self.descriptors = [file.fileno() for file in (end, log, *(file for split in files for file in split))]
         self.environment = {VARIABLE: " ".join(str(descriptor) for descriptor in self.descriptors)}
 
-    def append(self, part: int, arrays: Sequence[Array]) -> None:
+    def append(self, split: int, arrays: Sequence[Array]) -> None:
         """Add rows to a part; :meth:`announce` makes them known. Raises ExecutorError where the disk is full."""
-        for file, array in zip(self._files[part], arrays, strict=True):
+        for file, array in zip(self._files[split], arrays, strict=True):
             self._write(file, array.reshape(-1).view(np.uint8).data)
-        self.rows[part] += len(arrays[0])
+        self.rows[split] += len(arrays[0])
         self._widths = tuple(1 if array.ndim == 1 else array.shape[1] for array in arrays)
 
     def announce(self) -> None:
@@ -127,15 +127,15 @@ class SpillWriter:
 
 
 @contextmanager
-def open_writer(folder: str, arrays: int, parts: int) -> Iterator[SpillWriter]:
+def open_writer(folder: str, arrays: int, splits: int) -> Iterator[SpillWriter]:
     """A writer for ``parts`` parts of ``arrays`` arrays, with its files in ``folder``. Raises OSError."""
     with ExitStack() as stack:
         # The task keeps the end for writing open for as long as it lives, and writes nothing.
         end, _ = (stack.enter_context(open(*each, buffering=0)) for each in zip(os.pipe(), ("rb", "wb"), strict=True))
         log, *files = (
-            stack.enter_context(tempfile.TemporaryFile(buffering=0, dir=folder)) for _ in range(1 + arrays * parts)
+            stack.enter_context(tempfile.TemporaryFile(buffering=0, dir=folder)) for _ in range(1 + arrays * splits)
         )
-        yield SpillWriter(folder, end, log, [files[part * arrays : (part + 1) * arrays] for part in range(parts)])
+        yield SpillWriter(folder, end, log, [files[split * arrays : (split + 1) * arrays] for split in range(splits)])
 
 
 class SpillReader:
@@ -144,30 +144,30 @@ class SpillReader:
     ``descriptors`` are those of the variable; the caller closes them.
     """
 
-    def __init__(self, descriptors: Sequence[int], parts: int, forms: Sequence[Form]) -> None:
+    def __init__(self, descriptors: Sequence[int], splits: int, forms: Sequence[Form]) -> None:
         self._descriptors = descriptors
         self._end, self._log, *files = descriptors
-        self._files = [files[part * len(forms) : (part + 1) * len(forms)] for part in range(parts)]
+        self._files = [files[split * len(forms) : (split + 1) * len(forms)] for split in range(splits)]
         self._forms = forms
-        self._progress = Progress((0,) * parts, False, (0,) * len(forms))
+        self._progress = Progress((0,) * splits, False, (0,) * len(forms))
         self._widths = self._progress.widths  # of the first record that has them; they never change
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _received, (sent(self._descriptors), len(self._files), self._forms)
 
-    def wait(self, part: int, rows: int | None = None) -> int:
+    def wait(self, split: int, rows: int | None = None) -> int:
         """The number of rows that have come: all, or at least ``rows``.
 
         Raises ExecutorError when the task has ended before.
         """
-        if self._progress.has(part, rows):
-            return self._progress.rows[part]
+        if self._progress.has(split, rows):
+            return self._progress.rows[split]
         # Bound: the end of the task, which ends the pauses, too.
         for pause in _pauses():
             ended = self._has_ended(pause)
             progress = self._look()
-            if progress.has(part, rows):
-                return progress.rows[part]
+            if progress.has(split, rows):
+                return progress.rows[split]
             if ended:
                 break
         raise ExecutorError(
@@ -192,22 +192,22 @@ class SpillReader:
         """The bytes of a row in all arrays, once a row has come; until then 0."""
         return sum(self._itemsize(index) for index in range(len(self._forms)))
 
-    def view(self, part: int, first: int, stop: int) -> list[Array]:
+    def view(self, split: int, first: int, stop: int) -> list[Array]:
         """The rows from ``first`` to ``stop``, without a copy. Writing to them changes no other view, and no file."""
-        return [self._map(part, index, first, stop, mmap.ACCESS_COPY) for index in range(len(self._forms))]
+        return [self._map(split, index, first, stop, mmap.ACCESS_COPY) for index in range(len(self._forms))]
 
-    def take(self, part: int, rows: npt.NDArray[np.int64]) -> list[Array]:
+    def take(self, split: int, rows: npt.NDArray[np.int64]) -> list[Array]:
         """A copy of these ``rows``, in their order."""
         stop = int(rows.max()) + 1
-        arrays = [self._map(part, index, 0, stop, mmap.ACCESS_READ) for index in range(len(self._forms))]
+        arrays = [self._map(split, index, 0, stop, mmap.ACCESS_READ) for index in range(len(self._forms))]
         return [_take(array, rows) for array in arrays]
 
-    def _map(self, part: int, index: int, first: int, stop: int, access: int) -> Array:
+    def _map(self, split: int, index: int, first: int, stop: int, access: int) -> Array:
         """Mapped for as long as the array, or a view of it, lives."""
         form, size = self._forms[index], self._itemsize(index)
         offset = first * size % mmap.ALLOCATIONGRANULARITY
         mapped = mmap.mmap(
-            self._files[part][index],
+            self._files[split][index],
             (stop - first) * size + offset,
             access=access,
             offset=first * size - offset,
@@ -227,8 +227,8 @@ def _pauses() -> Iterator[int]:
         pause = min(2 * pause or 1, LONGEST_PAUSE_MS)
 
 
-def _received(descriptors: Sequence[Any], parts: int, forms: Sequence[Form]) -> SpillReader:
-    return SpillReader(received(descriptors), parts, forms)
+def _received(descriptors: Sequence[Any], splits: int, forms: Sequence[Form]) -> SpillReader:
+    return SpillReader(received(descriptors), splits, forms)
 
 
 def _take(array: Array, rows: npt.NDArray[np.int64]) -> Array:
@@ -242,7 +242,7 @@ def _take(array: Array, rows: npt.NDArray[np.int64]) -> Array:
 
 
 @contextmanager
-def open_reader(forms: Sequence[Form], parts: int) -> Iterator[SpillReader]:
+def open_reader(forms: Sequence[Form], splits: int) -> Iterator[SpillReader]:
     """The reader of the spill that the environment names; to be opened once in a worker, as it takes the descriptors.
 
     Raises ExecutorError where this is no worker that gets rows.
@@ -255,4 +255,4 @@ def open_reader(forms: Sequence[Form], parts: int) -> Iterator[SpillReader]:
         for descriptor in descriptors:
             stack.callback(os.close, descriptor)
             os.set_inheritable(descriptor, False)
-        yield SpillReader(descriptors, parts, forms)
+        yield SpillReader(descriptors, splits, forms)

@@ -92,7 +92,7 @@ def test_without_feature_cols_all_other_columns_are_features():
     fields = [StructField(name, DoubleType()) for name in "abc"] + [StructField("v", BooleanType())]
     selection = select(StructType(fields), None, "b", "v")
     assert selection.names == ["a", "c", "b", "v"]
-    assert selection.splits
+    assert selection.has_validation
 
 
 def test_without_feature_cols_there_must_be_others_of_different_names():
@@ -115,11 +115,11 @@ def test_kinds():
 
 
 @pytest.mark.parametrize(
-    ("validation", "splits"),
+    ("validation", "has_validation"),
     [(None, False), (0, False), (0.25, True), (np.float32(0.25), True), ("bool", True), ("int", True)],
 )
-def test_validation(validation, splits):
-    assert chosen("float", validation=validation).splits is splits
+def test_validation(validation, has_validation):
+    assert chosen("float", validation=validation).has_validation is has_validation
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,11 @@ WIDTH = 3
 
 
 @contextmanager
-def spill(folder, monkeypatch, parts=1):
-    with open_writer(str(folder), len(FORMS), parts) as writer:
+def spill(folder, monkeypatch, splits=1):
+    with open_writer(str(folder), len(FORMS), splits) as writer:
         copies = [os.dup(descriptor) for descriptor in writer.descriptors]
         monkeypatch.setenv(VARIABLE, " ".join(str(copy) for copy in copies))
-        with open_reader(FORMS, parts) as reader:
+        with open_reader(FORMS, splits) as reader:
             monkeypatch.delenv(VARIABLE)
             yield writer, reader
 
@@ -66,7 +66,7 @@ def test_rows_can_be_taken_in_any_order(tmp_path, monkeypatch):
 
 
 def test_parts_are_apart(tmp_path, monkeypatch):
-    with spill(tmp_path, monkeypatch, parts=2) as (writer, reader):
+    with spill(tmp_path, monkeypatch, splits=2) as (writer, reader):
         writer.append(0, rows(0, 10))
         writer.append(1, rows(10, 13))
         writer.finish()

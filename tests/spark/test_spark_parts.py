@@ -16,16 +16,16 @@ from pyspark import SparkContext
 from executors.api import ExecutorError, JobSecret, PlacementError
 from executors.local.frames import Frames
 from executors.local.output import ConsoleSink, Output
+from executors.spark import connection as connections
 from executors.spark import console as consoles
 from executors.spark import display as displays
-from executors.spark import line as lines
 from executors.spark import session as sessions
+from executors.spark.connection import GOODBYE, TaskIdentity, connect_to_driver
 from executors.spark.console import Console
 from executors.spark.display import Display
-from executors.spark.line import GOODBYE, Caller, dial
-from executors.spark.meeting import Place, server_host
-from executors.spark.plan import PART_BYTES, join, parts
+from executors.spark.plan import CHUNK_BYTES, assemble, chunks
 from executors.spark.reason import reason
+from executors.spark.rendezvous import TaskLocation, server_host
 from executors.spark.session import Session
 from executors.spark.slots import check_settings, promised, shortage
 from hvd_cluster.spark import run
@@ -35,8 +35,8 @@ SECRET = JobSecret()
 HOST = "127.0.0.1"
 
 
-def caller(rank=0):
-    return Caller(rank, f"host-{rank}", f"name of {rank}")
+def identity(rank=0):
+    return TaskIdentity(rank, f"host-{rank}", f"name of {rank}")
 
 
 class Driver:
@@ -44,17 +44,17 @@ class Driver:
 
     def __init__(self):
         self.stdout, self.stderr = io.StringIO(), io.StringIO()
-        self.came, self.lost, self.failed = [], [], []
+        self.connected, self.lost, self.failed = [], [], []
         self.changed = threading.Event()
         output = Output(2, stdout=self.stdout, stderr=self.stderr)
-        self.console = Console(HOST, 2, SECRET, output, self.came.append, self._lose, self.failed.append)
+        self.console = Console(HOST, 2, SECRET, output, self.connected.append, self._lose, self.failed.append)
 
     def _lose(self, who):
         self.lost.append(who)
         self.changed.set()
 
-    def dial(self, rank=0, secret=SECRET):
-        return dial([HOST], self.console.port, secret, caller(rank))
+    def connect_to_driver(self, rank=0, secret=SECRET):
+        return connect_to_driver([HOST], self.console.port, secret, identity(rank))
 
     @contextmanager
     def __call__(self):
@@ -77,51 +77,51 @@ def until(condition):
 @pytest.fixture
 def impatient(monkeypatch):
     """A dial is tried once."""
-    monkeypatch.setattr(lines, "REACH_SECONDS", 0.0)
+    monkeypatch.setattr(connections, "REACH_SECONDS", 0.0)
 
 
 class TestLine:
     def test_output_is_shown_and_a_goodbye_is_no_loss(self, driver):
-        line = driver.dial(1)
+        connection = driver.connect_to_driver(1)
         for name, data in (("stdout", b"one\nt"), ("stderr", b"beware\n"), ("stdout", b"wo\nrest")):
-            line.sink(1, name).feed(data)
-        line.send(GOODBYE)
+            connection.sink(1, name).feed(data)
+        connection.send(GOODBYE)
         until(lambda: driver.stdout.getvalue().count("\n") == 3)
-        line.close()
+        connection.close()
         assert driver.stdout.getvalue() == "[1]<stdout>:one\n[1]<stdout>:two\n[1]<stdout>:rest\n"
         assert driver.stderr.getvalue() == "[1]<stderr>:beware\n"
-        assert (driver.came, driver.lost) == ([caller(1)], [])
+        assert (driver.connected, driver.lost) == ([identity(1)], [])
 
     def test_a_warning_is_logged_here(self, driver, caplog):
-        line = driver.dial(1)
-        line.warn("beware")
-        line.send(GOODBYE)
+        connection = driver.connect_to_driver(1)
+        connection.warn("beware")
+        connection.send(GOODBYE)
         until(lambda: "beware" in caplog.text)
-        line.close()
+        connection.close()
         assert driver.stderr.getvalue() == ""
 
     def test_a_task_that_ends_without_a_goodbye_is_lost(self, driver):
-        driver.dial(1).close()
+        driver.connect_to_driver(1).close()
         assert driver.changed.wait(10)
-        assert driver.lost == [caller(1)]
+        assert driver.lost == [identity(1)]
 
     def test_a_driver_that_ends_is_noticed(self, monkeypatch):
         monkeypatch.setattr(consoles, "STOP_SECONDS", 0.1)
         with Driver()() as driver:
-            line = driver.dial()
-            assert not line.lost
-        until(lambda: line.lost)
-        line.sink(0, "stdout").feed(b"to nobody\n")
-        line.close()
+            connection = driver.connect_to_driver()
+            assert not connection.lost
+        until(lambda: connection.lost)
+        connection.sink(0, "stdout").feed(b"to nobody\n")
+        connection.close()
 
     def test_a_driver_that_ends_waits_for_its_tasks(self):
         def end():
-            until(lambda: line.lost)
-            line.sink(0, "stdout").feed(b"the last words\n")
-            line.close()
+            until(lambda: connection.lost)
+            connection.sink(0, "stdout").feed(b"the last words\n")
+            connection.close()
 
         with Driver()() as driver:
-            line = driver.dial()
+            connection = driver.connect_to_driver()
             task = threading.Thread(target=end)
             task.start()
         assert driver.stdout.getvalue() == "[0]<stdout>:the last words\n"
@@ -133,53 +133,53 @@ class TestLine:
         def come():
             until(lambda: driver.console._stopping)
             try:
-                driver.dial(1)
+                driver.connect_to_driver(1)
             except ConnectionRefusedError as error:
                 refused.append(str(error))
 
         driver, task = Driver(), threading.Thread(target=come)
         console = driver.console.__enter__()
-        driver.dial(0).close()
+        driver.connect_to_driver(0).close()
         task.start()
         console.__exit__(KeyboardInterrupt, None, None)
         task.join()
-        assert refused == ["the driver knows another task of rank 1, or ends"]
+        assert refused == ["the driver has another task of rank 1, or is about to end"]
 
     def test_a_task_that_introduces_itself_when_the_driver_ends_is_refused(self):
         answers = []
 
         def introduce():
             until(lambda: driver.console._stopping)
-            message = caller(1).seal(SECRET, nonce)
+            message = identity(1).seal(SECRET, nonce)
             task.sendall(Frames.header(message) + message)
             answers.append(task.recv(1))
 
         driver = Driver()
         console = driver.console.__enter__()
         with socket.create_connection((HOST, console.port), 30) as task:
-            nonce = task.recv(lines.NONCE_BYTES)
+            nonce = task.recv(connections.NONCE_BYTES)
             thread = threading.Thread(target=introduce)
             thread.start()
             console.__exit__(KeyboardInterrupt, None, None)
             thread.join()
-        assert answers == [lines.REFUSED]
+        assert answers == [connections.REFUSED]
 
     def test_a_second_task_of_a_rank_is_refused(self, driver):
-        first = driver.dial(1)
-        with pytest.raises(ConnectionRefusedError, match="the driver knows another task of rank 1"):
-            driver.dial(1)
-        second = driver.dial(0)
-        for line in (first, second):
-            line.send(GOODBYE)
-            line.close()
+        first = driver.connect_to_driver(1)
+        with pytest.raises(ConnectionRefusedError, match="the driver has another task of rank 1"):
+            driver.connect_to_driver(1)
+        second = driver.connect_to_driver(0)
+        for connection in (first, second):
+            connection.send(GOODBYE)
+            connection.close()
 
     def test_somebody_without_the_secret_is_let_out(self, driver, impatient, caplog):
-        assert driver.dial(0, JobSecret()) is None
+        assert driver.connect_to_driver(0, JobSecret()) is None
         until(lambda: len(caplog.records) == 2)
         texts = sorted(record.message for record in caplog.records)
-        assert texts[0].endswith("is not the driver (it hung up)")
-        assert texts[1].startswith("somebody who is no task of this job dialled the driver")
-        assert not driver.came
+        assert texts[0].endswith("is not the driver (it closed the connection)")
+        assert texts[1].startswith("a connection to the driver came from a process that is no task of this job")
+        assert not driver.connected
 
     def test_a_call_that_does_not_get_through_is_tried_again(self, driver, monkeypatch, caplog):
         connect, problems = socket.create_connection, [TimeoutError(), ConnectionRefusedError(), OSError()]
@@ -189,20 +189,22 @@ class TestLine:
                 raise problems.pop()
             return connect(*arguments)
 
-        monkeypatch.setattr(lines.socket, "create_connection", create_connection)
-        line = driver.dial(1)
-        line.send(GOODBYE)
-        line.close()
+        monkeypatch.setattr(connections.socket, "create_connection", create_connection)
+        connection = driver.connect_to_driver(1)
+        connection.send(GOODBYE)
+        connection.close()
         assert not caplog.records
 
     def test_a_call_that_breaks_is_tried_again(self, driver, monkeypatch, caplog):
         connect, (broken, other) = socket.create_connection, socket.socketpair()
         other.close()
         calls = [broken]
-        monkeypatch.setattr(lines.socket, "create_connection", lambda *where: calls.pop() if calls else connect(*where))
-        line = driver.dial(1)
-        line.send(GOODBYE)
-        line.close()
+        monkeypatch.setattr(
+            connections.socket, "create_connection", lambda *where: calls.pop() if calls else connect(*where)
+        )
+        connection = driver.connect_to_driver(1)
+        connection.send(GOODBYE)
+        connection.close()
         assert not calls
         assert not caplog.records
 
@@ -211,24 +213,24 @@ class TestLine:
         driver = Driver()
         with driver():
             port = driver.console.port
-        assert dial([HOST], port, SECRET, caller()) is None
+        assert connect_to_driver([HOST], port, SECRET, identity()) is None
         assert caplog.records[0].message.startswith(f"the driver cannot be reached at {HOST} port {port}")
 
     @pytest.mark.usefixtures("impatient")
     def test_a_driver_that_does_not_answer(self, monkeypatch, caplog):
-        monkeypatch.setattr(lines, "DIAL_SECONDS", 0.1)
+        monkeypatch.setattr(connections, "DIAL_SECONDS", 0.1)
         with socket.create_server((HOST, 0)) as silent:
-            assert dial([HOST], silent.getsockname()[1], SECRET, caller()) is None
+            assert connect_to_driver([HOST], silent.getsockname()[1], SECRET, identity()) is None
         assert "is not the driver (timed out)" in caplog.text
 
     def test_a_stream_that_cannot_be_written_does_not_end_the_job(self, driver, caplog):
-        line = driver.dial(0)
+        connection = driver.connect_to_driver(0)
         driver.stdout.close()
-        line.sink(0, "stdout").feed(b"text\n")
-        line.sink(0, "stderr").feed(b"text\n")
-        line.send(GOODBYE)
+        connection.sink(0, "stdout").feed(b"text\n")
+        connection.sink(0, "stderr").feed(b"text\n")
+        connection.send(GOODBYE)
         until(lambda: caplog.records)
-        line.close()
+        connection.close()
         assert [record.message.split(" (")[0] for record in caplog.records] == [
             "the output of workers cannot be written"
         ]
@@ -237,19 +239,19 @@ class TestLine:
 
 class TestFailures:
     def test_one_is_told(self, driver):
-        line = driver.dial(1)
-        line.report(b"the outcome")
-        line.report(bytes(lines.LONGEST_FRAME))  # too long
-        line.send(GOODBYE)
+        connection = driver.connect_to_driver(1)
+        connection.report(b"the outcome")
+        connection.report(bytes(connections.LONGEST_FRAME))  # too long
+        connection.send(GOODBYE)
         until(lambda: driver.failed)
-        line.close()
+        connection.close()
         assert driver.failed == [b"the outcome"]
 
     def test_one_that_somebody_else_made_is_not(self, driver, caplog):
-        line = driver.dial(1)
-        line.send(lines.FAILURE, lines.sealed(SECRET, b"of another line", b"the outcome"))
+        connection = driver.connect_to_driver(1)
+        connection.send(connections.FAILURE, connections.sealed(SECRET, b"of another line", b"the outcome"))
         assert driver.changed.wait(30)
-        line.close()
+        connection.close()
         assert not driver.failed
 
 
@@ -302,27 +304,29 @@ class TestDisplay:
         with Display() as display:
             display.show(ConsoleSink(0, "stdout", stream), b"text\n")
             assert stream.entered.wait(30)
-        assert "takes nothing; the rest of it is dropped" in caplog.text
+        assert "is blocked; the remaining output is dropped" in caplog.text
         stream.free.set()
 
 
 class TestRows:
-    @pytest.mark.parametrize("size", [0, 1, PART_BYTES, PART_BYTES + 1])
+    @pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES, CHUNK_BYTES + 1])
     def test_what_is_cut_is_joined_again(self, size):
         data = bytes(size)
-        rows = [(rank, number, part) for rank in (1, 0) for number, part in enumerate(parts(data))]
-        assert join(rows[::-1]) == {0: data, 1: data}
-        assert len(rows) == 2 * max(1, -(-size // PART_BYTES))
+        rows = [(rank, number, chunk) for rank in (1, 0) for number, chunk in enumerate(chunks(data))]
+        assert assemble(rows[::-1]) == {0: data, 1: data}
+        assert len(rows) == 2 * max(1, -(-size // CHUNK_BYTES))
 
 
 class TestPlaces:
     def test_tasks_of_one_host_meet_on_the_loopback(self):
-        assert server_host([Place("a", "a", "10.0.0.1")] * 2, ["no-such-interface"]) == "127.0.0.1"
+        assert server_host([TaskLocation("a", "a", "10.0.0.1")] * 2, ["no-such-interface"]) == "127.0.0.1"
 
     def test_tasks_of_several_hosts_meet_on_the_way_to_the_others(self):
         # All of 127.0.0.0/8 is this host, which has the address of the destination on the way there.
-        assert server_host([Place("a", "a", "10.0.0.1"), Place("b", "b", "127.0.0.7")], []) == "127.0.0.1"
-        assert server_host([Place("a", "a", "10.0.0.1"), Place("b", "b", "10.0.0.2")], ["lo"]) == "127.0.0.1"
+        assert server_host([TaskLocation("a", "a", "10.0.0.1"), TaskLocation("b", "b", "127.0.0.7")], []) == "127.0.0.1"
+        assert (
+            server_host([TaskLocation("a", "a", "10.0.0.1"), TaskLocation("b", "b", "10.0.0.2")], ["lo"]) == "127.0.0.1"
+        )
 
 
 def late_session(monkeypatch, settings, *slots):

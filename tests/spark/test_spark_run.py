@@ -164,7 +164,7 @@ def test_executors_that_others_use(spark):
     tracker = spark.sparkContext.statusTracker()
     eventually(tracker.getActiveStageIds, HANG_S)
     try:
-        with pytest.raises(StartTimeoutError, match=r"0 of 2 workers started within 2 s; other jobs may use"):
+        with pytest.raises(StartTimeoutError, match=r"0 of 2 workers started within 2 s\. Other jobs may use"):
             run(rank, num_proc=2, start_timeout=2)
     finally:
         spark.sparkContext.cancelJobsWithTag("occupied")

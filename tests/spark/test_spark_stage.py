@@ -12,8 +12,8 @@ from collectives.api import PeerLostError
 from executors.api import ExecutorError, StartTimeoutError, WorkerError
 from executors.outcome import observe
 from executors.spark import job
+from executors.spark.connection import TaskIdentity
 from executors.spark.job import SparkOptions
-from executors.spark.line import Caller
 
 
 class SlowSpark:
@@ -58,11 +58,11 @@ class TestCancellation:
     def test_it_is_repeated_until_spark_has_the_job(self, monkeypatch):
         spark = SlowSpark(monkeypatch, deaf=3)
         spark.may_start.set()
-        news = queue.SimpleQueue()
-        with job._Stage(spark, spark, None, news):
+        events = queue.SimpleQueue()
+        with job._Stage(spark, spark, None, events):
             while not spark.started:
                 spark.entered.wait(0.01)
-        assert str(news.get(timeout=0).error) == "cancelled"
+        assert str(events.get(timeout=0).error) == "cancelled"
 
     def test_a_spark_that_does_not_answer_is_given_up(self, monkeypatch, caplog):
         monkeypatch.setattr(job, "CANCEL_SECONDS", 0.1)
@@ -72,7 +72,7 @@ class TestCancellation:
         with job._Stage(spark, spark, None, queue.SimpleQueue()):
             pass
         assert [record.message for record in caplog.records] == [
-            "Spark does not say that it cancelled the job; it may still run there"
+            "Spark did not confirm that it cancelled the job; the job may still run"
         ]
         spark.cancelled.set()
         answer.set()
@@ -97,15 +97,15 @@ class TestCancellation:
         stage = job._Stage(spark, spark, None, queue.SimpleQueue())
         with pytest.raises(KeyError, match="the failure"), stage:
             self.fail_once_started(spark)
-        assert warnings == ["Spark cannot be told to cancel the job (no gateway)"]
+        assert warnings == ["the request to cancel the Spark job failed (no gateway)"]
 
 
 def result_of(*events):
     """What a wait for two ranks makes of ``events``."""
-    news = queue.SimpleQueue()
+    events = queue.SimpleQueue()
     for event in events:
-        news.put(event)
-    return job._Wait(lambda: False, 2, SparkOptions(start_timeout=60.0, grace=0.0), news).result()
+        events.put(event)
+    return job._Wait(lambda: False, 2, SparkOptions(start_timeout=60.0, grace=0.0), events).result()
 
 
 def outcome(rank, error=None):
@@ -123,7 +123,7 @@ def finished(**outcomes):
     return job._Finished(table=pyarrow.Table.from_pylist(rows, schema))
 
 
-CALLERS = [Caller(rank, f"host-{rank}", f"name of {rank}") for rank in (0, 1)]
+CALLERS = [TaskIdentity(rank, f"host-{rank}", f"name of {rank}") for rank in (0, 1)]
 CAUSE = outcome(0, KeyError("enough"))
 CONSEQUENCE = outcome(0, PeerLostError("rank 1 is gone"))
 
@@ -133,17 +133,19 @@ class TestEnd:
         assert result_of(finished()) == []
 
     def test_workers_that_all_ended_for_nothing_are_no_table_without_rows(self):
-        with pytest.raises(ExecutorError, match="all workers were ended, because their tasks lost this process"):
-            result_of(*map(job._Came, CALLERS), finished())
+        with pytest.raises(
+            ExecutorError, match="all workers ended because their tasks lost the connection to this process"
+        ):
+            result_of(*map(job._Connected, CALLERS), finished())
 
     @pytest.mark.parametrize("end", [finished(), finished(r0=outcome(0)), finished(r0=CONSEQUENCE)])
     def test_a_lost_task_is_the_failure(self, end):
         with pytest.raises(WorkerError, match="the task of rank 1 on name of 1 was lost"):
-            result_of(job._Came(CALLERS[1]), job._Lost(CALLERS[1]), end)
+            result_of(job._Connected(CALLERS[1]), job._Lost(CALLERS[1]), end)
 
     @pytest.mark.parametrize("end", [finished(r0=outcome(0), r1=outcome(1)), finished(r0=CAUSE)])
     def test_a_line_that_is_lost_is_nothing_where_there_is_an_outcome(self, end):
-        found = result_of(job._Came(CALLERS[1]), job._Lost(CALLERS[1]), end)
+        found = result_of(job._Connected(CALLERS[1]), job._Lost(CALLERS[1]), end)
         assert found == end.table.column("data").to_pylist()
 
     @pytest.mark.parametrize("end", [job._Lost(CALLERS[1]), job._Finished(error=RuntimeError("Spark's"))])
@@ -160,10 +162,10 @@ class TestEnd:
 class TestFailure:
     def test_one_that_spark_does_not_tell_of_ends_the_wait(self, monkeypatch):
         monkeypatch.setattr(job, "FAILURE_SECONDS", 0.01)
-        news = queue.SimpleQueue()
-        news.put(job._Failed(b"the first"))
-        news.put(job._Failed(b"the second"))
-        wait = job._Wait(lambda: True, 2, SparkOptions(start_timeout=60.0, grace=0.0), news)
+        events = queue.SimpleQueue()
+        events.put(job._Failed(b"the first"))
+        events.put(job._Failed(b"the second"))
+        wait = job._Wait(lambda: True, 2, SparkOptions(start_timeout=60.0, grace=0.0), events)
         assert wait.result() == [b"the first", b"the second"]
 
 

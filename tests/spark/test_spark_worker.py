@@ -17,9 +17,9 @@ from executors.job import Job
 from executors.local.frames import Frames
 from executors.outcome import Outcome
 from executors.placement import assign_ranks
-from executors.spark.line import FAILURE, Line, unsealed
-from executors.spark.meeting import Member, Place
+from executors.spark.connection import FAILURE, DriverConnection, unsealed
 from executors.spark.plan import Plan
+from executors.spark.rendezvous import Member, TaskLocation
 from executors.spark.worker import OVER, Worker
 
 SECRET = JobSecret()
@@ -33,9 +33,9 @@ def plan_of(function, *args, size=2, **options):
     return Plan(call=call, size=size, secret=SECRET, console=((), 0), environment={}, nics=(), **options)
 
 
-def member_of(job, store, rank=1, line=None):
+def member_of(job, store, rank=1, connection=None):
     slot = assign_ranks(["identity"] * job.size)[rank]
-    return Member(slot, Place("identity", "name", HOST), job.environment(slot), store, line)
+    return Member(slot, TaskLocation("identity", "name", HOST), job.environment(slot), store, connection)
 
 
 def fail():
@@ -48,10 +48,10 @@ def appear_and_wait(path):
 
 
 @pytest.fixture
-def driver_and_line():
+def driver_and_connection():
     driver, task = socket.socketpair()
-    with driver, driver.makefile("rb") as file, closing(Line(task, SECRET, b"nonce")) as line:
-        yield file, line
+    with driver, driver.makefile("rb") as file, closing(DriverConnection(task, SECRET, b"nonce")) as connection:
+        yield file, connection
 
 
 def failures(driver):
@@ -63,11 +63,11 @@ def failures(driver):
 
 
 @pytest.mark.leaves("processes")
-def test_the_end_of_the_server_ends_the_worker(driver_and_line, tmp_path):
-    path, (driver, line) = tmp_path / "there", driver_and_line
+def test_the_end_of_the_server_ends_the_worker(driver_and_connection, tmp_path):
+    path, (driver, connection) = tmp_path / "there", driver_and_connection
     with Job(2, secret=SECRET) as job:
         client = RendezvousClient(job.host, job.port, SECRET.key, 1.0)
-        worker = Worker(plan_of(appear_and_wait, path), member_of(job, client, 1, line))
+        worker = Worker(plan_of(appear_and_wait, path), member_of(job, client, 1, connection))
         worker.__enter__().start()
         eventually(path.exists, 60)
     worker.__exit__(None, None, None)
@@ -79,10 +79,10 @@ def test_the_end_of_the_server_ends_the_worker(driver_and_line, tmp_path):
 
 
 @pytest.mark.leaves("processes")
-def test_the_driver_hears_of_a_failure_while_the_task_waits_for_its_input(driver_and_line):
-    driver, line = driver_and_line
+def test_the_driver_hears_of_a_failure_while_the_task_waits_for_its_input(driver_and_connection):
+    driver, connection = driver_and_connection
     with Job(1, secret=SECRET) as job:
-        with Worker(plan_of(fail, size=1), member_of(job, job.store, 0, line)) as worker:
+        with Worker(plan_of(fail, size=1), member_of(job, job.store, 0, connection)) as worker:
             worker.start()
             outcome = next(failures(driver))
         assert outcome == worker.outcome
@@ -92,12 +92,12 @@ def test_the_driver_hears_of_a_failure_while_the_task_waits_for_its_input(driver
 
 
 @pytest.mark.leaves("processes")
-def test_the_driver_hears_of_bad_rows(driver_and_line, tmp_path):
-    driver, line = driver_and_line
+def test_the_driver_hears_of_bad_rows(driver_and_connection, tmp_path):
+    driver, connection = driver_and_connection
     failure = Outcome.of(ValueError("bad row"), 0, "identity", "name")
     with Job(1, secret=SECRET) as job:
         plan = plan_of(appear_and_wait, tmp_path / "there", size=1)
-        with Worker(plan, member_of(job, job.store, 0, line)) as worker:
+        with Worker(plan, member_of(job, job.store, 0, connection)) as worker:
             worker.start()
             worker.fail(failure)
         assert next(failures(driver)) == failure
@@ -122,12 +122,12 @@ def test_a_python_that_is_not_there():
     assert "'/nope/python' that can be executed on name" in str(error)
 
 
-def test_a_failure_before_the_start_is_that_of_the_rank(driver_and_line):
-    driver, line = driver_and_line
+def test_a_failure_before_the_start_is_that_of_the_rank(driver_and_connection):
+    driver, connection = driver_and_connection
     failure = Outcome.of(OSError("no file"), 0, "identity", "name")
     with Job(2, secret=SECRET) as job:
         job.store.set("launcher/ended/1", b"")
-        with Worker(plan_of(fail), member_of(job, job.store, 0, line)) as worker:
+        with Worker(plan_of(fail), member_of(job, job.store, 0, connection)) as worker:
             worker.fail(failure)
             assert worker.stopped()
         assert job.store.get(OVER, 0) == b""

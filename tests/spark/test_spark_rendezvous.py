@@ -10,10 +10,10 @@ import pytest
 
 from executors.api import JobSecret, RemoteError
 from executors.local.output import Output
-from executors.spark import meeting
+from executors.spark import rendezvous
 from executors.spark import task as tasks
 from executors.spark.console import Console
-from executors.spark.plan import Plan, join
+from executors.spark.plan import Plan, assemble
 from executors.spark.task import run_task
 
 SECRET = JobSecret()
@@ -60,7 +60,7 @@ def outcomes(plan, context):
         thread.start()
     for thread in threads:
         thread.join(60)
-    return {rank: pickle.loads(data) for rank, data in join(rows).items()}
+    return {rank: pickle.loads(data) for rank, data in assemble(rows).items()}
 
 
 def test_a_server_that_cannot_start_is_the_failure_of_rank_0(monkeypatch):
@@ -68,7 +68,7 @@ def test_a_server_that_cannot_start_is_the_failure_of_rank_0(monkeypatch):
         raise OSError("no address is free")
 
     context, lost = Context(), []
-    monkeypatch.setattr(meeting, "Job", no_server)
+    monkeypatch.setattr(rendezvous, "Job", no_server)
     monkeypatch.setattr(tasks.BarrierTaskContext, "get", lambda: context)
     output = Output(SIZE, stdout=io.StringIO(), stderr=io.StringIO())
     with Console(HOST, SIZE, SECRET, output, print, lost.append, print) as console:

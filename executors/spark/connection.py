@@ -1,9 +1,9 @@
-"""The line from a task to the driver: the output of its worker, and the news that one of the two is gone.
+"""The connection from a task to the driver: carries the output of the worker, and shows when one of the two is gone.
 
-The driver sends a nonce; the task answers with one frame, who it is under an HMAC of the job's secret, and the driver
-accepts or refuses in one byte. From then on the task sends frames: a byte that says what it is, then data. Each side
-takes the end of the connection for the end of the other, unless the task has said goodbye. Frames of output are not
-authenticated: they are shown to a person and do nothing. The frame of a failure is unpickled, and has an HMAC.
+The driver sends a nonce. The task answers with one frame: its identity, under an HMAC of the job's secret. The driver
+accepts or refuses in one byte. From then on the task sends frames: one byte for the kind, then data. Each side takes
+the end of the connection for the end of the other side, unless the task has sent GOODBYE. Frames of output and warnings
+are not authenticated, because they are only shown. The frame of a failure is unpickled, so it has an HMAC.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ __all__ = [
     "SILENCE_SECONDS",
     "STREAMS",
     "WARNING",
-    "Caller",
-    "Line",
-    "dial",
+    "DriverConnection",
+    "TaskIdentity",
+    "connect_to_driver",
     "sealed",
     "unsealed",
 ]
@@ -50,29 +50,29 @@ FAILURE = b"f"
 WARNING = b"w"
 LONGEST_FRAME = 1 << 20
 DIAL_SECONDS = 5.0
-# A driver with hundreds of tasks may be slow to take a call; one behind a firewall never does.
+# A driver with hundreds of tasks may be slow to accept; one behind a firewall never accepts.
 REACH_SECONDS = 15.0
-# A driver that takes nothing for so long, or whose host is silent, is gone.
+# A driver that reads nothing for this time, or that is on a silent host, counts as gone.
 SILENCE_SECONDS = 30.0
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
-    """Who dials: the task of ``rank`` on the host that a person calls ``host_name``."""
+class TaskIdentity:
+    """The task of ``rank``, on ``host``, which has the name ``host_name``."""
 
     rank: int
     host: str
     host_name: str
 
     def seal(self, secret: JobSecret, nonce: bytes) -> bytes:
-        """What the task answers to ``nonce``."""
+        """The answer of the task to ``nonce``."""
         return sealed(secret, nonce, json.dumps(asdict(self)).encode())
 
     @classmethod
-    def unseal(cls, secret: JobSecret, nonce: bytes, data: bytes) -> Caller:
-        """Who made ``data``. Raises PermissionError for somebody who does not know ``secret``."""
+    def unseal(cls, secret: JobSecret, nonce: bytes, data: bytes) -> TaskIdentity:
+        """The identity in ``data``. Raises PermissionError if its author does not know ``secret``."""
         return cls(**json.loads(unsealed(secret, nonce, data)))
 
 
@@ -82,10 +82,10 @@ def sealed(secret: JobSecret, nonce: bytes, data: bytes) -> bytes:
 
 
 def unsealed(secret: JobSecret, nonce: bytes, data: bytes) -> bytes:
-    """What was :func:`sealed`. Raises PermissionError where somebody did that who does not know ``secret``."""
+    """The content of :func:`sealed` data. Raises PermissionError if their author does not know ``secret``."""
     digest, text = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
     if not hmac.compare_digest(digest, _digest(secret, nonce, text)):
-        raise PermissionError("the caller does not know the secret of the job")
+        raise PermissionError("the peer does not know the secret of the job")
     return text
 
 
@@ -93,7 +93,7 @@ def _digest(secret: JobSecret, nonce: bytes, text: bytes) -> bytes:
     return hmac.new(secret.key, nonce + text, hashlib.sha256).digest()
 
 
-class Line:
+class DriverConnection:
     """An accepted connection. Threads may share it, until it is closed."""
 
     def __init__(self, sock: socket.socket, secret: JobSecret, nonce: bytes) -> None:
@@ -103,7 +103,7 @@ class Line:
         self._sending = threading.Lock()  # owner: the thread that sends a frame; bound and abort: those of send()
 
     def fileno(self) -> int:
-        """The descriptor, which can be read when the driver is gone: it never says anything."""
+        """The descriptor. It becomes readable when the driver is gone, because the driver never sends anything."""
         return self._socket.fileno()
 
     @property
@@ -115,10 +115,10 @@ class Line:
 
     def sink(self, rank: int, name: str) -> Sink:
         """See :class:`executors.local.output.Sinks`."""
-        return _LineSink(self, STREAMS[name])
+        return _OutputSink(self, STREAMS[name])
 
     def send(self, kind: bytes, data: bytes = b"") -> None:
-        """Send a frame. Where the driver is gone, nobody is told: :attr:`lost` is."""
+        """Send a frame. If the driver is gone, nothing is raised; :attr:`lost` becomes true."""
         message = kind + data
         # Bound: SILENCE_SECONDS without progress, by the kernel; abort: the driver hangs up.
         try:
@@ -133,32 +133,34 @@ class Line:
         self.send(WARNING, text.encode())
 
     def report(self, failure: bytes) -> None:
-        """Tell the driver of a pickled :class:`.Outcome` before Spark does; not of one that is too long for a frame."""
+        """Send a pickled :class:`.Outcome` to the driver before Spark does, unless it is too long for a frame."""
         if len(failure) < LONGEST_FRAME - DIGEST_BYTES:
             self.send(FAILURE, sealed(self._secret, self._nonce, failure))
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._socket.close()
 
 
-class _LineSink:
-    def __init__(self, line: Line, kind: bytes) -> None:
-        self._line = line
+class _OutputSink:
+    def __init__(self, connection: DriverConnection, kind: bytes) -> None:
+        self._connection = connection
         self._kind = kind
 
     def feed(self, data: bytes) -> None:
-        self._line.send(self._kind, data)
+        self._connection.send(self._kind, data)
 
     def close(self) -> None:
-        """The line is closed by whoever dialled it."""
+        """Nothing: the owner of the connection closes it."""
 
 
-def dial(addresses: Sequence[str], port: int, secret: JobSecret, caller: Caller) -> Line | None:
-    """The line to the driver at one of ``addresses``; None where it cannot be reached, which is logged.
+def connect_to_driver(
+    addresses: Sequence[str], port: int, secret: JobSecret, identity: TaskIdentity
+) -> DriverConnection | None:
+    """The connection to the driver at one of ``addresses``; None if it cannot be reached, which is logged.
 
-    Tries for REACH_SECONDS, with DIAL_SECONDS for each wait. Raises ConnectionRefusedError where the driver knows
-    another task of this rank, or ends.
+    Tries for REACH_SECONDS, with DIAL_SECONDS for each attempt. Raises ConnectionRefusedError if the driver has another
+    task of this rank, or is about to end.
     """
     problems: dict[str, str] = {}
     for _ in attempts(REACH_SECONDS):
@@ -169,7 +171,7 @@ def dial(addresses: Sequence[str], port: int, secret: JobSecret, caller: Caller)
                 problems[address] = f"the driver cannot be reached at {address} port {port} ({error})"
                 continue
             try:
-                return _introduce(sock, secret, caller)
+                return _introduce(sock, secret, identity)
             except ConnectionRefusedError:
                 sock.close()
                 raise
@@ -181,15 +183,15 @@ def dial(addresses: Sequence[str], port: int, secret: JobSecret, caller: Caller)
     return None
 
 
-def _introduce(sock: socket.socket, secret: JobSecret, caller: Caller) -> Line:
+def _introduce(sock: socket.socket, secret: JobSecret, identity: TaskIdentity) -> DriverConnection:
     nonce = _receive(sock, NONCE_BYTES)
-    message = caller.seal(secret, nonce)
+    message = identity.seal(secret, nonce)
     sock.sendall(Frames.header(message) + message)
     if _receive(sock, 1) != ACCEPTED:
-        raise ConnectionRefusedError(f"the driver knows another task of rank {caller.rank}, or ends")
+        raise ConnectionRefusedError(f"the driver has another task of rank {identity.rank}, or is about to end")
     end_in_silence(sock, SILENCE_SECONDS)
     sock.settimeout(None)
-    return Line(sock, secret, nonce)
+    return DriverConnection(sock, secret, nonce)
 
 
 def _receive(sock: socket.socket, size: int) -> bytes:
@@ -197,6 +199,6 @@ def _receive(sock: socket.socket, size: int) -> bytes:
     while len(data) < size:
         piece = sock.recv(size - len(data))
         if not piece:
-            raise ConnectionAbortedError("it hung up")
+            raise ConnectionAbortedError("it closed the connection")
         data += piece
     return data
