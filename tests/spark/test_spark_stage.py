@@ -102,10 +102,10 @@ class TestCancellation:
 
 def result_of(*events):
     """What a wait for two ranks makes of ``events``."""
-    events = queue.SimpleQueue()
+    waiting = queue.SimpleQueue()
     for event in events:
-        events.put(event)
-    return job._Wait(lambda: False, 2, SparkOptions(start_timeout=60.0, grace=0.0), events).result()
+        waiting.put(event)
+    return job._Wait(lambda: False, 2, SparkOptions(start_timeout=60.0, grace=0.0), waiting).result()
 
 
 def outcome(rank, error=None):
