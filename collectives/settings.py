@@ -44,6 +44,9 @@ NOT_YET = (
 )
 """Variables of Horovod that steer what is still to be built."""
 
+CPU_OPERATIONS_NOT_YET = ("mpi", "ccl")
+"""Values of Horovod for HOROVOD_CPU_OPERATIONS that stand for libraries which are still to be bound."""
+
 T = TypeVar("T")
 MEBIBYTE = 1 << 20
 LONGEST_JOB = 200
@@ -90,7 +93,7 @@ class Settings:
         return cls(
             secret=read(ENVIRONMENT_SECRET, _base64, b"", show=False),
             interface=read("HOROVOD_GLOO_IFACE", str, ""),
-            cpu_operations=read("HOROVOD_CPU_OPERATIONS", _one_of("auto", "shm", "gloo"), "auto"),
+            cpu_operations=read("HOROVOD_CPU_OPERATIONS", _cpu_operations, "auto"),
             hierarchical_allreduce=read("HOROVOD_HIERARCHICAL_ALLREDUCE", _flag, None),
             hierarchical_allgather=read("HOROVOD_HIERARCHICAL_ALLGATHER", _flag, None),
             fusion_threshold=read("HOROVOD_FUSION_THRESHOLD", _natural, 128 * MEBIBYTE),
@@ -160,12 +163,19 @@ def _stall_times(read: _Reader) -> tuple[float | None, float, list[str]]:
     return warning, 0.0, [remark]
 
 
+def _cpu_operations(text: str) -> str:
+    chosen = _one_of("auto", "shm", "gloo", *CPU_OPERATIONS_NOT_YET)(text)
+    return "auto" if chosen in CPU_OPERATIONS_NOT_YET else chosen
+
+
 def _remarks(read: _Reader) -> tuple[str, ...]:
     unused = [variable for variable in UNUSED if read(variable, str, "")]
     # Launchers set HOROVOD_CONTROLLER=gloo, which comes near what is done here.
     if read("HOROVOD_CONTROLLER", _one_of("gloo", "mpi"), "gloo") == "mpi":
         unused.append("HOROVOD_CONTROLLER")
     missing = [variable for variable in NOT_YET if read(variable, str, "0") != "0"]
+    if read("HOROVOD_CPU_OPERATIONS", str, "").lower() in CPU_OPERATIONS_NOT_YET:
+        missing.append("HOROVOD_CPU_OPERATIONS")
     return (
         *(f"{variable} is set, but has no meaning here; it is accepted and not used" for variable in unused),
         *(f"{variable} is set, but what it is for is not available yet; it is not used" for variable in missing),

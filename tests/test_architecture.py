@@ -124,6 +124,30 @@ def test_a_cluster_is_known_in_its_own_folder_only(cluster):
     assert not _where(wrong)
 
 
+def test_a_framework_is_known_in_its_own_binding_only():
+    """Rooms beside a binding serve all bindings. A Shard makes the data set of a framework when it is asked for one."""
+    frameworks = [each for each in _imports() if each.layer == "hvd_cluster" and each.top in FRAMEWORKS]
+    elsewhere = [each for each in frameworks if not each.path.startswith(f"hvd_cluster/{each.top}/")]
+    assert not _where(each for each in elsewhere if not (each.lazy and each.path.startswith("hvd_cluster/spark/")))
+
+
+def test_rooms_of_all_bindings_know_no_binding():
+    bindings = tuple(f"hvd_cluster.{name}" for name in FRAMEWORKS)
+    wrong = [each for each in _imports() if each.layer == "hvd_cluster" and each.module.startswith(bindings)]
+    assert not _where(each for each in wrong if each.path.split("/")[1] not in FRAMEWORKS)
+
+
+def test_a_binding_is_thin():
+    """At most 1,600 statements: tensors, autograd, hooks, modules. Code that others would copy belongs beside it."""
+    sizes = {name: sum(map(_statements, (ROOT / "hvd_cluster" / name).rglob("*.py"))) for name in FRAMEWORKS}
+    assert sizes["torch"] > 500
+    assert all(size <= 1600 for size in sizes.values()), sizes
+
+
+def _statements(path):
+    return sum(isinstance(node, ast.stmt) for node in ast.walk(_parse(path)))
+
+
 def test_value_objects_import_nothing_of_ours():
     found = [each for each in _imports() if each.path.endswith("/api.py")]
     assert {each.path for each in found} >= {"collectives/api.py", "executors/api.py"}

@@ -151,7 +151,9 @@ def _with_floats(request: Request) -> Request:
 
 def _check_other_than_sum(request: Request, size: int) -> None:
     if request.operation is Operation.REDUCESCATTER:
-        raise InvalidRequestError(f"{_where(request)}: op {_public(request.op)} is not available; use Average or Sum")
+        raise UnsupportedRequestError(
+            f"{_where(request)}: op {_public(request.op)} is not available; use Average or Sum"
+        )
     if request.dtype.real is not request.dtype:
         raise InvalidRequestError(
             f"{_where(request)}: op {_public(request.op)} is not defined for {request.dtype.label}; use Average or "

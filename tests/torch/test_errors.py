@@ -141,6 +141,7 @@ def bad_calls():
         "cannot be sent": lambda: hvd.allreduce(torch.ones(2), name="\ud800"),
         "too long": lambda: hvd.allreduce(torch.ones(2), name="n" * 100_000),
         "Min is not available": lambda: hvd.reducescatter(torch.ones(2), op=hvd.Min),
+        "Adasum is not available": lambda: hvd.reducescatter(torch.ones(2), op=hvd.Adasum),
         "handle": lambda: hvd.poll(3),
         "is not registered": lambda: hvd.allreduce(torch.ones(2), process_set=hvd.ProcessSet([0])),
         "MPI is not in use": hvd.mpi_threads_supported,
@@ -151,6 +152,14 @@ def check_bad_calls():
     for word, call in bad_calls().items():
         assert word in message_of(call, InvalidRequestError)
     works()
+
+
+def check_an_op_that_an_operation_does_not_have():
+    """Horovod raises a RuntimeError, which scripts catch; a wrong argument is a ValueError as well."""
+    for op in (hvd.Adasum, hvd.Min):
+        for error in (RuntimeError, ValueError):
+            with pytest.raises(error, match=r"reducescatter.* is not available; use Average or Sum"):
+                hvd.reducescatter(torch.ones(4), op=op)
 
 
 class Wrapper(torch.Tensor):

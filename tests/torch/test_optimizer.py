@@ -284,7 +284,10 @@ def check_step_after_synchronize_warns():
     optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters())
     loss_of(model, *(own(rows) for rows in data(0))).backward()
     optimizer.synchronize()
-    with pytest.warns(UserWarning, match="skip_synchronize"):
+    upstream = (
+        r"optimizer\.step\(\) called without optimizer\.skip_synchronize\(\) context after optimizer\.synchronize"
+    )
+    with pytest.warns(UserWarning, match=upstream):
         optimizer.step()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -382,6 +385,16 @@ def check_wrappers_that_replace_each_other():
         assert not torch.equal(flat(model), before)
 
     with_and_without_a_core_to_spare(check)
+
+
+def check_names_of_parameters():
+    model = build()
+    for op in (hvd.Average, hvd.Adasum if hvd.size() != 3 else hvd.Sum):
+        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), op=op)
+        assert optimizer._parameter_names == {parameter: name for name, parameter in model.named_parameters()}
+        del optimizer
+    unnamed = hvd.DistributedOptimizer(sgd([next(model.parameters())]))
+    assert list(unnamed._parameter_names.values()) == ["allreduce.noname.0.0"]
 
 
 def check_a_replaced_optimizer_that_one_rank_keeps():

@@ -33,6 +33,11 @@ class AdasumOptimizer(torch.optim.Optimizer):
         self._passes = passes
         self._options = options
 
+    @property
+    def _parameter_names(self) -> Names:
+        """The name of each parameter, as scripts read it of Horovod's optimizers."""
+        return complete_names(parameter_groups(self), self._given_names)
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step on this rank, and combine the changes. Gradients stay those of this rank."""
         if not self._has_company():
@@ -56,7 +61,7 @@ class AdasumOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def _combine(self, before: dict[torch.Tensor, torch.Tensor]) -> None:
-        options, names = self._options, complete_names(parameter_groups(self), self._given_names)
+        options, names = self._options, self._parameter_names
         handles, contexts = [], []
         for parameter, start in before.items():
             small, context = options.compression.compress(parameter - start)

@@ -204,6 +204,11 @@ class GradientOptimizer(torch.optim.Optimizer):
             ordinal = _ordinals.exchange(self)
         return f"optimizer{ordinal}." if ordinal else ""
 
+    @property
+    def _parameter_names(self) -> Names:
+        """The name of each parameter, as scripts read it of Horovod's optimizers."""
+        return complete_names(parameter_groups(self), self._given_names | self._names)
+
     def names_in_flight(self) -> set[str]:
         """The names of its parameters; see :class:`hvd_cluster.optimizer.ordinals.Numbered`."""
         return {self._names[parameter] for parameter in self._buckets}
@@ -302,8 +307,9 @@ class GradientOptimizer(torch.optim.Optimizer):
         if not (self._skip or self._combined_for_scaler):
             if self._synchronized:
                 warnings.warn(
-                    "step() combines gradients that synchronize() has combined already; call step() inside "
-                    "optimizer.skip_synchronize()",
+                    "optimizer.step() called without optimizer.skip_synchronize() context after "
+                    "optimizer.synchronize(): the gradients are combined twice, which costs time and, with op=Sum, "
+                    "adds them up again. Call step() inside optimizer.skip_synchronize()",
                     stacklevel=2,
                 )
             self.synchronize()
