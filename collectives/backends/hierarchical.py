@@ -3,13 +3,13 @@
 The network is slower than memory, so each byte should cross it once for each host, not once for each rank. With L the
 smallest number of members on a host, the first L members of each host are its *columns*: column c of all hosts form a
 group across the network and carry a share c of the data; the others take part inside their host only. The stages, for
-S bytes on H hosts, and what a host sends:
+S bytes on H hosts, and the bytes that a host sends:
 
 =============  ==========================================================  ==========================
 operation      stages                                                      bytes
 =============  ==========================================================  ==========================
 allreduce      reduce-scatter inside, allreduce across, allgather inside   2 S (H - 1) / H
-allgather      allgather inside, allgather across, allgather inside        (H - 1) times what it has
+allgather      allgather inside, allgather across, allgather inside        (H - 1) times its own bytes
 broadcast      inside the root's host, across, inside the other hosts      S log2 H at the root's host
 barrier        inside, across, inside
 anything else  that of the flat backend, which has all members
@@ -35,7 +35,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from collectives.api import DType, HorovodInternalError, ReduceOp
+from collectives.api import CollectiveTimeoutError, DType, HorovodInternalError, ReduceOp
 from collectives.backends.beside import Beside
 from collectives.backends.group import Group
 from collectives.backends.host import Array, Bytes, HostBackend
@@ -51,7 +51,7 @@ Span = tuple[int, int]
 
 
 class _Piece(NamedTuple):
-    """A part of an allreduce: who carries how many of its elements, and the memory for those of this member."""
+    """A part of an allreduce: the number of elements that each member carries, and the memory for its own."""
 
     sources: Sequence[Array]
     destinations: Sequence[Array]
@@ -147,7 +147,8 @@ class HierarchicalBackend(HostBackend):
             if self._host == home:
                 self._local.broadcast_bytes(source, destination, place)
             if self._cross is not None and self._local.rank == column:
-                self._cross.broadcast_bytes(destination, destination, home)
+                with self._across():
+                    self._cross.broadcast_bytes(destination, destination, home)
             if self._host != home:
                 self._local.broadcast_bytes(destination, destination, column)
 
@@ -163,7 +164,8 @@ class HierarchicalBackend(HostBackend):
         with self._all_or_none():
             self._local.wait_for_all()
             if self._cross is not None and self._local.rank == 0:
-                self._cross.wait_for_all()
+                with self._across():
+                    self._cross.wait_for_all()
             self._local.wait_for_all()
 
     def adopt(self, parameters: Parameters) -> None:
@@ -183,12 +185,25 @@ class HierarchicalBackend(HostBackend):
 
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:
-        """A member that fails in one part leaves the others, too: who waits for it there must not wait in vain."""
+        """A member that fails in one part leaves the others, too, so that no member waits for it there."""
         try:
             yield
         except BaseException as error:
             self.abort(error if isinstance(error, Exception) else HorovodInternalError(f"interrupted: {error!r}"))
             raise
+
+    @contextmanager
+    def _across(self) -> Iterator[None]:
+        """A timeout names all ranks of the other hosts: a late member may itself wait for any rank of its host."""
+        try:
+            yield
+        except CollectiveTimeoutError as error:
+            others = [member for members in self._hosts for member in members if members != self._hosts[self._host]]
+            raise CollectiveTimeoutError(
+                f"at least one of {self.group.describe(others)} did not answer in time; look at their output, or wait "
+                f"longer ({error})",
+                [self.group.ranks[member] for member in others],
+            ) from error
 
     def _pieces(self, source: Segments, destination: Segments, dtype: DType) -> Iterator[_Piece]:
         step = max(1, self._parameters.pipeline_piece // dtype.itemsize)
@@ -221,7 +236,8 @@ class HierarchicalBackend(HostBackend):
     def _reduce_across(self, piece: _Piece, reduction: _Reduction) -> None:
         dtype, op, _, postscale = reduction
         if self._cross is not None and piece.mine.size:
-            self._cross.allreduce_arrays([piece.mine], [piece.mine], dtype, op, 1.0, postscale)
+            with self._across():
+                self._cross.allreduce_arrays([piece.mine], [piece.mine], dtype, op, 1.0, postscale)
 
     def _hand_out(self, piece: _Piece) -> None:
         counts = [count * piece.mine.itemsize for count in piece.counts]
@@ -247,7 +263,8 @@ class HierarchicalBackend(HostBackend):
         lengths = [stop - start for start, stop in (spans[column] for spans in shares)]
         if self._cross is not None and any(lengths):
             mine = [block.parts(*spans[column]) for block, spans in zip(blocks, shares, strict=True)]
-            self._cross.allgather_bytes(mine[self._host], _flat(mine), lengths)
+            with self._across():
+                self._cross.allgather_bytes(mine[self._host], _flat(mine), lengths)
         self._hand_round(blocks, shares)
 
     def _hand_round(self, blocks: Sequence[Segments], shares: Sequence[Sequence[Span]]) -> None:

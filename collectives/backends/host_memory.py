@@ -18,7 +18,7 @@ from collectives.kernels.reduction import narrow, scale_array, widen
 __all__ = ["HostMemory"]
 
 CHUNK = 1 << 16
-"""Elements that are computed at once: the temporaries of so many stay in the cache."""
+"""Elements that are computed at once, so that the temporaries stay in the cache."""
 
 Array = npt.NDArray[Any]
 

@@ -25,8 +25,8 @@ Fault = Exception | Callable[[], None]
 """An exception to raise, or something to call, before a rank takes part in one of its calls."""
 
 
-class _Meeting:
-    """One collective: what each rank brought. It is complete when every rank has come."""
+class _Call:
+    """One collective: the arguments of each rank. It is complete when every rank has called it."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -38,13 +38,13 @@ class _Meeting:
         return len(self.payloads) == self.size
 
     def verify(self) -> None:
-        """Refuse a meeting of different calls: negotiation has promised that all members make the same one."""
+        """Refuse different calls: negotiation promises that all members make the same one."""
         if len(set(self.calls.values())) > 1:
             raise EngineError(f"the members called different things, by rank: {dict(sorted(self.calls.items()))}")
 
 
 class InprocGroup:
-    """What the threads share. One lock, one wake-up per collective.
+    """The state that the threads share. One lock, one wake-up per collective.
 
     ``faults[rank, step]`` strikes when ``rank`` makes its call number ``step`` (its first is 0; ``close`` and
     ``abort`` do not count). An exception kills the member: it is raised there, and the others lose a peer.
@@ -56,7 +56,7 @@ class InprocGroup:
         self.fired: Counter[tuple[int, int]] = Counter()
         self._faults = dict(faults or {})
         self._changed = threading.Condition()
-        self._meeting = _Meeting(size)
+        self._call = _Call(size)
         self._rounds: list[dict[int, int]] = []
         self._come = [0] * size
         self._failures: dict[int, Exception] = {}
@@ -82,22 +82,22 @@ class InprocGroup:
             self._changed.notify_all()
 
     def exchange(self, member: Group, call: object, payload: object, timeout: float) -> list[Any]:
-        """Bring ``payload``, wait for the others, return what each brought, in rank order."""
+        """Add ``payload``, wait for the others, and return the payloads of all, in rank order."""
         rank = member.position
         with self._changed:
-            meeting = self._meeting
+            current = self._call
             self._raise_failure(rank)
-            meeting.calls[rank], meeting.payloads[rank] = call, payload
-            if meeting.complete:
-                self._meeting = _Meeting(self.size)
+            current.calls[rank], current.payloads[rank] = call, payload
+            if current.complete:
+                self._call = _Call(self.size)
                 self._changed.notify_all()
-            self._changed.wait_for(lambda: meeting.complete or rank in self._failures or bool(self._lost), timeout)
-            self._raise_unless_complete(member, meeting, timeout)
-        meeting.verify()
-        return [meeting.payloads[position] for position in range(self.size)]
+            self._changed.wait_for(lambda: current.complete or rank in self._failures or bool(self._lost), timeout)
+            self._raise_unless_complete(member, current, timeout)
+        current.verify()
+        return [current.payloads[position] for position in range(self.size)]
 
     def come(self, rank: int, value: int) -> dict[int, int]:
-        """Bring ``value`` to the next round of ``rank``; the values of that round, by rank, which may grow."""
+        """Add ``value`` to the next round of ``rank``; returns the values of that round, by rank, which may grow."""
         with self._changed:
             if self._come[rank] == len(self._rounds):
                 self._rounds.append({})
@@ -108,7 +108,7 @@ class InprocGroup:
             return values
 
     def agreed(self, rank: int, values: dict[int, int]) -> bool | None:
-        """Whether all came with one value; None when that is open after a few milliseconds."""
+        """Whether all ranks gave one value; None when that is open after a few milliseconds."""
         with self._changed:
             self._changed.wait_for(lambda: self._verdict(values) is not None or bool(self._lost), SLICE_SECONDS)
             self._raise_failure(rank)
@@ -119,14 +119,14 @@ class InprocGroup:
             return False
         return True if len(values) == self.size else None
 
-    def _raise_unless_complete(self, member: Group, meeting: _Meeting, timeout: float) -> None:
+    def _raise_unless_complete(self, member: Group, current: _Call, timeout: float) -> None:
         rank = member.position
         if rank in self._failures:
             raise self._failures[rank]
-        if meeting.complete:
+        if current.complete:
             return
         self._raise_failure(rank)
-        missing = sorted(set(range(self.size)) - set(meeting.payloads))
+        missing = sorted(set(range(self.size)) - set(current.payloads))
         raise CollectiveTimeoutError(f"{member.describe(missing)} did not come within {timeout:g} s; look there")
 
     def _raise_failure(self, rank: int) -> None:
@@ -236,7 +236,7 @@ class InprocBackend(HostBackend, OffersBoard):
         self._shared.fail(self.group, error)
 
     def _exchange(self, call: object, payload: object) -> list[Any]:
-        """One rendezvous. Whatever fails here ends the membership, so that the peers do not wait in vain."""
+        """One rendezvous. A failure here ends the membership, so that the peers do not wait in vain."""
         step, self._step = self._step, self._step + 1
         try:
             self._shared.strike(self.rank, step)

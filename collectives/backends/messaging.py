@@ -203,7 +203,7 @@ class MessagingBackend(HostBackend):
             destination.write(start, packed[:length])
 
     def _scatter(self, source: Segments, places: Sequence[int], lengths: Sequence[int], dtype: DType) -> Array:
-        """One step: ``lengths[r]`` elements from ``places[r]`` on go to member r; what comes here, in rank order."""
+        """One step: ``lengths[r]`` elements from ``places[r]`` on go to member r. Returns those received, in order."""
         is_together = all(place == places[0] + part.start for place, part in zip(places, parts(lengths), strict=True))
         packed = source.view(places[0], places[0] + sum(lengths)) if is_together else None
         if packed is None:

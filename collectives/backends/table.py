@@ -26,7 +26,7 @@ def choose(members: Sequence[int], topology: Topology, settings: Settings, devic
     single             one member
     hierarchical       several hosts, one of them with several members, unless HOROVOD_HIERARCHICAL_ALLREDUCE
                        and HOROVOD_HIERARCHICAL_ALLGATHER are both 0
-    what was asked     HOROVOD_CPU_OPERATIONS is not "auto"
+    as asked           HOROVOD_CPU_OPERATIONS is not "auto"
     shm                all members are on one host, an x86-64
     gloo               anything else
     =================  ==========================================================================

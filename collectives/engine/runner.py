@@ -198,7 +198,7 @@ class Runner:
             self.complete(work, refusal.error)
 
     def fail(self, work: Work, error: Exception) -> None:
-        """``work`` ends with ``error``; nobody is woken yet."""
+        """``work`` ends with ``error``; waiting callers are not woken yet."""
         work.fail(error)
         if self._events.active:
             request = work.request

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
 
-from collectives.api import DType, HorovodInternalError, PeerLostError, ReduceOp, Topology
+from collectives.api import CollectiveTimeoutError, DType, HorovodInternalError, PeerLostError, ReduceOp, Topology
 from collectives.backends import hierarchical, table
 from collectives.backends.group import Group
 from collectives.backends.hierarchical import HierarchicalBackend
@@ -142,6 +143,28 @@ def test_who_fails_in_one_part_leaves_all(victim, length):
 
     group = Hosts(HOSTS["1+2+3"])
     in_threads(6, body)
+
+
+def test_a_timeout_across_the_hosts_names_all_ranks_of_the_late_host():
+    """Rank 3 does not come; rank 2, which carries the column of rank 0, waits for it."""
+
+    def body(rank):
+        backend = group.member(rank)
+        backend._cross._timeout = 0.1
+        if rank == 2:
+            finished.wait(TIMEOUT)
+            backend.abort(HorovodInternalError("the end"))
+        if rank == 0:
+            with pytest.raises(CollectiveTimeoutError, match="at least one of ranks 2, 3 on host 'b'") as caught:
+                backend.barrier()
+            assert caught.value.ranks == (2, 3)
+            finished.set()
+        elif rank == 1:
+            with pytest.raises(PeerLostError):
+                backend.barrier()
+
+    group, finished = Hosts(HOSTS["2+2"]), threading.Event()
+    in_threads(3, body)
 
 
 def test_processes_of_two_hosts():

@@ -1,6 +1,6 @@
-"""The TCP connections of a Gloo group: how to find them, and how to end what runs on them.
+"""The TCP connections of a Gloo group: how to find them, and how to end the operations that use them.
 
-What was found out about Gloo in torch 2.13:
+Observations on Gloo in torch 2.13:
 
 * ``abort()`` of the process group does nothing to a running operation, and ``wait(timeout)`` gives up the wait, not the
   operation. Shutting down the connections under it ends the operation at once, here and at the peers.
