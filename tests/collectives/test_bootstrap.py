@@ -333,3 +333,8 @@ def test_rank_0_is_reached_at_the_interface_that_was_named():
     assert bootstrap._own_address(world, Settings(interface="lo")) == "127.0.0.1"
     with pytest.raises(SettingsError, match="HOROVOD_GLOO_IFACE is 'nowhere0'"):
         bootstrap._own_address(world, Settings(interface="nowhere0"))
+
+
+def test_a_device_without_a_backend_is_named():
+    with pytest.raises(SettingsError, match="no backend works on the memory of cuda; the devices are: cpu"):
+        table.choose((0, 1), Topology(size=2, hosts=("a", "a")), Settings(), "cuda")
