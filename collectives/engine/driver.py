@@ -200,7 +200,11 @@ class Driver:
             self._park_seconds = PARK_SECONDS
 
     def _park(self) -> None:
-        self._unpark.wait(self._park_seconds)
+        self.napping = self.patient  # a caller that submits now will probably wait, and drive, before this ends
+        try:
+            self._unpark.wait(self._park_seconds)
+        finally:
+            self.napping = False
         self._park_seconds = min(2 * self._park_seconds, LONG_PARK_SECONDS)
 
     def _nap(self) -> None:

@@ -404,6 +404,26 @@ def test_an_idle_engine_sleeps_until_it_is_woken(size, local_size):
             until(lambda: all(list(channel.sleeping.values()) == [None] for channel in job.channels))
 
 
+def test_a_patient_communication_thread_parks_through_submissions():
+    """The caller that submits next will probably wait: woken, the thread would take its core from it."""
+
+    def park(seconds):
+        naps.append(first._driver.napping)
+        parked(seconds)
+
+    naps = []
+    with running(2, local_size=2) as job:
+        first, second = job.engines
+        parked, first._driver._unpark.wait = first._driver._unpark.wait, park
+        caller = Caller(first, "x")
+        until(lambda: first._driver.is_driven_by(caller.ident))
+        first._driver.notify()
+        until(lambda: naps)
+        assert run(second, ones(second), "x")[0] == 3.0
+        assert caller.result()[0] == 3.0
+    assert all(naps)
+
+
 # Events.
 
 

@@ -8,7 +8,31 @@ import torch
 
 from hvd_cluster.optimizer.buckets import SMALL_BYTES, Size
 
-__all__ = ["Bucket", "is_small", "size_of", "views"]
+__all__ = ["Bucket", "Pack", "is_small", "size_of", "views"]
+
+
+class Pack:
+    """Memory for gradients of ``shapes``, of one type, in one row; the same in each step, because fresh pages are slow.
+
+    ``tensor`` is the row, and ``pieces`` are views of it in the shapes of the gradients.
+    """
+
+    __slots__ = ("pieces", "shapes", "tensor")
+
+    def __init__(self, gradients: Sequence[torch.Tensor]) -> None:
+        first, count = gradients[0], sum([gradient.numel() for gradient in gradients])
+        self.shapes = [gradient.shape for gradient in gradients]
+        self.tensor = torch.empty(count, dtype=first.dtype, device=first.device)
+        self.pieces = views(self.tensor, gradients)
+
+    def fill(self, gradients: Sequence[torch.Tensor]) -> None:
+        """Copy ``gradients`` into the row."""
+        torch._foreach_copy_(self.pieces, list(gradients))
+
+    def spread(self, combined: torch.Tensor, gradients: Sequence[torch.Tensor]) -> None:
+        """Copy ``combined``, which may be the row itself, into ``gradients``."""
+        pieces = self.pieces if combined is self.tensor else views(combined, gradients)
+        torch._foreach_copy_(list(gradients), pieces)
 
 
 class Bucket:
@@ -22,15 +46,15 @@ class Bucket:
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         self.parameters = tuple(parameters)
         self.sparse: dict[torch.Tensor, int] = {}
-        self._packs: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
+        self._packs: dict[tuple[torch.dtype, torch.device], Pack] = {}
 
-    def pack(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-        """A copy of ``gradients``, of one type, in one row; the same memory in each step, as fresh pages are dear."""
-        key, sizes = (gradients[0].dtype, gradients[0].device), [gradient.numel() for gradient in gradients]
+    def pack(self, gradients: Sequence[torch.Tensor]) -> Pack:
+        """A copy of ``gradients``, of one type."""
+        key = (gradients[0].dtype, gradients[0].device)
         pack = self._packs.get(key)
-        if pack is None or pack.numel() != sum(sizes):
-            pack = self._packs[key] = torch.empty(sum(sizes), dtype=key[0], device=key[1])
-        torch._foreach_copy_(views(pack, gradients), list(gradients))
+        if pack is None or pack.shapes != [gradient.shape for gradient in gradients]:
+            pack = self._packs[key] = Pack(gradients)
+        pack.fill(gradients)
         return pack
 
 

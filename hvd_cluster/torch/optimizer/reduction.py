@@ -24,7 +24,7 @@ from hvd_cluster.torch.mpi_ops import (
     sparse_allreduce_async,
     synchronize,
 )
-from hvd_cluster.torch.optimizer.buckets import Bucket, is_small, views
+from hvd_cluster.torch.optimizer.buckets import Bucket, is_small
 from hvd_cluster.torch.optimizer.parameters import Names
 
 __all__ = ["Compressors", "Reduction"]
@@ -62,7 +62,7 @@ class Reduction:
     ) -> None:
         self._bucket = bucket
         self._members = dict.fromkeys(members)
-        self._names = {parameter: names[parameter] for parameter in bucket.parameters}
+        self._names = names
         self._compressors = compressors
         self._options = options
         self._prefix = prefix
@@ -150,7 +150,7 @@ class Reduction:
         except MismatchError as other:  # different numbers of parameters
             raise self._explained(error or other) from error
         layouts = [(first[0], entries) for first, *entries in gathered.tolist()]
-        difference = differences(list(self._names.values()), layouts)
+        difference = differences(self._names_of_bucket(), layouts)
         parameters = self._bucket.parameters
         common = {parameters[index]: dimensions for index, dimensions in common_sparse(layouts).items()}
         if difference or not has_news(layouts):
@@ -161,7 +161,10 @@ class Reduction:
                 parameter.grad = _gradient(parameter).to_sparse(common[parameter])
 
     def _explained(self, problem: object) -> MismatchError:
-        return MismatchError(f"{problem}. What travels as {self._label!r}: {', '.join(self._names.values())}")
+        return MismatchError(f"{problem}. What travels as {self._label!r}: {', '.join(self._names_of_bucket())}")
+
+    def _names_of_bucket(self) -> list[str]:
+        return [self._names[parameter] for parameter in self._bucket.parameters]
 
     def _entry(self, parameter: torch.Tensor) -> tuple[int, int, int]:
         """See :data:`Layouts`."""
@@ -251,8 +254,8 @@ def _alone(parameter: torch.Tensor, compressor: GradientCompressor) -> Journey:
 
 def _packed(bucket: Bucket, parameters: Sequence[torch.Tensor], compressor: GradientCompressor) -> Journey:
     gradients = [_gradient(parameter) for parameter in parameters]
-    combined = yield from compressor.rounds(bucket.pack(gradients))
-    torch._foreach_copy_(gradients, views(combined, gradients))
+    pack = bucket.pack(gradients)
+    pack.spread((yield from compressor.rounds(pack.tensor)), gradients)
 
 
 def _replace(gradient: torch.Tensor, combined: torch.Tensor) -> None:
