@@ -13,6 +13,7 @@ from collectives.api import HOST, HorovodInternalError, InvalidRequestError, Ope
 from collectives.backends.table import staged
 from collectives.buffers import Buffer
 from collectives.control.base import Channel
+from collectives.cores import Cores
 from collectives.engine.deciders.base import Decider
 from collectives.engine.deciders.negotiated import Negotiated
 from collectives.engine.deciders.unison import Unison
@@ -89,7 +90,7 @@ class Engine:
             self._announce,
             parameters,
         )
-        crowded = topology.cores < topology.local_size
+        crowded = _cores(topology).are_crowded
         self._driver = Driver(
             self._exchange, f"hvd-engine-{topology.rank}", parameters.patient, crowded, settings.thread_affinity
         )
@@ -337,13 +338,17 @@ class Engine:
         self._exchange.channel.wake()
 
 
+def _cores(topology: Topology) -> Cores:
+    return Cores(topology.cores, topology.local_size)
+
+
 def _is_patient(topology: Topology, settings: Settings) -> bool:
     """Whether all ranks are on this host, leave no core to the communication threads, and nobody set a cycle time.
 
     Between hosts, data travels while nobody computes for it.
     """
     alone = topology.local_size >= topology.size
-    return alone and settings.cycle_time is None and topology.cores < 2 * topology.local_size
+    return alone and settings.cycle_time is None and _cores(topology).are_scarce
 
 
 def _parameters(topology: Topology, settings: Settings) -> Parameters:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from collectives.api import CollectiveTimeoutError
 from collectives.backends.group import Group
 from collectives.backends.shm import futex
+from collectives.cores import Cores
 
 __all__ = ["LINE", "Disagreement", "Gate", "gate_bytes"]
 
@@ -82,7 +83,7 @@ class Gate:
         self._awake = bytes(size)
         self._peers = [(peer, peer * LINE // WORD) for peer in range(size) if peer != rank]
         self._mine = rank * LINE // WORD
-        self._crowded = size > len(os.sched_getaffinity(0))
+        self._crowded = Cores(len(os.sched_getaffinity(0)), size).are_crowded
         self._spins = CROWDED_SPINS if self._crowded else SPINS
         self._yield_mask = 0 if self._crowded else YIELD_MASK
         self._fence = threading.Lock()  # owned by this end and never contended: taken for its memory fence only

@@ -1,0 +1,25 @@
+"""Whether the ranks of a host have enough cores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Cores"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """``count`` cores, which ``ranks`` ranks use together."""
+
+    count: int
+    ranks: int
+
+    @property
+    def are_crowded(self) -> bool:
+        """Whether there are more ranks than cores: a spinning rank may occupy the core of the rank it waits for."""
+        return self.count < self.ranks
+
+    @property
+    def are_scarce(self) -> bool:
+        """Whether not every rank has a second core, on which its communication thread runs while it computes."""
+        return self.count < 2 * self.ranks
