@@ -227,7 +227,7 @@ class Exchange:
                 remark = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS is over: the job ends"
                 self.fail(CollectiveTimeoutError(f"{text}. {remark}", [COORDINATOR]))
             else:
-                logger.warning("rank %d: %s", self._topology.rank, text)
+                logger.warning("%s", text)
 
     def _hear_status(self, message: Status) -> None:
         self._silence.answered(time.monotonic())

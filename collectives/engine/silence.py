@@ -89,7 +89,7 @@ def explain(topology: Topology, tensors: str, seconds: float) -> str:
     relay = hosts.index(hosts[topology.rank])  # the lowest rank of the host
     also = "" if relay in (0, topology.rank) else f", nor has rank {relay}, which passes on its messages"
     return (
-        f"waits for {tensors}; rank 0 on host {hosts[0]!r}, which decides what runs, has not answered for "
-        f"{seconds:.1f} s{also}. Its process is stopped, or one call holds its Python interpreter, or it waits "
-        "inside a collective; look at that process"
+        f"rank {topology.rank} waits for {tensors}; rank 0 on host {hosts[0]!r}, which decides what runs, has not "
+        f"answered for {seconds:.1f} s{also}. Its process is stopped, or one call holds its Python interpreter, or it "
+        "waits inside a collective; look at that process"
     )
