@@ -1,6 +1,6 @@
-"""Are the arguments of a launcher what they must be? Each refusal names the argument, its value and what may be.
+"""Checks of the arguments of launchers, before anything is started.
 
-Nothing was started then.
+Each error names the argument, its value and the values that are allowed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 SECONDS = f"a positive number of seconds, at most {LONGEST_SECONDS}"
-"""What a timeout must be, in words."""
+"""The values of a timeout that are allowed, for error messages."""
 
 RESERVED = frozenset(Slot("", 0, 1, 0, 1, 0, 1).environment()) | {
     "HOROVOD_GLOO_RENDEZVOUS_ADDR",

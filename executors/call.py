@@ -1,4 +1,4 @@
-"""A function and its arguments, on their way to the workers."""
+"""A function with its arguments, as it is sent to the workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Call", "pickle_call", "refusal"]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """``function(*args, **kwargs)``, still to be done."""
+    """The call ``function(*args, **kwargs)``, which a worker makes later."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...] = ()
@@ -32,7 +32,7 @@ class Call:
 
     @property
     def name(self) -> str:
-        """The function as a person calls it."""
+        """The name of the function, for messages."""
         return getattr(self.function, "__qualname__", None) or repr(self.function)
 
     def __call__(self, *first: object) -> Any:
@@ -49,7 +49,7 @@ def pickle_call(call: Call) -> bytes:
 
 
 def refusal(call: Call, reason: BaseException, dumps: Callable[[object], object]) -> TypeError:
-    """The error that names what in ``call`` cannot be pickled by ``dumps``, which ``reason`` says."""
+    """The error that names the part of ``call`` that ``dumps`` cannot pickle, and the ``reason``."""
     return TypeError(
         f"{call.name} cannot be sent to the workers: {_culprit(call, dumps)} cannot be pickled ({reason}); create "
         "locks, files and connections inside the function"

@@ -1,4 +1,4 @@
-"""Pure: the variables of a worker that follow from where it was placed."""
+"""Pure: the environment variables of a worker that depend on its host."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["gpu_variables", "interface_variables"]
 
 
 def gpu_variables(gpus: Sequence[Sequence[str]]) -> dict[str, str]:
-    """What every worker of a host sees, given the GPU ids of each of its workers in the order of local ranks.
+    """The GPUs that every worker of a host sees, given the GPU ids of each worker in the order of local ranks.
 
     Each sees the GPUs of all, in one order, because NCCL needs that to copy between them directly. The first GPU of
     local rank ``i`` is device ``i``.

@@ -1,4 +1,4 @@
-"""Which host this process is on, and by which address others reach it."""
+"""The identity of the host that this process runs on, and its address."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ANY_PORT = 9
 
 
 def identity() -> str:
-    """What tells this host from others: two containers of one machine are two hosts. Begins with the host name."""
+    """A text that no other host has; it begins with the host name. Two containers of one machine are two hosts."""
     parts = [BOOT_ID.read_text().strip(), *(os.readlink(f"/proc/self/ns/{name}") for name in NAMESPACES)]
     return f"{socket.gethostname()}-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:12]}"
 

@@ -1,4 +1,4 @@
-"""What became of a function in a worker: its value, or its exception with rank, host and traceback.
+"""The outcome of a function in a worker: its value, or its exception with rank, host and traceback.
 
 The worker calls :func:`capture` and sends the bytes; the driver does ``cloudpickle.loads(data).unwrap()``.
 """
@@ -59,7 +59,7 @@ class Outcome:
 
     @classmethod
     def of(cls, error: BaseException, rank: int, host: str, host_name: str = "") -> Outcome:
-        """The outcome of a worker that said nothing, such as one that died: :meth:`unwrap` raises ``error``."""
+        """The outcome of a worker that sent none, such as one that died: :meth:`unwrap` raises ``error``."""
         return cls(rank, host, _dumps(error), "", host_name, kind_of_error(error))
 
     @classmethod

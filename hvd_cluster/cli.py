@@ -47,7 +47,7 @@ def _run(arguments: argparse.Namespace) -> int:
     except WorkerError as error:
         return _fail(_explain(error), _status(error.exit_code))
     except BrokenPipeError:
-        # Nobody reads standard output any more. Python would complain when it flushes it at exit.
+        # The reader of standard output is gone. Python would complain when it flushes it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BY_SIGNAL + signal.SIGPIPE
     except (ExecutorError, OSError) as error:

@@ -1,4 +1,4 @@
-"""The packages beside this one, which have names that a user may have used, too."""
+"""The packages beside this one, in case a module of the user has the same name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 
 
 def require_neighbours() -> None:
-    """Raise ImportError where ``import collectives`` or ``import executors`` would find something of the user's."""
+    """Raise ImportError where ``import collectives`` or ``import executors`` would find a module of the user."""
     for name in NEIGHBOURS:
         spec = find_spec(name)
         origin = os.path.realpath(spec.origin) if spec is not None and spec.origin is not None else None

@@ -120,7 +120,7 @@ class RayExecutor:
     ) -> list[ObjectRef[Any]]:
         """Like :meth:`run`, but returns one ObjectRef per rank at once.
 
-        ``ray.get`` gives the values, and raises what Ray raises. Nobody watches meanwhile: when a worker dies, the
+        ``ray.get`` gives the values, and raises what Ray raises. The workers are not watched: when one dies, the
         others stay as they are until :meth:`shutdown`.
         """
         job = self._running()

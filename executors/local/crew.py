@@ -1,4 +1,4 @@
-"""The workers of one job on this host: one loop that reads what they say and sees that they all end."""
+"""The workers of one job on this host: one loop reads their output and makes sure that all of them end."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The process of ``rank`` ended; ``code`` is negative for a signal. All that it said came before."""
+    """The process of ``rank`` ended; ``code`` is negative for a signal. Its output and its messages came before."""
 
     rank: int
     code: int
@@ -51,7 +51,7 @@ Event = Started | Received | Ended
 
 
 class Crew:
-    """Starts workers, tells what happens as events, and leaves nothing behind at the end of the ``with`` block.
+    """Starts workers, reports events, and leaves no process behind at the end of the ``with`` block.
 
     The loop runs in the thread of the caller; there is no other thread. Leaving the block early, by an exception such
     as KeyboardInterrupt, asks all workers to end and kills what is left after ``grace`` seconds; a second exception
@@ -138,7 +138,7 @@ class Crew:
         if not self._members:
             return
         if not polite:
-            # What failed may be the console itself, so nobody is told what the workers still say.
+            # The console itself may have failed, so further output of the workers is dropped.
             self._mute()
             self._hurry()
         self.end()

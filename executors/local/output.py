@@ -100,7 +100,7 @@ class FileSink:
         self._file.flush()
 
     def close(self) -> None:
-        """Leave the file to whoever opened it."""
+        """Do nothing: the caller that opened the file closes it."""
 
 
 class TeeSink:

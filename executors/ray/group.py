@@ -61,7 +61,7 @@ def dismiss(actors: Sequence[ActorHandle[HorovodWorker]]) -> None:
 
 
 def kill(actors: Sequence[ActorHandle[HorovodWorker]]) -> None:
-    """Kill the actors, dead ones too, and wait for a moment until Ray knows that they are gone."""
+    """Kill the actors, dead ones too, and wait for a moment until Ray has noticed."""
     for actor in actors:
         with contextlib.suppress(RayError):
             ray.kill(actor)
