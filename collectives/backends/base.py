@@ -113,4 +113,4 @@ class Backend(ABC):
 
     @abstractmethod
     def abort(self, error: Exception) -> None:
-        """Make every present and future call on this member raise ``error``, within 0.5 s. Safe from any thread."""
+        """Make every present and future call on this member raise ``error``, within 0.1 s. Safe from any thread."""

@@ -42,7 +42,7 @@ __all__ = ["Exchange"]
 
 logger = logging.getLogger(__name__)
 
-VERDICT_SECONDS = 0.5
+VERDICT_SECONDS = 0.1
 
 Command: TypeAlias = Callable[[], None]
 

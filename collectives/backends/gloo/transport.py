@@ -23,8 +23,8 @@ from collectives.backends.transport import Transport
 
 __all__ = ["GlooTransport"]
 
-SLICE = timedelta(seconds=0.1)
-GRACE = timedelta(seconds=0.2)
+SLICE = timedelta(seconds=0.05)
+GRACE = timedelta(seconds=0.05)
 POLL = 0.1
 
 _RING_DTYPES = frozenset({"uint8", "int8", "int32", "int64", "float32", "float64"})
