@@ -10,46 +10,86 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-__all__ = ["Event", "EventStream", "Failed", "Finished", "Negotiated", "Started", "Submitted"]
+__all__ = ["Decided", "Event", "EventStream", "Failed", "Finished", "Heard", "Phase", "Started", "Submitted"]
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A tensor was submitted on this rank."""
+    """A tensor was submitted on this rank; ``nbytes`` are its bytes here."""
 
     name: str
     process_set: int
+    operation: str
+    dtype: str
+    shape: tuple[int, ...]
     nbytes: int
     time: float
 
 
 @dataclass(frozen=True, slots=True)
-class Negotiated:
-    """Every member rank has the tensor; it may run."""
+class Heard:
+    """On rank 0: the coordinator learned that ``ranks`` have submitted a tensor; ``cached``: by its id alone.
+
+    Tensors that run in unison are never heard of.
+    """
 
     name: str
+    process_set: int
+    ranks: tuple[int, ...]
+    cached: bool
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """This rank knows that a batch will run: on rank 0 since it was decided, elsewhere since the message came.
+
+    ``batch`` is the number of the batch, the same on all ranks; in later events, too.
+    """
+
+    batch: int
+    names: tuple[str, ...]
     process_set: int
     time: float
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A batch of fused tensors begins on this rank, on the backend called ``backend``."""
+    """A batch of fused tensors begins on this rank, on the backend called ``backend``.
 
+    ``version`` is that of the :class:`collectives.parameters.Parameters` in use.
+    """
+
+    batch: int
     names: tuple[str, ...]
     process_set: int
     operation: str
     nbytes: int
     backend: str
+    version: int
     time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A part of a batch inside of the backend, from ``time`` to ``end``; phases of a pipeline overlap.
+
+    It is published by the thread that did the work, when the phase is over.
+    """
+
+    batch: int
+    name: str
+    time: float
+    end: float
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
     """The batch is done on this rank."""
 
+    batch: int
     names: tuple[str, ...]
     process_set: int
     time: float
@@ -65,26 +105,24 @@ class Failed:
     time: float
 
 
-Event: TypeAlias = Submitted | Negotiated | Started | Finished | Failed
+Event: TypeAlias = Submitted | Heard | Decided | Started | Phase | Finished | Failed
 
 
 class EventStream:
     """Hands each event to the subscribers, on the thread where it happened.
 
-    A subscriber that raises is logged and removed: an observer never harms the job.
+    A subscriber that raises is logged and removed: an observer never harms the job. Without subscribers the stream is
+    not ``active``, and no event needs to be built.
     """
 
     def __init__(self) -> None:
         self._subscribers: tuple[Callable[[Event], None], ...] = ()
-
-    @property
-    def active(self) -> bool:
-        """Whether anybody listens; when not, no event needs to be built."""
-        return bool(self._subscribers)
+        self.active = False
 
     def subscribe(self, subscriber: Callable[[Event], None]) -> Callable[[], None]:
         """Call ``subscriber`` for every event from now on; the returned function ends that."""
         self._subscribers = (*self._subscribers, subscriber)
+        self.active = True
         return lambda: self._remove(subscriber)
 
     def publish(self, event: Event) -> None:
@@ -98,3 +136,4 @@ class EventStream:
 
     def _remove(self, subscriber: Callable[[Event], None]) -> None:
         self._subscribers = tuple(other for other in self._subscribers if other is not subscriber)
+        self.active = bool(self._subscribers)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import ClassVar, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from collectives.api import ReduceOp
 from collectives.backends.group import Group
@@ -13,7 +15,32 @@ from collectives.buffers import Buffer
 from collectives.completion import Completion
 from collectives.parameters import Parameters
 
-__all__ = ["Backend"]
+__all__ = ["Backend", "phase"]
+
+OnPhase: TypeAlias = Callable[[str, float, float], None]
+"""The name of a phase, its begin and its end in seconds of ``time.monotonic()``."""
+
+Of = TypeVar("Of", bound="Backend")
+P = ParamSpec("P")
+
+
+def phase(name: str) -> Callable[[Callable[Concatenate[Of, P], None]], Callable[Concatenate[Of, P], None]]:
+    """Report each call of a method as a phase called ``name``, while an observer listens."""
+
+    def decorate(method: Callable[Concatenate[Of, P], None]) -> Callable[Concatenate[Of, P], None]:
+        @wraps(method)
+        def timed(backend: Of, /, *args: P.args, **kwargs: P.kwargs) -> None:
+            report = backend.on_phase
+            if report is None:
+                method(backend, *args, **kwargs)
+                return
+            begin = time.monotonic()
+            method(backend, *args, **kwargs)
+            report(name, begin, time.monotonic())
+
+        return timed
+
+    return decorate
 
 
 class Backend(ABC):
@@ -34,6 +61,8 @@ class Backend(ABC):
     """
 
     name: str
+    on_phase: OnPhase | None = None
+    """Where an observer listens: called after each phase of an operation that a backend reports, from any thread."""
     device: ClassVar[str]
     """The kind of memory: "cpu" or "cuda", as in :class:`collectives.buffers.Buffer`."""
     memory: Memory

@@ -36,6 +36,7 @@ from typing import NamedTuple
 import numpy as np
 
 from collectives.api import CollectiveTimeoutError, DType, HorovodInternalError, ReduceOp
+from collectives.backends.base import phase
 from collectives.backends.beside import Beside
 from collectives.backends.group import Group
 from collectives.backends.host import Array, Bytes, HostBackend
@@ -229,16 +230,19 @@ class HierarchicalBackend(HostBackend):
             crossings.popleft().result()
             self._hand_out(pieces[-1])
 
+    @phase("reduce on the host")
     def _reduce_inside(self, piece: _Piece, reduction: _Reduction) -> None:
         dtype, op, prescale, _ = reduction
         self._local.reducescatter_arrays(piece.sources, [piece.mine], piece.counts, dtype, op, prescale)
 
+    @phase("exchange between hosts")
     def _reduce_across(self, piece: _Piece, reduction: _Reduction) -> None:
         dtype, op, _, postscale = reduction
         if self._cross is not None and piece.mine.size:
             with self._across():
                 self._cross.allreduce_arrays([piece.mine], [piece.mine], dtype, op, 1.0, postscale)
 
+    @phase("hand out on the host")
     def _hand_out(self, piece: _Piece) -> None:
         counts = [count * piece.mine.itemsize for count in piece.counts]
         destinations = [destination.view(np.uint8) for destination in piece.destinations]
@@ -250,6 +254,7 @@ class HierarchicalBackend(HostBackend):
         spans = [[(ends[member] - counts[member], ends[member]) for member in members] for members in self._hosts]
         return [Segments([part for span in _merged(host) for part in result.parts(*span)]) for host in spans]
 
+    @phase("gather between hosts")
     def _gather(self, sources: Sequence[Bytes], blocks: Sequence[Segments], counts: Sequence[int]) -> None:
         """Each byte goes straight to its place in the result, and from there on to the others.
 

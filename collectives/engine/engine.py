@@ -74,7 +74,7 @@ class Engine:
         runner = self._runner = Runner(
             topology.rank, process_sets, backends, connect, self._works, self.events, self._announce, self._adopt
         )
-        link = _link(topology, settings, process_sets, channel, parameters)
+        link = _link(topology, settings, process_sets, channel, parameters, self.events)
         decider, dispatch = _decider(parameters, backends[GLOBAL].board, link, runner)
         self._exchange = Exchange(
             topology,
@@ -186,7 +186,7 @@ class Engine:
             now = time.monotonic()
             for work in works:
                 request = work.request
-                self.events.publish(Submitted(request.name, request.process_set, request.nbytes, now))
+                self.events.publish(_submitted(request, now))
 
     def _reject(self, works: Sequence[Work], unnamed: bool, error: InvalidRequestError) -> None:
         """The call is wrong on this rank; members on which it is right must not wait for this one."""
@@ -366,19 +366,29 @@ def _parameters(topology: Topology, settings: Settings) -> Parameters:
     )
 
 
+def _submitted(request: Request, now: float) -> Submitted:
+    kind, dtype = request.operation.value, request.dtype.label
+    return Submitted(request.name, request.process_set, kind, dtype, request.shape, request.nbytes, now)
+
+
 def _link(
-    topology: Topology, settings: Settings, process_sets: ProcessSets, channel: Channel, parameters: Parameters
+    topology: Topology,
+    settings: Settings,
+    process_sets: ProcessSets,
+    channel: Channel,
+    parameters: Parameters,
+    events: EventStream,
 ) -> Link:
     if topology.rank != COORDINATOR:
         return RemoteLink(channel)
     coordinator = Coordinator(process_sets.copy(), parameters, isolate_groups=not settings.group_fusion)
-    return LocalLink(channel, coordinator, Lookout(_stall_inspector(settings)))
+    return LocalLink(channel, coordinator, Lookout(_stall_inspector(settings)), events)
 
 
 def _decider(parameters: Parameters, board: Board | None, link: Link, runner: Runner) -> tuple[Decider, Dispatch]:
     """The deciders of a rank, the outermost, and the handlers of their messages."""
     worker = Worker(parameters)
-    negotiated = Negotiated(worker, link, runner.refuse)
+    negotiated = Negotiated(worker, link, runner)
     unison = Unison(board, worker, link, negotiated)
     dispatch = Dispatch()
     dispatch.on(Run, negotiated.run)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from collectives.api import CollectiveTimeoutError, EngineError
 from collectives.control.base import Channel
 from collectives.engine.lookout import Lookout
+from collectives.events import EventStream, Heard
 from collectives.parameters import Parameters
 from collectives.planning.coordinator import Coordinator, Outgoing
 from collectives.planning.errors import pack
@@ -98,10 +99,11 @@ class LocalLink(Link):
     ``lookout`` watches what waits in the coordinator.
     """
 
-    def __init__(self, channel: Channel, coordinator: Coordinator, lookout: Lookout) -> None:
+    def __init__(self, channel: Channel, coordinator: Coordinator, lookout: Lookout, events: EventStream) -> None:
         super().__init__(channel, range(1, channel.size))
         self._coordinator = coordinator
         self._lookout = lookout
+        self._events = events
 
     @property
     def deadline(self) -> float | None:
@@ -121,7 +123,14 @@ class LocalLink(Link):
 
     def tell(self, message: Message) -> None:
         """See :class:`Link`."""
-        self._coordinator.receive(COORDINATOR, message, time.monotonic())
+        self._receive(COORDINATOR, message)
+
+    def _receive(self, sender: int, message: Message) -> None:
+        now = time.monotonic()
+        if self._events.active:
+            for (process_set, name), ranks, cached in self._coordinator.submissions(sender, message):
+                self._events.publish(Heard(name, process_set, ranks, cached, now))
+        self._coordinator.receive(sender, message, now)
 
     def hear(self) -> Iterator[Message]:
         """See :class:`Link`."""
@@ -131,7 +140,7 @@ class LocalLink(Link):
             elif isinstance(message, Inquiry):
                 self._channel.send(sender, encode(self._status()))
             else:
-                self._coordinator.receive(sender, message, time.monotonic())
+                self._receive(sender, message)
         now = time.monotonic()
         fatal = self._lookout.look(self._coordinator, now)
         if fatal is not None:

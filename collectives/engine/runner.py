@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from collectives.api import EngineError, MismatchError, Operation, Request
@@ -15,7 +16,7 @@ from collectives.engine.set_backends import SetBackends
 from collectives.engine.stand_in import stand_in
 from collectives.engine.work import Work
 from collectives.engine.work_table import WorkTable
-from collectives.events import EventStream, Failed, Finished, Negotiated, Started
+from collectives.events import Decided, EventStream, Failed, Finished, Phase, Started
 from collectives.parameters import Parameters
 from collectives.planning.messages import Response
 from collectives.planning.process_sets import ProcessSets
@@ -36,6 +37,7 @@ class _Flight(NamedTuple):
 
     completion: Completion
     works: Sequence[Work]
+    batch: int
 
 
 class Runner:
@@ -97,18 +99,18 @@ class Runner:
         backend = self._backends[process_set].backend(batch.responses[0].request)
         works = [self._take(response, backend) for response in batch.responses]
         try:
-            self._publish_start(works, backend)
+            self._publish_start(batch.id, works, backend)
             completion = execute(works, batch.responses, backend)
         except BaseException:
             self._works.put_back(works)
             raise
-        self._follow(completion, works)
+        self._follow(completion, works, batch.id)
 
-    def _follow(self, completion: Completion, works: Sequence[Work]) -> None:
+    def _follow(self, completion: Completion, works: Sequence[Work], batch: int) -> None:
         if completion is DONE:
-            self._complete_all(works)
+            self._complete_all(works, batch)
         else:
-            self._flights.append(_Flight(completion, works))
+            self._flights.append(_Flight(completion, works, batch))
 
     @property
     def is_flying(self) -> bool:
@@ -144,7 +146,7 @@ class Runner:
 
     def _land(self, flight: _Flight) -> None:
         self._flights.remove(flight)
-        self._complete_all(flight.works)
+        self._complete_all(flight.works, flight.batch)
 
     def attempt(self, trial: Trial, meanwhile: Meanwhile) -> bool:
         """Let ``trial`` run its batches, and complete their works if it does; whether so."""
@@ -153,35 +155,57 @@ class Runner:
         if not all(works):  # an interrupt has taken one out
             return False
         backend = self._backends[request.process_set].backend(request)
-        attempt = Attempt(batches, works, backend, self._publish_start, meanwhile)
+        attempt = Attempt(trial.first, batches, works, backend, self._publish_agreed, meanwhile)
         if not trial.run(attempt):
             return False
-        for batch, completion in zip(works, attempt.completions, strict=True):
+        for number, (batch, completion) in enumerate(zip(works, attempt.completions, strict=True), trial.first):
             self._works.remove(batch)
-            self._follow(completion, batch)
+            self._follow(completion, batch, number)
         return True
 
-    def _complete_all(self, works: Sequence[Work]) -> None:
+    def _complete_all(self, works: Sequence[Work], batch: int) -> None:
         for work in works:
             work.finish()
         self._announce()
         if self._events.active:
             names = tuple(work.request.name for work in works)
-            self._events.publish(Finished(names, works[0].request.process_set, time.monotonic()))
+            self._events.publish(Finished(batch, names, works[0].request.process_set, time.monotonic()))
 
     def _take(self, response: Response, backend: Backend) -> Work:
         return self._works.take(response.request.key) or stand_in(response, backend.group.size, backend.memory)
 
-    def _publish_start(self, works: Sequence[Work], backend: Backend) -> None:
+    def announce(self, batches: Sequence[Batch]) -> None:
+        """Tell observers that ``batches`` will run."""
+        if self._events.active:
+            now = time.monotonic()
+            for batch in batches:
+                requests = [response.request for response in batch.responses]
+                self._publish_decision(batch.id, requests, now)
+
+    def _publish_decision(self, batch: int, requests: Sequence[Request], now: float) -> None:
+        names = tuple(request.name for request in requests)
+        self._events.publish(Decided(batch, names, requests[0].process_set, now))
+
+    def _publish_agreed(self, batch: int, works: Sequence[Work], backend: Backend) -> None:
+        """In unison, all ranks decide when they start."""
+        if self._events.active:
+            self._publish_decision(batch, [work.request for work in works], time.monotonic())
+        self._publish_start(batch, works, backend)
+
+    def _publish_start(self, batch: int, works: Sequence[Work], backend: Backend) -> None:
         if not self._events.active:
+            backend.on_phase = None
             return
-        now = time.monotonic()
+        backend.on_phase = partial(self._publish_phase, batch)
         request = works[0].request
-        for work in works:
-            self._events.publish(Negotiated(work.request.name, request.process_set, now))
         names = tuple(work.request.name for work in works)
         nbytes = sum(work.request.nbytes for work in works)
-        self._events.publish(Started(names, request.process_set, request.operation.value, nbytes, backend.name, now))
+        version = 0 if self._parameters is None else self._parameters.version
+        kind, now = request.operation.value, time.monotonic()
+        self._events.publish(Started(batch, names, request.process_set, kind, nbytes, backend.name, version, now))
+
+    def _publish_phase(self, batch: int, name: str, begin: float, end: float) -> None:
+        self._events.publish(Phase(batch, name, begin, end))
 
     def complete(self, work: Work, error: Exception | None = None) -> None:
         """``work`` is done, or has failed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -124,6 +124,21 @@ class Coordinator:
                 self._outgoing.append(Outgoing(self._everybody(), Left()))
         else:
             raise EngineError(f"rank {rank} sent {message!r}, which only a coordinator may send")
+
+    def submissions(self, sender: int, message: Message) -> Iterator[tuple[Key, tuple[int, ...], bool]]:
+        """The tensors that ``message`` submits: each with its ranks, and whether it came as an id.
+
+        For observers, before :meth:`receive`. An id that was dropped is left out: the whole request will follow.
+        """
+        if isinstance(message, Ready | Together):
+            ranks = message.ranks if isinstance(message, Together) else (sender,)
+            for id in message.ids:
+                known = self._cache.get(id)
+                if known is not None:
+                    yield known.response.request.key, ranks, True
+        if isinstance(message, Ready):
+            for request in message.requests:
+                yield request.key, (sender,), False
 
     def propose(self, parameters: Parameters) -> None:
         """Let ``parameters`` hold on all ranks, from the next batch on, under the next version."""

@@ -8,6 +8,7 @@ import pytest
 from collectives.api import (
     DType,
     HorovodInternalError,
+    MismatchError,
     Operation,
     PeerLostError,
     ReduceOp,
@@ -221,10 +222,13 @@ def test_adasum_on_the_device(job):
     assert results == [[1.0, 2.0]] * 2
 
 
-def test_a_device_without_a_backend_is_refused():
+def test_a_device_without_a_backend_is_refused_and_the_other_rank_hears_of_it():
     with running(2) as job:
         tensor = as_buffer(np.ones(3))
         request = Request("x", Operation.ALLREDUCE, tensor.dtype, tensor.shape, device="cuda")
         with pytest.raises(UnsupportedRequestError, match=r"allreduce 'x': the tensor is on cuda.*tensor\.cpu\(\)"):
             job.engines[0].submit(request, tensor, tensor)
-        assert job.run(lambda engine: run(engine, ones(engine), "y")[0]) == [3.0, 3.0]
+        error = outcome(lambda: run(job.engines[1], np.ones(3), "x"))
+        assert isinstance(error, MismatchError)
+        assert "rank 0 refused the call: allreduce 'x': the tensor is on cuda" in str(error)
+        assert job.run(lambda engine: run(engine, ones(engine), "x")[0]) == [3.0, 3.0]

@@ -4,7 +4,7 @@ import logging
 
 from collectives.events import EventStream, Finished
 
-EVENT = Finished(("a",), 0, 1.0)
+EVENT = Finished(7, ("a",), 0, 1.0)
 
 
 def test_nobody_listens_at_first():
@@ -19,7 +19,7 @@ def test_everybody_hears_every_event_in_order():
         stream.subscribe(lambda event, listener=listener: heard.append((listener, event.time)))
     assert stream.active
     for time in (1.0, 2.0):
-        stream.publish(Finished(("a",), 0, time))
+        stream.publish(Finished(7, ("a",), 0, time))
     assert heard == [("a", 1.0), ("b", 1.0), ("a", 2.0), ("b", 2.0)]
 
 

@@ -48,16 +48,18 @@ class Attempt:
     ``meanwhile`` should be called every few milliseconds until it is known whether all ranks run the trial.
     """
 
-    __slots__ = ("_publish", "backend", "batches", "completions", "meanwhile", "works")
+    __slots__ = ("_publish", "backend", "batches", "completions", "first", "meanwhile", "works")
 
     def __init__(
         self,
+        first: int,
         batches: Sequence[Sequence[Response]],
         works: Sequence[Sequence[Work]],
         backend: Backend,
-        publish: Callable[[Sequence[Work], Backend], None],
+        publish: Callable[[int, Sequence[Work], Backend], None],
         meanwhile: Meanwhile,
     ) -> None:
+        self.first = first
         self.batches = batches
         self.works = works
         self.backend = backend
@@ -67,8 +69,8 @@ class Attempt:
 
     def started(self) -> None:
         """All ranks run the trial. Must be called once, as soon as that is known."""
-        for works in self.works:
-            self._publish(works, self.backend)
+        for number, works in enumerate(self.works, self.first):
+            self._publish(number, works, self.backend)
 
     def run(self) -> None:
         """Begin all batches, whose ``completions`` then are known; raises what the backend raises."""
@@ -79,6 +81,8 @@ class Attempt:
 class Trial(ABC):
     """Batches of one process set that run now if all of its ranks try the same; if not, nothing has changed."""
 
+    first: int
+    """The number of the first batch, the same on all ranks; the others follow."""
     batches: Sequence[Sequence[Response]]
 
     @abstractmethod

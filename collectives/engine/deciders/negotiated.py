@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Protocol
 
 from collectives.api import Request
 from collectives.engine.deciders.base import Decided, Decider
@@ -13,18 +14,28 @@ from collectives.planning.worker import Batch, Refusal, Worker
 __all__ = ["Negotiated"]
 
 
+class Outcomes(Protocol):
+    """What hears of the coordinator's answers."""
+
+    def announce(self, batches: Sequence[Batch]) -> None:
+        """The batches will run."""
+
+    def refuse(self, refusal: Refusal) -> None:
+        """The tensor will not run."""
+
+
 class Negotiated(Decider):
     """Tells the coordinator what ``worker`` has new, and decides what it answers.
 
-    ``refuse`` is called with each tensor that the ranks disagree about. The handlers of messages are :meth:`run`,
-    :meth:`refuse` and :meth:`resend`.
+    ``runner`` is told of the batches that will run, and of the tensors that will not. The handlers of messages are
+    :meth:`run`, :meth:`refuse` and :meth:`resend`.
     """
 
-    def __init__(self, worker: Worker, link: Link, refuse: Callable[[Refusal], None]) -> None:
+    def __init__(self, worker: Worker, link: Link, runner: Outcomes) -> None:
         self.decided = Decided()
         self._worker = worker
         self._link = link
-        self._refuse = refuse
+        self._runner = runner
 
     def submit(self, request: Request, urgent: bool) -> None:
         """See :class:`Decider`."""
@@ -54,11 +65,13 @@ class Negotiated(Decider):
 
     def run(self, message: Run) -> None:
         """The coordinator decided these batches."""
-        self.decided.add(self._worker.run(message))
+        batches = self._worker.run(message)
+        self._runner.announce(batches)
+        self.decided.add(batches)
 
     def refuse(self, message: Refuse) -> None:
         """The ranks disagree about a tensor."""
-        self._refuse(self._worker.refuse(message))
+        self._runner.refuse(self._worker.refuse(message))
 
     def resend(self, message: Unknown) -> None:
         """The coordinator has dropped these ids."""

@@ -53,7 +53,7 @@ class Unison(Decider):
         if self.rounds.on:
             lone = self._worker.lone()
             if lone is not None and lone.request.device == HOST:
-                return _LoneTrial(self, lone)
+                return _LoneTrial(self, lone, self._worker.next_batch)
             if self._worker.has_news:
                 self.rounds.decline()
         return self._fallback.next()
@@ -90,7 +90,8 @@ class Unison(Decider):
 class _LoneTrial(Trial):
     """One tensor that this rank has in flight, alone."""
 
-    def __init__(self, unison: Unison, response: Response) -> None:
+    def __init__(self, unison: Unison, response: Response, number: int) -> None:
+        self.first = number
         self.batches = ((response,),)
         self._unison = unison
         self._response = response
