@@ -1,12 +1,13 @@
-"""How the coordinator's work grows: its messages, bytes and CPU time in a training step of 8 to 1,024 ranks.
+"""How the coordinator's work grows: its messages, bytes, CPU time and memory in a training step of 8 to 4,096 ranks.
 
     python -m benchmarks.simulation --ranks 8 64 1024 --ways ranks hosts
 
-Runs the real state machines of all ranks in one process, in their wire form, without sockets. Hosts have 8 ranks. A
-step submits the 161 gradients of ResNet-50 on every rank and waits for the first; ranks come in random order, and the
-coordinator looks what to run after each message. "ranks": all talk to the coordinator; "hosts": those of other hosts
-through the relay of theirs, in the envelopes of collectives.control. CPU time is the coordinator's alone: reading
-messages, deciding, writing the answers, not the system calls that carry them.
+Runs the real state machines in one process, in their wire form, without sockets; all ranks submit the same, so that one
+worker stands for all of them. Hosts have 8 ranks. A step submits the 161 gradients of ResNet-50 on every rank and waits
+for the first; ranks come in random order, and the coordinator decides after each message. "ranks": all talk to the
+coordinator; "hosts": those of other hosts do so through their relay, in the envelopes of collectives.control. CPU time
+is the coordinator's alone: reading messages, deciding, writing the answers, not the system calls that carry them. "new
+tensor" is the CPU time of the first step for each tensor; memory is what the coordinator keeps after it, for each one.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import argparse
 import random
 import statistics
 import time
+import tracemalloc
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -28,7 +30,7 @@ from collectives.control.sockets import HEADER
 from collectives.parameters import Parameters
 from collectives.planning.aggregation import Aggregator
 from collectives.planning.coordinator import Coordinator
-from collectives.planning.messages import Message, Run, decode, encode
+from collectives.planning.messages import Message, Ready, Run, decode, encode
 from collectives.planning.process_sets import ProcessSets
 from collectives.planning.worker import Worker
 
@@ -112,7 +114,8 @@ class Job:
 
     def __init__(self, size: int, way: str, requests: Sequence[Request]) -> None:
         self._requests = requests
-        self._workers = [Worker(PARAMETERS) for _ in range(size)]
+        self._size = size
+        self._worker = Worker(PARAMETERS)
         self._coordinator = Coordinator(ProcessSets(size), PARAMETERS)
         self._hosts = [
             (WAYS[way] if first else Direct)(range(first, min(first + HOST_RANKS, size)), ProcessSets(size))
@@ -123,32 +126,33 @@ class Job:
     def step(self) -> Work:
         """The coordinator's work in a step."""
         work = Work()
-        order = list(range(len(self._workers)))
+        order = list(range(self._size))
         self._random.shuffle(order)
-        ran = {rank: 0 for rank in order}
+        answers: dict[int, list[Message]] = {rank: [] for rank in order}
+        said = self._say()
         for rank in order:
             host = self._hosts[rank // HOST_RANKS]
-            said = self._say(rank)
             frames = host.up(rank, said) if rank != COORDINATOR else [(COORDINATOR, encode(said))]
             for frame in frames:
                 for host_told, ranks, message in self._coordinate(host, frame, work):
                     assert not host_told.down(message), "a steady host has nothing to add"
                     for told in ranks:
-                        ran[told] += self._obey(told, message)
-        assert set(ran.values()) == {len(self._requests)}, "every rank runs every tensor, once"
+                        answers[told].append(message)
+        assert all(messages == answers[COORDINATOR] for messages in answers.values()), "all ranks are told the same"
+        ran = sum(self._obey(message) for message in answers[COORDINATOR])
+        assert ran == len(self._requests), "every tensor runs, once"
         return work
 
-    def _say(self, rank: int) -> Message:
-        worker = self._workers[rank]
+    def _say(self) -> Message:
         for number, request in enumerate(self._requests):
-            worker.submit(request, urgent=number == 0)
-        said = worker.outgoing()
+            self._worker.submit(request, urgent=number == 0)
+        said = self._worker.outgoing()
         assert said is not None
         return said
 
-    def _obey(self, rank: int, message: Message) -> int:
+    def _obey(self, message: Message) -> int:
         assert isinstance(message, Run)
-        return sum(len(batch.responses) for batch in self._workers[rank].run(message))
+        return sum(len(batch.responses) for batch in self._worker.run(message))
 
     def _coordinate(self, host: Direct, frame: Frame, work: Work) -> Iterator[tuple[Direct, Sequence[int], Message]]:
         """What the coordinator does with a frame; yields whom it tells what."""
@@ -177,8 +181,23 @@ class Job:
         return [(self._hosts[number], some) for number, some in told.items()]
 
 
+def kept_bytes(size: int, way: str, requests: Sequence[Request]) -> int:
+    """The memory that a coordinator keeps after ``size`` ranks have submitted ``requests`` for the first time."""
+    unseen = [replace(request, name=f"{request.name}.{size}.{way}") for request in requests]  # nothing is reused
+    frame = encode(Ready(tuple(unseen)))
+    tracemalloc.start()
+    try:
+        coordinator = Coordinator(ProcessSets(size), PARAMETERS)
+        for rank in range(size):
+            coordinator.receive(rank, decode(frame), 0.0)
+            coordinator.decide(0.0)
+        return tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+
 def simulate(size: int, way: str, steps: int) -> dict[str, Any]:
-    """A row: the first step's CPU time, and the medians of ``steps`` later ones."""
+    """A row: the work for a new tensor, and the medians of ``steps`` later ones."""
     requests = [
         Request(f"gradient.{name}", Operation.ALLREDUCE, DType.FLOAT32, (elements,))
         for name, elements in reversed(resnet50().items())
@@ -196,7 +215,8 @@ def simulate(size: int, way: str, steps: int) -> dict[str, Any]:
         "KB out": works[-1].bytes_out / 1024,
         "CPU, ms": 1e3 * statistics.median(work.seconds for work in works),
         "first: KB in": first.bytes_in / 1024,
-        "first: CPU, ms": 1e3 * first.seconds,
+        "new tensor: CPU, ms": 1e3 * first.seconds / len(requests),
+        "new tensor: bytes kept": kept_bytes(size, way, requests) / len(requests),
     }
 
 
@@ -220,8 +240,8 @@ def _plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    sizes = [8, 16, 32, 64, 128, 256, 512, 1024]
-    parser.add_argument("--ranks", type=int, nargs="+", default=sizes, help="default: 8 to 1024, in powers of two")
+    sizes = [8, 32, 128, 512, 1024, 4096]
+    parser.add_argument("--ranks", type=int, nargs="+", default=sizes, help="default: 8 to 4096")
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS, help="default: ranks hosts")
     parser.add_argument("--steps", type=int, default=5, help="steps after the first (default: 5)")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the CPU time into a PNG file, too")
