@@ -102,7 +102,7 @@ def test_the_last_to_come_wakes_all():
         for step in range(20):
             if rank == 3:
                 wait_until(lambda: sum(map(sleeping, members)) == 3)
-                rung.append(members[0]._words[members[0]._bell])
+                rung.append(members[0]._words[members[0]._wake_word])
             elif rank == 2:
                 wait_until(lambda: sum(map(sleeping, members[:2])) == 2)
             members[rank].cross()
@@ -118,14 +118,14 @@ def test_the_last_to_come_wakes_all():
 @pytest.mark.usefixtures("only_woken")
 def test_who_comes_right_after_the_last_look_before_the_sleep_is_not_missed(monkeypatch):
     def look():
-        looks.append(are_here())
+        looks.append(all_arrived())
         if len(looks) == 1:
             members[1].arrive()
         return looks[-1]
 
     looks, members = [], gates(2, FOREVER)
-    are_here = members[0]._are_here
-    monkeypatch.setattr(members[0], "_are_here", look)
+    all_arrived = members[0]._all_arrived
+    monkeypatch.setattr(members[0], "_all_arrived", look)
     in_threads(1, lambda _: members[0].cross())
     assert looks[0] is False
 

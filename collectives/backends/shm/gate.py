@@ -1,9 +1,9 @@
 """A barrier in shared memory: one word per rank, each on its own cache line; spin briefly, then sleep.
 
-Where ranks share cores, two things decide how long a crossing takes. Who spins may keep from its core the very rank
-that it waits for: a scheduler that owes it time gives it the core again, whatever it yields. So it sleeps early when a
-rank that is still to come was last seen on this core. And who is woken for each rank that comes, only to wait for the
-next, costs a core two switches each time. So one wake-up is enough: the last rank rings for all.
+Where ranks share cores, two things decide how long a crossing takes. First, a spinning rank may occupy the core of the
+rank that it waits for. Yielding does not help: a scheduler that owes the spinning rank time gives it the core again. So
+a rank sleeps early when a rank that has not arrived was last seen on the same core. Second, each needless wake-up costs
+two context switches. So a sleeping rank is not woken for every rank that arrives; the last rank wakes all.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ SPINS = 400
 CROWDED_SPINS = 200
 YIELD_MASK = 15
 LOOKS = 20
-"""Where ranks share cores: so many spins between two looks at who else is on this one."""
+"""Where ranks share cores: the number of spins between two checks for another rank on this core."""
 
-_core = ctypes.PyDLL(None).sched_getcpu  # sched_getcpu(3); -1, where the system cannot tell, is nobody's core
+_core = ctypes.PyDLL(None).sched_getcpu  # sched_getcpu(3); -1 if the system cannot tell, which no rank has as its core
 
 
 def gate_bytes(size: int) -> int:
-    """Bytes of shared memory that a gate for ``size`` ranks needs: a line each, one for the bell, and flags."""
+    """Bytes of shared memory that a gate for ``size`` ranks needs: a cache line each, one to wake by, and flags."""
     return (size + 1) * LINE + (size + LINE - 1) // LINE * LINE
 
 
 class Disagreement(Exception):
-    """Not all ranks came with the same value."""
+    """Not all ranks arrived with the same value."""
 
 
 class _Question(NamedTuple):
-    """What :meth:`Gate.ask` was given to call."""
+    """The callbacks of :meth:`Gate.ask`."""
 
     waiting: Callable[[list[int]], None]
     agreed: Callable[[], None]
@@ -60,11 +60,11 @@ class _Question(NamedTuple):
 class Gate:
     """One rank's end of a barrier among the ranks of ``group``, over ``memory`` (zeroed, gate_bytes(size) bytes).
 
-    A crossing has two halves, so that work fits between them: :meth:`arrive` says that this rank has come,
-    :meth:`wait` returns when all have. What a rank wrote before it arrived is visible to all who waited: the stores of
-    x86-64 stay in order, and :meth:`arrive` fences by taking a lock. A word is the number of the crossing, and above it
-    the value that the rank came with; the word after it is the core that the rank was on, where ranks share cores. Who
-    sleeps, sleeps on the *bell*.
+    A crossing has two halves, so that work fits between them: :meth:`arrive` announces this rank, :meth:`wait` returns
+    when all ranks have arrived. Then every rank sees what the others wrote before they arrived: the stores of x86-64
+    stay in order, and :meth:`arrive` takes a lock as a fence. The low half of a rank's word is the number of the
+    crossing, the high half the value that the rank arrived with. Where ranks share cores, the next word is the core
+    that the rank ran on. Sleeping ranks sleep on the *wake word*.
     """
 
     def __init__(self, memory: npt.NDArray[np.uint8], group: Group, timeout: float) -> None:
@@ -77,8 +77,8 @@ class Gate:
         self._question: _Question | None = None
         self._error: Exception | None = None
         self._words = memoryview(memory.data).cast("Q")
-        self._bell = size * LINE // WORD
-        self._bell_address = int(memory.__array_interface__["data"][0]) + size * LINE
+        self._wake_word = size * LINE // WORD
+        self._wake_address = int(memory.__array_interface__["data"][0]) + size * LINE
         self._flags = memoryview(memory.data)[(size + 1) * LINE : (size + 1) * LINE + size]
         self._awake = bytes(size)
         self._peers = [(peer, peer * LINE // WORD) for peer in range(size) if peer != rank]
@@ -89,12 +89,12 @@ class Gate:
         self._fence = threading.Lock()  # owned by this end and never contended: taken for its memory fence only
 
     def cross(self) -> None:
-        """Return when all ranks have come."""
+        """Return when all ranks have arrived."""
         self.arrive()
         self.wait()
 
     def arrive(self) -> None:
-        """Say that this rank has come."""
+        """Announce that this rank has arrived."""
         self._epoch = (self._epoch + 1) & MASK
         if self._crowded:
             self._words[self._mine + 1] = _core() & MASK
@@ -103,16 +103,16 @@ class Gate:
         with self._fence:
             self._value = 0
             asleep = self._flags.tobytes() != self._awake
-        if asleep and (self._are_here() or self._is_differing()):
-            self._ring()
+        if asleep and (self._all_arrived() or self._is_differing()):
+            self._wake_all()
 
-    def _ring(self) -> None:
-        """Wake the sleepers. Of two ranks that ring at once both may write the same number: it is a new one, still."""
-        self._words[self._bell] = (self._words[self._bell] + 1) & MASK
-        futex.wake(self._bell_address)
+    def _wake_all(self) -> None:
+        """Wake the sleeping ranks. Two ranks at once may write the same number; it is still a new one."""
+        self._words[self._wake_word] = (self._words[self._wake_word] + 1) & MASK
+        futex.wake(self._wake_address)
 
     def wait(self) -> None:
-        """Return when all have come; raises CollectiveTimeoutError, or what :meth:`abort` was given."""
+        """Return when all ranks have arrived; raises CollectiveTimeoutError, or the error of :meth:`abort`."""
         question, self._question = self._question, None
         if question is None:
             self._wait()
@@ -124,7 +124,7 @@ class Gate:
             question.agreed()
 
     def _wait(self) -> None:
-        over = self._come_soon() or self._sleep(self._timeout, self._are_here)
+        over = self._arrive_soon() or self._sleep(self._timeout, self._all_arrived)
         absent = [] if over else self._absent()
         if absent:
             raise CollectiveTimeoutError(
@@ -133,81 +133,81 @@ class Gate:
             )
 
     def ask(self, value: int, waiting: Callable[[list[int]], None], agreed: Callable[[], None]) -> None:
-        """At the next crossing, come with ``value``; the wait raises Disagreement when another rank does not.
+        """Arrive at the next crossing with ``value``; the wait raises Disagreement if another rank has another value.
 
-        It does so at once, without waiting for the rest; a rank with another value must not come again until all have
-        heard of it. Meanwhile it calls ``waiting`` every few milliseconds, with the ranks that have not come. Once all
-        have come with ``value`` it calls ``agreed``.
+        It raises at once, without waiting for the other ranks. A rank with another value must not arrive again before
+        all ranks know of the disagreement. While it waits it calls ``waiting`` every few milliseconds with the ranks
+        that have not arrived. When all have arrived with ``value`` it calls ``agreed``.
         """
         self._value, self._question = value, _Question(waiting, agreed)
 
     @property
     def is_asking(self) -> bool:
-        """Whether the crossing that :meth:`ask` was about is still to come."""
+        """Whether the crossing that :meth:`ask` announced has not happened yet."""
         return self._question is not None
 
     def _agree(self, waiting: Callable[[list[int]], None]) -> None:
-        if not self._come_soon():
-            while not self._sleep(SLICE_SECONDS, lambda: self._are_here() or self._is_differing()):
+        if not self._arrive_soon():
+            while not self._sleep(SLICE_SECONDS, lambda: self._all_arrived() or self._is_differing()):
                 waiting(self._absent())
         if self._is_differing():
             raise Disagreement
 
     def _is_differing(self) -> bool:
-        """Whether a rank came with another value; one that has gone on, had come with the same."""
+        """Whether a rank arrived with another value. A rank at a later crossing had arrived here with the same."""
         mine = self._words[self._mine]
-        changes = (self._words[index] ^ mine for _, index in self._peers)  # each is read once: it may go on any time
+        changes = (self._words[index] ^ mine for _, index in self._peers)  # read each once: it may change at any time
         return any(change and not change & MASK for change in changes)
 
-    def _are_here(self) -> bool:
+    def _all_arrived(self) -> bool:
         return not self._absent()
 
     def _absent(self) -> list[int]:
         return [peer for peer, index in self._peers if (self._words[index] - self._epoch) & MASK >= HALF]
 
-    def _come_soon(self) -> bool:
-        """Whether all come within a moment. Looks as :meth:`_absent` does, without the cost of the call."""
+    def _arrive_soon(self) -> bool:
+        """Whether all arrive while this rank spins. The loop is :meth:`_absent` without the cost of the call."""
         epoch, words, mask, spins = self._epoch, self._words, self._yield_mask, self._spins
         for _, index in self._peers:
             while (words[index] - epoch) & MASK >= HALF:
                 spins -= 1
                 if spins & mask == 0:
-                    os.sched_yield()  # the peer may be queued on this very core
-                if not spins or (self._crowded and spins % LOOKS == 0 and self._is_in_the_way()):
+                    os.sched_yield()  # the peer may be queued on this core
+                if not spins or (self._crowded and spins % LOOKS == 0 and self._shares_core()):
                     return False
         return True
 
-    def _is_in_the_way(self) -> bool:
-        """Whether a rank that is still to come was on this core when it was seen last."""
+    def _shares_core(self) -> bool:
+        """Whether a rank that has not arrived was last seen on this core."""
         here = _core()
         return any(self._words[peer * LINE // WORD + 1] == here for peer in self._absent())
 
     def _sleep(self, timeout: float, is_over: Callable[[], bool]) -> bool:
-        """Whether it ``is_over`` within ``timeout`` seconds; True, too, when the gate is aborted."""
+        """Whether ``is_over`` becomes true within ``timeout`` seconds; also True when the gate is aborted."""
         deadline = time.monotonic() + timeout
         self._flags[self._rank] = 1
         try:
             while self._error is None:
-                seen = self._words[self._bell]
+                seen = self._words[self._wake_word]
                 with self._fence:
-                    pass  # the look below sees a rank that comes and does not see the flag
+                    pass  # a rank that arrives now and misses the flag is seen by the check below
                 if is_over():
                     return True
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return False
-                futex.wait(self._bell_address, seen, min(left, SLEEP_SECONDS))
+                futex.wait(self._wake_address, seen, min(left, SLEEP_SECONDS))
             return True
         finally:
             self._flags[self._rank] = 0
 
     def abort(self, error: Exception) -> None:
-        """Make present and future waits of this end raise ``error``; from any thread."""
+        """Make the current wait and all later ones raise ``error``; callable from any thread."""
         self._error = self._error or error
-        futex.wake(self._bell_address)
+        futex.wake(self._wake_address)
 
     def close(self) -> None:
-        """Let go of the memory, and of the error, whose traceback may hold some of it."""
+        """Release the memory, and the error, because its traceback may hold views of the memory."""
         self._error = None
         self._words.release()
         self._flags.release()
