@@ -6,10 +6,7 @@ job are reserved, and neither a silent nor a talkative stranger holds up or ends
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
-import resource
 import secrets
 import select
 import socket
@@ -20,6 +17,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
+from collectives import descriptors
 from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError, SettingsError
 from collectives.control.frames import FrameReader, Wire, nonce, seal, unseal
 from collectives.control.hello import Hello, LocalEnd, pack_answer, unpack_answer, unpack_hello
@@ -35,8 +33,6 @@ LEAST_CANDIDATES = 4
 SILENCE_SECONDS = 0.5
 """A connection may be silent for this long where others wait for its place."""
 PAUSE_SECONDS = 0.1
-SPARE_DESCRIPTORS = 16
-NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +79,7 @@ class Admission:
         self._candidates: dict[int, _Candidate] = {}
         self._peers: dict[int, Peer] = {}
         self._poller = select.poll()
-        self._capacity = _capacity(len(expected))
+        self._capacity = descriptors.share_of_strangers(len(expected), LEAST_CANDIDATES, MOST_CANDIDATES)
         self._paused_until = 0.0
         self._is_listening = False
         self._warned: set[str] = set()
@@ -205,7 +201,9 @@ class Admission:
         """Listen again where that is possible; of too many connections the oldest has to go."""
         now = time.monotonic()
         if len(self._candidates) >= self._capacity:
-            self._warn("too many connections that do not say who they are", "")
+            self._warn(
+                "one of too many unauthenticated connections", "; if it was a rank, raise the limit of ulimit -n"
+            )
             if now >= self._oldest().since + SILENCE_SECONDS:
                 self._release(self._oldest().sock.fileno()).sock.close()
         may_listen = len(self._candidates) < self._capacity and now >= self._paused_until
@@ -250,7 +248,7 @@ class Admission:
         except BlockingIOError:
             return
         except OSError as error:
-            if error.errno in NO_DESCRIPTORS:
+            if descriptors.are_exhausted(error):
                 self._pause()
                 return
             raise
@@ -262,7 +260,7 @@ class Admission:
 
     def _pause(self) -> None:
         """No descriptor is left: drop the oldest connection, and accept no other for a while."""
-        self._warn("a connection", ": this process has no file descriptor left; raise the limit of ulimit -n")
+        self._warn("a connection", f": {descriptors.EXHAUSTED}")
         self._paused_until = time.monotonic() + PAUSE_SECONDS
         if self._candidates:
             self._release(self._oldest().sock.fileno()).sock.close()
@@ -330,10 +328,3 @@ class _FatalHelloError(ValueError):
 def family_of(address: str) -> socket.AddressFamily:
     """The family of an address of a network."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET
-
-
-def _capacity(expected: int) -> int:
-    """How many unauthenticated connections leave enough descriptors to the job."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = limit - len(os.listdir("/proc/self/fd")) - expected - SPARE_DESCRIPTORS
-    return max(LEAST_CANDIDATES, min(MOST_CANDIDATES, free // 2))

@@ -1,4 +1,4 @@
-"""The store of a job as an HTTP service in the driver: the thread, the listening socket, and their end."""
+"""The store of a job as an HTTP service in the driver: its thread, its listening socket, and how both end."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 from types import TracebackType
 
-from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
-
 from collectives.api import SettingsError, Store
+from collectives.rendezvous.connections import HttpServer
 from collectives.rendezvous.service import Service
 from collectives.rendezvous.store import MemoryStore
 
@@ -24,34 +22,21 @@ __all__ = ["RendezvousServer"]
 _log = logging.getLogger(__name__)
 
 
-def _without_traceback(record: logging.LogRecord) -> bool:
-    """A stranger's bytes that are not HTTP are a line in the log, not a traceback: a port scanner must not fill it."""
-    if record.exc_info and isinstance(record.exc_info[1], HttpProcessingError):
-        record.exc_info = None
-    return True
-
-
-_http_log = logging.getLogger(f"{__name__}.http")
-_http_log.addFilter(_without_traceback)
-
 _BODY_LIMIT = 16 << 20
 _WAIT_LIMIT = 60.0
 _BACKLOG = 4096
-_IDLE_TIMEOUT = 75.0
-# A refused sender is read from for this long and what it sends is dropped: closing at once would reset the connection
-# and the sender would lose the refusal.
-_LINGER = 2.0
 _START_TIMEOUT = 30.0
 
 
 class RendezvousServer:
-    """Serves one store on ``host:port`` (port 0: any free one) to whoever knows ``secret``.
+    """Serves one store on ``host:port`` (port 0: any free one) to clients that know ``secret``.
 
     Owns one daemon thread, "hvd-rendezvous": :meth:`start` starts it, :meth:`stop` ends it and waits for that, at most
     ``2 * stop_timeout + 5`` seconds, of which an answer under way gets ``stop_timeout``.
 
-    A waiting worker costs one connection (a file descriptor) and no thread. Request bodies end at ``body_limit`` bytes,
-    long-polls at ``wait_limit`` seconds. Raises SettingsError for an argument that cannot be used.
+    A waiting worker costs one connection (a file descriptor) and no thread. A request body has at most ``body_limit``
+    bytes, and a long-poll lasts at most ``wait_limit`` seconds. :mod:`collectives.rendezvous.connections` says how
+    connections that send no signed request are limited. Raises SettingsError for an argument that cannot be used.
     """
 
     def __init__(
@@ -78,7 +63,7 @@ class RendezvousServer:
 
     @property
     def address(self) -> str:
-        """The host it was told to listen on; a wildcard such as 0.0.0.0 is not an address workers can use."""
+        """The host that it listens on. A wildcard such as 0.0.0.0 is no address that workers can use."""
         return self._host
 
     @property
@@ -139,53 +124,14 @@ class RendezvousServer:
 
     async def _serve(self, listener: socket.socket, started: Future[Callable[[], object]]) -> None:
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
-        server = _HttpServer(self._service)
-        runner = web.ServerRunner(server, shutdown_timeout=self._stop_timeout)
-        await runner.setup()
-        await web.SockSite(runner, listener, backlog=_BACKLOG).start()
+        server = HttpServer(self._service, listener)
+        server.start()
         unsubscribe = self._store.subscribe(lambda key: loop.call_soon_threadsafe(self._service.wake, key))
         started.set_result(functools.partial(loop.call_soon_threadsafe, stop.set))
         await stop.wait()
         unsubscribe()
         self._service.close()
-        # asyncio loses, unclosed, what it accepted in the very moment of closing: accept no more, then close.
-        loop.remove_reader(listener)
-        await asyncio.sleep(0)
-        await runner.cleanup()
-        server.abort()
-
-
-class _HttpServer(web.Server):
-    """Knows every connection until it is closed; aiohttp forgets those that close slowly or come during shutdown."""
-
-    def __init__(self, service: Service) -> None:
-        super().__init__(
-            service.handle,
-            handler_cancellation=True,  # a worker that hangs up no longer waits
-            access_log=None,
-            auto_decompress=False,  # a small body must not become a large one
-            keepalive_timeout=_IDLE_TIMEOUT,
-            lingering_time=_LINGER,
-            logger=_http_log,
-        )
-        self._transports: dict[web.RequestHandler, asyncio.Transport] = {}
-        self._aborted = False
-
-    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
-        super().connection_made(handler, transport)
-        self._transports[handler] = transport
-        if self._aborted:
-            transport.abort()
-
-    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
-        super().connection_lost(handler, exc)
-        self._transports.pop(handler, None)
-
-    def abort(self) -> None:
-        """Close every connection now, and those to come, whether the peer has read its answer or not."""
-        self._aborted = True
-        for transport in self._transports.values():
-            transport.abort()
+        await server.close(self._stop_timeout)
 
 
 def _check_arguments(secret: bytes, host: str, port: int) -> None:

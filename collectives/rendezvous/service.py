@@ -1,4 +1,4 @@
-"""What the rendezvous server answers: signed requests in, signed answers out; knows no socket and no thread.
+"""The answers of the rendezvous server: signed requests in, signed answers out. It knows no socket and no thread.
 
 ::
 
@@ -9,7 +9,7 @@
 
 A key is percent-encoded. A request that is refused changes nothing and gets one sentence: 400 malformed, 401 not
 authentic or replayed, 404 no such path, 405 wrong method, 408 the body did not come, 413 too large, 503 the server
-stops. What signatures protect is said in :mod:`collectives.rendezvous.signing`.
+stops. :mod:`collectives.rendezvous.signing` says what the signatures protect.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import asyncio
 import logging
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -62,33 +63,37 @@ class Service:
         self._closed = False
         self.waiting = 0
 
-    async def handle(self, request: web.BaseRequest) -> web.Response:
-        """The answer to ``request``, whatever it is."""
+    async def handle(self, request: web.BaseRequest, on_authentic: Callable[[], None]) -> web.Response:
+        """The answer to any ``request``. Calls ``on_authentic`` when the head of the request proves to be signed."""
         try:
-            status, body = await self._answer(request)
+            status, body = await self._answer(request, on_authentic)
         except _Refusal as refusal:
             status, body = refusal.status, str(refusal).encode()
             _log.warning("refused %s %r from %s: %s", request.method, request.raw_path, request.remote, refusal)
         headers = sign_answer(self._secret, status, body, request.headers.get(NONCE, ""))
-        return web.Response(status=status, body=body, headers=headers)
+        response = web.Response(status=status, body=body, headers=headers)
+        if status == 401:
+            response.force_close()
+        return response
 
     def wake(self, key: str) -> None:
-        """Let everyone who waits for ``key`` look again."""
+        """Let all requests that wait for ``key`` look again."""
         for waiter in self._waiters.pop(key, ()):
             if not waiter.done():
                 waiter.set_result(None)
 
     def close(self) -> None:
-        """Let everyone who waits find out that the server stops."""
+        """Answer all waiting requests with 503, because the server stops."""
         self._closed = True
         for key in list(self._waiters):
             self.wake(key)
 
-    async def _answer(self, request: web.BaseRequest) -> _Answer:
+    async def _answer(self, request: web.BaseRequest, on_authentic: Callable[[], None]) -> _Answer:
         if (request.content_length or 0) > self._body_limit:
             raise self._too_large()
         try:
             seal = verify(self._secret, request.method, request.raw_path, request.headers)
+            on_authentic()
             body = await self._read(request)
             check_body(seal.digest, body)
             target = _parse_target(request.method, request.raw_path)
