@@ -57,4 +57,4 @@ def test_a_crowd_of_silent_connections_does_not_keep_a_job_from_starting():
     assert output == "('a', 'b')\n"
     assert len(log) == 1, log
     assert log[0].startswith("WARNING one of too many unauthenticated connections to rank 0 was refused; ")
-    assert "raise ulimit -n" in log[0]
+    assert "raise the limit of ulimit -n" in log[0]
