@@ -6,6 +6,7 @@ launcher waits for a moment and compares kinds of failure.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from enum import IntEnum
 
@@ -19,6 +20,8 @@ CAUSE_SECONDS = 1.0
 TRACEBACK = "Traceback (most recent call last):"
 # A shell reports a command that signal n ended as 128 + n; 64 is the largest signal.
 SIGNALLED = range(129, 129 + 64)
+# Since Python 3.13 a traceback is coloured where FORCE_COLOR is set.
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Kind(IntEnum):
@@ -62,8 +65,9 @@ def kind_of_end(exit_code: int, last_lines: Sequence[str]) -> Kind:
     """
     if exit_code < 0 or exit_code in SIGNALLED:
         return Kind.SIGNAL
-    if TRACEBACK not in last_lines:
+    lines = [COLOUR.sub("", line) for line in last_lines]
+    if TRACEBACK not in lines:
         return Kind.EXIT
-    names = {line.partition(":")[0] for line in last_lines}
+    names = {line.partition(":")[0] for line in lines}
     kinds = [kind for error, kind in CONSEQUENCES.items() if f"{error.__module__}.{error.__qualname__}" in names]
     return min(kinds, default=Kind.EXCEPTION)

@@ -128,7 +128,7 @@ class SpillWriter:
 
 @contextmanager
 def open_writer(folder: str, arrays: int, splits: int) -> Iterator[SpillWriter]:
-    """A writer for ``parts`` parts of ``arrays`` arrays, with its files in ``folder``. Raises OSError."""
+    """A writer for ``splits`` parts of ``arrays`` arrays, with its files in ``folder``. Raises OSError."""
     with ExitStack() as stack:
         # The task keeps the end for writing open for as long as it lives, and writes nothing.
         end, _ = (stack.enter_context(open(*each, buffering=0)) for each in zip(os.pipe(), ("rb", "wb"), strict=True))

@@ -36,6 +36,11 @@ SHUT_DOWN = "collectives.api.ShutDownError: Horovod has been shut down"
         (193, [], Kind.EXIT),
         (1, [TRACEBACK, "  File ...", LOST], Kind.LOST_PEER),
         (1, [TRACEBACK, SHUT_DOWN], Kind.SHUT_DOWN),
+        (
+            1,
+            [TRACEBACK, "\x1b[1;35mcollectives.api.PeerLostError\x1b[0m: \x1b[35mrank 1 is gone\x1b[0m"],
+            Kind.LOST_PEER,
+        ),
         (1, [TRACEBACK, LOST, "and its second line"], Kind.LOST_PEER),
         (1, [TRACEBACK, SHUT_DOWN, "During handling ...", TRACEBACK, "RuntimeError: training failed"], Kind.SHUT_DOWN),
     ],
