@@ -102,7 +102,7 @@ class Memory:
 
     def forget(self) -> None:
         """In a forked child, which has neither the thread nor, perhaps, the owner of the lock."""
-        self._lock = threading.RLock()
+        self._lock, self._stop = threading.RLock(), threading.Event()
         self._thread = None
         self._end()
 
@@ -111,8 +111,13 @@ class Memory:
             if not self._keeps:
                 self._keeps, self._stop = True, threading.Event()
                 # Owned by this object; it ends when nothing was taken for KEPT_SECONDS, or by close(), which joins it.
-                self._thread = threading.Thread(target=self._watch, args=(self._stop,), name="hvd-results", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._watch, args=(self._stop,), name="hvd-results", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # no thread can start, as at the end of the interpreter: keep nothing
+                    self._keeps = False
+                else:
+                    self._thread = thread
 
     def _watch(self, stop: threading.Event) -> None:
         while self._was_taken:

@@ -159,6 +159,29 @@ def test_nothing_is_kept_after_the_close(pool):
     assert not pool.unused_bytes
 
 
+def test_where_no_thread_can_start_nothing_is_kept(pool, monkeypatch):
+    def start(_):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    for _ in range(2):
+        assert pool.take(SIZE).size == SIZE
+    assert pool.unused_bytes == 0
+
+
+def test_a_forked_child_can_close_although_a_thread_of_the_parent_held_the_lock(pool):
+    pool.take(SIZE)
+    parent = pool._stop
+    closing = threading.Thread(target=lambda: (pool.forget(), pool.close()))
+    with parent._cond:
+        closing.start()
+        closing.join(10)
+        ended = not closing.is_alive()
+    parent.set()
+    closing.join()
+    assert ended
+
+
 @forks
 def test_a_forked_child_has_its_own_copy(pool):
     held = pool.take(SIZE)

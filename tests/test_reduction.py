@@ -20,6 +20,7 @@ from collectives.kernels import conversion
 from collectives.kernels.conversion import CHUNK
 from collectives.kernels.reduction import narrow, reduce_arrays, scale_array, widen
 from hvd_cluster.torch import kernels
+from tests.backends.members import in_threads
 
 OPS = (ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
 INTEGERS = (DType.UINT8, DType.INT8, DType.INT16, DType.INT32, DType.INT64)
@@ -295,6 +296,22 @@ for dtype in (DType.FLOAT16, DType.BFLOAT16):
     reduce_arrays(halves, [halves, halves], dtype, ReduceOp.SUM, 1.0, 0.5)
 print(psutil.Process().num_threads() - before)
 """
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_torch_converts_after_an_inference_mode_in_which_it_began(dtype, monkeypatch):
+    monkeypatch.setattr(conversion, "_in_use", dict(conversion.NUMPY))
+    kernels.register()
+    ones = torch_narrow(np.ones(2 * CHUNK + 5, np.float32), dtype)
+    in_threads(1, lambda _: _sum_in_and_after_inference_mode(ones, dtype))  # a thread keeps its temporaries
+
+
+def _sum_in_and_after_inference_mode(ones, dtype):
+    for mode in (True, False):
+        out = np.empty_like(ones)
+        with torch.inference_mode(mode):
+            reduce_arrays(out, [ones, ones], dtype, ReduceOp.SUM)
+        assert (torch_widen(out, dtype) == 2.0).all()
 
 
 def test_torch_converts_in_the_calling_thread():

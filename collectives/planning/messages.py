@@ -174,6 +174,9 @@ Message: TypeAlias = (
     Ready | Together | Run | Refuse | Unknown | Leave | Stop | Left | Withdraw | Inquiry | Status | Abort
 )
 
+LONGEST_INTERNED = 512
+"""In bytes of the wire form."""
+
 _OPERATIONS = list(Operation)
 _DTYPES = list(DType)
 _OPERATION_CODES = {member: code for code, member in enumerate(_OPERATIONS)}
@@ -201,9 +204,15 @@ def _pack_request(request: Request) -> bytes:
     return packed
 
 
-@lru_cache(maxsize=8192)
 def _unpack_request(packed: bytes) -> Request:
-    """One object for equal requests: the coordinator keeps those of every rank."""
+    """One object for equal requests: the coordinator keeps those of every rank.
+
+    Long ones are mostly alltoalls on many ranks, with other splits each time: to keep them would only take memory.
+    """
+    return _interned(packed) if len(packed) <= LONGEST_INTERNED else _read_request(packed)
+
+
+def _read_request(packed: bytes) -> Request:
     fields = msgpack.unpackb(packed)
     name, operation, dtype, shape, op, root, prescale, postscale, process_set, splits, *rest = fields
     return Request(
@@ -219,6 +228,9 @@ def _unpack_request(packed: bytes) -> Request:
         tuple(splits),
         *rest,
     )
+
+
+_interned = lru_cache(maxsize=8192)(_read_request)
 
 
 def _pack_ready(message: Ready) -> tuple[Any, ...]:

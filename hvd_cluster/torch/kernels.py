@@ -31,13 +31,22 @@ def _copy(source: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def _pieces(array: Array) -> Pieces:
-    return torch.from_numpy(_writable(array)).unsafe_split(CHUNK) if array.size else ()
+    return _split(array, None)
 
 
 def _bfloat16_pieces(array: Array) -> Pieces:
-    return (
-        torch.from_numpy(_writable(array).view(np.int16)).view(torch.bfloat16).unsafe_split(CHUNK) if array.size else ()
-    )
+    return _split(array.view(np.int16), torch.bfloat16)
+
+
+def _split(array: Array, dtype: torch.dtype | None) -> Pieces:
+    """Normal tensors also in a caller's inference mode: temporaries are kept, and written to after it has ended."""
+    if not array.size:
+        return ()
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False):
+            return _split(array, dtype)
+    whole = torch.from_numpy(_writable(array))
+    return (whole if dtype is None else whole.view(dtype)).unsafe_split(CHUNK)
 
 
 def _writable(array: Array) -> Array:

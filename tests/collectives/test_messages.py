@@ -115,6 +115,16 @@ def test_what_is_no_message_is_refused(value):
         decode(msgpack.packb(value))
 
 
+def test_equal_requests_are_one_object_unless_they_are_long():
+    def decoded(splits):
+        return decode(encode(Ready((Request("x", Operation.ALLTOALL, DType.FLOAT32, (4, 2), splits=splits),)))).requests
+
+    short, long = (2, 2), (1000,) * 512
+    assert decoded(short)[0] is decoded(short)[0]
+    assert decoded(long)[0] is not decoded(long)[0]
+    assert decoded(long) == decoded(long)
+
+
 def test_a_steady_step_is_small():
     names = tuple(range(100, 164))
     assert len(encode(Ready(ids=names, urgent_ids=names[-1:]))) < 2 * len(names)
