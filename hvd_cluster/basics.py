@@ -6,7 +6,7 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from collectives import logs
 from collectives.api import InvalidRequestError, NotInitializedError, Topology, World
@@ -14,6 +14,7 @@ from collectives.control.starts import Starts
 from collectives.engine import bootstrap
 from collectives.engine.engine import Engine
 from collectives.planning.process_sets import GLOBAL
+from collectives.process_exit import ProcessExit
 from collectives.settings import Settings, world_from_environment
 from hvd_cluster import memory
 from hvd_cluster.launchers import check_launcher, warn_of_threads
@@ -55,6 +56,7 @@ class _Process:
         self.secret = Secret()
         # Shut down in a signal handler, which could not wait.
         self.ending: list[Engine] = []
+        self.exit = ProcessExit()
 
 
 _process = _Process()
@@ -131,12 +133,16 @@ def _unregister_all() -> None:
 
 def shutdown() -> None:
     """End the engine on all ranks and let ``init()`` start a new one. Does nothing when none runs."""
+    _shut_down(Engine.shutdown)
+
+
+def _shut_down(end: Callable[[Engine], None]) -> None:
     with _process.lock:
         engine, _process.engine = _process.engine, None
         if engine is None:
             return
         _unregister_all()
-        engine.shutdown()
+        end(engine)
         if engine.is_ending:
             _process.ending.append(engine)
     memory.results.close()
@@ -155,9 +161,10 @@ def change_world(world: World) -> None:
 
 
 def _shut_down_at_exit() -> None:
-    shutdown()
+    _process.exit.begin()
+    _shut_down(lambda engine: engine.shut_down_at_exit(_process.exit))
     for engine in _process.ending:
-        engine.shutdown()
+        engine.shut_down_at_exit(_process.exit)
 
 
 atexit.register(_shut_down_at_exit)
@@ -168,6 +175,7 @@ def _forget() -> None:
     engine, _process.engine = _process.engine, None
     _process.lock = threading.RLock()
     _process.ending.clear()
+    _process.exit = ProcessExit()
     _process.secret.forget()
     if engine is not None:
         _unregister_all()
@@ -181,6 +189,7 @@ def engine() -> Engine:
     """The running engine; NotInitializedError before ``init()`` and after ``shutdown()``."""
     running = _process.engine
     if running is None:
+        _process.exit.hold()
         raise NotInitializedError
     return running
 

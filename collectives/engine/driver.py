@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 
 from collectives.engine.affinity import pin
 from collectives.engine.exchange import Exchange
@@ -29,19 +30,29 @@ WAIT_SLICE_SECONDS = 1.0
 
 
 class Inside:
-    """The threads inside of the user's calls: a signal handler there must not wait for other threads."""
+    """The threads inside of the user's calls: a signal handler there must not wait for other threads.
+
+    ``hold`` is called at the end of each call, once it is set: it keeps daemon threads while the process ends.
+    """
 
     def __init__(self) -> None:
-        self._threads: set[int] = set()
+        self.hold: Callable[[], None] | None = None
+        self._threads: dict[int, bool] = {}
 
     def __enter__(self) -> None:
-        self._threads.add(threading.get_ident())
+        self._threads[threading.get_ident()] = True
 
     def __exit__(self, *_: object) -> None:
-        self._threads.discard(threading.get_ident())
+        self._threads[threading.get_ident()] = False
+        if self.hold is not None:
+            self.hold()
 
     def __contains__(self, thread: int) -> bool:
-        return thread in self._threads
+        return self._threads.get(thread, False)
+
+    def ever(self) -> list[int]:
+        """The threads that have made calls, whether they are inside or not."""
+        return list(self._threads)
 
 
 class Driver:

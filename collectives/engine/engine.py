@@ -36,6 +36,7 @@ from collectives.planning.messages import Refuse, Run, Unknown, Withdraw
 from collectives.planning.process_sets import GLOBAL, ProcessSets
 from collectives.planning.stalls import StallInspector
 from collectives.planning.worker import Worker
+from collectives.process_exit import ProcessExit
 from collectives.settings import Settings
 
 __all__ = ["Engine"]
@@ -305,6 +306,12 @@ class Engine:
             return
         if not self._driver.join(self._timeouts.shutdown + self._timeouts.collective):
             logger.error("rank %d: the communication thread does not end; it is abandoned", self.topology.rank)
+
+    def shut_down_at_exit(self, exit: ProcessExit) -> None:
+        """Do what :meth:`shutdown` does, while the process ends: daemon threads do not return from their calls."""
+        self._driver.inside.hold = exit.hold
+        self.shutdown()
+        exit.settle(self._driver.inside.ever())
 
     def abort(self, error: HorovodInternalError) -> None:
         """End the engine on all ranks at once; every pending and future work raises ``error``."""
