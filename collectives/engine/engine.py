@@ -71,7 +71,7 @@ class Engine:
         self._timeouts = settings.timeouts
         self._dynamic = settings.dynamic_process_sets
         self._joined: dict[int, Work] = {}
-        self._works = WorkTable(topology.rank, self._negotiate)
+        self._works = WorkTable(topology.rank, self._negotiate, self._urge)
         runner = self._runner = Runner(
             topology.rank, process_sets, backends, connect, self._works, self.events, self._announce, self._adopt
         )
@@ -329,6 +329,9 @@ class Engine:
 
     def _negotiate(self, works: Sequence[Work]) -> None:
         self._exchange.submit(works)
+
+    def _urge(self, work: Work) -> None:
+        self._exchange.urge(work)
 
     def _adopt(self, parameters: Parameters) -> None:
         """By the driving thread: the next batch runs under ``parameters``."""

@@ -28,12 +28,14 @@ class WorkTable:
     """Gives each name to one work at a time. All methods are safe from any thread.
 
     ``submit`` is called with the works that begin to be negotiated, in their order, with the lock held: it must only
-    take note of them.
+    take note of them. ``urge`` is called in the same way with a work that waits behind a call that failed here: the
+    other ranks may never come to that call, which is a stall.
     """
 
-    def __init__(self, rank: int, submit: Callable[[Sequence[Work]], None]) -> None:
+    def __init__(self, rank: int, submit: Callable[[Sequence[Work]], None], urge: Callable[[Work], None]) -> None:
         self._rank = rank
         self._submit = submit
+        self._urge = urge
         # Owned by the table, held for a few instructions. Reentrant, because a signal handler may call shutdown() at
         # any point of the main thread.
         self._lock = threading.RLock()
@@ -62,6 +64,8 @@ class WorkTable:
                 self._check_free(works)
             first = [work for work in works if not self._waits(work)]
             self._submit(first)
+            if self._rejected:
+                self._urge_behind({work.request.key for work in works})
 
     def reject(self, works: Sequence[Work], unnamed: bool) -> None:
         """Report ``works``, one call, which has failed because of its arguments on this rank.
@@ -174,6 +178,13 @@ class WorkTable:
                 del self._queued[key]
             self._place(key, following)
             self._submit([following])
+            self._urge_behind((key,))
+
+    def _urge_behind(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            following = next((work for work in self._queued.get(key, ()) if work.error is None), None)
+            if following is not None and key in self._rejected:
+                self._urge(following)
 
     def oldest(self) -> float | None:
         """When the oldest work in flight was submitted, in monotonic seconds; None if there is none."""

@@ -69,6 +69,7 @@ class Coordinator:
         self._pending: dict[Key, Pending] = {}
         self._complete: dict[Key, Pending] = {}
         self._rejected: dict[Key, dict[int, Rejection]] = {}
+        self._retried: dict[Key, float] = {}
         self._groups = Groups()
         self._joined: dict[int, set[int]] = {}
         self._asked: dict[int, Counter[int]] = {}
@@ -97,15 +98,22 @@ class Coordinator:
     @property
     def is_waiting(self) -> bool:
         """Whether something is half-submitted."""
-        return bool(self._pending)
+        return bool(self._pending or self._retried)
 
     def waiting(self) -> dict[Key, Waiting]:
         """For each half-submitted tensor who has submitted it, and who has not."""
-        return {
+        pending = {
             key: pending.waiting(self._excused(key, pending))
             for key, pending in self._pending.items()
             if pending.operation is not Operation.JOIN  # which waits for as long as the others have data
         }
+        return pending | {key: self._waiting_retry(key, since) for key, since in self._retried.items()}
+
+    def _waiting_retry(self, key: Key, since: float) -> Waiting:
+        """A call that failed on some ranks and that no other rank has come to; one of these waits to submit it anew."""
+        rejected, joined = self._rejected[key], self._joined.get(key[0], ())
+        missing = tuple(rank for rank in self._sets.ranks(key[0]) if rank not in rejected and rank not in joined)
+        return Waiting(since, missing, tuple(sorted(rejected)))
 
     def _excused(self, key: Key, pending: Pending) -> Collection[int]:
         """The ranks that ``pending`` need not wait for."""
@@ -177,6 +185,7 @@ class Coordinator:
             self._release()
             self._pending.clear()
             self._rejected.clear()
+            self._retried.clear()
             self._outgoing.append(Outgoing(self._everybody(), Stop(rank)))
 
     # What ranks say.
@@ -194,6 +203,7 @@ class Coordinator:
                 self._hear_answers(rank, message.answered, now)
             for key in message.urgent:
                 self._urge(key)
+                self._note_retry(key, now)
         for id in message.urgent_ids:
             self._urge_id(id)
         # Only now, because a group may fail, and all of it must be here then.
@@ -269,6 +279,7 @@ class Coordinator:
             self._dismiss(key)
 
     def _dismiss(self, key: Key) -> None:
+        self._retried.pop(key, None)
         self._refuse(key, self._rejected.pop(key), Disagreement("every rank has refused the call"))
 
     def _join(self, rank: int, process_set: int) -> None:
@@ -285,6 +296,7 @@ class Coordinator:
         if pending is None:
             members = self._sets.ranks(request.process_set)
             pending = self._pending[request.key] = Pending(members, request.operation, now)
+            self._retried.pop(request.key, None)
             for rank, rejection in self._rejected.pop(request.key, {}).items():
                 pending.reject(rank, rejection)
         return pending
@@ -300,6 +312,10 @@ class Coordinator:
         else:  # dropped since it was sent
             names = (key for key, pending in self._pending.items() if pending.known and pending.known.response.id == id)
             self._urgent.update(names)
+
+    def _note_retry(self, key: Key, now: float) -> None:
+        if key in self._rejected:
+            self._retried.setdefault(key, now)
 
     def _urge(self, key: Key) -> None:
         if key in self._pending or self._groups.holds(key):
@@ -367,6 +383,7 @@ class Coordinator:
         for member in self._groups.take_set(id):
             self._discard(member, why)
         self._rejected = {key: ranks for key, ranks in self._rejected.items() if key[0] != id}
+        self._retried = {key: since for key, since in self._retried.items() if key[0] != id}
         self._cache.drop_set(id)
         self._forget.pop(id, None)
         self._joined.pop(id, None)

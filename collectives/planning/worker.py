@@ -54,6 +54,7 @@ class Worker:
         self._urgent: list[Key] = []
         self._answered: list[int] = []
         self._rejected: list[Rejection] = []
+        self._unanswered: set[Key] = set()
 
     def submit(self, request: Request, urgent: bool = False) -> None:
         """A tensor is ready here; ``urgent`` when a caller waits for it."""
@@ -70,10 +71,11 @@ class Worker:
     def reject(self, request: Request, reason: str) -> None:
         """A call failed here because of its arguments; the members that submit it must not wait for this rank."""
         self._rejected.append(Rejection(request.process_set, request.name, request.group, reason))
+        self._unanswered.add(request.key)
 
     def urge(self, key: Key) -> None:
-        """A caller waits for a tensor submitted earlier."""
-        if key in self._in_flight:
+        """A caller waits for a tensor submitted earlier, or for the end of a call that failed here."""
+        if key in self._in_flight or key in self._unanswered:
             self._urgent.append(key)
 
     @property
@@ -165,6 +167,7 @@ class Worker:
             for key in [key for key in self._in_flight if key[0] == removed]:  # never to be said of the id's next set
                 del self._in_flight[key]
                 self._sent.pop(key, None)
+            self._unanswered = {key for key in self._unanswered if key[0] != removed}
 
     def refuse(self, message: Refuse) -> Refusal:
         """The tensor is not in flight any more."""
@@ -172,6 +175,7 @@ class Worker:
         self._in_flight.pop(key, None)
         self._sent.pop(key, None)
         self._ids.pop(key, None)
+        self._unanswered.discard(key)
         return Refusal(key, MismatchError(message.text, message.name, message.property, dict(message.values)))
 
     def resend(self, message: Unknown) -> None:

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from collectives.api import DType, InvalidRequestError, MismatchError, Operation, ReduceOp, Request
+from collectives.api import (
+    CollectiveTimeoutError,
+    DType,
+    InvalidRequestError,
+    MismatchError,
+    Operation,
+    ReduceOp,
+    Request,
+)
 from collectives.buffers import as_buffer, empty
 from collectives.engine.work import Work
 from collectives.planning.messages import Leave, Refuse
@@ -314,6 +322,15 @@ def test_a_retry_may_come_before_the_others_come_at_all():
         assert isinstance(outcome(lambda: run(first, ones(first), "x")), MismatchError)
         assert run(first, ones(first), "x")[0] == 3.0
         assert wait(second, retry)[0] == 3.0
+
+
+def test_only_a_retry_waits_for_the_ranks_that_do_not_come():
+    with running(2, stall_warning=0.05, stall_shutdown=0.2) as job:
+        second = job.engines[1]
+        outcome(lambda: run(second, ones(second), "x", prescale_factor=float("nan")))
+        error = outcome(lambda: run(second, ones(second), "x"))
+    assert isinstance(error, CollectiveTimeoutError)
+    assert "missing rank 0: 'x'" in str(error)
 
 
 def test_a_wrong_call_under_a_name_in_flight_leaves_that_alone():
