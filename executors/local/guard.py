@@ -7,8 +7,8 @@ worker, without site packages.
 * The guard adopts what the worker leaves behind: no grandchild escapes, not even into a session of its own.
 * The kernel sends SIGTERM to the guard when the driver dies, even of SIGKILL, and SIGKILL to the worker when the guard
   dies.
-* SIGTERM asks the worker and all that it started to end; what is left after ``GRACE`` seconds is killed. SIGQUIT kills
-  at once. The end of the worker ends what it left behind in the same way as SIGTERM.
+* SIGTERM asks the worker and all processes that it started to end; those left after ``GRACE`` seconds are killed.
+  SIGQUIT kills at once. When the worker ends, the guard ends the processes left behind in the same way as at SIGTERM.
 * Reports are lines: ``started PID`` and ``ended CODE``, where the code is negative for a signal.
 """
 
@@ -28,7 +28,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 WAKING = (*ASKING, signal.SIGQUIT, signal.SIGCHLD)
-# Python ignores these; the worker gets them back as the kernel has them.
+# Python ignores these signals; the worker gets the kernel's default actions back.
 RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)
 RETRY_SECONDS = 0.05
 UNKILLABLE_SECONDS = 5.0
@@ -85,14 +85,14 @@ class Guard:
             self._deadline = time.monotonic() + self._grace
 
     def _press(self) -> None:
-        # Again after every wake-up: a process may have been born while its parent was asked.
+        # Again after every wake-up: a process may have started another one before it got the signal.
         if self._patience() > 0.0:
             newcomers = set(_descendants()) - self._asked
             self._asked |= newcomers
             _signal_all(newcomers, signal.SIGTERM)
         else:
             _signal_all(_descendants(), signal.SIGKILL)
-            # The children of the killed become ours in a moment; look again soon.
+            # The kernel makes the children of killed processes ours within a moment; look again soon.
             signal.sigtimedwait((signal.SIGCHLD,), RETRY_SECONDS)
 
     def _patience(self) -> float:
@@ -149,7 +149,7 @@ def _prctl(option: int, value: int) -> None:
 
 def _signal_all(pids: Iterable[int], number: int) -> None:
     for pid in pids:
-        # It may be gone already, or have become another user.
+        # The process may have ended, or may run as another user.
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 

@@ -16,7 +16,7 @@ __all__ = ["CHUNK", "Channel", "WorkerProcess"]
 
 GUARD = Path(__file__).with_name("guard.py")
 CHUNK = 1 << 16
-# Linux lets an ordinary user have pipes of up to a mebibyte.
+# Linux allows an ordinary user pipes of up to one mebibyte.
 CHUNKS_IN_A_PIPE = 16
 REAP_SECONDS = 10.0
 
@@ -32,7 +32,7 @@ class Channel:
         os.set_blocking(fd, False)
 
     def read(self) -> bool:
-        """Hand one chunk to the sink. False where there is none: nothing is there now, or it :attr:`ended`."""
+        """Hand one chunk to the sink. False if there is no chunk now, or if the pipe has :attr:`ended`."""
         try:
             data = os.read(self.fd, CHUNK)
         except BlockingIOError:
@@ -43,13 +43,13 @@ class Channel:
         return not self.ended
 
     def drain(self) -> None:
-        """Hand what is in the pipe now to the sink, but no more than a pipe can hold: a writer may still be there."""
+        """Hand the content of the pipe to the sink, but no more than a pipe can hold: a writer may still add to it."""
         for _ in range(CHUNKS_IN_A_PIPE):
             if self.closed or not self.read():
                 break
 
     def mute(self) -> None:
-        """From now on, read and forget."""
+        """From now on, drop the data that is read."""
         self._sink = None
 
     def close(self) -> None:
@@ -63,9 +63,9 @@ class Channel:
 
 
 class WorkerProcess:
-    """Starts ``command`` under a guard that ends it, and all that it starts, with this process at the latest.
+    """Starts ``command`` under a guard, which ends it and all processes that it started when this process ends.
 
-    ``stdout``, ``stderr`` and ``report`` are the reading ends of pipes, for the caller to close. The worker inherits
+    ``stdout``, ``stderr`` and ``report`` are the reading ends of pipes, which the caller closes. The worker inherits
     ``descriptors``. The guard ends with the thread that makes this object: make it in the thread that waits for it.
     Raises OSError where no process can be started.
     """
@@ -93,22 +93,22 @@ class WorkerProcess:
             _close(stdout, stderr, report)
 
     def terminate(self) -> None:
-        """Ask the worker and all that it started to end; what is left after the time of grace is killed."""
+        """Ask the worker and all processes that it started to end; those left after the time of grace are killed."""
         self._guard.send_signal(signal.SIGTERM)
 
     def hurry(self) -> None:
-        """Kill the worker and all that it started now."""
+        """Kill the worker and all processes that it started now."""
         self._guard.send_signal(signal.SIGQUIT)
 
     def kill(self) -> None:
-        """Kill the guard, and with it the worker. For a guard that does not answer; others may be left behind."""
+        """Kill a guard that does not answer, and with it the worker; processes that the worker started may be left."""
         if self._guard.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._guard.pid, signal.SIGKILL)
 
     def reap(self) -> int:
         """The exit code of the guard, which has closed its report pipe: it is about to exit."""
-        # Bound: REAP_SECONDS, of which a closed report pipe needs microseconds.
+        # Bound: REAP_SECONDS. A guard that has closed its report pipe ends within microseconds.
         return self._guard.wait(REAP_SECONDS)
 
 

@@ -25,9 +25,9 @@ FETCH_S = 60.0
 class Gathering:
     """The outcomes of one call, as they come in.
 
-    A dead worker ends the wait at once. A worker that raised ends it after a grace of a few seconds, in which the
-    others may finish too, or say more about the cause: a rank that lost its peer is often heard before the news of the
-    peer's death.
+    The death of a worker ends the wait at once. An exception ends it after a grace of a few seconds, in which the other
+    workers may finish, too, or report the cause: the error of a rank that lost its peer often arrives before Ray
+    reports the peer's death.
     """
 
     def __init__(self, calls: Mapping[ObjectRef[bytes], Member], timeout: float = math.inf) -> None:
@@ -52,7 +52,7 @@ class Gathering:
         return not self.pending and self.lost is None
 
     def wait(self) -> None:
-        """Return when it is known how the call ends."""
+        """Return when all workers have answered, when one has died, or when the time is over."""
         while self.pending and self.lost is None and (left := self._deadline - time.monotonic()) > 0:
             done, _ = ray.wait(list(self.pending), num_returns=1, timeout=min(TICK_S, left))
             for reference in done:

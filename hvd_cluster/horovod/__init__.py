@@ -1,6 +1,6 @@
-"""Scripts that say ``import horovod.torch as hvd`` run unchanged: the name horovod means hvd_cluster, where asked for.
+"""The alias: scripts that say ``import horovod.torch as hvd`` run unchanged, because horovod means hvd_cluster.
 
-There are three ways to ask::
+There are three ways to request it::
 
     hvdrun --horovod-alias -np 2 python train.py
     python -m hvd_cluster.horovod train.py
@@ -45,7 +45,7 @@ def is_requested() -> bool:
 
 
 def search_path(own: str | None) -> str:
-    """The PYTHONPATH for processes in which ``import horovod`` shall mean hvd_cluster, from the one they had."""
+    """The PYTHONPATH of processes with the alias; ``own`` is their PYTHONPATH without it."""
     entries = own.split(os.pathsep) if own else []
     return os.pathsep.join([STARTUP, *(entry for entry in entries if entry != STARTUP)])
 

@@ -27,12 +27,12 @@ STAND_IN = f"hvd-cluster {__version__}, which stands in for Horovod here, does n
 
 
 class HorovodFinder(DistributionFinder):
-    """Finds horovod and all below it, and says who is asked where an import names something that is not here."""
+    """Finds horovod and all modules below it; the error for a missing module names hvd-cluster."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """See :class:`importlib.abc.MetaPathFinder`. Raises for what is not here, but only where it is imported."""
+        """See :class:`importlib.abc.MetaPathFinder`. Raises for a missing module, but only where it is imported."""
         top = fullname.partition(".")[0]
         if top == "horovod":
             return _own(fullname) or _alias(fullname)
@@ -45,7 +45,7 @@ class HorovodFinder(DistributionFinder):
         self,
         context: DistributionFinder.Context = DistributionFinder.Context(),  # noqa: B008  importlib's default
     ) -> Iterator[Distribution]:
-        """What :mod:`importlib.metadata` knows of Horovod, for those who ask for it by name; lists go without it."""
+        """The metadata of Horovod for a search by its name; a list of all distributions does not have it."""
         if (context.name or "").lower() == "horovod":
             yield _Metadata()
 
@@ -68,15 +68,15 @@ def _alias(fullname: str) -> ModuleSpec | None:
 def _exists(name: str) -> bool:
     try:
         return find_spec(name) is not None
-    except ModuleNotFoundError:  # what it would be in does not exist
+    except ModuleNotFoundError:  # its parent package does not exist
         return False
 
 
 def _callers() -> set[str]:
-    """The functions of importlib that asked the finder: an import goes through others than ``find_spec`` does.
+    """The functions of importlib that called the finder.
 
-    Nothing else tells the two apart, and ``find_spec`` must not raise where an import must, to say more than that there
-    is no such module.
+    Only they show whether this is an import or a call of ``importlib.util.find_spec``. For a missing module the import
+    should raise an error that explains more, and ``find_spec`` must return None.
     """
     frame: FrameType | None = sys._getframe()
     names = set()
@@ -95,21 +95,21 @@ class _Alias(Loader):
         self._real = real
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """None: importlib makes a module, and takes what :meth:`exec_module` puts in its place."""
+        """None: importlib makes a module, and :meth:`exec_module` puts another one in its place."""
 
     def exec_module(self, module: ModuleType) -> None:
         """Import the real module."""
         real = import_module(self._real)
-        # A module without a path has nothing below it, and importlib would say that without asking us.
+        # Without a path, importlib would refuse a submodule without a call of this finder.
         real.__dict__.setdefault("__path__", [])
         sys.modules[module.__name__] = real
 
 
 class _Metadata(Distribution):
     def read_text(self, filename: str) -> str | None:
-        """Name and version; there is nothing else."""
+        """The file METADATA, with name and version; None for all other files."""
         return f"Metadata-Version: 2.1\nName: horovod\nVersion: {HOROVOD_VERSION}\n" if filename == "METADATA" else None
 
     def locate_file(self, path: str | os.PathLike[str]) -> Path:
-        """Where the modules are that have Horovod's names."""
+        """The path of a file below the modules with Horovod's names."""
         return Path(MODULES) / path

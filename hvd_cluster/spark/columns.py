@@ -37,11 +37,11 @@ REMEDIES = {
     "timestamp": AS_A_NUMBER,
     "timestamp_ntz": AS_A_NUMBER,
 }
-ALLOWED = "what can be trained on is numbers, booleans, decimals, arrays of these, and vectors of Spark ML"
+ALLOWED = "columns can have numbers, booleans, decimals, arrays of these, or vectors of Spark ML"
 
 
 class Kind(Enum):
-    """What one row has in a column."""
+    """The content of a column in one row."""
 
     SCALAR = "scalar"
     ARRAY = "array"
@@ -59,14 +59,14 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Columns that stand side by side in one array of a batch; ``single`` says that one was named, without a list."""
+    """Columns that stand side by side in one array of a batch; ``single``: the user named one column, not a list."""
 
     columns: tuple[Column, ...]
     single: bool
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """That of the array, which can hold the values of all columns."""
+        """The dtype of the array, which can hold the values of all columns."""
         return np.result_type(*(column.dtype for column in self.columns))
 
     @property
@@ -77,10 +77,10 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The arrays of a batch: those of the features, those of the labels, then one of ``weights``, if any.
+    """The arrays of a batch: features, then labels, then the array of ``weights``, if any.
 
-    ``nested`` says for each of the two whether the arrays are in a tuple. Rows whose ``validation`` is above zero, if
-    it is a column, or else that part of all rows, are kept apart.
+    ``nested`` says for features and labels whether the arrays are in a tuple. ``validation`` is the column that is
+    above zero in the rows that are kept apart, or the fraction of rows that are kept apart.
     """
 
     features: tuple[Stack, ...]
@@ -96,7 +96,7 @@ class Selection:
 
     @property
     def sides(self) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-        """Of features, labels and, where there are such, weights: the number of arrays, and whether they are nested."""
+        """For features, labels and, if any, weights: the number of arrays, and whether they are nested."""
         counts = len(self.features), len(self.labels)
         return ((*counts, 1), (*self.nested, False)) if self.weights else (counts, self.nested)
 
@@ -119,9 +119,9 @@ def select(
     validation: float | str | None,
     sample_weight_col: str | None = None,
 ) -> Selection:
-    """What the arguments of ``run_on_dataframe`` ask of a DataFrame of this ``schema``, a ``StructType``.
+    """The columns that the arguments of ``run_on_dataframe`` name, in a DataFrame of this ``schema``, a ``StructType``.
 
-    Raises ValueError for what is not there or cannot be used.
+    Raises ValueError for columns that do not exist or cannot be used.
     """
     columns = _Columns(schema)
     labels, labels_nested = _lists(label_cols, "label_cols")

@@ -3,7 +3,7 @@
 The names are Horovod's. The keys are those that Spark reads since 3.1, ``spark.excludeOnFailure``: Spark 4 ignores the
 ``spark.blacklist`` of before. The values follow from the names: a limit of 1 excludes at the first failure, 2 gives one
 more chance, and the largest integer always one more. Spark wants fewer attempts on a node than for a task in all, which
-is why there is a largest integer minus one. They need SPARK_CONF_BLACKLIST_ENABLED to mean anything.
+is why there is a largest integer minus one. They have an effect only with SPARK_CONF_BLACKLIST_ENABLED.
 """
 
 from __future__ import annotations
@@ -76,4 +76,4 @@ SPARK_CONF_DEFAULT_VALUES = {
     APP_PER_EXECUTOR: "2",
     APP_PER_NODE: "2",
 }
-"""What Spark takes where nothing is set, by key."""
+"""Spark's default values, by key."""

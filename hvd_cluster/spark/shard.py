@@ -26,7 +26,7 @@ BATCHES_AT_ONCE = 1024
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """How the rows of a shard come; the random order follows from ``seed``, ``rank`` and the number of the epoch."""
+    """The order of the rows of a shard; a random order follows from ``seed``, ``rank`` and the number of the epoch."""
 
     batch_size: int
     shuffle: bool
@@ -38,7 +38,7 @@ class Order:
 class Source:
     """One part of the rows of a spill, and how its arrays make a batch.
 
-    ``arrays`` is the number of arrays on each side: of the features, the labels and, where there are such, the weights.
+    ``arrays`` is the number of arrays on each side: features, labels and, if any, weights.
     ``nested`` says for each side whether its arrays are in a tuple.
     """
 
@@ -62,24 +62,24 @@ class Shard:
     Every batch has ``batch_size`` rows, the last one what is left. ``features`` and ``labels`` are arrays of shape
     (rows,) or (rows, columns), or tuples of such; see ``run_on_dataframe``. With a ``sample_weight_col`` a batch is
     ``(features, labels, weights)``, the weights of shape (rows,). :meth:`torch` and :meth:`tensorflow` give
-    the same as tensors. A batch belongs to who gets it: what is written to it is not seen by later epochs.
+    the same as tensors. The caller owns a batch: later epochs do not see changes to it.
 
-    The first epoch begins while Spark still makes rows, and takes them in the order in which they come; it raises
-    ExecutorError where Spark fails. Others read the rows from the local disk or, as a rule, from the system's cache of
-    it; the second waits until all rows have come, which matters where a loop was left before its end.
+    The first epoch begins while Spark still produces rows, and takes them in the order in which they arrive; it raises
+    ExecutorError where Spark fails. Later epochs read the rows from the local disk or, usually, from the system's cache
+    of it. The second epoch waits until all rows have arrived, also if the loop of the first one was left early.
 
     With ``shuffle``, every epoch has its own order, which follows from ``seed``, rank and number of the epoch, and from
     the order in which Spark gave the rows. Rows are mixed in windows of 16 MiB, or one batch where that is more: in the
-    first epoch with their neighbours, in later ones with chunks of 1 MiB from anywhere. So that it need not wait, the
-    first epoch begins with a window of 8 batches, and doubles it up to that size. Two windows at most, and the batches
-    that the caller keeps with the windows they are parts of, are all that is in memory.
+    first epoch with their neighbours, in later ones with chunks of 1 MiB from anywhere. To begin early, the
+    first epoch has a first window of 8 batches, and doubles the windows up to that size. Memory holds two windows at
+    most, and the windows of batches that the caller keeps.
 
     ``DataLoader(shard, num_workers=2)`` gives the same batches in the same order, as tensors. Its workers, forked or
     spawned, share the batches of an epoch. ``batch_size`` of ``run_on_dataframe`` says how many rows a batch has; leave
     ``batch_size`` of ``DataLoader`` out, as any other than 1 or None is a ValueError. Only a process that is being
     started can get a shard by pickle; anywhere else that is a TypeError.
 
-    Shards may differ in their numbers of rows, and may have none. A rank that is through calls ``hvd.join()``.
+    Shards may differ in their numbers of rows, and may have none. A rank that has run out of rows calls ``hvd.join()``.
     """
 
     def __init__(self, source: Source, order: Order, epochs: EpochLog, validation: Shard | None) -> None:
@@ -91,8 +91,8 @@ class Shard:
 
     @property  # type: ignore[misc]
     def __class__(self) -> type[Shard]:
-        # DataLoader asks isinstance(), which looks here first: in time to become a dataset of torch, also where torch
-        # is imported later than this module.
+        # DataLoader calls isinstance(), which reads this attribute first. So the class becomes a dataset of torch in
+        # time, also where torch is imported later than this module.
         introduce(Shard)
         return Shard
 
@@ -103,11 +103,11 @@ class Shard:
 
     @property
     def rows(self) -> int:
-        """The number of rows. Waits until the last has come."""
+        """The number of rows. Waits until the last one has arrived."""
         return self._source.wait()
 
     def __len__(self) -> int:
-        """The number of batches of an epoch. Waits until the last row has come."""
+        """The number of batches of an epoch. Waits until the last row has arrived."""
         return -(-self.rows // self._order.batch_size)
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
@@ -128,7 +128,7 @@ class Shard:
         # A copy, which counts the epochs together with this one.
         shard = copy.copy(self)
         shard._cut = cut
-        if self._validation is not None:  # its truth is its length, for which it would wait
+        if self._validation is not None:  # bool() would ask for its length, and wait for all rows
             shard._validation = self._validation._as(cut)
         return shard
 
@@ -196,7 +196,7 @@ def _cut_torch(array: Array, size: int) -> Iterator[Any]:
 def _cut_tensorflow(array: Array, size: int) -> Iterator[Any]:
     import tensorflow
 
-    # In memory of another alignment it crashes.
+    # TensorFlow crashes on memory of another alignment.
     if array.ctypes.data % ALIGNMENT or array[:size].nbytes % ALIGNMENT:
         return map(tensorflow.convert_to_tensor, _cut_numpy(array, size))
     from_dlpack = tensorflow.experimental.dlpack.from_dlpack

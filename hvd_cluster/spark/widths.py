@@ -1,7 +1,8 @@
 """The numbers of elements in columns of arrays and vectors, on which all ranks must agree: they are shapes of a model.
 
-Spark knows only that these are arrays, and each rank sees its own rows. Who has a first row compares with the first who
-had one, so that nobody waits for a rank without rows, and no rank reads a row that does not fit the others.
+Spark knows only that these are arrays, and each rank sees its own rows. The first rank
+that has a row publishes its numbers, and the others compare theirs. So no rank waits for a rank without rows, and no
+rank reads a row that does not fit the others.
 """
 
 from __future__ import annotations

@@ -14,12 +14,13 @@ class PowerSGD(GradientCompressor):
     """Sends an n x m gradient as two thin matrices, of n x ``rank`` and m x ``rank`` elements.
 
     One step of subspace iteration a training step, which starts where the last one ended. What a step leaves out is
-    added to the next gradient. A tensor of more dimensions is a matrix of shape[0] rows. What would not become smaller,
-    vectors above all, travels as it is.
+    added to the next gradient. A tensor of more dimensions is a matrix of shape[0] rows. A tensor that would
+    not become smaller, such as a vector, travels uncompressed.
 
-    It computes in float32, or in float64 for such parameters, and keeps one more gradient in memory. Where a combined
-    factor is not finite, as under a GradScaler that tries a scale, the result is NaN and what was left out so far is
-    forgotten, which was of the old scale. It is no part of ``state_dict()`` either, and forgotten when one is loaded.
+    It computes in float32, or in float64 for parameters of float64. The error, which is what the steps left out, needs
+    the memory of one more gradient. If a combined factor is not finite, for example under a GradScaler that tries a
+    scale, the result is NaN and the error is dropped, because it has the old scale. ``state_dict()`` does not contain
+    the error, and ``load_state_dict()`` drops it.
 
     Source: Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
     Optimization", NeurIPS 2019, algorithms 1 and 2 (https://arxiv.org/abs/1905.13727); here the factor that is kept is

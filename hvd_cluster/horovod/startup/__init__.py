@@ -1,1 +1,1 @@
-"""What a Python runs at its start. This folder is put on PYTHONPATH, and not imported from here."""
+"""Code that a Python process runs at its start. This folder is put on PYTHONPATH; this package is not imported."""

@@ -1,7 +1,7 @@
 """Runs at the start of every Python that has this folder on PYTHONPATH; see ``search_path`` of hvd_cluster.horovod.
 
-Such a Python need not have anything to do with hvd-cluster. Therefore nothing of it is imported before the program says
-``import horovod`` or asks for its version, and the ``sitecustomize`` that this file hides runs as if it were not here.
+Many of these processes have nothing to do with hvd-cluster. Therefore this file imports nothing of it before the
+program imports horovod or asks for its version, and it runs the ``sitecustomize`` that it hides.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(HERE)))
 
 
 class Installer:
-    """Installs the alias when it is needed; what that puts before this finder finds the rest."""
+    """Installs the alias when it is needed. The finder of the alias then comes before this one."""
 
     @staticmethod
     def find_spec(
@@ -52,7 +52,7 @@ def install() -> None:
 
 
 def run_hidden() -> None:
-    """Run the next ``sitecustomize`` on the way, if there is one, under its name."""
+    """Run the next ``sitecustomize`` on ``sys.path``, if there is one, under its name."""
     rest = [entry for entry in sys.path if os.path.realpath(entry) != HERE]
     spec = PathFinder.find_spec("sitecustomize", rest)
     if spec is not None and spec.loader is not None:

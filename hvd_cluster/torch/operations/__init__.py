@@ -6,7 +6,7 @@ Tensors may have any strides. A result is contiguous, or channels last as the te
 before an asynchronous operation is synchronized.
 
 Functions that end in ``_async`` return a handle for ``poll`` and ``synchronize``; those that end in ``_`` or
-``_async_`` work in place. Neither records anything for autograd. All others do, and backward is a collective as well,
-see :mod:`hvd_cluster.operations.gradients`: ranks that differ in whether a tensor requires a gradient wait for each
-other in vain.
+``_async_`` work in place. None of these records anything for autograd. All others do, and their backward is a
+collective, too, see :mod:`hvd_cluster.operations.gradients`: if a tensor requires a gradient on some ranks only, these
+ranks wait in backward for the others, which never come.
 """

@@ -111,7 +111,7 @@ def _allreduce(tensor: torch.Tensor, name: str | None, process_set: ProcessSet, 
 
 
 class HorovodAllreduce(torch.autograd.Function):
-    """The gradients are combined in the same way: each rank's tensor counted in all results, with both factors."""
+    """The gradients are combined with the same op and factors: each rank's tensor is a part of all results."""
 
     @staticmethod
     def forward(

@@ -15,7 +15,7 @@ __all__ = ["apply", "backward_of_group", "is_recorded"]
 
 @uncompiled
 def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
-    """The result of ``forward``, to which autograd knows the ``backward``."""
+    """The result of ``forward``; autograd calls ``backward`` for its gradients."""
     return function.apply(*arguments)  # type: ignore[no-untyped-call]
 
 

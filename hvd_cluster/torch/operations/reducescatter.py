@@ -1,4 +1,4 @@
-"""Reducescatter: each element combined over all ranks, and the rows of the result dealt out to them.
+"""Reducescatter: each element combined over all ranks, and the rows of the result distributed over them.
 
 The first ``shape[0] % size`` ranks get one row more than the others.
 """

@@ -1,4 +1,4 @@
-"""Allreduce of sparse tensors, of which each rank has other elements: they are gathered."""
+"""Allreduce of sparse tensors: each rank has other elements, so the elements of all ranks are gathered."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What Horovod's bindings share: ``exceptions``, ``process_sets`` and ``util`` are here."""
+"""Modules that Horovod's bindings share: ``exceptions``, ``process_sets`` and ``util``."""

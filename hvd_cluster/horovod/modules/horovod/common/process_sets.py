@@ -5,5 +5,5 @@ from hvd_cluster.process_sets import ProcessSet, global_process_set
 
 __all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
 
-# Or importlib would say what is missing in this module, without asking the alias.
+# Without a path, importlib would refuse a submodule without a call of the alias's finder.
 __path__: list[str] = []

@@ -1,6 +1,6 @@
-"""What scripts ask Horovod's module of this name.
+"""Functions that scripts import from Horovod's module of this name.
 
-``verbose`` is accepted for compatibility: what is asked for here is looked up, not tried out.
+``verbose`` is accepted for compatibility and has no effect: no function here tries something out.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
     "split_list",
 ]
 
-# Or importlib would say what is missing in this module, without asking the alias.
+# Without a path, importlib would refuse a submodule without a call of the alias's finder.
 __path__: list[str] = []
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) 
 
 
 def check_installed_version(name: str, version: str, exception: BaseException | None = None) -> None:
-    """Nothing: nothing is compiled for one version of a framework, so none can be the wrong one."""
+    """Do nothing: no part is compiled for one version of a framework, so no version can be wrong."""
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
@@ -98,7 +98,7 @@ def ccl_built(verbose: bool = False) -> bool:
 
 @contextmanager
 def env(**kwargs: str | None) -> Iterator[None]:
-    """Variables of the environment for a while; those that are None stay what they are."""
+    """Set variables of the environment inside of the block; those that are None stay as they are."""
     given = {name: value for name, value in kwargs.items() if value is not None}
     before = {name: os.environ.get(name) for name in given}
     os.environ.update(given)
@@ -127,7 +127,7 @@ def num_rank_is_power_2(num_rank: int) -> bool:
 
 
 def split_list(l: Sequence[T], n: int) -> list[Sequence[T]]:  # noqa: E741  Horovod's name
-    """``l`` in ``n`` pieces, of which the first ones are longer by one where it does not come out even."""
+    """``l`` in ``n`` pieces, of which the first ones are longer by one if the length is not a multiple of ``n``."""
     length, longer = divmod(len(l), n)
     starts = [place * length + min(place, longer) for place in range(n + 1)]
     return [l[start:end] for start, end in itertools.pairwise(starts)]
