@@ -101,7 +101,7 @@ class Coordinator:
         return bool(self._pending or self._retried)
 
     def waiting(self) -> dict[Key, Waiting]:
-        """For each half-submitted tensor who has submitted it, and who has not."""
+        """For each half-submitted tensor: the ranks that have submitted it, and those that have not."""
         pending = {
             key: pending.waiting(self._excused(key, pending))
             for key, pending in self._pending.items()

@@ -89,7 +89,7 @@ class Pending:
         return dict(sorted(requests.items()))
 
     def waiting(self, joined: Collection[int]) -> Waiting:
-        """Who is in and who is not, of those that have not joined."""
+        """The ranks that have submitted, and those of the others that have not joined."""
         answered = self.answered()
         missing = tuple(rank for rank in self.members if rank not in answered and rank not in joined)
         return Waiting(self.since, missing, tuple(sorted(self.submitted())))

@@ -6,10 +6,10 @@ its slab, (n - 1) / n S; combines the slice it owns of all slabs and its own sou
 the inputs were, in every other slab, (n - 1) / n S; and copies out of its own slab what the others left there,
 (n - 1) / n S. Between these steps lies a crossing; a pipeline of rounds shares it.
 
-What limits a processor whose cores do not share a cache is who owns a cache line. A line that a core has read must be
-taken away from it before another may write it, one line at a time: 2.4 GB/s on an AMD EPYC across two core complexes.
-Where the reader has written the line, too, it moves as fast as any: 11 to 18 GB/s. That is why the results go back
-into every slab, although one copy would do for all to read: each line is written by whoever read it last.
+Where cores share no cache, the ownership of cache lines limits the speed. If one core has only read a line, another
+core must first invalidate that copy before it writes, one line at a time: 2.4 GB/s on an AMD EPYC across two core
+complexes. If the reading core has also written the line, it moves at full speed: 11 to 18 GB/s. So the results go back
+into every slab, although one copy would be enough: each line is written by the rank that read it last.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class Allreduce:
         one before that.
 
         Copying in comes before the wait, which it shortens: it goes to the slab of three rounds ago, which all others
-        were done with when they arrived at the last gate but one. After the last gate nobody is busy with another's
-        slab, so that the next operation may have the same ones, which are in the cache.
+        had finished with when they arrived at the last gate but one. After the last gate a rank uses only its own. So
+        the next operation may use the same slabs, which are in the cache.
         """
         before = self._slabs.turn
         total, step = len(source), SLAB_BYTES // reduction.dtype.itemsize
@@ -114,7 +114,7 @@ class Allreduce:
             return
         start, stop = round.start + round.lower, round.start + round.upper
         inputs = [slab[round.lower : round.upper] for slab in round.slabs]
-        unused = inputs[self._rank]  # nobody else reads or writes there
+        unused = inputs[self._rank]  # no other rank reads or writes there
         inputs[self._rank] = source.gather(start, stop)
         whole = destination.view(start, stop)
         result = unused if whole is None else whole

@@ -39,5 +39,5 @@ def wait(address: int, value: int, timeout: float) -> None:
 
 
 def wake(address: int) -> None:
-    """Wake everybody who sleeps on the word at ``address``."""
+    """Wake all threads that sleep on the word at ``address``."""
     _waking(_NUMBER, address, _WAKE, _EVERYBODY, None, None, 0)
