@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class _Parcel(NamedTuple):
-    """What a rank sends: an object that was pickled, or the reason why it was not."""
+    """The message of a rank: a pickled object, or the reason why it could not be pickled."""
 
     data: npt.NDArray[np.uint8]
     failed: bool = False
@@ -39,7 +39,7 @@ class _Parcel(NamedTuple):
 def broadcast_object(
     obj: T, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> T:
-    """``obj`` of the global rank ``root_rank``, on every member; what the others give is ignored.
+    """``obj`` of the global rank ``root_rank``, on every member; the objects of the others are ignored.
 
     Needs objects that cloudpickle takes; only ranks of this job are listened to. Takes memory for the pickle besides
     the object. Raises InvalidRequestError, on every member, when the object cannot be pickled, and where it cannot be
@@ -47,16 +47,16 @@ def broadcast_object(
     """
     is_root = basics.rank() == root_rank
     parcel = _pickle(obj) if is_root else _Parcel(np.empty(0, np.uint8))
-    length, failed = _broadcast(parcel.header, root_rank, _part(name, "sz"), process_set).tolist()
+    length, failed = _broadcast(parcel.header, root_rank, _suffixed(name, "sz"), process_set).tolist()
     data = parcel.data if is_root else np.empty(length, np.uint8)
-    _broadcast(data, root_rank, _part(name, "t"), process_set)
+    _broadcast(data, root_rank, _suffixed(name, "t"), process_set)
     if failed:
         raise _not_pickled(root_rank, data)
     return obj if is_root else _unpickle(data, root_rank)
 
 
 def _pickle(obj: object) -> _Parcel:
-    file = io.BytesIO()  # whose memory is sent as it is, with no copy
+    file = io.BytesIO()  # its memory is sent as it is, with no copy
     try:
         cloudpickle.dump(obj, file)
     except Exception as error:  # noqa: BLE001  pickling runs code of the user
@@ -70,8 +70,8 @@ def _unpickle(data: npt.NDArray[np.uint8], rank: int) -> Any:
         return cloudpickle.loads(data)
     except Exception as error:
         raise InvalidRequestError(
-            f"the object of rank {rank} cannot be unpickled on rank {basics.rank()} ({described(error)}); what it is "
-            "made of must be there on all ranks"
+            f"the object of rank {rank} cannot be unpickled on rank {basics.rank()} ({described(error)}); its classes "
+            "must be there on all ranks"
         ) from error
 
 
@@ -87,8 +87,8 @@ def _not_pickled(rank: int, text: npt.NDArray[np.uint8]) -> InvalidRequestError:
     )
 
 
-def _part(name: str | None, part: str) -> str | None:
-    return None if name is None else f"{name}.{part}"
+def _suffixed(name: str | None, suffix: str) -> str | None:
+    return None if name is None else f"{name}.{suffix}"
 
 
 def _broadcast(array: npt.NDArray[Any], root_rank: int, name: str | None, process_set: ProcessSet) -> npt.NDArray[Any]:
@@ -98,7 +98,7 @@ def _broadcast(array: npt.NDArray[Any], root_rank: int, name: str | None, proces
 
 
 def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[T]:
-    """The objects of all members that have not joined, in rank order. Raises what :func:`broadcast_object` raises."""
+    """The objects of all members that have not joined, in rank order. Raises as :func:`broadcast_object`."""
     headers, pieces = _gathered(_pickle(obj), name, process_set)
     for (_, failed, rank), piece in zip(headers, pieces, strict=True):
         if failed:
@@ -109,10 +109,10 @@ def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = 
 def _gathered(
     parcel: _Parcel, name: str | None, process_set: ProcessSet
 ) -> tuple[list[list[int]], list[npt.NDArray[np.uint8]]]:
-    """Size, failure and rank of each member's parcel, and what is in it."""
+    """Size, failure and rank of each member's parcel, and its contents."""
     header = np.append(parcel.header, basics.rank())
-    headers = _allgather(header, _part(name, "sz"), process_set).reshape(-1, 3)
-    gathered = _allgather(parcel.data, _part(name, "t"), process_set)
+    headers = _allgather(header, _suffixed(name, "sz"), process_set).reshape(-1, 3)
+    gathered = _allgather(parcel.data, _suffixed(name, "t"), process_set)
     return headers.tolist(), np.split(gathered, np.cumsum(headers[:-1, 0]))
 
 

@@ -65,10 +65,11 @@ def broadcast_optimizer_state(
 ) -> None:
     """Give ``optimizer``, wrapped or not, the options and the state of the one on the global rank ``root_rank``.
 
-    Ranks may differ in what they have: a fresh optimizer takes a restored one's state, and the other way round. The
-    root's structure travels first, as an object, and tells the others which tensors follow. ``model`` is accepted for
-    compatibility and not needed. InvalidRequestError for what is no optimizer, and on all ranks when the root's state
-    cannot be had or pickled; ValueError where the parameter groups are not as many or as large as the root's.
+    The optimizers of the ranks may have different state: a fresh optimizer takes a restored one's state, and the other
+    way round. The root's structure travels first, as an object, and tells the others which tensors follow. ``model`` is
+    accepted for compatibility and not needed. InvalidRequestError unless it is an optimizer, and on all ranks when the
+    root's state cannot be had or pickled; ValueError where the parameter groups are not as many or as large as the
+    root's.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidRequestError(f"optimizer is a {type(optimizer).__name__}; give a torch.optim.Optimizer")

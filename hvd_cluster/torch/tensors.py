@@ -40,7 +40,7 @@ def require_tensor(tensor: Any) -> torch.Tensor:
 
 
 def require_writable(tensor: torch.Tensor) -> None:
-    """InvalidRequestError for an expanded tensor, several of whose elements are one place in memory."""
+    """InvalidRequestError for an expanded tensor: several of its elements share one address."""
     strides = tensor.stride()
     if 0 in strides and any(stride == 0 and length > 1 for stride, length in zip(strides, tensor.shape, strict=True)):
         raise InvalidRequestError(
@@ -49,7 +49,7 @@ def require_writable(tensor: torch.Tensor) -> None:
 
 
 def as_input(tensor: Any) -> torch.Tensor:
-    """``tensor`` detached and contiguous, a copy only where it is not; InvalidRequestError for what cannot travel."""
+    """``tensor`` detached and contiguous, a copy only where it is not; InvalidRequestError where it cannot travel."""
     require_tensor(tensor)
     if tensor.dtype not in _DTYPES or tensor.layout is not torch.strided or not tensor.is_cpu or tensor.is_nested:
         raise _cannot_travel(tensor)

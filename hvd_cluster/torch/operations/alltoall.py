@@ -37,7 +37,7 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Send ``splits[r]`` consecutive rows to each rank r, and concatenate what comes, in rank order.
+    """Send ``splits[r]`` consecutive rows to each rank r, and concatenate the received rows in rank order.
 
     Without ``splits``, equal shares; with them the result is (tensor, received_splits), the latter int32.
     """

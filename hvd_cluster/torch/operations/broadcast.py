@@ -54,7 +54,7 @@ def broadcast(
 
 
 class HorovodBroadcast(torch.autograd.Function):
-    """The gradients are averaged over the ranks for the root; the others, whose tensors went nowhere, get zeros."""
+    """The gradients are averaged over the ranks for the root; those of other ranks, which were not used, are zeros."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""Collectives in what ``torch.compile`` compiles: its graph ends before each of them, and continues after it."""
+"""Collectives under ``torch.compile``: the graph ends before each of them, and continues after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters of torch whose gradients travel together, and the memory in which small ones do."""
+"""Parameters of torch with gradients that travel together, and the memory for small gradients."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Pack:
 
 
 class Bucket:
-    """Parameters whose gradients are sent when all of them are ready, and run together.
+    """Parameters with gradients that are sent together, when all of them are ready.
 
-    ``sparse`` has those whose gradients are sparse, on all ranks, and how many of their dimensions are.
+    ``sparse``: the parameters with gradients that are sparse on all ranks -> the number of sparse dimensions.
     """
 
     __slots__ = ("_packs", "parameters", "sparse")

@@ -62,13 +62,13 @@ _ordinals: Ordinals[GradientOptimizer] = Ordinals()
 
 
 def _state(parameter: torch.Tensor) -> tuple[int, int]:
-    """What tells one gradient from another, and from what it was before it was changed in place."""
+    """Identity and version of the gradient: one of them changes where the gradient is replaced or changed in place."""
     gradient = parameter.grad
     return id(gradient), 0 if gradient is None else gradient._version
 
 
 def _has_unscaled(caller: Any, optimizer: torch.optim.Optimizer) -> bool:
-    """Whether ``caller`` is a GradScaler whose ``unscale_`` was called, of which gradients themselves show no trace."""
+    """Whether ``caller`` is a GradScaler after ``unscale_``, which leaves no trace in the gradients themselves."""
     states = getattr(caller, "_per_optimizer_states", {})
     return id(optimizer) in states and states[id(optimizer)]["stage"] is OptState.UNSCALED
 
@@ -169,7 +169,7 @@ class GradientOptimizer(torch.optim.Optimizer):
             self._send_early(bucket)
 
     def _passes_before(self, parameter: torch.Tensor) -> int:
-        """How many passes were to come before this one; all, where what others added up was thrown away."""
+        """The number of passes that were missing before this one; all where the earlier gradient was replaced."""
         gradient, version = self._states.get(parameter, (0, 0))
         has_grown = _state(parameter) == (gradient, version + 1)
         return self._countdown.get(parameter, self._passes) if has_grown else self._passes
@@ -270,7 +270,7 @@ class GradientOptimizer(torch.optim.Optimizer):
             )
 
     def _changed(self) -> list[torch.Tensor]:
-        """Those whose gradients are complete and were changed since, or since they were sent."""
+        """Parameters with complete gradients that were changed since then, or since they were sent."""
         states, countdown = self._states, self._countdown
         return [each for each in states if countdown.get(each) == 0 and _state(each) != states[each]]
 
@@ -367,7 +367,7 @@ class GradientOptimizer(torch.optim.Optimizer):
         super().zero_grad(set_to_none)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As the wrapped optimizer's; gradients that were computed before, and what compressors keep, are forgotten."""
+        """As the wrapped optimizer's; earlier gradients and the state of compressors are forgotten."""
         for reduction in self._reductions.values():
             reduction.abandon()
         self._reset()

@@ -31,9 +31,9 @@ __all__ = ["Compressors", "Reduction"]
 
 Compressors: TypeAlias = Mapping[torch.Tensor, GradientCompressor]
 Journey: TypeAlias = Generator[torch.Tensor, torch.Tensor | None, None]
-"""Yields what is to be combined over all ranks, is sent the result, and ends when gradients are complete."""
+"""Yields a tensor to combine over all ranks, is sent the result, and ends when gradients are complete."""
 Course: TypeAlias = Generator[Handle | HandleGroup, tuple[torch.Tensor, ...], None]
-"""Yields what is in flight, is sent the results, and ends when nothing is left to be started."""
+"""Yields a handle, is sent its results, and ends when nothing is left to be started."""
 
 
 class Reduction:
@@ -77,7 +77,7 @@ class Reduction:
     def advance(self) -> bool:
         """Wait for the round in flight and start the next; whether there was none left, so that all is complete.
 
-        Raises what the engine raises.
+        Raises the engine's errors.
         """
         if self._handle is not None:
             self._handle = self._after(self._handle)
@@ -115,7 +115,7 @@ class Reduction:
                 if (yield from self._attempt()):
                     return
             except MismatchError as mismatch:
-                error = mismatch.with_traceback(None)  # whose frames would keep the optimizer
+                error = mismatch.with_traceback(None)  # the frames of a traceback would keep the optimizer alive
             yield from self._agree(error)
 
     def _attempt(self) -> Generator[Handle | HandleGroup, tuple[torch.Tensor, ...], bool]:
@@ -199,7 +199,7 @@ def _gradient(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _complete(bucket: Bucket, parameters: Sequence[torch.Tensor]) -> set[torch.Tensor]:
-    """Those that had no gradient, which are zeros now; what is sparse in the bucket is so here, too."""
+    """Parameters that had no gradient, and now have zeros; makes gradients sparse where the ranks agreed on it."""
     absent = {parameter for parameter in parameters if parameter.grad is None}
     for parameter in absent:
         parameter.grad = torch.zeros_like(parameter)

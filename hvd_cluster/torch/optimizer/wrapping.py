@@ -44,13 +44,13 @@ def DistributedOptimizer(
     their parameters, and travel while backward goes on; ``step()`` waits for all. Where the ranks leave no core for
     that, all are submitted by ``step()``.
 
-    ``compression`` is one of Compression, a subclass of Compressor, or what makes a GradientCompressor for a parameter.
-    With ``backward_passes_per_step`` n, gradients add up over n passes before they travel. ``op`` is Average, Sum, or
-    Adasum: then each rank steps by its own gradients and the changes are combined. Average divides by the size of the
-    process set, of which ``gradient_predivide_factor`` is done before the sum, where large gradients might overflow.
-    ``groups`` is into how many groups the gradients are split, or lists of parameters, one for each group: what is in a
-    group travels together. Adasum ignores it. ``num_groups`` is its deprecated name. Sparse gradients stay sparse on
-    their way, and are not compressed, unless ``sparse_as_dense``.
+    ``compression`` is one of Compression, a subclass of Compressor, or a function from a parameter to a
+    GradientCompressor. With ``backward_passes_per_step`` n, gradients add up over n passes before they travel. ``op``
+    is Average, Sum, or Adasum: then each rank steps by its own gradients and the changes are combined. Average divides
+    by the size of the process set, of which ``gradient_predivide_factor`` is done before the sum, where large gradients
+    might overflow. ``groups`` is the number of groups of gradients, or a list of parameters for each group: a group
+    travels together. Adasum ignores it. ``num_groups`` is its deprecated name. Sparse gradients stay sparse on their
+    way, and are not compressed, unless ``sparse_as_dense``.
 
     A parameter that backward did not reach, be it on all ranks, gets a gradient of zeros, so that weight decay and
     momentum still move it; a frozen one stays. In a world of one nothing is sent, and the optimizer does just what
@@ -73,7 +73,7 @@ def DistributedOptimizer(
 
 
 def _require_unwrapped(optimizer: Any) -> None:
-    """Refuse what is wrapped already."""
+    """InvalidRequestError for an optimizer that is wrapped already, and for other objects."""
     wrapper = getattr(optimizer, "_wrapper", None)
     if not isinstance(optimizer, torch.optim.Optimizer) or (wrapper is not None and wrapper() is not None):
         raise InvalidRequestError(f"cannot wrap a {type(optimizer)}; give a torch optimizer that is not wrapped yet")
@@ -113,7 +113,7 @@ def _followed(optimizer: torch.optim.Optimizer, wrapped: Any) -> Callable[..., A
 
 
 def _reduce(wrapped: Any) -> tuple[Any, ...]:
-    """For pickle and copy: what torch keeps of an optimizer, and how it was wrapped. Not what is in flight."""
+    """For pickle and copy: torch's state of the optimizer and the arguments of the wrapper, but nothing in flight."""
     base = type(wrapped).__bases__[1]
     names = list(wrapped._given_names.items())
     process_set = wrapped._options.process_set
