@@ -1,29 +1,57 @@
-"""The numbers of optimizers side by side, as a function of what each rank has."""
+"""The numbers of optimizers side by side."""
 
-from itertools import combinations
+import gc
 
-from hypothesis import given
-from hypothesis import strategies as st
+import pytest
 
-from hvd_cluster.optimizer.ordinals import propose
-
-names = st.sets(st.sampled_from("abcd"), min_size=1)
-old = st.lists(st.tuples(names, st.one_of(st.none(), st.integers(0, 5))), max_size=4)
+from hvd_cluster import basics
+from hvd_cluster.optimizer.ordinals import Ordinals
 
 
-@given(st.lists(old, min_size=1, max_size=4), st.lists(names, min_size=1, max_size=4))
-def test_numbers_differ_from_those_of_rivals_on_every_rank(olds, new):
-    """``olds``: what each rank has besides the new ones, which all have."""
-    proposals = [propose([*theirs, *((each, None) for each in new)]) for theirs in olds]
-    chosen = [max(proposal[-1 - age] for proposal in proposals) for age in range(len(new))][::-1]
-    for (first, one), (second, other) in combinations(zip(new, chosen, strict=True), 2):
-        assert first.isdisjoint(second) or one != other
-    for each, number in zip(new, chosen, strict=True):
-        assert all(each.isdisjoint(theirs) or number != taken for rank in olds for theirs, taken in rank)
+class Optimizer:
+    def __init__(self, names, process_set="all"):
+        self.names_in_flight = lambda: set(names)
+        self.process_set_in_flight = lambda: process_set
 
 
-def test_the_only_one_is_0():
-    assert propose([({"a"}, None)]) == [0]
-    assert propose([({"a"}, None), ({"b"}, None)]) == [0, 0]
-    assert propose([({"a"}, None), ({"a", "b"}, None), ({"b"}, None)]) == [0, 1, 2]
-    assert propose([({"a"}, 3), ({"a"}, None)]) == [4]
+class World:
+    """Stands for an engine."""
+
+
+@pytest.fixture
+def worlds(monkeypatch):
+    current = [World()]
+    monkeypatch.setattr(basics, "engine", lambda: current[0])
+    return current
+
+
+def made(ordinals, *names, **options):
+    optimizer = Optimizer(names, **options)
+    ordinals.add(optimizer)
+    return optimizer
+
+
+def test_rivals_have_different_numbers(worlds):
+    ordinals = Ordinals()
+    optimizers = [made(ordinals, *names) for names in ("a", "b", "ab", "b", "c")]
+    assert [ordinals.get(each) for each in optimizers] == [0, 0, 1, 2, 0]
+    assert ordinals.get(made(ordinals, "a", process_set="some")) == 0
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_replaced_optimizer_counts_on_all_ranks(worlds, keeps):
+    ordinals = Ordinals()
+    kept = [made(ordinals, "a") if keeps else ordinals.add(Optimizer("a"))]
+    gc.collect()
+    assert len(ordinals.all()) == keeps == any(kept)
+    assert ordinals.get(made(ordinals, "a")) == 1
+
+
+def test_a_new_world_counts_those_in_use(worlds):
+    ordinals = Ordinals()
+    first, second = made(ordinals, "a"), made(ordinals, "a")
+    assert (ordinals.get(first), ordinals.get(second)) == (0, 1)
+    del first
+    worlds[0] = World()
+    assert ordinals.get(second) == 0
+    assert ordinals.get(made(ordinals, "a")) == 1

@@ -675,7 +675,7 @@ def check_a_step_that_failed_can_be_repeated():
 
         step()
         with basics.engine()._driver._driving:  # so that the name stays in flight
-            handle = hvd.allreduce_async(torch.zeros(3), name="gradient.p")
+            handle = hvd.allreduce_async(torch.zeros(3), name=f"{optimizer._prefix()}gradient.p")
             with pytest.raises(DuplicateNameError):
                 step()
         hvd.synchronize(handle)

@@ -445,7 +445,7 @@ def check_names_of_what_travels():
     model = build()
     train(model, wrap(model), range(1))
     unsubscribe()
-    assert ("allreduce.gradients.4.bias..0.weight" in seen) == (hvd.size() > 1)
+    assert any(name.endswith("gradients.4.bias..0.weight") for name in seen) == (hvd.size() > 1)
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,7 @@ class GradientOptimizer(torch.optim.Optimizer):
         self._hooks: dict[torch.Tensor, RemovableHandle] = {}
         self._buckets: dict[torch.Tensor, Bucket] = {}
         self._compressors: dict[torch.Tensor, GradientCompressor] = {}
+        self._is_sole_owner = False
         self._reset()
         self._adopt()
         _ordinals.add(self)
@@ -197,11 +198,11 @@ class GradientOptimizer(torch.optim.Optimizer):
 
     def _prefix(self) -> str:
         """The beginning of names in flight, which differs from that of other optimizers with the same names."""
-        ordinal = _ordinals.get(self)
-        if ordinal is None:
+        if not self._is_sole_owner:
             _ordinals.collect_garbage()
             self._require_sole_owner()
-            ordinal = _ordinals.exchange(self)
+            self._is_sole_owner = True
+        ordinal = _ordinals.get(self)
         return f"optimizer{ordinal}." if ordinal else ""
 
     @property
