@@ -28,6 +28,7 @@ def worlds(monkeypatch):
 def made(ordinals, *names, **options):
     optimizer = Optimizer(names, **options)
     ordinals.add(optimizer)
+    ordinals.get(optimizer)
     return optimizer
 
 
@@ -41,9 +42,11 @@ def test_rivals_have_different_numbers(worlds):
 @pytest.mark.parametrize("keeps", [False, True])
 def test_a_replaced_optimizer_counts_on_all_ranks(worlds, keeps):
     ordinals = Ordinals()
-    kept = [made(ordinals, "a") if keeps else ordinals.add(Optimizer("a"))]
+    kept = made(ordinals, "a")
+    if not keeps:
+        del kept
     gc.collect()
-    assert len(ordinals.all()) == keeps == any(kept)
+    assert len(ordinals.all()) == keeps
     assert ordinals.get(made(ordinals, "a")) == 1
 
 
@@ -55,3 +58,11 @@ def test_a_new_world_counts_those_in_use(worlds):
     worlds[0] = World()
     assert ordinals.get(second) == 0
     assert ordinals.get(made(ordinals, "a")) == 1
+
+
+def test_a_copy_counts_from_its_first_use_on(worlds):
+    ordinals = Ordinals()
+    first, copy = made(ordinals, "a"), Optimizer("a")
+    ordinals.add(copy)
+    assert ordinals.get(made(ordinals, "a")) == 1
+    assert (ordinals.get(copy), ordinals.get(first)) == (2, 0)

@@ -43,7 +43,8 @@ class Ordinals(Generic[O]):
     """The optimizers of this process, and the number of each, which is the same on all ranks.
 
     All ranks make their optimizers in the same order, so they count alike without a message. An optimizer that was
-    replaced still counts, whether or not it is in use: ranks may differ in that. In a new world the optimizers that are
+    replaced still counts, whether or not it is in use: ranks may differ in that. A copy counts from its first use on,
+    because one rank alone may make copies, such as checkpoints. In a new world the optimizers that are
     in use then are numbered afresh, because a new rank has never had the others.
     """
 
@@ -57,21 +58,20 @@ class Ordinals(Generic[O]):
         self._ordinals: weakref.WeakKeyDictionary[O, int] = weakref.WeakKeyDictionary()
 
     def add(self, optimizer: O) -> None:
-        """Take in ``optimizer``, and number it."""
-        with self._lock:
-            self._follow_world()
-            self._made[next(self._numbers)] = optimizer
-            self._number(optimizer)
+        """Take in ``optimizer``, as long as it is in use."""
+        self._made[next(self._numbers)] = optimizer
 
     def all(self) -> list[O]:
         """The optimizers that are in use, in the order in which they were made."""
         return [optimizer for _, optimizer in sorted(self._made.items(), key=lambda item: item[0])]
 
     def get(self, optimizer: O) -> int:
-        """The number of ``optimizer`` in the current world."""
-        if self._engine is None or self._engine() is not basics.engine():
+        """The number of ``optimizer`` in the current world, from the first call on."""
+        if self._engine is None or self._engine() is not basics.engine() or optimizer not in self._ordinals:
             with self._lock:
                 self._follow_world()
+                if optimizer not in self._ordinals:
+                    self._number(optimizer)
         return self._ordinals[optimizer]
 
     def collect_garbage(self) -> None:
@@ -85,9 +85,10 @@ class Ordinals(Generic[O]):
             return
         self.collect_garbage()
         self._engine = weakref.ref(engine)
+        numbered = [optimizer for optimizer in self.all() if optimizer in self._ordinals]
         self._entries.clear()
         self._ordinals.clear()
-        for optimizer in self.all():
+        for optimizer in numbered:
             self._number(optimizer)
 
     def _number(self, optimizer: O) -> None:

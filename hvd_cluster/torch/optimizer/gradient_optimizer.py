@@ -210,6 +210,10 @@ class GradientOptimizer(torch.optim.Optimizer):
         """The name of each parameter, as scripts read it of Horovod's optimizers."""
         return complete_names(parameter_groups(self), self._given_names | self._names)
 
+    def take_ordinal(self) -> None:
+        """Count it among the optimizers that all ranks have made."""
+        _ordinals.get(self)
+
     def names_in_flight(self) -> set[str]:
         """The names of its parameters; see :class:`hvd_cluster.optimizer.ordinals.Numbered`."""
         return {self._names[parameter] for parameter in self._buckets}

@@ -69,7 +69,10 @@ def DistributedOptimizer(
     )
     check(options)
     names = given_names(parameter_groups(optimizer), named_parameters)
-    return _wrap(optimizer, names, backward_passes_per_step, options)
+    wrapped = _wrap(optimizer, names, backward_passes_per_step, options)
+    if isinstance(wrapped, GradientOptimizer):
+        wrapped.take_ordinal()
+    return wrapped
 
 
 def _require_unwrapped(optimizer: Any) -> None:
