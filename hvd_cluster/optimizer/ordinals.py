@@ -83,7 +83,7 @@ class Ordinals(Generic[O]):
         engine = basics.engine()
         if self._engine is not None and self._engine() is engine:
             return
-        self.collect_garbage()
+        gc.collect()  # an optimizer that is not in use any more must not count
         self._engine = weakref.ref(engine)
         numbered = [optimizer for optimizer in self.all() if optimizer in self._ordinals]
         self._entries.clear()

@@ -792,6 +792,8 @@ def test_a_new_rank_beside_survivors(fresh_pool):
         train(*second)
         is_new = hvd.rank() == 1
         del first
+        if is_new:
+            del second
         hvd.shutdown()
         hvd.init()
         if is_new:
