@@ -173,10 +173,12 @@ atexit.register(_shut_down_at_exit)
 def _forget() -> None:
     """In a forked child: the engine is the parent's. An open copy of its connections would hide the parent's death."""
     engine, _process.engine = _process.engine, None
+    ending, _process.ending = _process.ending, []
     _process.lock = threading.RLock()
-    _process.ending.clear()
     _process.exit = ProcessExit()
     _process.secret.forget()
+    for each in ending:
+        each.disown()
     if engine is not None:
         _unregister_all()
         engine.disown()

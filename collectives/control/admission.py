@@ -136,13 +136,14 @@ class Admission:
         """The expected ranks, once they are complete. Raises CollectiveTimeoutError that names the missing ones."""
         if self._upstream is not None:
             self._poller.register(self._upstream, select.POLLRDHUP)
+        self._make_room()
         while len(self._peers) < len(self._expected):
-            self._make_room()
             ready = self._end.attempt.poll(self._poller, self._next_look())
             if self._end.attempt.is_over:
                 raise self._absent()
             for descriptor in ready:
                 self._attend(descriptor)
+            self._make_room()
         return self._peers
 
     def answer(self, value: object) -> None:
@@ -174,7 +175,21 @@ class Admission:
         except OSError as error:
             raise self._lost(rank, error) from error
 
-    def _lost(self, rank: int, error: OSError) -> PeerLostError:
+    def _reason_of(self, rank: int) -> Exception:
+        """Why an admitted rank has left: what it said, or that it is gone."""
+        try:
+            frame = self._peers[rank].reader.read()
+            if frame is not None:
+                unpack_answer(frame)
+        except OSError as error:
+            return self._lost(rank, error)
+        except CollectiveTimeoutError:
+            return self._absent()  # it could not wait longer, and does not know for which ranks
+        except HorovodInternalError as error:
+            return self._lost(rank, error)
+        return self._lost(rank, ConnectionResetError("the other side closed the connection"))
+
+    def _lost(self, rank: int, error: Exception) -> PeerLostError:
         host = self._peers[rank].hello.host
         text = f"rank {rank} on host {host!r} is gone: its process ended or its connection broke ({error}) while the "
         return PeerLostError(text + "ranks connected; look at the output of that rank", [rank], [host])
@@ -205,7 +220,7 @@ class Admission:
                 "one of too many unauthenticated connections", "; if it was a rank, raise the limit of ulimit -n"
             )
             if now >= self._oldest().since + SILENCE_SECONDS:
-                self._release(self._oldest().sock.fileno()).sock.close()
+                self._drop_oldest()
         may_listen = len(self._candidates) < self._capacity and now >= self._paused_until
         if may_listen != self._is_listening:
             self._is_listening = may_listen
@@ -215,6 +230,13 @@ class Admission:
                 else:
                     self._poller.unregister(descriptor)
 
+    def _drop_oldest(self) -> None:
+        """Close the oldest unauthenticated connection, unless its hello has come in the meantime."""
+        descriptor = self._oldest().sock.fileno()
+        self._attend(descriptor)
+        if descriptor in self._candidates:
+            self._release(descriptor).sock.close()
+
     def _oldest(self) -> _Candidate:
         return next(iter(self._candidates.values()))
 
@@ -223,7 +245,7 @@ class Admission:
             raise PeerLostError("rank 0 is gone, or has given up, while the ranks connected", [0])
         for rank, peer in self._peers.items():
             if descriptor == peer.wire.sock.fileno():
-                raise self._lost(rank, ConnectionResetError("the other side closed the connection"))
+                raise self._reason_of(rank)
         try:
             if descriptor in self._listeners:
                 self._accept(self._listeners[descriptor])
@@ -263,7 +285,7 @@ class Admission:
         self._warn("a connection", f": {descriptors.EXHAUSTED}")
         self._paused_until = time.monotonic() + PAUSE_SECONDS
         if self._candidates:
-            self._release(self._oldest().sock.fileno()).sock.close()
+            self._drop_oldest()
 
     def _hear(self, candidate: _Candidate) -> None:
         frame = candidate.reader.read()

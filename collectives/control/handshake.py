@@ -46,7 +46,9 @@ __all__ = ["Connected", "Hello", "Offer", "connect_channel"]
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 0.02
-SLICE_SECONDS = 1.0
+FIRST_LOOK_SECONDS = 1.0
+LONGEST_LOOK_SECONDS = 10.0
+"""A look into the store ends after this time at the latest: hundreds of ranks may wait for rank 0."""
 ROUND = "round"
 
 Offer: TypeAlias = Callable[[tuple[str, ...], int], bytes]
@@ -179,7 +181,7 @@ def _channel(
         return SocketChannel(rank, size, {0: Connection(center.sock)})
     if admission is None:
         leader = ranks[0]
-        sock = _join(end, offers[leader][0], leader, center.sock).sock
+        sock = _join(end, offers[leader][0], leader).sock
         return Leaf(rank, size, leader, Connection(sock), Connection(center.sock))
     peers = _admit_followers(admission, center.sock)
     admission.answer(None)
@@ -222,9 +224,17 @@ class _Answering:
         self._nonce = nonce()
 
     def greet(self, admission: str) -> None:
-        """Prove to know the secret, and say who this is."""
-        challenge = self._wire.exactly(NONCE_BYTES)
-        self.send(seal(self._end.secret, challenge, pack_hello(self._end.hello, self._nonce, admission)))
+        """Prove to know the secret, and describe this rank."""
+        rank, host = self._end.hello.rank, self._host
+        try:
+            challenge = self._wire.exactly(NONCE_BYTES)
+            self.send(seal(self._end.secret, challenge, pack_hello(self._end.hello, self._nonce, admission)))
+        except TimeoutError as error:
+            text = f"rank {rank}: rank {host} was reached, but did not answer in time; its process may be stopped"
+            raise CollectiveTimeoutError(text, [host]) from error
+        except OSError as error:
+            text = f"rank {rank}: the connection to rank {host} broke before it was answered: {error}"
+            raise PeerLostError(text, [host]) from error
 
     def send(self, data: bytes) -> None:
         """Send a frame."""
@@ -266,11 +276,13 @@ def _join_center(end: LocalEnd, store: Store, starts: Starts) -> tuple[_Answerin
 
 def _look_up(end: LocalEnd, store: Store, start: int, refused: str) -> Any:
     """Where rank 0 listens in this start; CollectiveTimeoutError, or PeerLostError where an earlier one is over."""
+    seconds = FIRST_LOOK_SECONDS
     while True:
         end.attempt.check()
         try:
-            return msgpack.unpackb(store.get(_key(end.hello, start), min(SLICE_SECONDS, end.attempt.remaining)))
+            return msgpack.unpackb(store.get(_key(end.hello, start), min(seconds, end.attempt.remaining)))
         except CollectiveTimeoutError as error:
+            seconds = min(2 * seconds, LONGEST_LOOK_SECONDS)
             _check_round(end.hello, store)
             if end.attempt.remaining:
                 continue
@@ -295,7 +307,7 @@ def _check_round(hello: Hello, store: Store) -> None:
         )
 
 
-def _join(end: LocalEnd, entry: Any, host: int, center: socket.socket) -> _Answering:
+def _join(end: LocalEnd, entry: Any, host: int) -> _Answering:
     """A connection to rank ``host``, which admitted this one."""
     try:
         other = _Answering(end, host, _dial(end, entry, host))
@@ -310,11 +322,14 @@ def _join(end: LocalEnd, entry: Any, host: int, center: socket.socket) -> _Answe
 
 
 def _greet(other: _Answering, entry: Mapping[str, Any]) -> Any:
+    """The first answer of the other rank, which hears why this one gives up, if it does."""
+    other.greet(entry["id"])
     try:
-        other.greet(entry["id"])
-    except OSError as error:
-        raise PeerLostError(f"the connection to {entry['tcp']} broke before it was answered: {error}") from error
-    return other.answer()
+        return other.answer()
+    except BaseException as error:
+        with suppress(OSError, HorovodInternalError):
+            other.send(pack_answer(None, error))
+        raise
 
 
 def _dial(end: LocalEnd, entry: Mapping[str, Any], host: int) -> Wire:

@@ -254,7 +254,7 @@ class Exchange:
             self.fail(overdue)
         fatal = self._lookout.report(self._waiting_in_trial(absent, now), now)
         if fatal is not None:
-            self.fail(CollectiveTimeoutError(fatal))
+            self.fail(fatal)
         return bool(self.commands) or self.channel.peek()
 
     def _waiting_in_trial(self, absent: Sequence[int], now: float) -> Pending:

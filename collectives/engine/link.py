@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 
-from collectives.api import CollectiveTimeoutError, EngineError
+from collectives.api import EngineError
 from collectives.control.base import Channel
 from collectives.engine.lookout import Lookout
 from collectives.events import EventStream, Heard
@@ -144,7 +144,7 @@ class LocalLink(Link):
         now = time.monotonic()
         fatal = self._lookout.look(self._coordinator, now)
         if fatal is not None:
-            yield Abort(pack(CollectiveTimeoutError(fatal)))
+            yield Abort(pack(fatal))
         for outgoing in self._coordinator.decide(now):
             yield from self._send(outgoing)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Protocol
 
+from collectives.api import CollectiveTimeoutError
 from collectives.planning.stalls import Pending, StallInspector
 
 __all__ = ["Lookout", "Observed"]
@@ -33,26 +34,26 @@ class Lookout:
         self._stalls = stalls
         self.deadline: float | None = None
 
-    def look(self, observed: Observed, now: float) -> str | None:
-        """Report what waits in ``observed`` if it is time to; returns the reason why the job must end, if it must."""
+    def look(self, observed: Observed, now: float) -> CollectiveTimeoutError | None:
+        """Report what waits in ``observed`` if it is time to; returns the error that the job must end with, if any."""
         if self.deadline is None:
             if self._stalls is not None and observed.is_waiting:
                 self.deadline = now + self._stalls.patience
             return None
         return self._look(observed.waiting(), now) if now >= self.deadline else None
 
-    def _look(self, waiting: Pending, now: float) -> str | None:
+    def _look(self, waiting: Pending, now: float) -> CollectiveTimeoutError | None:
         fatal = self.report(waiting, now)
         self.deadline = None if self._stalls is None else self._stalls.deadline(waiting)
         return fatal
 
-    def report(self, waiting: Pending, now: float) -> str | None:
-        """Report now what there is to report about ``waiting``; returns the reason why the job must end, if it must."""
+    def report(self, waiting: Pending, now: float) -> CollectiveTimeoutError | None:
+        """Report what is due about ``waiting``; returns the error that the job must end with, if any."""
         report = self._stalls.inspect(waiting, now) if self._stalls is not None else None
         if report is None or report.text is None:
             return None
         if report.fatal:
-            return report.text
+            return CollectiveTimeoutError(report.text, report.ranks)
         logger.warning("%s", report.text)
         return None
 

@@ -31,10 +31,11 @@ Pending: TypeAlias = Mapping[Key, Waiting]
 
 
 class Report(NamedTuple):
-    """What to say, if anything; ``fatal`` when the job must end with these words."""
+    """What to say, if anything; ``fatal`` when the job must end with these words, because of the missing ``ranks``."""
 
     text: str | None = None
     fatal: bool = False
+    ranks: tuple[int, ...] = ()
 
 
 class StallInspector:
@@ -73,7 +74,8 @@ class StallInspector:
         self._reported = {key: last for key, last in self._reported.items() if key in pending}
         expired = self._due(pending, now, self._end_of, self._shutdown)
         if expired:
-            return Report(f"{_describe(pending, expired, now)}\n  {_END.format(self._shutdown)}", fatal=True)
+            missing = tuple(sorted({rank for key in expired for rank in pending[key].missing}))
+            return Report(f"{_describe(pending, expired, now)}\n  {_END.format(self._shutdown)}", True, missing)
         due = self._due(pending, now, self._next_report, self._warn)
         self._reported |= {key: (pending[key].since, now) for key in due}
         return Report(f"{_describe(pending, due, now)}\n  {_REMEDY}" if due else None)

@@ -9,7 +9,14 @@ from contextlib import ExitStack
 import msgpack
 import pytest
 
-from collectives.api import CollectiveTimeoutError, EngineError, PeerLostError, SettingsError, Timeouts
+from collectives.api import (
+    CollectiveTimeoutError,
+    EngineError,
+    PeerLostError,
+    SettingsError,
+    ShutDownError,
+    Timeouts,
+)
 from collectives.attempt import ConnectAttempt
 from collectives.control import admission, configuration, frames, handshake
 from collectives.control.handshake import Connected, Hello
@@ -128,6 +135,45 @@ def test_a_rank_that_came_hears_which_rank_did_not():
     assert type(first) is type(second) is CollectiveTimeoutError
     assert str(first) == str(second)
     assert second.ranks == (2,)
+
+
+def test_a_rank_that_gives_up_is_not_blamed_for_the_one_that_did_not_come():
+    """It began before rank 0, and so its time is over first."""
+
+    def body(rank):
+        return outcome(lambda: connect(Hello(rank, 3, "node"), store, timeout=0.3 if rank else PATIENCE))
+
+    store = MemoryStore()
+    first, second = in_threads(2, body, PATIENCE)
+    assert type(first) is type(second) is CollectiveTimeoutError
+    assert first.ranks == (2,)
+
+
+def test_a_rank_that_is_interrupted_says_so():
+    def body(rank):
+        with ConnectAttempt(PATIENCE) as attempt:
+            end = LocalEnd(Hello(rank, 3, "node"), SECRET, LOCALHOST, Timeouts().heartbeat, attempt)
+            if rank:
+                threading.Timer(0.2, attempt.abort, [ShutDownError("interrupted by a person")]).start()
+            return outcome(lambda: handshake.connect_channel(end, store, ProcessSets(3), lambda *_: b""))
+
+    store = MemoryStore()
+    first, second = in_threads(2, body, PATIENCE)
+    assert type(first) is PeerLostError
+    assert first.ranks == (1,)
+    assert "interrupted by a person" in str(first)
+    assert type(second) is ShutDownError
+
+
+def test_a_rank_0_that_is_stopped_is_late():
+    """Its kernel still accepts connections."""
+    store = MemoryStore()
+    with socket.create_server((LOCALHOST, 0)) as stopped:
+        entry = {"id": "1", "host": "other", "unix": "", "tcp": stopped.getsockname()}
+        store.set(KEY, msgpack.packb(entry))
+        (error,) = connect_all([Hello(1, 2, "node")], store, timeout=0.2)
+    assert type(error) is CollectiveTimeoutError
+    assert error.ranks == (0,)
 
 
 def test_all_ranks_learn_the_offers_of_all():
@@ -404,6 +450,25 @@ def test_strangers_are_refused_and_the_job_starts(stranger, by_tcp, stays, caplo
     assert results == [("node", "node")]
     assert not caplog.records or "a connection to rank 0 was refused: " in caplog.text
     assert SECRET.decode() not in caplog.text
+
+
+def test_a_hello_that_has_come_counts_though_its_connection_is_too_old(monkeypatch):
+    """Rank 0 had no time for it for long, and has no room for others."""
+    monkeypatch.setattr(admission, "_capacity", lambda expected: 1)
+    with ConnectAttempt(PATIENCE) as attempt:
+        end = LocalEnd(Hello(0, 2, "node"), SECRET, LOCALHOST, Timeouts().heartbeat, attempt)
+        with admission.Admission(end, (1,)) as admitting, socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(PATIENCE)
+            sock.connect(admitting.entry["unix"])
+            admitting._make_room()
+            (listener,) = (each for each in admitting._listeners.values() if each.family == socket.AF_UNIX)
+            admitting._accept(listener)
+            hello = pack_hello(Hello(1, 2, "node"), b"n" * 32, admitting.entry["id"])
+            send(sock, frames.seal(SECRET, sock.recv(frames.NONCE_BYTES, socket.MSG_WAITALL), hello))
+            admitting._oldest().since -= admission.SILENCE_SECONDS
+            peers = admitting.admit_all()
+            assert list(peers) == [1]
+            peers[1].wire.sock.close()
 
 
 def test_an_oversized_frame_is_refused_before_it_is_read():

@@ -105,7 +105,8 @@ def test_what_waits_too_long_ends_the_job():
     assert not inspector.inspect(ONE, 160.0).fatal
     assert inspector.deadline(ONE) == 190.0
     assert inspector.inspect(ONE, 189.9) == NOTHING
-    text, fatal = inspector.inspect({**ONE, (0, "young"): Waiting(180.0, (1,), (0,))}, 190.0)
+    text, fatal, ranks = inspector.inspect({**ONE, (0, "young"): Waiting(180.0, (1,), (0,))}, 190.0)
+    assert ranks == (1,)
     assert fatal
     assert "missing rank 1: 'allreduce.a' (90 s, submitted by ranks 0, 2)" in text
     assert "longer than HOROVOD_STALL_SHUTDOWN_TIME_SECONDS (90): the job ends" in text
