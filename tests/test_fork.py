@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from hvd_cluster import basics
+
 PATIENCE = 60
 
 SCRIPT = """
@@ -53,3 +55,20 @@ def test_a_child_takes_no_lock_that_another_thread_held_at_the_fork(lock):
     command = [sys.executable, "-c", SCRIPT, LOCKS[lock]]
     result = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert result.returncode == 0, result.stderr
+
+
+def test_a_child_closes_its_copy_of_an_engine_that_is_still_ending(monkeypatch):
+    """Such an engine was shut down in a signal handler, which could not wait for it."""
+
+    class Ending:
+        disowned = False
+
+        def disown(self):
+            self.disowned = True
+
+    engine, process = Ending(), basics._Process()
+    process.ending.append(engine)
+    monkeypatch.setattr(basics, "_process", process)
+    basics._forget()
+    assert engine.disowned
+    assert process.ending == []
