@@ -285,7 +285,7 @@ class Admission:
         self._warn("a connection", f": {descriptors.EXHAUSTED}")
         self._paused_until = time.monotonic() + PAUSE_SECONDS
         if self._candidates:
-            self._drop_oldest()
+            self._release(self._oldest().sock.fileno()).sock.close()
 
     def _hear(self, candidate: _Candidate) -> None:
         frame = candidate.reader.read()

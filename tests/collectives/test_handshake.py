@@ -452,14 +452,14 @@ def test_strangers_are_refused_and_the_job_starts(stranger, by_tcp, stays, caplo
     assert SECRET.decode() not in caplog.text
 
 
-def test_a_hello_that_has_come_counts_though_its_connection_is_too_old(monkeypatch):
+def test_a_hello_that_has_come_counts_though_its_connection_is_too_old():
     """Rank 0 had no time for it for long, and has no room for others."""
-    monkeypatch.setattr(admission, "_capacity", lambda expected: 1)
     with ConnectAttempt(PATIENCE) as attempt:
         end = LocalEnd(Hello(0, 2, "node"), SECRET, LOCALHOST, Timeouts().heartbeat, attempt)
         with admission.Admission(end, (1,)) as admitting, socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(PATIENCE)
             sock.connect(admitting.entry["unix"])
+            admitting._capacity = 1
             admitting._make_room()
             (listener,) = (each for each in admitting._listeners.values() if each.family == socket.AF_UNIX)
             admitting._accept(listener)
