@@ -6,13 +6,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from collectives.api import EngineError, Operation, Request
+from collectives.api import EngineError, Operation, PeerLostError, Request
 from collectives.control import envelope, relay, sockets
 from collectives.control.relay import Relay
 from collectives.control.sockets import HEADER, Connection, SocketChannel
 from collectives.control.tree import Center, Leader, Leaf
 from collectives.planning.aggregation import Aggregator
-from collectives.planning.errors import ErrorData
+from collectives.planning.errors import ErrorData, pack
 from collectives.planning.messages import Abort, Leave, Left, Ready, Response, Run, Stop, Together, decode, encode
 from collectives.planning.process_sets import ProcessSets
 from tests.backends.members import in_threads
@@ -192,6 +192,34 @@ def test_an_abort_reaches_the_host_even_if_rank_0_does_not_answer():
         job.channels[LEADER].close()
         assert job.hear(3) == job.hear(4) == [(0, abort)]
         assert job.hear(0) == [(LEADER, abort)]
+
+
+def lost_rank(rank):
+    """As it arrives."""
+    return decode(encode(Abort(pack(PeerLostError(f"rank {rank} is gone", [rank], ["host"])))))
+
+
+def test_a_leader_hears_of_a_lost_rank_0_from_the_others_of_its_host():
+    """Its own connection to rank 0 carries messages, and the kernel may notice the end of that one much later."""
+    with tree() as job:
+        job.watch()
+        job.pairs[3][0].shutdown(socket.SHUT_RDWR)
+        until(lambda: job.lost[3] == [0])
+        abort = lost_rank(0)
+        job.channels[3].send(0, encode(abort))
+        until(lambda: job.lost[LEADER] == [0])
+        assert job.hear(LEADER) == job.hear(4) == [(0, abort)]
+
+
+def test_another_error_of_a_rank_is_no_loss_of_rank_0():
+    abort = lost_rank(4)
+    with tree() as job:
+        job.watch()
+        job.channels[3].send(0, encode(abort))
+        assert job.hear(LEADER) == job.hear(4) == [(0, abort)]
+        job.channels[0].send(LEADER, encode(Stop(0)))
+        assert job.hear(LEADER) == [(0, Stop(0))]
+        assert job.lost[LEADER] == []
 
 
 DAMAGE = {
