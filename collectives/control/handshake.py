@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 import msgpack
 
+from collectives import descriptors
 from collectives.api import (
     CollectiveTimeoutError,
     EngineError,
@@ -337,7 +338,8 @@ def _dial(end: LocalEnd, entry: Mapping[str, Any], host: int) -> Wire:
     if entry["host"] == end.hello.host:
         try:
             return _open(end, socket.AF_UNIX, entry["unix"])
-        except OSError:
+        except OSError as error:
+            _check_descriptors(error)
             logger.debug("rank %d is on this host, but in another network namespace or gone; using TCP", host)
     while True:
         try:
@@ -345,9 +347,16 @@ def _dial(end: LocalEnd, entry: Mapping[str, Any], host: int) -> Wire:
         except ConnectionRefusedError:
             raise
         except OSError as error:
+            _check_descriptors(error)
             if not end.attempt.remaining:
                 raise PeerLostError(f"rank {host} does not answer at {entry['tcp']}: {error}", [host]) from error
             end.attempt.wait({}, RETRY_SECONDS)
+
+
+def _check_descriptors(error: OSError) -> None:
+    """Raise HorovodInternalError where ``error`` says nothing of the other rank: this process lacks descriptors."""
+    if descriptors.are_exhausted(error):
+        raise HorovodInternalError(f"the ranks cannot connect: {descriptors.EXHAUSTED} ({error})") from error
 
 
 def _open(end: LocalEnd, family: int, address: Any) -> Wire:

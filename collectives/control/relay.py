@@ -11,11 +11,11 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 
-from collectives.api import EngineError
+from collectives.api import EngineError, PeerLostError
 from collectives.control import envelope
 from collectives.control.sockets import FLUSH_SECONDS, Connection, wait
 from collectives.planning.aggregation import Aggregator, Upward
-from collectives.planning.errors import pack
+from collectives.planning.errors import pack, unpack
 from collectives.planning.messages import Abort, decode, encode
 
 __all__ = ["Relay"]
@@ -101,11 +101,22 @@ class Relay:
     def _pass_up(self, rank: int) -> None:
         for data in self._ranks[rank].receive():
             message = decode(data)
-            if isinstance(message, Abort):  # this relay may be gone when rank 0 tells all
+            if isinstance(message, Abort):  # this relay may be gone when rank 0 answers
                 self._hand_out(self._ranks, data)
+                self._report_loss(message)
             self._tell(self._aggregator.up(rank, message))
         if self._ranks[rank].ended:
             self._forsake(self._ranks[rank])
+
+    def _report_loss(self, abort: Abort) -> None:
+        """Let the leader notice that rank 0 is gone, even inside a backend, where it reads no messages.
+
+        The kernel may notice that only much later on the connection of this relay: a message that is sent after a
+        partition begins starts its clock again. No message starts the clock of a lifeline.
+        """
+        error = unpack(abort.error)
+        if isinstance(error, PeerLostError) and 0 in error.ranks:
+            self._ranks[self._leader].hang_up()
 
     def _hand_out(self, ranks: Iterable[int], data: bytes) -> None:
         for rank in ranks:

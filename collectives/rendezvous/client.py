@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from urllib.parse import quote
 
+from collectives import descriptors
 from collectives.api import (
     CollectiveTimeoutError,
     EngineError,
+    HorovodInternalError,
     InvalidRequestError,
     PeerLostError,
     SettingsError,
@@ -61,7 +63,8 @@ class RendezvousClient:
     its own timeout and 5 s). ``set``, ``get`` and ``delete`` are sent again when a connection breaks under way, ``add``
     is not.
 
-    Every call raises PeerLostError when the server cannot be reached, does not answer or stops; SettingsError when the
+    Every call raises PeerLostError when the server cannot be reached, does not answer or stops; HorovodInternalError
+    when this process has no file descriptor left for a connection; SettingsError when the
     two sides have different secrets or clocks; InvalidRequestError for a key, value or counter the server refuses;
     ShutDownError after :meth:`close`. The constructor raises SettingsError.
     """
@@ -188,6 +191,8 @@ class RendezvousClient:
             try:
                 return self._dial(min(patience, _DIAL_TIMEOUT))
             except (OSError, UnicodeError) as error:
+                if isinstance(error, OSError) and descriptors.are_exhausted(error):
+                    raise HorovodInternalError(f"no connection to {self._where}: {descriptors.EXHAUSTED}") from error
                 problem = error
         raise self._lost(f"cannot be reached for {patience:g} s ({problem})") from problem
 

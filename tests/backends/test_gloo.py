@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import builtins
+import errno
 import os
 import threading
 import time
@@ -9,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 
 from collectives.api import (
     CollectiveTimeoutError,
@@ -195,6 +197,42 @@ def test_a_hundred_groups_leave_nothing():
     while _threads_and_descriptors() > (threads, descriptors) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert _threads_and_descriptors() <= (threads, descriptors)
+
+
+@pytest.mark.parametrize("call", ["dup", "listdir"])
+def test_a_lack_of_descriptors_is_no_lost_connection(call, monkeypatch):
+    """Connections are found without a free descriptor, and can be shut down."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    def body(backend: GlooBackend) -> None:
+        connections = backend._transport._connections
+        connected.wait(20)
+        if backend.rank == 0:
+            with monkeypatch.context() as patch:
+                patch.setattr(os, call, refuse)
+                assert not connections.broken()
+                connections.shut_down()
+        else:
+            assert isinstance(reduce_until_error(backend, 8, 20), PeerLostError)
+        left.wait(20)
+
+    connected, left = threading.Barrier(2), threading.Barrier(2)
+    with_backends(2, body, SOON)
+
+
+@pytest.mark.parametrize("place", [{}, {"interface": "lo"}], ids=str)
+def test_a_lack_of_descriptors_is_named_where_gloo_begins_to_listen(place, monkeypatch):
+    def refuse(**_: object) -> None:
+        raise RuntimeError("[enforce fail at device.cc:1] fd_ != -1. socket: Too many open files")
+
+    gloo = torch.distributed.ProcessGroupGloo
+    monkeypatch.setattr(gloo, "create_default_device", refuse)
+    monkeypatch.setattr(gloo, "create_device", refuse)
+    with pytest.raises(HorovodInternalError, match="raise the limit of ulimit -n") as caught:
+        GlooJoining(group_of(2), 20.0, **place)
+    assert type(caught.value) is HorovodInternalError
 
 
 def test_nobody_comes():

@@ -1,5 +1,6 @@
 """How ranks find rank 0 and prove themselves."""
 
+import errno
 import logging
 import os
 import socket
@@ -12,6 +13,7 @@ import pytest
 from collectives.api import (
     CollectiveTimeoutError,
     EngineError,
+    HorovodInternalError,
     PeerLostError,
     SettingsError,
     ShutDownError,
@@ -517,3 +519,16 @@ def test_a_false_rank_0_is_found_out():
 def test_an_address_that_cannot_be_listened_on_is_named():
     with pytest.raises(SettingsError, match=r"rank 0 cannot listen on \('192\.0\.2\.1', 0\).*HOROVOD_GLOO_IFACE"):
         connect(Hello(0, 2, "node"), MemoryStore(), address="192.0.2.1")
+
+
+@pytest.mark.parametrize("host", ["a", "b"])
+def test_a_lack_of_descriptors_is_no_lost_rank(host, monkeypatch):
+    def refuse(end, family, address):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(handshake, "_open", refuse)
+    store = MemoryStore()
+    store.set(KEY, msgpack.packb({"id": "", "host": "a", "unix": "\0nobody", "tcp": [LOCALHOST, 1]}))
+    error = outcome(lambda: connect(Hello(1, 2, host), store, timeout=0.5))
+    assert type(error) is HorovodInternalError
+    assert "this process has no file descriptor left; raise the limit of ulimit -n" in str(error)

@@ -20,12 +20,15 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import socket
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
+
+from collectives import descriptors
 
 __all__ = ["ADDRESS_BYTES", "NOWHERE", "Connections", "open_sockets", "unconnected_addresses"]
 
@@ -61,7 +64,10 @@ class Connections:
             _libc.shutdown(connection, socket.SHUT_RDWR)
 
     def _open(self) -> Iterator[int]:
-        """A duplicate of each, because a number may stand for another socket at any time."""
+        """A duplicate of each, because a number may stand for another socket at any time.
+
+        Where no descriptor is left for a duplicate, the descriptor itself: a lack of descriptors is no lost connection.
+        """
         for descriptor in open_sockets():
             with suppress(OSError), _duplicate(descriptor) as connection:
                 remote = _remote(connection)
@@ -70,22 +76,38 @@ class Connections:
 
 
 def open_sockets() -> Iterator[int]:
-    """The descriptors of this process that are sockets; none on systems that do not tell."""
-    with suppress(OSError):
-        for descriptor in map(int, os.listdir("/proc/self/fd")):
-            with suppress(OSError):
-                if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                    yield descriptor
+    """The descriptors of this process that are sockets."""
+    for descriptor in _numbers():
+        with suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                yield descriptor
 
 
-def unconnected_addresses(descriptors: set[int]) -> set[bytes]:
-    """Where those of ``descriptors`` listen that have an address but no peer."""
-    return {_local(descriptor) for descriptor in descriptors if _remote(descriptor) == NOWHERE} - {NOWHERE}
+def _numbers() -> Iterable[int]:
+    """Numbers that include those of all open descriptors; to list them takes a free one, to count does not."""
+    try:
+        return map(int, os.listdir("/proc/self/fd"))
+    except OSError as error:
+        if not descriptors.are_exhausted(error):
+            return ()
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return range(limit)
+
+
+def unconnected_addresses(sockets: set[int]) -> set[bytes]:
+    """Where those of ``sockets`` listen that have an address but no peer."""
+    return {_local(descriptor) for descriptor in sockets if _remote(descriptor) == NOWHERE} - {NOWHERE}
 
 
 @contextmanager
 def _duplicate(descriptor: int) -> Iterator[int]:
-    duplicate = os.dup(descriptor)
+    try:
+        duplicate = os.dup(descriptor)
+    except OSError as error:
+        if not descriptors.are_exhausted(error):
+            raise
+        yield descriptor
+        return
     try:
         yield duplicate
     finally:

@@ -17,9 +17,10 @@ from collectives.api import CollectiveTimeoutError, HorovodInternalError, Settin
 from collectives.attempt import ConnectAttempt
 from collectives.backends.gloo.backend import GlooBackend
 from collectives.backends.gloo.connections import NOWHERE, Connections, open_sockets, unconnected_addresses
-from collectives.backends.gloo.library import import_torch, some_of, translate
+from collectives.backends.gloo.library import import_torch, lacks_descriptors, some_of, translate
 from collectives.backends.group import Group
 from collectives.backends.joining import Joining
+from collectives.descriptors import EXHAUSTED
 
 __all__ = ["GlooJoining", "open_device"]
 
@@ -150,11 +151,15 @@ def open_device(interface: str, hostname: str) -> tuple[Any, bytes]:
 
 def _create_device(interface: str, hostname: str) -> Any:
     gloo = import_torch().distributed.ProcessGroupGloo
-    if not interface and not hostname:
-        return gloo.create_default_device()
     try:
+        if not interface and not hostname:
+            return gloo.create_default_device()
         return gloo.create_device(interface=interface) if interface else gloo.create_device(hostname=hostname)
     except RuntimeError as error:
+        if lacks_descriptors(error):
+            raise HorovodInternalError(f"Gloo cannot listen: {EXHAUSTED} ({error})") from error
+        if not interface and not hostname:
+            raise
         allowed = ", ".join(interfaces.names())
         raise SettingsError(
             f"Gloo cannot listen on {interface or hostname!r} ({error}); the interfaces of this host are: {allowed}"

@@ -12,8 +12,9 @@ from collectives.api import (
     SettingsError,
 )
 from collectives.backends.group import Group
+from collectives.descriptors import EXHAUSTED
 
-__all__ = ["import_torch", "some_of", "translate"]
+__all__ = ["import_torch", "lacks_descriptors", "some_of", "translate"]
 
 
 def import_torch() -> Any:
@@ -33,13 +34,18 @@ def some_of(group: Group) -> str:
     return ("" if group.size < 3 else "at least one of ") + group.describe(group.others)
 
 
+def lacks_descriptors(error: Exception) -> bool:
+    """Whether Gloo, or Python, says that no file descriptor is left."""
+    return "Too many open files" in str(error)
+
+
 def translate(error: Exception, group: Group) -> Exception:
     """Our error for what Gloo raised in ``group``. Gloo's errors differ in their text only."""
     if isinstance(error, (HorovodInternalError, SettingsError)):
         return error
     text = str(error)
-    if "Too many open files" in text:
-        return HorovodInternalError(f"Gloo has no file descriptor left; raise the limit of ulimit -n ({text})")
+    if lacks_descriptors(error):
+        return HorovodInternalError(f"Gloo failed: {EXHAUSTED} ({text})")
     if "Timed out" in text or "timeout" in text:
         return CollectiveTimeoutError(
             f"{some_of(group)} did not answer in time; look there, or raise the timeout ({text})"
