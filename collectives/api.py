@@ -1,6 +1,6 @@
-"""The words of the engine: value objects, protocols and the error tree. Imports nothing of ours.
+"""The types of the engine: value objects, protocols and the error tree. Imports no other module of the package.
 
-The error tree; the class says whose fault it was and what a caller can do about it::
+The error tree; the class gives the cause and the remedy::
 
     RuntimeError
     ├── HostsUpdatedInterrupt         the membership changed: carry on with the new one, nothing was lost
@@ -9,11 +9,11 @@ The error tree; the class says whose fault it was and what a caller can do about
         ├── PeerLostError             a rank died or cannot be reached: form a new job without it
         ├── CollectiveTimeoutError    a rank did not answer in time: look at that rank, or raise the timeout
         ├── ShutDownError             the engine was shut down while the operation was pending
-        └── EngineError               a bug of ours: report it
+        └── EngineError               a bug in the engine: report it
     ValueError
     ├── InvalidRequestError           this call is wrong, on this rank only: fix the call; nothing was submitted
     │   ├── DuplicateNameError        a tensor of this name is still in flight
-    │   └── UnsupportedRequestError   what these ranks cannot do, others could; also a NotImplementedError
+    │   └── UnsupportedRequestError   these ranks cannot do it, others could; also a NotImplementedError
     └── SettingsError                 a setting or HOROVOD_* variable cannot be used as it is
     NotInitializedError               use of the engine before ``init()``; a HorovodInternalError and a ValueError
 """
@@ -54,7 +54,7 @@ HOST = "cpu"
 """The device kind of host memory, which always has a backend."""
 
 LONGEST_SECONDS = 1_000_000
-"""No timeout may be longer: the system counts in milliseconds, in 32 bits."""
+"""The longest timeout: the system counts milliseconds in 32 bits."""
 
 
 class HorovodInternalError(RuntimeError):
@@ -64,8 +64,9 @@ class HorovodInternalError(RuntimeError):
 class MismatchError(HorovodInternalError):
     """The ranks submitted different things under one name. Every member rank gets the same text.
 
-    ``tensor`` is that name, ``property`` is the one that differs ("shape", "dtype"...), and ``values`` has the text
-    that each rank gave for it (rank -> text). All three are empty where the reason is no difference between ranks.
+    ``tensor`` is that name, ``property`` is the property that differs ("shape", "dtype"...), and ``values`` has the
+    text that each rank gave for it (rank -> text). All three are empty where the reason is not a difference between
+    ranks.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class MismatchError(HorovodInternalError):
 
 
 class PeerLostError(HorovodInternalError):
-    """A rank died, left without a word, or cannot be reached any more.
+    """A rank died, left without a message, or cannot be reached any more.
 
     ``ranks`` are the lost ranks and ``hosts`` their hosts, in the same order; both are empty where they are not known.
     """
@@ -102,7 +103,7 @@ class ShutDownError(HorovodInternalError):
 
 
 class EngineError(HorovodInternalError):
-    """An invariant of the engine is broken: a bug of ours."""
+    """An invariant of the engine is broken: a bug in the engine."""
 
 
 class InvalidRequestError(ValueError):
@@ -114,7 +115,7 @@ class DuplicateNameError(InvalidRequestError):
 
 
 class UnsupportedRequestError(InvalidRequestError, NotImplementedError):
-    """The call makes sense, but not with the ranks that there are."""
+    """The call is valid, but these ranks cannot do it."""
 
 
 class SettingsError(ValueError):
@@ -137,7 +138,7 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 class Operation(enum.Enum):
-    """What a request asks for."""
+    """The operation of a request."""
 
     ALLREDUCE = "allreduce"
     ALLGATHER = "allgather"
@@ -218,11 +219,11 @@ _PARTS = {"complex64": DType.FLOAT32, "complex128": DType.FLOAT64}
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Where this rank stands.
+    """The place of this rank in the world.
 
     ``hosts[r]`` is the identity of the host of rank ``r`` (a node id or host name, never compared as an address).
     ``cross_rank`` is the index of this host among the hosts that have a rank with this ``local_rank``; ``cross_size``
-    is the number of such hosts. ``cores`` counts those that the ranks of this host may use together.
+    is the number of such hosts. ``cores`` is the number of cores that the ranks of this host may use together.
     """
 
     rank: int = 0
@@ -244,12 +245,13 @@ class Topology:
 class World:
     """The ranks that work together in one round of a job, as the launcher describes it to one of them.
 
-    ``job`` and ``round`` identify the world: its ranks get the same two, and no rank of another world does. A launcher
-    that replaces ranks gives the next round to survivors and newcomers. ``topology`` has the numbers of this rank; its
-    ``hosts`` and ``cores`` are not known before the ranks have connected. ``host`` is the identity of this rank's host.
-    ``rendezvous`` is the address and the port of the rendezvous server; None: a world of one without a server.
+    ``job`` and ``round`` identify the world: all its ranks have the same two, and no rank of another world has them. A
+    launcher that replaces ranks gives the next round to survivors and newcomers. ``topology`` has the numbers of this
+    rank; its ``hosts`` and ``cores`` are not known before the ranks have connected. ``host`` is the identity of this
+    rank's host. ``rendezvous`` is the address and the port of the rendezvous server; None: a world of one without a
+    server.
 
-    Raises SettingsError for numbers that make no world.
+    Raises SettingsError for inconsistent numbers.
     """
 
     job: str = "job"
@@ -298,7 +300,7 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What one rank asks for under one name; equal requests on every rank make a collective.
+    """The request of one rank under one name; equal requests on every rank make a collective.
 
     ``shape`` is the shape on this rank. ``root_rank`` is a global rank. ``splits`` counts the rows for each member of
     the process set (alltoall), or lists the ranks of a set to add or to remove. ``device`` is "cpu" or "cuda". The

@@ -22,7 +22,7 @@ class Buffer:
     """Contiguous typed memory.
 
     ``array`` is a one-dimensional view in ``dtype.storage`` layout, None for device memory; ``pointer`` is the address.
-    ``owner`` is the object of the user, such as a tensor; it keeps the memory alive.
+    ``owner`` is the user's object, such as a tensor; it keeps the memory alive.
     """
 
     array: Array | None

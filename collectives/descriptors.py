@@ -1,4 +1,4 @@
-"""File descriptors: how to recognise that a process has none left, and how many strangers may hold."""
+"""File descriptors: how to recognise that a process has none left, and the limit for strangers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 def are_exhausted(error: OSError) -> bool:
-    """Whether ``error`` says that this process, or this host, has no file descriptor left."""
+    """Whether ``error`` means that this process, or this host, has no file descriptor left."""
     return error.errno in NO_DESCRIPTORS
 
 

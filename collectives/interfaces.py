@@ -15,7 +15,7 @@ NAME_BYTES = 15
 
 
 def names() -> list[str]:
-    """What the interfaces are called."""
+    """The names of the interfaces."""
     return [name for _, name in socket.if_nameindex()]
 
 

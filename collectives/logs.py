@@ -1,4 +1,4 @@
-"""Where the engine's log goes when the program has not set up logging: standard error, one line a record."""
+"""The engine's log when the program has not set up logging: standard error, one line for each record."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Fallback(logging.Handler):
 
 
 def configure(level: str, hide_time: bool, rank: int) -> None:
-    """Let our loggers tell what is at least of ``level``, in lines that name the rank; may be called again."""
+    """Let our loggers write records of at least ``level``, in lines that name the rank; may be called again."""
     time = "" if hide_time else "%(asctime)s "
     handler = _Fallback()
     handler.setFormatter(logging.Formatter(f"{time}[rank {rank}] %(levelname)s %(name)s: %(message)s"))

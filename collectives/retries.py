@@ -1,4 +1,4 @@
-"""When to try again what did not work: soon, then ever more rarely, and not all ranks at the same moments."""
+"""When to repeat a failed attempt: soon, then less and less often, and not on all ranks at the same moments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LONGEST_PAUSE = 1.0
 
 
 def attempts(seconds: float, wait: Callable[[float], object] = time.sleep) -> Iterator[float]:
-    """One item for each attempt that may begin within ``seconds``, at least one: the seconds that are left.
+    """One item for each attempt that may begin within ``seconds``, at least one: the remaining seconds.
 
     Between attempts, ``wait`` is called with the seconds of a pause, each twice as long as the one before, up to
     LONGEST_PAUSE, and shortened at random by up to a half.

@@ -1,6 +1,6 @@
 """Every ``HOROVOD_*`` variable of the engine, read once, validated, frozen.
 
-No other module of the engine looks at the environment.
+No other module of the engine reads the environment.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ UNUSED = (
     "HOROVOD_NUM_NCCL_STREAMS",
     "HOROVOD_TORUS_ALLREDUCE",
 )
-"""Variables of Horovod that steer what is not here."""
+"""Variables of Horovod for features that do not exist here."""
 
 NOT_YET = (
     "HOROVOD_AUTOTUNE",
@@ -42,10 +42,10 @@ NOT_YET = (
     "HOROVOD_TIMELINE",
     "HOROVOD_TIMELINE_MARK_CYCLES",
 )
-"""Variables of Horovod that steer what is still to be built."""
+"""Variables of Horovod for features that are not built yet."""
 
 CPU_OPERATIONS_NOT_YET = ("mpi", "ccl")
-"""Values of Horovod for HOROVOD_CPU_OPERATIONS that stand for libraries which are still to be bound."""
+"""Values of Horovod for HOROVOD_CPU_OPERATIONS that stand for libraries without a binding yet."""
 
 T = TypeVar("T")
 MEBIBYTE = 1 << 20
@@ -54,15 +54,15 @@ LONGEST_JOB = 200
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How the engine of a rank works.
+    """The settings of the engine of a rank.
 
-    ``fusion_threshold`` is in bytes (0 means
-    no fusion), ``cycle_time`` in seconds (None: by the number of cores), ``cache_capacity`` in tensor names (0 means no
-    cache). ``hierarchical_allreduce`` and ``hierarchical_allgather`` are None where the hosts decide.
-    ``thread_affinity`` is the core for the communication thread (None: any). A tensor that waits for ranks is reported
-    every ``stall_warning`` seconds (None: never), and after ``stall_shutdown`` seconds (0: never) it ends the job.
-    Without ``group_fusion`` the tensors of a group travel apart from others. ``remarks`` are sentences for the user,
-    about variables that were set in vain.
+    ``fusion_threshold`` is in bytes (0 means no fusion), ``cycle_time`` in seconds (None: by the number of cores),
+    ``cache_capacity`` in tensor names (0 means no cache).
+    ``hierarchical_allreduce`` and ``hierarchical_allgather`` are None where the hosts decide. ``thread_affinity`` is
+    the core for the communication thread (None: any). A tensor that waits for ranks is reported every ``stall_warning``
+    seconds (None: never), and after ``stall_shutdown`` seconds (0: never) it ends the job. Without ``group_fusion`` the
+    tensors of a group travel apart from others. ``remarks`` are sentences for the user about variables that have no
+    effect.
     """
 
     secret: bytes = field(default=b"", repr=False)
@@ -170,7 +170,7 @@ def _cpu_operations(text: str) -> str:
 
 def _remarks(read: _Reader) -> tuple[str, ...]:
     unused = [variable for variable in UNUSED if read(variable, str, "")]
-    # Launchers set HOROVOD_CONTROLLER=gloo, which comes near what is done here.
+    # Launchers set HOROVOD_CONTROLLER=gloo, which is close to the method here.
     if read("HOROVOD_CONTROLLER", _one_of("gloo", "mpi"), "gloo") == "mpi":
         unused.append("HOROVOD_CONTROLLER")
     missing = [variable for variable in NOT_YET if read(variable, str, "0") != "0"]
@@ -255,7 +255,7 @@ def _flag(text: str) -> bool:
 
 
 def _core_of(local_rank: int, local_size: int) -> Callable[[str], int | None]:
-    """Reads a list of cores, one for each rank of this host; each rank looks at its own, which it alone can judge."""
+    """Reads a list of cores, one for each rank of this host; each rank validates its own, which only it can do."""
 
     def parse(text: str) -> int:
         usable = sorted(os.sched_getaffinity(0))

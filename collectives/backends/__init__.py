@@ -1,1 +1,1 @@
-"""What moves and combines data: one module a backend."""
+"""The backends, which move and combine data: one module for each."""

@@ -5,7 +5,7 @@ Orthogonal vectors are added, parallel ones averaged, and everything between int
     adasum(a, b) = (1 - a.b / (2 |a|^2)) a + (1 - a.b / (2 |b|^2)) b
 
 More than two combine pairwise, in a tree. The exchange is vector-halving, distance-doubling: at each level a rank and
-its partner split what they hold, so that each rank moves 2 S (n - 1) / n bytes in all and computes as little.
+its partner split their data, so that each rank moves 2 S (n - 1) / n bytes in all and computes on as many.
 
 Source: Maleki, Musuvathi, Mytkowicz, Saarikivi, Xu, Eksarevskiy, Ekanayake, Barsoum, "Scaling Distributed Training with
 Adaptive Summation", MLSys 2021, section 4 and algorithm 1 (https://arxiv.org/abs/2006.02924).
@@ -30,7 +30,7 @@ __all__ = ["adasum"]
 HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})
 TINY = sqrt(sys.float_info.min)
 PIECE = 1 << 22
-"""Bytes of one exchange with the partner: two buffers of this size are all that is needed beside the destinations."""
+"""Bytes of one exchange with the partner: the algorithm needs two buffers of this size beside the destinations."""
 
 Span = tuple[int, int]
 Products = tuple[float, float, float]
@@ -83,8 +83,8 @@ def adasum(
     16-bit floats are computed in float32; dot products and norms in float64. All members get the same bits. Raises what
     the backend raises. Waits for the products of each level; the rest may be over later.
 
-    Everything happens in the destinations. The elements of a partner replace those that were given to it; so there is
-    room for float32 in place of 16-bit floats, of which a member keeps no more than half.
+    All work happens in the destinations. The elements from a partner replace those that were sent to it. So there is
+    room for float32 in place of 16-bit floats, because a member keeps no more than half of them.
     """
     size = backend.group.size
     sources, destinations = _flat(sources), _flat(destinations)
@@ -114,7 +114,7 @@ def _flat(buffers: Sequence[Buffer]) -> list[Buffer]:
 
 
 def _working(result: _Vector, received: _Vector, span: Span) -> _Vector:
-    """Where the levels before the last leave what they computed: in float32 at least."""
+    """The memory for the results of the levels before the last: in float32 at least."""
     memory = [vector.planes[0].parts(span) for vector in (result, received)]
     if memory[0][0].dtype not in HALVES:
         return result
@@ -129,9 +129,9 @@ def _halves(span: Span) -> tuple[Span, Span]:
 def _exchange_level(
     backend: Backend, held: _Vector, room: _Vector, total: int, span: Span, distance: int
 ) -> tuple[_Vector, Span]:
-    """Exchange halves of ``span`` with the partner: its elements of the half that stays here, and that half.
+    """Exchange halves of ``span`` with the partner; returns its elements of the half kept here, and that half.
 
-    The partner's elements replace, in ``room``, those that it was given; there may be one more of them.
+    The partner's elements replace, in ``room``, those that were sent to it; there may be one more of them.
     """
     position = backend.group.position
     keep, give = _halves(span) if position & distance == 0 else _halves(span)[::-1]
@@ -149,7 +149,7 @@ def _exchange_level(
 def _exchange(
     backend: Backend, partner: int, outgoing: tuple[_Plane, Span], incoming: tuple[_Plane, Span], longest: int
 ) -> None:
-    """Swap piece by piece, because both may be the same memory; as often on all ranks, for which ``longest`` serves."""
+    """Swap in pieces, because both may be the same memory; ``longest`` makes their number equal on all ranks."""
     (source, give), (target, keep) = outgoing, incoming
     dtype, size = target.parts((keep[0], keep[0]))[0].dtype, backend.group.size
     step = PIECE // dtype.itemsize
@@ -164,13 +164,13 @@ def _exchange(
 
 
 def _copy_out(memory: Memory, plane: _Plane, span: Span, target: Buffer) -> None:
-    """The elements of ``span`` go to the beginning of ``target``."""
+    """Copy the elements of ``span`` to the beginning of ``target``."""
     for start, stop in _runs(span, plane.cuts(span)):
         memory.copy(plane.part((start, stop)), target.part(start - span[0], stop - span[0]))
 
 
 def _copy_in(memory: Memory, source: Buffer, plane: _Plane, span: Span) -> None:
-    """The beginning of ``source`` goes to ``span``."""
+    """Copy the beginning of ``source`` to ``span``."""
     for start, stop in _runs(span, plane.cuts(span)):
         memory.copy(source.part(start - span[0], stop - span[0]), plane.part((start, stop)))
 
@@ -232,7 +232,7 @@ def _merge(
 
 
 def _gather(backend: Backend, result: Sequence[Buffer], total: int) -> Completion:
-    """Every rank has one span of the result: put all together."""
+    """Every rank has one span of the result: join all spans."""
     group, plane = backend.group, _Plane(result, 0)
     parts = [plane.parts(_final_span(total, position, group.size)) for position in range(group.size)]
     counts = [sum([part.nbytes for part in of_rank]) for of_rank in parts]

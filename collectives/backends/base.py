@@ -18,7 +18,7 @@ from collectives.parameters import Parameters
 __all__ = ["Backend", "phase"]
 
 OnPhase: TypeAlias = Callable[[str, float, float], None]
-"""The name of a phase, its begin and its end in seconds of ``time.monotonic()``."""
+"""The name of a phase, its beginning and its end in seconds of ``time.monotonic()``."""
 
 Of = TypeVar("Of", bound="Backend")
 P = ParamSpec("P")
@@ -62,7 +62,7 @@ class Backend(ABC):
 
     name: str
     on_phase: OnPhase | None = None
-    """Where an observer listens: called after each phase of an operation that a backend reports, from any thread."""
+    """The observer, if any: called after each phase of an operation that a backend reports, from any thread."""
     device: ClassVar[str]
     """The kind of memory: "cpu" or "cuda", as in :class:`collectives.buffers.Buffer`."""
     memory: Memory
@@ -105,8 +105,8 @@ class Backend(ABC):
     def allgather(self, sources: Sequence[Buffer], destinations: Sequence[Buffer], counts: Sequence[int]) -> Completion:
         """Concatenate the bytes of all members, in their order; ``counts[i]`` bytes come from member i, 0 allowed.
 
-        The sources, seen as one vector, are the bytes of this member; they may be its own part of the result, which is
-        spread over the destinations.
+        The sources, seen as one vector, are the bytes of this member; they may be its own part of the result. The
+        result is spread over the destinations.
         """
 
     @abstractmethod
@@ -130,7 +130,7 @@ class Backend(ABC):
         """Done when every member has called it."""
 
     def adopt(self, parameters: Parameters) -> None:
-        """Use ``parameters`` from the next operation on; all members are told so between the same two operations."""
+        """Use ``parameters`` from the next operation on; all members are called between the same two operations."""
         return
 
     @abstractmethod

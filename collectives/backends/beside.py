@@ -1,4 +1,4 @@
-"""A thread beside the caller's."""
+"""A second thread beside the caller's."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["Beside"]
 
 
 class Beside:
-    """Runs calls, one after another, on a thread of its own while a ``with`` block lasts; its end waits for all calls.
+    """Runs calls, one after another, on its own thread during a ``with`` block, whose end waits for all calls.
 
-    Not an executor of ``concurrent.futures``: these take no calls once the interpreter has begun to shut down, which is
-    when the engine runs what is still in flight.
+    Not an executor of ``concurrent.futures``: an executor takes no calls once the interpreter has begun to shut down,
+    when the engine still runs the operations in flight.
     """
 
     def __init__(self, name: str) -> None:
         self._calls: SimpleQueue[tuple[Future[None], Callable[[], None]] | None] = SimpleQueue()
-        # Owned by the with block, which ends and joins it. What aborts the calls ends a wait for them.
+        # Owned by the with block, which ends and joins it. An abort of the calls ends a wait for them.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def __enter__(self) -> Beside:
@@ -31,7 +31,7 @@ class Beside:
         self._thread.join()
 
     def submit(self, call: Callable[[], None]) -> Future[None]:
-        """Run ``call`` after those that were submitted before; its result tells when it is over, or raises."""
+        """Run ``call`` after those that were submitted before; its result is done when the call is over, or raises."""
         future: Future[None] = Future()
         self._calls.put((future, call))
         return future

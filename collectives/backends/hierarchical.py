@@ -1,9 +1,9 @@
 """Collectives in stages: inside each host with one backend, between the hosts with another.
 
 The network is slower than memory, so each byte should cross it once for each host, not once for each rank. With L the
-smallest number of members on a host, the first L members of each host are its *columns*: column c of all hosts form a
-group across the network and carry a share c of the data; the others take part inside their host only. The stages, for
-S bytes on H hosts, and the bytes that a host sends:
+smallest number of members on a host, the first L members of each host are its *columns*: column c of all hosts forms a
+group across the network and carries a share c of the data; the others work inside their host only. The stages, for S
+bytes on H hosts, and the bytes that a host sends:
 
 =============  ==========================================================  ==========================
 operation      stages                                                      bytes
@@ -19,8 +19,9 @@ A ring of all P ranks has each host send 2 S (P - 1) / P for an allreduce, a dir
 
 Up to SMALL bytes column 0 carries all: a message costs more than its bytes. A 16-bit float is rounded twice, once on
 its host and once across; the flat backends round once. Prescaling happens in the first stage and postscaling in the
-last reduction, so that integers come out as in one. Each element is reduced in one place of each host and then alike on
-all hosts: results are bit-identical. An average of integers is the flat backend's: its sum may not fit their type.
+last reduction, so that integers come out as in a single reduction. Each element is reduced by one member of each host
+and then identically on all hosts: results are bit-identical. The flat backend averages integers: the sum may not fit
+their type.
 """
 
 from __future__ import annotations
@@ -186,7 +187,7 @@ class HierarchicalBackend(HostBackend):
 
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:
-        """A member that fails in one part leaves the others, too, so that no member waits for it there."""
+        """A member that fails in one backend leaves the others, too, so that no member waits for it there."""
         try:
             yield
         except BaseException as error:
@@ -215,9 +216,9 @@ class HierarchicalBackend(HostBackend):
             yield _Piece(source.parts(*span), destination.parts(*span), counts, mine)
 
     def _reduce_in_pipeline(self, pieces: Sequence[_Piece], reduction: _Reduction) -> None:
-        """While a piece crosses the network, this host reduces the next and hands out the one before.
+        """While a piece crosses the network, this host reduces the next piece and distributes the previous one.
 
-        The thread ends with this call; an abort of ``cross`` ends what it does.
+        The thread ends with this call; an abort of ``cross`` ends its work.
         """
         with Beside("hvd-across") as network, self._all_or_none():
             crossings: deque[Future[None]] = deque()
@@ -249,16 +250,17 @@ class HierarchicalBackend(HostBackend):
         self._local.allgather_bytes([piece.mine.view(np.uint8)], destinations, counts)
 
     def _blocks(self, result: Segments, counts: Sequence[int]) -> list[Segments]:
-        """Where in the result the bytes of each host belong."""
+        """The places of the bytes of each host in the result."""
         ends = list(accumulate(counts))
         spans = [[(ends[member] - counts[member], ends[member]) for member in members] for members in self._hosts]
         return [Segments([part for span in _merged(host) for part in result.parts(*span)]) for host in spans]
 
     @phase("gather between hosts")
     def _gather(self, sources: Sequence[Bytes], blocks: Sequence[Segments], counts: Sequence[int]) -> None:
-        """Each byte goes straight to its place in the result, and from there on to the others.
+        """Each byte goes directly to its place in the result, and from there to the other members.
 
-        A block is divided among the columns; each fetches its shares of the foreign blocks and hands them round.
+        A block is divided among the columns; each fetches its shares of the other hosts' blocks and distributes them on
+        its host.
         """
         own, column = blocks[self._host], self._local.rank
         self._local.allgather_bytes(
@@ -297,7 +299,7 @@ def _spans(lengths: Sequence[int]) -> list[Span]:
 
 
 def _merged(spans: Sequence[Span]) -> list[Span]:
-    """Spans that touch become one."""
+    """Merge adjacent spans."""
     merged: list[Span] = []
     for start, stop in spans:
         touches = merged and merged[-1][1] == start

@@ -1,4 +1,4 @@
-"""The members of a hierarchical group connect: inside each host, between the hosts, and all together."""
+"""How the members of a hierarchical group connect: inside each host, between the hosts, and all together."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class HostBackend(Backend):
     """Operations that are over when the call returns, on flat contiguous arrays.
 
     Reductions get arrays in ``DType.storage`` layout, movements get bytes. ``rank`` is the position of this member in
-    the group, not its global rank. What the arguments mean is described at :class:`Backend`.
+    the group, not its global rank. :class:`Backend` describes the arguments.
     """
 
     device = "cpu"
@@ -124,7 +124,7 @@ class HostBackend(Backend):
     def alltoall_bytes(
         self, source: Bytes, destination: Bytes, send_counts: Sequence[int], receive_counts: Sequence[int]
     ) -> None:
-        """Do :meth:`Backend.alltoall` on bytes. ``source`` is as long as the bytes to send."""
+        """Do :meth:`Backend.alltoall` on bytes. ``source`` holds exactly the bytes to send."""
 
     @abstractmethod
     def wait_for_all(self) -> None:

@@ -18,7 +18,7 @@ from collectives.kernels.reduction import narrow, scale_array, widen
 __all__ = ["HostMemory"]
 
 CHUNK = 1 << 16
-"""Elements that are computed at once, so that the temporaries stay in the cache."""
+"""Number of elements to compute at once, so that the temporaries stay in the cache."""
 
 Array = npt.NDArray[Any]
 

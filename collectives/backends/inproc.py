@@ -1,4 +1,4 @@
-"""Ranks as threads of one process: deterministic, bounded, and able to fail where a test says so."""
+"""Ranks as threads of one process: deterministic, bounded, and with faults where a test asks for them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class InprocGroup:
         fault()
 
     def fail(self, member: Group, error: Exception) -> None:
-        """Make every call of ``member`` raise ``error`` from now on; its peers lose it. The first error stays."""
+        """Make every call of ``member`` raise ``error`` from now on; its peers lose it. Only the first error counts."""
         rank = member.position
         with self._changed:
             self._failures.setdefault(rank, error)
@@ -108,7 +108,7 @@ class InprocGroup:
             return values
 
     def agreed(self, rank: int, values: dict[int, int]) -> bool | None:
-        """Whether all ranks gave one value; None when that is open after a few milliseconds."""
+        """Whether all ranks gave the same value; None when that is undecided after a few milliseconds."""
         with self._changed:
             self._changed.wait_for(lambda: self._verdict(values) is not None or bool(self._lost), SLICE_SECONDS)
             self._raise_failure(rank)
@@ -247,5 +247,5 @@ class InprocBackend(HostBackend, OffersBoard):
 
 
 def _parts(counts: Sequence[int]) -> list[slice]:
-    """Where each member's part lies in a buffer that holds ``counts[r]`` elements for member r, in rank order."""
+    """The place of each member's part in a buffer that holds ``counts[r]`` elements for member r, in rank order."""
     return [slice(end - count, end) for end, count in zip(accumulate(counts), counts, strict=True)]

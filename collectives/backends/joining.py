@@ -29,7 +29,7 @@ class Joining(ABC):
 
     @abstractmethod
     def connect(self, offers: Sequence[bytes], attempt: ConnectAttempt) -> Backend:
-        """The connected backend; ``offers`` are those of the members, by position. To be called once.
+        """The connected backend; ``offers`` are those of the members, by position. Call it once.
 
         Raises PeerLostError, CollectiveTimeoutError, and the error that ``attempt`` was aborted with.
         """

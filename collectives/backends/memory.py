@@ -1,4 +1,4 @@
-"""The interface to the memory of one kind of device: a handful of operations besides collectives."""
+"""The interface to the memory of one kind of device: the few operations besides collectives."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Memory(ABC):
 
     @abstractmethod
     def fence(self) -> Completion:
-        """The end of all calls so far."""
+        """A completion that is done when all calls so far are over."""
 
     def copy(self, source: Buffer, target: Buffer) -> None:
         """target = source; both have one dtype and length."""

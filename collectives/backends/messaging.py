@@ -41,7 +41,7 @@ from collectives.kernels.segments import Segments
 __all__ = ["MessagingBackend"]
 
 DIRECT = 1 << 16
-"""Up to this many bytes, a member sends all it has to every other: one step, where the ring has 2 (P - 1) or P - 1."""
+"""Up to this many bytes, a member sends all its data to every other: one step; a ring has 2 (P - 1) or P - 1."""
 
 ALONE = 1 << 22
 """An array of this many bytes is not packed with others: two more copies cost more than one more operation."""
@@ -97,7 +97,7 @@ class MessagingBackend(HostBackend):
         source, destination = Segments(sources), Segments(destinations)
         step = self._piece // dtype.itemsize // self.size
         if max(counts) > step:
-            step //= 2  # What has to be packed had better stay in the cache.
+            step //= 2  # Packed data should stay in the cache.
         for start in range(0, max(counts), step):
             lengths = [_clip(count - start, step) for count in counts]
             received = self._scatter(source, [part.start + start for part in parts(counts)], lengths, dtype)
@@ -156,7 +156,7 @@ class MessagingBackend(HostBackend):
     def _reduce_direct(
         self, pairs: Pairs, count: int, dtype: DType, op: ReduceOp, prescale: float, postscale: float
     ) -> None:
-        """One step, (P - 1) S bytes: everybody gets everything."""
+        """One step, (P - 1) S bytes: every member gets all data."""
         outgoing = self._outgoing.take(count * self.size, dtype)
         received = self._incoming.take(count * self.size, dtype)
         packed = outgoing[:count]
@@ -229,7 +229,7 @@ class MessagingBackend(HostBackend):
     def _allgather_padded(
         self, source: Segments, start: int, destination: Segments, places: Sequence[int], lengths: Sequence[int]
     ) -> None:
-        """What member r has from ``start`` on, ``lengths[r]`` bytes, belongs to ``places[r]`` of the result."""
+        """The ``lengths[r]`` bytes of member r from ``start`` on belong to ``places[r]`` of the result."""
         padded = self._outgoing.take(max(lengths), DType.UINT8)
         source.read(start, padded[: lengths[self.rank]])
         received = self._incoming.take(padded.size * self.size, DType.UINT8)

@@ -1,4 +1,4 @@
-"""A world of one: real scaling and copying, no communication, nothing to wait for."""
+"""A world of one: real scaling and copying, no communication, no waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which backend serves a process set: one table; and how its members connect."""
+"""The table that gives the backend for a process set, and how the members of the set connect."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def choose(members: Sequence[int], topology: Topology, settings: Settings, devic
 
 
 def prepare(members: Sequence[int], topology: Topology, settings: Settings, address: str) -> list[Joining]:
-    """What this rank needs to connect to the ranks ``members``: one for each of DEVICES.
+    """This rank's joinings with the ranks ``members``: one for each of DEVICES.
 
     The others reach this rank at ``address``. Raises SettingsError.
     """
@@ -69,7 +69,7 @@ def _prepare_host(group: Group, topology: Topology, settings: Settings, address:
 
 
 def discard(joinings: Iterable[Joining], backends: Iterable[Backend], error: BaseException) -> None:
-    """End what is of no use because of ``error``."""
+    """Close the joinings and the backends that ``error`` has made useless."""
     for joining in joinings:
         joining.close()
     for backend in backends:
@@ -78,7 +78,7 @@ def discard(joinings: Iterable[Joining], backends: Iterable[Backend], error: Bas
 
 
 def staged(settings: Settings) -> dict[str, bool]:
-    """The fields of :class:`Parameters` that say which operations begin in stages."""
+    """The fields of :class:`Parameters` that select the operations that start out in stages."""
     return {
         "hierarchical_allreduce": settings.hierarchical_allreduce is not False,
         "hierarchical_allgather": settings.hierarchical_allgather is not False,

@@ -58,11 +58,11 @@ class Transport(ABC):
         """Return when every member has called it."""
 
     def reduces(self, dtype: DType, op: ReduceOp) -> bool:
-        """Whether :meth:`allreduce` computes this exactly as :mod:`collectives.kernels.reduction` describes it."""
+        """Whether :meth:`allreduce` computes ``op`` exactly as :mod:`collectives.kernels.reduction` describes it."""
         return False
 
     def allreduce(self, array: Array, op: ReduceOp) -> None:
-        """Reduce ``array`` in place, bit-identically on all members. Only called for what :meth:`reduces`."""
+        """Reduce ``array`` in place, bit-identically on all members. Only called where :meth:`reduces` is true."""
         raise EngineError(f"transport {self.name} does not reduce")
 
     @abstractmethod
@@ -94,7 +94,7 @@ class PointToPoint(Transport):
         """Send and receive all of these messages at the same time; return when all have been sent and received.
 
         No message is empty or goes to this member itself, and there is at most one to and one from each member. Sender
-        and receiver agree about the length. Two members may send to each other at once, whatever the lengths.
+        and receiver agree about the length. Two members may send to each other at once, with any lengths.
         """
 
     def alltoall(

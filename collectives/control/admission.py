@@ -1,7 +1,7 @@
-"""A rank lets others in: it listens, and admits the ranks that prove to know the secret of the job.
+"""The listening side: a rank listens, and admits the ranks that prove that they know the secret of the job.
 
-Anybody on the network can connect here. Therefore unauthenticated connections are few at a time, the descriptors of the
-job are reserved, and neither a silent nor a talkative stranger holds up or ends the job.
+Any host on the network can connect here. Therefore this module limits the number of unauthenticated connections and
+reserves the descriptors of the job. A stranger, silent or talkative, cannot delay or end the job.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ HELLO_BYTES = 1 << 16
 MOST_CANDIDATES = 64
 LEAST_CANDIDATES = 4
 SILENCE_SECONDS = 0.5
-"""A connection may be silent for this long where others wait for its place."""
+"""How long a connection may be silent while others wait for its place, in seconds."""
 PAUSE_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A rank that has proved itself, and the nonce that it wants to see in the answers."""
+    """An authenticated rank, and the nonce that it expects in the answers."""
 
     wire: Wire
     reader: FrameReader
@@ -45,13 +45,13 @@ class Peer:
     nonce: bytes
 
     def answer(self, secret: bytes, value: object, error: BaseException | None = None) -> None:
-        """Send ``value``, or the ``error`` for which the ranks cannot connect."""
+        """Send ``value``, or the ``error`` that keeps the ranks from connecting."""
         self.wire.send(seal(secret, self.nonce, pack_answer(value, error)))
 
 
 @dataclass(slots=True)
 class _Candidate:
-    """A connection that has not proved anything yet."""
+    """A connection that is not authenticated yet."""
 
     sock: socket.socket
     since: float
@@ -65,9 +65,9 @@ class _Candidate:
 class Admission:
     """Admits the ranks ``expected``, in any order and all at once. A context manager.
 
-    When its block ends with an error, all admitted ranks are told the error, and their connections are closed.
-    ``entry`` is the description by which :func:`collectives.control.handshake.dial` finds this admission. ``upstream``
-    is a connection whose end makes the admission useless.
+    When its block ends with an error, it sends the error to all admitted ranks and closes their connections. ``entry``
+    is the description by which :func:`collectives.control.handshake.dial` finds this admission. ``upstream`` is a
+    connection whose end makes the admission useless.
     """
 
     def __init__(self, end: LocalEnd, expected: Collection[int], upstream: socket.socket | None = None) -> None:
@@ -103,7 +103,7 @@ class Admission:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the listeners and the candidates; on an error the peers, too, after they were told."""
+        """Close the listeners and the candidates; on an error, send it to the peers and close them, too."""
         self._stack.close()
         for candidate in self._candidates.values():
             candidate.sock.close()
@@ -130,7 +130,7 @@ class Admission:
             ) from error
         return listener
 
-    # What the owner of the admission does.
+    # Calls of the owner of the admission.
 
     def admit_all(self) -> dict[int, Peer]:
         """The expected ranks, once they are complete. Raises CollectiveTimeoutError that names the missing ones."""
@@ -155,7 +155,7 @@ class Admission:
                 raise self._lost(rank, error) from error
 
     def collect(self) -> dict[int, Any]:
-        """The answer of each peer, by rank. Raises the error that a peer answers, PeerLostError, or a timeout."""
+        """The answer of each peer, by rank. Raises a peer's error, PeerLostError, or CollectiveTimeoutError."""
         found: dict[int, Any] = {}
         pending = {peer.wire.sock.fileno(): rank for rank, peer in self._peers.items()}
         while pending:
@@ -176,7 +176,7 @@ class Admission:
             raise self._lost(rank, error) from error
 
     def _reason_of(self, rank: int) -> Exception:
-        """Why an admitted rank has left: what it said, or that it is gone."""
+        """The reason why an admitted rank left: the error that it sent, or its loss."""
         try:
             frame = self._peers[rank].reader.read()
             if frame is not None:
@@ -184,7 +184,7 @@ class Admission:
         except OSError as error:
             return self._lost(rank, error)
         except CollectiveTimeoutError:
-            return self._absent()  # it could not wait longer, and does not know for which ranks
+            return self._absent()  # its deadline expired, and it does not know the missing ranks
         except HorovodInternalError as error:
             return self._lost(rank, error)
         return self._lost(rank, ConnectionResetError("the other side closed the connection"))
@@ -203,7 +203,7 @@ class Admission:
             missing,
         )
 
-    # Connections that come.
+    # Incoming connections.
 
     def _next_look(self) -> float:
         """When there may be room again, in monotonic seconds."""
@@ -213,7 +213,7 @@ class Admission:
         return self._oldest().since + SILENCE_SECONDS if full else self._paused_until
 
     def _make_room(self) -> None:
-        """Listen again where that is possible; of too many connections the oldest has to go."""
+        """Listen again where that is possible; close the oldest connection where there are too many."""
         now = time.monotonic()
         if len(self._candidates) >= self._capacity:
             self._warn(
@@ -259,7 +259,7 @@ class Admission:
             self._warn("a connection", f": {error}")
 
     def _warn(self, what: str, why: str) -> None:
-        """Log each kind of trouble once: a stranger must not fill the log."""
+        """Log each kind of problem once: a stranger must not fill the log."""
         level = logging.DEBUG if what in self._warned else logging.WARNING
         self._warned.add(what)
         logger.log(level, "%s to rank %d was refused%s", what, self._end.hello.rank, why)
@@ -340,7 +340,7 @@ class _OtherWorldError(PeerLostError):
 
 
 class _FatalHelloError(ValueError):
-    """An authentic hello for which no rank can start."""
+    """An authentic hello that keeps all ranks from starting."""
 
     def __init__(self, reason: Exception) -> None:
         super().__init__(str(reason))

@@ -1,4 +1,4 @@
-"""What carries control messages between rank 0 and the others."""
+"""The interface of the channels that carry control messages between rank 0 and the other ranks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ __all__ = ["Channel"]
 class Channel(ABC):
     """Ordered, reliable messages between rank 0 and every other rank.
 
-    ``send`` and ``receive`` are called by one thread at a time (whoever drives the engine); ``peek``, ``poll``
-    and ``wake`` by any thread.
+    ``send`` and ``receive`` are called by one thread at a time (the one that drives the engine); ``peek``, ``poll`` and
+    ``wake`` by any thread.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -21,18 +21,19 @@ class Channel(ABC):
 
     @property
     def has_unsent(self) -> bool:
-        """Whether a :meth:`poll` or :meth:`receive` is needed to get everything out that was sent."""
+        """Whether a :meth:`poll` or :meth:`receive` is needed to transmit everything that was sent."""
         return False
 
     def flush(self, timeout: float) -> None:
-        """Get out what was sent, as far as the peers take it within ``timeout`` seconds."""
+        """Transmit the unsent data that the peers accept within ``timeout`` seconds."""
         return
 
     @abstractmethod
     def watch(self, on_lost: Callable[[int], None]) -> None:
         """Call ``on_lost(rank)``, once per rank, on a thread of the channel's own, when a peer's connection ends.
 
-        A later call replaces ``on_lost``. The new one hears at once, on the calling thread, of ranks lost before.
+        A later call replaces ``on_lost``. The new one is called at once, on the calling thread, for the ranks lost
+        before.
         """
 
     @abstractmethod
@@ -42,22 +43,22 @@ class Channel(ABC):
     def send_to(self, ranks: Iterable[int], data: bytes) -> None:
         """Queue ``data`` for each of ``ranks``, as :meth:`send` does; once for all that share a connection.
 
-        What may be the last word to several ranks must go this way: one of them may carry the messages of the others,
-        and leave when it has its own.
+        A message that may be the last one to several ranks must go this way: one of them may carry the messages of the
+        others, and leave when it has its own.
         """
         for rank in ranks:
             self.send(rank, data)
 
     @abstractmethod
     def receive(self) -> list[tuple[int, bytes]]:
-        """What has arrived, as (sender, data); does not wait. Raises EngineError when a peer sends nonsense.
+        """The messages that have arrived, as (sender, data); does not wait. Raises EngineError for invalid data.
 
-        What a host says for several of its ranks is from the lowest of its ranks.
+        A message that a host sends for several of its ranks has the lowest of them as its sender.
         """
 
     @abstractmethod
     def peek(self) -> bool:
-        """Whether something has arrived; costs less than to receive. A wake-up is none."""
+        """Whether a message has arrived; costs less than :meth:`receive`. A wake-up is not a message."""
 
     @abstractmethod
     def poll(self, timeout: float | None) -> None:
@@ -68,9 +69,9 @@ class Channel(ABC):
         """End a running :meth:`poll`, or the next one."""
 
     def disown(self) -> None:
-        """In a forked child: release the descriptors it inherited; the parent's connections stay as they are."""
+        """In a forked child: release the inherited descriptors; the parent's connections stay as they are."""
         return
 
     @abstractmethod
     def close(self) -> None:
-        """Deliver what was sent, then disconnect; bounded. The watches of the peers fire. Idempotent."""
+        """Deliver the sent messages, then disconnect; bounded in time. The watches of the peers fire. Idempotent."""

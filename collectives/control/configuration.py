@@ -1,4 +1,4 @@
-"""Pure: what the ranks of a job have set differently, though it must be the same."""
+"""Pure: finds the settings that differ between the ranks of a job, though they must be the same."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def brief(value: str) -> str:
 
 
 def disagreement(configurations: Sequence[Mapping[str, str]]) -> str | None:
-    """For each rank, in order, name -> value: a text that says who has set what, or None when all agree."""
+    """For each rank, in order, name -> value: a text with the different values and their ranks; None when all agree."""
     names = dict.fromkeys(name for configuration in configurations for name in configuration)
     texts = [_difference(name, [each.get(name, "") for each in configurations]) for name in names]
     different = "; ".join(text for text in texts if text)

@@ -1,4 +1,4 @@
-"""The form of the frames between a relay and rank 0: a message, and the ranks that it is for, or from."""
+"""The form of the frames between a relay and rank 0: a message, and the ranks that receive it or sent it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def pack(ranks: Sequence[int], data: bytes) -> bytes:
 
 
 def unpack(frame: bytes) -> tuple[tuple[int, ...], bytes]:
-    """The opposite of :func:`pack`; EngineError for what it did not make."""
+    """The opposite of :func:`pack`; EngineError for data that :func:`pack` did not make."""
     try:
         (count,) = struct.unpack_from(">I", frame)
         ranks = struct.unpack_from(f">{count}I", frame, 4)

@@ -1,7 +1,7 @@
 """Authenticated frames on a new connection, before it becomes one of a channel.
 
 Both sides prove that they know the secret of the job by HMAC-SHA256 over a nonce of the other side and the payload.
-Nothing is decoded before it was authenticated.
+No data is decoded before it is authenticated.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class FrameReader:
         self._unread = bytearray()
 
     def read(self) -> bytes | None:
-        """The next frame, None while it is incomplete; never reads behind its end.
+        """The next frame, None while it is incomplete; never reads past its end.
 
         Raises ConnectionResetError at the end of the connection, PeerLostError for a frame that is too long.
         """

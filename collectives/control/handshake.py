@@ -1,8 +1,8 @@
-"""How the connections of a world come about, in two steps over the same connections.
+"""How the ranks of a world connect, in two steps over the same connections.
 
 First every rank sends rank 0 its hello, and learns from the answer which rank is on which host. Then it offers the
 addresses at which its backends, and the relay in its process, can be reached, and learns those of all others. Rank 0
-lets no rank start unless all can, and tells every rank the same reason.
+lets no rank start unless all can, and sends every rank the same reason.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ def connect_channel(
 ) -> Connected:
     """Connect to the other ranks of the world, which find each other in ``store``, that of their job.
 
-    ``offer`` is called once. ``starts`` is what this process remembers of earlier starts. Raises CollectiveTimeoutError
-    that names the missing ranks, PeerLostError, SettingsError when the ranks were started in different ways, what
-    ``offer`` raises on any rank, and the error that the attempt was aborted with.
+    ``offer`` is called once. ``starts`` holds what this process knows about earlier starts. Raises
+    CollectiveTimeoutError that names the missing ranks, PeerLostError, SettingsError when the ranks were started in
+    different ways, what ``offer`` raises on any rank, and the error that the attempt was aborted with.
     """
     starts = starts or Starts()
     if end.hello.rank == 0:
@@ -134,7 +134,7 @@ def _channel_of_center(hosts: Sequence[str], connections: Mapping[int, Connectio
     return Center(len(hosts), direct, served, {rank: connections[rank] for rank in followers})
 
 
-# The others.
+# The other ranks.
 
 
 def _member(end: LocalEnd, store: Store, process_sets: ProcessSets, offer: Offer, starts: Starts) -> Connected:
@@ -158,14 +158,14 @@ def _member(end: LocalEnd, store: Store, process_sets: ProcessSets, offer: Offer
 
 
 def _send_offer(center: _Answering, admission: Admission | None, offer: Callable[[], bytes]) -> None:
-    """Send the offer of this rank, or the error for which there is none."""
+    """Send the offer of this rank, or the error that prevented it."""
     try:
         answer = pack_answer((None if admission is None else admission.entry, offer()))
     except BaseException as error:
         with suppress(OSError, HorovodInternalError):
             center.send(pack_answer(None, error))
         raise
-    with suppress(OSError):  # the answer to it, which is next, says why
+    with suppress(OSError):  # the answer to it, which is next, gives the reason
         center.send(answer)
 
 
@@ -202,7 +202,7 @@ def _admit_followers(admission: Admission, center: socket.socket) -> Mapping[int
 
 
 def _last_words(center: socket.socket) -> HorovodInternalError | None:
-    """The reason that rank 0 gave before it hung up."""
+    """The reason that rank 0 sent before it hung up."""
     with suppress(EngineError):
         for frame in Connection(center).receive():
             message = decode(envelope.unpack(frame)[1])
@@ -211,11 +211,11 @@ def _last_words(center: socket.socket) -> HorovodInternalError | None:
     return None
 
 
-# Going to another rank.
+# Connecting to another rank.
 
 
 class _Answering:
-    """The connection to a rank that this one was admitted by. Raises what the attempt and the other rank raise."""
+    """The connection to a rank that admitted this one. Raises the errors of the attempt and of the other rank."""
 
     def __init__(self, end: LocalEnd, host: int, wire: Wire) -> None:
         self.sock = wire.sock
@@ -225,7 +225,7 @@ class _Answering:
         self._nonce = nonce()
 
     def greet(self, admission: str) -> None:
-        """Prove to know the secret, and describe this rank."""
+        """Prove knowledge of the secret, and describe this rank."""
         rank, host = self._end.hello.rank, self._host
         try:
             challenge = self._wire.exactly(NONCE_BYTES)
@@ -242,7 +242,7 @@ class _Answering:
         self._wire.send(data)
 
     def answer(self) -> Any:
-        """The next answer of the other rank; raises the error that it tells."""
+        """The next answer of the other rank; raises the error that it contains."""
         rank, host = self._end.hello.rank, self._host
         try:
             return unpack_answer(unseal(self._end.secret, self._nonce, self._wire.receive()))
@@ -294,7 +294,7 @@ def _look_up(end: LocalEnd, store: Store, start: int, refused: str) -> Any:
 
 
 def _check_round(hello: Hello, store: Store) -> None:
-    """Raise PeerLostError where rank 0 is in a later round: it will never come to this one."""
+    """Raise PeerLostError where rank 0 is in a later round: it will never join this one."""
     try:
         current = int(store.get(ROUND, 0.0))
     except CollectiveTimeoutError:
@@ -323,7 +323,7 @@ def _join(end: LocalEnd, entry: Any, host: int) -> _Answering:
 
 
 def _greet(other: _Answering, entry: Mapping[str, Any]) -> Any:
-    """The first answer of the other rank, which hears why this one gives up, if it does."""
+    """The first answer of the other rank. If this rank gives up, it sends the other one the reason."""
     other.greet(entry["id"])
     try:
         return other.answer()
@@ -334,7 +334,7 @@ def _greet(other: _Answering, entry: Mapping[str, Any]) -> Any:
 
 
 def _dial(end: LocalEnd, entry: Mapping[str, Any], host: int) -> Wire:
-    """A connection to the listener of rank ``host``; ConnectionRefusedError where it listens no more."""
+    """A connection to the listener of rank ``host``; ConnectionRefusedError where it no longer listens."""
     if entry["host"] == end.hello.host:
         try:
             return _open(end, socket.AF_UNIX, entry["unix"])
@@ -354,7 +354,7 @@ def _dial(end: LocalEnd, entry: Mapping[str, Any], host: int) -> Wire:
 
 
 def _check_descriptors(error: OSError) -> None:
-    """Raise HorovodInternalError where ``error`` says nothing of the other rank: this process lacks descriptors."""
+    """Raise HorovodInternalError where ``error`` is not the fault of the other rank: descriptors ran out here."""
     if descriptors.are_exhausted(error):
         raise HorovodInternalError(f"the ranks cannot connect: {descriptors.EXHAUSTED} ({error})") from error
 

@@ -1,4 +1,4 @@
-"""The first messages of a connection between two ranks: the hello of the one, and the answers of the other."""
+"""The first messages of a connection between two ranks: a hello in one direction, answers in the other."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ __all__ = ["Hello", "LocalEnd", "pack_answer", "pack_hello", "unpack_answer", "u
 class Hello:
     """A rank's description of itself when it connects.
 
-    ``job`` and ``round`` identify its world. ``cores`` are those that its process may use. ``configuration`` has the
-    settings that must be the same on all ranks, as name -> value.
+    ``job`` and ``round`` identify its world. ``cores`` are the cores that its process may use. ``configuration`` has
+    the settings that must be the same on all ranks, as name -> value.
     """
 
     rank: int
@@ -40,7 +40,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class LocalEnd:
-    """This rank's end of the connections to be made.
+    """This rank's end of the future connections.
 
     Other hosts reach it at ``address``. ``heartbeat`` is the longest silence of another host, in seconds.
     """
@@ -53,7 +53,7 @@ class LocalEnd:
 
 
 def pack_hello(hello: Hello, nonce: bytes, admission: str) -> bytes:
-    """The hello to the listener ``admission``; the answers must prove to have seen ``nonce``."""
+    """The hello to the listener ``admission``; the answers must prove knowledge of ``nonce``."""
     world = (hello.job, hello.round)
     fields = (hello.rank, hello.size, hello.host, hello.cores, dict(hello.configuration), *world)
     packed: bytes = msgpack.packb((nonce, admission, fields))
@@ -67,7 +67,7 @@ def unpack_hello(data: bytes) -> tuple[Hello, bytes, str]:
 
 
 def pack_answer(value: object, error: BaseException | None = None) -> bytes:
-    """``value``, or the ``error`` for which the ranks cannot connect."""
+    """``value``, or the ``error`` that keeps the ranks from connecting."""
     packed: bytes = msgpack.packb((_error_fields(error), value if error is None else None))
     return packed
 

@@ -1,6 +1,6 @@
-"""What stands between rank 0 and the ranks of another host, in the process of the lowest of them, the leader.
+"""The relay between rank 0 and the ranks of another host. It runs in the process of the lowest one, the leader.
 
-A thread of its own, so that nobody's messages wait while the leader's engine is inside a backend.
+The relay has its own thread, so that no message waits while the leader's engine is inside a backend.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ __all__ = ["Relay"]
 logger = logging.getLogger(__name__)
 
 HOLD_SECONDS = 1.0
-"""For so long an id waits for the other ranks of the host before the coordinator hears who has said it."""
+"""How long an id waits for the other ranks of the host before the coordinator gets it and its senders, in seconds."""
 
 
 class Relay:
     """Carries messages between ``center``, the connection to rank 0, and ``ranks``, one connection for each.
 
-    Runs until the leader's own connection ends, which its channel closes; then gets out what it has, and hangs up.
+    Runs until the leader's own connection ends, which its channel closes; then sends what it still has, and hangs up.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Relay:
             connection.flush()
 
     def _until_due(self) -> float | None:
-        """How long to wait for messages; None: without limit. What was held for too long goes up."""
+        """How long to wait for messages; None: without limit. Ids that were held for too long go up."""
         now = time.monotonic()
         if self._held_until is not None and now >= self._held_until:
             self._tell(self._aggregator.flush())
@@ -96,7 +96,7 @@ class Relay:
             self._tell(self._aggregator.down(decode(data)))
         if self._center.ended:
             self._forsake(self._center)
-            self._ranks[self._leader].hang_up()  # only now, because what rank 0 said last may explain its end
+            self._ranks[self._leader].hang_up()  # only now, because the last message of rank 0 may explain its end
 
     def _pass_up(self, rank: int) -> None:
         for data in self._ranks[rank].receive():
@@ -111,8 +111,8 @@ class Relay:
     def _report_loss(self, abort: Abort) -> None:
         """Let the leader notice that rank 0 is gone, even inside a backend, where it reads no messages.
 
-        The kernel may notice that only much later on the connection of this relay: a message that is sent after a
-        partition begins starts its clock again. No message starts the clock of a lifeline.
+        On the connection of this relay the kernel may notice that much later: a message that is sent after a partition
+        begins restarts its timer. No message restarts the timer of a lifeline.
         """
         error = unpack(abort.error)
         if isinstance(error, PeerLostError) and 0 in error.ranks:
@@ -127,7 +127,7 @@ class Relay:
             self._center.send(envelope.pack((self._leader if rank is None else rank,), encode(message)))
 
     def _forsake(self, connection: Connection) -> None:
-        """The other side has hung up; so do we, now that everything it said is on its way."""
+        """The other side has hung up; hang up, too, now that all its messages are on their way."""
         self._poller.unregister(connection.fileno())
         del self._open[connection.fileno()]
         connection.hang_up()

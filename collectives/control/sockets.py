@@ -33,8 +33,8 @@ FLUSH_SECONDS = 2.0
 def end_in_silence(sock: socket.socket, seconds: float) -> None:
     """Let the kernel end a TCP connection whose other host has been silent for ``seconds``; see tcp(7).
 
-    Probes find it out when nothing is under way, TCP_USER_TIMEOUT when something is. It costs no thread and no message
-    of ours. A peer that is busy, or stopped, is not silent: its kernel answers.
+    Probes detect the silence while no data is under way, TCP_USER_TIMEOUT while some is. That needs no thread and no
+    message of the engine. A busy or stopped peer is not silent: its kernel answers.
     """
     if sock.family == socket.AF_UNIX:
         return
@@ -47,7 +47,7 @@ def end_in_silence(sock: socket.socket, seconds: float) -> None:
 
 
 class Connection:
-    """One framed, non-blocking connection. ``ended`` turns true when :meth:`receive` meets the end."""
+    """One framed, non-blocking connection. ``ended`` becomes true when :meth:`receive` reaches the end."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -64,11 +64,11 @@ class Connection:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether :meth:`flush` has something to do."""
+        """Whether :meth:`flush` has data to send."""
         return bool(self._unsent)
 
     def send(self, data: bytes) -> None:
-        """Send a frame, or keep what the kernel does not take for :meth:`flush`. A dead peer is not reported here."""
+        """Send a frame; keep for :meth:`flush` what the kernel does not accept. A dead peer is not reported here."""
         frame = HEADER.pack(len(data)) + data
         if self._unsent:
             self._unsent += frame
@@ -76,7 +76,7 @@ class Connection:
             self._unsent += frame[self._try_send(frame) :]
 
     def flush(self) -> None:
-        """Send what was kept, as far as the kernel takes it."""
+        """Send the kept data, as far as the kernel accepts it."""
         while self._unsent:
             sent = self._try_send(self._unsent)
             if not sent:
@@ -92,14 +92,14 @@ class Connection:
             return len(data)  # the watch reports the loss
 
     def drain(self, deadline: float) -> None:
-        """Send what was kept; waits for the peer to take it until ``deadline``, in monotonic seconds."""
+        """Send the kept data; waits until the peer accepts it or until ``deadline``, in monotonic seconds."""
         poller = select.poll()
         poller.register(self.fileno(), select.POLLOUT)
         while self._unsent and poller.poll(max(0.0, deadline - time.monotonic()) * 1000.0):
             self.flush()
 
     def receive(self) -> list[bytes]:
-        """The complete frames that have arrived; EngineError when that cannot be frames of ours."""
+        """The complete frames that have arrived; EngineError when the data cannot be valid frames."""
         data = self._read()
         if not data:
             return []
@@ -137,13 +137,13 @@ class Connection:
         return frames
 
     def _nonsense(self, length: int) -> EngineError:
-        """Read no more; the peer can still be told why."""
+        """Stop reading; the reason can still be sent to the peer."""
         self.ended = True
         self._shut_down(socket.SHUT_RD)
         return EngineError(f"a frame of {length} bytes is refused; at most {LARGEST_FRAME} are allowed")
 
     def hang_up(self) -> None:
-        """Tell the peer's watch that this end is done; what was sent still arrives."""
+        """Signal the peer's watch that this end is done; sent data still arrives."""
         self._shut_down(socket.SHUT_WR)
 
     def await_hang_up(self, deadline: float) -> None:
@@ -165,7 +165,7 @@ class Connection:
 
 
 def wait(poller: select.poll, connections: Iterable[Connection], timeout: float | None) -> list[int]:
-    """The descriptors of ``poller`` that are ready; ends, too, when there is room for what ``connections`` keep."""
+    """The descriptors of ``poller`` that are ready; returns, too, when ``connections`` can send the data they keep."""
     unsent = [connection for connection in connections if connection.has_unsent]
     for connection in unsent:
         poller.modify(connection.fileno(), select.POLLIN | select.POLLOUT)
@@ -187,13 +187,13 @@ class SocketChannel(Channel):
         self._watcher: threading.Thread | None = None
         self._on_lost: Callable[[int], None] = lambda rank: None
         self._lost: list[int] = []
-        # Owned by the channel, held for a few instructions: each callback hears of each rank once.
+        # Owned by the channel, held for a few instructions: each callback gets each rank once.
         self._watching = threading.Lock()
         self._closed = False
-        # Who is about to write to _wake: keeps wake() off a descriptor that close() has given back. No lock, because a
-        # signal handler may call wake() while its thread is in it.
+        # The calls that are about to write to _wake: keeps wake() off a descriptor that close() has released. No lock,
+        # because a signal handler may call wake() while its thread is in it.
         self._waking: set[object] = set()
-        # Two pollers may wait at once, the driver and the communication thread; a poll object admits one each.
+        # Two pollers may wait at once, the driver and the communication thread; a poll object allows only one.
         self._pollers = threading.local()
 
     @property
@@ -263,7 +263,7 @@ class SocketChannel(Channel):
         return messages
 
     def _talking(self) -> Iterable[int]:
-        """The peers to look at; a look at the only one costs no more than to ask whether there is something."""
+        """The peers to read from. A single peer is always read: that costs no more than a check for data."""
         if len(self._connections) == 1:
             return self._connections
         ready = [descriptor for descriptor, _ in self._poller().poll(0)]
@@ -271,7 +271,7 @@ class SocketChannel(Channel):
         return {*blocked, *(self._peers[descriptor] for descriptor in ready if descriptor != self._wake)}
 
     def _open(self, peer: int, frames: list[bytes]) -> list[tuple[int, bytes]]:
-        """What frames from ``peer`` hold, as (sender, data)."""
+        """The messages in frames from ``peer``, as (sender, data)."""
         return [(peer, data) for data in frames]
 
     def peek(self) -> bool:
@@ -323,11 +323,11 @@ class SocketChannel(Channel):
         os.close(self._end)
         while self._waking and time.monotonic() < deadline + FLUSH_SECONDS:
             time.sleep(0.001)
-        if not self._waking:  # whoever is there still was interrupted, and must not hit a foreign descriptor
+        if not self._waking:  # a remaining caller was interrupted, and must not write to a foreign descriptor
             os.close(self._wake)
 
     def _part(self, deadline: float) -> None:
-        """What is to be done between the hang-up and the release, until ``deadline`` in monotonic seconds."""
+        """The step between the hang-up and the release, until ``deadline`` in monotonic seconds."""
         return
 
     def _release(self) -> None:

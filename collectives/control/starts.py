@@ -1,4 +1,4 @@
-"""Where in the rendezvous the ranks of a world find each other, also when they connect in it repeatedly."""
+"""The place in the rendezvous where the ranks of a world find each other, also when they connect repeatedly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Starts:
     A static job connects again in the same world after ``shutdown()`` and ``init()``. Each start has a number and an
     entry of its own in the rendezvous store. Rank 0 takes the next number once it has published the address of a start.
     Every other rank looks for rank 0 from the first number on in which it has not connected yet, and goes on to the
-    next one where nothing listens at the address any more. So a rank finds rank 0 though it missed starts that failed.
+    next one where nothing listens at the address any more. So a rank finds rank 0 even if it missed starts that failed.
     """
 
     def __init__(self) -> None:
@@ -24,5 +24,5 @@ class Starts:
         return self._next.get(world, 0)
 
     def passed(self, world: Hashable, number: int) -> None:
-        """Start ``number`` of ``world`` was published (rank 0), or has brought about a connection."""
+        """Start ``number`` of ``world`` was published (rank 0), or has led to a connection."""
         self._next[world] = number + 1

@@ -1,11 +1,12 @@
-"""The channels of a job where hosts have relays: of rank 0, of the rank whose process has a relay, of the others there.
+"""The channels of a job whose hosts have relays: for rank 0, for the rank that runs a relay, for the others there.
 
-Messages go through the relay, so that rank 0 talks to hosts. The end of a process goes a shorter way: each rank keeps
-its own connection to rank 0, its *lifeline*, on which nothing is ever said. Both ends watch it, so that the kernel
-tells rank 0 which process died or fell silent, and tells each rank the same of rank 0, whatever became of the relay.
+Messages go through the relay, so that rank 0 talks to hosts. The end of a process is detected more directly: each rank
+keeps its own connection to rank 0, its *lifeline*, which never carries a message. Both ends watch it. So the kernel
+reports to rank 0 which process died or fell silent, and to each rank the same about rank 0, regardless of the state of
+the relay.
 
-Who closes hangs up towards the relay first, and on the lifelines when the relay has hung up in answer: then everything
-that was said is on its way, and a rank that said why it ends is not taken for dead before it was heard.
+A closing channel hangs up towards the relay first, and on the lifelines when the relay has hung up in answer: then all
+messages are on their way. So a rank that sent the reason for its end is not reported dead before the reason arrives.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class _WithLifelines(SocketChannel):
 
 
 class Center(_WithLifelines):
-    """Rank 0's: ``served`` has the ranks (itself included) that are reached through the connection of their leader."""
+    """Rank 0's channel: ``served`` has the ranks (itself included) reached through their leader's connection."""
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class Center(_WithLifelines):
 
 
 class Leaf(_WithLifelines):
-    """Of a rank that reaches rank 0 through the relay in the process of ``leader``, who is lost where that ends."""
+    """For a rank that reaches rank 0 through the relay in the process of ``leader``, which is lost where that ends."""
 
     def __init__(self, rank: int, size: int, leader: int, connection: Connection, lifeline: Connection) -> None:
         super().__init__(rank, size, {leader: connection}, (leader,), {0: lifeline})
@@ -111,9 +112,9 @@ class Leaf(_WithLifelines):
 
 
 class Leader(SocketChannel):
-    """Of the rank whose process has the ``relay`` of its host, at the other end of ``connection``; owns the relay.
+    """For the rank whose process has the ``relay`` of its host, at the other end of ``connection``; owns the relay.
 
-    The relay hangs up when rank 0 has, so this connection stands for the one to rank 0.
+    The relay hangs up after rank 0 does, so this connection represents the one to rank 0.
     """
 
     def __init__(self, rank: int, size: int, connection: Connection, relay: Relay) -> None:

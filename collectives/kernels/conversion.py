@@ -58,7 +58,7 @@ class Conversion:
     floats: Callable[[Float32], Sequence[Any]] = _pieces
 
     def temporaries(self, count: int) -> tuple[Temporary, Temporary]:
-        """Two arrays of ``count`` elements (1 to CHUNK) and their pieces, which the calling thread has to itself.
+        """Two arrays of ``count`` elements (1 to CHUNK) and their pieces, for the calling thread only.
 
         A thread keeps its memory, because fresh memory costs a page fault for each 4 KB.
         """
@@ -84,7 +84,7 @@ def conversion(label: str) -> Conversion | None:
 
 
 def register(dtype: DType, faster: Conversion) -> None:
-    """Use ``faster`` for ``dtype`` in this process from now on; InvalidRequestError for a dtype that needs none."""
+    """Use ``faster`` for ``dtype`` in this process from now on; InvalidRequestError for a dtype without conversion."""
     if dtype.label not in NUMPY:
         raise InvalidRequestError(f"{dtype.label} is not converted to float32; register {' or '.join(NUMPY)}")
     _in_use[dtype.label] = faster
@@ -112,7 +112,7 @@ def _narrow_bfloat16(source: Float32, out: Array) -> None:
 def _widen_float16(source: Array, out: Float32) -> None:
     """Shift the 15 magnitude bits and the sign into place and correct the exponent's bias by a multiplication.
 
-    That holds for zero, subnormal and normal numbers. Infinity and NaN come out as 65536 or more: NumPy does those.
+    That holds for zero, subnormal and normal numbers. Infinity and NaN come out as 65536 or more: NumPy converts those.
     """
     if source.size >= NATIVE_FLOAT16_LIMIT:
         bits = out.view(np.int32)
@@ -129,7 +129,7 @@ def _narrow_float16(source: Float32, out: Array) -> None:
     """Add a power of two 13 bits above each number's own, so that the float32 addition itself rounds to 10 bits.
 
     The bits of the sum less those of the power are the rounded mantissa with its leading one; the exponent (of the
-    smallest normal number for subnormal ones) is added back. What rounds to infinity, and NaN, is left to NumPy.
+    smallest normal number for subnormal ones) is added back. NumPy converts NaN and numbers that round to infinity.
     """
     if source.size < NATIVE_FLOAT16_LIMIT or not (source.min() > -65520.0 and source.max() < 65520.0):
         out[...] = source

@@ -41,7 +41,7 @@ def reduce_arrays(
 
 
 class Reduction:
-    """What :func:`reduce_arrays` does, prepared for many calls; may warn of overflow, where that does not."""
+    """:func:`reduce_arrays`, prepared for many calls; unlike that function, it may warn of overflow."""
 
     def __init__(self, dtype: DType, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> None:
         averages = op is ReduceOp.AVERAGE and dtype in INTEGERS
@@ -124,7 +124,7 @@ def _scale_array(source: Array, out: Array, dtype: DType, factor: float) -> None
 
 @dataclass(frozen=True, slots=True)
 class _Kernel:
-    """What one dtype needs: ufuncs over ``accumulator`` elements, and the ways there and back.
+    """The functions for one dtype: ufuncs over ``accumulator`` elements, and the conversions to them and back.
 
     ``load(source, scratch, factor)`` and ``store(total, out, factor)`` scale on the way; they are the same function
     where the accumulator has the storage type (``native``).
@@ -219,13 +219,13 @@ def _scale_integer(source: Array, out: Array, factor: float) -> None:
     if factor == 1.0:
         _scale_native(source, out, factor)
         return
-    # By way of int64, because a float beyond the range of a small integer has no defined conversion; int64 wraps.
+    # Through int64, because a float beyond the range of a small integer has no defined conversion; int64 wraps.
     scaled = np.multiply(source, factor, dtype=np.float64)
     out[...] = scaled.astype(np.int64)
 
 
 def _store_average(count: int, total: Array, out: Array, factor: float) -> None:
-    """Divide as integers: the reciprocal of 49, say, is no float64, and 49 times 100 times it is less than 100."""
+    """Divide as integers: the reciprocal of 49, for example, is no float64, and 49 times 100 times it is below 100."""
     if factor != 1.0:
         out[...] = np.divide(np.multiply(total, factor, dtype=np.float64), count).astype(np.int64)
         return

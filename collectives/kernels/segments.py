@@ -56,7 +56,7 @@ class Segments:
             piece[:] = source[lower:upper]
 
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[Array, int, int]]:
-        """Each part of [start, stop) that lies in one array, and where it lies relative to ``start``."""
+        """Each part of [start, stop) that lies in one array, and its place relative to ``start``."""
         index = bisect_right(self._ends, start)
         position = start
         while position < stop:

@@ -44,7 +44,7 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """``connect`` and ``answer`` bound the two waits; ``repeatable`` allows a second sending on a new connection."""
+    """``connect`` and ``answer`` bound the two waits; ``repeatable`` allows sending again on a new connection."""
 
     method: str
     path: str
@@ -58,10 +58,10 @@ class RendezvousClient:
     """A :class:`~collectives.api.Store` kept by the RendezvousServer at ``address:port``; for any number of threads.
 
     Requests and answers are authenticated with ``secret``, and a request works only once; nothing is encrypted, so
-    values are no place for what others on the network must not read. Each call opens its own connection. While the
-    server cannot be reached, a call tries again for up to ``connect_timeout`` seconds (and :meth:`get` for no more than
-    its own timeout and 5 s). ``set``, ``get`` and ``delete`` are sent again when a connection breaks under way, ``add``
-    is not.
+    values must not hold anything that others on the network must not read. Each call opens its own connection. While
+    the server cannot be reached, a call tries again for up to ``connect_timeout`` seconds (and :meth:`get` for no more
+    than its own timeout and 5 s). ``set``, ``get`` and ``delete`` are sent again when a connection breaks under way,
+    ``add`` is not.
 
     Every call raises PeerLostError when the server cannot be reached, does not answer or stops; HorovodInternalError
     when this process has no file descriptor left for a connection; SettingsError when the
@@ -139,7 +139,7 @@ class RendezvousClient:
         return body
 
     def _exchange(self, request: _Request) -> tuple[int, bytes]:
-        """Send until there is an answer; the one place where errors of a connection become ours."""
+        """Send until there is an answer; the one place that translates connection errors."""
         attempts = _ATTEMPTS if request.repeatable else 1
         while True:
             attempts -= 1

@@ -1,7 +1,7 @@
-"""The connections of the rendezvous server, and the limits of those that have not proved to know the secret.
+"""The connections of the rendezvous server, and the limits of the unauthenticated ones.
 
-Anyone on the network can connect. Therefore only some of the descriptors of this process go to unauthenticated
-connections, each of them must send a signed request before a deadline, and the oldest has to go where others wait.
+Any host on the network can connect. Therefore only some of the descriptors of this process go to unauthenticated
+connections, each of them must send a signed request before a deadline, and the oldest is closed where others wait.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _http_log.addFilter(_without_traceback)
 DEADLINE = 10.0
 """Seconds in which a connection has to send a signed request."""
 SILENCE = 0.5
-"""Seconds after which an unauthenticated connection has to go if others wait."""
+"""Seconds after which an unauthenticated connection is closed if others wait."""
 PAUSE = 0.1
 """Seconds without accepting, after the process ran out of descriptors."""
 LEAST_UNAUTHENTICATED = 16
@@ -63,7 +63,7 @@ class HttpServer(web.Server):
     def __init__(self, service: Service, listener: socket.socket) -> None:
         super().__init__(
             self._handle,
-            handler_cancellation=True,  # the long-poll of a worker that hangs up ends
+            handler_cancellation=True,  # ends the long-poll of a worker that hangs up
             access_log=None,
             auto_decompress=False,  # a small body must not become a large one
             keepalive_timeout=_IDLE_TIMEOUT,
@@ -88,7 +88,7 @@ class HttpServer(web.Server):
         self._update()
 
     async def close(self, timeout: float) -> None:
-        """Accept no more, give an answer under way ``timeout`` seconds, and close all connections."""
+        """Stop accepting, give an answer under way ``timeout`` seconds, and close all connections."""
         self._is_closed = True
         self._update()
         self._listener.close()
@@ -104,7 +104,7 @@ class HttpServer(web.Server):
     # Accepting.
 
     def _update(self) -> None:
-        """Accept connections where there is room for one; else see to it that there is room soon."""
+        """Accept connections while there is room; else make room soon."""
         now = self._loop.time()
         is_full = len(self._unauthenticated) >= self._capacity
         if is_full and now >= self._oldest().since + SILENCE:
@@ -125,7 +125,7 @@ class HttpServer(web.Server):
         self._is_accepting = may_accept
 
     def _accept(self) -> None:
-        """Accept one connection: in a burst, those accepted before prove themselves in the meantime."""
+        """Accept one connection: in a burst, those accepted before authenticate in the meantime."""
         try:
             sock, _ = self._listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -160,7 +160,7 @@ class HttpServer(web.Server):
         self._update()
 
     def _warn(self, kind: str, text: str) -> None:
-        """Log each kind of trouble once: strangers must not fill the log."""
+        """Log each kind of problem once: strangers must not fill the log."""
         level = logging.DEBUG if kind in self._warned else logging.WARNING
         self._warned.add(kind)
         _log.log(level, "rendezvous server: %s", text)
@@ -189,7 +189,7 @@ class HttpServer(web.Server):
         self._update()
 
     def _discharge(self, handler: web.RequestHandler) -> None:
-        """The connection of ``handler`` has proved itself, or has ended."""
+        """The connection of ``handler`` is authenticated, or has ended."""
         unauthenticated = self._unauthenticated.pop(handler, None)
         if unauthenticated is not None:
             unauthenticated.timer.cancel()

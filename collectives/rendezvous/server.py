@@ -1,4 +1,4 @@
-"""The store of a job as an HTTP service in the driver: its thread, its listening socket, and how both end."""
+"""The store of a job as an HTTP service in the driver: its thread, its listening socket, and the end of both."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class RendezvousServer:
 
     @property
     def address(self) -> str:
-        """The host that it listens on. A wildcard such as 0.0.0.0 is no address that workers can use."""
+        """The host that it listens on. Workers cannot use a wildcard such as 0.0.0.0 as an address."""
         return self._host
 
     @property
@@ -73,7 +73,7 @@ class RendezvousServer:
 
     @property
     def store(self) -> Store:
-        """The same keys, without the network, for the driver; usable before :meth:`start` and after :meth:`stop`."""
+        """The same keys for the driver, without the network; usable before :meth:`start` and after :meth:`stop`."""
         return self._store
 
     @property

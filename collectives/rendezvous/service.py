@@ -1,4 +1,4 @@
-"""The answers of the rendezvous server: signed requests in, signed answers out. It knows no socket and no thread.
+"""The answers of the rendezvous server: signed requests in, signed answers out. It uses no socket and no thread.
 
 ::
 
@@ -9,7 +9,7 @@
 
 A key is percent-encoded. A request that is refused changes nothing and gets one sentence: 400 malformed, 401 not
 authentic or replayed, 404 no such path, 405 wrong method, 408 the body did not come, 413 too large, 503 the server
-stops. :mod:`collectives.rendezvous.signing` says what the signatures protect.
+stops. :mod:`collectives.rendezvous.signing` describes the protection by the signatures.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Service:
         return response
 
     def wake(self, key: str) -> None:
-        """Let all requests that wait for ``key`` look again."""
+        """Let all requests that wait for ``key`` check it again."""
         for waiter in self._waiters.pop(key, ()):
             if not waiter.done():
                 waiter.set_result(None)
@@ -146,7 +146,7 @@ class Service:
     async def _read(self, request: web.BaseRequest) -> bytes:
         try:
             return await asyncio.wait_for(self._read_up_to_limit(request), _BODY_TIMEOUT)
-        except asyncio.TimeoutError:  # on Python 3.10 not the builtin one
+        except asyncio.TimeoutError:  # on Python 3.10 this is not the builtin TimeoutError
             raise _Refusal(408, f"the body did not arrive within {_BODY_TIMEOUT:g} s") from None
         except web.RequestPayloadError:
             raise _Refusal(400, "the body is not encoded as its headers say") from None

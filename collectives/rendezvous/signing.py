@@ -3,8 +3,8 @@
 A request is signed with HMAC-SHA256 over method, path with query, timestamp, nonce and the SHA-256 of its body; an
 answer over status, the nonce of its request and the SHA-256 of its body. Every field is preceded by its length, so no
 two different messages are signed as the same bytes. The digest travels in a header, so that a message is known to be
-authentic before its body is read. Nothing is encrypted: whoever sees the traffic can read it, but not change it, send
-it a second time, or answer in the place of the server.
+authentic before its body is read. Nothing is encrypted: an observer of the traffic can read it, but cannot change it,
+replay it, or answer in place of the server.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class RefusedError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """What the headers of an authentic request say. Its body is still to be compared, with :func:`check_body`."""
+    """The content of the headers of an authentic request. :func:`check_body` must still compare its body."""
 
     timestamp: float
     nonce: str
@@ -63,7 +63,7 @@ class Seal:
 def sign(secret: bytes, method: str, path: str, body: bytes, timestamp: float, nonce: str) -> dict[str, str]:
     """The headers that make a request authentic. ``path`` is as it travels, quoted and with its query.
 
-    ``timestamp`` is in seconds since the epoch, ``nonce`` 32 hexadecimal digits that were never used before.
+    ``timestamp`` is in seconds since the epoch, ``nonce`` is 32 hexadecimal digits that were never used before.
     """
     time, digest = f"{timestamp:.6f}", _digest(body)
     signature = _hmac(secret, "request", method, path, time, nonce, digest)
@@ -91,7 +91,7 @@ def verify_answer(secret: bytes, status: int, nonce: str, headers: Mapping[str, 
 
 
 def check_body(digest: str, body: bytes) -> None:
-    """Raise RefusedError unless ``body`` is what the signed ``digest`` announced."""
+    """Raise RefusedError unless ``body`` matches the signed ``digest``."""
     if not hmac.compare_digest(digest, _digest(body)):
         raise RefusedError("the body is not the one that was signed")
 
@@ -160,7 +160,7 @@ def _hmac(secret: bytes, *fields: str) -> str:
     # HMAC fills a short key up with zeros: without hashing it first, b"k" and b"k\0" would be one secret.
     code = hmac.new(hashlib.sha256(secret).digest(), digestmod=hashlib.sha256)
     for field in fields:
-        # A path off the wire can hold bytes that are no UTF-8; servers hand them on as surrogates.
+        # A path from the network can hold bytes that are not UTF-8; servers pass them on as surrogates.
         raw = field.encode("utf-8", "surrogateescape")
         code.update(len(raw).to_bytes(8, "big") + raw)
     return code.hexdigest()

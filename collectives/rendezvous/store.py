@@ -1,4 +1,4 @@
-"""Stores without a network: one in memory, and a prefix over any other; what keys and counters look like."""
+"""Stores without a network: one in memory, and a prefix over any other; the rules for keys and counters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_key(key: str) -> str:
 
 
 def parse_counter(text: bytes) -> int:
-    """The number that ``text`` spells in decimal; InvalidRequestError unless it is a 64-bit integer."""
+    """The decimal number in ``text``; InvalidRequestError unless it is a 64-bit integer."""
     if not _COUNTER.fullmatch(text):
         raise InvalidRequestError(f"{text[:40]!r} is not a decimal integer, so it cannot be counted with")
     return _check_counter(int(text))
@@ -65,7 +65,7 @@ class MemoryStore:
             return self._values[key]
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter, atomically. Raises InvalidRequestError, and changes nothing, for what is no counter."""
+        """Add to a counter, atomically. Raises InvalidRequestError, and changes nothing, if ``key`` is no counter."""
         check_key(key)
         with self._changed:
             total = _check_counter(parse_counter(self._values.get(key, b"0")) + amount)

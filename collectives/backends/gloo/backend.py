@@ -13,7 +13,7 @@ __all__ = ["GlooBackend"]
 
 
 class GlooBackend(MessagingBackend):
-    """A member of ``group``, with its connected ``process_group`` of torch and the ``connections`` under that.
+    """A member of ``group``, with the connected ``process_group`` of torch and its ``connections``.
 
     :class:`~collectives.backends.gloo.joining.GlooJoining` connects them.
     """

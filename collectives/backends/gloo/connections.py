@@ -2,18 +2,18 @@
 
 Observations on Gloo in torch 2.13:
 
-* ``abort()`` of the process group does nothing to a running operation, and ``wait(timeout)`` gives up the wait, not the
-  operation. Shutting down the connections under it ends the operation at once, here and at the peers.
+* ``abort()`` of the process group does nothing to a running operation, and ``wait(timeout)`` ends the wait, not the
+  operation. Shutting down its connections ends the operation at once, here and at the peers.
 * Shutting down the *listening* socket terminates the process: an exception on Gloo's own thread.
 * Dropping the group while an operation runs blocks the dropping thread (which holds no GIL) until the operation ends,
   at worst for the timeout. With the connections shut down it takes 20 ms and leaves no thread and no descriptor.
 * A failed operation closes the connection to the dead peer only; members further along the ring would wait for the
-  timeout. So a member that sees a failure shuts down all its connections, and everybody learns of it.
+  timeout. So a member that sees a failure shuts down all its connections, and every member notices.
 * An operation that starts just when a connection breaks may miss it and wait for the timeout, about once in 50 times.
-  The connection is closed, though, which can be seen.
+  The closed connection can be detected, though.
 
 Gloo keeps its descriptors to itself, but a connection is known by its two addresses: each member listens on a port of
-its own, so one end of each connection of the group is such a port.
+its own, so each connection of the group has such a port at one end.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from collectives import descriptors
 __all__ = ["ADDRESS_BYTES", "NOWHERE", "Connections", "open_sockets", "unconnected_addresses"]
 
 ADDRESS_BYTES = 28
-"""Size of a sockaddr_in6; an address of IPv4 is filled up with zeros."""
+"""Size of a sockaddr_in6; an IPv4 address is padded with zeros."""
 
 NOWHERE = bytes(ADDRESS_BYTES)
 
-# Not Python's socket: making one of a descriptor changes its flags for all its holders if a default timeout is set.
+# Not Python's socket: creating one from a descriptor changes its flags for all its holders if a default timeout is set.
 _libc = ctypes.CDLL(None)
 
 
 class Connections:
-    """Those of the group in which this member listens on ``address``. NOWHERE matches nothing."""
+    """The connections of the group in which this member listens on ``address``. NOWHERE matches nothing."""
 
     def __init__(self, address: bytes) -> None:
         self._address = address
@@ -50,7 +50,7 @@ class Connections:
         self._count = 0
 
     def find(self, peers: frozenset[bytes]) -> None:
-        """To be called once when the group is connected: ``peers`` are the addresses that the members listen on."""
+        """Call this once when the group is connected: ``peers`` are the addresses that the members listen on."""
         self._peers = peers
         self._count = sum(1 for _ in self._open())
 
@@ -59,14 +59,14 @@ class Connections:
         return sum(1 for _ in self._open()) < self._count
 
     def shut_down(self) -> None:
-        """End every operation that runs on them."""
+        """End every operation that uses them."""
         for connection in self._open():
             _libc.shutdown(connection, socket.SHUT_RDWR)
 
     def _open(self) -> Iterator[int]:
-        """A duplicate of each, because a number may stand for another socket at any time.
+        """A duplicate of each, because a descriptor number may be reused for another socket at any time.
 
-        Where no descriptor is left for a duplicate, the descriptor itself: a lack of descriptors is no lost connection.
+        The descriptor itself where none is left for a duplicate: a lack of descriptors is no lost connection.
         """
         for descriptor in open_sockets():
             with suppress(OSError), _duplicate(descriptor) as connection:
@@ -84,7 +84,7 @@ def open_sockets() -> Iterator[int]:
 
 
 def _numbers() -> Iterable[int]:
-    """Numbers that include those of all open descriptors; to list them takes a free one, to count does not."""
+    """Numbers that include all open descriptors; listing those needs a free descriptor, counting up does not."""
     try:
         return map(int, os.listdir("/proc/self/fd"))
     except OSError as error:
@@ -95,7 +95,7 @@ def _numbers() -> Iterable[int]:
 
 
 def unconnected_addresses(sockets: set[int]) -> set[bytes]:
-    """Where those of ``sockets`` listen that have an address but no peer."""
+    """The addresses of the ``sockets`` that have an address but no peer."""
     return {_local(descriptor) for descriptor in sockets if _remote(descriptor) == NOWHERE} - {NOWHERE}
 
 

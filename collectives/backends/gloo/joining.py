@@ -25,9 +25,9 @@ from collectives.descriptors import EXHAUSTED
 __all__ = ["GlooJoining", "open_device"]
 
 WORKER_THREADS = 2
-"""With one instead of two, a small operation takes milliseconds on a busy machine."""
+"""With one thread instead of two, a small operation takes milliseconds on a busy machine."""
 CONNECT_SECONDS = 1.0
-"""Gloo tries five times for this long to connect to a member; nothing can end that earlier."""
+"""Gloo makes five attempts of this length to connect to a member, in seconds; nothing can end them earlier."""
 PUBLISH_SECONDS = 10.0
 
 _device_lock = threading.Lock()
@@ -37,8 +37,8 @@ class GlooJoining(Joining):
     """See :class:`Joining`.
 
     ``timeout`` bounds the silence of a peer within an operation, in seconds. ``interface`` is the network interface, or
-    ``hostname`` the own name or address, that the peers connect to; by default the address of the host's name. Raises
-    ImportError without torch, SettingsError for an interface that does not exist.
+    ``hostname`` the name or address of this host, that the peers connect to; by default the address of the host's name.
+    Raises ImportError without torch, SettingsError for an interface that does not exist.
     """
 
     def __init__(self, group: Group, timeout: float, interface: str = "", hostname: str = "") -> None:
@@ -85,7 +85,7 @@ class _Construction:
         self._thread.start()
 
     def entry(self) -> bytes:
-        """What Gloo publishes for the other members."""
+        """The entry that Gloo publishes for the other members."""
         if self._directory.published.wait(PUBLISH_SECONDS):
             entry: bytes = self._directory.entry
             return entry
@@ -95,7 +95,7 @@ class _Construction:
         raise HorovodInternalError("Gloo did not say in time how to reach it")
 
     def finish(self, entries: Sequence[bytes], attempt: ConnectAttempt) -> Any:
-        """The process group, once all members, which published ``entries``, have connected."""
+        """The process group, once all members have connected; ``entries`` are those that they published."""
         self._directory.hand_over(entries)
         done = self._done
         if done is None or not attempt.wait({done: select.POLLIN}):
@@ -127,7 +127,7 @@ class _Construction:
             result = gloo(self._directory, self._group.position, self._group.size, options)
             result._set_default_timeout(timedelta(seconds=self._timeout))
             self._finish(result, None)
-        except Exception as error:  # noqa: BLE001 - for the thread that waits
+        except Exception as error:  # noqa: BLE001 - for the waiting thread
             self._finish(None, error)
         finally:
             self._directory.published.set()
@@ -141,7 +141,7 @@ class _Construction:
 
 
 def open_device(interface: str, hostname: str) -> tuple[Any, bytes]:
-    """A device of Gloo, which listens on a port of its own, and its address, NOWHERE if that cannot be found out."""
+    """A device of Gloo, which listens on its own port, and its address, NOWHERE if that cannot be determined."""
     with _device_lock:
         before = set(open_sockets())
         device = _create_device(interface, hostname)
@@ -172,7 +172,7 @@ def _directory_class() -> Any:
     store_class: Any = import_torch().distributed.Store
 
     class Directory(store_class):  # type: ignore[misc]
-        """Gloo sets its own entry under "0/position", and then reads the entries of all members."""
+        """Gloo sets its own entry under "0/position", then reads the entries of all members."""
 
         def __init__(self) -> None:
             super().__init__()

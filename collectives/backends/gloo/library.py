@@ -30,17 +30,17 @@ def import_torch() -> Any:
 
 
 def some_of(group: Group) -> str:
-    """The other members, for a message: Gloo does not say which of them it means."""
+    """The other members, for a message: Gloo's error does not name the member."""
     return ("" if group.size < 3 else "at least one of ") + group.describe(group.others)
 
 
 def lacks_descriptors(error: Exception) -> bool:
-    """Whether Gloo, or Python, says that no file descriptor is left."""
+    """Whether an error of Gloo or Python means that no file descriptor is left."""
     return "Too many open files" in str(error)
 
 
 def translate(error: Exception, group: Group) -> Exception:
-    """Our error for what Gloo raised in ``group``. Gloo's errors differ in their text only."""
+    """The engine's error for one that Gloo raised in ``group``. Gloo's errors differ in their text only."""
     if isinstance(error, (HorovodInternalError, SettingsError)):
         return error
     text = str(error)

@@ -1,8 +1,8 @@
 """Torch's Gloo as a transport: the collectives of a ProcessGroupGloo, with waits that can be aborted.
 
 Gloo itself rounds a 16-bit sum at each hop, refuses int16, and drops NaN from MIN and MAX or keeps it, depending on the
-place in the ring. So only sums and products of types it computes exactly as :mod:`collectives.kernels.reduction` does
-are left to its ring.
+place in the ring. So its ring does only sums and products, of the types that it computes exactly as
+:mod:`collectives.kernels.reduction` does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _RING_OPS = {ReduceOp.SUM: "SUM", ReduceOp.PRODUCT: "PRODUCT"}
 
 
 class GlooTransport(Transport):
-    """A member of ``group``, with its connected ``process_group`` of torch and the ``connections`` under that."""
+    """A member of ``group``, with the connected ``process_group`` of torch and its ``connections``."""
 
     name = "gloo"
 
@@ -83,7 +83,7 @@ class GlooTransport(Transport):
         self._run("allreduce", [self._tensor(array)], options)
 
     def close(self) -> None:
-        """See :class:`Transport`. An operation that is not over is left to a thread, which ends with it."""
+        """See :class:`Transport`. A thread holds an operation that is not over, and ends with it."""
         self._error = self._error or ShutDownError("the gloo backend was closed")
         group, work, self._process_group, self._unfinished = self._process_group, self._unfinished, None, None
         if work is not None:
@@ -111,7 +111,7 @@ class GlooTransport(Transport):
         self.check()
 
     def _wait(self, work: Any) -> None:
-        """Wait in slices, because only our own flag ends a wait, and because Gloo may miss that a connection broke."""
+        """Wait in slices, because only our own flag ends a wait, and because Gloo may miss a broken connection."""
         while not _finished(work, SLICE):
             if self._error is not None or self._connections.broken():
                 if not _finished(work, GRACE):
@@ -120,7 +120,7 @@ class GlooTransport(Transport):
                 return
 
     def _fail(self, error: Exception) -> Exception:
-        """The error that this and all later calls raise. The peers lose us, so that they do not wait in vain."""
+        """The error that this and all later calls raise. Disconnects the peers, so that they do not wait in vain."""
         with self._error_lock:
             if self._error is None:
                 self._error = translate(error, self.group)
@@ -129,7 +129,7 @@ class GlooTransport(Transport):
 
 
 def _drop(group: Any, work: Any) -> None:
-    """Hold ``group`` until ``work`` has ended, within Gloo's timeout; then nothing blocks where it is dropped.
+    """Hold ``group`` until ``work`` has ended, within Gloo's timeout; then dropping it does not block.
 
     It polls, because a thread that waits inside Gloo when the interpreter ends would abort the process.
     """
@@ -138,11 +138,11 @@ def _drop(group: Any, work: Any) -> None:
 
 
 def _finished(work: Any, limit: timedelta) -> bool:
-    """Wait for ``work`` for a while; raises what it failed with. An expired wait does not stop the operation."""
+    """Wait for ``work`` for a while; raises its error. An expired wait does not stop the operation."""
     with suppress(RuntimeError):
         work.wait(limit)
         return True
     if not work.is_completed():
         return False
-    work.wait()  # It has failed, or it ended just when the limit expired: this tells which.
+    work.wait()  # It has failed, or it ended just when the limit expired: this raises in the first case.
     return True

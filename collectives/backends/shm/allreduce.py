@@ -1,10 +1,10 @@
 """Allreduce through slabs: two algorithms, by bytes.
 
 S bytes on n ranks. *Everywhere*, up to SMALL_BYTES: each rank copies S in, crosses the gate and combines everything
-itself, which reads n S. *Slices*, for the rest: a rank owns an n-th of every round. It copies what the others own into
-its slab, (n - 1) / n S; combines the slice it owns of all slabs and its own source, S; writes the result back to where
-the inputs were, in every other slab, (n - 1) / n S; and copies out of its own slab what the others left there,
-(n - 1) / n S. Between these steps lies a crossing; a pipeline of rounds shares it.
+itself, which reads n S. *Slices*, for the rest: a rank owns an n-th of every round. It copies the slices of the others
+into its slab, (n - 1) / n S; combines its own slice of all slabs and of its source, S; writes the result over the
+inputs in every other slab, (n - 1) / n S; and copies the results of the others out of its own slab, (n - 1) / n S.
+Between these steps lies a crossing; a pipeline of rounds shares it.
 
 Where cores share no cache, the ownership of cache lines limits the speed. If one core has only read a line, another
 core must first invalidate that copy before it writes, one line at a time: 2.4 GB/s on an AMD EPYC across two core
@@ -46,7 +46,7 @@ class Round(NamedTuple):
 
 
 class Allreduce:
-    """What one rank does; all ranks call it in step, over the same ``slabs`` and ``gate``."""
+    """The work of one rank; all ranks call it in step, over the same ``slabs`` and ``gate``."""
 
     def __init__(self, rank: int, size: int, slabs: Slabs, gate: Gate) -> None:
         self._rank = rank
@@ -78,9 +78,9 @@ class Allreduce:
         """A pipeline: between two crossings a rank copies in one round, combines the one before, and copies out the
         one before that.
 
-        Copying in comes before the wait, which it shortens: it goes to the slab of three rounds ago, which all others
-        had finished with when they arrived at the last gate but one. After the last gate a rank uses only its own. So
-        the next operation may use the same slabs, which are in the cache.
+        Copying in comes before the wait, which it shortens: it writes to the slab of three rounds ago. All others had
+        finished with that slab when they arrived at the last gate but one. After the last gate a rank uses only its
+        own slab. So the next operation may use the same slabs, which are in the cache.
         """
         before = self._slabs.turn
         total, step = len(source), SLAB_BYTES // reduction.dtype.itemsize

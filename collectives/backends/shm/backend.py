@@ -1,8 +1,8 @@
 """Collectives through shared memory, for ranks of one host.
 
-An operation runs in rounds, each on the next slab of every rank: copy a piece into the own slab, cross the gate, read
-what the others put into theirs. Slabs are small so that they stay in the cache: the only traffic to main memory is
-reading the source and writing the destination.
+An operation runs in rounds, each on the next slab of every rank: copy a piece into its own slab, cross the gate, read
+the slabs of the others. Slabs are small so that they stay in the cache: the only traffic to main memory is reading the
+source and writing the destination.
 """
 
 from __future__ import annotations

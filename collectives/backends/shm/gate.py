@@ -38,7 +38,7 @@ YIELD_MASK = 15
 LOOKS = 20
 """Where ranks share cores: the number of spins between two checks for another rank on this core."""
 
-_core = ctypes.PyDLL(None).sched_getcpu  # sched_getcpu(3); -1 if the system cannot tell, which no rank has as its core
+_core = ctypes.PyDLL(None).sched_getcpu  # sched_getcpu(3); -1, the core of no rank, if unknown
 
 
 def gate_bytes(size: int) -> int:

@@ -1,4 +1,4 @@
-"""The members of a shared-memory group fetch the memory from the first of them."""
+"""How the members of a shared-memory group connect: they fetch the memory from the first of them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Operations in which each rank fills its slab for the others and empties theirs: all but allreduce.
 
 They run in rounds, on the next slab of every rank: fill, arrive at the gate, wait, empty. To save waiting, a rank fills
-the slab of the next round and arrives there before it empties those of this round. A broadcast does without.
+the slab of the next round and arrives there before it empties those of this round. A broadcast does not do so.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ HEADER = 64
 ALIGNMENT = 64
 
 Step = Callable[[int, Sequence[Array]], None]
-"""What a rank does in one round, of this number, with the slabs of all ranks."""
+"""The work of a rank in one round; the arguments are the number of the round and the slabs of all ranks."""
 
 
 class Movement:
-    """What one rank does; all ranks call it in step, over the same ``slabs`` and ``gate``."""
+    """The work of one rank; all ranks call it in step, over the same ``slabs`` and ``gate``."""
 
     def __init__(self, rank: int, size: int, slabs: Slabs, gate: Gate) -> None:
         self._rank = rank
@@ -37,12 +37,12 @@ class Movement:
         self._gate = gate
 
     def _run_all(self, dtype: DType, fill: Step, empty: Step, rounds: int) -> None:
-        """Nothing, not even a crossing, where there are no rounds."""
+        """Do nothing, not even a crossing, where there are no rounds."""
         if rounds:
             self._run(dtype, fill, empty, lambda _: rounds)
 
     def _run(self, dtype: DType, fill: Step, empty: Step, rounds: Callable[[Sequence[Array]], int]) -> None:
-        """``rounds`` says how many there are once all slabs of the first are filled; there is one at least.
+        """``rounds`` returns the number of rounds once all slabs of the first are filled; there is at least one.
 
         A rank fills the slab of three rounds ago: the others have emptied it before they arrived at the last crossing.
         The last crossing comes after all slabs but the last are empty, as the next operation expects.
@@ -69,7 +69,7 @@ class Movement:
     def reducescatter(
         self, source: Segments, destination: Segments, counts: Sequence[int], reduction: Reduction
     ) -> None:
-        """Combine what the slabs have for this rank with its own part of ``source``, which needs no slab."""
+        """Combine this rank's parts of the slabs with its own part of ``source``, which needs no slab."""
         step = self._step(SLAB_BYTES // reduction.dtype.itemsize)
         starts = [0, *accumulate(counts)]
 
@@ -114,7 +114,8 @@ class Movement:
     def broadcast(self, source: Bytes, destination: Bytes, root: int) -> None:
         """The root fills its slab, the others empty it.
 
-        The root runs one round ahead. Two rounds ahead it would use a third slab, which takes the cache from the rest.
+        The root runs one round ahead. Two rounds ahead it would use a third slab, which displaces the others from the
+        cache.
         """
         total = len(source)
         for done in range(0, total, SLAB_BYTES):
@@ -127,7 +128,7 @@ class Movement:
                 destination[done : done + count] = slab
 
     def alltoall(self, source: Bytes, destination: Bytes, sends: Sequence[int], receives: Sequence[int]) -> None:
-        """A slab is divided among the receivers. Its header says how many bytes the largest of them will get."""
+        """A slab is divided among the receivers. Its header is the largest number of bytes that one of them gets."""
         step = self._step(SLAB_BYTES - HEADER)
         send_starts, receive_starts = [0, *accumulate(sends)], [0, *accumulate(receives)]
         others = [count for member, count in enumerate(sends) if member != self._rank]
@@ -157,15 +158,15 @@ class Movement:
         destination[first : first + count] = source[start : start + count]
 
     def _step(self, room: int) -> int:
-        """Elements of each of the other ranks in a slab that has ``room`` for so many in all."""
+        """Number of elements for each of the other ranks in a slab that has ``room`` elements in all."""
         return room // max(1, self._size - 1) // ALIGNMENT * ALIGNMENT
 
     def _places(self, step: int) -> list[int]:
-        """Where this rank's part begins in the slab of each member: a slab has no part for its own rank."""
+        """The beginning of this rank's part in the slab of each member: a slab has no part for its own rank."""
         return [(self._rank - (self._rank > member)) * step for member in range(self._size)]
 
     def _pieces(self, turn: int, step: int, counts: Sequence[int]) -> list[tuple[int, int, int, int]]:
-        """For each other member to which something goes: its number, its place in the slab, what went before, count."""
+        """For each other member that gets data: its number, its place in the slab, the count sent before, count."""
         done = turn * step
         return [
             (member, (member - (member > self._rank)) * step, done, min(step, total - done))

@@ -31,9 +31,9 @@ class Segment:
         self.array: npt.NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
 
     def close(self) -> None:
-        """Unmap the memory, or leave it to the last view that is still held."""
+        """Unmap the memory; while views are held, the last one to be freed does so."""
         del self.array
-        with suppress(BufferError):  # a view in a traceback keeps it alive; it goes with the view
+        with suppress(BufferError):  # a view in a traceback keeps it mapped until the view is freed
             self._map.close()
 
 
@@ -68,14 +68,14 @@ class SegmentSource:
         return Segment(self._descriptor, self._nbytes)
 
     def _serve(self, attempt: ConnectAttempt) -> int | None:
-        """Hand the memory to one member; its position, None for a process that is none."""
+        """Hand the memory to one member; returns its position, None for a process that is no member."""
         try:
             connection, _ = self._listener.accept()
         except BlockingIOError:
             return None
         except OSError as error:
             raise _explained(error, "the shared memory cannot be handed to the other ranks of this host") from error
-        with connection, suppress(ConnectionError, BlockingIOError):  # a member that leaves now is missed elsewhere
+        with connection, suppress(ConnectionError, BlockingIOError):  # a member that leaves now is reported elsewhere
             if _same_user(connection) and attempt.wait({connection.fileno(): select.POLLIN}):
                 position = int.from_bytes(connection.recv(4), "big")
                 socket.send_fds(connection, [b"m"], [self._descriptor])
@@ -133,7 +133,7 @@ def _same_user(connection: socket.socket) -> bool:
 
 
 def _explained(error: OSError, problem: str, group: Group | None = None) -> HorovodInternalError:
-    """The error of ours for ``error``: a lack of descriptors is no loss of a rank."""
+    """The engine's error for ``error``: a lack of descriptors is no loss of a rank."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return HorovodInternalError(f"{problem}: no file descriptor is left; raise the limit of ulimit -n ({error})")
     ranks, hosts = (group.ranks[:1], group.hosts[:1]) if group else ((), ())

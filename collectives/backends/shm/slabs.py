@@ -25,9 +25,9 @@ def slabs_bytes(size: int) -> int:
 class Slabs:
     """Each of ``size`` ranks has SLABS slabs of SLAB_BYTES in ``memory`` (slabs_bytes(size) bytes, page-aligned).
 
-    All ranks call :meth:`next` in the same order, once a round. A rank may fill the slabs of two rounds before the gate
-    tells it more: those who have not come there may still be busy with the slabs that were used last, but with no
-    others. So the next operation starts on the next slabs at once. ``turn`` may be set back while nobody has been told.
+    All ranks call :meth:`next` in the same order, once a round. A rank may fill the slabs of two rounds without a
+    crossing: ranks that have not arrived at the gate may still use the last slabs, but no others. So the next operation
+    starts on the next slabs at once. ``turn`` may be set back while no rank has crossed the gate since.
     """
 
     def __init__(self, memory: npt.NDArray[np.uint8], size: int) -> None:
@@ -42,5 +42,5 @@ class Slabs:
         return self._typed[dtype.label][self.turn]
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the views of the memory."""
         self._typed.clear()
