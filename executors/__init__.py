@@ -1,1 +1,1 @@
-"""Where workers live: placement on hosts, starting, watching and ending them. Knows processes, never tensors."""
+"""Where workers live: placement on hosts, starting, watching and ending them. It knows processes, but no tensors."""

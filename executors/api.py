@@ -67,7 +67,7 @@ class WorkerError(ExecutorError):
 class RemoteError(ExecutorError):
     """The ``__cause__`` of an exception that a worker raised: where it happened and the traceback there.
 
-    ``host_name`` is what a person calls the host, where ``host`` is no such name.
+    ``host_name`` is the readable name of the host, if ``host`` is no such name.
     """
 
     def __init__(self, rank: int, host: str, traceback: str, host_name: str = "") -> None:

@@ -49,7 +49,7 @@ def check_arguments(args: object, kwargs: object) -> tuple[tuple[Any, ...], dict
 
 
 def check_variables(variables: object, argument: str, launcher: str) -> dict[str, str]:
-    """Variables for the environment of workers, None for none. Raises ValueError, also where ``launcher`` sets one."""
+    """Variables for the environment of workers, None for none. Raises ValueError, also if ``launcher`` sets one."""
     entries = {} if variables is None else variables
     if not isinstance(entries, Mapping):
         raise ValueError(f"{argument} is {variables!r}, but must be a dict of variables and their values")
@@ -109,7 +109,7 @@ def resolve_seconds(seconds: object, argument: str, variable: str, default: floa
 
 
 def interface_names(nics: Iterable[str] | str | None) -> tuple[str, ...]:
-    """One name of a network interface, several, or none, as a tuple. Raises ValueError for what cannot be a name."""
+    """One name of a network interface, several, or none, as a tuple. Raises ValueError for an impossible name."""
     names = (nics,) if isinstance(nics, str) or not isinstance(nics, Iterable | None) else tuple(nics or ())
     if not all(isinstance(name, str) and name for name in names):
         raise ValueError(f"nics is {nics!r}, but must be names of network interfaces, such as ['eth0']")

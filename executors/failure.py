@@ -1,4 +1,4 @@
-"""Pure: what kind of failure ended a rank, and which of several ranks failed first of itself.
+"""Pure: the kind of failure that ended a rank, and which of several ranks is the cause.
 
 When one rank fails, the others fail because of it, and one of them may end before the rank that is the cause. So a
 launcher waits for a moment and compares kinds of failure.
@@ -15,7 +15,7 @@ from collectives.api import CollectiveTimeoutError, PeerLostError, ShutDownError
 __all__ = ["CAUSE_SECONDS", "Kind", "kind_of_end", "kind_of_error"]
 
 CAUSE_SECONDS = 1.0
-"""How long a launcher waits for a likelier cause than the first failure that it hears of."""
+"""Seconds for which a launcher waits for a likelier cause after the first reported failure."""
 
 TRACEBACK = "Traceback (most recent call last):"
 # A shell reports a command that signal n ended as 128 + n; 64 is the largest signal.
@@ -32,7 +32,7 @@ class Kind(IntEnum):
     SIGNAL = 1
     """A signal ended the process."""
     EXIT = 2
-    """The process ended without a reason that we know."""
+    """The process ended for an unknown reason."""
     LOST_PEER = 3
     """The rank noticed that another one was gone, or did not answer."""
     SHUT_DOWN = 4
@@ -61,7 +61,8 @@ def kind_of_error(error: BaseException) -> Kind:
 def kind_of_end(exit_code: int, last_lines: Sequence[str]) -> Kind:
     """The kind of a process that ended with ``exit_code``, negative for a signal, after these lines of its stderr.
 
-    A traceback with one of our errors anywhere in its chain, printed as ``module.Class: text``, is a consequence.
+    A traceback with an error of this package anywhere in its chain, printed as ``module.Class: text``, is a
+    consequence.
     """
     if exit_code < 0 or exit_code in SIGNALLED:
         return Kind.SIGNAL

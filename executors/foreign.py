@@ -1,4 +1,4 @@
-"""Pure: which launcher that is not ours started this process as one of several."""
+"""Pure: which foreign launcher started this process as one of several."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ __all__ = ["Job", "environment_of"]
 class Job:
     """A job of ``size`` ranks: a context manager that runs the rendezvous server of the job.
 
-    ``host`` is the address of this machine that the server binds to and that the workers are told: 127.0.0.1 for
-    workers of this machine only, else an address that every worker can reach. The server is up inside the ``with``
-    block, which can be entered once. Raises SettingsError, a ValueError, where ``host`` is no address of this machine.
+    ``host`` is the address of this machine that the server binds to and that the workers get: 127.0.0.1 for workers of
+    this machine only, else an address that every worker can reach. The server is up inside the ``with`` block, which
+    can be entered once. Raises SettingsError, a ValueError, if ``host`` is no address of this machine.
     """
 
     def __init__(self, size: int, host: str = "127.0.0.1", secret: JobSecret | None = None) -> None:
@@ -52,7 +52,7 @@ class Job:
         return self._server.store
 
     def environment(self, slot: Slot) -> dict[str, str]:
-        """What the worker at ``slot`` needs in its environment.
+        """The variables that the worker at ``slot`` needs in its environment.
 
         It holds the secret: hand it over by environment or by the cluster's own channel, never on a command line.
         Raises ValueError for a slot of a job of another size, RuntimeError outside of the ``with`` block.
@@ -65,7 +65,7 @@ class Job:
 
 
 def environment_of(slot: Slot, host: str, port: int, secret: JobSecret) -> dict[str, str]:
-    """What :meth:`Job.environment` returns, where the job of ``secret`` runs at ``host`` and ``port``."""
+    """The result of :meth:`Job.environment` for the job of ``secret`` at ``host`` and ``port``."""
     return {
         **slot.environment(),
         "HOROVOD_CONTROLLER": "gloo",

@@ -28,7 +28,7 @@ def _dumps(value: object) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Worker:
-    """A worker; ``name`` is what a person calls the host, ``dumps`` pickles values and exceptions."""
+    """A worker; ``name`` is the readable name of the host, ``dumps`` pickles values and exceptions."""
 
     rank: int
     host: str
@@ -47,7 +47,7 @@ class Outcome:
     """The end of a function on one rank.
 
     ``payload`` is the pickled value, or the pickled exception where there is a ``traceback``. It stays pickled until
-    :meth:`unwrap`, so that an outcome can always be read, whatever is in it. ``kind`` is that of the failure.
+    :meth:`unwrap`, so that an outcome with any content can be read. ``kind`` is that of the failure.
     """
 
     rank: int
@@ -80,8 +80,8 @@ class Outcome:
     def unwrap(self) -> object:
         """The value of the function.
 
-        Raises the worker's own exception, as the type that it is, with a RemoteError as its cause. Raises WorkerError
-        where the function left by ``sys.exit``, or where the value or exception cannot be pickled or unpickled.
+        Raises the worker's own exception, with its own type, and with a RemoteError as its cause. Raises WorkerError if
+        the function left by ``sys.exit``, or if the value or exception cannot be pickled or unpickled.
         """
         error = self.exception()
         if error is not None:
@@ -89,7 +89,7 @@ class Outcome:
         return self._load()
 
     def exception(self) -> BaseException | None:
-        """What :meth:`unwrap` raises because the function failed, or None."""
+        """The exception that :meth:`unwrap` raises because the function failed, or None."""
         if self.traceback is None:
             return None
         try:
@@ -127,15 +127,16 @@ def values(outcomes: Iterable[Outcome]) -> list[object]:
 def capture(fn: Callable[[], object], rank: int, host: str, host_name: str = "", dumps: Dumps = _dumps) -> bytes:
     """Call ``fn`` and pickle its :class:`Outcome`. Raises only KeyboardInterrupt, which ends the worker.
 
-    ``host_name`` is what texts call the host, where ``host`` is a name for machines. ``dumps`` pickles the value or the
-    exception. It must be of the same library as the pickler of the call: each library keeps its own list of the classes
-    that it has pickled by value, and only by that list a class of the main script comes back as the same class.
+    ``host_name`` is the readable name of the host, if ``host`` is an identifier for machines. ``dumps`` pickles the
+    value or the exception. It must be of the same library as the pickler of the call: each library keeps its own list
+    of the classes that it has pickled by value, and only through that list does a class of the main script come back as
+    the same class.
     """
     return _dumps(observe(fn, rank, host, host_name, dumps))
 
 
 def observe(fn: Callable[[], object], rank: int, host: str, host_name: str = "", dumps: Dumps = _dumps) -> Outcome:
-    """What :func:`capture` pickles."""
+    """The outcome that :func:`capture` pickles."""
     worker = _Worker(rank, host, host_name or host, dumps)
     try:
         value = fn()
@@ -143,7 +144,7 @@ def observe(fn: Callable[[], object], rank: int, host: str, host_name: str = "",
         raise
     except SystemExit as error:
         return _failure(_exited(error, worker), error, worker)
-    except BaseException as error:  # noqa: BLE001  whatever it is, it belongs to the driver
+    except BaseException as error:  # noqa: BLE001  the driver handles every exception
         return _failure(error, error, worker)
     return _success(value, worker)
 
@@ -194,7 +195,7 @@ def _dump_checked(form: object, error: BaseException, dumps: Dumps) -> bytes:
 
 
 class _Parts:
-    """Unpickles as the exception it was made of, without a call of the constructor."""
+    """Unpickles as the original exception, without a call of its constructor."""
 
     def __init__(self, error: BaseException) -> None:
         self._error = error

@@ -33,16 +33,16 @@ def threads_of(environment: Mapping[str, str], cores: int) -> int:
 
 
 def thread_variables(environment: Mapping[str, str], cores: int, ranks: int) -> dict[str, str]:
-    """What a launcher adds to ``environment`` for each of ``ranks`` ranks of one host.
+    """The variables that a launcher adds to ``environment`` for each of ``ranks`` ranks of one host.
 
-    Nothing for a single rank, which may use all cores, and nothing where the user has set the variable.
+    None for a single rank, which may use all cores, and none if the user has set the variable.
     """
     is_chosen = bool(environment.get(THREADS, "").strip())
     return {} if ranks == 1 or is_chosen else {THREADS: str(share(cores, ranks))}
 
 
 def excess(environment: Mapping[str, str], cores: int, ranks: int) -> int:
-    """The threads of each rank where those of all ``ranks`` ranks exceed ``cores`` and fewer would do; else 0."""
+    """The threads of each rank if those of all ``ranks`` ranks exceed ``cores`` and fewer are possible; else 0."""
     threads = threads_of(environment, cores)
     return threads if threads > share(cores, ranks) else 0
 

@@ -1,4 +1,4 @@
-"""What every framework shares: the process's one engine, and the functions that ask it who and where we are."""
+"""Shared by all frameworks: the one engine of the process, and the functions that ask it for ranks and sizes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Process:
-    """The engine of this process, and the world that it was given."""
+    """The engine of this process, and its world."""
 
     def __init__(self) -> None:
         # Held while an engine starts or ends, which is bounded by the engine's timeouts.
@@ -54,7 +54,7 @@ class _Process:
         self.starts = Starts()
         self.sets: set[ProcessSet] = set()
         self.secret = Secret()
-        # Shut down in a signal handler, which could not wait.
+        # Shut down in a signal handler, which cannot wait.
         self.ending: list[Engine] = []
         self.exit = ProcessExit()
 
@@ -68,10 +68,10 @@ def init(
     """Find the other ranks of the job and start the engine. A second call while it runs only looks up its sets.
 
     ``comm`` must be None or empty: all ranks. ``process_sets`` are registered in order, with ids 1, 2...; all ranks
-    give the same. "dynamic" is none at the start; sets may be added in any case, unless HOROVOD_DYNAMIC_PROCESS_SETS is
-    0. Without a launcher this is a world of one. Raises SettingsError for a bad ``HOROVOD_*`` variable, and in one of
-    several processes that mpirun, srun or torchrun started; InvalidRequestError for bad arguments,
-    CollectiveTimeoutError or PeerLostError when ranks do not come.
+    give the same. "dynamic" means no sets at the start; sets may be added later in any case, unless
+    HOROVOD_DYNAMIC_PROCESS_SETS is 0. Without a launcher this is a world of one. Raises SettingsError for a bad
+    ``HOROVOD_*`` variable, and in one of several processes that mpirun, srun or torchrun started; InvalidRequestError
+    for bad arguments, CollectiveTimeoutError or PeerLostError when other ranks do not connect.
     """
     if comm is not None and not (isinstance(comm, Sequence) and len(comm) == 0):
         raise InvalidRequestError(
@@ -151,8 +151,8 @@ def _shut_down(end: Callable[[Engine], None]) -> None:
 def change_world(world: World) -> None:
     """End the engine of this process, and start one among the ranks of ``world``, with the global process set only.
 
-    All ranks of ``world`` call this, or ``init()`` in a process that the launcher started in it. A later ``init()``
-    connects in ``world`` again. Raises what ``init()`` raises.
+    All ranks of ``world`` call this; a process that the launcher started in ``world`` calls ``init()`` instead. A later
+    ``init()`` connects in ``world`` again. Raises what ``init()`` raises.
     """
     with _process.lock:
         shutdown()
@@ -199,8 +199,8 @@ def engine() -> Engine:
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Register a process set while the job runs; all ranks call this with the same one. Returns the registered set.
 
-    Raises InvalidRequestError for ranks that make no set or have one already, MismatchError on all ranks when they ask
-    for different sets, NotInitializedError before ``init()``.
+    Raises InvalidRequestError for ranks that cannot form a set or already have one, MismatchError on all ranks when
+    they request different sets, NotInitializedError before ``init()``.
     """
     entry, running = _as_set(process_set), engine()
     _register(running, running.add_process_set(entry.ranks or ()), entry)
@@ -208,7 +208,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Unregister a process set; all ranks call this. What is in flight on the set fails.
+    """Unregister a process set; all ranks call this. Operations in flight on the set fail.
 
     Returns False, and does nothing, for the global set and for one that is not registered. Raises MismatchError on all
     ranks when they remove different sets.
@@ -225,7 +225,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def registered_set(ranks: Sequence[int]) -> ProcessSet:
-    """The registered process set of ``ranks``; InvalidRequestError when there is none, NotInitializedError."""
+    """The registered process set of ``ranks``; InvalidRequestError if there is none, NotInitializedError."""
     engine()
     for entry in _process.sets:
         if entry.ranks == sorted(ranks):

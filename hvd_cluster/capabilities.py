@@ -1,4 +1,4 @@
-"""What Horovod calls built and enabled: what this version can do. Nothing is compiled: what is there, can be used."""
+"""Horovod's "built" and "enabled": the features of this version. Nothing is compiled, so every feature is usable."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def mpi_threads_supported() -> bool:
 
 
 def gloo_built() -> bool:
-    """Whether ranks on different hosts can talk through Gloo: where torch is installed and has it."""
+    """Whether ranks on different hosts can talk through Gloo: true if torch is installed and has Gloo."""
     try:
         import_torch()
     except ImportError:
@@ -49,7 +49,7 @@ def gloo_built() -> bool:
 
 
 def gloo_enabled() -> bool:
-    """Whether ranks find each other without MPI and talk through Gloo where they must: wherever they can."""
+    """Whether ranks find each other without MPI and talk through Gloo where necessary: true if Gloo is available."""
     return gloo_built()
 
 
@@ -69,10 +69,10 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """Whether tensors on a CUDA device can be given: no, they must be moved to the CPU first."""
+    """Whether operations accept tensors on a CUDA device: no, they must be moved to the CPU first."""
     return False
 
 
 def rocm_built() -> bool:
-    """Whether tensors on a ROCm device can be given: no, they must be moved to the CPU first."""
+    """Whether operations accept tensors on a ROCm device: no, they must be moved to the CPU first."""
     return False

@@ -28,11 +28,10 @@ SHOWN_LINES = 12
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line ``argv``, that of the process by default; returns the exit status.
+    """Run the command line ``argv``, by default that of the process; returns the exit status.
 
-    It is that of the worker that the others failed because of, 128 + n where signal n killed it; 2 for a command line
-    that cannot be used and 127 for a command that does not exist. Raises SystemExit for the former, and for
-    ``--version``.
+    The status is that of the worker that caused the failure, or 128 + n if signal n killed it; 2 for an invalid command
+    line and 127 for a command that does not exist. Raises SystemExit for the former, and for ``--version``.
     """
     arguments = _parse(argv)
     with _signals_raise(), _log_shown():
@@ -91,9 +90,9 @@ def _environment(horovod_alias: bool) -> dict[str, str]:
 
 @contextmanager
 def _signals_raise() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP leave by an exception, as Ctrl-C does, so that the workers are ended in good order.
+    """Let SIGTERM and SIGHUP raise an exception, as Ctrl-C does, so that the workers are ended in good order.
 
-    A signal that is ignored, as SIGHUP under nohup, stays so.
+    An ignored signal, such as SIGHUP under nohup, stays ignored.
     """
     heeded = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
     previous = {number: signal.signal(number, _leave) for number in heeded}
@@ -105,7 +104,7 @@ def _signals_raise() -> Iterator[None]:
 
 
 class _Console(logging.Handler):
-    """Writes each record as a line of hvdrun's own."""
+    """Writes each record as a line with the name hvdrun."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -199,7 +198,7 @@ def _count(text: str) -> int:
 
 
 def _joined_count(text: str) -> int:
-    """Of ``-np2``, which argparse reads as ``-n`` with the value ``p2``."""
+    """The count in ``-np2``, which argparse reads as ``-n`` with the value ``p2``."""
     if not text.startswith("p"):
         raise argparse.ArgumentTypeError(f"there is no such option; say -np {text}")
     return _count(text[1:])

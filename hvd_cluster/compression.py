@@ -34,7 +34,7 @@ class Compressor:
     """Turns a tensor into the one that travels, and back. Subclasses are used as classes, never instantiated."""
 
     elementwise = False
-    """Whether each element is treated alone: then several gradients may be given as one tensor."""
+    """Whether each element is treated alone: then one tensor may hold several gradients."""
 
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, Any]:
@@ -106,7 +106,7 @@ class GradientCompressor(ABC):
     """
 
     elementwise = False
-    """Whether it keeps no state and treats each element alone: then it may be given several gradients as one."""
+    """Whether it keeps no state and treats each element alone: then one tensor may hold several gradients."""
 
     @abstractmethod
     def rounds(self, gradient: Tensor) -> Rounds:
@@ -145,7 +145,7 @@ def require_gradient_compression(compression: GradientCompression) -> None:
 
 
 def compressor_for(compression: GradientCompression, parameter: Tensor) -> GradientCompressor:
-    """The one for the gradients of ``parameter``; InvalidRequestError when ``compression`` makes something else."""
+    """The compressor for ``parameter``; InvalidRequestError if ``compression`` makes an object of another kind."""
     if _is_stateless(compression):
         return _Stateless(compression)
     made = compression(parameter)

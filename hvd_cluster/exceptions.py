@@ -1,4 +1,4 @@
-"""Every error a user may want to catch, in one place; ``collectives.api`` and ``executors.api`` draw the trees."""
+"""Every error that a user may want to catch; ``collectives.api`` and ``executors.api`` show the trees of errors."""
 
 from __future__ import annotations
 
@@ -57,5 +57,5 @@ class HorovodVersionMismatchError(ImportError):
 
 
 def get_version_mismatch_message(name: str, version: str, installed_version: str) -> str:
-    """What to say where a framework was ``installed_version`` and is ``version`` now."""
+    """The message for a framework that had version ``installed_version`` and has ``version`` now."""
     return f"{name} {version} was found where {name} {installed_version} is needed; install {name}=={installed_version}"

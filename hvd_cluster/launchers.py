@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_launcher(environment: Mapping[str, str]) -> None:
-    """Raise SettingsError for one of several processes of a launcher that hvd-cluster does not serve."""
+    """Raise SettingsError if an unsupported launcher started this process as one of several."""
     rank = foreign_rank(environment)
     if rank is not None:
         raise SettingsError(
@@ -27,7 +27,7 @@ def check_launcher(environment: Mapping[str, str]) -> None:
 
 
 def warn_of_threads(environment: Mapping[str, str], topology: Topology) -> None:
-    """Warn, once on each host, where the threads of its ranks exceed the cores that they may use.
+    """Warn, once on each host, if the threads of its ranks exceed the cores that they may use.
 
     Our launchers set the number of threads themselves.
     """

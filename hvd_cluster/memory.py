@@ -1,8 +1,8 @@
-"""Memory for large results, which is used again when nothing views it any more.
+"""Memory for large results, which is used again once no array views it.
 
 The kernel hands out new memory page by page, and clears each page first. For a result of 64 MB that takes longer than
-the collective itself. So a block that comes back is kept for the next result of its size, and new blocks are made of
-huge pages where the kernel has them.
+the collective itself. So a returned block is kept for the next result of its size, and new blocks consist of huge pages
+if the kernel has them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import numpy.typing as npt
 __all__ = ["KEPT_BYTES", "KEPT_SECONDS", "MINIMUM", "Memory", "results"]
 
 MINIMUM = 1 << 18
-"""Bytes from which on a result is worth a block; smaller ones come from the framework's own allocator."""
+"""The smallest result, in bytes, that gets a block; smaller ones come from the framework's own allocator."""
 KEPT_BYTES = 1 << 28
-"""Bytes of unused blocks that a process keeps at most."""
+"""The most bytes of unused blocks that a process keeps."""
 KEPT_SECONDS = 5.0
-"""Blocks that are not used again for this long, to twice as long, go back to the kernel."""
+"""Seconds; blocks that stay unused for one to two times this long go back to the kernel."""
 HUGE_PAGE = 1 << 21
 JOIN_SECONDS = 1.0
 
@@ -46,7 +46,7 @@ class _Block:
 
 
 class _Lease:
-    """Every view of a block keeps its lease alive, and nothing else does: its end is the end of the last view."""
+    """Only the views of a block keep its lease alive: the lease ends with the last view."""
 
     __slots__ = ("__array_interface__", "_block", "_give_back")
 
@@ -76,7 +76,7 @@ class Memory:
         self._lock = threading.RLock()
 
     def take(self, nbytes: int) -> Bytes:
-        """``nbytes`` of memory with any content. MemoryError or OSError where there is none."""
+        """``nbytes`` of memory with any content. MemoryError or OSError if there is no memory."""
         size = _rounded(nbytes)
         self._was_taken = True
         if not self._keeps:
@@ -89,11 +89,11 @@ class Memory:
 
     @property
     def unused_bytes(self) -> int:
-        """Bytes that are kept for results to come."""
+        """The bytes that are kept for later results."""
         return sum(size * len(blocks) for size, blocks in self._unused.copy().items())
 
     def close(self) -> None:
-        """Let go of what is unused, and keep no more until memory is taken again."""
+        """Release the unused blocks, and keep no more until memory is taken again."""
         with self._lock:
             self._stop.set()
             if self._thread is not None and self._thread is not threading.current_thread():
@@ -101,7 +101,7 @@ class Memory:
             self._end()
 
     def forget(self) -> None:
-        """In a forked child, which has neither the thread nor, perhaps, the owner of the lock."""
+        """Start afresh in a forked child: it lacks the thread, and may lack the thread that owns the lock."""
         self._lock, self._stop = threading.RLock(), threading.Event()
         self._thread = None
         self._end()

@@ -12,7 +12,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 
 
 def require_neighbours() -> None:
-    """Raise ImportError where ``import collectives`` or ``import executors`` would find a module of the user."""
+    """Raise ImportError if ``import collectives`` or ``import executors`` would find a module of the user."""
     for name in NEIGHBOURS:
         spec = find_spec(name)
         origin = os.path.realpath(spec.origin) if spec is not None and spec.origin is not None else None

@@ -1,7 +1,7 @@
 """Python objects through collectives: cloudpickle, a header, then bytes. Shared by all bindings.
 
-The header is the number of bytes, and whether they are an object or the text of why there is none: a rank that cannot
-pickle its object says so, because the others already wait for it.
+The header is the number of bytes, and whether they are an object or the text of an error: a rank that cannot pickle its
+object sends the reason, because the others already wait for it.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def broadcast_object(
 ) -> T:
     """``obj`` of the global rank ``root_rank``, on every member; the objects of the others are ignored.
 
-    Needs objects that cloudpickle takes; only ranks of this job are listened to. Takes memory for the pickle besides
-    the object. Raises InvalidRequestError, on every member, when the object cannot be pickled, and where it cannot be
-    unpickled; HorovodInternalError when a rank is lost.
+    cloudpickle must be able to pickle the object. Data comes only from ranks of this job. The pickle needs memory in
+    addition to the object. Raises InvalidRequestError on every member if the object cannot be pickled, and on each
+    member that cannot unpickle it; HorovodInternalError when a rank is lost.
     """
     is_root = basics.rank() == root_rank
     parcel = _pickle(obj) if is_root else _Parcel(np.empty(0, np.uint8))
@@ -76,7 +76,7 @@ def _unpickle(data: npt.NDArray[np.uint8], rank: int) -> Any:
 
 
 def described(error: Exception) -> str:
-    """Class and text of ``error``, also of one whose text cannot be made."""
+    """Class and text of ``error``, even if ``str()`` of it fails."""
     return traceback.format_exception_only(error)[0].strip()
 
 

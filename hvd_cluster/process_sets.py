@@ -1,4 +1,4 @@
-"""Process sets as the user sees them: groups of ranks that run collectives among themselves."""
+"""The user's view of process sets: groups of ranks that run collectives among themselves."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ProcessSet:
         return None if self.process_set_id is None or self.ranks is None else len(self.ranks)
 
     def rank(self) -> int | None:
-        """This process's position in the set; None while unregistered. InvalidRequestError when it is no member."""
+        """This process's position in the set; None while unregistered. InvalidRequestError if it is no member."""
         if self.process_set_id is None or self.ranks is None or self._own_rank is None:
             return None
         if self._own_rank not in self.ranks:
@@ -51,7 +51,7 @@ class ProcessSet:
         self.process_set_id = self._own_rank = None
 
     def __reduce__(self) -> str | tuple[type[ProcessSet], tuple[list[int]]]:
-        """In another process it is that process's own global set, or one that has yet to be registered there."""
+        """Unpickled in another process: that process's own global set, or a set that is not registered there yet."""
         return "global_process_set" if self is global_process_set else (ProcessSet, (self.ranks or [],))
 
     def __deepcopy__(self, memo: dict[int, object]) -> ProcessSet:

@@ -24,7 +24,7 @@ from executors.ray.settings import MiniSettings, check_extra, save_ssh_key
 from hvd_cluster import horovod
 
 if TYPE_CHECKING:
-    # At run time executors.ray comes first, which says how to install Ray.
+    # At run time executors.ray is imported first, because its error tells how to install Ray.
     from ray import ObjectRef
 
 __all__ = ["MiniSettings", "RayExecutor"]
@@ -36,7 +36,7 @@ class RayExecutor:
     Give either ``num_workers``, packed on as few hosts as possible, or ``num_hosts``, different hosts with
     ``num_workers_per_host`` workers each. A worker gets ``cpus_per_worker`` CPUs and, with ``use_gpu``,
     ``gpus_per_worker`` GPUs (1 when left out). Inside a placement group the workers go there, unless
-    ``use_current_placement_group`` is False. Raises ValueError for numbers that cannot be meant.
+    ``use_current_placement_group`` is False. Raises ValueError for numbers that make no sense.
 
     Use it as a context manager, or call :meth:`start` and :meth:`shutdown`. It is not thread-safe.
     """
@@ -70,10 +70,10 @@ class RayExecutor:
     ) -> MiniSettings:
         """How a job is started.
 
-        The workers have ``timeout_s`` seconds to come up, once their resources were free, for which
-        ``placement_group_timeout_s`` is the limit. ``nics`` are the network interfaces to use. ``ssh_str`` is written
-        to ``ssh_identity_file``, for the owner only, where both are given and there is no such file yet; neither has
-        another use. Raises ValueError for values that cannot be used.
+        ``placement_group_timeout_s`` limits the wait for free resources; the workers then have ``timeout_s`` seconds to
+        come up. ``nics`` are the network interfaces to use. ``ssh_str`` is written to ``ssh_identity_file``, for the
+        owner only, where both are given and there is no such file yet; neither has another use. Raises ValueError for
+        values that cannot be used.
         """
         settings = MiniSettings(timeout_s, placement_group_timeout_s, ssh_identity_file, interface_names(nics))
         if ssh_str and ssh_identity_file:

@@ -33,7 +33,7 @@ def run(
 ) -> list[T]:
     """Run ``func(*args, **kwargs)`` on ``num_proc`` processes of this host; return the results by rank.
 
-    What the processes write is written here, each line after ``[rank]<stdout>:`` or ``[rank]<stderr>:``. The first
+    The output of the processes appears here, each line after ``[rank]<stdout>:`` or ``[rank]<stderr>:``. The first
     process that fails ends the others.
 
     Args:
@@ -54,7 +54,7 @@ def run(
         CommandNotFoundError: there is no such ``executable``; nothing was started.
         StartTimeoutError: a process did not come up in time.
         WorkerError: a process died, or called ``sys.exit``, or its result cannot be pickled.
-        Exception: whatever ``func`` raised, as itself; its ``__cause__`` is a RemoteError with rank and traceback.
+        Exception: an exception of ``func``, as itself; its ``__cause__`` is a RemoteError with rank and traceback.
     """
     options = LocalOptions(
         environment=check_variables(env, "env", "run()"),

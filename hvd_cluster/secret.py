@@ -25,8 +25,8 @@ class Secret:
     def claim(self, environment: MutableMapping[str, str]) -> dict[str, str]:
         """A copy of ``environment`` with the secret, which this removes from ``environment`` itself.
 
-        A secret in ``environment`` replaces the one of an earlier call. Raises SettingsError where a launcher has named
-        a rendezvous but this process has no secret for it.
+        A secret in ``environment`` replaces the one of an earlier call. Raises SettingsError if a launcher has named a
+        rendezvous but this process has no secret for it.
         """
         self._text = environment.pop(ENVIRONMENT_SECRET, "") or self._text
         if environment.get(RENDEZVOUS, "").strip() and not self._text:

@@ -34,10 +34,10 @@ START_TIMEOUT_SECONDS = 30.0
 class LocalOptions:
     """How to run a job on this host.
 
-    ``environment`` is added to that of this process and of the job, and must not hold what places a worker in it. The
-    workers have ``start_timeout`` seconds to come up, and ``grace`` seconds between being asked to end and being
-    killed. ``output_directory`` and ``timestamp`` are those of :class:`executors.local.output.Output`; ``verbose`` says
-    on standard error which process is which rank.
+    ``environment`` is added to that of this process and of the job, and must not set the variables that place a worker.
+    The workers have ``start_timeout`` seconds to come up, and ``grace`` seconds between being asked to end and being
+    killed. ``output_directory`` and ``timestamp`` are those of :class:`executors.local.output.Output`; ``verbose``
+    prints on standard error which process is which rank.
     """
 
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -52,7 +52,7 @@ def run_command(command: Sequence[str], size: int, options: LocalOptions) -> Non
     """Run ``command`` on ``size`` workers; return when all of them ended with exit code 0.
 
     A worker that ends otherwise ends the others. Raises WorkerError for the likeliest cause, see :meth:`LocalRun.fail`;
-    CommandNotFoundError before anything is started, StartTimeoutError, and OSError where a process or an output file
+    CommandNotFoundError before anything is started, StartTimeoutError, and OSError if a process or an output file
     cannot be made.
     """
     check_command(command[0], options.environment)
@@ -67,15 +67,15 @@ def run_command(command: Sequence[str], size: int, options: LocalOptions) -> Non
 
 
 def resolve_start_timeout(seconds: float | None) -> float:
-    """``seconds``, or else HOROVOD_START_TIMEOUT, or else 30. Raises ValueError for what is no positive number."""
+    """``seconds``, or else HOROVOD_START_TIMEOUT, or else 30. Raises ValueError unless it is a positive number."""
     return resolve_seconds(seconds, "start_timeout", "HOROVOD_START_TIMEOUT", START_TIMEOUT_SECONDS)
 
 
 class LocalRun:
     """One job on this host, from the rendezvous server to the last worker: a context manager.
 
-    A failure ends the other workers. Leaving the block ends what still runs, see :class:`.crew.Crew`, and raises the
-    failure, if there was one; of several the one that is the likeliest cause.
+    A failure ends the other workers. Leaving the block ends the workers that still run, see :class:`.crew.Crew`, and
+    raises the failure, if there was one. Of several failures it raises the likeliest cause.
     """
 
     def __init__(self, size: int, options: LocalOptions) -> None:
@@ -103,7 +103,7 @@ class LocalRun:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.__exit__(kind, error, trace)
-        # Not in events(): a generator would make a RuntimeError of the StopIteration of a worker.
+        # Not in events(): a generator would turn the StopIteration of a worker into a RuntimeError.
         if error is None and self._failures:
             raise self._cause().error
 
@@ -121,7 +121,7 @@ class LocalRun:
         self.crew.launch(slot.rank, command, merged, self._tails, messages, descriptors)
 
     def events(self) -> Iterator[Event]:
-        """What happens, until every worker ended."""
+        """The events, until every worker has ended."""
         for event in self.crew.events():
             if self._options.verbose and isinstance(event, Started):
                 say(f"rank {event.rank} of {len(self.slots)} is process {event.pid} on {HOST}")
@@ -134,8 +134,8 @@ class LocalRun:
     def fail(self, error: BaseException, rank: int | None = None, kind: Kind = Kind.EXCEPTION) -> None:
         """The job failed with ``error``: end all workers, ``rank`` last.
 
-        An exception of the user's ends them at once, another kind of failure after a moment, in which a likelier cause
-        may be heard of. What fails after that was ended by us.
+        An exception of the user's code ends them at once. Another kind of failure ends them after a moment, in which a
+        likelier cause may be reported. Later failures are ignored, because this job ended those workers itself.
         """
         if self._is_ending:
             return
@@ -146,7 +146,7 @@ class LocalRun:
             self.crew.after(CAUSE_SECONDS, self._end)
 
     def died(self, event: Ended, what: str = "") -> None:
-        """The job failed because a worker ended that should not have, with ``what`` it left undone."""
+        """The job failed because a worker ended unexpectedly; ``what`` is the work that it left undone."""
         lines = self._tails.last_lines(event.rank)
         self.fail(died(event, what, last_lines=lines), event.rank, kind_of_end(event.code, lines))
 
@@ -170,7 +170,7 @@ class LocalRun:
 
 
 def _threads(environment: Mapping[str, str], size: int) -> dict[str, str]:
-    """The variables that give each rank its share of the cores; the log says what each rank gets."""
+    """The variables that give each rank its share of the cores; the log shows the share."""
     cores = usable_cores()
     variables = thread_variables(environment, cores, size)
     if variables:
@@ -191,9 +191,9 @@ class _Failure:
 def died(
     event: Ended, what: str = "", host: str = HOST, name: str = "", last_lines: tuple[str, ...] = ()
 ) -> WorkerError:
-    """The error for a worker that ended and should not have, with ``what`` it left undone and its last lines.
+    """The error for a worker that ended unexpectedly, with its last lines; ``what`` is the work that it left undone.
 
-    ``name`` is what a person calls ``host``, where that is no such name.
+    ``name`` is the readable name of ``host``, if ``host`` is no such name.
     """
     text = f"rank {event.rank} on {name or host} {_how(event.code)}{what}"
     return WorkerError(text, event.rank, host, event.code, last_lines)
@@ -211,8 +211,8 @@ def _how(code: int) -> str:
 
 
 def check_command(program: str, environment: Mapping[str, str], host: str = "") -> None:
-    """Raise CommandNotFoundError where workers, whose ``environment`` is that of this process and this, cannot execute
-    ``program``; ``host`` is what a person calls this host where it is not the driver's.
+    """Raise CommandNotFoundError if workers, with ``environment`` added to that of this process, cannot execute
+    ``program``. ``host`` is the readable name of this host, if it is not the driver's.
     """
     if shutil.which(program, path={**os.environ, **environment}.get("PATH")) is None:
         where = f" on {host}" if host else ""

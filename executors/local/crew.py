@@ -19,7 +19,7 @@ from executors.local.processes import Channel, WorkerProcess
 __all__ = ["GRACE_SECONDS", "Crew", "Ended", "Event", "Received", "Started"]
 
 GRACE_SECONDS = 5.0
-# What a guard needs beyond the time of grace, to kill what did not end and to see it gone.
+# The time of a guard beyond the grace, to kill the remaining processes and to see them end.
 GUARD_SECONDS = 10.0
 
 
@@ -54,8 +54,8 @@ class Crew:
     """Starts workers, reports events, and leaves no process behind at the end of the ``with`` block.
 
     The loop runs in the thread of the caller; there is no other thread. Leaving the block early, by an exception such
-    as KeyboardInterrupt, asks all workers to end and kills what is left after ``grace`` seconds; a second exception
-    meanwhile kills at once.
+    as KeyboardInterrupt, asks all workers to end and kills the remaining ones after ``grace`` seconds; a second
+    exception in that time kills at once.
     """
 
     def __init__(self, grace: float = GRACE_SECONDS) -> None:
@@ -91,7 +91,7 @@ class Crew:
     ) -> None:
         """Start the worker of ``rank``, which inherits ``descriptors``.
 
-        ``messages`` is the reading end of a pipe of :class:`Frames`; it belongs to the crew now. Raises OSError where
+        ``messages`` is the reading end of a pipe of :class:`Frames`; the crew takes ownership of it. Raises OSError if
         a process or a file of ``output`` cannot be made.
         """
         try:
@@ -110,7 +110,7 @@ class Crew:
             self._selector.register(channel.fd, selectors.EVENT_READ, channel)
 
     def events(self) -> Iterator[Event]:
-        """What happens, until every worker ended. Raises OSError where the output cannot be written."""
+        """The events, until every worker has ended. Raises OSError if the output cannot be written."""
         while self._events or self._members:
             while self._events:
                 yield self._events.popleft()
@@ -122,14 +122,14 @@ class Crew:
         heapq.heappush(self._alarms, _Alarm(time.monotonic() + seconds, next(self._serial), action))
 
     def listen(self, descriptor: int, action: Callable[[], None]) -> None:
-        """Call ``action`` once, between two events, when ``descriptor`` can be read or was hung up on.
+        """Call ``action`` once, between two events, when ``descriptor`` is readable or its other end is closed.
 
-        The descriptor stays the caller's, who keeps it open until the end of the ``with`` block.
+        The caller owns the descriptor and keeps it open until the end of the ``with`` block.
         """
         self._selector.register(descriptor, selectors.EVENT_READ, _Wake(descriptor, action))
 
     def end(self, spare: int | None = None) -> None:
-        """Ask all workers to end, and kill what is left after the time of grace; ``spare`` is asked only then."""
+        """Ask all workers to end, and kill the rest after the time of grace; rank ``spare`` is asked only then."""
         self._terminate(spare)
         self.after(self._grace, self._terminate)
         self.after(2 * self._grace + GUARD_SECONDS, self._kill)
@@ -249,7 +249,7 @@ class _Reports:
             self._report(line.decode("ascii").strip())
 
     def close(self) -> None:
-        """What is left is no line."""
+        """Drop the rest, which is no line."""
 
 
 class _Frames:
@@ -264,4 +264,4 @@ class _Frames:
         self._events.extend(Received(self._rank, message) for message in self._frames.feed(data))
 
     def close(self) -> None:
-        """What is left is no message."""
+        """Drop the rest, which is no message."""

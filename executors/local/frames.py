@@ -31,5 +31,5 @@ class Frames:
 
     @classmethod
     def header(cls, message: bytes) -> bytes:
-        """What goes before ``message``."""
+        """The header that precedes ``message``."""
         return len(message).to_bytes(cls.HEADER, "big")

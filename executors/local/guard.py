@@ -1,10 +1,10 @@
-"""The parent of one worker process, so that a job leaves nothing behind, however it ends.
+"""The parent of one worker process: after any kind of end, a job leaves no process behind.
 
 Run as ``python guard.py DRIVER GRACE REPORT COMMAND...``: the process id of the driver, the seconds between asking and
 killing, a file descriptor for reports, the worker's command. Imports the standard library only: it starts once per
 worker, without site packages.
 
-* The guard adopts what the worker leaves behind: no grandchild escapes, not even into a session of its own.
+* The guard adopts the processes that the worker leaves behind: no grandchild escapes, even in its own session.
 * The kernel sends SIGTERM to the guard when the driver dies, even of SIGKILL, and SIGKILL to the worker when the guard
   dies.
 * SIGTERM asks the worker and all processes that it started to end; those left after ``GRACE`` seconds are killed.
@@ -35,7 +35,7 @@ UNKILLABLE_SECONDS = 5.0
 
 
 class Guard:
-    """Starts the worker, waits for it, ends what it leaves behind."""
+    """Starts the worker, waits for it, and ends the processes that it leaves behind."""
 
     def __init__(self, grace: float, report: int) -> None:
         self._grace = grace
@@ -45,7 +45,7 @@ class Guard:
         self._asked: set[int] = set()
 
     def run(self, command: list[str]) -> int:
-        """Start ``command``; return 0 when nothing of it is left, 1 where something cannot be killed."""
+        """Start ``command``; return 0 when no process of it is left, 1 if a process cannot be killed."""
         self._worker = _start(command)
         self._tell(f"started {self._worker}")
         while self._reap() and not self._gives_up():

@@ -1,6 +1,6 @@
-"""What workers write, line by line, to the console of the driver and to files; and what the driver itself says.
+"""The output of workers, line by line, to the console of the driver and to files; and the driver's own messages.
 
-No lock is here: one thread of a job writes all that its workers say.
+There is no lock: one thread of a job writes all output of its workers.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ LONGEST_LINE = 1 << 20
 
 
 class Sink(Protocol):
-    """Takes what one stream of one worker says."""
+    """Takes the output of one stream of one worker."""
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes, never empty."""
 
     def close(self) -> None:
-        """Nothing will follow."""
+        """The stream has ended."""
 
 
 class Sinks(Protocol):
-    """Where the output of the workers of a job goes."""
+    """The destination of the output of the workers of a job."""
 
     def sink(self, rank: int, name: str) -> Sink:
-        """The sink of the stream ``name``, stdout or stderr. Raises OSError where there can be none."""
+        """The sink of the stream ``name``, stdout or stderr. Raises OSError if it cannot be made."""
 
 
 class Lines:
@@ -121,7 +121,7 @@ class TeeSink:
 
 
 class Output:
-    """Where the output of the ``size`` workers of a job goes: a context manager that gives a sink for each stream.
+    """The destination of the output of the ``size`` workers of a job: a context manager, with a sink for each stream.
 
     Every line goes to the console: ``stdout`` and ``stderr``, or else the streams of this process. Where there is a
     ``directory``, the bytes also go, as they are, to the files ``rank.<rank>/stdout`` and ``stderr`` in it; ranks are
@@ -161,11 +161,11 @@ class Output:
 
 
 def say(text: str, name: str = "hvdrun") -> None:
-    """Write one line of the driver's own, called ``name``, to standard error."""
+    """Write one line of the driver itself, with the prefix ``name``, to standard error."""
     _write(sys.stderr, f"{name}: {text}\n")
 
 
 def _write(stream: TextIO, text: str) -> None:
-    encoding = getattr(stream, "encoding", None) or "utf-8"  # a user's own stream may have none
+    encoding = getattr(stream, "encoding", None) or "utf-8"  # a user's own stream may have no encoding
     stream.write(text.encode(encoding, "replace").decode(encoding))
     stream.flush()

@@ -22,7 +22,7 @@ REAP_SECONDS = 10.0
 
 
 class Channel:
-    """The reading end of a pipe, and the sink that takes what comes out of it. Never blocks."""
+    """The reading end of a pipe, and the sink for its data. Never blocks."""
 
     def __init__(self, fd: int, sink: Sink) -> None:
         self.fd = fd

@@ -1,4 +1,4 @@
-"""How a Python worker of this host gets the call that it runs, and the modules of this process."""
+"""How a Python worker of this host gets its call and the modules of this process."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def call_file(call: bytes) -> Iterator[int]:
 
 
 def launch_call(launch: Launch, python: str, file: int, host_name: str = "") -> None:
-    """Start a worker that runs the call in ``file``, on a host that a person calls ``host_name``.
+    """Start a worker that runs the call in ``file``, on a host with the readable name ``host_name``.
 
-    ``launch`` gets its command, the pipe of its messages, and the descriptors that it has to inherit.
+    ``launch`` gets the worker's command, the pipe of its messages, and the descriptors that it must inherit.
     """
     reader, writer = os.pipe()
     try:
@@ -38,10 +38,10 @@ def launch_call(launch: Launch, python: str, file: int, host_name: str = "") -> 
 
 
 def search_path(own: str | None) -> str:
-    """Where this process finds modules, for PYTHONPATH, without what every Python finds by itself; then ``own``."""
+    """The module folders of this process, for PYTHONPATH, without those that every Python finds; then ``own``."""
     standard = os.path.dirname(os.__file__)
     packages = {*site.getsitepackages(), site.getusersitepackages(), os.path.join(os.path.dirname(standard), ZIP)}
-    # What is no file is a mark for a path hook, which every Python that has the hook makes for itself.
+    # An entry that is no file is a mark for a path hook; every Python with the hook makes it for itself.
     files = [entry for entry in sys.path if isinstance(entry, str) and os.path.exists(entry or ".")]
     entries = [os.path.abspath(entry) for entry in files]
     entries = [entry for entry in entries if entry not in packages and not f"{entry}/".startswith(f"{standard}/")]

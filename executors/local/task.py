@@ -1,8 +1,8 @@
 """A worker that runs one function: ``python -m executors.local.task CALL RESULT NAME``.
 
 ``CALL`` and ``RESULT`` are inherited file descriptors: a file with the pickled call, shared with other workers, and a
-pipe that takes an empty message once the worker is up, and then the pickled outcome. ``NAME`` is what a person calls
-the host, empty where HOROVOD_HOSTNAME is that.
+pipe that takes an empty message once the worker is up, and then the pickled outcome. ``NAME`` is the readable name of
+the host, empty if HOROVOD_HOSTNAME is that name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LARGEST_READ = 1 << 30
 
 
 def main() -> int:
-    """Run the call; the exit status says whether it failed. Raises OSError where the driver is gone."""
+    """Run the call; the exit status shows whether it failed. Raises OSError if the driver has ended."""
     call, result = (int(argument) for argument in sys.argv[1:3])
     for fd in (call, result):
         os.set_inheritable(fd, False)
@@ -56,5 +56,5 @@ def _send(fd: int, message: bytes) -> None:
 
 if __name__ == "__main__":
     if not getattr(sys.flags, "safe_path", False):
-        del sys.path[0]  # the working directory, which "-m" puts before what the driver can import
+        del sys.path[0]  # the working directory, which "-m" puts before the driver's search path
     sys.exit(main())

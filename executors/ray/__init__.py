@@ -3,8 +3,8 @@
 ::
 
     settings.py          how long to wait, which interfaces; validated and frozen
-    request.py           pure: what the user asked for -> bundles and strategy
-    shortage.py          pure: a request and the state of a cluster -> what is missing
+    request.py           pure: the user's request -> bundles and strategy
+    shortage.py          pure: a request and the state of a cluster -> the missing resources
     connection.py        is this process connected to a cluster, and still to the same one
     placement_group.py   reserves the bundles, or reuses the caller's group
     keeper.py            removes the group when the actor or task that made it is killed
@@ -12,7 +12,7 @@
     worker.py            the actor: place, environment, executable, running functions
     group.py             the actors of a job: start, call, end
     waiting.py           waits for a result of every rank; the first failure ends the wait
-    job.py               all of it together: one running job
+    job.py               one running job, with all of these parts
 """
 
 try:

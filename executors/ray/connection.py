@@ -10,7 +10,7 @@ __all__ = ["check_connection", "connection"]
 
 
 def connection() -> str | None:
-    """What identifies the connection: another one after ``ray.shutdown()`` and ``ray.init()``, None without one."""
+    """The identity of the connection: it changes after ``ray.shutdown()`` and ``ray.init()``; None if not connected."""
     if not ray.is_initialized():
         return None
     identity: str = ray.get_runtime_context().get_worker_id()
@@ -19,7 +19,7 @@ def connection() -> str | None:
 
 def check_connection() -> None:
     """Raise ExecutorError unless this process is a driver or worker of a Ray cluster."""
-    # Ray's own functions would connect by themselves, to a new cluster with an authentication of its own.
+    # Ray's own functions would connect implicitly, to a new cluster with an authentication of its own.
     if not ray.is_initialized():
         raise ExecutorError("Ray is not initialized; call ray.init() first")
     if ray.util.client.ray.is_connected():

@@ -28,7 +28,7 @@ GONE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One rank's actor, and where it is."""
+    """The actor of one rank, and its place."""
 
     actor: ActorHandle[HorovodWorker]
     place: Place

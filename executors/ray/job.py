@@ -52,11 +52,11 @@ class RayJob:
             self._resources = stack.pop_all()
 
     def call(self, method: str, call: ObjectRef[Call], ranks: int | None = None) -> list[object]:
-        """The values that ``method`` ("run", "execute" or "build") makes of ``call``, on the first ``ranks`` ranks.
+        """The values of ``method`` ("run", "execute" or "build") for ``call``, on the first ``ranks`` ranks.
 
         Raises the exception of a worker as itself, and WorkerError when a worker died. When a worker died, did not
         return soon after another one raised, or the wait was interrupted, all workers are killed, and :meth:`check`
-        says so from then on.
+        raises from then on.
         """
         return self._gather(Gathering(self._send(method, call, ranks)))
 
@@ -65,14 +65,14 @@ class RayJob:
         return list(self._send("run_plain", call))
 
     def check(self) -> None:
-        """Raise ExecutorError when the workers have ended; comes before anything is sent to them."""
+        """Raise ExecutorError if the workers have ended; call this before sending anything to them."""
         if self._connection != connection():
             self._end("ray.shutdown() was called meanwhile")
         if self._broken is not None:
             raise ExecutorError(f"the workers have ended: {self._broken}; call shutdown() and start() again")
 
     def close(self) -> None:
-        """End the workers, politely first, and give everything back. May be called twice."""
+        """End the workers, first by a request, then by a kill, and release all resources. May be called twice."""
         if self._broken is None:
             self._if_connected(dismiss, [member.actor for member in self._members])
         self._end("they were shut down")
@@ -114,7 +114,7 @@ class RayJob:
         self._resources.close()
 
     def _if_connected(self, action: Callable[..., None], *args: object) -> None:
-        # Actors and placement groups end with their connection, and no other one knows them.
+        # Actors and placement groups end with their connection, and no other connection knows them.
         if self._connection == connection():
             action(*args)
 

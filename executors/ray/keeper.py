@@ -1,8 +1,8 @@
 """Removes the placement group of a job whose owner, an actor or a task, was killed.
 
-Ray keeps a placement group until the driver of the cluster job ends, also where its creator was an actor or a task that
-is gone. The workers cannot remove it, because Ray kills them with their owner. A detached actor, which needs no CPU,
-outlives the owner and hears of its end.
+Ray keeps a placement group until the driver of the cluster job ends, even if its creator was an actor or a task that
+has ended. The workers cannot remove it, because Ray kills them with their owner. A detached actor, which needs no CPU,
+outlives the owner and learns of its end.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class GroupKeeper:
 def keep(group: PlacementGroup) -> Any:
     """Start a keeper of ``group`` and return its handle; None in a driver, whose groups end with it.
 
-    ``ray.kill`` ends the keeper, which leaves the group alone then.
+    ``ray.kill`` ends the keeper without removing the group.
     """
     if ray.get_runtime_context().worker.mode != ray.WORKER_MODE:
         return None

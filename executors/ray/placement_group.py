@@ -26,9 +26,9 @@ WARN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A ready placement group; ``owned`` when it was made for this job and goes with it.
+    """A ready placement group; ``owned`` if it was made for this job and ends with it.
 
-    ``keeper`` is the actor that removes an owned group when this process dies; None where Ray does so itself.
+    ``keeper`` is the actor that removes an owned group when this process dies; None if Ray does so itself.
     """
 
     request: Request
@@ -78,7 +78,7 @@ def reserve(request: Request, timeout: float, use_current: bool = True) -> Reser
 
 
 def cluster_state() -> ClusterState:
-    """What the cluster has now."""
+    """The current resources of the cluster."""
     nodes = [node for node in ray.nodes() if node["Alive"]]
     return ClusterState(
         available=ray.available_resources(),

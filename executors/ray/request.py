@@ -1,4 +1,4 @@
-"""Pure: what the user asked for -> placement group bundles."""
+"""Pure: the user's request -> placement group bundles."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["Request"]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """How many workers, where, and what each of them needs.
+    """The number of workers, their placement, and the resources of each.
 
     Either ``num_workers``, packed on as few hosts as possible, or ``num_hosts`` different hosts with
-    ``num_workers_per_host`` workers each. Raises ValueError when the numbers cannot be meant.
+    ``num_workers_per_host`` workers each. Raises ValueError if the numbers make no sense.
     """
 
     num_workers: int | None = None

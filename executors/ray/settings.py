@@ -14,7 +14,7 @@ __all__ = ["MiniSettings", "check_extra", "save_ssh_key"]
 
 @dataclass(frozen=True, slots=True)
 class MiniSettings:
-    """What :meth:`RayExecutor.create_settings` returns.
+    """The result of :meth:`RayExecutor.create_settings`.
 
     ``timeout_s`` bounds the start of the workers, ``placement_group_timeout_s`` the wait for free resources. ``nics``
     are the network interfaces to use; empty means any. ``ssh_identity_file`` is kept for compatibility and not used:
@@ -43,7 +43,7 @@ def save_ssh_key(text: str, path: str) -> None:
 
 
 def check_extra(variables: Mapping[str, object] | None) -> dict[str, str]:
-    """The user's variables, their values as strings. Raises ValueError where one is the executor's to set."""
+    """The user's variables, their values as strings. Raises ValueError for one that the executor sets."""
     if isinstance(variables, Mapping):
         variables = {name: str(value) for name, value in variables.items()}
     return check_variables(variables, "extra_env_vars", "RayExecutor")

@@ -30,7 +30,7 @@ def capacity(request: Request, hosts: Sequence[Resources]) -> int:
 
 
 def explain(request: Request, state: ClusterState) -> str:
-    """Requested, available and total resources, what is missing, and what to do."""
+    """Requested, available, total and missing resources, and advice."""
     names = request.total
     lines = [
         f"the cluster has no room for {counted(request.size, 'worker')}",

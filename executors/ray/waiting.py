@@ -52,7 +52,7 @@ class Gathering:
         return not self.pending and self.lost is None
 
     def wait(self) -> None:
-        """Return when all workers have answered, when one has died, or when the time is over."""
+        """Return when all workers have answered, when one has died, or when the time has run out."""
         while self.pending and self.lost is None and (left := self._deadline - time.monotonic()) > 0:
             done, _ = ray.wait(list(self.pending), num_returns=1, timeout=min(TICK_S, left))
             for reference in done:

@@ -20,7 +20,7 @@ __all__ = ["HorovodWorker", "Place"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where Ray put a worker; ``node`` is a long id, of which a person is shown the beginning."""
+    """The place that Ray gave to a worker; ``node`` is a long id, and messages show only its beginning."""
 
     node: str
     address: str
@@ -45,7 +45,7 @@ class HorovodWorker:
         self._executable: Any = None
 
     def place(self) -> Place:
-        """Where this worker is."""
+        """The place of this worker."""
         context = ray.get_runtime_context()
         return Place(
             node=context.get_node_id(),

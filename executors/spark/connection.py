@@ -1,4 +1,4 @@
-"""The connection from a task to the driver: carries the output of the worker, and shows when one of the two is gone.
+"""The connection from a task to the driver: carries the output of the worker, and shows when one of the two ends.
 
 The driver sends a nonce. The task answers with one frame: its identity, under an HMAC of the job's secret. The driver
 accepts or refuses in one byte. From then on the task sends frames: one byte for the kind, then data. Each side takes

@@ -48,10 +48,11 @@ logger = logging.getLogger(__name__)
 class Console:
     """Listens on ``host`` for the tasks of a job: a context manager, which can be entered once.
 
-    ``came`` and ``lost`` are called for each task that dials, and that ends without a goodbye, and ``failed`` with the
-    pickled outcome of a rank that failed, in the console's own thread, the daemon "hvd-console"; leaving the block ends
-    it, and hangs up. Where an exception leaves it before all ``size`` tasks have dialled, those that still do, although
-    they are cancelled, are refused for LATE_SECONDS: they would take a driver that is gone for one behind a firewall.
+    The console calls ``came`` for each task that connects, ``lost`` for each task that ends without a goodbye, and
+    ``failed`` with the pickled outcome of a failed rank. It does so in its own thread, the daemon "hvd-console".
+    Leaving the block ends the thread and closes the connections. If an exception leaves the block before all ``size``
+    tasks have connected, cancelled tasks that still connect are refused for LATE_SECONDS. Without an answer they would
+    take the ended driver for one behind a firewall.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Console:
         self._failed = failed
         self._known: set[int] = set()
         self._connections: dict[asyncio.StreamWriter, asyncio.Task[None] | None] = {}
-        self._accepted: set[asyncio.StreamWriter] = set()  # the talks with tasks that were accepted
+        self._accepted: set[asyncio.StreamWriter] = set()  # connections to accepted tasks
         self._all_connected: asyncio.Event | None = None
         self._failing = False
         self._stopping = False
@@ -99,7 +100,7 @@ class Console:
         self._failing = kind is not None
         self._stop()
         if self._thread is not None:
-            # Bound: LATE_SECONDS and STOP_SECONDS for the tasks, and as much for what is left to do.
+            # Bound: LATE_SECONDS and STOP_SECONDS for the tasks, and as much for the remaining work.
             self._thread.join(LATE_SECONDS + 2 * STOP_SECONDS)
         self._display.__exit__(kind, error, trace)
 

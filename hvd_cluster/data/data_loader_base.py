@@ -22,7 +22,7 @@ class BaseDataLoader:
         raise NotImplementedError
 
     def _process_batch(self, batch: Any) -> Any:
-        """What the caller gets of a batch; for subclasses that change it, in the thread of the caller."""
+        """The batch for the caller; subclasses may override this to change it, in the thread of the caller."""
         return batch
 
     def __iter__(self) -> Iterator[Any]:
@@ -31,16 +31,16 @@ class BaseDataLoader:
 
 
 class AsyncDataLoaderMixin(BaseDataLoader):
-    """Makes the batches in a thread of its own; to be named before a loader that makes them as they are asked for::
+    """Makes the batches in a thread of its own; name it before a loader that makes batches on demand::
 
         class AsyncLoader(AsyncDataLoaderMixin, Loader): ...
 
         for batch in AsyncLoader(async_loader_queue_size=8, path="..."): ...
 
-    Up to ``async_loader_queue_size`` batches are kept; with 0 there is no thread. ``debug_data_loader`` lets the end of
-    each pass be logged. Other arguments are the loader's. An exception of ``_iterate`` is raised where the batches are
-    taken, behind those that were made before it. Each pass has a thread, which ends with it, also when the loop over
-    the batches is left.
+    Up to ``async_loader_queue_size`` batches are kept; with 0 there is no thread. ``debug_data_loader`` logs the end of
+    each pass. Other arguments are the loader's. An exception of ``_iterate`` is raised in the consumer's loop, after
+    the batches that were made before it. Each pass has a thread, which ends with it, also when the loop over the
+    batches is left early.
     InvalidRequestError for a size that is no integer of at least 0.
     """
 

@@ -1,4 +1,4 @@
-"""A thread that makes items before they are asked for."""
+"""A thread that makes items before the consumer needs them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ CLOSE_SECONDS = 10.0
 
 logger = logging.getLogger(__name__)
 
-# Those that are not garbage yet, for the end of the program.
+# Objects that are not garbage yet, for the end of the program.
 _running: WeakSet[Prefetch] = WeakSet()
 
 
 class Prefetch(Iterator[Any]):
-    """The items of ``make()``, which a thread makes and which wait here, ``size`` at most.
+    """The items of ``make()``: a thread makes them, and at most ``size`` of them wait here.
 
-    What ``make()`` raises is raised behind the items that came before. :meth:`close` must be called in the end.
+    An exception of ``make()`` is raised after the items before it. :meth:`close` must be called in the end.
     """
 
     def __init__(self, make: Callable[[], Iterable[Any]], size: int) -> None:
@@ -32,7 +32,7 @@ class Prefetch(Iterator[Any]):
         self._items: deque[Any] = deque()
         self._error: BaseException | None = None
         self._done = False
-        # Held for moments. Who waits for a change of the above has no limit: the end of the thread and close() end it.
+        # Held for moments. Bound of a wait for a change of the above: none; the end of the thread and close() end it.
         self._changed = threading.Condition()
         # Ended and joined by close(), unless make() is in a call that does not return; a daemon for that case.
         self._thread = threading.Thread(target=self._run, name="hvd-data-loader", daemon=True)
@@ -49,7 +49,7 @@ class Prefetch(Iterator[Any]):
         raise error
 
     def close(self) -> None:
-        """Drop the items and end the thread, after the item that it is at. Any thread may call it, at any time."""
+        """Drop the items and end the thread after its current item. Any thread may call this, at any time."""
         with self._changed:
             self._items.clear()
             self._end()
@@ -71,7 +71,7 @@ class Prefetch(Iterator[Any]):
                 self._end()
 
     def _put(self, item: Any) -> bool:
-        """Add an item when there is room; False where none is wanted any more."""
+        """Add an item when there is room; False if no more items are needed."""
         with self._changed:
             self._changed.wait_for(lambda: self._done or len(self._items) < self._size)
             if not self._done:
@@ -86,7 +86,7 @@ class Prefetch(Iterator[Any]):
 
 @atexit.register
 def _close_all() -> None:
-    """Before the interpreter goes: it would abort where a thread is in the midst of a tensor."""
+    """Runs before the interpreter ends, which would abort if a thread were still working on a tensor."""
     for prefetch in list(_running):
         if prefetch._thread.is_alive():  # not so in a forked child
             prefetch.close()

@@ -1,1 +1,1 @@
-"""Training with a changing number of ranks, as far as it is the same in every framework."""
+"""The parts of training with a changing number of ranks that are the same in every framework."""

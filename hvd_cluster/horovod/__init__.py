@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 def install() -> None:
     """Let ``import horovod`` mean hvd_cluster, in this process and in those it starts. A second call changes nothing.
 
-    Raises ImportError where a Horovod has been imported already. One that is installed is hidden, which is logged.
+    Raises ImportError if a Horovod has been imported already. An installed Horovod is hidden, which is logged.
     """
     if not any(isinstance(finder, HorovodFinder) for finder in sys.meta_path):
         _require_unused()

@@ -17,7 +17,7 @@ from hvd_cluster import __version__
 
 __all__ = ["HOROVOD_VERSION", "HorovodFinder"]
 
-# The release of Horovod whose API this is: scripts compare it with what they need.
+# The release of Horovod whose API this is: scripts compare it with the release that they need.
 HOROVOD_VERSION = "0.28.1+hvd.cluster"
 # The few modules that exist under Horovod's names only.
 MODULES = os.path.join(os.path.dirname(os.path.realpath(__file__)), "modules")

@@ -1,14 +1,15 @@
-"""Collectives, as far as they are the same in every framework.
+"""The parts of collectives that are the same in every framework.
 
 A binding describes a tensor as an ``operands.Operand`` and passes it on; ``arguments`` checks the other arguments of
-the user, ``submission`` makes the engine's requests of them, ``handles`` are the operations in flight, ``gradients``
+the user, ``submission`` turns them into requests of the engine, ``handles`` are the operations in flight, ``gradients``
 has the rules of backward, ``members`` the operations without a tensor, and ``reductions`` the constants.
 
 Arguments mean the same everywhere:
 
 ``name``
-    keys the operation across ranks: ranks submit in any order, equal names meet. Without one, the n-th unnamed
-    operation of a kind on each rank meet. A group of ``name`` keys its n tensors as name[0] to name[n-1].
+    keys the operation across ranks: ranks submit in any order, and equal names are matched. Without a name, the n-th
+    unnamed operations of a kind on all ranks are matched. A group of ``name`` keys its n tensors as name[0] to
+    name[n-1].
 ``op``
     Average (default), Sum, Min, Max or Product, of the elements of all members; Adasum for allreduce of floats, on a
     power of two of ranks. 16-bit floats are accumulated in float32; an Average of integers is their sum (of less than

@@ -31,8 +31,7 @@ def reduction(
     """The fields of a :class:`Request` that say how elements are combined; Average is the default.
 
     Called by the function that the user called, so that a warning points to the user's line. InvalidRequestError when
-    both ``op`` and the deprecated ``average`` are given, for an op that is not one of ours, and for factors that are no
-    numbers.
+    both ``op`` and the deprecated ``average`` are given, for an unknown op, and for factors that are no numbers.
     """
     return {
         "op": choose_op(average, op),
@@ -42,7 +41,7 @@ def reduction(
 
 
 def choose_op(average: bool | None, op: ReduceOp | int | None) -> ReduceOp:
-    """The op of :func:`reduction`, which calls this in the place of the user's function."""
+    """The op of :func:`reduction`, which calls this on behalf of the user's function."""
     if average is not None:
         if op is not None:
             raise InvalidRequestError("give op= or the deprecated average=, not both")
@@ -64,7 +63,7 @@ def require_sparse_op(op: ReduceOp, is_bool: bool) -> None:
 
 
 def as_factor(value: Any) -> float:
-    """A scale factor as a float; InvalidRequestError for what is no number."""
+    """A scale factor as a float; InvalidRequestError if it is no number."""
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -82,7 +81,7 @@ def process_set_id(process_set: ProcessSet) -> int:
 
 
 def as_rank(root_rank: Any) -> int:
-    """``root_rank`` as an integer; InvalidRequestError where it is none."""
+    """``root_rank`` as an integer; InvalidRequestError if it is no integer."""
     try:
         return operator.index(root_rank)
     except TypeError:
@@ -102,7 +101,7 @@ def as_group(tensors: Iterable[Any], tensor_type: type, require: Callable[[Any],
 def as_splits(splits: Any) -> tuple[int, ...]:
     """The splits of an alltoall as plain integers: of a list, or of a 1-d array or tensor of integers.
 
-    None are no splits, which mean equal ones.
+    None means no splits, and so equal ones.
     """
     if splits is None:
         return ()

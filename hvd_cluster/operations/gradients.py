@@ -1,7 +1,7 @@
 """The rules of backward: which collective combines the gradients of an operation, and by which factor.
 
 A loss that each rank computes from the result of an operation counts fully after an allreduce and an alltoall, and is
-averaged over the ranks after an allgather and a broadcast. The factor of a reducescatter makes up for the average of
+averaged over the ranks after an allgather and a broadcast. The factor of a reducescatter compensates for the average of
 the allgather that usually follows.
 
 ===============  =====================================================================

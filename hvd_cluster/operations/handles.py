@@ -52,7 +52,7 @@ class Handle:
 
 
 class HandleGroup:
-    """The operations of a group in flight; :func:`synchronize` gives what each of them gives, in ``kind``."""
+    """The operations of a group in flight; :func:`synchronize` gives the result of each of them, in ``kind``."""
 
     __slots__ = ("_handles", "_kind")
 
@@ -76,7 +76,7 @@ class HandleGroup:
 
 
 def poll(handle: Handle | HandleGroup) -> bool:
-    """Whether :func:`synchronize` would return at once; InvalidRequestError for what is no handle."""
+    """Whether :func:`synchronize` would return at once; InvalidRequestError if it is no handle."""
     _require_handle(handle)
     return handle.is_done()
 

@@ -64,7 +64,7 @@ def start_group(
 def _described(
     describe: Describe, tensor: Any, operation: Operation, name: str | None, number: int | None = None
 ) -> Operand:
-    """The operand of ``tensor``, the ``number``-th of a group; a refusal names the operation and the tensor."""
+    """The operand of ``tensor``, the ``number``-th of a group; an error names the operation and the tensor."""
     try:
         return describe(tensor)
     except InvalidRequestError as error:

@@ -28,8 +28,8 @@ def plan(
     """The same buckets on all ranks: only the order and the sizes of ``parameters``, and ``groups``, matter.
 
     With ``groups`` n there are n buckets of nearly the same number of parameters; lists of parameters are one bucket
-    each. Otherwise, and for parameters in no list, small gradients of one kind share buckets. The order is that in
-    which backward is expected to need them: the last parameter first.
+    each. Otherwise, and for parameters in no list, small gradients of one kind share buckets. The order is the expected
+    order of backward: the last parameter first.
     """
     if isinstance(groups, int):
         return _chunks(parameters, groups)

@@ -28,7 +28,7 @@ def common_sparse(layouts: Layouts) -> dict[int, int]:
 
 
 def has_news(layouts: Layouts) -> bool:
-    """Whether a rank learns from ``layouts`` that a gradient is sparse."""
+    """Whether ``layouts`` shows a sparse gradient that some rank did not know to be sparse."""
     known = list(_columns(layouts, 2))
     return any(not all(known[index]) for index in common_sparse(layouts))
 

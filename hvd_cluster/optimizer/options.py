@@ -33,7 +33,7 @@ class Options:
 def check(options: Options) -> None:
     """InvalidRequestError for options that do not go together, NotInitializedError before ``init()``.
 
-    UnsupportedRequestError, which is an InvalidRequestError, for Adasum on a number of ranks that it cannot serve.
+    UnsupportedRequestError, which is an InvalidRequestError, for Adasum on a number of ranks that it does not support.
     """
     process_set_id(options.process_set)
     require_gradient_compression(options.compression)

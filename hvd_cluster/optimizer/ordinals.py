@@ -1,4 +1,4 @@
-"""Numbers that tell apart the optimizers of a process that call their parameters the same.
+"""Numbers that tell apart the optimizers of a process that use the same parameter names.
 
 A generator and a discriminator may both have a parameter "weight", whose gradients must not meet under one name.
 """
@@ -42,7 +42,7 @@ class _Entry:
 class Ordinals(Generic[O]):
     """The optimizers of this process, and the number of each, which is the same on all ranks.
 
-    All ranks make their optimizers in the same order, so they count alike without a message. An optimizer that was
+    All ranks make their optimizers in the same order, so their numbers agree without a message. An optimizer that was
     replaced still counts, whether or not it is in use: ranks may differ in that. A copy counts from its first use on,
     because one rank alone may make copies, such as checkpoints. In a new world the optimizers that are
     in use then are numbered afresh, because a new rank has never had the others.
@@ -58,7 +58,7 @@ class Ordinals(Generic[O]):
         self._ordinals: weakref.WeakKeyDictionary[O, int] = weakref.WeakKeyDictionary()
 
     def add(self, optimizer: O) -> None:
-        """Take in ``optimizer``, as long as it is in use."""
+        """Register ``optimizer``, as long as it is in use."""
         self._made[next(self._numbers)] = optimizer
 
     def all(self) -> list[O]:

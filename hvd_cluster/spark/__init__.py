@@ -45,7 +45,7 @@ def run(
 ) -> list[T]:
     """Run ``fn(*args, **kwargs)`` on ``num_proc`` workers in the executors of the active session; results by rank.
 
-    All workers start at the same time, each beside a task of Spark, on ranks that follow the hosts. What they write
+    All workers start at the same time, each beside a task of Spark, on ranks that follow the hosts. Their output
     appears here, each line after ``[rank]<stdout>:`` or ``[rank]<stderr>:``. The first worker that fails ends the
     others.
 
@@ -55,14 +55,14 @@ def run(
         kwargs: its keyword arguments.
         num_proc: number of workers; None means ``spark.default.parallelism``.
         start_timeout: seconds in which all workers must have come up; None means HOROVOD_SPARK_START_TIMEOUT, or else
-            600. It does not count while Spark computes the rows. That they can never fit is found out at once.
+            600. It does not count while Spark computes the rows. If they can never fit, the error comes at once.
         use_mpi: must not be true: there is no MPI here.
-        use_gloo: is what is done anyway.
+        use_gloo: must not be false.
         extra_mpi_args: must be left out.
         env: variables to add to the environment of the workers, which is that of their executor.
-        stdout: a text stream for the output of the workers; None means this process's own. It never holds the workers
-            up: what it does not take in time, or cannot take, is dropped with a warning.
-        stderr: the same for what they write to standard error.
+        stdout: a text stream for the output of the workers; None means this process's own. It never delays the
+            workers: output that it does not take in time, or cannot take, is dropped with a warning.
+        stderr: the same for their standard error.
         verbose: 2 to see on standard error which rank is on which host.
         nics: network interfaces that the workers use among themselves; None means any.
         prefix_output_with_timestamp: whether the time comes before each line.
@@ -79,7 +79,7 @@ def run(
         CommandNotFoundError: there is no ``executable`` beside a task.
         WorkerError: a worker or its executor died, or called ``sys.exit``, or its result cannot be pickled.
         ExecutorError: there is no active session, or Spark could not run the stage.
-        Exception: whatever ``fn`` raised, as itself; its ``__cause__`` is a RemoteError with rank and traceback.
+        Exception: an exception of ``fn``, as itself; its ``__cause__`` is a RemoteError with rank and traceback.
     """
     check_names("run", rows, ROW_ARGUMENTS)
     launch = Launch.of(

@@ -14,7 +14,7 @@ import numpy.typing as npt
 __all__ = ["Column", "ColumnNames", "Kind", "Selection", "Stack", "select"]
 
 ColumnNames: TypeAlias = "str | Sequence[str | Sequence[str]]"
-"""A column, a list of columns that make one matrix, or, where lists are inside of the list, a tuple of arrays."""
+"""A column, a list of columns that make one matrix, or a list with lists inside, which makes a tuple of arrays."""
 
 SHOWN_COLUMNS = 20
 MOST_ARRAYS = 256  # each takes up to two open files
@@ -50,7 +50,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column that is used, and the dtype of its values or of their elements."""
+    """A used column, and the dtype of its values or of their elements."""
 
     name: str
     kind: Kind
@@ -80,7 +80,7 @@ class Selection:
     """The arrays of a batch: features, then labels, then the array of ``weights``, if any.
 
     ``nested`` says for features and labels whether the arrays are in a tuple. ``validation`` is the column that is
-    above zero in the rows that are kept apart, or the fraction of rows that are kept apart.
+    above zero in the rows for validation, or the fraction of rows for validation.
     """
 
     features: tuple[Stack, ...]
@@ -102,7 +102,7 @@ class Selection:
 
     @property
     def names(self) -> list[str]:
-        """The columns that are used, each once."""
+        """The used columns, each once."""
         names = [column.name for stack in self.stacks for column in stack.columns]
         return [*names, self.validation.name] if isinstance(self.validation, Column) else names
 

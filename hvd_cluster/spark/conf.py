@@ -2,8 +2,8 @@
 
 The names are Horovod's. The keys are those that Spark reads since 3.1, ``spark.excludeOnFailure``: Spark 4 ignores the
 ``spark.blacklist`` of before. The values follow from the names: a limit of 1 excludes at the first failure, 2 gives one
-more chance, and the largest integer always one more. Spark wants fewer attempts on a node than for a task in all, which
-is why there is a largest integer minus one. They have an effect only with SPARK_CONF_BLACKLIST_ENABLED.
+more chance, and the largest integer always one more. Spark requires fewer attempts on a node than in all for a task;
+hence the largest integer minus one. They have an effect only with SPARK_CONF_BLACKLIST_ENABLED.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Record batches of Spark -> arrays in the layout in which they are trained on."""
+"""Record batches of Spark -> arrays in the layout for training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Converter:
     """Converts the batches of one partition, in their order: all rows must have vectors and arrays of one size.
 
     The batches have the columns ``selection.names`` in this order, under any name. ``widths`` has the numbers of
-    elements in columns of arrays and vectors, by name, once a row has come.
+    elements in columns of arrays and vectors, by name, after the first row.
     """
 
     def __init__(self, selection: Selection) -> None:
@@ -41,7 +41,7 @@ class Converter:
         return [self._stack(stack, batch) for stack in self._selection.stacks]
 
     def is_validation(self, column: Column, batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-        """Which rows the ``column`` wants for validation. Raises ValueError for nulls."""
+        """Which rows the ``column`` selects for validation. Raises ValueError for nulls."""
         self._batch = batch
         return self._column(column, batch) > 0
 
@@ -110,7 +110,7 @@ class Converter:
             )
 
     def _row(self, index: int) -> str:
-        """The values of a row of the batch, by which a person finds it; Spark deals rows out, so places say nothing."""
+        """The values of a row of the batch, by which a person finds it; Spark moves rows, so positions do not help."""
         names = self._selection.names
         values = [self._batch.column(position)[index].as_py() for position in range(min(len(names), SHOWN_COLUMNS))]
         shown = [f"{name}={_short(repr(value))}" for name, value in zip(names, values, strict=False)]

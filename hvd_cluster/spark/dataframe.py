@@ -57,41 +57,41 @@ def run_on_dataframe(
 
     What a batch is:
 
-    * Columns of numbers and booleans keep their dtype; decimals become float64, whose precision they may exceed.
-    * A column of scalars that is named, as in ``"y"``, is an array of shape (rows,). A list of names, also of a single
-      one, is an array of shape (rows, columns), of the dtype that NumPy finds for all of them.
+    * Columns of numbers and booleans keep their dtype; decimals become float64, and may lose precision.
+    * A single name of a column of scalars, such as ``"y"``, gives an array of shape (rows,). A list of names, even of
+      one name, gives an array of shape (rows, columns), of the dtype that NumPy finds for all of them.
     * Columns of arrays, and of vectors of Spark ML, dense and sparse, are matrices; in a list they stand side by side
       with the other columns. A column must have the same number of elements in all rows. Vectors are float64.
     * Lists inside of the list make a tuple of arrays: ``feature_cols=[["a", "b"], "user"]`` gives a matrix for ``a``
       and ``b``, and beside it an array for ``user``, each of its own dtype; 256 arrays at most.
-    * Nulls are refused, NaN is not. Strings, binary data, dates, timestamps and all else are refused: make numbers of
-      them first. So that memory and time are not spent on float64, cast columns to float, and vectors with
+    * Nulls are refused, NaN is not. Strings, binary data, dates, timestamps and other types are refused: convert them
+      to numbers first. To save the memory and time of float64, cast columns to float, and vectors with
       ``vector_to_array(column, "float32")``.
 
     Args:
         fn: the function; it travels by cloudpickle, so it may be a lambda, a closure or a part of the main script.
         df: the rows, of classic Spark or of Spark Connect.
-        args: positional arguments of ``fn`` behind the shard.
+        args: positional arguments of ``fn`` after the shard.
         kwargs: its keyword arguments.
         label_cols: the column of the labels, or several.
-        feature_cols: the columns of the features; None means a list of all that are neither labels nor ``validation``.
+        feature_cols: the columns of the features; None means a list of all columns but labels and ``validation``.
         batch_size: number of rows of each batch but the last.
-        validation: a part of the rows, at least 0 and below 1, that is kept apart in ``shard.validation``: rows by
-            chance, which follows from ``seed`` and their places in the partitions, so that other partitions give other
+        validation: a part of the rows, at least 0 and below 1, that is kept apart in ``shard.validation``: random
+            rows, which depend on ``seed`` and their places in the partitions, so that other partitions give other
             rows. Or a column, boolean or integer, that is above 0 for these rows.
         shuffle: whether each epoch has its own random order; see :class:`Shard`.
-        seed: an integer of at least 0, from which that order follows.
-        sample_weight_col: a column of numbers, one for each row, which batches have in third place:
+        seed: an integer of at least 0, which determines that order.
+        sample_weight_col: a column of numbers, one for each row; batches then have it in third place:
             ``for features, labels, weights in shard``; None for batches of features and labels.
         repartition: whether Spark deals the rows out evenly also where the DataFrame has ``num_proc`` partitions.
-            Without it such partitions may be the shards as they are; where one has more than 1.5 times the batches of
+            Without it such partitions may be used as shards unchanged; if one has more than 1.5 times the batches of
             another, a warning gives the numbers of rows.
         launch: the other arguments of :func:`run`, such as ``num_proc``, by name.
 
     Raises:
-        ValueError: an argument has a value that is not allowed, or names a column that is not there, is there several
-            times, or is of a type that cannot be used; nothing was started. Or a row has nulls, or arrays of another
-            size than others.
+        ValueError: an argument has a value that is not allowed, or names a column that does not exist, exists several
+            times, or has a type that cannot be used; nothing was started. Or a row has nulls, or arrays of another
+            size than other rows.
         TypeError: ``df`` is no DataFrame of Spark, or there is no argument of that name; nothing was started.
         ExecutorError: the disk of a worker has no room for its rows; or what :func:`run` says.
         Exception: what :func:`run` raises otherwise.
@@ -109,7 +109,7 @@ ROW_ARGUMENTS = frozenset(
 
 
 def check_names(function: str, given: Iterable[str], known: Collection[str]) -> None:
-    """Raise TypeError where ``function`` was given an argument by a name that it does not know."""
+    """Raise TypeError if ``function`` got an argument with an unknown name."""
     for name in given:
         if name not in known:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
@@ -128,8 +128,8 @@ def rows_of(df: DataFrame, *args: Any, **kwargs: Any) -> Rows:
 
 def launch_on_rows(launch: Launch, call: Call, df: DataFrame, rows: Rows) -> list[Any]:
     """The values of ``call`` by rank; its function gets the shard before its arguments."""
-    # Under names of ours, because mapInArrow() fails where one has a dot or a backtick.
-    # They are given by place, as Spark takes no difference in case for one.
+    # Under our own names, because mapInArrow() fails if a name has a dot or a backtick.
+    # They are assigned by position, because Spark ignores case in names.
     names = df.columns
     columns = df.toDF(*(f"c{position}" for position in range(len(names))))
     columns = columns.select(*(f"c{names.index(name)}" for name in rows.columns))

@@ -10,9 +10,9 @@ __all__ = ["received", "sent"]
 
 
 def sent(descriptors: Sequence[int]) -> list[Any]:
-    """What to pickle in the place of ``descriptors``; :func:`received` takes it in the process that is being started.
+    """Objects to pickle instead of ``descriptors``; the started process passes them to :func:`received`.
 
-    Raises TypeError where no process is being started.
+    Raises TypeError if no process is being started.
     """
     if context.get_spawning_popen() is None:
         raise TypeError(

@@ -1,4 +1,4 @@
-"""Which epoch of a shard an iterator is, also where several processes iterate over the same shard."""
+"""The number of an iterator's epoch, also if several processes iterate over the same shard."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class EpochLog:
     """Counts epochs in a file that the processes share: each iterator appends a record, and counts those before it.
 
     The workers of a ``DataLoader`` have the same key in an epoch, and so find the same number. An append is atomic, so
-    there is no lock that a process could take with it when it is killed or forked.
+    there is no lock that a process could still hold when it is killed or forked.
     """
 
     def __init__(self, descriptor: int) -> None:

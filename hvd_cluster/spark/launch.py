@@ -1,4 +1,4 @@
-"""How workers are launched in Spark: the arguments that all functions which do so have in common."""
+"""How workers are launched in Spark: the arguments that all launching functions have in common."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ class Launch:
     def run(self, call: Call, df: Any = None, feeder: Feeder | None = None, repartition: bool = False) -> list[Any]:
         """The values of ``call`` by rank, from workers beside the partitions of ``df``, which ``feeder`` feeds.
 
-        Without a ``df`` the workers are in the active session. ``repartition`` deals its rows out in any case. Raises
-        what :func:`hvd_cluster.spark.run` raises.
+        Without a ``df`` the workers are in the active session. ``repartition`` deals the rows of ``df`` out in any
+        case. Raises what :func:`hvd_cluster.spark.run` raises.
         """
         data = pickle_call(call)
         session = Session.active() if df is None else Session(df.sparkSession)

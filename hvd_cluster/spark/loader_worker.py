@@ -1,4 +1,4 @@
-"""What torch's ``DataLoader`` must know of a shard, and a shard of it; torch is never imported for that."""
+"""What a shard and torch's ``DataLoader`` must know of each other; this never imports torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Batch", "LoaderWorker", "current_worker", "introduce"]
 
 
 class Batch(tuple[Any, ...]):
-    """Features, labels and perhaps weights, of a type that a ``DataLoader`` can be told about."""
+    """Features, labels and perhaps weights, of a type that a ``DataLoader`` can recognize."""
 
     __slots__ = ()
 
@@ -21,7 +21,7 @@ class Batch(tuple[Any, ...]):
 class LoaderWorker:
     """The process that iterates: worker ``number`` of ``count`` of a ``DataLoader``, or the only one.
 
-    Workers of one ``DataLoader`` have the same ``key`` in an epoch; anything else that iterates has one of its own.
+    Workers of one ``DataLoader`` have the same ``key`` in an epoch; every other iterating process has its own key.
     """
 
     number: int
@@ -39,7 +39,7 @@ def current_worker() -> LoaderWorker:
 
 
 def introduce(shard_type: type) -> None:
-    """Where torch is there: make ``shard_type`` an ``IterableDataset``, and let batches pass a ``DataLoader`` whole."""
+    """If torch is imported: make ``shard_type`` an ``IterableDataset``, and let batches pass a ``DataLoader`` whole."""
     data = sys.modules.get("torch.utils.data")
     if data is None or issubclass(shard_type, data.IterableDataset):
         return
@@ -48,7 +48,7 @@ def introduce(shard_type: type) -> None:
 
 
 def _collate(batches: list[Batch], *, collate_fn_map: Any = None) -> Any:
-    """What ``default_collate`` makes of the batches that it would put into one: there must be one."""
+    """The result of ``default_collate`` for ``batches``, which must be a single batch."""
     if len(batches) != 1:
         raise ValueError(
             f"DataLoader was asked for batches of {len(batches)} elements, but a shard already gives batches: give "

@@ -19,7 +19,7 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How many ``rows`` are in memory at a time, whole batches, and of how many rows each ``chunk`` of them is."""
+    """The number of ``rows`` in memory at a time, in whole batches, and of rows in each ``chunk`` of them."""
 
     rows: int
     chunk: int
@@ -32,7 +32,7 @@ class Window:
 
 
 def growing(window: Window, batch_size: int) -> Iterator[int]:
-    """The rows of each window of an epoch that begins before all rows have come: few, then twice as many each time."""
+    """The rows of each window of an epoch that begins before all rows have come: few at first, then doubled."""
     rows = FIRST_BATCHES * batch_size
     while True:
         yield min(rows, window.rows)
@@ -42,7 +42,7 @@ def growing(window: Window, batch_size: int) -> Iterator[int]:
 def mixed(generator: np.random.Generator, rows: int, window: Window) -> Iterator[Indices]:
     """All indices below ``rows`` in a random order, a window at a time.
 
-    Each window has chunks of neighbouring rows from anywhere, and mixes their rows. Where the chunks begin is random,
+    Each window has chunks of neighbouring rows from anywhere, and mixes their rows. The chunks begin at random places,
     too, so that other rows are neighbours each time. No more than a window of indices is in memory.
     """
     if rows == 0:

@@ -70,7 +70,7 @@ class Rows:
             yield RowFeed(self, writer, task)
 
     def on_shard(self, fn: Callable[..., T]) -> Callable[..., T]:
-        """What a worker calls: ``fn(shard, *args, **kwargs)``."""
+        """The function for the workers, which calls ``fn(shard, *args, **kwargs)``."""
 
         @functools.wraps(fn)
         def call(*args: Any, **kwargs: Any) -> T:
@@ -127,7 +127,7 @@ class RowFeed:
             self._checked = True
 
     def _split(self, batch: pa.RecordBatch) -> list[list[Array]]:
-        """The arrays of the rows for training and, where there are such, of those for validation."""
+        """The arrays of the rows for training and, if there are any, of those for validation."""
         arrays = self._converter.arrays(batch)
         if not self._selection.has_validation:
             return [arrays]

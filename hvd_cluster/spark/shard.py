@@ -59,25 +59,25 @@ class Shard:
         for features, labels in shard:  # NumPy arrays
             ...
 
-    Every batch has ``batch_size`` rows, the last one what is left. ``features`` and ``labels`` are arrays of shape
+    Every batch has ``batch_size`` rows; the last one has the rest. ``features`` and ``labels`` are arrays of shape
     (rows,) or (rows, columns), or tuples of such; see ``run_on_dataframe``. With a ``sample_weight_col`` a batch is
     ``(features, labels, weights)``, the weights of shape (rows,). :meth:`torch` and :meth:`tensorflow` give
     the same as tensors. The caller owns a batch: later epochs do not see changes to it.
 
-    The first epoch begins while Spark still produces rows, and takes them in the order in which they arrive; it raises
-    ExecutorError where Spark fails. Later epochs read the rows from the local disk or, usually, from the system's cache
-    of it. The second epoch waits until all rows have arrived, also if the loop of the first one was left early.
+    The first epoch begins while Spark still produces rows, and takes them in the order of their arrival; it raises
+    ExecutorError if Spark fails. Later epochs read the rows from the local disk or, usually, from the system's cache of
+    it. The second epoch waits until all rows have arrived, also if the loop of the first one was left early.
 
-    With ``shuffle``, every epoch has its own order, which follows from ``seed``, rank and number of the epoch, and from
-    the order in which Spark gave the rows. Rows are mixed in windows of 16 MiB, or one batch where that is more: in the
-    first epoch with their neighbours, in later ones with chunks of 1 MiB from anywhere. To begin early, the
-    first epoch has a first window of 8 batches, and doubles the windows up to that size. Memory holds two windows at
-    most, and the windows of batches that the caller keeps.
+    With ``shuffle``, every epoch has its own order, which depends on ``seed``, rank and number of the epoch, and on the
+    order in which Spark gave the rows. Rows are mixed in windows of 16 MiB, or one batch where that is more: in the
+    first epoch with their neighbours, in later ones with chunks of 1 MiB from anywhere. To begin early, the first epoch
+    has a first window of 8 batches, and doubles the windows up to that size. Memory holds two windows at most, and the
+    windows of batches that the caller keeps.
 
     ``DataLoader(shard, num_workers=2)`` gives the same batches in the same order, as tensors. Its workers, forked or
     spawned, share the batches of an epoch. ``batch_size`` of ``run_on_dataframe`` says how many rows a batch has; leave
-    ``batch_size`` of ``DataLoader`` out, as any other than 1 or None is a ValueError. Only a process that is being
-    started can get a shard by pickle; anywhere else that is a TypeError.
+    ``batch_size`` of ``DataLoader`` out, because any value but 1 or None raises ValueError. A shard can be pickled only
+    for a process that is being started; otherwise pickling raises TypeError.
 
     Shards may differ in their numbers of rows, and may have none. A rank that has run out of rows calls ``hvd.join()``.
     """
@@ -98,7 +98,7 @@ class Shard:
 
     @property
     def validation(self) -> Shard | None:
-        """The rows that are kept apart for validation, never shuffled; None where no ``validation`` was asked for."""
+        """The rows that are kept apart for validation, never shuffled; None if there is no ``validation`` argument."""
         return self._validation
 
     @property

@@ -11,14 +11,14 @@ from executors.spark.feeding import FeedingTask
 __all__ = ["skew", "warn_of_skew"]
 
 COUNT, COUNTED = "rows/count", "rows/counted"
-# The store has what is asked for; this is for its answer.
+# The store already has the values; this limits the wait for its answer.
 ANSWER_SECONDS = 10.0
 MOST_RATIO = 1.5
 SHOWN_RANKS = 16
 
 
 def warn_of_skew(rows: int, batch_size: int, repartition: bool, task: FeedingTask) -> None:
-    """Tell the other tasks that this one has had all of its ``rows``; the last task that does so warns of a skew."""
+    """Tell the other tasks that this one has seen all of its ``rows``; the last task to do so warns of a skew."""
     store = task.store
     with suppress(HorovodInternalError):  # a job that has ended needs no warning
         store.set(f"{COUNT}/{task.rank}", b"%d" % rows)
@@ -31,9 +31,9 @@ def warn_of_skew(rows: int, batch_size: int, repartition: bool, task: FeedingTas
 
 
 def skew(counts: Sequence[int], batch_size: int, repartition: bool) -> str | None:
-    """What to say of these numbers of rows by rank; None where they are even enough.
+    """The warning for these numbers of rows by rank; None if they are even enough.
 
-    That is: where no rank has more than 1.5 times as many batches as another, or where the difference is one batch.
+    They are if no rank has more than 1.5 times as many batches as another, or if the difference is one batch.
     """
     least, most = (-(-count // batch_size) for count in (min(counts), max(counts)))
     if most - least < 2 or most <= MOST_RATIO * least:

@@ -1,8 +1,8 @@
-"""Rows on their way from a task of Spark to its worker: files without a name, and a pipe that tells when the task ends.
+"""Rows on their way from a task of Spark to its worker: files without a name, and a pipe that shows the task's end.
 
 Each array of a batch has a file of its own, one row after the other. Rows for validation have files of their own, too.
-Any range of rows is one piece of memory once it is mapped. The files never had a name or lost it at once, so nothing is
-left, however the processes end.
+Any range of rows is one piece of memory once it is mapped. The files never had a name or lost it at once, so they
+vanish with the processes, even if these are killed.
 
 One more file is the log of the task's progress. The task appends a record each time it has written rows; a reader looks
 at the last whole record. No record is ever taken out, so any number of threads and processes may read the same spill:
@@ -39,7 +39,7 @@ VARIABLE = "HVD_CLUSTER_SPARK_ROWS"
 
 LONGEST_PAUSE_MS = 32
 ALIGNMENT = 64
-"""Bytes; what TensorFlow asks of memory that it shares."""
+"""Bytes; TensorFlow requires this alignment of memory that it shares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def _format(splits: int, arrays: int) -> str:
 
 
 class SpillWriter:
-    """The task's end. ``descriptors`` and ``environment`` are for the worker; ``rows`` counts those of each part."""
+    """The task's end. ``descriptors`` and ``environment`` are for the worker; ``rows`` counts the rows of each part."""
 
     def __init__(self, folder: str, end: IO[bytes], log: IO[bytes], files: Sequence[Sequence[IO[bytes]]]) -> None:
         self._folder = folder
@@ -130,7 +130,7 @@ class SpillWriter:
 def open_writer(folder: str, arrays: int, splits: int) -> Iterator[SpillWriter]:
     """A writer for ``splits`` parts of ``arrays`` arrays, with its files in ``folder``. Raises OSError."""
     with ExitStack() as stack:
-        # The task keeps the end for writing open for as long as it lives, and writes nothing.
+        # The task keeps the writing end open until it ends, and writes nothing.
         end, _ = (stack.enter_context(open(*each, buffering=0)) for each in zip(os.pipe(), ("rb", "wb"), strict=True))
         log, *files = (
             stack.enter_context(tempfile.TemporaryFile(buffering=0, dir=folder)) for _ in range(1 + arrays * splits)
@@ -156,9 +156,9 @@ class SpillReader:
         return _received, (sent(self._descriptors), len(self._files), self._forms)
 
     def wait(self, split: int, rows: int | None = None) -> int:
-        """The number of rows that have come: all, or at least ``rows``.
+        """The number of rows that have arrived: all, or at least ``rows``.
 
-        Raises ExecutorError when the task has ended before.
+        Raises ExecutorError if the task ended before that.
         """
         if self._progress.has(split, rows):
             return self._progress.rows[split]
@@ -183,13 +183,13 @@ class SpillReader:
 
     def _has_ended(self, pause: int) -> bool:
         """Whether the task has ended; waits ``pause`` milliseconds for that."""
-        # No lock and no reading: a reader that is killed or stopped here holds up no other one.
+        # No lock and no reading: a reader that is killed or stopped here delays no other reader.
         end = select.poll()
         end.register(self._end, 0)
         return bool(end.poll(pause))
 
     def row_bytes(self) -> int:
-        """The bytes of a row in all arrays, once a row has come; until then 0."""
+        """The bytes of a row in all arrays; 0 until the first row has arrived."""
         return sum(self._itemsize(index) for index in range(len(self._forms)))
 
     def view(self, split: int, first: int, stop: int) -> list[Array]:
@@ -237,15 +237,15 @@ def _take(array: Array, rows: npt.NDArray[np.int64]) -> Array:
     memory = np.empty(size + ALIGNMENT, np.uint8)
     first = -memory.ctypes.data % ALIGNMENT
     out: Array = memory[first : first + size].view(array.dtype).reshape(shape)
-    # The mode, because any other would copy the result once more.
+    # This mode, because any other would copy the result once more.
     return np.take(array, rows, axis=0, out=out, mode="clip")
 
 
 @contextmanager
 def open_reader(forms: Sequence[Form], splits: int) -> Iterator[SpillReader]:
-    """The reader of the spill that the environment names; to be opened once in a worker, as it takes the descriptors.
+    """The reader of the spill that the environment names; open it once in a worker, because it takes the descriptors.
 
-    Raises ExecutorError where this is no worker that gets rows.
+    Raises ExecutorError outside of a worker that gets rows.
     """
     named = os.environ.get(VARIABLE)
     if named is None:

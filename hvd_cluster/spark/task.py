@@ -1,4 +1,4 @@
-"""What a function that :func:`hvd_cluster.spark.run` runs asks about its place."""
+"""Information about its place for a function that :func:`hvd_cluster.spark.run` runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["get_available_devices"]
 def get_available_devices() -> list[str]:
     """The addresses of the GPUs that Spark assigned to this rank; none outside of a worker.
 
-    They are what Spark calls them. The worker sees the GPUs of all ranks of its host, in the order of these, so that
-    its own first one is always the device number ``local_rank()``.
+    The addresses are Spark's. The worker sees the GPUs of all ranks of its host, in the order of the ranks, so that its
+    own first GPU is always device number ``local_rank()``.
     """
     return [address for address in os.environ.get(DEVICES, "").split(",") if address]

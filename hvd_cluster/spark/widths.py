@@ -15,12 +15,12 @@ from collectives.api import Store
 __all__ = ["check_widths"]
 
 FIRST, WIDTHS = "rows/first", "rows/widths"
-# For the moment between the two messages of the first rank; where it died in between, its job ends before.
+# For the moment between the two messages of the first rank; if that rank dies in between, the job ends earlier.
 FIRST_SECONDS = 30.0
 
 
 def check_widths(widths: Mapping[str, int], rank: int, store: Store) -> None:
-    """Compare the ``widths`` of the columns of ``rank`` with those of the rank that was the first to call this.
+    """Compare the ``widths`` of the columns of ``rank`` with those of the first rank that called this.
 
     Raises ValueError where they differ, and what ``store`` raises: CollectiveTimeoutError, PeerLostError.
     """

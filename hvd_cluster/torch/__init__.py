@@ -149,5 +149,5 @@ _kernels.register()
 
 
 def _check_has_gpu() -> bool:
-    """Whether torch sees a GPU; Horovod's name for the question."""
+    """Whether torch sees a GPU; the name is Horovod's."""
     return _torch.cuda.is_available()

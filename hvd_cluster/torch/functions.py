@@ -21,11 +21,11 @@ Parameters: TypeAlias = "Mapping[str, Any] | Iterable[tuple[str, Any]] | Iterabl
 
 
 def broadcast_parameters(params: Parameters, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
-    """Overwrite ``params`` with those of the global rank ``root_rank``, in place.
+    """Overwrite ``params`` in place with the parameters of the global rank ``root_rank``.
 
     A state dict or other mapping, ``model.named_parameters()``, a list of (name, tensor), or a list of tensors; named
-    tensors meet by name, others by position. None is left out. InvalidRequestError for anything else, before anything
-    is sent. HorovodInternalError when the ranks' tensors differ in shape or dtype, or a rank is lost.
+    tensors are matched by name, others by position. None is skipped. InvalidRequestError for anything else, before
+    anything is sent. HorovodInternalError when the ranks' tensors differ in shape or dtype, or a rank is lost.
     """
     handles = [broadcast_async_(tensor, root_rank, f"parameter.{name}", process_set) for name, tensor in _named(params)]
     synchronize_all(handles)
@@ -68,8 +68,8 @@ def broadcast_optimizer_state(
     The optimizers of the ranks may have different state: a fresh optimizer takes a restored one's state, and the other
     way round. The root's structure travels first, as an object, and tells the others which tensors follow. ``model`` is
     accepted for compatibility and not needed. InvalidRequestError unless it is an optimizer, and on all ranks when the
-    root's state cannot be had or pickled; ValueError where the parameter groups are not as many or as large as the
-    root's.
+    root's state cannot be read or pickled; ValueError if the number or the sizes of the parameter groups differ from
+    the root's.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidRequestError(f"optimizer is a {type(optimizer).__name__}; give a torch.optim.Optimizer")
@@ -96,7 +96,7 @@ class _Stub:
 
 @dataclass(frozen=True)
 class _Failure:
-    """Why there is no structure: the other ranks wait for it already. The ``error`` stays where it was raised."""
+    """Why there is no structure: other ranks already wait for it. The ``error`` stays on the rank that raised it."""
 
     text: str
     error: BaseException | None
@@ -106,7 +106,7 @@ class _Failure:
 
 
 def _structure(optimizer: torch.optim.Optimizer, tensors: list[torch.Tensor]) -> Any:
-    """The state dict with a stub for each of the tensors that travel on their own, which are added to ``tensors``."""
+    """The state dict with a stub for each tensor that travels on its own; these tensors are added to ``tensors``."""
     try:
         return _mapped(optimizer.state_dict(), lambda leaf: _taken_out(leaf, tensors))
     except Exception as error:  # noqa: BLE001  code of the user: subclasses of optimizers, and hooks
@@ -119,7 +119,7 @@ def _remade(value: Any, entries: list[Any]) -> Any:
 
 
 def _plain(value: Any, entries: list[Any]) -> Any:
-    """As :func:`_remade`, with tuples for named ones, which torch's ``load_state_dict`` cannot make."""
+    """As :func:`_remade`, with plain tuples for named tuples, which torch's ``load_state_dict`` cannot make."""
     return tuple(entries) if isinstance(value, tuple) else type(value)(entries)
 
 
@@ -133,7 +133,7 @@ def _mapped(value: Any, change: Callable[[Any], Any], remake: Callable[[Any, lis
 
 
 def _taken_out(leaf: Any, tensors: list[torch.Tensor]) -> Any:
-    """Through the host, whatever device it is for; numbers and sparse tensors stay in the structure."""
+    """Tensors of any device travel through the host; numbers and sparse tensors stay in the structure."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     tensor = leaf.detach().cpu()

@@ -39,7 +39,7 @@ def _bfloat16_pieces(array: Array) -> Pieces:
 
 
 def _split(array: Array, dtype: torch.dtype | None) -> Pieces:
-    """Normal tensors also in a caller's inference mode: temporaries are kept, and written to after it has ended."""
+    """Normal tensors, even in a caller's inference mode: temporaries are kept, and written to after that mode."""
     if not array.size:
         return ()
     if torch.is_inference_mode_enabled():
@@ -50,5 +50,5 @@ def _split(array: Array, dtype: torch.dtype | None) -> Pieces:
 
 
 def _writable(array: Array) -> Array:
-    """``array``, or a copy where it is read-only, which torch's tensors cannot be."""
+    """``array``, or a copy if it is read-only, because torch has no read-only tensors."""
     return array if array.flags.writeable else array.copy()

@@ -1,4 +1,4 @@
-"""Everything about collectives under Horovod's name for it: ``from horovod.torch.mpi_ops import allreduce_async_``."""
+"""All collectives, in Horovod's module of this name: ``from horovod.torch.mpi_ops import allreduce_async_``."""
 
 from collectives.api import HorovodInternalError
 from hvd_cluster.basics import (

@@ -13,18 +13,18 @@ __all__ = ["PowerSGD"]
 class PowerSGD(GradientCompressor):
     """Sends an n x m gradient as two thin matrices, of n x ``rank`` and m x ``rank`` elements.
 
-    One step of subspace iteration a training step, which starts where the last one ended. What a step leaves out is
-    added to the next gradient. A tensor of more dimensions is a matrix of shape[0] rows. A tensor that would
+    Each training step does one step of subspace iteration, which starts from the result of the last one. The error of a
+    step is added to the next gradient. A tensor of more dimensions is a matrix of shape[0] rows. A tensor that would
     not become smaller, such as a vector, travels uncompressed.
 
-    It computes in float32, or in float64 for parameters of float64. The error, which is what the steps left out, needs
-    the memory of one more gradient. If a combined factor is not finite, for example under a GradScaler that tries a
-    scale, the result is NaN and the error is dropped, because it has the old scale. ``state_dict()`` does not contain
-    the error, and ``load_state_dict()`` drops it.
+    It computes in float32, or in float64 for parameters of float64. The error, the part of the gradients that was not
+    sent, needs the memory of one more gradient. If a combined factor is not finite, for example under a GradScaler that
+    tries a scale, the result is NaN and the error is dropped, because it has the old scale. ``state_dict()`` does not
+    contain the error, and ``load_state_dict()`` drops it.
 
     Source: Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
-    Optimization", NeurIPS 2019, algorithms 1 and 2 (https://arxiv.org/abs/1905.13727); here the factor that is kept is
-    made orthogonal, too, so that a direction that was zero once can come back.
+    Optimization", NeurIPS 2019, algorithms 1 and 2 (https://arxiv.org/abs/1905.13727); here the kept factor is made
+    orthogonal, too, so that a direction that was zero once can come back.
     """
 
     def __init__(self, parameter: torch.Tensor, rank: int = 4) -> None:

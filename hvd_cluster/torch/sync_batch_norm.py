@@ -22,14 +22,14 @@ __all__ = ["SyncBatchNorm"]
 class SyncBatchNorm(_BatchNorm):
     """Batch normalization with mean and variance of the batches of all members of ``process_set`` together.
 
-    Takes the place of ``torch.nn.BatchNorm1d`` to ``3d``, and of ``torch.nn.SyncBatchNorm``, on CPU and CUDA: input
+    Replaces ``torch.nn.BatchNorm1d`` to ``3d``, and of ``torch.nn.SyncBatchNorm``, on CPU and CUDA: input
     (N, C) or (N, C, ...) of floats, of any memory format; output of the same shape and dtype. N may differ between
-    ranks, or be 0. Statistics are computed in float32 for 16-bit input, running statistics take the unbiased variance
-    of the joined batch. With one member, and after ``eval()``, it is plain batch normalization.
+    ranks, or be 0. Statistics are computed in float32 for 16-bit input; running statistics use the unbiased variance of
+    the joined batch. With one member, and after ``eval()``, it is plain batch normalization.
 
     The gradient of the input is that of the sum of all ranks' losses. Those of weight and bias are this rank's share,
-    as in torch and Horovod: ``DistributedOptimizer`` combines them like all others. The average then is what one
-    process would get for the joined batch and the average of the ranks' losses.
+    as in torch and Horovod: ``DistributedOptimizer`` combines them like all others. Their average then equals the
+    gradient of one process for the joined batch and the average of the ranks' losses.
 
     Training passes are collectives: all members that have not joined run the layers in the same order, forward and
     backward. Raises InvalidRequestError for input of wrong shape, for a joined batch of one value per channel, and
@@ -52,10 +52,10 @@ class SyncBatchNorm(_BatchNorm):
     def convert_sync_batchnorm(
         cls, module: torch.nn.Module, process_set: ProcessSet = global_process_set
     ) -> torch.nn.Module:
-        """``module`` with this class in the place of all its batch normalization layers, which keep their parameters.
+        """``module``, with this class in place of all its batch normalization layers; the parameters stay the same.
 
-        The layers are replaced in ``module`` itself; a ``module`` that is such a layer is not changed, use the result.
-        Raises InvalidRequestError, and changes nothing, for a lazy layer that has not seen a batch.
+        The layers are replaced in ``module`` itself; a ``module`` that is itself such a layer is not changed: use the
+        result. Raises InvalidRequestError, and changes nothing, for a lazy layer that has not seen a batch.
         """
         twins: dict[torch.nn.Module, torch.nn.Module]
         twins = {layer: cls._like(layer, process_set) for layer in module.modules() if isinstance(layer, _BatchNorm)}

@@ -33,7 +33,7 @@ _MEMORY_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def require_tensor(tensor: Any) -> torch.Tensor:
-    """``tensor``; InvalidRequestError when it is none."""
+    """``tensor``; InvalidRequestError if it is no tensor."""
     if not isinstance(tensor, torch.Tensor):
         raise InvalidRequestError(f"a {type(tensor).__name__} is not a torch.Tensor; use torch.as_tensor(...) first")
     return tensor
@@ -49,7 +49,7 @@ def require_writable(tensor: torch.Tensor) -> None:
 
 
 def as_input(tensor: Any) -> torch.Tensor:
-    """``tensor`` detached and contiguous, a copy only where it is not; InvalidRequestError where it cannot travel."""
+    """``tensor`` detached and contiguous, copied only if necessary; InvalidRequestError if it cannot travel."""
     require_tensor(tensor)
     if tensor.dtype not in _DTYPES or tensor.layout is not torch.strided or not tensor.is_cpu or tensor.is_nested:
         raise _cannot_travel(tensor)
@@ -84,7 +84,7 @@ def _cannot_travel(tensor: torch.Tensor) -> InvalidRequestError:
 
 
 def memory_format(tensor: torch.Tensor) -> torch.memory_format:
-    """That of a dense tensor: channels last where it is that, and not the usual one as well."""
+    """The format of a dense tensor: channels last only if it is not contiguous in the usual format as well."""
     if not tensor.is_contiguous():
         candidate = _MEMORY_FORMATS.get(tensor.dim())
         if candidate is not None and tensor.is_contiguous(memory_format=candidate):
@@ -95,7 +95,7 @@ def memory_format(tensor: torch.Tensor) -> torch.memory_format:
 def to_buffer(tensor: torch.Tensor) -> Buffer:
     """View a contiguous, detached tensor on the CPU as a buffer; the tensor is the buffer's owner.
 
-    InvalidRequestError where its numbers are not in its own memory.
+    InvalidRequestError if its numbers are not in its own memory.
     """
     is_bfloat16 = tensor.dtype is torch.bfloat16  # which NumPy does not have
     try:
@@ -116,8 +116,8 @@ def to_buffer(tensor: torch.Tensor) -> Buffer:
 def fresh(shape: tuple[int, ...], native: torch.dtype) -> Buffer:
     """A new tensor of ``shape`` with any content; the tensor is the buffer's owner.
 
-    From ``memory.MINIMUM`` bytes on its memory is used again for later results, when nothing views it any more; such a
-    tensor cannot be resized in place.
+    Memory of at least ``memory.MINIMUM`` bytes is used again for later results, once no tensor views it; such a tensor
+    cannot be resized in place.
     """
     nbytes = math.prod(shape) * native.itemsize
     if nbytes < memory.MINIMUM:

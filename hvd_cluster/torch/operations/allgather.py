@@ -54,7 +54,7 @@ def allgather(
 
 
 class HorovodAllgather(torch.autograd.Function):
-    """The gradients of the result are averaged over the ranks; each rank keeps the rows that it gave."""
+    """The gradients of the result are averaged over the ranks; each rank keeps the rows that it contributed."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> torch.Tensor:

@@ -57,7 +57,7 @@ def _alltoall(
 
 
 class HorovodAlltoall(torch.autograd.Function):
-    """The gradients go the way back; rows that were not sent have zeros."""
+    """The gradients travel back to the senders; rows that were not sent have zeros."""
 
     @staticmethod
     def forward(

@@ -27,5 +27,5 @@ def backward_of_group(
 
 
 def is_recorded(tensor: torch.Tensor) -> bool:
-    """Whether autograd follows what happens to ``tensor`` now."""
+    """Whether autograd records operations on ``tensor`` now."""
     return tensor.requires_grad and torch.is_grad_enabled()

@@ -15,9 +15,9 @@ T = TypeVar("T")
 
 
 def uncompiled(function: Callable[P, T], home: str | None = None) -> Callable[P, T]:
-    """``function``, which the compiler calls instead of looking into it; it could not compile an engine.
+    """``function``, which the compiler calls but does not trace, because it cannot compile an engine.
 
-    ``home`` is the module that has the result, where that is not the function's own: pickles refer to it.
+    ``home`` is the module that has the result, if it is not the function's own module: pickles refer to it.
 
     Unlike ``torch.compiler.disable`` it costs next to nothing where nothing is compiled, not even the import.
     """

@@ -61,7 +61,7 @@ def start_group(
 
 
 def listed(tensors: Iterable[Any]) -> list[torch.Tensor]:
-    """The tensors of a group; InvalidRequestError where there is none."""
+    """The tensors of a group; InvalidRequestError for an empty group."""
     return as_group(tensors, torch.Tensor, require_tensor)
 
 
@@ -89,7 +89,7 @@ def of_same_shape(tensor: torch.Tensor) -> Operand:
 
 
 def of_other_shape(tensor: torch.Tensor) -> Operand:
-    """The result is a new tensor with as many rows as all ranks together give it."""
+    """The result is a new tensor; its number of rows depends on the tensors of all ranks."""
     source = as_input(tensor)
     return Operand(to_buffer(source), allocator(source), _output_like(tensor))
 

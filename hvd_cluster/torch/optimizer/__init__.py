@@ -1,8 +1,8 @@
 """Optimizers that train on the gradients of all ranks.
 
-``wrapping`` makes one of any torch optimizer. There are two kinds: ``gradient_optimizer`` combines gradients before the
-step, in ``buckets`` that travel as a ``reduction``; ``adasum_optimizer`` combines the changes that the ranks' steps
-made. Options, names and the plan of buckets are those of :mod:`hvd_cluster.optimizer`.
+``wrapping`` wraps any torch optimizer. There are two kinds: ``gradient_optimizer`` combines gradients before the
+step, in ``buckets`` that a ``reduction`` sends; ``adasum_optimizer`` combines the parameter changes of the ranks'
+steps. Options, names and the plan of buckets come from :mod:`hvd_cluster.optimizer`.
 """
 
 from hvd_cluster.torch.optimizer.wrapping import DistributedOptimizer

@@ -23,8 +23,8 @@ __all__ = ["AdasumOptimizer"]
 class AdasumOptimizer(torch.optim.Optimizer):
     """The first base of a wrapped optimizer's class; the second is the class of the optimizer.
 
-    Each rank steps by its own gradients, with its own state; then the difference that the step made to a parameter is
-    replaced by the Adasum of the differences of all ranks. Source: see :mod:`collectives.backends.adasum`, section 4.3:
+    Each rank steps by its own gradients, with its own state. Then the Adasum of the differences of all ranks replaces
+    the difference that the step made to a parameter. Source: see :mod:`collectives.backends.adasum`, section 4.3:
     Adasum of differences works with any optimizer.
     """
 
@@ -35,7 +35,7 @@ class AdasumOptimizer(torch.optim.Optimizer):
 
     @property
     def _parameter_names(self) -> Names:
-        """The name of each parameter, as scripts read it of Horovod's optimizers."""
+        """The name of each parameter, as scripts read it from Horovod's optimizers."""
         return complete_names(parameter_groups(self), self._given_names)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -47,7 +47,7 @@ class AdasumOptimizer(torch.optim.Optimizer):
         self._combine(before)
         return result
 
-    # Or Optimizer.__setstate__ would put its hooks around this step, in addition to those around the class's own.
+    # Otherwise Optimizer.__setstate__ would put its hooks around this step as well as around the class's own step.
     step.hooked = True  # type: ignore[attr-defined]
 
     def _has_company(self) -> bool:
@@ -74,7 +74,7 @@ class AdasumOptimizer(torch.optim.Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Asked by GradScaler.step() before it looks for infinities; all ranks must step, or none."""
+        """GradScaler.step() reads this before it looks for infinities; all ranks must step, or none."""
         gradients = [parameter.grad for parameter in self._trained() if parameter.grad is not None]
         if gradients and self._has_company():
             self._share_infinities(gradients)
@@ -92,7 +92,7 @@ class AdasumOptimizer(torch.optim.Optimizer):
             gradients[0].mul_(torch.inf)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Gradients add up in ``.grad`` until ``step()``, however many passes there are."""
+        """Gradients add up in ``.grad`` until ``step()``, for any number of passes."""
         check_passes(passes)
         self._passes = passes
 

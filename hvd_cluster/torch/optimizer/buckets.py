@@ -1,4 +1,4 @@
-"""Parameters of torch with gradients that travel together, and the memory for small gradients."""
+"""Torch parameters with gradients that travel together, and the memory for small gradients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Bucket", "Pack", "is_small", "size_of", "views"]
 
 
 class Pack:
-    """Memory for gradients of ``shapes``, of one type, in one row; the same in each step, because fresh pages are slow.
+    """One row of memory for gradients of ``shapes``, of one type. Each step reuses it, because fresh pages are slow.
 
     ``tensor`` is the row, and ``pieces`` are views of it in the shapes of the gradients.
     """

@@ -1,4 +1,4 @@
-"""The optimizer that combines gradients before its step: while backward still runs, where there is a core for it."""
+"""The optimizer that combines gradients before its step: while backward still runs, if a core is free for it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SEND_REMEDY = (
 
 
 def _hook(parameter: torch.Tensor, on_gradient: Callable[[torch.Tensor], None]) -> RemovableHandle:
-    """Call the method ``on_gradient``, as long as its object is in use, when a gradient is complete."""
+    """Call the method ``on_gradient`` when a gradient is complete, as long as the object of the method is in use."""
     method = weakref.WeakMethod(on_gradient)
 
     def hook(parameter: torch.Tensor) -> None:
@@ -62,7 +62,7 @@ _ordinals: Ordinals[GradientOptimizer] = Ordinals()
 
 
 def _state(parameter: torch.Tensor) -> tuple[int, int]:
-    """Identity and version of the gradient: one of them changes where the gradient is replaced or changed in place."""
+    """Identity and version of the gradient: one of them changes when the gradient is replaced or changed in place."""
     gradient = parameter.grad
     return id(gradient), 0 if gradient is None else gradient._version
 
@@ -74,7 +74,7 @@ def _has_unscaled(caller: Any, optimizer: torch.optim.Optimizer) -> bool:
 
 
 class GradientOptimizer(torch.optim.Optimizer):
-    """What a wrapped optimizer's class has before its own."""
+    """The first base of a wrapped optimizer's class; the second is the class of the optimizer."""
 
     def _distribute(self, names: Names, passes: int, options: Options) -> None:
         self._given_names = names
@@ -96,14 +96,14 @@ class GradientOptimizer(torch.optim.Optimizer):
         self._forget()
 
     def _forget(self) -> None:
-        """No gradient has come."""
+        """Reset to the state before the first gradient."""
         self._countdown: dict[torch.Tensor, int] = {}
         self._states: dict[torch.Tensor, tuple[int, int]] = {}
         self._synchronized = False
         self._combined_for_scaler = False
 
     def _adopt(self) -> None:
-        """Follow the parameters that were added, removed, or made trainable, since the last time."""
+        """Take in the parameters that were added, removed, or made trainable since the last call."""
         if not self._options.process_set.included():
             return
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
@@ -114,7 +114,7 @@ class GradientOptimizer(torch.optim.Optimizer):
                 self._hooks[parameter] = _hook(parameter, self._on_gradient)
 
     def _arrange(self, parameters: list[torch.Tensor]) -> None:
-        if not self._is_under_way():  # or the ranks, of which each is elsewhere, would send different buckets
+        if not self._is_under_way():  # otherwise ranks at different points would send different buckets
             self._parameters = parameters
             self._remove_all_but(set(parameters))
         added = [parameter for parameter in parameters if parameter not in self._buckets]
@@ -129,7 +129,7 @@ class GradientOptimizer(torch.optim.Optimizer):
             logger.info("%s holds the gradients of: %s", label(members, self._names), listed)
 
     def _remove_all_but(self, kept: set[torch.Tensor]) -> None:
-        """Where some are gone, the others are named and put into buckets afresh, as on a rank that starts now."""
+        """If parameters are gone, name the others and put them into buckets again, as on a rank that starts now."""
         gone = [parameter for parameter in self._buckets if parameter not in kept]
         if gone:
             self._buckets.clear()
@@ -140,11 +140,11 @@ class GradientOptimizer(torch.optim.Optimizer):
                 self._hooks.pop(parameter).remove()
 
     def _is_under_way(self) -> bool:
-        """Whether gradients have come, or travel, that no step has used."""
+        """Whether there are gradients, complete or in flight, that no step has used."""
         return bool(self._reductions or self._countdown)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As the wrapped optimizer's; the new gradients are combined, too. All ranks add the same groups."""
+        """As in the wrapped optimizer; the new gradients are combined, too. All ranks add the same groups."""
         super().add_param_group(param_group)
         self._adopt()
 
@@ -170,7 +170,7 @@ class GradientOptimizer(torch.optim.Optimizer):
             self._send_early(bucket)
 
     def _passes_before(self, parameter: torch.Tensor) -> int:
-        """The number of passes that were missing before this one; all where the earlier gradient was replaced."""
+        """The number of passes that were missing before this one; all of them if the earlier gradient was replaced."""
         gradient, version = self._states.get(parameter, (0, 0))
         has_grown = _state(parameter) == (gradient, version + 1)
         return self._countdown.get(parameter, self._passes) if has_grown else self._passes
@@ -185,19 +185,19 @@ class GradientOptimizer(torch.optim.Optimizer):
         self._states.update({each: _state(each) for each in bucket.parameters if each in self._states})
 
     def _is_ready(self, bucket: Bucket) -> bool:
-        """Starts with the parameter that backward is likely to reach last, and so ends at once, as a rule."""
+        """The check starts with the parameter that backward is likely to reach last, so it usually ends at once."""
         return all(self._countdown.get(each) == 0 for each in reversed(bucket.parameters) if each.requires_grad)
 
     @torch.no_grad()
     def _send(self, bucket: Bucket) -> None:
-        """Combine the gradients of those that are trained, or were until backward; zeros where there is none."""
+        """Combine the gradients of parameters that are trained, or were until backward; a missing gradient is zeros."""
         members = [each for each in bucket.parameters if each.requires_grad or each in self._countdown]
         if members:
             prefix = self._prefix()
             self._reductions[bucket] = Reduction(bucket, members, self._names, prefix, self._compressors, self._options)
 
     def _prefix(self) -> str:
-        """The beginning of names in flight, which differs from that of other optimizers with the same names."""
+        """The prefix of names in flight; other optimizers with the same parameter names have other prefixes."""
         if not self._is_sole_owner:
             _ordinals.collect_garbage()
             self._require_sole_owner()
@@ -207,11 +207,11 @@ class GradientOptimizer(torch.optim.Optimizer):
 
     @property
     def _parameter_names(self) -> Names:
-        """The name of each parameter, as scripts read it of Horovod's optimizers."""
+        """The name of each parameter, as scripts read it from Horovod's optimizers."""
         return complete_names(parameter_groups(self), self._given_names | self._names)
 
     def take_ordinal(self) -> None:
-        """Count it among the optimizers that all ranks have made."""
+        """Count this optimizer among those that all ranks have made."""
         _ordinals.get(self)
 
     def names_in_flight(self) -> set[str]:
@@ -242,7 +242,7 @@ class GradientOptimizer(torch.optim.Optimizer):
         """Wait until all gradients are combined; those that backward did not reach count as zeros.
 
         Does nothing on ranks outside of the process set, and in a world of one. Raises MismatchError, on all ranks,
-        when these have gradients of different kinds or sizes, HorovodInternalError when a rank is lost,
+        when the ranks have gradients of different kinds or sizes, HorovodInternalError when a rank is lost,
         InvalidRequestError when gradients were changed after they had been sent.
         """
         if size() > 1:
@@ -275,12 +275,12 @@ class GradientOptimizer(torch.optim.Optimizer):
             )
 
     def _changed(self) -> list[torch.Tensor]:
-        """Parameters with complete gradients that were changed since then, or since they were sent."""
+        """Parameters with gradients that were changed after they were complete, or after they were sent."""
         states, countdown = self._states, self._countdown
         return [each for each in states if countdown.get(each) == 0 and _state(each) != states[each]]
 
     def _finish(self) -> None:
-        """Raises the first error when nothing is in flight any more, so that the step can be repeated."""
+        """Raises the first error, but only once nothing is in flight, so that the step can be repeated."""
         waiting = list(self._reductions.values())
         errors: list[HorovodInternalError] = []
         while waiting:
@@ -321,7 +321,7 @@ class GradientOptimizer(torch.optim.Optimizer):
         self._synchronized = self._combined_for_scaler = False
         return super().step()
 
-    # Or Optimizer.__setstate__ would put its hooks around this step, in addition to those around the class's own.
+    # Otherwise Optimizer.__setstate__ would put its hooks around this step as well as around the class's own step.
     step.hooked = True  # type: ignore[attr-defined]
 
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
@@ -343,7 +343,7 @@ class GradientOptimizer(torch.optim.Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Asked by GradScaler.step() before it looks for infinities, of which all ranks must see the same."""
+        """GradScaler.step() reads this before it looks for infinities; all ranks must see the same ones."""
         if not (self._skip or self._is_combined()):
             self.synchronize()
             self._synchronized = False
@@ -356,23 +356,23 @@ class GradientOptimizer(torch.optim.Optimizer):
         self.__dict__["_step_supports_amp_scaling"] = value
 
     def _is_combined(self) -> bool:
-        """Whether the gradients that there are were combined; of all that are trained, or others would wait."""
+        """Whether every trained parameter has a combined gradient; if one has none, other ranks would wait."""
         return self._synchronized and all(each.grad is not None for each in self._parameters if each.requires_grad)
 
     def _require_scaled(self, caller: Any) -> None:
-        """InvalidRequestError where each rank has looked for infinities in its own gradients: some would not step."""
+        """InvalidRequestError if each rank has looked for infinities in its own gradients: some would not step."""
         if self._buckets and size() > 1 and _has_unscaled(caller, self):
             raise InvalidRequestError(f"unscale_() was called before the gradients were combined; {CHANGE_REMEDY}")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the wrapped optimizer's; AssertionError while gradients are in flight. Others are forgotten."""
+        """As in the wrapped optimizer; AssertionError while gradients are in flight. Other gradients are forgotten."""
         if self._reductions:
             raise AssertionError(f"zero_grad() was called while gradients are in flight; {SEND_REMEDY}")
         self._forget()
         super().zero_grad(set_to_none)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As the wrapped optimizer's; earlier gradients and the state of compressors are forgotten."""
+        """As in the wrapped optimizer; earlier gradients and the state of compressors are forgotten."""
         for reduction in self._reductions.values():
             reduction.abandon()
         self._reset()

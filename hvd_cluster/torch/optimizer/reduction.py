@@ -31,24 +31,24 @@ __all__ = ["Compressors", "Reduction"]
 
 Compressors: TypeAlias = Mapping[torch.Tensor, GradientCompressor]
 Journey: TypeAlias = Generator[torch.Tensor, torch.Tensor | None, None]
-"""Yields a tensor to combine over all ranks, is sent the result, and ends when gradients are complete."""
+"""Yields a tensor to combine over all ranks, receives the result, and ends when gradients are complete."""
 Course: TypeAlias = Generator[Handle | HandleGroup, tuple[torch.Tensor, ...], None]
-"""Yields a handle, is sent its results, and ends when nothing is left to be started."""
+"""Yields a handle, receives its results, and ends when nothing is left to start."""
 
 
 class Reduction:
-    """Combines the gradients of ``members`` of ``bucket`` over all ranks as one group, in as many rounds as it takes.
+    """Combines the gradients of ``members`` of ``bucket`` over all ranks as one group, in one or more rounds.
 
-    Gradients that are None become zeros. Small ones travel packed into one tensor, where the compressor allows it;
-    large ones in place, because the backend packs in pieces that stay in the cache. Sparse ones are gathered,
+    Gradients that are None become zeros. Small gradients travel packed into one tensor, if the compressor allows it.
+    Large ones travel in place, because the backend packs in pieces that stay in the cache. Sparse ones are gathered,
     uncompressed, each on its own. Names in flight begin with ``prefix``.
 
     A bucket remembers which gradients the ranks agreed to be sparse. Ranks may remember differently: a rank that had
     joined, or that has a new optimizer, missed the agreement. Therefore the first round has the same names on all
-    ranks, whatever they remember: an empty tensor stands for gradients that are gathered, and a rank that finds another
-    sparse gradient sends tensors that match no others. Where ranks differ, all ranks see a mismatch. They then exchange
-    the kinds of their gradients (``layout``), and agree, or raise an error that says what differs. Sparse gradients are
-    gathered once the first round has passed, because then all ranks gather the same ones.
+    ranks, regardless of their memory: an empty tensor stands for gradients that are gathered, and a rank that finds
+    another sparse gradient sends tensors that match no others. Where ranks differ, all ranks see a mismatch. They then
+    exchange the kinds of their gradients (``layout``), and agree, or raise an error that names the difference. Sparse
+    gradients are gathered once the first round has passed, because then all ranks gather the same ones.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Reduction:
         self._handle: Handle | HandleGroup | None = next(self._course, None)
 
     def advance(self) -> bool:
-        """Wait for the round in flight and start the next; whether there was none left, so that all is complete.
+        """Wait for the round in flight and start the next. Returns True if no round was left, so that all is complete.
 
         Raises the engine's errors.
         """
@@ -100,7 +100,7 @@ class Reduction:
             return None
 
     def abandon(self) -> None:
-        """Wait until nothing is in flight, so that the names are free; gradients are left as they happen to be."""
+        """Wait until nothing is in flight, so that the names are free; the contents of gradients are then undefined."""
         if self._handle is not None:
             with suppress(HorovodInternalError):
                 synchronize(self._handle)
@@ -143,7 +143,7 @@ class Reduction:
                 self._sparse = {each: self._start_sparse(each) for each in self._members if each in self._agreed}
 
     def _agree(self, error: MismatchError | None) -> Course:
-        """Exchange layouts; MismatchError where the ranks differ, or know the same already and yet had an ``error``."""
+        """Exchange layouts; MismatchError if the ranks differ, or if they agree already and yet had an ``error``."""
         own = torch.tensor([(rank(), 0, 0), *map(self._entry, self._bucket.parameters)]).unsqueeze(0)
         try:
             (gathered,) = yield allgather_async(own, f"layout.{self._label}", self._options.process_set)
@@ -199,7 +199,7 @@ def _gradient(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _complete(bucket: Bucket, parameters: Sequence[torch.Tensor]) -> set[torch.Tensor]:
-    """Parameters that had no gradient, and now have zeros; makes gradients sparse where the ranks agreed on it."""
+    """The parameters that had no gradient and now have zeros; makes gradients sparse where the ranks agreed on it."""
     absent = {parameter for parameter in parameters if parameter.grad is None}
     for parameter in absent:
         parameter.grad = torch.zeros_like(parameter)
@@ -210,7 +210,7 @@ def _complete(bucket: Bucket, parameters: Sequence[torch.Tensor]) -> set[torch.T
 
 
 def _densify(bucket: Bucket, parameters: Sequence[torch.Tensor]) -> dict[torch.Tensor, int]:
-    """Make sparse gradients dense; how many dimensions of each were sparse."""
+    """Make sparse gradients dense; returns the number of sparse dimensions of each."""
     dimensions = {each: _gradient(each).sparse_dim() for each in parameters if _gradient(each).is_sparse}
     bucket.sparse.update(dimensions)
     for parameter in dimensions:
@@ -221,7 +221,7 @@ def _densify(bucket: Bucket, parameters: Sequence[torch.Tensor]) -> dict[torch.T
 def _journeys(
     bucket: Bucket, parameters: Iterable[torch.Tensor], compressors: Compressors, sparse: Container[torch.Tensor]
 ) -> Iterator[Journey]:
-    """Equally many, in the same order, whatever is ``sparse``."""
+    """The same number of journeys in the same order, for any ``sparse``."""
     packs: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for parameter in parameters:
         gradient = _gradient(parameter)
@@ -259,7 +259,7 @@ def _packed(bucket: Bucket, parameters: Sequence[torch.Tensor], compressor: Grad
 
 
 def _replace(gradient: torch.Tensor, combined: torch.Tensor) -> None:
-    """Give ``gradient``, which the user may hold, the contents of ``combined``: its very memory where that fits."""
+    """Give ``gradient``, which the user may hold, the contents of ``combined``: the same memory where that fits."""
     if combined.data_ptr() == gradient.data_ptr():
         return
     if gradient.is_contiguous() and combined.is_contiguous() and combined.dtype is gradient.dtype:
@@ -277,5 +277,5 @@ _ALONE = _sharers(torch.empty(1))
 
 
 def _is_shared(gradient: torch.Tensor) -> bool:
-    """Whether others use the memory: a user's flat buffer, or autograd, which gives two parameters the same."""
+    """Whether other tensors use the memory: a user's flat buffer, or autograd's, which two parameters may share."""
     return _sharers(gradient) > _ALONE

@@ -39,26 +39,27 @@ def DistributedOptimizer(
     """Wrap ``optimizer``: its ``step()`` works on gradients combined over all ranks of ``process_set``.
 
     The result is an instance of a subclass of the optimizer's own class, and shares groups, state and attributes with
-    ``optimizer``, so that a scheduler made for the one drives the other. It can be pickled and deep-copied like any
+    ``optimizer``, so that a scheduler made for one of them drives the other. It can be pickled and deep-copied like any
     optimizer; a copy needs ``init()``. Gradients are submitted when backward has finished them, under the names of
-    their parameters, and travel while backward goes on; ``step()`` waits for all. Where the ranks leave no core for
-    that, all are submitted by ``step()``.
+    their parameters, and travel while backward goes on; ``step()`` waits for all. If the ranks leave no core for that,
+    ``step()`` submits all of them.
 
     ``compression`` is one of Compression, a subclass of Compressor, or a function from a parameter to a
     GradientCompressor. With ``backward_passes_per_step`` n, gradients add up over n passes before they travel. ``op``
     is Average, Sum, or Adasum: then each rank steps by its own gradients and the changes are combined. Average divides
-    by the size of the process set, of which ``gradient_predivide_factor`` is done before the sum, where large gradients
-    might overflow. ``groups`` is the number of groups of gradients, or a list of parameters for each group: a group
-    travels together. Adasum ignores it. ``num_groups`` is its deprecated name. Sparse gradients stay sparse on their
-    way, and are not compressed, unless ``sparse_as_dense``.
+    by the size of the process set; ``gradient_predivide_factor`` is the part of this division that comes before the
+    sum, in case large gradients might overflow. ``groups`` is the number of groups of gradients, or a list of
+    parameters for each group: a group travels together. Adasum ignores ``groups``. ``num_groups`` is its deprecated
+    name. Sparse gradients stay sparse on their way, and are not compressed, unless ``sparse_as_dense``.
 
-    A parameter that backward did not reach, be it on all ranks, gets a gradient of zeros, so that weight decay and
-    momentum still move it; a frozen one stays. In a world of one nothing is sent, and the optimizer does just what
-    ``optimizer`` does. All ranks train the same parameters; a bucket that messages call ``gradients.a..b`` holds those
-    from a back to b in the order of the optimizer, which are listed at HOROVOD_LOG_LEVEL=info. Optimizers may be used
-    side by side, each for parameters of its own; where they call these the same, all ranks wrap in the same order.
+    A parameter that backward did not reach, even on all ranks, gets a gradient of zeros, so that weight decay and
+    momentum still move it; a frozen parameter does not change. In a world of one nothing is sent, and the result
+    behaves exactly like ``optimizer``. All ranks train the same parameters; a bucket that messages call
+    ``gradients.a..b`` holds the parameters from a back to b in the order of the optimizer; HOROVOD_LOG_LEVEL=info lists
+    them. Optimizers may be used side by side, each for parameters of its own; if their parameter names are equal, all
+    ranks wrap in the same order.
 
-    With torch.amp.GradScaler call ``scaler.step(optimizer)`` as ever, or ``optimizer.synchronize()`` before
+    With torch.amp.GradScaler call ``scaler.step(optimizer)`` as usual, or ``optimizer.synchronize()`` before
     ``scaler.unscale_(optimizer)``. InvalidRequestError for bad arguments, NotInitializedError before ``init()``.
     """
     _require_unwrapped(optimizer)
@@ -76,7 +77,7 @@ def DistributedOptimizer(
 
 
 def _require_unwrapped(optimizer: Any) -> None:
-    """InvalidRequestError for an optimizer that is wrapped already, and for other objects."""
+    """InvalidRequestError for an optimizer that is already wrapped, and for an object that is no optimizer."""
     wrapper = getattr(optimizer, "_wrapper", None)
     if not isinstance(optimizer, torch.optim.Optimizer) or (wrapper is not None and wrapper() is not None):
         raise InvalidRequestError(f"cannot wrap a {type(optimizer)}; give a torch optimizer that is not wrapped yet")
@@ -99,10 +100,10 @@ def _wrap(optimizer: torch.optim.Optimizer, names: Names, passes: int, options: 
 
 
 def _followed(optimizer: torch.optim.Optimizer, wrapped: Any) -> Callable[..., Any]:
-    """What a scheduler put in the place of ``step``, to see that it is called, for the wrapped optimizer.
+    """For the wrapped optimizer: the replacement of ``step`` with which a scheduler notices that it is called.
 
-    Refers to neither strongly: it is an attribute of both, and a wrapper that nobody uses must go at once, as its
-    hooks would combine the gradients of the next one.
+    It holds no strong reference to either optimizer, because it is an attribute of both. An unused wrapper must go at
+    once, because its hooks would combine the gradients of the next one.
     """
     original, wrapper = weakref.ref(optimizer), weakref.ref(wrapped)
 

@@ -11,7 +11,7 @@ __all__ = ["run_commandline"]
 
 
 def run_commandline(argv: Sequence[str] | None = None) -> None:
-    """Run what ``argv``, or else the command line, says. Raises SystemExit at the end, with the exit code."""
+    """Run the command in ``argv``, or else in the command line. Raises SystemExit at the end, with the exit code."""
     sys.exit(main(argv))
 
 
