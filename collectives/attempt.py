@@ -79,7 +79,7 @@ class ConnectAttempt:
         return self.poll(poller, limit)
 
     def poll(self, poller: select.poll, limit: float) -> list[int]:
-        """As :meth:`wait`, for a ``poller`` and until ``limit``, in monotonic seconds."""
+        """Like :meth:`wait`, for a ``poller`` and until ``limit``, in monotonic seconds."""
         if self._wake is not None:
             poller.register(self._wake, select.POLLIN)
         while True:
@@ -92,9 +92,9 @@ class ConnectAttempt:
 
     @contextmanager
     def interrupts(self, call: Callable[[], object]) -> Iterator[None]:
-        """While the block runs, :meth:`abort` also calls ``call``, which ends a wait of another kind there.
+        """While the block runs, :meth:`abort` also calls ``call``, to end another kind of wait in the block.
 
-        Whatever the block raises because of that, the error of :meth:`abort` takes its place.
+        The error of :meth:`abort` then replaces any error of the block.
         """
         with self._lock:
             self._calls.append(call)

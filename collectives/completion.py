@@ -32,7 +32,7 @@ class Completion(ABC):
 
 
 class _Done(Completion):
-    """An operation that was over when the backend returned. A single object, so that it costs nothing."""
+    """An operation that was over when the backend returned. A single object, so that it has no cost."""
 
     @property
     def is_done(self) -> bool:

@@ -9,7 +9,7 @@ __all__ = ["Cores"]
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """``count`` cores, which ``ranks`` ranks use together."""
+    """``count`` cores, shared by ``ranks`` ranks."""
 
     count: int
     ranks: int
@@ -21,5 +21,5 @@ class Cores:
 
     @property
     def are_scarce(self) -> bool:
-        """Whether not every rank has a second core, on which its communication thread runs while it computes."""
+        """Whether some rank has no second core for its communication thread while it computes."""
         return self.count < 2 * self.ranks

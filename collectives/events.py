@@ -1,4 +1,4 @@
-"""What happened in the engine, as values. Timeline, metrics and the like subscribe; the engine knows none of them.
+"""Events of the engine, as values. Timeline, metrics and the like subscribe; the engine knows none of them.
 
 ``time`` is ``time.monotonic()`` in seconds.
 """
@@ -32,7 +32,7 @@ class Submitted:
 class Heard:
     """On rank 0: the coordinator learned that ``ranks`` have submitted a tensor; ``cached``: by its id alone.
 
-    Tensors that run in unison are never heard of.
+    The coordinator does not hear of tensors that run in unison, so they have no such event.
     """
 
     name: str
@@ -126,7 +126,7 @@ class EventStream:
         return lambda: self._remove(subscriber)
 
     def publish(self, event: Event) -> None:
-        """Hand ``event`` to everybody."""
+        """Hand ``event`` to all subscribers."""
         for subscriber in self._subscribers:
             try:
                 subscriber(event)

@@ -37,10 +37,10 @@ class ProcessExit:
         self._thread = threading.get_ident()
 
     def hold(self) -> None:
-        """Return at once, but not in a daemon thread of a process that ends: what it would do next may abort that."""
+        """Return at once, but block a daemon thread of a process that ends: its next steps may abort the process."""
         if self._thread is None or self._thread == threading.get_ident() or not threading.current_thread().daemon:
             return
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # a signal would make it take the GIL
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # a signal would make this thread take the GIL
         self._held.add(threading.get_ident())
         self._never.wait(HOLD_SECONDS)
 

@@ -1,4 +1,4 @@
-"""On which core a thread runs."""
+"""Binds threads to cores."""
 
 from __future__ import annotations
 

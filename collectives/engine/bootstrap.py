@@ -51,7 +51,7 @@ VERDICT_SECONDS = 0.1
 POLL_SECONDS = 0.01
 
 OpenStore: TypeAlias = Callable[[], AbstractContextManager[tuple[Store, Callable[[], None]]]]
-"""The store of the job, needed at the start and for every new process set, and a function that ends calls of it."""
+"""The store of the job, needed at the start and for every new process set, and a function that ends calls to it."""
 
 
 def connect(
@@ -65,7 +65,7 @@ def connect(
 
     All ranks call this with the same ``process_sets``. A process that goes from world to world calls it again after
     ``engine.shutdown()``: with the next world, or with the same one, where ``starts`` must be the object of the earlier
-    call. ``attempt`` bounds it and lets another thread abort it; without it the connect timeout does.
+    call. ``attempt`` bounds this call and lets another thread abort it; without it the connect timeout bounds it.
 
     Raises SettingsError, InvalidRequestError for the process sets, CollectiveTimeoutError or PeerLostError when ranks
     do not come, end, or are in another world; the same reason on all ranks that have come.
@@ -123,7 +123,7 @@ def _rendezvous(world: World, settings: Settings) -> OpenStore:
 
 
 def _configuration(settings: Settings, sets: ProcessSets) -> dict[str, str]:
-    """What all ranks must have in common."""
+    """The settings that must be the same on all ranks."""
     return {
         "HOROVOD_CPU_OPERATIONS": settings.cpu_operations,
         "HOROVOD_HIERARCHICAL_ALLREDUCE": str(settings.hierarchical_allreduce),
@@ -168,7 +168,7 @@ class _Groups:
         return self._backends
 
     def discard(self, error: BaseException) -> None:
-        """End what has come about so far."""
+        """Discard the joinings and backends made so far."""
         joinings = [joining for each in self._joinings.values() for joining in each]
         backends = [backend for each in self._backends.values() for backend in each.by_device.values()]
         table.discard(joinings, backends, error)
@@ -236,7 +236,7 @@ def _verdict(channel: Channel, error: BaseException, losses: Sequence[PeerLostEr
 
 
 def _told(error: BaseException) -> HorovodInternalError:
-    """The error of the other ranks where this one ends with ``error``."""
+    """The error for the other ranks when this rank ends with ``error``."""
     if isinstance(error, HorovodInternalError):
         return error
     if isinstance(error, Exception):

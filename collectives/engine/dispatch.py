@@ -1,4 +1,4 @@
-"""Which message is for whom."""
+"""Hands each message to its handler."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Dispatch:
         self._handlers: dict[type, Callable[[Any], None]] = {}
 
     def on(self, kind: type[Kind], handle: Callable[[Kind], None]) -> None:
-        """Let ``handle`` have all messages of ``kind``."""
+        """Make ``handle`` the handler of all messages of ``kind``."""
         self._handlers[kind] = handle
 
     def __call__(self, message: Message) -> None:

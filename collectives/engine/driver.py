@@ -1,7 +1,7 @@
-"""Who drives an exchange: its communication thread, or a caller that waits.
+"""Drives an exchange, on its communication thread or on a caller that waits.
 
-Whoever holds ``_driving`` drives. Two thread hand-overs cost more than a small allreduce, so a caller that waits takes
-the lock and drives itself; the communication thread then parks, and looks again every few milliseconds.
+The thread that holds ``_driving`` drives. Two thread hand-overs cost more than a small allreduce, so a caller that
+waits takes the lock and drives itself; the communication thread then parks, and looks again every few milliseconds.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from collectives.engine.work import Work
 __all__ = ["Driver"]
 
 RECENT_SECONDS = 1.0
-"""For so long after a caller drove, a patient communication thread expects one to come again."""
+"""How long after a caller drove a patient communication thread expects the next one."""
 PARK_SECONDS = 0.002
 LONG_PARK_SECONDS = 0.016
-"""Where callers drive again and again, a communication thread that looks up takes the core from a rank."""
+"""Where callers drive again and again, each wake of the communication thread takes the core from a rank."""
 SPINS = 100
 FEW_SPINS = 4
-"""Where ranks share cores, the one that is waited for needs the core more than who looks out."""
+"""Where ranks share cores, a spinning rank may occupy the core of the rank that it waits for."""
 WAIT_SLICE_SECONDS = 1.0
 
 
 class Inside:
-    """The threads inside of the user's calls: a signal handler there must not wait for other threads.
+    """The threads that are inside calls of the engine: a signal handler there must not wait for other threads.
 
-    ``hold`` is called at the end of each call, once it is set: it keeps daemon threads while the process ends.
+    ``hold``, once set, is called at the end of each call: it blocks daemon threads while the process ends.
     """
 
     def __init__(self) -> None:
@@ -58,9 +58,9 @@ class Inside:
 class Driver:
     """Drives ``exchange`` until it has finished, then closes it.
 
-    A ``patient`` one has no core of its own: its communication thread sleeps through submissions, and leaves what was
-    decided to the callers, for tens of milliseconds. ``crowded``: the host has more ranks than cores. ``core`` is the
-    one to run the communication thread on.
+    A ``patient`` driver has no core of its own: its communication thread sleeps through submissions, and leaves decided
+    batches to the callers for tens of milliseconds. ``crowded``: the host has more ranks than cores. The communication
+    thread runs on ``core``.
     """
 
     def __init__(
@@ -73,9 +73,9 @@ class Driver:
         self._spins = FEW_SPINS if crowded else SPINS
         self._exchange = exchange
         self._channel = exchange.channel
-        # Owned by whoever drives; never waited for without a bound: callers wait for _changed instead.
+        # Owned by the driving thread; no thread blocks on it without a bound: callers wait for _changed instead.
         self._driving = threading.Lock()
-        # Owned by the driver; waiting callers, woken when a work is done or who drives steps down; waits are sliced.
+        # Owned by the driver; wakes waiting callers when a work is done or a thread stops driving; waits are sliced.
         self._changed = threading.Condition(threading.RLock())
         self._waiters: set[int] = set()
         # Owned by the communication thread, which parks here, for milliseconds, while a caller drives.
@@ -92,7 +92,7 @@ class Driver:
         self._thread.start()
 
     def join(self, timeout: float) -> bool:
-        """Wait for the end, at most ``timeout`` seconds; whether it came."""
+        """Wait for the end, at most ``timeout`` seconds; return whether it came."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -106,13 +106,13 @@ class Driver:
         return self._caller == thread
 
     def notify(self) -> None:
-        """Something is to be done: wake who drives, or should."""
+        """There is work: wake the thread that drives, or the communication thread."""
         if self._polling:
             self._channel.wake()
         self._unpark.set()
 
     def announce(self) -> None:
-        """A work is done, or nobody drives: let waiting callers look."""
+        """A work is done, or no thread drives: wake the waiting callers."""
         if self._waiters:
             with self._changed:
                 self._changed.notify_all()
@@ -120,14 +120,14 @@ class Driver:
     # Callers.
 
     def wait(self, work: Work) -> None:
-        """Return when ``work`` is done; drive meanwhile, if nobody does."""
+        """Return when ``work`` is done; drive meanwhile, if no other thread does."""
         while not work.done:
             if self._driving.acquire(blocking=False):
                 try:
                     self._drive_for(work)
                 finally:
                     self._caller = 0
-                    self._driving.release()  # inline: an interrupt at the door of a function of ours would skip it
+                    self._driving.release()  # inline: an interrupt at the entry of a helper function would skip it
                     self._after_driving()
             else:
                 self._await_change(work)
@@ -139,13 +139,13 @@ class Driver:
         while not (work.done or self._exchange.finished):
             if not (self._step() or self._spin()):
                 self._sleep()
-        if not work.done:  # it was entered when all had failed already, or an interrupt took it out of the table
+        if not work.done:  # entered after all had failed, or taken out of the table by an interrupt
             work.fail(self._exchange.ending())
 
     def _spin(self) -> bool:
-        """Look out for a moment, which costs less than to fall asleep; whether there is something to do."""
+        """Poll for a moment, which costs less than a sleep; return whether there is something to do."""
         for _ in range(self._spins):
-            os.sched_yield()  # the peer we wait for may be queued on this very core
+            os.sched_yield()  # the awaited peer may be queued on this very core
             if self._channel.peek() or not self._exchange.may_sleep:
                 return True
         return False
@@ -188,16 +188,16 @@ class Driver:
     def _drive(self) -> None:
         try:
             while not self._exchange.finished and self._step():
-                self._park_seconds = PARK_SECONDS  # callers do not do it all
+                self._park_seconds = PARK_SECONDS  # callers do not do all the work
         finally:
             self._driving.release()
             self.announce()
 
     def _rest(self) -> None:
-        """Sleep until there may be work; in a park of our own while callers drive, to stay out of their way."""
+        """Sleep until there may be work; while callers drive, park instead, to stay out of their way."""
         idle = time.monotonic() - self._driven_at
         if self._driving.locked():
-            if self._exchange.commands:  # the wake may have come to us instead of the caller that drives
+            if self._exchange.commands:  # this thread may have taken the wake of the caller that drives
                 self._channel.wake()
             self._park()
         elif idle < self._park_seconds:
@@ -219,7 +219,7 @@ class Driver:
         self._park_seconds = min(2 * self._park_seconds, LONG_PARK_SECONDS)
 
     def _nap(self) -> None:
-        """Sleep through the submissions of a while: each wake would take the computation's core and the GIL."""
+        """Sleep through submissions for a while: each wake would take the computation's core and the GIL."""
         me = threading.get_ident()
         self._polling.add(me)
         self.napping = True
@@ -232,7 +232,7 @@ class Driver:
             self.napping = False
             self._polling.discard(me)
 
-    # Whoever drives.
+    # The driving thread.
 
     def _step(self) -> bool:
         eager = bool(self._caller) or not self.patient

@@ -1,4 +1,4 @@
-"""How the engine of one rank ends. Pure: no clock, no channel; the caller says what time it is."""
+"""How the engine of one rank ends. Pure: no clock, no channel; the caller passes the time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Ending:
         return self._deadline
 
     def error(self) -> Exception:
-        """What pending works end with, and every later call."""
+        """The error of pending works, and of every later call."""
         return self.failure or ShutDownError("Horovod has been shut down; call hvd.init() to start again")
 
     def ask(self, now: float) -> None:
@@ -40,11 +40,11 @@ class Ending:
         self._asked = now
 
     def leave(self, now: float) -> None:
-        """The other ranks are told so."""
+        """The wish to end goes out to the other ranks."""
         self._deadline = now + self._seconds
 
     def stop(self, rank: int) -> ShutDownError:
-        """The coordinator stops the job, as ``rank`` asked; returns the error of what is still in flight."""
+        """The coordinator stops the job, as ``rank`` asked; returns the error of works still in flight."""
         self._stopping = True
         return ShutDownError(
             f"Horovod has been shut down by rank {rank} while the tensor was in flight; "
@@ -52,38 +52,38 @@ class Ending:
         )
 
     def finish(self) -> None:
-        """Nothing is left to be done but to close."""
+        """Only the close is left to do."""
         self.finished = True
 
     def expire(self, now: float) -> bool:
-        """Finish a polite end that takes too long; whether it was that."""
+        """Finish a polite end that takes too long; returns whether it did."""
         if self.finished or self._deadline is None or now <= self._deadline:
             return False
         self.finished = True
         return True
 
     def overdue(self, now: float) -> ShutDownError | None:
-        """The error with which to end abruptly, when this rank asked for the end long ago and cannot even leave."""
+        """The error of an abrupt end, if this rank asked for the end long ago and has not been able to leave."""
         if self._asked is None or now <= self._asked + self._seconds:
             return None
         rank = self._topology.rank
         return ShutDownError(f"Horovod has been shut down by rank {rank}, and not every rank answered in time")
 
     def fail(self, error: HorovodInternalError) -> bool:
-        """End abruptly, once everything has been failed and :meth:`finish` is called; False when it has ended."""
+        """Begin an abrupt end: the caller fails all works, then calls :meth:`finish`; False if already finished."""
         if self.finished:
             return False
         self.failure = error
         return True
 
     def lose(self, rank: int) -> PeerLostError | None:
-        """The connection to ``rank`` ended; returns the error for calls of backends, None where that was to come."""
+        """The connection to ``rank`` ended; returns the error for calls of backends, None if the loss was expected."""
         if self.lost is None:
             self.lost = rank
         return None if self._stopping or self.finished else self.loss(rank)
 
     def loss(self, rank: int) -> PeerLostError:
-        """The error that says that ``rank`` is gone."""
+        """The error for the loss of ``rank``."""
         return PeerLostError(
             f"rank {rank} on host {self._topology.hosts[rank]!r} is gone: its process ended or its connection broke; "
             f"look at the output of that rank",

@@ -51,8 +51,8 @@ class Engine:
 
     ``backends`` has those of each process set this rank is a member of; ``connect`` makes those of sets that are added.
     The engine owns ``channel`` and all backends and closes them. All public methods are safe from any thread. A
-    ``patient`` engine has no core of its own: it moves nothing before a caller waits, or for tens of milliseconds, so
-    early submissions gain nothing.
+    ``patient`` engine has no core of its own: it moves no data until a caller waits, or for tens of milliseconds, so
+    early submissions bring no gain.
     """
 
     def __init__(
@@ -100,12 +100,12 @@ class Engine:
 
     @property
     def patient(self) -> bool:
-        """Whether early submissions gain nothing."""
+        """Whether early submissions bring no gain."""
         return self._driver.patient
 
     @property
     def parameters(self) -> Parameters:
-        """Those under which the last batch ran on this rank; before the first one, what its own settings say."""
+        """The parameters of the last batch on this rank; before the first batch, those of its own settings."""
         return self._exchange.parameters
 
     def propose(self, parameters: Parameters) -> None:
@@ -136,7 +136,7 @@ class Engine:
     def submit_group(self, works: Sequence[Work], unnamed: bool = False) -> None:
         """Put ``works`` in flight, all of them or none. Several must have one group, and run or fail together.
 
-        An ``unnamed`` group is named as unnamed tensors are. Raises what :meth:`submit` raises.
+        An ``unnamed`` group gets a name as unnamed tensors do. Raises the errors of :meth:`submit`.
         """
         with self._driver.inside:
             self._enter(works, unnamed)
@@ -144,7 +144,7 @@ class Engine:
                 self._driver.notify()
 
     def run(self, request: Request, source: Buffer | None, destination: Destination, unnamed: bool = False) -> Work:
-        """Submit, wait and return the finished work; raises what :meth:`submit` and :meth:`synchronize` raise."""
+        """Submit, wait and return the finished work; raises the errors of :meth:`submit` and :meth:`synchronize`."""
         work = Work(request, source, destination)
         work.urged = True
         with self._driver.inside:
@@ -154,7 +154,7 @@ class Engine:
         return work
 
     def poll(self, work: Work) -> bool:
-        """Whether :meth:`synchronize` would return at once. Who asks waits: the tensor is not held back any more."""
+        """Whether :meth:`synchronize` would return at once. A poll ends any hold on the tensor, as a wait does."""
         if not (work.done or work.urged):
             with self._driver.inside:
                 self._exchange.urge(work)
@@ -190,7 +190,7 @@ class Engine:
                 self.events.publish(_submitted(request, now))
 
     def _reject(self, works: Sequence[Work], unnamed: bool, error: InvalidRequestError) -> None:
-        """The call is wrong on this rank; members on which it is right must not wait for this one."""
+        """The call is wrong on this rank; members on which it is right must not wait for this rank."""
         for work in works:
             work.fail(fresh(error))  # a copy without traceback, which would keep the caller's tensors
         self._works.reject(works, unnamed)
@@ -213,17 +213,17 @@ class Engine:
             f"{request.process_set}; submit tensors before join() or after it has returned"
         )
 
-    # What concerns a whole process set.
+    # Calls for a whole process set.
 
     def barrier(self, process_set: int = GLOBAL) -> None:
         """Return when every member of the process set has called it, or has joined."""
         self.run(Request("barrier", Operation.BARRIER, process_set=process_set), None, None, unnamed=True)
 
     def join(self, process_set: int = GLOBAL) -> int:
-        """Take part in what the other members do, without data, until all have joined; returns the last one's rank.
+        """Take part in the others' collectives, without data, until all have joined; returns the last rank to join.
 
-        A rank that has joined brings zeros to sums and averages, no rows to allgather and alltoall, and what changes
-        nothing to MIN, MAX and PRODUCT; a broadcast must not come from it.
+        A rank that has joined brings zeros to sums and averages, no rows to allgather and alltoall, and the neutral
+        value to MIN, MAX and PRODUCT; a broadcast must not come from it.
         """
         request = Request("join", Operation.JOIN, process_set=process_set)
         work = Work(request, None, None)
@@ -265,7 +265,7 @@ class Engine:
             )
 
     def remove_process_set(self, id: int) -> None:
-        """Unregister a process set; all ranks of the job call it. What is in flight on the set fails.
+        """Unregister a process set; all ranks of the job call it. Tensors in flight on the set fail.
 
         InvalidRequestError for the global set and for an unknown id, MismatchError when the ranks disagree.
         """
@@ -287,7 +287,7 @@ class Engine:
     # Ends.
 
     def shutdown(self) -> None:
-        """End the engine on all ranks: what was agreed on before still runs, the rest fails with ShutDownError.
+        """End the engine on all ranks: batches agreed on before still run, the rest fails with ShutDownError.
 
         Waits for the other ranks' communication threads, at most the shutdown timeout. Idempotent. In a signal handler
         that interrupted a call of this thread it does not wait; a second call, later, does. If that call was driving,
@@ -308,7 +308,7 @@ class Engine:
             logger.error("rank %d: the communication thread does not end; it is abandoned", self.topology.rank)
 
     def shut_down_at_exit(self, exit: ProcessExit) -> None:
-        """Do what :meth:`shutdown` does, while the process ends: daemon threads do not return from their calls."""
+        """Like :meth:`shutdown`, while the process ends: daemon threads do not return from their calls."""
         self._driver.inside.hold = exit.hold
         self.shutdown()
         exit.settle(self._driver.inside.ever())
@@ -334,7 +334,7 @@ class Engine:
         self._exchange.urge(work)
 
     def _adopt(self, parameters: Parameters) -> None:
-        """By the driving thread: the next batch runs under ``parameters``."""
+        """On the driving thread: the next batch runs under ``parameters``."""
         self._exchange.parameters = parameters
         self._driver.patient = parameters.patient
 
@@ -353,16 +353,16 @@ def _cores(topology: Topology) -> Cores:
 
 
 def _is_patient(topology: Topology, settings: Settings) -> bool:
-    """Whether all ranks are on this host, leave no core to the communication threads, and nobody set a cycle time.
+    """Whether all ranks are on this host, leave no core to the communication threads, and no cycle time is set.
 
-    Between hosts, data travels while nobody computes for it.
+    Between hosts, data travels without use of the cores.
     """
     alone = topology.local_size >= topology.size
     return alone and settings.cycle_time is None and _cores(topology).are_scarce
 
 
 def _parameters(topology: Topology, settings: Settings) -> Parameters:
-    """What the settings of this rank say; those of rank 0 hold from the first batch on."""
+    """The parameters from the settings of this rank; those of rank 0 hold from the first batch on."""
     patient, cycle_time = _is_patient(topology, settings), settings.cycle_time
     if cycle_time is None:
         cycle_time = PATIENCE_SECONDS if patient else CYCLE_SECONDS

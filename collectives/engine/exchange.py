@@ -1,7 +1,7 @@
-"""One rank's part in the protocol: hears and speaks through its link, runs what was decided, and ends in one way.
+"""One rank's part in the protocol: exchanges messages through its link, runs decided batches, and ends in one way.
 
-Nothing here waits for another rank, except in the backends. A method is for the thread that drives, unless its
-docstring says that it is for any thread.
+Only the backends wait for another rank. A method is for the thread that drives, unless its docstring says that it is
+for any thread.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ Command: TypeAlias = Callable[[], None]
 
 
 class Exchange:
-    """Owns the channel, and carries out what ``decider`` decides.
+    """Owns the channel, and carries out the decisions of ``decider``.
 
-    ``commands`` are requests of other threads, in order. ``finished`` turns true once, when nothing is left to be done
-    but to close; ``failure`` is then the reason of an abrupt end, None for a polite one. ``announce`` wakes the callers
-    that wait for a work. ``dispatch`` has handlers for the messages of the decider already. ``parameters`` are those of
-    the last batch that ran.
+    ``commands`` are requests of other threads, in order. ``finished`` turns true once, when only the close is left to
+    do; ``failure`` is then the reason of an abrupt end, None for a polite one. ``announce`` wakes the callers that wait
+    for a work. ``dispatch`` already has handlers for the messages of the decider. ``parameters`` are those of the last
+    batch that ran.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Exchange:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is left to be done but to close."""
+        """Whether only the close is left to do."""
         return self._ending.finished
 
     @property
@@ -105,7 +105,7 @@ class Exchange:
 
     @property
     def deadline(self) -> float | None:
-        """When :meth:`step` must be called again, in monotonic seconds, though nothing arrives; None: never."""
+        """When :meth:`step` must be called again even if no message arrives, in monotonic seconds; None: never."""
         run = self._decided.since + self.parameters.patience if self._decided else None
         look = self._silence.deadline if self._works else None
         times = (self._link.deadline, run, self._ending.deadline, look, self._runner.deadline)
@@ -119,17 +119,17 @@ class Exchange:
 
     @property
     def has_batches(self) -> bool:
-        """Whether something was decided that has not run yet."""
+        """Whether some decided batches have not run yet."""
         return bool(self._decided)
 
     @property
     def has_works(self) -> bool:
-        """Whether anything is in flight."""
+        """Whether any work is in flight."""
         return bool(self._works) or self._runner.is_flying
 
     @property
     def may_sleep(self) -> bool:
-        """Whether nothing came up that a wait in the channel would miss."""
+        """Whether there is no command, loss or end that a wait in the channel would miss."""
         return not self.commands and self._is_whole
 
     @property
@@ -137,9 +137,9 @@ class Exchange:
         return self._ending.lost is None and not self._ending.finished
 
     def submit(self, works: Sequence[Work]) -> None:
-        """Let ``works`` be decided on, with the next step; from any thread.
+        """Hand ``works`` to the decider, with the next step; from any thread.
 
-        Those that have failed before they were submitted are reported to the ranks that may wait for them.
+        Works that failed before they were submitted are reported to the ranks that may wait for them.
         """
         self.commands.append(partial(self._submit, works))
 
@@ -165,7 +165,7 @@ class Exchange:
         self._link.propose(parameters)
 
     def step(self, eager: bool, waited: bool) -> bool:
-        """Do what there is to do; whether there was something.
+        """Do all pending work; return whether there was any.
 
         Unless ``eager``, decided batches are left to the callers that will soon wait, or wait (``waited``), for them:
         with no core to spare, a batch on the communication thread would take one from a rank that runs it, too.
@@ -192,7 +192,7 @@ class Exchange:
             if self._attempt(trial):
                 return True
             self._decider.decline()
-        lost = self._ending.lost  # looked at first, because what the lost rank said last may explain more
+        lost = self._ending.lost  # read first, because the last messages of the lost rank may explain more
         for message in self._link.hear():
             active = True
             self._dispatch(message)
@@ -217,7 +217,7 @@ class Exchange:
     # The coordinator's silence.
 
     def _listen(self) -> None:
-        """Where tensors wait for long, ask the coordinator; report, and end in time, when it does not answer."""
+        """Ask the coordinator when tensors wait for long; if it does not answer, report that, and end in time."""
         verdict = self._silence.look(time.monotonic())
         if verdict.ask:
             self._link.tell(Inquiry())
@@ -234,15 +234,15 @@ class Exchange:
         if message.text:
             logger.warning("rank %d heard from rank %d: %s", self._topology.rank, COORDINATOR, message.text)
 
-    # What is decided.
+    # Decisions.
 
     def _attempt(self, trial: Trial) -> bool:
-        """Run ``trial`` if all ranks do so now; until that is known, nothing else happens here."""
+        """Run ``trial`` if all ranks do so now; until that is known, this rank does nothing else."""
         self._trial, self._trial_since = trial, None
         try:
             return self._runner.attempt(trial, self._wait_in_trial)
         finally:
-            self._trial = None  # which knows the works, and so the users' tensors
+            self._trial = None  # it refers to the works, and so to the users' tensors
 
     def _wait_in_trial(self, absent: Sequence[int]) -> bool:
         """See :data:`Meanwhile`."""
@@ -273,7 +273,7 @@ class Exchange:
         return not waited and self._works.is_urged(requests)
 
     def _run_decided(self) -> None:
-        """Run what was decided; first the peers must have heard of it, or they would not come."""
+        """Run the decided batches; the peers must hear of them first, or they would not take part."""
         deadline = time.monotonic() + self._timeouts.collective
         self._link.settle(lambda: self._is_whole and time.monotonic() <= deadline)
         batches = self._decided.batches
@@ -285,7 +285,7 @@ class Exchange:
     # Ends: polite, and not.
 
     def ending(self) -> Exception:
-        """What pending works end with, and later calls."""
+        """The error of pending works, and of later calls."""
         return self._ending.error()
 
     def leave(self) -> None:
@@ -338,7 +338,7 @@ class Exchange:
         self.channel.disown()
 
     def close(self) -> None:
-        """Release everything; what is pending still fails."""
+        """Release everything; works that are still pending fail."""
         self._ending.finish()
         with ExitStack() as stack:
             for backend in self._runner.backends():
@@ -347,7 +347,7 @@ class Exchange:
             self._fail_works(self.ending())
 
     def _verdict(self, error: HorovodInternalError) -> HorovodInternalError:
-        """The best explanation of ``error``: what another rank said, or the rank that was lost; waits a moment."""
+        """The best explanation of ``error``: another rank's error, or the loss of a rank; waits a moment."""
         deadline = time.monotonic() + VERDICT_SECONDS
         while not self._ending.finished and time.monotonic() < deadline:
             lost = self._ending.lost

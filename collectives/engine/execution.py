@@ -1,4 +1,4 @@
-"""One batch -> one operation of a backend. Knows nothing of where the memory is."""
+"""One batch -> one operation of a backend. Independent of where the memory is."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def execute(works: Sequence[Work], responses: Sequence[Response], backend: Backe
     """Begin the batch on ``backend`` and set the outputs; ``works[i]`` is the work of this rank for ``responses[i]``.
 
     Works of a batch agree in everything that fusion compares. The outputs may be read, and the inputs changed, when the
-    completion is done. Raises what the backend raises.
+    completion is done. Errors of the backend propagate.
     """
     operation = works[0].request.operation
     if operation in _RUN_FUSED:

@@ -1,4 +1,4 @@
-"""A flag to wait for that signal handlers may set."""
+"""A flag that threads wait for and signal handlers may set."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Latch"]
 
 
 class Latch:
-    """Like ``threading.Event``, whose lock would end in a deadlock where a handler interrupts its own thread in it."""
+    """Like ``threading.Event``, which can deadlock if a signal handler interrupts the thread that holds its lock."""
 
     def __init__(self) -> None:
         # Owned by the latch, held for a few instructions; reentrant. Waits end with set() or their timeout.
@@ -20,13 +20,13 @@ class Latch:
         return self._set
 
     def set(self) -> None:
-        """Let all who wait go on."""
+        """Wake all waiting threads."""
         with self._changed:
             self._set = True
             self._changed.notify_all()
 
     def clear(self) -> None:
-        """Let those wait who come from now on."""
+        """Make later calls of :meth:`wait` block."""
         self._set = False
 
     def wait(self, timeout: float | None) -> None:

@@ -1,4 +1,4 @@
-"""How a rank speaks with the coordinator: over the channel, or, on rank 0, within its own process."""
+"""How a rank exchanges messages with the coordinator: over the channel or, on rank 0, within its process."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Link(ABC):
 
     @property
     def deadline(self) -> float | None:
-        """When :meth:`hear` must be called, in monotonic seconds, though nothing arrives; None: never."""
+        """When :meth:`hear` must be called even if no message arrives, in monotonic seconds; None: never."""
         return None
 
     @property
     def is_holding(self) -> bool:
-        """Whether the coordinator is here, and holds back what is ready."""
+        """Whether the coordinator is here, and holds back ready tensors."""
         return False
 
     @property
@@ -50,19 +50,19 @@ class Link(ABC):
 
     @abstractmethod
     def hear(self) -> Iterator[Message]:
-        """What this rank must act on, in order; does not wait."""
+        """The messages that this rank must act on, in order; does not wait."""
 
     def tell_all(self, message: Message) -> None:
         """Send ``message`` to every rank that this one can reach: on rank 0 all, elsewhere rank 0."""
         self._channel.send_to(self._peers, encode(message))
 
     def arrivals(self) -> Iterator[tuple[int, Message]]:
-        """What has arrived, as (sender, message), for the end of the engine, when the coordinator does not act."""
+        """The arrived messages, as (sender, message), for the end of the engine, when the coordinator does not act."""
         for sender, data in self._channel.receive():
             yield sender, decode(data)
 
     def settle(self, may_wait: Callable[[], bool]) -> None:
-        """Get out what other ranks must know before they can take part in a batch, as long as ``may_wait()``."""
+        """Send the messages that other ranks need before they can take part in a batch, as long as ``may_wait()``."""
         return
 
     def used(self, id: int) -> None:
@@ -94,9 +94,9 @@ class RemoteLink(Link):
 
 
 class LocalLink(Link):
-    """The link of rank 0, which has the ``coordinator``: passes on to it, and from it, what the other ranks say.
+    """The link of rank 0, which has the ``coordinator``: forwards messages between it and the other ranks.
 
-    ``lookout`` watches what waits in the coordinator.
+    ``lookout`` watches the tensors that wait in the coordinator.
     """
 
     def __init__(self, channel: Channel, coordinator: Coordinator, lookout: Lookout, events: EventStream) -> None:
@@ -152,7 +152,7 @@ class LocalLink(Link):
         return Status(self._lookout.answer(self._coordinator, time.monotonic()))
 
     def _send(self, outgoing: Outgoing) -> Iterator[Message]:
-        """Send to the other ranks, and yield what is for this one."""
+        """Send to the other ranks, and yield the message if it is for this rank."""
         others = [rank for rank in outgoing.ranks if rank != COORDINATOR]
         if others:
             self._channel.send_to(others, encode(outgoing.message))
@@ -160,7 +160,7 @@ class LocalLink(Link):
             yield outgoing.message
 
     def settle(self, may_wait: Callable[[], bool]) -> None:
-        """See :class:`Link`. The peers run everything older, and then read, so this ends."""
+        """See :class:`Link`. The peers run all older batches, then read, so this ends."""
         while self._channel.has_unsent and may_wait():
             self._channel.flush(FLUSH_SECONDS)
 

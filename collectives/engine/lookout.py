@@ -1,4 +1,4 @@
-"""Looks out for tensors that wait too long."""
+"""Reports tensors that wait too long."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ logger = logging.getLogger(__name__)
 
 
 class Observed(Protocol):
-    """What a lookout looks at."""
+    """The object that a lookout inspects."""
 
     @property
     def is_waiting(self) -> bool:
-        """Whether anything waits."""
+        """Whether any tensor waits."""
 
     def waiting(self) -> Pending:
-        """What waits for which ranks."""
+        """The tensors that wait, and the ranks that each waits for."""
 
 
 class Lookout:
-    """Reports what waits, at planned times, so that a busy job pays nothing for it. Without ``stalls``, never.
+    """Reports tensors that wait, at planned times, so that a busy job has no cost. Without ``stalls``, never.
 
-    ``deadline`` is the time of the next look, in monotonic seconds; None when nothing waited at the last one.
+    ``deadline`` is the time of the next look, in monotonic seconds; None when no tensor waited at the last one.
     """
 
     def __init__(self, stalls: StallInspector | None) -> None:
@@ -35,7 +35,7 @@ class Lookout:
         self.deadline: float | None = None
 
     def look(self, observed: Observed, now: float) -> CollectiveTimeoutError | None:
-        """Report what waits in ``observed`` if it is time to; returns the error that the job must end with, if any."""
+        """Report waiting tensors of ``observed`` if it is time; returns the error that must end the job, if any."""
         if self.deadline is None:
             if self._stalls is not None and observed.is_waiting:
                 self.deadline = now + self._stalls.patience
@@ -48,7 +48,7 @@ class Lookout:
         return fatal
 
     def report(self, waiting: Pending, now: float) -> CollectiveTimeoutError | None:
-        """Report what is due about ``waiting``; returns the error that the job must end with, if any."""
+        """Report the due tensors of ``waiting``; returns the error that must end the job, if any."""
         report = self._stalls.inspect(waiting, now) if self._stalls is not None else None
         if report is None or report.text is None:
             return None
@@ -58,5 +58,5 @@ class Lookout:
         return None
 
     def answer(self, observed: Observed, now: float) -> str:
-        """For a rank that asks: what waits in ``observed`` for long; empty where nothing does."""
+        """The answer to a rank's inquiry: the tensors of ``observed`` that have waited for long; empty if none has."""
         return "" if self._stalls is None else self._stalls.answer(observed.waiting(), now)

@@ -29,7 +29,7 @@ Connect: TypeAlias = Callable[[Sequence[int], str, Callable[[], None]], SetBacke
 that raises when the job has ended -> the backends of the set."""
 
 POLL_SECONDS = 0.0002
-"""How often an operation that is not over is looked at."""
+"""The interval between checks of an operation that is not over."""
 
 
 class _Flight(NamedTuple):
@@ -78,7 +78,7 @@ class Runner:
     def run(self, batch: Batch) -> None:
         """Run the batch; its works are done now, or when :meth:`settle` finds its operation over.
 
-        Raises what the backend raises.
+        Errors of the backend propagate.
         """
         if batch.parameters is not self._parameters:
             self._switch(batch.parameters)
@@ -123,9 +123,9 @@ class Runner:
         return time.monotonic() + POLL_SECONDS if self._flights else None
 
     def settle(self) -> bool:
-        """Complete the works of operations that are over, in whatever order they end; return whether there were any.
+        """Complete the works of operations that are over, in any order; return whether there were any.
 
-        Raises what an operation failed with.
+        Raises the error of an operation that failed.
         """
         over = False
         for flight in list(self._flights):
@@ -137,7 +137,7 @@ class Runner:
     def drain(self, seconds: float) -> None:
         """Complete the works of all operations that have begun, which may take ``seconds``; raises as :meth:`settle`.
 
-        What is not over then stays as it is.
+        Operations that are not over by then stay in flight.
         """
         deadline = time.monotonic() + seconds
         for flight in list(self._flights):
@@ -149,7 +149,7 @@ class Runner:
         self._complete_all(flight.works, flight.batch)
 
     def attempt(self, trial: Trial, meanwhile: Meanwhile) -> bool:
-        """Let ``trial`` run its batches, and complete their works if it does; whether so."""
+        """Let ``trial`` run its batches; if it does, complete their works. Return whether it did."""
         batches, request = trial.batches, trial.batches[0][0].request
         works = [self._works.find([response.request.key for response in batch]) for batch in batches]
         if not all(works):  # an interrupt has taken one out
@@ -187,7 +187,7 @@ class Runner:
         self._events.publish(Decided(batch, names, requests[0].process_set, now))
 
     def _publish_agreed(self, batch: int, works: Sequence[Work], backend: Backend) -> None:
-        """In unison, all ranks decide when they start."""
+        """In unison, a batch is decided when it starts."""
         if self._events.active:
             self._publish_decision(batch, [work.request for work in works], time.monotonic())
         self._publish_start(batch, works, backend)
@@ -216,9 +216,9 @@ class Runner:
         self._announce()
 
     def refuse(self, refusal: Refusal) -> None:
-        """The ranks disagree about a tensor: it fails, and nothing else."""
+        """The ranks disagree about a tensor: only this tensor fails."""
         work = self._works.take(refusal.key)
-        if work is not None and not work.done:  # a call that has failed here before is over
+        if work is not None and not work.done:  # a call that has failed here earlier is over
             self.complete(work, refusal.error)
 
     def fail(self, work: Work, error: Exception) -> None:
@@ -251,7 +251,7 @@ class Runner:
             if self._parameters is not None:
                 for backend in backends.by_device.values():
                     backend.adopt(self._parameters)
-            self._check()  # because an abort meanwhile, by another thread, did not see this one
+            self._check()  # because an abort by another thread meanwhile missed this backend
         self._answer(response, id)
 
     def _check(self) -> None:

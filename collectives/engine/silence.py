@@ -1,4 +1,4 @@
-"""Notices that the coordinator does not answer. Pure: the caller says what time it is, and sends the messages."""
+"""Notices that the coordinator does not answer. Pure: the caller passes the time and sends the messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GRACE_SHARE = 0.1
 
 
 class Verdict(NamedTuple):
-    """What to do after a look: ask the coordinator, or say that it has been silent for ``seconds``, or end the job."""
+    """The action after a look: ask the coordinator, report that it has been silent for ``seconds``, or end the job."""
 
     ask: bool = False
     seconds: float | None = None
@@ -31,7 +31,7 @@ class Silence:
     """A rank whose tensors wait for long asks the coordinator why; a coordinator that is stopped does not answer.
 
     ``oldest`` returns when the oldest tensor in flight was submitted, None if nothing is in flight. Looks are planned,
-    so that a busy rank pays nothing for them: ``deadline`` is the time of the next one, in monotonic seconds, None as
+    so that a busy rank has no cost: ``deadline`` is the time of the next one, in monotonic seconds, None as
     long as nothing is in flight. Without ``stalls``, which has the times of the stall check, there are none.
     """
 
@@ -42,7 +42,7 @@ class Silence:
         self._asked: float | None = None
 
     def look(self, now: float) -> Verdict:
-        """What is to be done at the time ``now``."""
+        """The action at the time ``now``."""
         if self._stalls is None or (self.deadline is not None and now < self.deadline):
             return NOTHING
         since = self._oldest()
@@ -72,7 +72,7 @@ class Silence:
         return Verdict(seconds=now - asked)
 
     def answered(self, now: float) -> None:
-        """The coordinator has answered: it knows what waits, and reports it."""
+        """The coordinator has answered: it knows the tensors that wait, and reports them."""
         since = self._oldest()
         self._asked = None
         if self._stalls is None or since is None:
@@ -84,7 +84,7 @@ class Silence:
 
 
 def explain(topology: Topology, tensors: str, seconds: float) -> str:
-    """What a rank says of ``tensors`` that are in flight there, when rank 0 has not answered it for ``seconds``."""
+    """The report of a rank about its ``tensors`` in flight, when rank 0 has not answered for ``seconds``."""
     hosts = topology.hosts
     relay = hosts.index(hosts[topology.rank])  # the lowest rank of the host
     also = "" if relay in (0, topology.rank) else f", nor has rank {relay}, which passes on its messages"

@@ -1,4 +1,4 @@
-"""The part of a rank that has joined in a collective of the others: nothing that changes the result."""
+"""The part of a joined rank in a collective of the others: data that does not change the result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def stand_in(response: Response, size: int, memory: Memory) -> Work:
     """The part of a rank without data in a collective of ``size`` members, in ``memory``; its result is not used.
 
     It consists of zeros for a sum or an average, which still divides by the full size; of no rows for an allgather or
-    alltoall; and for MIN, MAX and PRODUCT, where zeros would decide the result, of the value that changes nothing.
+    alltoall; and for MIN, MAX and PRODUCT, where zeros would decide the result, of the neutral value.
     """
     request = response.request
     if request.operation in WITHOUT_ROWS:
@@ -32,7 +32,7 @@ def stand_in(response: Response, size: int, memory: Memory) -> Work:
 
 
 def neutral(op: ReduceOp, dtype: DType) -> float:
-    """The number of ``dtype`` that leaves every other as it is under ``op``."""
+    """The neutral number of ``dtype`` under ``op``."""
     if op is ReduceOp.PRODUCT:
         return 1
     if op not in (ReduceOp.MIN, ReduceOp.MAX):

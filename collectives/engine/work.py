@@ -17,8 +17,8 @@ Destination: TypeAlias = Buffer | Allocator | None
 class Work:
     """A tensor in flight. ``done`` turns true once, after ``output`` or ``error`` is set.
 
-    ``destination`` is a buffer, or a function from the result's shape to one where the shape depends on the other
-    ranks. ``received_splits`` counts the rows that came from each member (allgather, alltoall). ``answer`` is the rank
+    ``destination`` is a buffer or, where the result's shape depends on the other ranks, a function from shape to
+    buffer. ``received_splits`` counts the rows that came from each member (allgather, alltoall). ``answer`` is the rank
     that joined last, or the id of a new process set. ``owner`` stands for the engine. ``since`` is when it was
     submitted, in seconds of ``time.monotonic()``.
     """
@@ -81,7 +81,7 @@ class Work:
         return self.output
 
     def finish(self) -> None:
-        """The output is complete; lets go of the input."""
+        """The output is complete; drops the input."""
         self.source = None
         self.done = True
 
@@ -93,7 +93,7 @@ class Work:
 
 
 def fresh(error: Exception) -> Exception:
-    """A copy to raise: one object that is raised repeatedly collects the frames, and the tensors, of all its raisers.
+    """A copy to raise: an object that is raised repeatedly keeps the frames, and so the tensors, of each raise.
 
     It has the data of ``error``. Its constructor is not called, because it may take other arguments than ``args``.
     """

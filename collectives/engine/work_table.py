@@ -16,7 +16,7 @@ from collectives.planning.agreement import SET_CHANGES
 __all__ = ["UNNAMED", "WorkTable"]
 
 UNNAMED = 256
-"""So many names are made for unnamed tensors of one kind; then they repeat, to profit from the response cache."""
+"""The number of names for unnamed tensors of one kind; then the names repeat, to profit from the response cache."""
 
 SHOWN_NAMES = 6
 SHOWN_CHARACTERS = 100
@@ -28,8 +28,8 @@ class WorkTable:
     """Gives each name to one work at a time. All methods are safe from any thread.
 
     ``submit`` is called with the works that begin to be negotiated, in their order, with the lock held: it must only
-    take note of them. ``urge`` is called in the same way with a work that waits behind a call that failed here: the
-    other ranks may never come to that call, which is a stall.
+    record them. ``urge`` is called in the same way with a work that waits behind a call that failed here: the other
+    ranks may never make that call, which is a stall.
     """
 
     def __init__(self, rank: int, submit: Callable[[Sequence[Work]], None], urge: Callable[[Work], None]) -> None:
@@ -70,7 +70,7 @@ class WorkTable:
     def reject(self, works: Sequence[Work], unnamed: bool) -> None:
         """Report ``works``, one call, which has failed because of its arguments on this rank.
 
-        Their names are taken until all ranks have come to that call: the next work of such a name waits its turn. Names
+        Their names stay in use until all ranks have made that call: the next work of such a name waits its turn. Names
         in flight are not reported, as the call would be wrong anyway.
         """
         with self._lock:
@@ -128,7 +128,7 @@ class WorkTable:
         return work.owner is self._token
 
     def urge(self, work: Work) -> None:
-        """Somebody waits for ``work``, and so for those of its name that run before it."""
+        """A caller waits for ``work``, and so for the works of its name that run before it."""
         key = work.request.key
         with self._lock:
             work.urged = True
@@ -143,12 +143,12 @@ class WorkTable:
         yield from takewhile(lambda other: other is not work, self._queued.get(key, ()))
 
     def is_urged(self, requests: Iterable[Request]) -> bool:
-        """Whether somebody waits for one of ``requests``."""
+        """Whether a caller waits for one of ``requests``."""
         works = (self._works.get(request.key) for request in requests)
         return any(work is not None and work.urged for work in works)
 
     def find(self, keys: Iterable[Key]) -> list[Work]:
-        """The works called ``keys``; none where one of them is not there."""
+        """The works called ``keys``; an empty list if one of them is missing."""
         try:
             return [self._works[key] for key in keys]
         except KeyError:
@@ -192,7 +192,7 @@ class WorkTable:
             return min((work.since for work in self._works.values()), default=None)
 
     def describe(self) -> str:
-        """The names of the works in flight, not too many of them, for messages."""
+        """The names of works in flight, for messages; a long list is cut short."""
         with self._lock:
             names = [repr(name[:SHOWN_CHARACTERS]) for _, name in list(self._works)[:SHOWN_NAMES]]
             more = len(self._works) - len(names)
@@ -217,7 +217,7 @@ class WorkTable:
     def restart_names(self, process_set: int) -> None:
         """Count the unnamed tensors of the set from zero again, as all members do at this point of the order.
 
-        Not the changes of process sets: each rank has asked for the same number, and may be waiting for the next.
+        Changes of process sets keep their count: each rank has made the same number, and may wait for the next.
         """
         with self._lock:
             self._counters = {
@@ -227,12 +227,12 @@ class WorkTable:
             }
 
     def queued(self, process_set: int) -> list[Work]:
-        """The unnamed works of the set whose name is in flight, so that they have not begun to be negotiated."""
+        """The unnamed works of the set that are not negotiated yet, because their name is in flight."""
         with self._lock:
             return [work for key, queue in self._queued.items() if key[0] == process_set for work in queue]
 
     def close(self, error: Exception) -> list[Work]:
-        """Let nothing in any more, but raise ``error``; returns what was in flight."""
+        """Admit no more works, but raise ``error``; returns the works in flight."""
         with self._lock:
             self._ended = self._ended or error
             works = [*self._works.values(), *(work for queue in self._queued.values() for work in queue)]
@@ -242,7 +242,7 @@ class WorkTable:
             return works
 
     def disown(self, error: Exception) -> None:
-        """In a forked child: let nothing in any more, but raise ``error``.
+        """In a forked child: admit no more works, but raise ``error``.
 
         Takes no lock: the thread that held it at the fork, and would release it, does not exist in the child.
         """

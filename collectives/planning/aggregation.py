@@ -1,4 +1,4 @@
-"""Pure: what the ranks of one host say, brought together, so that the coordinator hears hosts instead of ranks."""
+"""Pure: combines the messages of the ranks of one host, so that the coordinator gets one per host, not per rank."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from collectives.planning.process_sets import ProcessSets
 __all__ = ["Aggregator", "Upward"]
 
 Upward: TypeAlias = tuple[int | None, Message]
-"""A message for the coordinator and the rank that it is from; None: from the host."""
+"""A message for the coordinator, and its sender: a rank, or None for the host."""
 
 
 @dataclass(slots=True)
 class _Tensor:
-    """A cached tensor, and which of this host's ``members`` have said its id since it ran last.
+    """A cached tensor, and which of this host's ``members`` have sent its id since its last run.
 
-    ``apart``: until it has run, their words go up one by one, as they come. ``urgent``: a caller waits for it; the
-    coordinator knows that as soon as it has the id.
+    ``apart``: until the tensor has run, each member's id is forwarded on its own, at once. ``urgent``: a caller waits
+    for the tensor; the coordinator learns that together with the id.
     """
 
     request: Request
@@ -38,7 +38,7 @@ class _Tensor:
 
 
 class _Words:
-    """Ids on their way up, by those who say them."""
+    """Ids to forward to the coordinator, by the ranks that sent them."""
 
     def __init__(self) -> None:
         self._ids: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
@@ -51,11 +51,11 @@ class _Words:
         self._urgent[ranks].append(id)
 
     def take(self, *ranks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Remove and return what ``ranks`` say: ids, urgent ids."""
+        """Remove and return the ids and the urgent ids of ``ranks``."""
         return tuple(self._ids.pop(ranks, ())), tuple(self._urgent.pop(ranks, ()))
 
     def messages(self) -> list[Upward]:
-        """Everything; afterwards there is nothing."""
+        """Remove and return everything, as messages."""
         return [self._message(ranks) for ranks in dict.fromkeys([*self._ids, *self._urgent])]
 
     def _message(self, ranks: tuple[int, ...]) -> Upward:
@@ -66,11 +66,11 @@ class _Words:
 
 
 class Aggregator:
-    """Holds a cached id until all ``ranks`` (those of this host) in its process set have said it; passes on the rest.
+    """Holds a cached id until all ``ranks`` (those of this host) in its process set have sent it; forwards the rest.
 
-    What passes down teaches it the ids; one that it does not know goes up as it came. What may not come together any
-    more, because a rank said the tensor in full or has joined, or the id was dropped, goes up for each rank.
-    ``process_sets`` are those at the start; others are learned from what passes down, too.
+    It learns the ids from the coordinator's messages, and forwards an unknown id unchanged. Some ids cannot be combined
+    any more: a rank sent the whole request or has joined, or the id was dropped. These are forwarded for each rank.
+    ``process_sets`` are those at the start; it learns later ones from the coordinator's messages, too.
     """
 
     def __init__(self, ranks: Iterable[int], process_sets: ProcessSets) -> None:
@@ -87,7 +87,7 @@ class Aggregator:
         return bool(self._held)
 
     def up(self, rank: int, message: Message) -> list[Upward]:
-        """What the coordinator must hear after ``rank`` has said ``message``."""
+        """The messages for the coordinator after ``rank`` has sent ``message``."""
         if not isinstance(message, Ready):
             return [(rank, message)]
         words = _Words()
@@ -105,7 +105,7 @@ class Aggregator:
         return words.messages() if alone == Ready() else [*words.messages(), (rank, alone)]
 
     def down(self, message: Message) -> list[Upward]:
-        """Learn from what ranks of this host are told; returns what the coordinator must hear because of it."""
+        """Learn from a message to ranks of this host; returns the messages for the coordinator that follow from it."""
         words = _Words()
         if isinstance(message, Run):
             self._run(message, words)
@@ -116,7 +116,7 @@ class Aggregator:
         return words.messages()
 
     def flush(self) -> list[Upward]:
-        """What is held, for each rank; what other ranks say of it goes up as it comes, until it has run."""
+        """The held ids, for each rank. Until such a tensor has run, later ids of it are forwarded at once."""
         words = _Words()
         for id in sorted(self._held):
             self._part(id, words)
@@ -125,7 +125,7 @@ class Aggregator:
     def _here(self, ranks: Iterable[int]) -> tuple[int, ...]:
         return tuple(sorted(self._ranks.intersection(ranks)))
 
-    # What ranks say.
+    # Messages from ranks.
 
     def _say_in_full(self, request: Request, words: _Words) -> None:
         if request.operation is Operation.JOIN:
@@ -158,7 +158,7 @@ class Aggregator:
         tensor = self._tensors.get(id)
         if tensor is None or tensor.apart:
             words.urge(id, rank)
-        elif tensor.said and not tensor.urgent:  # otherwise known already, or it has been told to run
+        elif tensor.said and not tensor.urgent:  # otherwise known already, or already decided to run
             tensor.urgent = True
             if id not in self._held:
                 words.urge(id, *tensor.members)
@@ -173,7 +173,7 @@ class Aggregator:
             if tensor.urgent:
                 words.urge(id, tensor.said[0])
 
-    # What ranks are told.
+    # Messages to ranks.
 
     def _run(self, message: Run, words: _Words) -> None:
         for response in message.responses:
@@ -192,7 +192,7 @@ class Aggregator:
         self._ids[request.key] = response.id
 
     def _follow(self, response: Response, words: _Words) -> None:
-        """Collectives that are never cached change who belongs together."""
+        """Apply collectives that are never cached: they change which ranks belong together."""
         request = response.request
         if request.operation is Operation.JOIN:
             self._joining.discard(request.process_set)

@@ -1,4 +1,4 @@
-"""Pure: do the requests of all members make one collective? What a rank can see alone, and what only all can see."""
+"""Pure: do the requests of all members make one collective? Checks on one rank alone, and checks across ranks."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def check_member(request: Request, rank: int, members: Sequence[int]) -> None:
 def checked(request: Request, members: Sequence[int]) -> Request:
     """``request`` with plain Python numbers, such as messages carry; the same object where it has them already.
 
-    An alltoall without splits gets equal ones. Raises InvalidRequestError for arguments that are wrong whatever the
-    other ranks submit; these may have submitted it, and have to be told.
+    An alltoall without splits gets equal ones. Raises InvalidRequestError for arguments that are wrong
+    regardless of the other ranks' requests; these ranks may have submitted the tensor and must learn of the error.
     """
     for length in request.shape:
         if type(length) is not int:
@@ -184,7 +184,7 @@ _CHECKS: dict[Operation, Callable[[Request, Sequence[int]], Request]] = {
 
 
 def _public(op: ReduceOp) -> str:
-    """What users call it, in every binding."""
+    """The name of ``op`` for users, in every binding."""
     return op.name.capitalize()
 
 
@@ -224,8 +224,8 @@ class Disagreement:
 def disagreement(requests: Mapping[int, Request], members: Sequence[int]) -> Disagreement | None:
     """Why the requests (rank -> request, all of one name) are not one collective; None when they are.
 
-    ``members`` without a request have joined. The text names the tensor, the aspect, and what each rank said; it is the
-    same whatever the order of arrival.
+    ``members`` without a request have joined. The text names the tensor, the aspect, and each rank's value; it does not
+    depend on the order of arrival.
     """
     first = next(iter(requests.values()))
     for aspect, read in ASPECTS if _differ(requests) else ():
@@ -238,13 +238,13 @@ def disagreement(requests: Mapping[int, Request], members: Sequence[int]) -> Dis
 
 
 def _differ(requests: Mapping[int, Request]) -> bool:
-    """Whether not all are equal; most are one object."""
+    """Whether some requests differ; most are the same object."""
     first, *others = {id(request): request for request in requests.values()}.values()
     return any(request != first for request in others)
 
 
 def explain_rejections(rejected: Mapping[int, Rejection]) -> Disagreement | None:
-    """Why a tensor cannot run that has failed on some ranks already, because of their arguments."""
+    """Why a tensor cannot run: some ranks have rejected it because of their arguments."""
     if not rejected:
         return None
     name = next(iter(rejected.values())).name
@@ -256,7 +256,7 @@ def explain_rejections(rejected: Mapping[int, Rejection]) -> Disagreement | None
 
 
 def _hindrance(first: Request, requests: Mapping[int, Request]) -> Disagreement | None:
-    """Why this cannot run without the members that have joined."""
+    """Why the collective cannot run without the members that have joined."""
     if first.operation is Operation.BROADCAST and first.root_rank not in requests:
         return Disagreement(
             f"tensor {first.name!r}: the root, rank {first.root_rank}, has joined and sends nothing; "
@@ -283,13 +283,13 @@ def _describe(name: str, aspect: str, said: Mapping[int, Any]) -> Disagreement:
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """``rank 1``, or ``ranks 1, 2``; many are cut short."""
+    """``rank 1``, or ``ranks 1, 2``; a long list is cut short."""
     listed = ", ".join(map(str, ranks[:16])) + (", ..." if len(ranks) > 16 else "")
     return f"rank{'s' if len(ranks) > 1 else ''} {listed}"
 
 
 def sizes(requests: Mapping[int, Request], members: Sequence[int]) -> tuple[int, ...]:
-    """What members must know of each other: first dimensions (allgather), all splits (alltoall), else nothing.
+    """Sizes that members need of each other: first dimensions (allgather), all splits (alltoall), else none.
 
     ``members`` without a request have joined, and bring no rows.
     """

@@ -1,4 +1,4 @@
-"""How the members of a group agree without a coordinator, in memory that they share."""
+"""How the members of a group agree without a coordinator, in shared memory."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Board(ABC):
         """Run ``call``, an operation on all members, if all members attempt ``value``; return whether they do.
 
         ``value`` has 32 bits and is not 0. ``agreed`` is called as soon as all members have attempted ``value``, at
-        the latest before anything is written to a destination. A disagreement is known as soon as one member comes
-        with something else, even if others have not come; then no destination has been written. Until either is known,
-        ``waiting`` is called every few milliseconds with the positions of the members that have not come. Raises what
-        these calls raise, and what the operation raises.
+        the latest before anything is written to a destination. A disagreement is known as soon as one member
+        declines or attempts another value, even if others have not come; then no destination has been written. Until
+        either is known, ``waiting`` is called every few milliseconds with the positions of the members that have not
+        come. Errors of these calls and of the operation propagate.
         """
 
     @abstractmethod

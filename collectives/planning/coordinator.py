@@ -35,10 +35,10 @@ __all__ = ["Coordinator", "Outgoing"]
 Key = tuple[int, str]
 
 ONCE = frozenset({Operation.JOIN, Operation.ADD_PROCESS_SET, Operation.REMOVE_PROCESS_SET})
-"""What is never the same as the last time, and needs every member, joined or not."""
+"""Operations that are never cached and need every member, joined or not."""
 
 LONE = 2
-"""After so many tensors that came alone, the next one probably will, too."""
+"""After this number of tensors that came alone, the next one will probably come alone, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,9 @@ class Coordinator:
     Feed it with :meth:`receive`, then ask :meth:`decide`. ``now`` is any monotonic time in seconds. Ready tensors are
     held for at most the cycle time of the ``parameters`` to fuse with others that are half-submitted, and not at all
     once a caller waits. Patient parameters hold them even if nothing is half-submitted: where ranks share their cores
-    with the computation, moving data early only slows the computation down. ``isolate_groups`` is what it is for
-    :func:`collectives.planning.fusion.plan`. ``process_sets`` is the coordinator's own: it runs ahead of what the ranks
-    have done.
+    with the computation, moving data early only slows the computation down. ``isolate_groups`` is as in
+    :func:`collectives.planning.fusion.plan`. ``process_sets`` is the coordinator's own copy: it changes before those of
+    the ranks do.
     """
 
     def __init__(self, process_sets: ProcessSets, parameters: Parameters, isolate_groups: bool = False) -> None:
@@ -97,7 +97,7 @@ class Coordinator:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether something is half-submitted."""
+        """Whether some tensor is half-submitted."""
         return bool(self._pending or self._retried)
 
     def waiting(self) -> dict[Key, Waiting]:
@@ -110,7 +110,7 @@ class Coordinator:
         return pending | {key: self._waiting_retry(key, since) for key, since in self._retried.items()}
 
     def _waiting_retry(self, key: Key, since: float) -> Waiting:
-        """A call that failed on some ranks and that no other rank has come to; one of these waits to submit it anew."""
+        """A call that failed on some ranks and that no other rank has made; a failed rank waits to submit it again."""
         rejected, joined = self._rejected[key], self._joined.get(key[0], ())
         missing = tuple(rank for rank in self._sets.ranks(key[0]) if rank not in rejected and rank not in joined)
         return Waiting(since, missing, tuple(sorted(rejected)))
@@ -120,7 +120,7 @@ class Coordinator:
         return () if pending.operation in ONCE else self._joined.get(key[0], ())
 
     def receive(self, rank: int, message: Message, now: float) -> None:
-        """Take in what ``rank`` said."""
+        """Handle ``message`` from ``rank``."""
         if isinstance(message, Ready | Together):
             if self._leaving is None:
                 self._take(rank, message, now)
@@ -162,7 +162,7 @@ class Coordinator:
         return bool(self._outdated)
 
     def decide(self, now: float) -> list[Outgoing]:
-        """What to send now, in order."""
+        """The messages to send now, in order."""
         if self._ready and self._is_due(now):
             self._release()
         outgoing, self._outgoing = self._outgoing, []
@@ -188,7 +188,7 @@ class Coordinator:
             self._retried.clear()
             self._outgoing.append(Outgoing(self._everybody(), Stop(rank)))
 
-    # What ranks say.
+    # Messages from ranks.
 
     def _take(self, rank: int, message: Ready | Together, now: float) -> None:
         ranks = message.ranks if isinstance(message, Together) else (rank,)
@@ -206,7 +206,7 @@ class Coordinator:
                 self._note_retry(key, now)
         for id in message.urgent_ids:
             self._urge_id(id)
-        # Only now, because a group may fail, and all of it must be here then.
+        # Only now: a group may fail, and then all its tensors must be here.
         complete, self._complete = self._complete, {}
         for key, pending in complete.items():
             if self._pending.pop(key, None) is pending:  # not refused meanwhile
@@ -226,7 +226,7 @@ class Coordinator:
             self._look(request.key, pending)
 
     def _ask(self, ranks: tuple[int, ...], id: int) -> None:
-        """Nobody knows ``id`` any more: have it said in full. A join that comes first must wait for that."""
+        """Ask for the whole requests of ``id``, which was dropped. A join that comes first must wait for them."""
         self._outgoing.append(Outgoing(ranks, Unknown((id,))))
         for rank in ranks:
             self._asked.setdefault(rank, Counter())[id] += 1
@@ -261,7 +261,7 @@ class Coordinator:
         return why is not None
 
     def _take_rejection(self, rank: int, rejection: Rejection) -> None:
-        """Members that submit the tensor, or have done so, end with an error; the name is free again only then."""
+        """Members that submit the tensor, or have done so, get an error; only then is the name free again."""
         key = rejection.key
         if rejection.process_set not in self._sets:
             self._refuse(key, (rank,), Disagreement(f"process set {rejection.process_set} has been removed"))
@@ -273,7 +273,7 @@ class Coordinator:
             self._look_rejected(key)
 
     def _look_rejected(self, key: Key) -> None:
-        """A tensor that no rank has submitted is done with when no rank can submit it any more."""
+        """Drop a tensor that no rank has submitted once no rank can submit it any more."""
         rejected, joined = self._rejected[key], self._joined.get(key[0], ())
         if all(rank in rejected or rank in joined for rank in self._sets.ranks(key[0])):
             self._dismiss(key)
@@ -283,7 +283,7 @@ class Coordinator:
         self._refuse(key, self._rejected.pop(key), Disagreement("every rank has refused the call"))
 
     def _join(self, rank: int, process_set: int) -> None:
-        """``rank`` keeps nobody waiting any more; what waited for it alone comes before the end of the join."""
+        """No tensor waits for ``rank`` any more; tensors that waited for it alone run before the end of the join."""
         self._joined.setdefault(process_set, set()).add(rank)
         for key, pending in self._pending.items():
             if key[0] == process_set and pending.operation is not Operation.JOIN:
@@ -323,7 +323,7 @@ class Coordinator:
         elif self._ready:
             self._flush = True
 
-    # What follows from it.
+    # Agreement.
 
     def _agree(self, key: Key, pending: Pending, now: float) -> None:
         """All members that have not joined have submitted ``key``: do they want the same?"""
@@ -362,7 +362,7 @@ class Coordinator:
         return response
 
     def _told(self, request: Request, pending: Pending, requests: Mapping[int, Request]) -> tuple[int, ...]:
-        """The sizes of the response; brings about what is no exchange."""
+        """The sizes of the response; carries out operations that exchange no data."""
         if request.operation is Operation.JOIN:
             del self._joined[request.process_set]
             for key in [key for key in self._rejected if key[0] == request.process_set]:
@@ -398,7 +398,7 @@ class Coordinator:
             self._flush = True
 
     def _fail(self, key: Key, pending: Pending, why: Disagreement) -> None:
-        """The ranks disagree about ``key``: it ends on all that submitted it, and with it its group."""
+        """The ranks disagree about ``key``: it fails, with its group, on all ranks that submitted it."""
         requests = pending.all_requests()
         self._drop(self._cache.drop(key))
         self._refuse(key, pending.answered(), why)
@@ -435,7 +435,7 @@ class Coordinator:
                 self._dismiss(key)
 
     def _discard(self, member: Member, why: Disagreement) -> None:
-        """A tensor that was agreed on does not run, because others of its group cannot."""
+        """An agreed tensor does not run, because others of its group cannot."""
         request, id = member.response.request, member.response.id
         self._unsent.discard(id)
         self._new.pop(id, None)
@@ -447,10 +447,10 @@ class Coordinator:
         self._urgent.discard(key)
         self._outgoing.append(Outgoing(tuple(ranks), Refuse(key[0], key[1], why.text, why.property, why.values)))
 
-    # What is decided.
+    # Decisions.
 
     def _release(self) -> None:
-        """Send what is ready."""
+        """Send the ready tensors."""
         unison = self._is_unison()
         batches = plan(self._ready, self._parameters.fusion_threshold, self._isolate_groups)
         self._ready.clear()
@@ -490,7 +490,7 @@ class Coordinator:
         return self._parameters
 
     def _drop(self, dropped: Iterable[Known]) -> None:
-        """Let the members forget, too; what they have still to run they forget when they do."""
+        """Let the members drop these ids, too; an id that a member has still to run, it drops after the run."""
         for known in dropped:
             if known.response.id not in self._unsent:
                 self._forget.setdefault(known.response.request.process_set, []).append(known.response.id)

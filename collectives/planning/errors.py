@@ -30,7 +30,7 @@ class ErrorData:
 
 @dataclass(frozen=True, slots=True)
 class _Codec:
-    """``pack`` reads the data of an error; ``unpack`` makes the error of its text and the data."""
+    """``pack`` reads the data of an error; ``unpack`` makes the error from its text and data."""
 
     pack: Callable[[Any], tuple[Any, ...]]
     unpack: Callable[..., HorovodInternalError]

@@ -19,8 +19,8 @@ def plan(ready: Sequence[Response], threshold: int, isolate_groups: bool = False
     Only tensors that agree in process set, device, dtype, operation, op and scales share a batch; an allgather moves
     bytes, so there process set and device suffice. Its size is that of the result, else that of the tensor. A tensor
     joins the newest batch of its kind even when others lie between them (look-ahead): ready tensors do not depend on
-    each other. A tensor larger than the threshold has a batch of its own. Tensors of one group count as if they had
-    become ready with its first. With ``isolate_groups`` those of one kind are one batch, of any size, without others.
+    each other. A tensor larger than the threshold has a batch of its own. All tensors of a group count as
+    ready with its first. With ``isolate_groups`` those of one kind are one batch of their own, of any size.
     Batches keep the order of their first tensors.
     """
     if len(ready) == 1:
@@ -41,7 +41,7 @@ def plan(ready: Sequence[Response], threshold: int, isolate_groups: bool = False
 
 
 def _groups_together(ready: Iterable[Response]) -> list[Response]:
-    """Each group at the place of its first tensor."""
+    """Move each group to the place of its first tensor."""
     groups: dict[Hashable, list[Response]] = {}
     for index, response in enumerate(ready):
         request = response.request

@@ -1,4 +1,4 @@
-"""Grouped tensors: all of a group run, or none."""
+"""Grouped tensors: all tensors of a group run, or none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Member:
 
 @dataclass(slots=True)
 class _Refused:
-    """A group that failed: how many of its tensors each rank has still to submit, only to be refused."""
+    """A group that failed, and how many of its tensors, which will be refused, each rank has still to submit."""
 
     why: Disagreement
     outstanding: dict[int, int]
@@ -51,7 +51,7 @@ class Groups:
         return key in self._keys
 
     def take(self, label: Label) -> list[Member]:
-        """The ready tensors of a group, which are held no longer."""
+        """Remove and return the ready tensors of a group."""
         group = self._ready.pop(label, [])
         self._keys.difference_update(member.response.request.key for member in group)
         return group
@@ -62,7 +62,7 @@ class Groups:
         return [member for label in labels for member in self.take(label)]
 
     def refuse(self, label: Label, why: Disagreement, outstanding: Mapping[int, int]) -> None:
-        """The group failed: so many tensors of it are still to come from each rank, only to be refused.
+        """The group failed; ``outstanding`` has the number of its tensors still to come from each rank, to be refused.
 
         A rank submits a group at once, but a host may pass its tensors on one by one.
         """
@@ -71,7 +71,7 @@ class Groups:
             self._refused[label] = _Refused(why, awaited)
 
     def refusal(self, label: Label, rank: int) -> Disagreement | None:
-        """Why a tensor of the group that ``rank`` submits now must fail; None when it need not."""
+        """Why a tensor of the group that ``rank`` submits now must fail; None if it need not."""
         refused = self._refused.get(label)
         if refused is None or rank not in refused.outstanding:
             return None

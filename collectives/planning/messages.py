@@ -41,7 +41,7 @@ __all__ = [
 class Response:
     """A collective that every member agreed on.
 
-    ``id`` is what the tensor is called from now on. ``request`` is that of the first member rank. ``sizes`` holds, in
+    ``id`` names the tensor from now on. ``request`` is that of the first member rank. ``sizes`` holds, in
     set order, each member's first dimension (allgather) or the splits of all members, row by row (alltoall).
     """
 
@@ -60,7 +60,7 @@ class Rejection(NamedTuple):
 
     @property
     def key(self) -> tuple[int, str]:
-        """As that of a :class:`Request`."""
+        """Like the key of a :class:`Request`."""
         return self.process_set, self.name
 
 
@@ -68,8 +68,8 @@ class Rejection(NamedTuple):
 class Ready:
     """Worker to coordinator: these tensors were submitted here; ``urgent`` ones have a caller waiting.
 
-    ``answered`` are ids of an :class:`Unknown`, for which the whole requests are here, or were sent before. Each of
-    ``rejected`` is answered by a :class:`Refuse`, when all members have submitted or rejected the tensor.
+    ``answered`` are ids of an :class:`Unknown`, for which the whole requests are here, or were sent before. The
+    answer to each of ``rejected`` is a :class:`Refuse`, when all members have submitted or rejected the tensor.
     """
 
     requests: tuple[Request, ...] = ()
@@ -134,7 +134,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Coordinator to workers: run what was decided before this, then stop; ``rank`` asked for it."""
+    """Coordinator to workers: run the batches decided before this, then stop; ``rank`` asked for it."""
 
     rank: int
 
@@ -146,19 +146,19 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """Either way: ranks that wait in this round of the unison ask the ranks that have not come to decline it."""
+    """Either way: ranks that wait in this round of the unison ask the absent ranks to decline it."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
 class Inquiry:
-    """Worker to coordinator: tensors wait here for long; is there a reason?"""
+    """Worker to coordinator: tensors have waited here for long; why?"""
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Coordinator to one worker: the tensors that wait for long, and the ranks that they wait for; may be empty."""
+    """Coordinator to one worker: the tensors that have waited for long, and the missing ranks; may be empty."""
 
     text: str
 
@@ -184,7 +184,7 @@ _DTYPE_CODES = {member: code for code, member in enumerate(_DTYPES)}
 
 
 def _pack_request(request: Request) -> bytes:
-    """As bytes, so that the reader recognizes equal requests of many ranks without reading them."""
+    """As bytes, so that the receiver recognizes equal requests of many ranks without decoding them."""
     fields = (
         request.name,
         _OPERATION_CODES[request.operation],
@@ -207,7 +207,7 @@ def _pack_request(request: Request) -> bytes:
 def _unpack_request(packed: bytes) -> Request:
     """One object for equal requests: the coordinator keeps those of every rank.
 
-    Long ones are mostly alltoalls on many ranks, with other splits each time: to keep them would only take memory.
+    Long ones are mostly alltoalls on many ranks, with new splits each time: keeping them would only use memory.
     """
     return _interned(packed) if len(packed) <= LONGEST_INTERNED else _read_request(packed)
 
@@ -306,7 +306,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """The message in ``data``; EngineError when it is not one of ours."""
+    """The message in ``data``; EngineError if it is not a valid message."""
     try:
         tag, *fields = msgpack.unpackb(data)
         unpack: Callable[..., Message] = _UNPACK[tag]

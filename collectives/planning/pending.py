@@ -15,11 +15,11 @@ __all__ = ["Pending"]
 
 @dataclass(slots=True)
 class Pending:
-    """``by_id`` are the ranks that sent only the id of ``known``, ``requests`` what the others said in full.
+    """``by_id`` has the ranks that sent only the id of ``known``, ``requests`` the whole requests of the others.
 
     ``rejected`` has the ranks on which the call failed.
 
-    Ranks that speak together are kept together: a host costs one step, however many ranks it has.
+    Ranks whose ids come in one message stay together: a host costs one step, for any number of ranks.
     """
 
     members: tuple[int, ...]
@@ -32,13 +32,13 @@ class Pending:
     count: int = 0
 
     def add_known(self, ranks: tuple[int, ...], known: Known) -> None:
-        """``ranks`` said what they said the last time."""
+        """``ranks`` submitted the same requests as the last time."""
         self.known = known
         self.by_id.append(ranks)
         self.count += len(ranks)
 
     def add(self, rank: int, request: Request) -> None:
-        """``rank`` said ``request``."""
+        """``rank`` submitted ``request``."""
         self.requests[rank] = request
         self.count += 1
 
@@ -50,13 +50,13 @@ class Pending:
     def lacks_only(self, joined: Collection[int]) -> bool:
         """Whether all members have submitted, but for some of ``joined``."""
         if self.count + len(joined) < len(self.members):
-            return False  # asked once for each rank: to look at them all would take the square of their number
+            return False  # called once per rank: a look at all ranks each time would cost the square of their number
         submitted = self.answered()
         return all(rank in submitted or rank in joined for rank in self.members)
 
     @property
     def last(self) -> int:
-        """The rank that submitted last, of those that said their request in full."""
+        """The rank that submitted last, among those that sent the whole request."""
         return next(reversed(self.requests))
 
     def submitted(self) -> set[int]:
@@ -68,7 +68,7 @@ class Pending:
         return {*self.submitted(), *self.rejected}
 
     def unchanged(self, cache: ResponseCache) -> Response | None:
-        """The response of the last time, when it holds: the same ranks sent the id, which is known still."""
+        """The response of the last time, if it still holds: the same ranks sent the id, and it is still known."""
         known = self.known
         if (
             known is None
@@ -81,7 +81,7 @@ class Pending:
         return known.response
 
     def all_requests(self) -> dict[int, Request]:
-        """What each rank said, by rank."""
+        """The request of each rank, by rank."""
         requests = dict(self.requests)
         if self.known is not None:
             said = self.known.requests

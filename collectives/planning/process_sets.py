@@ -14,7 +14,7 @@ GLOBAL = 0
 
 
 class ProcessSets:
-    """Ids 0, 1, 2... in the order of creation, those of removed sets again, the one that was freed first, first.
+    """Ids are 0, 1, 2... in the order of creation; those of removed sets are used again, in the order of removal.
 
     The ranks of a set are sorted global ranks.
     """
@@ -34,7 +34,7 @@ class ProcessSets:
         return id
 
     def check(self, ranks: Sequence[int]) -> tuple[int, ...]:
-        """``ranks`` as the members of a new set; InvalidRequestError when they cannot be that."""
+        """``ranks`` as the members of a new set; InvalidRequestError when they cannot form one."""
         try:
             members = tuple(sorted(map(index, ranks)))
         except TypeError:
@@ -61,7 +61,7 @@ class ProcessSets:
         self._free.append(id)
 
     def copy(self) -> ProcessSets:
-        """The same sets, to be changed apart."""
+        """An independent copy of the sets."""
         twin = ProcessSets(self.size)
         twin._ranks, twin._free = dict(self._ranks), self._free.copy()
         return twin

@@ -1,4 +1,4 @@
-"""What was negotiated before: ids -> collectives, the least recently used dropped first."""
+"""Negotiated collectives, by id; the least recently used is dropped first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Key = tuple[int, str]
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A negotiated name: what the collective is, and what each rank that submitted it said, or ``of_all`` members."""
+    """A negotiated name: the collective, and the request of each rank that submitted it; ``of_all``: of all members."""
 
     response: Response
     requests: Mapping[int, Request]
@@ -47,7 +47,7 @@ class Uniform(Mapping[int, Request]):
 
 
 def compact(requests: Mapping[int, Request], members: tuple[int, ...]) -> Mapping[int, Request]:
-    """``requests``, of all ``members`` or some, in as little memory as they need."""
+    """``requests``, of all ``members`` or some, in as little memory as possible."""
     distinct = [*{id(request): request for request in requests.values()}.values()]
     first = distinct[0]
     if len(requests) == len(members) and all(request == first for request in distinct):
@@ -67,7 +67,7 @@ class ResponseCache:
         return id in self._known
 
     def get(self, id: int) -> Known | None:
-        """What ``id`` stands for; None when it was dropped."""
+        """The collective of ``id``; None when it was dropped."""
         return self._known.get(id)
 
     def use(self, id: int) -> None:
@@ -75,7 +75,7 @@ class ResponseCache:
         self._known.move_to_end(id)
 
     def learn(self, known: Known) -> list[Known]:
-        """Keep ``known``; returns what had to go for it."""
+        """Keep ``known``; returns the collectives dropped for it."""
         key, dropped = known.response.request.key, []
         if self._capacity:
             dropped = self.drop(key)
@@ -87,17 +87,17 @@ class ResponseCache:
         return dropped
 
     def resize(self, capacity: int) -> list[Known]:
-        """Keep at most ``capacity`` collectives from now on; returns what had to go for it."""
+        """Keep at most ``capacity`` collectives from now on; returns the dropped ones."""
         self._capacity = capacity
         oldest = [known.response.request.key for known in self._known.values()]
         return [known for key in oldest[: max(0, len(oldest) - capacity)] for known in self.drop(key)]
 
     def drop(self, key: Key) -> list[Known]:
-        """Forget the name ``key``; returns what was known of it, if anything."""
+        """Drop the name ``key``; returns its collective, if there was one."""
         id = self._ids.pop(key, None)
         return [] if id is None else [self._known.pop(id)]
 
     def drop_set(self, process_set: int) -> None:
-        """Forget all names of ``process_set``."""
+        """Drop all names of ``process_set``."""
         for key in [key for key in self._ids if key[0] == process_set]:
             self.drop(key)

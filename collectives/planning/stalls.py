@@ -1,4 +1,4 @@
-"""Pure: which tensors wait for ranks that do not come, what to say about it, and when to give up."""
+"""Pure: which tensors wait for missing ranks, the report about them, and when to give up."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Key: TypeAlias = tuple[int, str]
 SHOWN_NAMES = 6
 SHOWN_CHARACTERS = 100
 SOON = 0.1
-"""This part of the time between two reports is not waited for."""
+"""A report may come early by this part of the time between two reports."""
 
 
 class Waiting(NamedTuple):
-    """A tensor that only some members submitted: since when, in seconds of ``time.monotonic()``, and who did not."""
+    """A tensor that only some members submitted: since when, in seconds of ``time.monotonic()``, and which did not."""
 
     since: float
     missing: tuple[int, ...]
@@ -27,11 +27,11 @@ class Waiting(NamedTuple):
 
 
 Pending: TypeAlias = Mapping[Key, Waiting]
-"""(Process set, name) -> what it waits for."""
+"""(Process set, name) -> the ranks that it waits for."""
 
 
 class Report(NamedTuple):
-    """What to say, if anything; ``fatal`` when the job must end with these words, because of the missing ``ranks``."""
+    """The text, None if there is none; ``fatal`` when the job must end with it, because of the missing ``ranks``."""
 
     text: str | None = None
     fatal: bool = False
@@ -39,9 +39,9 @@ class Report(NamedTuple):
 
 
 class StallInspector:
-    """Looks at tensors that wait; each is reported when it has waited for about ``warn_seconds``, and again each time.
+    """Inspects tensors that wait; it reports each after about ``warn_seconds``, and again after each such interval.
 
-    After ``shutdown_seconds`` (0: never) the report is fatal. It has no clock: the caller says what time it is.
+    After ``shutdown_seconds`` (0: never) the report is fatal. It has no clock: the caller passes the time.
     """
 
     def __init__(self, warn_seconds: float, shutdown_seconds: float = 0.0) -> None:
@@ -51,7 +51,7 @@ class StallInspector:
 
     @property
     def patience(self) -> float:
-        """Seconds for which nothing that waits is worth a word."""
+        """Seconds that a tensor may wait before a report is due."""
         return min(self._warn, self._shutdown or self._warn)
 
     @property
@@ -60,17 +60,17 @@ class StallInspector:
         return self._warn
 
     def end(self, since: float) -> float:
-        """When the job must end because of a tensor that has waited from the time ``since``; infinite for never."""
+        """When the job must end because of a tensor that has waited since ``since``; infinite for never."""
         return since + self._shutdown if self._shutdown else math.inf
 
     def answer(self, pending: Pending, now: float) -> str:
-        """For a rank that asks: what has waited for about as long as a report takes; empty where nothing has."""
+        """The answer to a rank's inquiry: the tensors for which a report is about due; empty if there are none."""
         long = self.patience * (1 - SOON)
         keys = [key for key, waiting in pending.items() if now - waiting.since >= long]
         return f"{_describe(pending, keys, now)}\n  {_REMEDY}" if keys else ""
 
     def inspect(self, pending: Pending, now: float) -> Report:
-        """What there is to report about ``pending``, all that this rank knows to wait, at the time ``now``."""
+        """The report about ``pending``, all tensors that this rank knows to wait, at the time ``now``."""
         self._reported = {key: last for key, last in self._reported.items() if key in pending}
         expired = self._due(pending, now, self._end_of, self._shutdown)
         if expired:
@@ -81,14 +81,14 @@ class StallInspector:
         return Report(f"{_describe(pending, due, now)}\n  {_REMEDY}" if due else None)
 
     def deadline(self, pending: Pending) -> float | None:
-        """When to inspect next, unless ``pending`` changes before; None when nothing waits."""
+        """When to inspect next, unless ``pending`` changes before; None when no tensor waits."""
         times = (min(self._next_report(key, waiting), self._end_of(key, waiting)) for key, waiting in pending.items())
         return min(times, default=None)
 
     def _due(
         self, pending: Pending, now: float, time_of: Callable[[Key, Waiting], float], interval: float
     ) -> list[Key]:
-        """What is due and, so that one report tells all of a step, what soon will be; nothing while none is due."""
+        """The due tensors and, so that one report covers a step, those due soon; empty while none is due."""
         times = {key: time_of(key, waiting) for key, waiting in pending.items()}
         if min(times.values(), default=math.inf) > now:
             return []
@@ -122,7 +122,7 @@ def _describe(pending: Pending, keys: Sequence[Key], now: float) -> str:
 
 
 def _by_rank(pending: Pending, keys: Sequence[Key], now: float) -> list[tuple[list[int], str]]:
-    """Ranks that lack the same tensors, and these tensors, the one that waited longest first."""
+    """Ranks that miss the same tensors, and these tensors, the longest waiting first."""
     lacking: dict[int, list[Key]] = {}
     for key in sorted(keys, key=lambda key: (pending[key].since, key)):
         for rank in pending[key].missing:
@@ -150,7 +150,7 @@ def _short(name: str) -> str:
 
 
 def _mixed_up(pending: Pending, name: str) -> list[str]:
-    """A hint where a rank that one process set misses has submitted the same name on another one."""
+    """A hint where a rank that is missing on one process set has submitted the same name on another."""
     sets = {process_set: waiting for (process_set, other), waiting in sorted(pending.items()) if other == name}
     missing = {rank for waiting in sets.values() for rank in waiting.missing}
     if len(sets) < 2 or not any(missing.intersection(waiting.submitted) for waiting in sets.values()):

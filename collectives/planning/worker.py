@@ -37,7 +37,7 @@ class Refusal:
 
 
 class Worker:
-    """What one rank has submitted, and what its names are called on the wire.
+    """The tensors that one rank has submitted, and the ids of their names on the wire.
 
     ``parameters`` are this rank's own until those of rank 0 come, with the first batch.
     """
@@ -85,11 +85,11 @@ class Worker:
 
     @property
     def has_news(self) -> bool:
-        """Whether :meth:`outgoing` has something to tell."""
+        """Whether :meth:`outgoing` has a message."""
         return bool(self._ready_ids or self._requests or self._urgent or self._answered or self._rejected)
 
     def lone(self) -> Response | None:
-        """The one tensor in flight, when its id is known, a caller waits for it and there is nothing else to tell."""
+        """The one tensor in flight, if its id is known, a caller waits for it and there is nothing else to report."""
         if len(self._in_flight) != 1 or len(self._ready_ids) != 1 or not self._urgent:
             return None
         if self._answered or self._rejected:
@@ -109,7 +109,7 @@ class Worker:
         self._finish(response)
 
     def outgoing(self) -> Ready | None:
-        """What the coordinator must hear, once; None when there is nothing new."""
+        """The news for the coordinator, each sent once; None when there is nothing new."""
         if not self.has_news:
             return None
         by_id = [self._ids[key][0] for key in self._urgent if self._sent_as_id(key)]
@@ -164,7 +164,7 @@ class Worker:
         if request.operation is Operation.REMOVE_PROCESS_SET:
             removed = request.root_rank
             self._forget([id for id, known in self._responses.items() if known.request.process_set == removed])
-            for key in [key for key in self._in_flight if key[0] == removed]:  # never to be said of the id's next set
+            for key in [key for key in self._in_flight if key[0] == removed]:  # or the id's next set would get them
                 del self._in_flight[key]
                 self._sent.pop(key, None)
             self._unanswered = {key for key in self._unanswered if key[0] != removed}
@@ -179,7 +179,7 @@ class Worker:
         return Refusal(key, MismatchError(message.text, message.name, message.property, dict(message.values)))
 
     def resend(self, message: Unknown) -> None:
-        """Say in full what the coordinator has dropped; urgently, because it may have been urgent by its id."""
+        """Send the whole requests of dropped ids, as urgent ones, because the dropped id may have been urgent."""
         self._forget(message.ids)
         self._answered.extend(message.ids)
         keys = [key for key, id in self._sent.items() if id in message.ids]

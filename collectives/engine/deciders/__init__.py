@@ -1,1 +1,1 @@
-"""Ways in which the ranks decide what runs next."""
+"""Ways for the ranks to decide which tensors run next."""

@@ -1,4 +1,4 @@
-"""What a decider is: a way in which the ranks decide which tensors run next, in one order for all of them."""
+"""The interface of deciders: ways for the ranks to decide which tensors run next, in one order on all ranks."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from collectives.planning.worker import Batch
 __all__ = ["Attempt", "Decided", "Decider", "Meanwhile", "Trial"]
 
 Meanwhile = Callable[[Sequence[int]], bool]
-"""Called every few milliseconds while a trial waits, with the ranks that have not come; whether this rank has other
-things to do. It raises nothing: an end of the engine aborts the backends instead."""
+"""Called every few milliseconds while a trial waits, with the ranks that have not come; returns whether this rank has
+other things to do. It does not raise: an end of the engine aborts the backends instead."""
 
 
 class Decided:
-    """Batches that will run on all of their ranks, and have not run on this one, in their order.
+    """Batches that will run on all of their ranks and have not run on this rank, in order.
 
     ``since`` is when the first of them was decided, in seconds of ``time.monotonic()``.
     """
@@ -36,7 +36,7 @@ class Decided:
         return bool(self.batches)
 
     def add(self, batches: Iterable[Batch]) -> None:
-        """Put ``batches`` behind the others."""
+        """Append ``batches``."""
         if not self.batches:
             self.since = time.monotonic()
         self.batches.extend(batches)
@@ -73,13 +73,13 @@ class Attempt:
             self._publish(number, works, self.backend)
 
     def run(self) -> None:
-        """Begin all batches, whose ``completions`` then are known; raises what the backend raises."""
+        """Begin all batches and fill ``completions``; errors of the backend propagate."""
         for works, responses in zip(self.works, self.batches, strict=True):
             self.completions.append(execute(works, responses, self.backend))
 
 
 class Trial(ABC):
-    """Batches of one process set that run now if all of its ranks try the same; if not, nothing has changed."""
+    """Batches of one process set that run now if all of its ranks try the same; if not, nothing changes."""
 
     first: int
     """The number of the first batch, the same on all ranks; the others follow."""
@@ -87,18 +87,18 @@ class Trial(ABC):
 
     @abstractmethod
     def run(self, attempt: Attempt) -> bool:
-        """Run the batches and set the outputs of their works; whether that happened, on all ranks or on none.
+        """Run the batches and set the outputs of their works; return whether they ran, on all ranks or on none.
 
-        No destination may be written before all ranks are known to run the trial. Raises what the backend raises.
+        No destination may be written before all ranks are known to run the trial. Errors of the backend propagate.
         """
 
 
 class Decider(ABC):
-    """Decides what runs next. For whoever drives the engine, one thread at a time.
+    """Decides which tensors run next. For the thread that drives the engine, one at a time.
 
     A decider may have a fallback: another decider, which gets everything that the first one does not decide. The
-    exchange knows the outermost only, and calls, in each step, :meth:`next` until it returns None. Then it hears
-    messages, and runs what is in ``decided``.
+    exchange knows the outermost only. In each step, it calls :meth:`next` until that returns None, then receives
+    messages, and runs the batches in ``decided``.
     """
 
     decided: Decided
@@ -117,15 +117,15 @@ class Decider(ABC):
 
     @abstractmethod
     def next(self) -> Trial | None:
-        """What to try now; None when there is nothing to try, and the coordinator has been told all that is new."""
+        """The trial to run now; None when there is none, and the coordinator has all news of this rank."""
 
     @abstractmethod
     def decline(self) -> None:
-        """Try nothing until the ranks begin again together: this rank has something to say to the coordinator.
+        """Return no trial until the ranks begin again together: this rank has a message for the coordinator.
 
-        Must be called, too, after a trial that :meth:`next` returned and that did not run.
+        Must also be called after a trial of :meth:`next` that did not run.
         """
 
     @abstractmethod
     def ran(self, batch: Batch) -> None:
-        """``batch``, of those decided, has run on this rank."""
+        """The decided ``batch`` has run on this rank."""

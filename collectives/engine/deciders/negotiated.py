@@ -15,7 +15,7 @@ __all__ = ["Negotiated"]
 
 
 class Outcomes(Protocol):
-    """What hears of the coordinator's answers."""
+    """The receiver of the coordinator's answers."""
 
     def announce(self, batches: Sequence[Batch]) -> None:
         """The batches will run."""
@@ -25,9 +25,9 @@ class Outcomes(Protocol):
 
 
 class Negotiated(Decider):
-    """Tells the coordinator what ``worker`` has new, and decides what it answers.
+    """Sends the news of ``worker`` to the coordinator, and decides as it answers.
 
-    ``runner`` is told of the batches that will run, and of the tensors that will not. The handlers of messages are
+    ``runner`` learns of the batches that will run, and of the tensors that will not. The handlers of messages are
     :meth:`run`, :meth:`refuse` and :meth:`resend`.
     """
 

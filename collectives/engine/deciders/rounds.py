@@ -1,4 +1,4 @@
-"""The rounds in which the ranks of a host agree, or do not, as one of them counts them."""
+"""The rounds in which the ranks of a host agree or not, as counted on one rank."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collectives.planning.board import Board
 __all__ = ["Rounds"]
 
 LARGEST = 0xFFFFFFFF
-"""What a board can compare; later ids are negotiated."""
+"""The largest id that a board can compare; larger ids are negotiated."""
 
 
 class Rounds:
     """Every rank does one of two things in each round: it attempts an id on the ``board``, or it declines.
 
     When all ranks attempt the same id, it runs. A round where not all do is the last, until all ranks :meth:`begin`
-    again at one point of their order. ``on`` says whether a round is to come.
+    again at one point of their order. ``on``: whether another round follows.
     """
 
     def __init__(self, board: Board | None) -> None:
@@ -26,7 +26,7 @@ class Rounds:
         self.on = False
 
     def begin(self) -> None:
-        """The coordinator has said so, to all ranks; to ranks without a board it means nothing."""
+        """Start the rounds, as the coordinator told all ranks; without a board, do nothing."""
         self.on = self._board is not None
         if self._round < self._withdrawn:
             self.decline()
@@ -38,10 +38,10 @@ class Rounds:
         agreed: Callable[[], None],
         waiting: Callable[[int, list[int]], None],
     ) -> bool:
-        """Run ``call`` if all ranks attempt ``id``; whether they do, or else the unison ends.
+        """Run ``call`` if all ranks attempt ``id``; otherwise the unison ends. Return whether they do.
 
-        ``waiting`` is called again and again until that is known, with the round and the ranks that have not come;
-        ``agreed`` then, if they do.
+        Until that is known, ``waiting`` is called repeatedly, with the round and the ranks that have not come. If all
+        ranks attempt ``id``, ``agreed`` is called then.
         """
         board, round = self._board, self._round + 1
         if board is None or not self.on or id > LARGEST:
@@ -51,16 +51,16 @@ class Rounds:
         return self.on
 
     def decline(self) -> None:
-        """End it, if it is on: this rank has something to say to the coordinator."""
+        """End the unison, if it is on: this rank has a message for the coordinator."""
         if self._board is not None and self.on:
             self._round += 1
             self._board.decline()
             self.on = False
 
     def withdraw(self, round: int) -> None:
-        """Decline ``round``, if this rank has not come to it: others have waited in it for long.
+        """Decline ``round``, if this rank has not reached it: others have waited in it for long.
 
-        It may be told before it has begun, by a rank that has run the same batch, of empty tensors, already.
+        The request may come before :meth:`begin`, from a rank that has already run the same batch of empty tensors.
         """
         self._withdrawn = round
         if self._round < round:

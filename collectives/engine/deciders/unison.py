@@ -1,4 +1,4 @@
-"""The decider that agrees with the other ranks of the host in shared memory, while all submit the same, one by one."""
+"""The decider that agrees with the host's other ranks in shared memory, while all submit the same, one by one."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ LATE_SECONDS = 0.25
 
 
 class Unison(Decider):
-    """Tries what this rank has in flight, where it is a single tensor that the ranks know by its id.
+    """Tries the tensor that this rank has in flight, if it is a single one that the ranks know by its id.
 
     A rank *attempts* it on the ``board``. When all ranks attempt the same, it runs, at the same point of all ranks'
-    orders, because no rank has anything else in flight. A rank that has anything else to tell the coordinator declines
-    before it does so. Everything else is decided by ``fallback``, which shares ``worker``. The handler of messages is
+    orders, because no rank has anything else in flight. A rank that has other news for the coordinator declines before
+    it sends them. ``fallback``, which shares ``worker``, decides everything else. The handler of messages is
     :meth:`withdraw`.
     """
 
@@ -64,7 +64,7 @@ class Unison(Decider):
         self._fallback.decline()
 
     def ran(self, batch: Batch) -> None:
-        """See :class:`Decider`. Declines at once where anything is in flight: other ranks may wait in it."""
+        """See :class:`Decider`. Declines at once if a tensor is in flight: other ranks may wait in the round."""
         self._fallback.ran(batch)
         if batch.unison:
             self.rounds.begin()
