@@ -7,8 +7,9 @@ import subprocess
 
 import pytest
 
-from collectives.api import Timeouts
-from collectives.control.handshake import Hello, connect_channel
+from collectives.attempt import ConnectAttempt
+from collectives.control.handshake import connect_channel
+from collectives.control.hello import Hello, LocalEnd
 from collectives.planning.process_sets import ProcessSets
 from collectives.rendezvous.store import MemoryStore
 from tests.backends.members import in_threads
@@ -54,14 +55,15 @@ def enter(name):
 
 @pytest.mark.parametrize("talking", [False, True])
 def test_a_host_that_falls_silent_is_lost(namespaces, talking):
-    """With and without something under way; both sides find it out, and nobody but the kernel looks at a clock."""
+    """With and without a message under way, both sides notice it; only the kernel measures the time."""
 
     def meet(rank):
         name = namespaces[HOSTS[rank] == "b"]
         enter(name)
         address = f"10.99.0.{namespaces.index(name) + 1}"
-        hello = Hello(rank, 3, HOSTS[rank])
-        return connect_channel(hello, store, b"secret", address, Timeouts(heartbeat=1.0), ProcessSets(3)).channel
+        with ConnectAttempt(PATIENCE) as attempt:
+            end = LocalEnd(Hello(rank, 3, HOSTS[rank]), b"secret", address, 1.0, attempt)
+            return connect_channel(end, store, ProcessSets(3), lambda *_: b"").channel
 
     store = MemoryStore()
     channels = in_threads(3, meet, PATIENCE)
