@@ -31,7 +31,7 @@ WIDTHS = [784, 2048, 2048, 10]
 BATCH = 32
 WARM_UP_STEPS = 20
 LAUNCH_SECONDS = 300.0
-# What a user who sets nothing has not set.
+# Variables that are absent from the environment of a user who tunes nothing.
 UNSET = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 

@@ -58,7 +58,7 @@ class Case:
 
     @property
     def title(self) -> str:
-        """What the table calls it."""
+        """The name of the case in the table."""
         return f"{self.operation} {self.dtype}, {label(self.nbytes)}"
 
 

@@ -1,4 +1,4 @@
-"""What a parameter costs: a training step of a model with many small ones, with different ways to combine gradients.
+"""The cost of a parameter: a training step of a model with many small ones, with different ways to combine gradients.
 
     python -m benchmarks.parameters --ranks 2 4 --layers 30 --width 64
 

@@ -1,4 +1,4 @@
-"""What tuning may change while a job runs: one frozen value that all ranks use from the same batch on."""
+"""The parameters that tuning may change during a job: one frozen value that all ranks use from the same batch on."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Collectives over messages, for ranks of different hosts: the algorithms over any :class:`Transport`.
 
-What each operation costs, for P members and S bytes (per member: messages one after the other, bytes sent). A = steps
+The cost of each operation, for P members and S bytes (per member: messages one after the other, bytes sent). A = steps
 of the transport's allgather, which sends (P - 1) S bytes:
 
 =============================  ===========================================  =============  ===================

@@ -19,7 +19,7 @@ CHUNK_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What all tasks of a stage get.
+    """The plan that all tasks of a stage get.
 
     ``call`` is what :func:`executors.call.pickle_call` makes. ``console`` has the addresses and the port of the driver.
     ``environment`` is added to that of the task and of the job. ``search_path`` changes the PYTHONPATH of the workers.

@@ -1,4 +1,4 @@
-"""What a shard and torch's ``DataLoader`` must know of each other; this never imports torch."""
+"""The rules between a shard and torch's ``DataLoader``; this module never imports torch."""
 
 from __future__ import annotations
 

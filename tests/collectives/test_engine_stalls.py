@@ -65,7 +65,7 @@ def hold(monkeypatch):
 
 
 def warnings_of(caplog, rank):
-    """What rank ``rank``, which is not 0, has logged."""
+    """The log of ``rank``, which is not 0."""
     return [record.getMessage() for record in caplog.records if record.getMessage().startswith(f"rank {rank}")]
 
 

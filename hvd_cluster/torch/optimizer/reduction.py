@@ -161,7 +161,7 @@ class Reduction:
                 parameter.grad = _gradient(parameter).to_sparse(common[parameter])
 
     def _explained(self, problem: object) -> MismatchError:
-        return MismatchError(f"{problem}. What travels as {self._label!r}: {', '.join(self._names_of_bucket())}")
+        return MismatchError(f"{problem}. The parameters in {self._label!r}: {', '.join(self._names_of_bucket())}")
 
     def _names_of_bucket(self) -> list[str]:
         return [self._names[parameter] for parameter in self._bucket.parameters]
