@@ -7,6 +7,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,7 +24,8 @@ from collectives.api import (
 )
 from collectives.backends.adasum import adasum
 from collectives.backends.gloo import GlooBackend, GlooJoining
-from collectives.backends.gloo.connections import Connections
+from collectives.backends.gloo.connections import NOWHERE, Connections
+from collectives.backends.gloo.transport import GlooTransport
 from collectives.backends.joining import meet
 from collectives.backends.scratch import Scratch
 from collectives.buffers import Buffer
@@ -261,6 +263,27 @@ def test_without_torch(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(ImportError, match=r"pip install 'hvd-cluster\[torch\]'"):
         GlooJoining(group_of(1), 20.0)
+
+
+@pytest.mark.parametrize(("timeout", "expected"), [(0.01, CollectiveTimeoutError), (20.0, PeerLostError)])
+def test_an_operation_that_stays_unfinished_without_its_connection(timeout, expected):
+    """On a busy machine Gloo closes the connection at its timeout, and reports the timeout much later."""
+
+    class Unfinished:
+        def wait(self, limit):
+            time.sleep(limit.total_seconds())
+            raise RuntimeError("the wait has expired")
+
+        def is_completed(self):
+            return False
+
+    class Broken(Connections):
+        def broken(self):
+            return True
+
+    transport = GlooTransport(group_of(2), SimpleNamespace(barrier=Unfinished), Broken(NOWHERE), timeout)
+    with pytest.raises(expected, match="rank 1 on host"):
+        transport.barrier()
 
 
 def connect(group, store, timeout=20.0) -> GlooBackend:

@@ -13,10 +13,10 @@ __all__ = ["GlooBackend"]
 
 
 class GlooBackend(MessagingBackend):
-    """A member of ``group``, with the connected ``process_group`` of torch and its ``connections``.
+    """A member of ``group``, with the connected ``process_group`` of torch, its ``timeout`` and its ``connections``.
 
     :class:`~collectives.backends.gloo.joining.GlooJoining` connects them.
     """
 
-    def __init__(self, group: Group, process_group: Any, connections: Connections) -> None:
-        super().__init__(GlooTransport(group, process_group, connections))
+    def __init__(self, group: Group, process_group: Any, connections: Connections, timeout: float) -> None:
+        super().__init__(GlooTransport(group, process_group, connections, timeout))

@@ -60,7 +60,7 @@ class GlooJoining(Joining):
             self._connections.shut_down()
             raise
         self._connections.find(peers)
-        return GlooBackend(self.group, process_group, self._connections)
+        return GlooBackend(self.group, process_group, self._connections, self._timeout)
 
     def close(self) -> None:
         """See :class:`Joining`."""

@@ -14,7 +14,7 @@ from collectives.api import (
 from collectives.backends.group import Group
 from collectives.descriptors import EXHAUSTED
 
-__all__ = ["import_torch", "lacks_descriptors", "some_of", "translate"]
+__all__ = ["import_torch", "lacks_descriptors", "some_of", "timed_out", "translate"]
 
 
 def import_torch() -> Any:
@@ -39,6 +39,11 @@ def lacks_descriptors(error: Exception) -> bool:
     return "Too many open files" in str(error)
 
 
+def timed_out(group: Group, text: str) -> CollectiveTimeoutError:
+    """The error for an operation of ``group`` that took longer than the timeout; ``text`` says what was seen."""
+    return CollectiveTimeoutError(f"{some_of(group)} did not answer in time; look there, or raise the timeout ({text})")
+
+
 def translate(error: Exception, group: Group) -> Exception:
     """The engine's error for one that Gloo raised in ``group``. Gloo's errors differ in their text only."""
     if isinstance(error, (HorovodInternalError, SettingsError)):
@@ -47,9 +52,7 @@ def translate(error: Exception, group: Group) -> Exception:
     if lacks_descriptors(error):
         return HorovodInternalError(f"Gloo failed: {EXHAUSTED} ({text})")
     if "Timed out" in text or "timeout" in text:
-        return CollectiveTimeoutError(
-            f"{some_of(group)} did not answer in time; look there, or raise the timeout ({text})"
-        )
+        return timed_out(group, text)
     if "/transport/" in text or "onnect" in text:
         return PeerLostError(f"the connection to {some_of(group)} broke; form a new job ({text})")
     return EngineError(f"Gloo refused what it was asked to do; report this ({text})")

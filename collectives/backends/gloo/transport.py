@@ -16,7 +16,7 @@ from typing import Any
 
 from collectives.api import DType, PeerLostError, ReduceOp, ShutDownError
 from collectives.backends.gloo.connections import Connections
-from collectives.backends.gloo.library import import_torch, some_of, translate
+from collectives.backends.gloo.library import import_torch, some_of, timed_out, translate
 from collectives.backends.group import Group
 from collectives.backends.host import Array, Bytes
 from collectives.backends.transport import Transport
@@ -32,15 +32,19 @@ _RING_OPS = {ReduceOp.SUM: "SUM", ReduceOp.PRODUCT: "PRODUCT"}
 
 
 class GlooTransport(Transport):
-    """A member of ``group``, with the connected ``process_group`` of torch and its ``connections``."""
+    """A member of ``group``, with the connected ``process_group`` of torch and its ``connections``.
+
+    ``timeout`` is the process group's, in seconds.
+    """
 
     name = "gloo"
 
-    def __init__(self, group: Group, process_group: Any, connections: Connections) -> None:
+    def __init__(self, group: Group, process_group: Any, connections: Connections, timeout: float) -> None:
         super().__init__(group)
         self._torch = import_torch()
         self._process_group = process_group
         self._connections = connections
+        self._timeout = timeout
         self._error: Exception | None = None
         # Owned by this transport; held for a few instructions.
         self._error_lock = threading.Lock()
@@ -104,20 +108,31 @@ class GlooTransport(Transport):
 
         No frame of a traceback may hold the work or the group: it would decide when they are dropped.
         """
+        began = time.monotonic()
         try:
-            self._wait(getattr(self._process_group, operation)(*arguments))
+            self._wait(getattr(self._process_group, operation)(*arguments), began)
         except RuntimeError as error:
             raise self._fail(error) from error.with_traceback(None)
         self.check()
 
-    def _wait(self, work: Any) -> None:
+    def _wait(self, work: Any, began: float) -> None:
         """Wait in slices, because only our own flag ends a wait, and because Gloo may miss a broken connection."""
         while not _finished(work, SLICE):
             if self._error is not None or self._connections.broken():
                 if not _finished(work, GRACE):
                     self._unfinished = work
-                    self._fail(PeerLostError(f"the connection to {some_of(self.group)} is gone; form a new job"))
+                    self._fail(self._without_connection(time.monotonic() - began))
                 return
+
+    def _without_connection(self, seconds: float) -> Exception:
+        """The error of an operation that lost a connection after ``seconds``. It may have lost it to Gloo's timeout.
+
+        When its timeout expires Gloo closes the connection first. It reports the timeout later, on a busy machine after
+        more than GRACE.
+        """
+        if seconds >= self._timeout:
+            return timed_out(self.group, f"Gloo closed the connection after {seconds:.1f} s")
+        return PeerLostError(f"the connection to {some_of(self.group)} is gone; form a new job")
 
     def _fail(self, error: Exception) -> Exception:
         """The error that this and all later calls raise. Disconnects the peers, so that they do not wait in vain."""
