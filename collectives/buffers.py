@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from collectives.api import DType, InvalidRequestError
 
-__all__ = ["Buffer", "as_buffer", "empty"]
+__all__ = ["Buffer", "as_buffer", "empty", "host_arrays", "host_bytes"]
 
 Array = npt.NDArray[Any]
 
@@ -62,13 +62,28 @@ class Buffer:
     def host(self) -> Array:
         """The memory as a flat array; InvalidRequestError for device memory."""
         if self.array is None:
-            raise InvalidRequestError(f"the tensor is on {self.device}; this backend works on host memory")
+            raise self._not_on_host()
         return self.array
 
     @property
     def bytes(self) -> npt.NDArray[np.uint8]:
-        """The memory as a flat array of bytes."""
-        return self.host.view(np.uint8)
+        """The memory as a flat array of bytes; InvalidRequestError for device memory."""
+        if self.array is None:
+            raise self._not_on_host()
+        return self.array.view(np.uint8)
+
+    def _not_on_host(self) -> InvalidRequestError:
+        return InvalidRequestError(f"the tensor is on {self.device}; this backend works on host memory")
+
+
+def host_arrays(buffers: Sequence[Buffer]) -> list[Array]:
+    """:attr:`Buffer.host` of each, without a call for each."""
+    return [buffer.host if buffer.array is None else buffer.array for buffer in buffers]
+
+
+def host_bytes(buffers: Sequence[Buffer]) -> list[npt.NDArray[np.uint8]]:
+    """:attr:`Buffer.bytes` of each, without a call for each."""
+    return [buffer.bytes if buffer.array is None else buffer.array.view(np.uint8) for buffer in buffers]
 
 
 def empty(dtype: DType, shape: Sequence[int]) -> Buffer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from collectives.api import Topology
 
@@ -15,24 +15,23 @@ class Group:
     """A list of ranks, as one of them sees it.
 
     ``ranks`` are the global ranks of the members; a member's index in it is its *position*, and ``position`` is that
-    of this process. ``hosts[i]`` is the host of the member at position i. Backends compute with positions; messages to
-    users name global ranks and hosts, see :meth:`describe`.
+    of this process. ``hosts[i]`` is the host of the member at position i. ``size`` is the number of members. Backends
+    compute with positions; messages to users name global ranks and hosts, see :meth:`describe`.
     """
 
     ranks: tuple[int, ...]
     position: int
     hosts: tuple[str, ...]
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", len(self.ranks))
 
     @classmethod
     def of(cls, members: Sequence[int], topology: Topology) -> Group:
         """The group of the global ranks ``members``, which include the rank of this process."""
         ranks = tuple(members)
         return cls(ranks, ranks.index(topology.rank), tuple(topology.hosts[rank] for rank in ranks))
-
-    @property
-    def size(self) -> int:
-        """The number of members."""
-        return len(self.ranks)
 
     @property
     def others(self) -> list[int]:

@@ -13,7 +13,7 @@ from collectives.api import DType, ReduceOp
 from collectives.backends.base import Backend
 from collectives.backends.group import Group
 from collectives.backends.host_memory import HostMemory
-from collectives.buffers import Buffer
+from collectives.buffers import Buffer, host_arrays, host_bytes
 from collectives.completion import DONE, Completion
 
 __all__ = ["Array", "Bytes", "HostBackend"]
@@ -46,7 +46,7 @@ class HostBackend(Backend):
         postscale: float = 1.0,
     ) -> Completion:
         """See :class:`Backend`."""
-        inputs, outputs = [source.host for source in sources], [destination.host for destination in destinations]
+        inputs, outputs = host_arrays(sources), host_arrays(destinations)
         self.allreduce_arrays(inputs, outputs, sources[0].dtype, op, prescale, postscale)
         return DONE
 
@@ -60,13 +60,13 @@ class HostBackend(Backend):
         postscale: float = 1.0,
     ) -> Completion:
         """See :class:`Backend`."""
-        inputs, outputs = [source.host for source in sources], [destination.host for destination in destinations]
+        inputs, outputs = host_arrays(sources), host_arrays(destinations)
         self.reducescatter_arrays(inputs, outputs, counts, sources[0].dtype, op, prescale, postscale)
         return DONE
 
     def allgather(self, sources: Sequence[Buffer], destinations: Sequence[Buffer], counts: Sequence[int]) -> Completion:
         """See :class:`Backend`."""
-        inputs, outputs = [source.bytes for source in sources], [destination.bytes for destination in destinations]
+        inputs, outputs = host_bytes(sources), host_bytes(destinations)
         self.allgather_bytes(inputs, outputs, counts)
         return DONE
 
@@ -79,7 +79,10 @@ class HostBackend(Backend):
         self, source: Buffer, destination: Buffer, send_counts: Sequence[int], receive_counts: Sequence[int]
     ) -> Completion:
         """See :class:`Backend`."""
-        self.alltoall_bytes(source.bytes[: sum(send_counts)], destination.bytes, send_counts, receive_counts)
+        data, total = source.bytes, sum(send_counts)
+        if len(data) > total:
+            data = data[:total]
+        self.alltoall_bytes(data, destination.bytes, send_counts, receive_counts)
         return DONE
 
     def barrier(self) -> Completion:

@@ -199,7 +199,7 @@ class SocketChannel(Channel):
     @property
     def has_unsent(self) -> bool:
         """See :class:`Channel`."""
-        return any(connection.has_unsent for connection in self._connections.values())
+        return any([connection.has_unsent for connection in self._connections.values()])
 
     def flush(self, timeout: float) -> None:
         """See :class:`Channel`."""

@@ -72,6 +72,7 @@ class Driver:
         self._core = core
         self._spins = FEW_SPINS if crowded else SPINS
         self._exchange = exchange
+        self._end = exchange.end
         self._channel = exchange.channel
         # Owned by the driving thread; no thread blocks on it without a bound: callers wait for _changed instead.
         self._driving = threading.Lock()
@@ -136,7 +137,7 @@ class Driver:
 
     def _drive_for(self, work: Work) -> None:
         self._caller = threading.get_ident()
-        while not (work.done or self._exchange.finished):
+        while not (work.done or self._end.finished):
             if not (self._step() or self._spin()):
                 self._sleep()
         if not work.done:  # entered after all had failed, or taken out of the table by an interrupt
@@ -237,7 +238,7 @@ class Driver:
     def _step(self) -> bool:
         eager = bool(self._caller) or not self.patient
         active = self._exchange.step(eager, waited=bool(self._waiters))
-        if self._exchange.finished:
+        if self._end.finished:
             self.notify()
         return active
 

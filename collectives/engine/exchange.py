@@ -52,8 +52,8 @@ class Exchange:
 
     ``commands`` are requests of other threads, in order. ``finished`` turns true once, when only the close is left to
     do; ``failure`` is then the reason of an abrupt end, None for a polite one. ``announce`` wakes the callers that wait
-    for a work. ``dispatch`` already has handlers for the messages of the decider. ``parameters`` are those of the last
-    batch that ran.
+    for a work. ``end`` has ``finished`` and ``failure`` as attributes, for loops that read them often. ``dispatch``
+    already has handlers for the messages of the decider. ``parameters`` are those of the last batch that ran.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Exchange:
         self._announce = announce
         self._trial: Trial | None = None
         self._trial_since: float | None = None
-        self._ending = Ending(topology, timeouts.shutdown)
+        self.end = self._ending = Ending(topology, timeouts.shutdown)
         dispatch.on(Stop, self._stop)
         dispatch.on(Status, self._hear_status)
         dispatch.on(Left, lambda _: self._ending.finish())
@@ -114,18 +114,18 @@ class Exchange:
     @property
     def is_quiet(self) -> bool:
         """Whether only a message, or an action of another thread, gives :meth:`step` something to do."""
-        idle = not (self.commands or self._decided or self._link.is_holding or self.channel.has_unsent)
-        return idle and not self._runner.is_flying
+        idle = not (self.commands or self._decided.batches or self._runner.flights)
+        return idle and not (self._link.is_holding or self.channel.has_unsent)
 
     @property
     def has_batches(self) -> bool:
         """Whether some decided batches have not run yet."""
-        return bool(self._decided)
+        return bool(self._decided.batches)
 
     @property
     def has_works(self) -> bool:
         """Whether any work is in flight."""
-        return bool(self._works) or self._runner.is_flying
+        return bool(self._works or self._runner.flights)
 
     @property
     def may_sleep(self) -> bool:
@@ -201,7 +201,7 @@ class Exchange:
         if self._decided and (eager or self._is_due(waited)):
             active = True
             self._run_decided()
-        if self._runner.is_flying and self._runner.settle():
+        if self._runner.flights and self._runner.settle():
             active = True
         if lost is not None:
             self.fail(self._ending.loss(lost))

@@ -24,9 +24,12 @@ def execute(works: Sequence[Work], responses: Sequence[Response], backend: Backe
     completion is done. Errors of the backend propagate.
     """
     operation = works[0].request.operation
-    if operation in _RUN_FUSED:
-        return _RUN_FUSED[operation](works, responses, backend)
+    run_fused = _RUN_FUSED.get(operation)
+    if run_fused is not None:
+        return run_fused(works, responses, backend)
     run = _RUN[operation]
+    if len(works) == 1:
+        return run(works[0], responses[0], backend)
     return all_of([run(work, response, backend) for work, response in zip(works, responses, strict=True)])
 
 
@@ -40,7 +43,7 @@ def _summed(request: Request, size: int) -> tuple[ReduceOp, float]:
 def _allreduce(works: Sequence[Work], responses: Sequence[Response], backend: Backend) -> Completion:
     request = works[0].request
     op, postscale = _summed(request, backend.group.size)
-    sources = [work.input() for work in works]
+    sources = [work.source or work.input() for work in works]
     destinations = [work.allocate(work.request.shape) for work in works]
     if request.dtype.has_parts:
         sources, destinations = _as_reals(sources), _as_reals(destinations)
@@ -57,10 +60,16 @@ def _as_reals(buffers: list[Buffer]) -> list[Buffer]:
 def _allgather(works: Sequence[Work], responses: Sequence[Response], backend: Backend) -> Completion:
     sources = [work.input() for work in works]
     outputs = [_gathered(work, response.sizes) for work, response in zip(works, responses, strict=True)]
-    counts = [[rows * _row_bytes(work) for rows in each.sizes] for work, each in zip(works, responses, strict=True)]
-    if len(outputs) > 1:
-        outputs = _by_member([output.cast(DType.UINT8) for output in outputs], counts)
+    counts = [_member_bytes(work, response.sizes) for work, response in zip(works, responses, strict=True)]
+    if len(works) == 1:
+        return backend.allgather(sources, outputs, counts[0])
+    outputs = _by_member([output.cast(DType.UINT8) for output in outputs], counts)
     return backend.allgather(sources, outputs, [sum(of_member) for of_member in zip(*counts, strict=True)])
+
+
+def _member_bytes(work: Work, sizes: Sequence[int]) -> list[int]:
+    row = _row_bytes(work)
+    return [rows * row for rows in sizes]
 
 
 def _gathered(work: Work, sizes: Sequence[int]) -> Buffer:

@@ -43,6 +43,8 @@ class _Flight(NamedTuple):
 class Runner:
     """Owns the backends of all process sets that this rank is a member of, and the works of operations that have begun.
 
+    ``flights`` are the operations that have begun and whose works are not done.
+
     :meth:`abort` and :meth:`check` may be called from any thread, everything else from the thread that drives.
     """
 
@@ -60,7 +62,7 @@ class Runner:
         self._rank = rank
         self._sets = process_sets
         self._backends = dict(backends)
-        self._flights: list[_Flight] = []
+        self.flights: list[_Flight] = []
         self._connect = connect
         self._works = works
         self._events = events
@@ -110,17 +112,12 @@ class Runner:
         if completion is DONE:
             self._complete_all(works, batch)
         else:
-            self._flights.append(_Flight(completion, works, batch))
-
-    @property
-    def is_flying(self) -> bool:
-        """Whether an operation has begun and its works are not done."""
-        return bool(self._flights)
+            self.flights.append(_Flight(completion, works, batch))
 
     @property
     def deadline(self) -> float | None:
         """When :meth:`settle` should be called again, in monotonic seconds; None: never."""
-        return time.monotonic() + POLL_SECONDS if self._flights else None
+        return time.monotonic() + POLL_SECONDS if self.flights else None
 
     def settle(self) -> bool:
         """Complete the works of operations that are over, in any order; return whether there were any.
@@ -128,7 +125,7 @@ class Runner:
         Raises the error of an operation that failed.
         """
         over = False
-        for flight in list(self._flights):
+        for flight in list(self.flights):
             if flight.completion.is_done:
                 self._land(flight)
                 over = True
@@ -140,22 +137,24 @@ class Runner:
         Operations that are not over by then stay in flight.
         """
         deadline = time.monotonic() + seconds
-        for flight in list(self._flights):
+        for flight in list(self.flights):
             if flight.completion.wait(max(0.0, deadline - time.monotonic())):
                 self._land(flight)
 
     def _land(self, flight: _Flight) -> None:
-        self._flights.remove(flight)
+        self.flights.remove(flight)
         self._complete_all(flight.works, flight.batch)
 
     def attempt(self, trial: Trial, meanwhile: Meanwhile) -> bool:
         """Let ``trial`` run its batches; if it does, complete their works. Return whether it did."""
         batches, request = trial.batches, trial.batches[0][0].request
-        works = [self._works.find([response.request.key for response in batch]) for batch in batches]
-        if not all(works):  # an interrupt has taken one out
+        works = self._works.find(batches)
+        if works is None:  # an interrupt has taken one out
             return False
         backend = self._backends[request.process_set].backend(request)
-        attempt = Attempt(trial.first, batches, works, backend, self._publish_agreed, meanwhile)
+        backend.on_phase = None
+        publish = self._publish_agreed if self._events.active else None
+        attempt = Attempt(trial.first, batches, works, backend, publish, meanwhile)
         if not trial.run(attempt):
             return False
         for number, (batch, completion) in enumerate(zip(works, attempt.completions, strict=True), trial.first):
@@ -188,8 +187,7 @@ class Runner:
 
     def _publish_agreed(self, batch: int, works: Sequence[Work], backend: Backend) -> None:
         """In unison, a batch is decided when it starts."""
-        if self._events.active:
-            self._publish_decision(batch, [work.request for work in works], time.monotonic())
+        self._publish_decision(batch, [work.request for work in works], time.monotonic())
         self._publish_start(batch, works, backend)
 
     def _publish_start(self, batch: int, works: Sequence[Work], backend: Backend) -> None:
@@ -280,7 +278,7 @@ class Runner:
 
     def fail_flights(self, error: Exception) -> None:
         """The works of operations that are not over end with ``error``."""
-        flights, self._flights = self._flights, []
+        flights, self.flights = self.flights, []
         for flight in flights:
             for work in flight.works:
                 self.fail(work, error)

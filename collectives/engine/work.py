@@ -58,11 +58,13 @@ class Work:
 
     def allocate(self, shape: tuple[int, ...]) -> Buffer:
         """The buffer for a result of ``shape``; sets ``output``."""
-        destination = self.destination
-        try:
-            output = destination(shape) if callable(destination) else destination
-        except Exception as error:
-            raise HorovodInternalError(f"no memory for the result {shape} of {self.request.name!r}: {error}") from error
+        output = self.destination
+        if callable(output):
+            try:
+                output = output(shape)
+            except Exception as error:
+                text = f"no memory for the result {shape} of {self.request.name!r}: {error}"
+                raise HorovodInternalError(text) from error
         if output is None or output.shape != shape:
             raise EngineError(f"{self.request.name!r}: no destination of shape {shape}, only {output}")
         self.output = output

@@ -6,12 +6,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import takewhile
 
 from collectives.api import DuplicateNameError, Operation, Request
 from collectives.engine.work import Work, fresh
 from collectives.planning.agreement import SET_CHANGES
+from collectives.planning.messages import Response
 
 __all__ = ["UNNAMED", "WorkTable"]
 
@@ -84,8 +84,9 @@ class WorkTable:
 
     def _check_free(self, works: Sequence[Work]) -> None:
         seen: set[Key] = set()
-        for key in (work.request.key for work in works):
-            if key in seen or self._is_in_flight(key):
+        for work in works:
+            key = work.request.key
+            if key in self._works or key in seen or (self._queued and self._is_queued(key)):
                 raise DuplicateNameError(
                     f"tensor {key[1]!r} is still in flight on rank {self._rank}; "
                     "synchronize it first, or give each tensor its own name"
@@ -93,7 +94,10 @@ class WorkTable:
             seen.add(key)
 
     def _is_in_flight(self, key: Key) -> bool:
-        return key in self._works or any(work.error is None for work in self._queued.get(key, ()))
+        return key in self._works or self._is_queued(key)
+
+    def _is_queued(self, key: Key) -> bool:
+        return any(work.error is None for work in self._queued.get(key, ()))
 
     def _name(self, works: Sequence[Work]) -> None:
         """The n-th unnamed call of one kind has the same name on every member."""
@@ -104,9 +108,9 @@ class WorkTable:
         name = f"{request.group or request.name}.noname.{number % UNNAMED}"
         for place, work in enumerate(works):
             work.request = (
-                replace(work.request, name=f"{name}[{place}]", group=name)
+                work.request.changed(name=f"{name}[{place}]", group=name)
                 if request.group
-                else replace(request, name=name)
+                else request.changed(name=name)
             )
 
     def _waits(self, work: Work) -> bool:
@@ -116,8 +120,10 @@ class WorkTable:
         waits = key in self._works or key in self._rejected
         if waits:
             self._queued.setdefault(key, deque()).append(work)
+        elif work.error is None:
+            self._works[key] = work
         else:
-            self._place(key, work)
+            self._rejected[key] = work
         return waits
 
     def _place(self, key: Key, work: Work) -> None:
@@ -147,12 +153,12 @@ class WorkTable:
         works = (self._works.get(request.key) for request in requests)
         return any(work is not None and work.urged for work in works)
 
-    def find(self, keys: Iterable[Key]) -> list[Work]:
-        """The works called ``keys``; an empty list if one of them is missing."""
+    def find(self, batches: Iterable[Sequence[Response]]) -> list[list[Work]] | None:
+        """The works of ``batches``, batch by batch; None if one of them is missing."""
         try:
-            return [self._works[key] for key in keys]
+            return [[self._works[response.request.key] for response in batch] for batch in batches]
         except KeyError:
-            return []
+            return None
 
     def take(self, key: Key) -> Work | None:
         """Remove and return the work called ``key``, if there is one; the next of that name takes its place."""

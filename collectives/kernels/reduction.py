@@ -70,8 +70,12 @@ class Reduction:
         elif not self._folds:
             store = partial(_store_average, len(inputs)) if self._averages else self._kernel.store
             _accumulate(self._kernel, self._ufunc, out, inputs, self._prescale, self._postscale, store)
-        elif self._postscale == 1.0 and len(inputs) == 2:
+        elif len(inputs) == 2 and (self._postscale == 1.0 or out.size <= CHUNK):
             self._ufunc(inputs[0], inputs[1], out=out)
+            if self._postscale != 1.0:
+                self._kernel.store(out, out, self._postscale)
+        elif len(inputs) == 1 and out.size <= CHUNK:
+            self._kernel.store(inputs[0], out, self._postscale)
         else:
             _fold(self._kernel, self._ufunc, out, inputs, self._postscale)
 
@@ -139,7 +143,7 @@ class _Kernel:
 
 def _fold(kernel: _Kernel, combine: np.ufunc, out: Array, inputs: Sequence[Array], postscale: float) -> None:
     """Combine straight into ``out``, or beside it where a later input lies in the same memory."""
-    aliased = any(np.may_share_memory(out, later) for later in inputs[2:])
+    aliased = any([np.may_share_memory(out, later) for later in inputs[2:]])
     scratch = np.empty(min(out.size, CHUNK), out.dtype) if aliased else None
     for target, pieces in _chunks(out, inputs):
         total = target if scratch is None else scratch[: target.size]

@@ -20,13 +20,16 @@ class Segments:
 
     def __init__(self, arrays: Sequence[Array]) -> None:
         self._arrays = arrays
-        self._ends = list(accumulate(len(array) for array in arrays))
+        self._ends = list(accumulate(map(len, arrays)))
+        self._only = arrays[0] if len(arrays) == 1 else None  # most operations have one array; it needs no search
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
     def view(self, start: int, stop: int) -> Array | None:
         """self[start : stop] without a copy, when that lies in one array."""
+        if self._only is not None:
+            return self._only[start:stop] if start < len(self._only) and stop <= len(self._only) else None
         index = bisect_right(self._ends, start)
         if index == len(self._ends) or stop > self._ends[index]:
             return None
@@ -47,11 +50,17 @@ class Segments:
 
     def read(self, start: int, target: Array) -> None:
         """target = self[start : start + len(target)]"""
+        if self._only is not None:
+            target[:] = self._only[start : start + len(target)]
+            return
         for piece, lower, upper in self._pieces(start, start + len(target)):
             target[lower:upper] = piece
 
     def write(self, start: int, source: Array) -> None:
         """self[start : start + len(source)] = source"""
+        if self._only is not None:
+            self._only[start : start + len(source)] = source
+            return
         for piece, lower, upper in self._pieces(start, start + len(source)):
             piece[:] = source[lower:upper]
 

@@ -109,7 +109,7 @@ def _alltoall(request: Request, members: Sequence[int]) -> Request:
             f"{_where(request)}: splits {list(splits)} must be non-negative and add up to at most the {rows} rows of "
             "the tensor"
         )
-    return replace(request, splits=splits)
+    return request.changed(splits=splits)
 
 
 def _equal_splits(request: Request, rows: int, size: int) -> tuple[int, ...]:

@@ -469,8 +469,7 @@ class Coordinator:
     def use(self, id: int) -> None:
         """The ranks ran ``id`` in unison, as a batch of its own."""
         self._next_batch += 1
-        if id in self._cache:
-            self._cache.use(id)
+        self._cache.use(id)
 
     def _run(self, process_set: int, batches: Sequence[Sequence[Response]], unison: bool) -> Outgoing:
         ids = tuple(tuple(response.id for response in batch) for batch in batches)

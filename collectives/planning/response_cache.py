@@ -71,8 +71,9 @@ class ResponseCache:
         return self._known.get(id)
 
     def use(self, id: int) -> None:
-        """``id`` is the most recently used from now on."""
-        self._known.move_to_end(id)
+        """``id``, unless it was dropped, is the most recently used from now on."""
+        if id in self._known:
+            self._known.move_to_end(id)
 
     def learn(self, known: Known) -> list[Known]:
         """Keep ``known``; returns the collectives dropped for it."""

@@ -39,12 +39,13 @@ class Refusal:
 class Worker:
     """The tensors that one rank has submitted, and the ids of their names on the wire.
 
-    ``parameters`` are this rank's own until those of rank 0 come, with the first batch.
+    ``parameters`` are this rank's own until those of rank 0 come, with the first batch. ``next_batch`` is the id of the
+    next batch, if it runs in unison.
     """
 
     def __init__(self, parameters: Parameters) -> None:
         self.parameters = parameters
-        self._next_batch = 0
+        self.next_batch = 0
         self._in_flight: dict[Key, Request] = {}
         self._ids: dict[Key, tuple[int, Request]] = {}
         self._responses: dict[int, Response] = {}
@@ -97,14 +98,9 @@ class Worker:
         response = self._responses[self._ready_ids[0]]
         return None if response.request.process_set or response.request.group else response
 
-    @property
-    def next_batch(self) -> int:
-        """The id of the next batch, if it runs in unison."""
-        return self._next_batch
-
     def finish_lone(self, response: Response) -> None:
         """The tensor of :meth:`lone` has run without the coordinator."""
-        self._next_batch += 1
+        self.next_batch += 1
         self._ready_ids, self._urgent = [], []
         self._finish(response)
 
@@ -138,7 +134,7 @@ class Worker:
             Batch(tuple([self._responses[id] for id in ids]), message.unison, number, self.parameters)
             for number, ids in enumerate(message.batches, message.first)
         ]
-        self._next_batch = message.first + len(batches)
+        self.next_batch = message.first + len(batches)
         for batch in batches:
             for response in batch.responses:
                 self._finish(response)

@@ -35,8 +35,8 @@ def reduction(
     """
     return {
         "op": choose_op(average, op),
-        "prescale_factor": as_factor(prescale_factor),
-        "postscale_factor": as_factor(postscale_factor),
+        "prescale_factor": prescale_factor if type(prescale_factor) is float else as_factor(prescale_factor),
+        "postscale_factor": postscale_factor if type(postscale_factor) is float else as_factor(postscale_factor),
     }
 
 
@@ -48,7 +48,7 @@ def choose_op(average: bool | None, op: ReduceOp | int | None) -> ReduceOp:
         warnings.warn("average= is deprecated; use op=Average or op=Sum", DeprecationWarning, stacklevel=4)
         return ReduceOp.AVERAGE if average else ReduceOp.SUM
     try:
-        return ReduceOp.AVERAGE if op is None else ReduceOp(op)
+        return ReduceOp.AVERAGE if op is None else op if type(op) is ReduceOp else ReduceOp(op)
     except ValueError:
         allowed = ", ".join(member.name.capitalize() for member in ReduceOp)
         raise InvalidRequestError(f"op={op!r} is not a reduction; use one of {allowed}") from None

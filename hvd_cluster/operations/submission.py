@@ -29,7 +29,7 @@ def start(
     if "root_rank" in fields:
         fields["root_rank"] = as_rank(fields["root_rank"])
     request = Request(
-        operation.value if name is None else f"{operation.value}.{name}",
+        operation.label if name is None else f"{operation.label}.{name}",
         operation,
         source.dtype,
         source.shape,
@@ -50,9 +50,9 @@ def start_group(
 ) -> list[Work]:
     """Submit sources with their destinations as a group: all run together, or none."""
     engine = basics.engine()
-    id, label, count = process_set_id(process_set), f"grouped_{operation.value}", len(tensors)
+    id, label, count = process_set_id(process_set), f"grouped_{operation.label}", len(tensors)
     if name is not None:
-        label = f"{operation.value}.{name}"
+        label = f"{operation.label}.{name}"
     works = []
     for place, (source, destination) in enumerate(tensors):
         request = Request(

@@ -13,7 +13,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -50,13 +49,6 @@ class Disagreement(Exception):
     """Not all ranks arrived with the same value."""
 
 
-class _Question(NamedTuple):
-    """The callbacks of :meth:`Gate.ask`."""
-
-    waiting: Callable[[list[int]], None]
-    agreed: Callable[[], None]
-
-
 class Gate:
     """One rank's end of a barrier among the ranks of ``group``, over ``memory`` (zeroed, gate_bytes(size) bytes).
 
@@ -74,7 +66,7 @@ class Gate:
         self._timeout = timeout
         self._epoch = 0
         self._value = 0
-        self._question: _Question | None = None
+        self._question: tuple[Callable[[list[int]], None], Callable[[], None]] | None = None
         self._error: Exception | None = None
         self._words = memoryview(memory.data).cast("Q")
         self._wake_word = size * LINE // WORD
@@ -117,11 +109,12 @@ class Gate:
         if question is None:
             self._wait()
         else:
-            self._agree(question.waiting)
+            waiting, agreed = question
+            self._agree(waiting)
         if self._error is not None:
             raise self._error
         if question is not None:
-            question.agreed()
+            agreed()
 
     def _wait(self) -> None:
         over = self._arrive_soon() or self._sleep(self._timeout, self._all_arrived)
@@ -139,7 +132,7 @@ class Gate:
         all ranks know of the disagreement. While it waits it calls ``waiting`` every few milliseconds with the ranks
         that have not arrived. When all have arrived with ``value`` it calls ``agreed``.
         """
-        self._value, self._question = value, _Question(waiting, agreed)
+        self._value, self._question = value, (waiting, agreed)
 
     @property
     def is_asking(self) -> bool:
@@ -156,8 +149,11 @@ class Gate:
     def _is_differing(self) -> bool:
         """Whether a rank arrived with another value. A rank at a later crossing had arrived here with the same."""
         mine = self._words[self._mine]
-        changes = (self._words[index] ^ mine for _, index in self._peers)  # read each once: it may change at any time
-        return any(change and not change & MASK for change in changes)
+        for _, index in self._peers:
+            change = self._words[index] ^ mine  # read once: it may change at any time
+            if change and not change & MASK:
+                return True
+        return False
 
     def _all_arrived(self) -> bool:
         return not self._absent()

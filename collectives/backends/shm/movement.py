@@ -20,6 +20,7 @@ from collectives.kernels.segments import Segments
 
 __all__ = ["Movement"]
 
+SMALL_BYTES = 1 << 15
 HEADER = 64
 ALIGNMENT = 64
 
@@ -94,6 +95,10 @@ class Movement:
 
     def allgather(self, source: Segments, destination: Segments, counts: Sequence[int]) -> None:
         """``counts[r]`` bytes come from rank r."""
+        largest = max(counts)
+        if 0 < largest <= SMALL_BYTES:
+            self._gather_small(source, destination, counts)
+            return
         starts = [0, *accumulate(counts)]
 
         def fill(turn: int, slabs: Sequence[Array]) -> None:
@@ -109,7 +114,17 @@ class Movement:
                 else:
                     destination.write(starts[member] + done, piece)
 
-        self._run_all(DType.UINT8, fill, empty, _rounds(max(counts), SLAB_BYTES))
+        self._run_all(DType.UINT8, fill, empty, _rounds(largest, SLAB_BYTES))
+
+    def _gather_small(self, source: Segments, destination: Segments, counts: Sequence[int]) -> None:
+        """An allgather in one round, in which this rank also reads its own slab: the cost is in the calls."""
+        slabs = self._slabs.next(DType.UINT8)
+        source.read(0, slabs[self._rank][: counts[self._rank]])
+        self._gate.cross()
+        start = 0
+        for slab, count in zip(slabs, counts, strict=True):
+            destination.write(start, slab[:count])
+            start += count
 
     def broadcast(self, source: Bytes, destination: Bytes, root: int) -> None:
         """The root fills its slab, the others empty it.
@@ -129,32 +144,34 @@ class Movement:
 
     def alltoall(self, source: Bytes, destination: Bytes, sends: Sequence[int], receives: Sequence[int]) -> None:
         """A slab is divided among the receivers. Its header is the largest number of bytes that one of them gets."""
-        step = self._step(SLAB_BYTES - HEADER)
+        rank, step = self._rank, self._step(SLAB_BYTES - HEADER)
         send_starts, receive_starts = [0, *accumulate(sends)], [0, *accumulate(receives)]
-        others = [count for member, count in enumerate(sends) if member != self._rank]
+        largest = max([count for member, count in enumerate(sends) if member != rank], default=0)
 
         def fill(turn: int, slabs: Sequence[Array]) -> None:
-            slab = slabs[self._rank]
+            slab = slabs[rank]
             if not turn:
-                slab[:8].view(np.int64)[0] = max(others, default=0)
-            for member, place, done, count in self._pieces(turn, step, sends):
-                first = send_starts[member] + done
-                slab[HEADER + place : HEADER + place + count] = source[first : first + count]
+                slab[:8].view(np.int64)[0] = largest
+            done = turn * step
+            for member, total in enumerate(sends):  # as _pieces, without the cost of the call
+                if member != rank and total > done:
+                    first, place = send_starts[member] + done, HEADER + (member - (member > rank)) * step
+                    count = min(step, total - done)
+                    slab[place : place + count] = source[first : first + count]
 
         def empty(turn: int, slabs: Sequence[Array]) -> None:
-            for member, place in enumerate(self._places(step)):
-                done = turn * step
-                count = min(step, receives[member] - done)
-                if count > 0 and member != self._rank:
-                    first = receive_starts[member] + done
-                    destination[first : first + count] = slabs[member][HEADER + place : HEADER + place + count]
+            done = turn * step
+            for member, total in enumerate(receives):
+                if member != rank and total > done:
+                    first, place = receive_starts[member] + done, HEADER + (rank - (rank > member)) * step
+                    count = min(step, total - done)
+                    destination[first : first + count] = slabs[member][place : place + count]
 
         def rounds(slabs: Sequence[Array]) -> int:
-            return _rounds(max(int(slab[:8].view(np.int64)[0]) for slab in slabs), step)
+            return -(-max([int(slab[:8].view(np.int64)[0]) for slab in slabs]) // step)
 
         self._run(DType.UINT8, fill, empty, rounds)
-        first, start = receive_starts[self._rank], send_starts[self._rank]
-        count = sends[self._rank]
+        first, start, count = receive_starts[rank], send_starts[rank], sends[rank]
         destination[first : first + count] = source[start : start + count]
 
     def _step(self, room: int) -> int:

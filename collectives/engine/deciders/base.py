@@ -13,7 +13,7 @@ from collectives.completion import Completion
 from collectives.engine.execution import execute
 from collectives.engine.work import Work
 from collectives.planning.messages import Response
-from collectives.planning.worker import Batch
+from collectives.planning.worker import Batch, Worker
 
 __all__ = ["Attempt", "Decided", "Decider", "Meanwhile", "Trial"]
 
@@ -45,6 +45,7 @@ class Decided:
 class Attempt:
     """The argument of a trial: the works of each batch, and how to run them.
 
+    ``publish`` tells observers that a batch starts; None where there are none.
     ``meanwhile`` should be called every few milliseconds until it is known whether all ranks run the trial.
     """
 
@@ -56,7 +57,7 @@ class Attempt:
         batches: Sequence[Sequence[Response]],
         works: Sequence[Sequence[Work]],
         backend: Backend,
-        publish: Callable[[int, Sequence[Work], Backend], None],
+        publish: Callable[[int, Sequence[Work], Backend], None] | None,
         meanwhile: Meanwhile,
     ) -> None:
         self.first = first
@@ -69,8 +70,9 @@ class Attempt:
 
     def started(self) -> None:
         """All ranks run the trial. Must be called once, as soon as that is known."""
-        for number, works in enumerate(self.works, self.first):
-            self._publish(number, works, self.backend)
+        if self._publish is not None:
+            for number, works in enumerate(self.works, self.first):
+                self._publish(number, works, self.backend)
 
     def run(self) -> None:
         """Begin all batches and fill ``completions``; errors of the backend propagate."""
@@ -99,21 +101,26 @@ class Decider(ABC):
     A decider may have a fallback: another decider, which gets everything that the first one does not decide. The
     exchange knows the outermost only. In each step, it calls :meth:`next` until that returns None, then receives
     messages, and runs the batches in ``decided``.
+
+    A decider and its fallback share ``worker``, which records the tensors that this rank submits.
     """
 
     decided: Decided
 
-    @abstractmethod
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
     def submit(self, request: Request, urgent: bool) -> None:
         """A tensor is ready on this rank; ``urgent`` when a caller waits for it."""
+        self._worker.submit(request, urgent)
 
-    @abstractmethod
     def reject(self, request: Request, reason: str) -> None:
         """A call failed on this rank because of its arguments: members that submit the tensor must not wait for it."""
+        self._worker.reject(request, reason)
 
-    @abstractmethod
     def urge(self, key: tuple[int, str]) -> None:
         """A caller waits for a tensor that was submitted earlier; one that is not in flight any more is ignored."""
+        self._worker.urge(key)
 
     @abstractmethod
     def next(self) -> Trial | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from collectives.api import Request
 from collectives.engine.deciders.base import Decided, Decider
 from collectives.engine.link import Link
 from collectives.planning.messages import Refuse, Run, Unknown
@@ -32,22 +31,10 @@ class Negotiated(Decider):
     """
 
     def __init__(self, worker: Worker, link: Link, runner: Outcomes) -> None:
+        super().__init__(worker)
         self.decided = Decided()
-        self._worker = worker
         self._link = link
         self._runner = runner
-
-    def submit(self, request: Request, urgent: bool) -> None:
-        """See :class:`Decider`."""
-        self._worker.submit(request, urgent)
-
-    def reject(self, request: Request, reason: str) -> None:
-        """See :class:`Decider`."""
-        self._worker.reject(request, reason)
-
-    def urge(self, key: tuple[int, str]) -> None:
-        """See :class:`Decider`."""
-        self._worker.urge(key)
 
     def next(self) -> None:
         """See :class:`Decider`."""

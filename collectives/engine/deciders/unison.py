@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from collectives.api import HOST, Request
+from collectives.api import HOST
 from collectives.engine.deciders.base import Attempt, Decider, Trial
 from collectives.engine.deciders.rounds import Rounds
 from collectives.engine.link import Link
@@ -29,24 +29,12 @@ class Unison(Decider):
     """
 
     def __init__(self, board: Board | None, worker: Worker, link: Link, fallback: Decider) -> None:
+        super().__init__(worker)
         self.decided = fallback.decided
         self.rounds = Rounds(board)
-        self._worker = worker
         self._link = link
         self._fallback = fallback
         self._asked_of = 0
-
-    def submit(self, request: Request, urgent: bool) -> None:
-        """See :class:`Decider`."""
-        self._fallback.submit(request, urgent)
-
-    def reject(self, request: Request, reason: str) -> None:
-        """See :class:`Decider`."""
-        self._fallback.reject(request, reason)
-
-    def urge(self, key: tuple[int, str]) -> None:
-        """See :class:`Decider`."""
-        self._fallback.urge(key)
 
     def next(self) -> Trial | None:
         """See :class:`Decider`."""

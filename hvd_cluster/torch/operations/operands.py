@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from collectives.api import Operation
 from collectives.engine.work import Work
@@ -76,7 +77,7 @@ def in_place(tensor: torch.Tensor) -> Operand:
             with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
                 tensor.copy_(source)
         elif not tensor.is_inference():  # which has no version
-            torch.autograd.graph.increment_version(tensor)
+            increment_version(tensor)
         return tensor
 
     return Operand(buffer, buffer, finish)
@@ -113,4 +114,4 @@ def with_splits(tensor: torch.Tensor) -> Operand:
     def finish(work: Work) -> tuple[Any, torch.Tensor]:
         return operand.finish(work), torch.tensor(work.received_splits, dtype=torch.int32)
 
-    return operand._replace(finish=finish)
+    return Operand(operand.source, operand.destination, finish)
