@@ -193,16 +193,22 @@ class WorkTable:
                 self._urge(following)
 
     def oldest(self) -> float | None:
-        """When the oldest work in flight was submitted, in monotonic seconds; None if there is none."""
+        """When the oldest work that a caller may wait for was submitted, in monotonic seconds; None without one."""
         with self._lock:
-            return min((work.since for work in self._works.values()), default=None)
+            return min((work.since for work in self._awaited()), default=None)
 
     def describe(self) -> str:
-        """The names of works in flight, for messages; a long list is cut short."""
+        """The names of works that a caller may wait for, for messages; a long list is cut short."""
         with self._lock:
-            names = [repr(name[:SHOWN_CHARACTERS]) for _, name in list(self._works)[:SHOWN_NAMES]]
-            more = len(self._works) - len(names)
-        return f"{', '.join(names)}{f' and {more} more' if more else ''}"
+            names = list(dict.fromkeys(work.request.name for work in self._awaited()))
+        more = len(names) - SHOWN_NAMES
+        shown = ", ".join(repr(name[:SHOWN_CHARACTERS]) for name in names[:SHOWN_NAMES])
+        return f"{shown} and {more} more" if more > 0 else shown
+
+    def _awaited(self) -> Iterator[Work]:
+        """The works in flight, and those that wait their turn, perhaps behind a call that failed on this rank."""
+        yield from self._works.values()
+        yield from (work for queue in self._queued.values() for work in queue if work.error is None)
 
     def take_set(self, process_set: int) -> list[Work]:
         """Remove and return all works of the set."""

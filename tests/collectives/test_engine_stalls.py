@@ -2,7 +2,7 @@
 
 import pytest
 
-from collectives.api import CollectiveTimeoutError
+from collectives.api import CollectiveTimeoutError, MismatchError
 from tests.collectives.job import Caller, ones, outcome, run, running, submit, until
 
 pytestmark = pytest.mark.usefixtures("transport")
@@ -82,6 +82,21 @@ def test_every_rank_reports_that_rank_0_does_not_answer(caplog, hold):
         resume()
         assert run(job.engines[0], ones(job.engines[0]), "x")[0] == 6.0
         assert [caller.result()[0] for caller in callers] == [6.0] * 2
+
+
+def test_a_rank_that_waits_behind_a_call_it_refused_reports_that_rank_0_does_not_answer(caplog, hold):
+    stop, resume = hold
+    with running(2, stall_warning=0.05) as job:
+        stop(job.engines[0])
+        second = job.engines[1]
+        outcome(lambda: run(second, ones(second), "x", prescale_factor=float("nan")))
+        caller = Caller(second, "x")
+        until(lambda: warnings_of(caplog, 1))
+        assert "waits for 'x'; rank 0 on host 'host-0', which decides what runs" in warnings_of(caplog, 1)[0]
+        resume()
+        first = job.engines[0]
+        assert isinstance(outcome(lambda: run(first, ones(first), "x")), MismatchError)
+        assert run(first, ones(first), "x")[0] == caller.result()[0] == 3.0
 
 
 def test_every_rank_reports_the_ranks_that_do_not_come(caplog, hold):

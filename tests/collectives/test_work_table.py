@@ -25,3 +25,14 @@ def test_a_large_group_is_entered_without_comparing_each_name_to_each():
     WorkTable(0, begun.extend, lambda work: None).enter(works, unnamed=False)
     assert begun == works
     assert Compared.times < 10 * len(names)
+
+
+def test_a_call_behind_one_that_failed_here_is_awaited():
+    table = WorkTable(0, lambda works: None, lambda work: None)
+    failed, retry = (Work(Request("x", Operation.ALLREDUCE), None, None) for _ in range(2))
+    failed.fail(ValueError("wrong"))
+    table.reject([failed], unnamed=False)
+    assert table.oldest() is None
+    table.enter([retry], unnamed=False)
+    assert table.oldest() == retry.since
+    assert table.describe() == "'x'"
