@@ -302,7 +302,8 @@ class Request:
 
     ``shape`` is the shape on this rank. ``root_rank`` is a global rank. ``splits`` counts the rows for each member of
     the process set (alltoall), or lists the ranks of a set to add or to remove. ``device`` is "cpu" or "cuda". The
-    ``group_size`` requests with one ``group`` name run, or fail, together.
+    ``group_size`` requests with one ``group`` name run, or fail, together. ``tag`` is a number of the caller, which
+    must be the same on all ranks.
     """
 
     name: str
@@ -318,6 +319,7 @@ class Request:
     device: str = HOST
     group: str = ""
     group_size: int = 0
+    tag: int = 0
     key: tuple[int, str] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:

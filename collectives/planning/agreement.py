@@ -206,6 +206,7 @@ ASPECTS: tuple[tuple[str, Callable[[Request], Any]], ...] = (
     ("root rank", lambda request: request.root_rank),
     ("prescale factor", lambda request: request.prescale_factor),
     ("postscale factor", lambda request: request.postscale_factor),
+    ("tag", lambda request: request.tag),
 )
 
 

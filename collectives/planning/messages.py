@@ -199,6 +199,7 @@ def _pack_request(request: Request) -> bytes:
         request.device,
         request.group,
         request.group_size,
+        request.tag,
     )
     packed: bytes = msgpack.packb(fields)
     return packed

@@ -51,6 +51,7 @@ requests = st.builds(
     process_set=st.integers(0, 1000),
     splits=lengths,
     device=st.sampled_from(["cpu", "cuda"]),
+    tag=st.integers(0, 1 << 62),
 )
 request_lists = st.lists(requests, max_size=3).map(tuple)
 responses = st.lists(st.builds(Response, ids, requests, lengths), max_size=3).map(tuple)

@@ -90,6 +90,7 @@ ASPECTS = {
     "op": (tensor(), tensor(op=ReduceOp.MAX)),
     "prescale factor": (tensor(), tensor(prescale_factor=0.5)),
     "postscale factor": (tensor(), tensor(postscale_factor=2.0)),
+    "tag": (tensor(tag=3), tensor(tag=4)),
     "root rank": tuple(tensor(operation=Operation.BROADCAST, root_rank=root) for root in (0, 1)),
 }
 
