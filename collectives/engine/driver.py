@@ -201,7 +201,7 @@ class Driver:
             if self._exchange.commands:  # this thread may have taken the wake of the caller that drives
                 self._channel.wake()
             self._park()
-        elif idle < self._park_seconds:
+        elif idle < self._park_seconds and not self._exchange.is_leaving:
             if not self._exchange.commands:
                 self._park()
         elif self.patient and (self._exchange.has_works or idle < RECENT_SECONDS):

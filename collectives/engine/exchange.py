@@ -320,6 +320,11 @@ class Exchange:
             self._ending.finish()
             self._announce()
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the polite end has begun here: no caller is expected to drive any more."""
+        return self._ending.deadline is not None
+
     def abort(self, error: HorovodInternalError) -> None:
         """End everything with ``error``; from any thread."""
         self.commands.append(lambda: self.fail(error))

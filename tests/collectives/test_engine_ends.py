@@ -17,8 +17,10 @@ from collectives.api import (
     PeerLostError,
     Request,
     ShutDownError,
+    Timeouts,
 )
 from collectives.buffers import as_buffer
+from collectives.engine import driver
 from collectives.events import Started
 from tests.collectives.job import PATIENCE, Caller, Job, Watched, ones, outcome, run, running, submit, until, wait
 
@@ -46,6 +48,21 @@ def test_a_waiting_caller_is_told_of_the_shutdown():
         caller = Caller(job.engines[0])
         job.engines[1].shutdown()
         assert type(caller.result()) is ShutDownError
+
+
+def test_a_communication_thread_that_ends_does_not_wait_for_callers_to_drive(monkeypatch):
+    """It parks for long right after a caller drove; the answers of the other ranks come to the channel."""
+
+    def body(engine):
+        run(engine, ones(engine))
+        monkeypatch.setattr(driver, "PARK_SECONDS", 10 * PATIENCE)
+        engine._driver._park_seconds = 10 * PATIENCE
+        engine.shutdown()
+        return engine.is_ending
+
+    monkeypatch.setattr(driver, "LONG_PARK_SECONDS", 10 * PATIENCE)
+    with running(2, timeouts=Timeouts(connect=10.0, collective=1.0, shutdown=1.0)) as job:
+        assert job.run(body) == [False, False]
 
 
 def test_what_was_agreed_on_before_the_shutdown_still_runs():
