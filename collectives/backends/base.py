@@ -2,45 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import ClassVar, Concatenate, ParamSpec, TypeAlias, TypeVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 from collectives.api import ReduceOp
 from collectives.backends.group import Group
 from collectives.backends.memory import Memory
+from collectives.backends.phases import OnPhase, time_phases
 from collectives.buffers import Buffer
 from collectives.completion import Completion
 from collectives.parameters import Parameters
 
-__all__ = ["Backend", "phase"]
-
-OnPhase: TypeAlias = Callable[[str, float, float], None]
-"""The name of a phase, its beginning and its end in seconds of ``time.monotonic()``."""
-
-Of = TypeVar("Of", bound="Backend")
-P = ParamSpec("P")
-
-
-def phase(name: str) -> Callable[[Callable[Concatenate[Of, P], None]], Callable[Concatenate[Of, P], None]]:
-    """Report each call of a method as a phase called ``name``, while an observer listens."""
-
-    def decorate(method: Callable[Concatenate[Of, P], None]) -> Callable[Concatenate[Of, P], None]:
-        @wraps(method)
-        def timed(backend: Of, /, *args: P.args, **kwargs: P.kwargs) -> None:
-            report = backend.on_phase
-            if report is None:
-                method(backend, *args, **kwargs)
-                return
-            begin = time.monotonic()
-            method(backend, *args, **kwargs)
-            report(name, begin, time.monotonic())
-
-        return timed
-
-    return decorate
+__all__ = ["Backend"]
 
 
 class Backend(ABC):
@@ -62,7 +36,7 @@ class Backend(ABC):
 
     name: str
     on_phase: OnPhase | None = None
-    """The observer, if any: called after each phase of an operation that a backend reports, from any thread."""
+    """The receiver of phases, see :meth:`observe`."""
     device: ClassVar[str]
     """The kind of memory: "cpu" or "cuda", as in :class:`collectives.buffers.Buffer`."""
     memory: Memory
@@ -128,6 +102,24 @@ class Backend(ABC):
     @abstractmethod
     def barrier(self) -> Completion:
         """Done when every member has called it."""
+
+    def observe(self, on_phase: OnPhase | None) -> None:
+        """Report the phases of the operations that begin from now on to ``on_phase``; None ends that.
+
+        It is called on any thread, when a phase is over. Without it, phases have no cost.
+        """
+        if (on_phase is None) is not (self.on_phase is None):
+            for owner in self.phased():
+                time_phases(owner, None if on_phase is None else self._report)
+        self.on_phase = on_phase
+
+    def phased(self) -> Sequence[object]:
+        """The objects that have methods marked with :func:`collectives.backends.phases.phase`."""
+        return (self,)
+
+    def _report(self, name: str, begin: float, end: float) -> None:
+        if self.on_phase is not None:
+            self.on_phase(name, begin, end)
 
     def adopt(self, parameters: Parameters) -> None:
         """Use ``parameters`` from the next operation on; all members are called between the same two operations."""

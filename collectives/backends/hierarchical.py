@@ -37,10 +37,10 @@ from typing import NamedTuple
 import numpy as np
 
 from collectives.api import CollectiveTimeoutError, DType, HorovodInternalError, ReduceOp
-from collectives.backends.base import phase
 from collectives.backends.beside import Beside
 from collectives.backends.group import Group
 from collectives.backends.host import Array, Bytes, HostBackend
+from collectives.backends.phases import OnPhase, phase
 from collectives.backends.scratch import Scratch
 from collectives.kernels.segments import Segments
 from collectives.parameters import Parameters
@@ -147,12 +147,11 @@ class HierarchicalBackend(HostBackend):
         column = place if place < self._columns else 0
         with self._all_or_none():
             if self._host == home:
-                self._local.broadcast_bytes(source, destination, place)
+                self._send_inside(source, destination, place)
             if self._cross is not None and self._local.rank == column:
-                with self._across():
-                    self._cross.broadcast_bytes(destination, destination, home)
+                self._send_across(self._cross, destination, home)
             if self._host != home:
-                self._local.broadcast_bytes(destination, destination, column)
+                self._send_inside(destination, destination, column)
 
     def alltoall_bytes(
         self, source: Bytes, destination: Bytes, send_counts: Sequence[int], receive_counts: Sequence[int]
@@ -169,6 +168,11 @@ class HierarchicalBackend(HostBackend):
                 with self._across():
                     self._cross.wait_for_all()
             self._local.wait_for_all()
+
+    def observe(self, on_phase: OnPhase | None) -> None:
+        """See :class:`Backend`. The phases are the stages; operations without stages have those of ``flat``."""
+        super().observe(on_phase)
+        self._flat.observe(on_phase)
 
     def adopt(self, parameters: Parameters) -> None:
         """See :class:`Backend`."""
@@ -248,6 +252,15 @@ class HierarchicalBackend(HostBackend):
         counts = [count * piece.mine.itemsize for count in piece.counts]
         destinations = [destination.view(np.uint8) for destination in piece.destinations]
         self._local.allgather_bytes([piece.mine.view(np.uint8)], destinations, counts)
+
+    @phase("broadcast on the host")
+    def _send_inside(self, source: Bytes, destination: Bytes, root: int) -> None:
+        self._local.broadcast_bytes(source, destination, root)
+
+    @phase("broadcast between hosts")
+    def _send_across(self, cross: HostBackend, data: Bytes, home: int) -> None:
+        with self._across():
+            cross.broadcast_bytes(data, data, home)
 
     def _blocks(self, result: Segments, counts: Sequence[int]) -> list[Segments]:
         """The places of the bytes of each host in the result."""

@@ -33,6 +33,7 @@ import numpy as np
 
 from collectives.api import DType, ReduceOp
 from collectives.backends.host import Array, Bytes, HostBackend
+from collectives.backends.phases import phase
 from collectives.backends.scratch import Scratch
 from collectives.backends.transport import Transport, parts
 from collectives.kernels.reduction import reduce_arrays, scale_array
@@ -105,7 +106,7 @@ class MessagingBackend(HostBackend):
                 rows = self._rows(received)
                 whole = destination.view(start, start + rows.shape[1])
                 result = rows[0] if whole is None else whole
-                reduce_arrays(result, [*rows], dtype, op, prescale, postscale)
+                self._combine(result, rows, dtype, op, prescale, postscale)
                 if whole is None:
                     destination.write(start, result)
 
@@ -153,6 +154,10 @@ class MessagingBackend(HostBackend):
         """See :class:`Backend`."""
         self._transport.abort(error)
 
+    def phased(self) -> Sequence[object]:
+        """See :class:`Backend`."""
+        return self, self._transport
+
     def _reduce_direct(
         self, pairs: Pairs, count: int, dtype: DType, op: ReduceOp, prescale: float, postscale: float
     ) -> None:
@@ -160,11 +165,11 @@ class MessagingBackend(HostBackend):
         outgoing = self._outgoing.take(count * self.size, dtype)
         received = self._incoming.take(count * self.size, dtype)
         packed = outgoing[:count]
-        _pack(pairs, packed)
+        self._pack(pairs, packed)
         self._rows(outgoing)[1:] = packed
         self._exchange(outgoing, received)
         result = pairs[0][1] if len(pairs) == 1 else packed
-        reduce_arrays(result, [*self._rows(received)], dtype, op, prescale, postscale)
+        self._combine(result, self._rows(received), dtype, op, prescale, postscale)
         if result is packed:
             _segments(pairs)[1].write(0, packed)
 
@@ -198,7 +203,7 @@ class MessagingBackend(HostBackend):
             source.read(start, packed[:length])
             packed[length:] = 0
             self._exchange(packed, received)
-            reduce_arrays(received[:share], [*self._rows(received)], dtype, op, prescale, postscale)
+            self._combine(received[:share], self._rows(received), dtype, op, prescale, postscale)
             self._transport.allgather(_bytes(received[:share]), _bytes(packed))
             destination.write(start, packed[:length])
 
@@ -254,15 +259,21 @@ class MessagingBackend(HostBackend):
         """One alltoall, with counts in bytes; without counts in equal parts."""
         self._transport.alltoall(_bytes(source), _bytes(destination), send_counts, receive_counts)
 
+    @staticmethod
+    @phase("copy in")
+    def _pack(pairs: Pairs, packed: Array) -> None:
+        if len(pairs) == 1:
+            np.copyto(packed, pairs[0][0])
+        else:
+            np.concatenate([source for source, _ in pairs], out=packed)
+
+    @staticmethod
+    @phase("combine")
+    def _combine(result: Array, rows: Array, dtype: DType, op: ReduceOp, prescale: float, postscale: float) -> None:
+        reduce_arrays(result, [*rows], dtype, op, prescale, postscale)
+
     def _rows(self, flat: Array) -> Array:
         return flat.reshape(self.size, flat.size // self.size)
-
-
-def _pack(pairs: Pairs, packed: Array) -> None:
-    if len(pairs) == 1:
-        np.copyto(packed, pairs[0][0])
-    else:
-        np.concatenate([source for source, _ in pairs], out=packed)
 
 
 def _segments(pairs: Pairs) -> tuple[Segments, Segments]:

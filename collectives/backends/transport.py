@@ -11,6 +11,7 @@ import numpy as np
 from collectives.api import DType, EngineError, ReduceOp
 from collectives.backends.group import Group
 from collectives.backends.host import Array, Bytes
+from collectives.backends.phases import phase
 
 __all__ = ["Message", "PointToPoint", "Transport", "parts"]
 
@@ -36,6 +37,7 @@ class Transport(ABC):
     def check(self) -> None:
         """Raise the error that ended this transport, if one did."""
 
+    @phase("exchange")
     @abstractmethod
     def alltoall(
         self, source: Bytes, destination: Bytes, send_counts: Sequence[int] = (), receive_counts: Sequence[int] = ()
@@ -45,14 +47,17 @@ class Transport(ABC):
         Without counts, the bytes go in equal parts.
         """
 
+    @phase("exchange")
     @abstractmethod
     def allgather(self, source: Bytes, destination: Bytes) -> None:
         """Put the sources of all members, which have one length, into ``destination``, in the order of the members."""
 
+    @phase("exchange")
     @abstractmethod
     def broadcast(self, data: Bytes, root: int) -> None:
         """Copy ``data``, which is not empty, of the member at position ``root`` to the ``data`` of all others."""
 
+    @phase("exchange")
     @abstractmethod
     def barrier(self) -> None:
         """Return when every member has called it."""
@@ -61,6 +66,7 @@ class Transport(ABC):
         """Whether :meth:`allreduce` computes ``op`` exactly as :mod:`collectives.kernels.reduction` describes it."""
         return False
 
+    @phase("exchange")
     def allreduce(self, array: Array, op: ReduceOp) -> None:
         """Reduce ``array`` in place, bit-identically on all members. Only called where :meth:`reduces` is true."""
         raise EngineError(f"transport {self.name} does not reduce")

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from collectives.backends.phases import phase
 from collectives.backends.shm.gate import Gate
 from collectives.backends.shm.slabs import SLAB_BYTES, Slabs
 from collectives.kernels.reduction import Reduction
@@ -104,11 +105,13 @@ class Allreduce:
         lower, upper = (min(member * share, length) for member in (self._rank, self._rank + 1))
         return Round(self._slabs.next(reduction.dtype), start, length, lower, upper)
 
+    @phase("copy in")
     def _copy_in(self, round: Round, source: Segments) -> None:
         slab = round.slabs[self._rank]
         source.read(round.start, slab[: round.lower])
         source.read(round.start + round.upper, slab[round.upper : round.length])
 
+    @phase("combine")
     def _combine(self, round: Round, source: Segments, destination: Segments, reduction: Reduction) -> None:
         if round.lower == round.upper:
             return
@@ -125,6 +128,7 @@ class Allreduce:
         if whole is None:
             destination.write(start, result)
 
+    @phase("copy out")
     def _copy_out(self, round: Round, destination: Segments) -> None:
         slab = round.slabs[self._rank]
         destination.write(round.start, slab[: round.lower])

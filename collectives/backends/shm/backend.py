@@ -87,6 +87,10 @@ class ShmBackend(HostBackend, OffersBoard):
         """See :class:`OffersBoard`. The first crossing of an operation is a round of the board."""
         return ShmBoard(self._gate, self._slabs)
 
+    def phased(self) -> Sequence[object]:
+        """See :class:`Backend`."""
+        return self._allreduce, self._movement, self._gate
+
     def wait_for_all(self) -> None:
         """See :class:`HostBackend`. One crossing."""
         self._gate.cross()

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from collectives.api import CollectiveTimeoutError
 from collectives.backends.group import Group
+from collectives.backends.phases import phase
 from collectives.backends.shm import futex
 from collectives.cores import Cores
 
@@ -103,6 +104,7 @@ class Gate:
         self._words[self._wake_word] = (self._words[self._wake_word] + 1) & MASK
         futex.wake(self._wake_address)
 
+    @phase("wait for ranks")
     def wait(self) -> None:
         """Return when all ranks have arrived; raises CollectiveTimeoutError, or the error of :meth:`abort`."""
         question, self._question = self._question, None

@@ -13,6 +13,7 @@ import numpy as np
 
 from collectives.api import DType
 from collectives.backends.host import Array, Bytes
+from collectives.backends.phases import phases_in
 from collectives.backends.shm.gate import Gate
 from collectives.backends.shm.slabs import SLAB_BYTES, Slabs
 from collectives.kernels.reduction import Reduction
@@ -42,6 +43,7 @@ class Movement:
         if rounds:
             self._run(dtype, fill, empty, lambda _: rounds)
 
+    @phases_in(fill="copy in", empty="copy out")
     def _run(self, dtype: DType, fill: Step, empty: Step, rounds: Callable[[Sequence[Array]], int]) -> None:
         """``rounds`` returns the number of rounds once all slabs of the first are filled; there is at least one.
 

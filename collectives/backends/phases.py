@@ -1,0 +1,85 @@
+"""The phases of an operation: the parts of a backend's work that observers see, such as copying and waiting.
+
+A method is only marked. While an observer listens, each object with marked methods gets timed ones in their place; at
+other times nothing is different from a method without a mark.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, ParamSpec, TypeAlias, TypeVar
+
+__all__ = ["OnPhase", "phase", "phases_in", "time_phases"]
+
+OnPhase: TypeAlias = Callable[[str, float, float], None]
+"""The name of a phase, its beginning and its end in seconds of ``time.monotonic()``."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Method = TypeVar("Method", bound=Callable[..., object])
+
+_MARK = "__phases__"
+_WHOLE = ""
+
+
+def phase(name: str) -> Callable[[Method], Method]:
+    """Mark a method: each call is a phase called ``name``. The methods that override it are marked, too."""
+    return _mark({_WHOLE: name})
+
+
+def phases_in(**names: str) -> Callable[[Method], Method]:
+    """Mark a method: each call of the function that is its argument ``key`` is a phase called ``names[key]``."""
+    return _mark(names)
+
+
+def _mark(names: Mapping[str, str]) -> Callable[[Method], Method]:
+    def mark(method: Method) -> Method:
+        setattr(method, _MARK, names)
+        return method
+
+    return mark
+
+
+def time_phases(owner: object, report: OnPhase | None) -> None:
+    """Report each call of the marked methods of ``owner``; None ends that."""
+    for name, marks in _marked(type(owner)).items():
+        vars(owner).pop(name, None)
+        if report is not None:
+            setattr(owner, name, _timed_method(getattr(owner, name), marks, report))
+
+
+def _marked(kind: type) -> dict[str, Mapping[str, str]]:
+    """The marks of each method of ``kind``; those of a base class hold where a class overrides the method."""
+    found: dict[str, Mapping[str, str]] = {}
+    for base in reversed(kind.__mro__):
+        functions = {name: getattr(value, "__func__", value) for name, value in vars(base).items()}
+        found |= {name: marks for name, value in functions.items() if (marks := getattr(value, _MARK, None))}
+    return found
+
+
+def _timed_method(method: Callable[..., Any], marks: Mapping[str, str], report: OnPhase) -> Callable[..., Any]:
+    if _WHOLE in marks:
+        return _timed(method, marks[_WHOLE], report)
+    signature = inspect.signature(method)
+
+    @wraps(method)
+    def with_timed_arguments(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.arguments |= {key: _timed(bound.arguments[key], name, report) for key, name in marks.items()}
+        return method(*bound.args, **bound.kwargs)
+
+    return with_timed_arguments
+
+
+def _timed(function: Callable[P, R], name: str, report: OnPhase) -> Callable[P, R]:
+    @wraps(function)
+    def timed(*args: P.args, **kwargs: P.kwargs) -> R:
+        begin = time.monotonic()
+        result = function(*args, **kwargs)
+        report(name, begin, time.monotonic())
+        return result
+
+    return timed
