@@ -10,7 +10,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-__all__ = ["Decided", "Event", "EventStream", "Failed", "Finished", "Heard", "Phase", "Started", "Submitted"]
+from collectives.parameters import Parameters
+
+__all__ = [
+    "Decided",
+    "Event",
+    "EventStream",
+    "Failed",
+    "Finished",
+    "Heard",
+    "Phase",
+    "Received",
+    "Sent",
+    "Stalled",
+    "Started",
+    "Submitted",
+    "Switched",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +75,8 @@ class Decided:
 class Started:
     """A batch of fused tensors begins on this rank, on the backend called ``backend``.
 
-    ``version`` is that of the :class:`collectives.parameters.Parameters` in use.
+    ``version`` is that of the :class:`collectives.parameters.Parameters` in use. A join and a change of the process
+    sets are decided, but neither started nor finished: they run on no backend.
     """
 
     batch: int
@@ -76,7 +93,8 @@ class Started:
 class Phase:
     """A part of a batch inside of the backend, from ``time`` to ``end``; phases of a pipeline overlap.
 
-    It is published by the thread that did the work, when the phase is over.
+    It is published by the thread that did the work, when the phase is over. In unison, a rank copies its data in and
+    waits for the other ranks before the batch is decided: these phases begin before the batch does.
     """
 
     batch: int
@@ -97,15 +115,62 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A tensor ended with ``error`` on this rank."""
+    """A tensor ended with ``error`` on this rank, in the batch of this number, None if no batch with it had started."""
 
+    batch: int | None
     name: str
     process_set: int
     error: Exception
     time: float
 
 
-Event: TypeAlias = Submitted | Heard | Decided | Started | Phase | Finished | Failed
+@dataclass(frozen=True, slots=True)
+class Switched:
+    """This rank uses new ``parameters`` from the batch of this number on, as all members of its process set do."""
+
+    batch: int
+    parameters: Parameters
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stalled:
+    """A tensor has waited for so many ``seconds`` that a report about it was due.
+
+    ``missing`` are the ranks that have not submitted it, as far as this rank knows: rank 0 knows all of them, as do
+    ranks that wait in unison. Other ranks know none, or rank 0 when it does not answer.
+    """
+
+    name: str
+    process_set: int
+    missing: tuple[int, ...]
+    seconds: float
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A control message, such as a ``Ready``, left for ``ranks``; ``nbytes`` is its size, once for all of them."""
+
+    message: str
+    ranks: tuple[int, ...]
+    nbytes: int
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A control message came from ``rank``, the lowest of several for which its host sent it."""
+
+    message: str
+    rank: int
+    nbytes: int
+    time: float
+
+
+Event: TypeAlias = (
+    Submitted | Heard | Decided | Started | Phase | Finished | Failed | Switched | Stalled | Sent | Received
+)
 
 
 class EventStream:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -86,7 +85,7 @@ class Engine:
             dispatch,
             self._works,
             runner,
-            Lookout(_stall_inspector(settings)),
+            Lookout(_stall_inspector(settings), self.events),
             _silence(topology, settings, self._works),
             self._announce,
             parameters,
@@ -184,10 +183,8 @@ class Engine:
             raise
         self._works.enter(works, unnamed)
         if self.events.active:
-            now = time.monotonic()
             for work in works:
-                request = work.request
-                self.events.publish(_submitted(request, now))
+                self.events.publish(_submitted(work.request, work.since))
 
     def _reject(self, works: Sequence[Work], unnamed: bool, error: InvalidRequestError) -> None:
         """The call is wrong on this rank; members on which it is right must not wait for this rank."""
@@ -390,9 +387,9 @@ def _link(
     events: EventStream,
 ) -> Link:
     if topology.rank != COORDINATOR:
-        return RemoteLink(channel)
+        return RemoteLink(channel, events)
     coordinator = Coordinator(process_sets.copy(), parameters, isolate_groups=not settings.group_fusion)
-    return LocalLink(channel, coordinator, Lookout(_stall_inspector(settings)), events)
+    return LocalLink(channel, coordinator, Lookout(_stall_inspector(settings), events), events)
 
 
 def _decider(parameters: Parameters, board: Board | None, link: Link, runner: Runner) -> tuple[Decider, Dispatch]:

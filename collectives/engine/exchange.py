@@ -222,6 +222,7 @@ class Exchange:
         if verdict.ask:
             self._link.tell(Inquiry())
         if verdict.seconds is not None:
+            self._lookout.note(self._works.since(), (COORDINATOR,), time.monotonic())
             text = explain(self._topology, self._works.describe(), verdict.seconds)
             if verdict.fatal:
                 remark = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS is over: the job ends"
@@ -232,6 +233,7 @@ class Exchange:
     def _hear_status(self, message: Status) -> None:
         self._silence.answered(time.monotonic())
         if message.text:
+            self._lookout.note(self._works.since(), (), time.monotonic())
             logger.warning("rank %d heard from rank %d: %s", self._topology.rank, COORDINATOR, message.text)
 
     # Decisions.

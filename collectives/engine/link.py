@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from collectives.api import EngineError
 from collectives.control.base import Channel
 from collectives.engine.lookout import Lookout
-from collectives.events import EventStream, Heard
+from collectives.events import EventStream, Heard, Received, Sent
 from collectives.parameters import Parameters
 from collectives.planning.coordinator import Coordinator, Outgoing
 from collectives.planning.errors import pack
@@ -23,11 +23,15 @@ FLUSH_SECONDS = 0.1
 
 
 class Link(ABC):
-    """A rank's link to the coordinator, over ``channel``, which reaches ``peers``. For one thread at a time."""
+    """A rank's link to the coordinator, over ``channel``, which reaches ``peers``. For one thread at a time.
 
-    def __init__(self, channel: Channel, peers: Iterable[int]) -> None:
+    Messages between ranks are published on ``events``.
+    """
+
+    def __init__(self, channel: Channel, peers: Iterable[int], events: EventStream) -> None:
         self._channel = channel
         self._peers = tuple(peers)
+        self._events = events
 
     @property
     def deadline(self) -> float | None:
@@ -54,12 +58,27 @@ class Link(ABC):
 
     def tell_all(self, message: Message) -> None:
         """Send ``message`` to every rank that this one can reach: on rank 0 all, elsewhere rank 0."""
-        self._channel.send_to(self._peers, encode(message))
+        self._send_to(self._peers, message)
+
+    def _send_to(self, ranks: Sequence[int], message: Message) -> None:
+        data = encode(message)
+        self._channel.send_to(ranks, data)
+        if self._events.active:
+            self._publish_sent(message, ranks, data)
+
+    def _publish_sent(self, message: Message, ranks: Sequence[int], data: bytes) -> None:
+        self._events.publish(Sent(type(message).__name__, tuple(ranks), len(data), time.monotonic()))
+
+    def _publish_received(self, message: Message, sender: int, data: bytes) -> None:
+        self._events.publish(Received(type(message).__name__, sender, len(data), time.monotonic()))
 
     def arrivals(self) -> Iterator[tuple[int, Message]]:
         """The arrived messages, as (sender, message), for the end of the engine, when the coordinator does not act."""
         for sender, data in self._channel.receive():
-            yield sender, decode(data)
+            message = decode(data)
+            if self._events.active:
+                self._publish_received(message, sender, data)
+            yield sender, message
 
     def settle(self, may_wait: Callable[[], bool]) -> None:
         """Send the messages that other ranks need before they can take part in a batch, as long as ``may_wait()``."""
@@ -80,17 +99,23 @@ class RemoteLink(Link):
     :meth:`settle` does not wait: the coordinator may be in a backend already, where it takes no messages.
     """
 
-    def __init__(self, channel: Channel) -> None:
-        super().__init__(channel, (COORDINATOR,))
+    def __init__(self, channel: Channel, events: EventStream) -> None:
+        super().__init__(channel, (COORDINATOR,), events)
 
     def tell(self, message: Message) -> None:
         """See :class:`Link`."""
-        self._channel.send(COORDINATOR, encode(message))
+        data = encode(message)
+        self._channel.send(COORDINATOR, data)
+        if self._events.active:
+            self._publish_sent(message, (COORDINATOR,), data)
 
     def hear(self) -> Iterator[Message]:
         """See :class:`Link`."""
-        for _, data in self._channel.receive():
-            yield decode(data)
+        for sender, data in self._channel.receive():
+            message = decode(data)
+            if self._events.active:
+                self._publish_received(message, sender, data)
+            yield message
 
 
 class LocalLink(Link):
@@ -100,10 +125,9 @@ class LocalLink(Link):
     """
 
     def __init__(self, channel: Channel, coordinator: Coordinator, lookout: Lookout, events: EventStream) -> None:
-        super().__init__(channel, range(1, channel.size))
+        super().__init__(channel, range(1, channel.size), events)
         self._coordinator = coordinator
         self._lookout = lookout
-        self._events = events
 
     @property
     def deadline(self) -> float | None:
@@ -138,7 +162,7 @@ class LocalLink(Link):
             if isinstance(message, Abort | Withdraw):
                 yield message
             elif isinstance(message, Inquiry):
-                self._channel.send(sender, encode(self._status()))
+                self._send_to((sender,), self._status())
             else:
                 self._receive(sender, message)
         now = time.monotonic()
@@ -155,7 +179,7 @@ class LocalLink(Link):
         """Send to the other ranks, and yield the message if it is for this rank."""
         others = [rank for rank in outgoing.ranks if rank != COORDINATOR]
         if others:
-            self._channel.send_to(others, encode(outgoing.message))
+            self._send_to(others, outgoing.message)
         if len(others) < len(outgoing.ranks):
             yield outgoing.message
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from collectives.api import CollectiveTimeoutError
-from collectives.planning.stalls import Pending, StallInspector
+from collectives.events import EventStream, Stalled
+from collectives.planning.stalls import Key, Pending, StallInspector, Waiting
 
 __all__ = ["Lookout", "Observed"]
 
@@ -27,11 +29,13 @@ class Observed(Protocol):
 class Lookout:
     """Reports tensors that wait, at planned times, so that a busy job has no cost. Without ``stalls``, never.
 
-    ``deadline`` is the time of the next look, in monotonic seconds; None when no tensor waited at the last one.
+    It logs them and publishes them on ``events``. ``deadline`` is the time of the next look, in monotonic seconds; None
+    when no tensor waited at the last one.
     """
 
-    def __init__(self, stalls: StallInspector | None) -> None:
+    def __init__(self, stalls: StallInspector | None, events: EventStream) -> None:
         self._stalls = stalls
+        self._events = events
         self.deadline: float | None = None
 
     def look(self, observed: Observed, now: float) -> CollectiveTimeoutError | None:
@@ -52,10 +56,27 @@ class Lookout:
         report = self._stalls.inspect(waiting, now) if self._stalls is not None else None
         if report is None or report.text is None:
             return None
+        if self._events.active:
+            self._publish(waiting, report.keys, now)
         if report.fatal:
             return CollectiveTimeoutError(report.text, report.ranks)
         logger.warning("%s", report.text)
         return None
+
+    def _publish(self, waiting: Pending, keys: Sequence[Key], now: float) -> None:
+        for process_set, name in keys:
+            since, missing, _ = waiting[process_set, name]
+            self._events.publish(Stalled(name, process_set, missing, now - since, now))
+
+    def note(self, since: Mapping[Key, float], missing: tuple[int, ...], now: float) -> None:
+        """Tell observers that rank 0, or this rank in its place, has reported that tensors of this rank wait.
+
+        ``since`` is when each tensor in flight was submitted.
+        """
+        if self._stalls is None or not self._events.active:
+            return
+        waiting = {key: Waiting(time, missing, ()) for key, time in since.items()}
+        self._publish(waiting, [key for key in waiting if now - since[key] >= self._stalls.patience], now)
 
     def answer(self, observed: Observed, now: float) -> str:
         """The answer to a rank's inquiry: the tensors of ``observed`` that have waited for long; empty if none has."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from collectives.api import EngineError, MismatchError, Operation, Request
@@ -12,11 +11,12 @@ from collectives.backends.base import Backend
 from collectives.completion import DONE, Completion
 from collectives.engine.deciders.base import Attempt, Meanwhile, Trial
 from collectives.engine.execution import execute
+from collectives.engine.reporter import Reporter, TrialReporter
 from collectives.engine.set_backends import SetBackends
 from collectives.engine.stand_in import stand_in
 from collectives.engine.work import Work
 from collectives.engine.work_table import WorkTable
-from collectives.events import Decided, EventStream, Failed, Finished, Phase, Started
+from collectives.events import EventStream
 from collectives.parameters import Parameters
 from collectives.planning.messages import Response
 from collectives.planning.process_sets import ProcessSets
@@ -66,6 +66,7 @@ class Runner:
         self._connect = connect
         self._works = works
         self._events = events
+        self._reporter = Reporter(events)
         self._announce = announce
         self._adopt = adopt
         self._parameters: Parameters | None = None
@@ -83,7 +84,7 @@ class Runner:
         Errors of the backend propagate.
         """
         if batch.parameters is not self._parameters:
-            self._switch(batch.parameters)
+            self._switch(batch.parameters, batch.id)
         request = batch.responses[0].request
         change = _CHANGES.get(request.operation)
         if change is not None:
@@ -91,17 +92,26 @@ class Runner:
         else:
             self._exchange(batch, request.process_set)
 
-    def _switch(self, parameters: Parameters) -> None:
+    def _switch(self, parameters: Parameters, batch: int) -> None:
         self._parameters = parameters
         for backend in self.backends():
             backend.adopt(parameters)
         self._adopt(parameters)
+        if self._events.active:
+            self._reporter.switched(batch, parameters)
+
+    @property
+    def _version(self) -> int:
+        return 0 if self._parameters is None else self._parameters.version
 
     def _exchange(self, batch: Batch, process_set: int) -> None:
         backend = self._backends[process_set].backend(batch.responses[0].request)
         works = [self._take(response, backend) for response in batch.responses]
         try:
-            self._publish_start(batch.id, works, backend)
+            if self._events.active:
+                self._reporter.started(batch.id, works, backend, self._version)
+            elif backend.on_phase is not None:
+                backend.observe(None)
             completion = execute(works, batch.responses, backend)
         except BaseException:
             self._works.put_back(works)
@@ -152,9 +162,12 @@ class Runner:
         if works is None:  # an interrupt has taken one out
             return False
         backend = self._backends[request.process_set].backend(request)
-        backend.on_phase = None
-        publish = self._publish_agreed if self._events.active else None
-        attempt = Attempt(trial.first, batches, works, backend, publish, meanwhile)
+        reporter = None
+        if self._events.active:
+            reporter = TrialReporter(self._reporter, trial.first, backend, self._version)
+        elif backend.on_phase is not None:
+            backend.observe(None)
+        attempt = Attempt(trial.first, batches, works, backend, reporter, meanwhile)
         if not trial.run(attempt):
             return False
         for number, (batch, completion) in enumerate(zip(works, attempt.completions, strict=True), trial.first):
@@ -167,8 +180,7 @@ class Runner:
             work.finish()
         self._announce()
         if self._events.active:
-            names = tuple(work.request.name for work in works)
-            self._events.publish(Finished(batch, names, works[0].request.process_set, time.monotonic()))
+            self._reporter.finished(batch, works)
 
     def _take(self, response: Response, backend: Backend) -> Work:
         return self._works.take(response.request.key) or stand_in(response, backend.group.size, backend.memory)
@@ -176,34 +188,7 @@ class Runner:
     def announce(self, batches: Sequence[Batch]) -> None:
         """Tell observers that ``batches`` will run."""
         if self._events.active:
-            now = time.monotonic()
-            for batch in batches:
-                requests = [response.request for response in batch.responses]
-                self._publish_decision(batch.id, requests, now)
-
-    def _publish_decision(self, batch: int, requests: Sequence[Request], now: float) -> None:
-        names = tuple(request.name for request in requests)
-        self._events.publish(Decided(batch, names, requests[0].process_set, now))
-
-    def _publish_agreed(self, batch: int, works: Sequence[Work], backend: Backend) -> None:
-        """In unison, a batch is decided when it starts."""
-        self._publish_decision(batch, [work.request for work in works], time.monotonic())
-        self._publish_start(batch, works, backend)
-
-    def _publish_start(self, batch: int, works: Sequence[Work], backend: Backend) -> None:
-        if not self._events.active:
-            backend.on_phase = None
-            return
-        backend.on_phase = partial(self._publish_phase, batch)
-        request = works[0].request
-        names = tuple(work.request.name for work in works)
-        nbytes = sum(work.request.nbytes for work in works)
-        version = 0 if self._parameters is None else self._parameters.version
-        kind, now = request.operation.value, time.monotonic()
-        self._events.publish(Started(batch, names, request.process_set, kind, nbytes, backend.name, version, now))
-
-    def _publish_phase(self, batch: int, name: str, begin: float, end: float) -> None:
-        self._events.publish(Phase(batch, name, begin, end))
+            self._reporter.decided(batches)
 
     def complete(self, work: Work, error: Exception | None = None) -> None:
         """``work`` is done, or has failed."""
@@ -223,8 +208,7 @@ class Runner:
         """``work`` ends with ``error``; waiting callers are not woken yet."""
         work.fail(error)
         if self._events.active:
-            request = work.request
-            self._events.publish(Failed(request.name, request.process_set, error, time.monotonic()))
+            self._reporter.failed(work, error)
 
     # Changes of the process sets, and the end of a join.
 

@@ -20,11 +20,13 @@ class Work:
     ``destination`` is a buffer or, where the result's shape depends on the other ranks, a function from shape to
     buffer. ``received_splits`` counts the rows that came from each member (allgather, alltoall). ``answer`` is the rank
     that joined last, or the id of a new process set. ``owner`` stands for the engine. ``since`` is when it was
-    submitted, in seconds of ``time.monotonic()``.
+    submitted, in seconds of ``time.monotonic()``. ``batch`` is the number of its batch once that has started, None
+    before and where no observer listens.
     """
 
     __slots__ = (
         "answer",
+        "batch",
         "destination",
         "done",
         "error",
@@ -45,6 +47,7 @@ class Work:
         self.error: Exception | None = None
         self.received_splits: tuple[int, ...] = ()
         self.answer = 0
+        self.batch: int | None = None
         self.urged = False
         self.owner: object = None
         self.since = 0.0

@@ -197,6 +197,11 @@ class WorkTable:
         with self._lock:
             return min((work.since for work in self._awaited()), default=None)
 
+    def since(self) -> dict[Key, float]:
+        """When each work in flight was submitted, in monotonic seconds."""
+        with self._lock:
+            return {key: work.since for key, work in self._works.items()}
+
     def describe(self) -> str:
         """The names of works that a caller may wait for, for messages; a long list is cut short."""
         with self._lock:

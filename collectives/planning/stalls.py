@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from collectives.planning.agreement import name_ranks
 
-__all__ = ["Pending", "Report", "StallInspector", "Waiting"]
+__all__ = ["Key", "Pending", "Report", "StallInspector", "Waiting"]
 
 Key: TypeAlias = tuple[int, str]
 
@@ -31,11 +31,15 @@ Pending: TypeAlias = Mapping[Key, Waiting]
 
 
 class Report(NamedTuple):
-    """The text, None if there is none; ``fatal`` when the job must end with it, because of the missing ``ranks``."""
+    """The text about the tensors ``keys``, None if there are none.
+
+    ``fatal`` when the job must end with it, because of the missing ``ranks``.
+    """
 
     text: str | None = None
     fatal: bool = False
     ranks: tuple[int, ...] = ()
+    keys: tuple[Key, ...] = ()
 
 
 class StallInspector:
@@ -75,10 +79,12 @@ class StallInspector:
         expired = self._due(pending, now, self._end_of, self._shutdown)
         if expired:
             missing = tuple(sorted({rank for key in expired for rank in pending[key].missing}))
-            return Report(f"{_describe(pending, expired, now)}\n  {_END.format(self._shutdown)}", True, missing)
+            return Report(
+                f"{_describe(pending, expired, now)}\n  {_END.format(self._shutdown)}", True, missing, tuple(expired)
+            )
         due = self._due(pending, now, self._next_report, self._warn)
         self._reported |= {key: (pending[key].since, now) for key in due}
-        return Report(f"{_describe(pending, due, now)}\n  {_REMEDY}" if due else None)
+        return Report(f"{_describe(pending, due, now)}\n  {_REMEDY}" if due else None, keys=tuple(due))
 
     def deadline(self, pending: Pending) -> float | None:
         """When to inspect next, unless ``pending`` changes before; None when no tensor waits."""

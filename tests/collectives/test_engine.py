@@ -13,13 +13,10 @@ from collectives.api import (
     Operation,
     ReduceOp,
     Request,
-    ShutDownError,
 )
-from collectives.backends.base import phase
-from collectives.backends.inproc import InprocBackend
 from collectives.buffers import as_buffer
 from collectives.engine.work_table import UNNAMED
-from collectives.events import Decided, Failed, Finished, Heard, Phase, Started, Submitted
+from collectives.events import Started
 from tests.collectives.job import (
     PATIENCE,
     Caller,
@@ -426,132 +423,7 @@ def test_a_patient_communication_thread_parks_through_submissions():
     assert all(naps)
 
 
-# Events.
-
-
-def names_of(event):
-    return event.names if isinstance(event, Decided | Started | Finished) else (event.name,)
-
-
-def test_events_tell_what_happened_in_order():
-    heard = [[], []]
-
-    def body(engine):
-        engine.events.subscribe(heard[engine.topology.rank].append)
-        engine.barrier()
-        works = [submit(engine, ones(engine), name) for name in "ab"]
-        for work in works:
-            wait(engine, work)
-        return outcome(lambda: run(engine, np.ones(3 + engine.topology.rank), "odd"))
-
-    with running(2) as job:
-        job.run(body)
-    for events in heard:
-        for name in "ab":
-            story = [event for event in events if name in names_of(event) and not isinstance(event, Heard)]
-            assert [type(event) for event in story] == [Submitted, Decided, Started, Finished]
-            assert story[1].batch == story[2].batch == story[3].batch
-            assert story[2].version == 1
-            assert (story[0].nbytes, story[2].operation, story[2].backend) == (24, "allreduce", "inproc")
-            assert story[2].nbytes == 24 * len(story[2].names)
-            assert sorted(event.time for event in story) == [event.time for event in story]
-        odd = [event for event in events if "odd" in names_of(event) and not isinstance(event, Heard)]
-        assert [type(event) for event in odd] == [Submitted, Failed]
-        assert isinstance(odd[1].error, MismatchError)
-
-
-def test_what_fails_at_the_end_is_an_event_too():
-    heard = []
-    with running(2) as job:
-        job.engines[0].events.subscribe(heard.append)
-        submit(job.engines[0], np.ones(3), "x")
-        job.engines[1].shutdown()
-        until(lambda: any(isinstance(event, Failed) for event in heard))
-    assert [type(event) for event in heard] == [Submitted, Heard, Failed]
-    assert isinstance(heard[2].error, ShutDownError)
-
-
-def test_rank_0_learns_who_has_submitted_when():
-    heard = []
-
-    def body(engine):
-        for name, repeats in (("a", 3), ("b", 1)):
-            for _ in range(repeats):
-                wait(engine, submit(engine, ones(engine), name))
-            engine.barrier()
-
-    with running(3) as job:
-        job.engines[0].events.subscribe(heard.append)
-        job.run(body)
-    steps = [event for event in heard if isinstance(event, Heard | Decided)]
-    for event in (event for event in steps if isinstance(event, Decided)):
-        before = [each for each in steps if isinstance(each, Heard) and each.time <= event.time]
-        for name in event.names:
-            assert {rank for each in before if each.name == name for rank in each.ranks} == {0, 1, 2}
-    cached = [event.cached for event in heard if isinstance(event, Heard) and event.name == "a"]
-    assert cached == sorted(cached)
-    assert cached[:3] == [False] * 3
-
-
-@pytest.mark.parametrize("one_by_one", [True, False])
-def test_batches_have_the_same_numbers_on_all_ranks(one_by_one):
-    """Decided by the coordinator or in unison, on overlapping process sets."""
-    seen = [{}, {}, {}]
-
-    def body(engine):
-        rank = engine.topology.rank
-
-        def note(event):
-            if isinstance(event, Started | Decided | Finished):
-                seen[rank].setdefault(event.batch, set()).add((event.names, event.process_set))
-
-        engine.events.subscribe(note)
-        for step in range(12):
-            run(engine, ones(engine), "x")
-            if step % 5 == 4 and not one_by_one and rank < 2:
-                run(engine, ones(engine), "y", process_set=1)
-
-    with running(3, sets=[(0, 1)]) as job:
-        job.run(body)
-    for batches in seen:
-        assert all(len(contents) == 1 for contents in batches.values())
-    assert seen[0] == seen[1]
-    assert {number: batch for number, batch in seen[0].items() if number in seen[2]} == seen[2]
-    assert len(seen[2]) == 12
-
-
-def test_phases_of_a_backend_carry_the_batch(monkeypatch):
-    class Phased(InprocBackend):
-        allreduce_arrays = phase("exchange")(InprocBackend.allreduce_arrays)
-
-    monkeypatch.setattr("tests.collectives.job.InprocBackend", Phased)
-    heard = []
-    with running(2) as job:
-        job.run(lambda engine: run(engine, ones(engine), "x"))
-        end = job.engines[0].events.subscribe(heard.append)
-        job.run(lambda engine: run(engine, ones(engine), "x"))
-        end()
-        job.run(lambda engine: run(engine, ones(engine), "x"))
-    (started,) = (event for event in heard if isinstance(event, Started))
-    (phased,) = (event for event in heard if isinstance(event, Phase))
-    (finished,) = (event for event in heard if isinstance(event, Finished))
-    assert (phased.name, phased.batch) == ("exchange", started.batch)
-    assert started.time <= phased.time <= phased.end <= finished.time
-
-
-def test_a_subscriber_that_raises_is_dropped_and_harms_nobody(caplog):
-    def clumsy(event):
-        raise KeyError("oops")
-
-    heard = []
-    with running(2) as job:
-        for engine in job.engines:
-            engine.events.subscribe(clumsy)
-            engine.events.subscribe(heard.append)
-        for _ in range(3):
-            job.run(lambda engine: run(engine, ones(engine), "x"))
-        assert len([event for event in heard if isinstance(event, Finished)]) == 6
-    assert caplog.text.count("is removed") == 2
+# Several jobs.
 
 
 def test_a_job_is_made_of_any_number_of_engines_in_one_process():

@@ -20,7 +20,8 @@ def test_the_report_names_tensor_time_ranks_and_remedy():
         "  missing rank 1: 'allreduce.a' (75 s, submitted by ranks 0, 2)\n"
         "  A rank that is only slow will still come. Otherwise the ranks went different ways: see that each of them "
         "submits the same names, also under conditions and when it has less data, and look at the output of the "
-        "missing ranks"
+        "missing ranks",
+        keys=((0, "allreduce.a"),),
     )
 
 
@@ -105,9 +106,10 @@ def test_what_waits_too_long_ends_the_job():
     assert not inspector.inspect(ONE, 160.0).fatal
     assert inspector.deadline(ONE) == 190.0
     assert inspector.inspect(ONE, 189.9) == NOTHING
-    text, fatal, ranks = inspector.inspect({**ONE, (0, "young"): Waiting(180.0, (1,), (0,))}, 190.0)
+    text, fatal, ranks, keys = inspector.inspect({**ONE, (0, "young"): Waiting(180.0, (1,), (0,))}, 190.0)
     assert ranks == (1,)
     assert fatal
+    assert keys == ((0, "allreduce.a"),)
     assert "missing rank 1: 'allreduce.a' (90 s, submitted by ranks 0, 2)" in text
     assert "longer than HOROVOD_STALL_SHUTDOWN_TIME_SECONDS (90): the job ends" in text
     assert "young" not in text

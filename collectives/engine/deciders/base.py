@@ -11,6 +11,7 @@ from collectives.api import Request
 from collectives.backends.base import Backend
 from collectives.completion import Completion
 from collectives.engine.execution import execute
+from collectives.engine.reporter import TrialReporter
 from collectives.engine.work import Work
 from collectives.planning.messages import Response
 from collectives.planning.worker import Batch, Worker
@@ -45,11 +46,11 @@ class Decided:
 class Attempt:
     """The argument of a trial: the works of each batch, and how to run them.
 
-    ``publish`` tells observers that a batch starts; None where there are none.
+    ``reporter`` tells observers about the batches; None where there are no observers.
     ``meanwhile`` should be called every few milliseconds until it is known whether all ranks run the trial.
     """
 
-    __slots__ = ("_publish", "backend", "batches", "completions", "first", "meanwhile", "works")
+    __slots__ = ("_reporter", "backend", "batches", "completions", "first", "meanwhile", "works")
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class Attempt:
         batches: Sequence[Sequence[Response]],
         works: Sequence[Sequence[Work]],
         backend: Backend,
-        publish: Callable[[int, Sequence[Work], Backend], None] | None,
+        reporter: TrialReporter | None,
         meanwhile: Meanwhile,
     ) -> None:
         self.first = first
@@ -66,17 +67,18 @@ class Attempt:
         self.backend = backend
         self.completions: list[Completion] = []
         self.meanwhile = meanwhile
-        self._publish = publish
+        self._reporter = reporter
 
     def started(self) -> None:
         """All ranks run the trial. Must be called once, as soon as that is known."""
-        if self._publish is not None:
-            for number, works in enumerate(self.works, self.first):
-                self._publish(number, works, self.backend)
+        if self._reporter is not None:
+            self._reporter.agreed(self.works)
 
     def run(self) -> None:
         """Begin all batches and fill ``completions``; errors of the backend propagate."""
         for works, responses in zip(self.works, self.batches, strict=True):
+            if self._reporter is not None:
+                self._reporter.begin(self.first + len(self.completions))
             self.completions.append(execute(works, responses, self.backend))
 
 

@@ -1,0 +1,108 @@
+"""Tells the observers of an engine what happens to its batches. Only called while there are observers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+
+from collectives.api import Request
+from collectives.backends.base import Backend
+from collectives.engine.work import Work
+from collectives.events import Decided, EventStream, Failed, Finished, Phase, Started, Switched
+from collectives.parameters import Parameters
+from collectives.planning.worker import Batch
+
+__all__ = ["Reporter", "TrialReporter"]
+
+
+class Reporter:
+    """Publishes on ``events``. For the thread that drives the engine, except for phases."""
+
+    def __init__(self, events: EventStream) -> None:
+        self._events = events
+
+    def decided(self, batches: Sequence[Batch]) -> None:
+        """The coordinator decided ``batches``."""
+        now = time.monotonic()
+        for batch in batches:
+            self._publish_decision(batch.id, [response.request for response in batch.responses], now)
+
+    def _publish_decision(self, batch: int, requests: Sequence[Request], now: float) -> None:
+        self._events.publish(Decided(batch, _names(requests), requests[0].process_set, now))
+
+    def switched(self, batch: int, parameters: Parameters) -> None:
+        """``batch`` is the first that runs under ``parameters``."""
+        self._events.publish(Switched(batch, parameters, time.monotonic()))
+
+    def started(self, batch: int, works: Sequence[Work], backend: Backend, version: int) -> None:
+        """``works`` begin on ``backend`` as the batch of this number."""
+        backend.observe(partial(self.phase, batch))
+        self._publish_start(batch, works, backend, version, time.monotonic())
+
+    def _publish_start(self, batch: int, works: Sequence[Work], backend: Backend, version: int, now: float) -> None:
+        for work in works:
+            work.batch = batch
+        requests = [work.request for work in works]
+        first, nbytes = requests[0], sum([request.nbytes for request in requests])
+        self._events.publish(
+            Started(
+                batch, _names(requests), first.process_set, first.operation.value, nbytes, backend.name, version, now
+            )
+        )
+
+    def phase(self, batch: int, name: str, begin: float, end: float) -> None:
+        """A phase of the batch is over; from any thread."""
+        self._events.publish(Phase(batch, name, begin, end))
+
+    def agreed(self, first: int, batches: Sequence[Sequence[Work]], backend: Backend, version: int) -> None:
+        """In unison, batches are decided when they start: at once. ``first`` is the number of the first."""
+        now = time.monotonic()
+        for batch, works in enumerate(batches, first):
+            self._publish_decision(batch, [work.request for work in works], now)
+            self._publish_start(batch, works, backend, version, now)
+
+    def finished(self, batch: int, works: Sequence[Work]) -> None:
+        """The results of ``works`` are there."""
+        requests = [work.request for work in works]
+        self._events.publish(Finished(batch, _names(requests), requests[0].process_set, time.monotonic()))
+
+    def failed(self, work: Work, error: Exception) -> None:
+        """``work`` ended with ``error``."""
+        request = work.request
+        self._events.publish(Failed(work.batch, request.name, request.process_set, error, time.monotonic()))
+
+
+class TrialReporter:
+    """Reports a trial of batches on ``backend``, the first of which has the number ``first`` if they run.
+
+    A rank copies the data in before it knows whether they run. Phases are kept until then.
+    """
+
+    def __init__(self, reporter: Reporter, first: int, backend: Backend, version: int) -> None:
+        self._reporter = reporter
+        self._first = first
+        self._backend = backend
+        self._version = version
+        self._kept: list[tuple[int, str, float, float]] | None = []
+
+    def begin(self, batch: int) -> None:
+        """The batch of this number begins, if it runs."""
+        self._backend.observe(partial(self._phase, batch))
+
+    def _phase(self, batch: int, name: str, begin: float, end: float) -> None:
+        if self._kept is None:
+            self._reporter.phase(batch, name, begin, end)
+        else:
+            self._kept.append((batch, name, begin, end))
+
+    def agreed(self, batches: Sequence[Sequence[Work]]) -> None:
+        """All ranks run ``batches``."""
+        kept, self._kept = self._kept, None
+        self._reporter.agreed(self._first, batches, self._backend, self._version)
+        for phase in kept or ():
+            self._reporter.phase(*phase)
+
+
+def _names(requests: Sequence[Request]) -> tuple[str, ...]:
+    return tuple([request.name for request in requests])
