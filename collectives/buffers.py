@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collectives.api import DType, InvalidRequestError
+from collectives.completion import Completion
 
 __all__ = ["Buffer", "as_buffer", "empty", "host_arrays", "host_bytes"]
 
@@ -22,7 +23,8 @@ class Buffer:
     """Contiguous typed memory.
 
     ``array`` is a one-dimensional view in ``dtype.storage`` layout, None for device memory; ``pointer`` is the address.
-    ``owner`` is the user's object, such as a tensor; it keeps the memory alive.
+    ``owner`` is the user's object, such as a tensor; it keeps the memory alive. ``ready``, for device memory only, is
+    the end of the work that still uses the memory, such as a kernel that computes a gradient: the backend waits for it.
     """
 
     array: Array | None
@@ -31,6 +33,7 @@ class Buffer:
     owner: Any = None
     device: str = "cpu"
     address: int = 0
+    ready: Completion | None = None
 
     @property
     def count(self) -> int:
@@ -46,12 +49,13 @@ class Buffer:
         """Elements [start, stop) of the memory, flat."""
         array = None if self.array is None else self.array[start:stop]
         address = self.address and self.address + start * self.dtype.itemsize
-        return Buffer(array, self.dtype, (stop - start,), self.owner, self.device, address)
+        return Buffer(array, self.dtype, (stop - start,), self.owner, self.device, address, self.ready)
 
     def cast(self, dtype: DType) -> Buffer:
         """The same bytes as elements of ``dtype``, flat."""
         array = None if self.array is None else self.array.view(dtype.storage)
-        return Buffer(array, dtype, (self.nbytes // dtype.itemsize,), self.owner, self.device, self.address)
+        count = self.nbytes // dtype.itemsize
+        return Buffer(array, dtype, (count,), self.owner, self.device, self.address, self.ready)
 
     @property
     def pointer(self) -> int:

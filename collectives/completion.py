@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 __all__ = ["DONE", "Completion", "all_of"]
 
@@ -30,6 +30,14 @@ class Completion(ABC):
         ``stream`` is the handle of a queue of the device, such as a ``cudaStream_t``.
         """
 
+    def notify(self, call: Callable[[], None]) -> bool:
+        """Have ``call`` called when the operation is over or has failed: on any thread, once or more often.
+
+        The call may come before this method returns. Returns False where the device cannot do so: then the operation
+        must be polled.
+        """
+        return False
+
 
 class _Done(Completion):
     """An operation that was over when the backend returned. A single object, so that it has no cost."""
@@ -43,6 +51,10 @@ class _Done(Completion):
 
     def precede(self, stream: int) -> None:
         return
+
+    def notify(self, call: Callable[[], None]) -> bool:
+        call()
+        return True
 
 
 DONE: Completion = _Done()
@@ -64,6 +76,9 @@ class _All(Completion):
     def precede(self, stream: int) -> None:
         for part in self._parts:
             part.precede(stream)
+
+    def notify(self, call: Callable[[], None]) -> bool:
+        return all([part.notify(call) for part in self._parts])
 
 
 def all_of(completions: Sequence[Completion]) -> Completion:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
-from collectives.api import ReduceOp
+from collectives.api import EngineError, ReduceOp
 from collectives.backends.group import Group
 from collectives.backends.memory import Memory
 from collectives.backends.phases import OnPhase, time_phases
@@ -103,6 +103,14 @@ class Backend(ABC):
     def barrier(self) -> Completion:
         """Done when every member has called it."""
 
+    def begin_after(self, ready: Completion) -> None:
+        """Let the operations that are called from now on begin after ``ready``. Does not block.
+
+        The engine calls it before an operation on memory that is still in use, see :attr:`Buffer.ready`. Host memory
+        never is.
+        """
+        raise EngineError(f"backend {self.name} was given memory of {self.device} that is still in use")
+
     def observe(self, on_phase: OnPhase | None) -> None:
         """Report the phases of the operations that begin from now on to ``on_phase``; None ends that.
 
@@ -134,4 +142,7 @@ class Backend(ABC):
 
     @abstractmethod
     def abort(self, error: Exception) -> None:
-        """Make every present and future call on this member raise ``error``, within 0.1 s. Safe from any thread."""
+        """Make every present and future call on this member raise ``error``, within 0.1 s. Safe from any thread.
+
+        So do completions, once the device no longer uses the memory of their operations.
+        """

@@ -72,7 +72,15 @@ class Engine:
         self._joined: dict[int, Work] = {}
         self._works = WorkTable(topology.rank, self._negotiate, self._urge)
         runner = self._runner = Runner(
-            topology.rank, process_sets, backends, connect, self._works, self.events, self._announce, self._adopt
+            topology.rank,
+            process_sets,
+            backends,
+            connect,
+            self._works,
+            self.events,
+            self._announce,
+            self._adopt,
+            self._settle,
         )
         link = _link(topology, settings, process_sets, channel, parameters, self.events)
         decider, dispatch = _decider(parameters, backends[GLOBAL].board, link, runner)
@@ -334,6 +342,11 @@ class Engine:
         """On the driving thread: the next batch runs under ``parameters``."""
         self._exchange.parameters = parameters
         self._driver.patient = parameters.patient
+
+    def _settle(self) -> None:
+        """On a thread of a device: an operation is over."""
+        self._exchange.settle()
+        self._driver.notify()
 
     def _announce(self) -> None:
         self._driver.announce()

@@ -156,6 +156,13 @@ class Exchange:
         self._works.urge(work)
         self.commands.append(lambda: self._decider.urge(work.request.key))
 
+    def settle(self) -> None:
+        """An operation of a device may be over: complete its works, with the next step; from any thread."""
+        self.commands.append(self._settle)
+
+    def _settle(self) -> None:
+        self._runner.settle()
+
     def propose(self, parameters: Parameters) -> None:
         """On the coordinator: let ``parameters`` hold from the next batch on; from any thread."""
         self.commands.append(partial(self._propose, parameters))

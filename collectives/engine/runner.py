@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from collectives.api import EngineError, MismatchError, Operation, Request
+from collectives.api import HOST, EngineError, MismatchError, Operation, Request
 from collectives.backends.base import Backend
+from collectives.buffers import Buffer
 from collectives.completion import DONE, Completion
 from collectives.engine.deciders.base import Attempt, Meanwhile, Trial
 from collectives.engine.execution import execute
@@ -29,7 +30,9 @@ Connect: TypeAlias = Callable[[Sequence[int], str, Callable[[], None]], SetBacke
 that raises when the job has ended -> the backends of the set."""
 
 POLL_SECONDS = 0.0002
-"""The interval between checks of an operation that is not over."""
+"""The interval between checks of an operation whose device cannot tell when it is over."""
+ABORT_SECONDS = 0.1
+"""The time that the operations in flight have to end after an abort."""
 
 
 class _Flight(NamedTuple):
@@ -38,6 +41,7 @@ class _Flight(NamedTuple):
     completion: Completion
     works: Sequence[Work]
     batch: int
+    is_polled: bool
 
 
 class Runner:
@@ -58,6 +62,7 @@ class Runner:
         events: EventStream,
         announce: Callable[[], None],
         adopt: Callable[[Parameters], None],
+        wake: Callable[[], None],
     ) -> None:
         self._rank = rank
         self._sets = process_sets
@@ -69,6 +74,8 @@ class Runner:
         self._reporter = Reporter(events)
         self._announce = announce
         self._adopt = adopt
+        self._wake = wake
+        self._in_use: list[object] = []
         self._parameters: Parameters | None = None
         self._aborted: Exception | None = None
 
@@ -112,6 +119,8 @@ class Runner:
                 self._reporter.started(batch.id, works, backend, self._version)
             elif backend.on_phase is not None:
                 backend.observe(None)
+            if backend.device != HOST:
+                _await_memory(works, backend)
             completion = execute(works, batch.responses, backend)
         except BaseException:
             self._works.put_back(works)
@@ -122,12 +131,13 @@ class Runner:
         if completion is DONE:
             self._complete_all(works, batch)
         else:
-            self.flights.append(_Flight(completion, works, batch))
+            self.flights.append(_Flight(completion, works, batch, not completion.notify(self._wake)))
 
     @property
     def deadline(self) -> float | None:
         """When :meth:`settle` should be called again, in monotonic seconds; None: never."""
-        return time.monotonic() + POLL_SECONDS if self.flights else None
+        is_polling = any([flight.is_polled for flight in self.flights])
+        return time.monotonic() + POLL_SECONDS if is_polling else None
 
     def settle(self) -> bool:
         """Complete the works of operations that are over, in any order; return whether there were any.
@@ -246,10 +256,12 @@ class Runner:
         self._works.restart_names(id)
         for work in self._works.take_set(id):
             self.complete(work, MismatchError(f"process set {id} was removed while the tensor was in flight"))
-        backends = self._backends.pop(id, None)
+        backends = self._backends.get(id)
         if backends is not None:
             for backend in backends.by_device.values():
-                backend.close()
+                backend.close()  # waits for the operations in flight, which an abort must reach
+            del self._backends[id]
+            self.settle()
         self._answer(response, id)
 
     # Ends.
@@ -261,15 +273,32 @@ class Runner:
             backend.abort(error)
 
     def fail_flights(self, error: Exception) -> None:
-        """The works of operations that are not over end with ``error``."""
+        """The works of operations that are not over end with ``error``, after an abort."""
         flights, self.flights = self.flights, []
+        deadline = time.monotonic() + ABORT_SECONDS
         for flight in flights:
+            if not _is_over(flight.completion, deadline):  # the device may use the memory as long as it exists
+                self._in_use += [(work.source, work.output) for work in flight.works]
             for work in flight.works:
                 self.fail(work, error)
 
     def backends(self) -> list[Backend]:
         """All backends, to be closed."""
         return [backend for each in list(self._backends.values()) for backend in each.by_device.values()]
+
+
+def _await_memory(works: Sequence[Work], backend: Backend) -> None:
+    for work in works:
+        for buffer in (work.source, work.destination):
+            if isinstance(buffer, Buffer) and buffer.ready is not None:
+                backend.begin_after(buffer.ready)
+
+
+def _is_over(completion: Completion, deadline: float) -> bool:
+    try:
+        return completion.wait(max(0.0, deadline - time.monotonic()))
+    except Exception:  # noqa: BLE001 - a failed operation is over, too
+        return True
 
 
 _CHANGES: dict[Operation, Callable[[Runner, Response], None]] = {

@@ -24,9 +24,10 @@ PATIENCE = 20.0
 
 
 class Device:
-    """The memory and the streams of one rank."""
+    """The memory and the streams of one rank. Unless it ``notifies``, the ends of its operations must be polled."""
 
-    def __init__(self) -> None:
+    def __init__(self, notifies: bool = True) -> None:
+        self.notifies = notifies
         self._addresses = itertools.count(1 << 20, 1 << 32)
         self._blocks: dict[int, Bytes] = {}
         self.streams: dict[int, Stream] = {}
@@ -56,7 +57,8 @@ class Device:
 class Stream:
     """Runs calls in their order, on a thread, while ``open`` is set."""
 
-    def __init__(self) -> None:
+    def __init__(self, notifies: bool = True) -> None:
+        self.notifies = notifies
         self.open = threading.Event()
         self.open.set()
         self._calls: queue.SimpleQueue[tuple[Callable[[], object], End] | None] = queue.SimpleQueue()
@@ -87,6 +89,8 @@ class End(Completion):
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self._over = threading.Event()
+        self._lock = threading.Lock()  # owned by this end, held for a few instructions
+        self._calls: list[Callable[[], None]] = []
         self._error: Exception | None = None
         self.value: object = None
 
@@ -95,7 +99,10 @@ class End(Completion):
             self.value = call()
         except Exception as error:  # noqa: BLE001
             self._error = error
-        self._over.set()
+        with self._lock:
+            self._over.set()
+        for over in self._calls:
+            over()
 
     @property
     def is_done(self) -> bool:
@@ -106,6 +113,16 @@ class End(Completion):
 
     def precede(self, stream: int) -> None:
         raise NotImplementedError("no test needs it")
+
+    def notify(self, call: Callable[[], None]) -> bool:
+        if not self.stream.notifies:
+            return False
+        with self._lock:
+            is_over = self._over.is_set()
+            self._calls.append(call)
+        if is_over:
+            call()
+        return True
 
     def _succeeded(self) -> bool:
         if self._error is not None:
@@ -169,7 +186,7 @@ class DeviceBackend(Backend):
         super().__init__(inner.group)
         self._inner = inner
         self._device = device
-        self.stream = device.streams[len(device.streams)] = Stream()
+        self.stream = device.streams[len(device.streams)] = Stream(device.notifies)
         self.memory = DeviceMemory(device, self.stream)
 
     def allreduce(self, sources, destinations, op, prescale=1.0, postscale=1.0):
@@ -189,6 +206,9 @@ class DeviceBackend(Backend):
 
     def barrier(self):
         return self._later("barrier")
+
+    def begin_after(self, ready):
+        self.stream.enqueue(lambda: ready.wait(PATIENCE))
 
     def close(self):
         self.stream.close()

@@ -104,6 +104,31 @@ def test_streams_end_in_any_order():
     assert with_devices(1, body) == [(5.0, 7.0)]
 
 
+def test_the_end_of_several_operations_is_notified():
+    def body(backend, device):
+        heard = threading.Semaphore(0)
+        tensor = device.upload(np.ones(3), DType.FLOAT64)
+        backend.stream.open.clear()
+        both = all_of([backend.allreduce([tensor], [tensor], ReduceOp.SUM) for _ in range(2)])
+        assert both.notify(heard.release)
+        assert not heard.acquire(blocking=False)
+        backend.stream.open.set()
+        assert heard.acquire(timeout=20)
+        assert heard.acquire(timeout=20)
+        assert both.is_done
+        assert DONE.notify(heard.release)
+        return heard.acquire(blocking=False)
+
+    assert with_devices(1, body) == [True]
+
+
+def test_a_device_that_does_not_notify_says_so():
+    device = Device(notifies=False)
+    backend = DeviceBackend(InprocBackend(group_of(1), InprocGroup(1)), device)
+    assert not all_of([backend.barrier(), backend.barrier()]).notify(lambda: None)
+    backend.close()
+
+
 def test_what_is_over_costs_nothing_to_wait_for():
     assert all_of([DONE, DONE]) is DONE
     assert all_of([]) is DONE

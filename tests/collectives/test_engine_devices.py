@@ -7,6 +7,7 @@ import pytest
 
 from collectives.api import (
     DType,
+    EngineError,
     HorovodInternalError,
     MismatchError,
     Operation,
@@ -16,13 +17,14 @@ from collectives.api import (
     UnsupportedRequestError,
 )
 from collectives.backends.inproc import InprocGroup
-from collectives.buffers import as_buffer
+from collectives.buffers import Buffer, as_buffer
+from collectives.completion import DONE
 from collectives.engine.runner import Runner
 from collectives.engine.set_backends import SetBackends
 from collectives.events import Finished, Started
-from tests.backends.device import Device, DeviceBackend
+from tests.backends.device import Device, DeviceBackend, Stream
 from tests.backends.members import in_threads
-from tests.collectives.job import PATIENCE, Job, ones, outcome, run, running, until
+from tests.collectives.job import PATIENCE, Caller, Job, ones, outcome, run, running, until
 
 pytestmark = pytest.mark.usefixtures("transport")
 
@@ -30,8 +32,8 @@ pytestmark = pytest.mark.usefixtures("transport")
 class DeviceJob(Job):
     """A job with a device for each rank. ``faults`` go to the device's backends of the global set."""
 
-    def __init__(self, size, *given, faults=None, **settings):
-        self.devices = [Device() for _ in range(size)]
+    def __init__(self, size, *given, faults=None, notifies=True, **settings):
+        self.devices = [Device(notifies) for _ in range(size)]
         self._faults = faults
         self.streams = {}
         super().__init__(size, *given, **settings)
@@ -45,9 +47,11 @@ class DeviceJob(Job):
         return SetBackends.of([self._backend(rank, members, scope), on_device])
 
     def submit(self, rank, name, values=None, operation=Operation.ALLREDUCE, **fields):
-        """Put a tensor on the device of ``rank`` in flight."""
+        """Put a tensor on the device of ``rank`` in flight; ``values`` may be a buffer there."""
         engine, device = self.engines[rank], self.devices[rank]
-        source = device.upload(ones(engine) if values is None else values, DType.FLOAT64)
+        source = values
+        if not isinstance(values, Buffer):
+            source = device.upload(ones(engine) if values is None else values, DType.FLOAT64)
         fields = {"op": ReduceOp.SUM} | fields
         request = Request(name, operation, source.dtype, source.shape, device="fake", **fields)
         return engine.submit(request, source, lambda shape: device.empty(source.dtype, shape))
@@ -148,6 +152,74 @@ def test_works_are_done_when_their_operation_is_and_in_any_order(job):
     assert order[-1] == "late"
 
 
+@pytest.fixture
+def unpolled(monkeypatch):
+    """Without a notice, an end is not seen before the test has failed."""
+    monkeypatch.setattr("collectives.engine.runner.POLL_SECONDS", 2 * PATIENCE)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_device_wakes_the_engine_when_an_operation_is_over(waits, unpolled, job):
+    def body(rank):
+        work = job.submit(rank, "x")
+        caller = Caller(job.engines[rank], body=lambda engine: engine.synchronize(work)) if waits else None
+        until(lambda: job.engines[rank]._runner.flights)
+        job.streams[rank, 2].open.set()
+        until(lambda: work.done)
+        return caller.result() and work.done if waits else work.done
+
+    job.hold(0, 1, size=2)
+    assert job.run(body)
+
+
+def test_an_operation_that_fails_wakes_the_engine(unpolled):
+    job = DeviceJob(2, faults={(0, 0): HorovodInternalError("planned")})
+    errors = job.run(lambda rank: outcome(lambda: job.result(rank, job.submit(rank, "x"))))
+    assert "planned" in str(errors[0])
+    job.shutdown()
+
+
+def test_a_device_that_does_not_notify_is_polled():
+    job = DeviceJob(2, notifies=False)
+    try:
+        assert job.run(lambda rank: job.result(rank, job.submit(rank, "x")).tolist()) == [[3.0] * 3] * 2
+    finally:
+        job.shutdown()
+
+
+def test_memory_in_use_is_waited_for_on_the_device(job):
+    """As a gradient that a kernel still computes when it is submitted; other operations go on."""
+
+    def body(rank):
+        engine, device = job.engines[rank], job.devices[rank]
+        source = device.upload(np.full(3, -1.0), DType.FLOAT64)
+        computing = Stream()
+        computing.open.clear()
+        source.ready = computing.enqueue(lambda: np.copyto(device.view(source), ones(engine)))
+        work = job.submit(rank, "x", source)
+        assert run(engine, ones(engine), "host").tolist() == [3.0] * 3
+        assert not work.done
+        computing.open.set()
+        try:
+            return job.result(rank, work).tolist()
+        finally:
+            computing.close()
+
+    assert job.run(body) == [[3.0] * 3] * 2
+
+
+def test_parts_of_memory_in_use_are_in_use(job):
+    end = job.streams[0, 2].enqueue(lambda: None)
+    buffer = job.devices[0].upload(np.ones(4), DType.FLOAT64)
+    buffer.ready = end
+    assert buffer.part(1, 2).ready is buffer.cast(DType.UINT8).ready is end
+
+
+def test_a_backend_that_cannot_wait_for_memory_says_so():
+    with running(1) as job, pytest.raises(EngineError, match="memory of cpu that is still in use"):
+        job.engines[0]._runner.backends()[0].begin_after(DONE)
+
+
 def test_a_work_is_done_without_a_caller_that_waits(job):
     job.hold(0, 1, size=2)
     began = started(job, 0, "x")
@@ -202,6 +274,49 @@ def test_operations_that_have_begun_end_before_their_process_set_is_removed(job)
     began = started(job, 0, "x")
     job.hold(0, 1, size=2)
     assert job.run(body) == [[3.0] * 3, [3.0] * 3, None]
+
+
+@pytest.mark.parametrize("job", [(3, [(0, 1)])], indirect=True)
+def test_the_loss_of_a_rank_ends_the_removal_of_a_set_that_waits_for_it(job, monkeypatch):
+    """Rank 0 waits for its operation, before the set is removed, and the operation waits for rank 1."""
+
+    def close_later(backend):
+        if backend.group.position == 0:
+            closing.set()
+        else:
+            ended.wait(PATIENCE)
+        close(backend)
+
+    close, closing, ended = DeviceBackend.close, threading.Event(), threading.Event()
+    monkeypatch.setattr(DeviceBackend, "close", close_later)
+    job.hold(1, size=2)
+    began = started(job, 0, "x")
+    works = [job.submit(rank, "x", process_set=1) for rank in range(2)]
+    assert began.wait(PATIENCE)
+    callers = [Caller(engine, body=lambda engine: engine.remove_process_set(1)) for engine in job.engines]
+    assert closing.wait(PATIENCE)
+    job.vanish(1)
+    assert isinstance(callers[0].result(), PeerLostError)
+    assert isinstance(works[0].error, PeerLostError)
+    ended.set()
+    for caller in callers:
+        caller.result()
+
+
+def test_memory_that_a_device_still_uses_after_an_abort_is_kept(monkeypatch):
+    monkeypatch.setattr(DeviceBackend, "abort", lambda backend, error: None)
+    job = DeviceJob(2)
+    job.hold(0, 1, size=2)
+    began = started(job, 0, "x")
+    works = [job.submit(rank, "x") for rank in range(2)]
+    source = works[0].source
+    assert began.wait(PATIENCE)
+    job.engines[0].abort(PeerLostError("told to stop"))
+    until(lambda: all(work.done for work in works))
+    assert works[0].source is None
+    assert any(source is kept for pair in job.engines[0]._runner._in_use for kept in pair)
+    job.release()
+    job.shutdown()
 
 
 @pytest.mark.parametrize(("op", "expected"), [(ReduceOp.SUM, 1.0), (ReduceOp.AVERAGE, 0.5), (ReduceOp.MIN, 1.0)])

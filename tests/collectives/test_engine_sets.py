@@ -388,7 +388,9 @@ def test_a_set_that_connects_while_everything_is_aborted_does_not_come_about():
         return SetBackends.of([InprocBackend(group_of(2), InprocGroup(2))])
 
     works = WorkTable(0, lambda works: None, lambda work: None)
-    runner = Runner(0, ProcessSets(3), {}, connect, works, EventStream(), lambda: None, lambda parameters: None)
+    runner = Runner(
+        0, ProcessSets(3), {}, connect, works, EventStream(), lambda: None, lambda parameters: None, lambda: None
+    )
     request = Request("add", Operation.ADD_PROCESS_SET, splits=(0, 1))
     with pytest.raises(PeerLostError):
         runner.run(Batch((Response(1, request, (1,)),), unison=False, id=0, parameters=Parameters()))
