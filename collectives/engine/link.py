@@ -14,6 +14,7 @@ from collectives.parameters import Parameters
 from collectives.planning.coordinator import Coordinator, Outgoing
 from collectives.planning.errors import pack
 from collectives.planning.messages import Abort, Inquiry, Message, Status, Withdraw, decode, encode
+from collectives.planning.schedules import Schedule
 
 __all__ = ["COORDINATOR", "FLUSH_SECONDS", "Link", "LocalLink", "RemoteLink"]
 
@@ -84,8 +85,8 @@ class Link(ABC):
         """Send the messages that other ranks need before they can take part in a batch, as long as ``may_wait()``."""
         return
 
-    def used(self, id: int) -> None:
-        """All ranks ran the tensor ``id`` without asking the coordinator."""
+    def used(self, schedule: Schedule) -> None:
+        """All ranks ran ``schedule`` without asking the coordinator."""
         return
 
     def propose(self, parameters: Parameters) -> None:
@@ -188,9 +189,9 @@ class LocalLink(Link):
         while self._channel.has_unsent and may_wait():
             self._channel.flush(FLUSH_SECONDS)
 
-    def used(self, id: int) -> None:
+    def used(self, schedule: Schedule) -> None:
         """See :class:`Link`."""
-        self._coordinator.use(id)
+        self._coordinator.use(schedule)
 
     def propose(self, parameters: Parameters) -> None:
         """See :class:`Link`."""

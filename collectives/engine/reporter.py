@@ -38,9 +38,11 @@ class Reporter:
     def started(self, batch: int, works: Sequence[Work], backend: Backend, version: int) -> None:
         """``works`` begin on ``backend`` as the batch of this number."""
         backend.observe(partial(self.phase, batch))
-        self._publish_start(batch, works, backend, version, time.monotonic())
+        self.publish_start(batch, works, backend, version)
 
-    def _publish_start(self, batch: int, works: Sequence[Work], backend: Backend, version: int, now: float) -> None:
+    def publish_start(self, batch: int, works: Sequence[Work], backend: Backend, version: int) -> None:
+        """As :meth:`started`, without the phases."""
+        now = time.monotonic()
         for work in works:
             work.batch = batch
         requests = [work.request for work in works]
@@ -55,12 +57,11 @@ class Reporter:
         """A phase of the batch is over; from any thread."""
         self._events.publish(Phase(batch, name, begin, end))
 
-    def agreed(self, first: int, batches: Sequence[Sequence[Work]], backend: Backend, version: int) -> None:
-        """In unison, batches are decided when they start: at once. ``first`` is the number of the first."""
+    def agreed(self, first: int, batches: Sequence[Sequence[Work]]) -> None:
+        """In unison, all ranks run ``batches``. ``first`` is the number of the first."""
         now = time.monotonic()
         for batch, works in enumerate(batches, first):
             self._publish_decision(batch, [work.request for work in works], now)
-            self._publish_start(batch, works, backend, version, now)
 
     def finished(self, batch: int, works: Sequence[Work]) -> None:
         """The results of ``works`` are there."""
@@ -84,23 +85,31 @@ class TrialReporter:
         self._first = first
         self._backend = backend
         self._version = version
-        self._kept: list[tuple[int, str, float, float]] | None = []
+        self._agreed = False
+        self._begun: list[tuple[int, Sequence[Work]]] = []
+        self._kept: list[tuple[int, str, float, float]] = []
 
-    def begin(self, batch: int) -> None:
+    def begin(self, batch: int, works: Sequence[Work]) -> None:
         """The batch of this number begins, if it runs."""
         self._backend.observe(partial(self._phase, batch))
+        if self._agreed:
+            self._reporter.publish_start(batch, works, self._backend, self._version)
+        else:
+            self._begun.append((batch, works))
 
     def _phase(self, batch: int, name: str, begin: float, end: float) -> None:
-        if self._kept is None:
+        if self._agreed:
             self._reporter.phase(batch, name, begin, end)
         else:
             self._kept.append((batch, name, begin, end))
 
     def agreed(self, batches: Sequence[Sequence[Work]]) -> None:
         """All ranks run ``batches``."""
-        kept, self._kept = self._kept, None
-        self._reporter.agreed(self._first, batches, self._backend, self._version)
-        for phase in kept or ():
+        self._agreed = True
+        self._reporter.agreed(self._first, batches)
+        for batch, works in self._begun:
+            self._reporter.publish_start(batch, works, self._backend, self._version)
+        for phase in self._kept:
             self._reporter.phase(*phase)
 
 

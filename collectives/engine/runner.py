@@ -177,13 +177,15 @@ class Runner:
             reporter = TrialReporter(self._reporter, trial.first, backend, self._version)
         elif backend.on_phase is not None:
             backend.observe(None)
-        attempt = Attempt(trial.first, batches, works, backend, reporter, meanwhile)
+        attempt = Attempt(trial.first, batches, works, backend, self._follow_trial, reporter, meanwhile)
         if not trial.run(attempt):
             return False
-        for number, (batch, completion) in enumerate(zip(works, attempt.completions, strict=True), trial.first):
-            self._works.remove(batch)
-            self._follow(completion, batch, number)
+        attempt.follow()
         return True
+
+    def _follow_trial(self, completion: Completion, works: Sequence[Work], batch: int) -> None:
+        self._works.remove(works)
+        self._follow(completion, works, batch)
 
     def _complete_all(self, works: Sequence[Work], batch: int) -> None:
         for work in works:

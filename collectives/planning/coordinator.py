@@ -26,8 +26,9 @@ from collectives.planning.messages import (
     Unknown,
 )
 from collectives.planning.pending import Pending
-from collectives.planning.process_sets import GLOBAL, ProcessSets
+from collectives.planning.process_sets import ProcessSets
 from collectives.planning.response_cache import Known, ResponseCache, compact
+from collectives.planning.schedules import Schedule, Schedules, alone
 from collectives.planning.stalls import Waiting
 
 __all__ = ["Coordinator", "Outgoing"]
@@ -37,8 +38,8 @@ Key = tuple[int, str]
 ONCE = frozenset({Operation.JOIN, Operation.ADD_PROCESS_SET, Operation.REMOVE_PROCESS_SET})
 """Operations that are never cached and need every member, joined or not."""
 
-LONE = 2
-"""After this number of tensors that came alone, the next one will probably come alone, too."""
+REPETITIONS = 2
+"""After this number of known schedules in a row, the next tensors will probably have a known one, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,8 @@ class Coordinator:
         self._outgoing: list[Outgoing] = []
         self._leaving: int | None = None
         self._left: set[int] = set()
-        self._lone = 0
+        self._schedules = Schedules()
+        self._repetitions = 0
 
     @property
     def deadline(self) -> float | None:
@@ -154,6 +156,7 @@ class Coordinator:
         if parameters != self._parameters:
             self._parameters = replace(parameters, version=parameters.version + 1)
             self._outdated = set(range(self._sets.size))
+            self._schedules.clear()
             self._drop(self._cache.resize(parameters.cache_capacity))
 
     @property
@@ -460,16 +463,24 @@ class Coordinator:
             self._outgoing.append(self._run(process_set, list(group), unison))
 
     def _is_unison(self) -> bool:
-        """Whether all ranks have lately waited for one known tensor at a time, and will probably do so again."""
-        request = self._ready[0].request if self._flush and len(self._ready) == 1 else None
-        lone = request is not None and request.process_set == GLOBAL and not (self._pending or self._joined)
-        self._lone = self._lone + 1 if lone and self._ready[0].id not in self._new else 0
-        return self._lone >= LONE
+        """Whether all ranks have lately waited for tensors of a known schedule, and will probably do so again."""
+        is_known = self._flush and not (self._pending or self._joined) and self._find_schedule() is not None
+        self._repetitions = self._repetitions + 1 if is_known else 0
+        return self._repetitions >= REPETITIONS
 
-    def use(self, id: int) -> None:
-        """The ranks ran ``id`` in unison, as a batch of its own."""
-        self._next_batch += 1
-        self._cache.use(id)
+    def _find_schedule(self) -> Schedule | None:
+        """The schedule of the ready tensors, as the ranks find it."""
+        ids = [response.id for response in self._ready]
+        if len(ids) == 1:
+            return None if ids[0] in self._new else alone(self._ready[0])
+        return self._schedules.find(ids)
+
+    def use(self, schedule: Schedule) -> None:
+        """The ranks ran ``schedule`` in unison."""
+        self._next_batch += len(schedule.batches)
+        for batch in schedule.batches:
+            for response in batch:
+                self._cache.use(response.id)
 
     def _run(self, process_set: int, batches: Sequence[Sequence[Response]], unison: bool) -> Outgoing:
         ids = tuple(tuple(response.id for response in batch) for batch in batches)
@@ -479,6 +490,8 @@ class Coordinator:
         forget = (*self._forget.pop(process_set, ()), *(id for id in flat if id not in self._cache))
         members = self._sets.ranks(process_set)
         first, self._next_batch = self._next_batch, self._next_batch + len(ids)
+        self._schedules.record(first, batches)
+        self._schedules.forget(forget)
         return Outgoing(members, Run(ids, new, forget, unison, first, self._news(members)))
 
     def _news(self, members: Sequence[int]) -> Parameters | None:

@@ -93,9 +93,9 @@ class Together:
 class Run:
     """Coordinator to workers: run these batches, in this order. ``responses`` are new; ``forget`` are dropped ids.
 
-    ``unison``: when the batch, which is the only one then, has run, the ranks may agree among themselves. ``first`` is
-    the number of the first batch in the order of all batches; the others follow. ``parameters`` hold from this message
-    on; None where every receiver has them.
+    ``unison``: when the batches have run, the ranks may agree among themselves. ``first`` is the number of the first
+    batch in the order of all batches; the others follow. ``parameters`` hold from this message on; None where every
+    receiver has them.
     """
 
     batches: tuple[tuple[int, ...], ...]

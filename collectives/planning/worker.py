@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from collectives.api import MismatchError, Operation, Request
 from collectives.parameters import Parameters
 from collectives.planning.messages import Ready, Refuse, Rejection, Response, Run, Unknown
+from collectives.planning.schedules import Schedule, Schedules, alone
 
 __all__ = ["Batch", "Refusal", "Worker"]
 
@@ -49,6 +50,7 @@ class Worker:
         self._in_flight: dict[Key, Request] = {}
         self._ids: dict[Key, tuple[int, Request]] = {}
         self._responses: dict[int, Response] = {}
+        self._schedules = Schedules()
         self._sent: dict[Key, int] = {}
         self._requests: list[Request] = []
         self._ready_ids: list[int] = []
@@ -89,20 +91,25 @@ class Worker:
         """Whether :meth:`outgoing` has a message."""
         return bool(self._ready_ids or self._requests or self._urgent or self._answered or self._rejected)
 
-    def lone(self) -> Response | None:
-        """The one tensor in flight, if its id is known, a caller waits for it and there is nothing else to report."""
-        if len(self._in_flight) != 1 or len(self._ready_ids) != 1 or not self._urgent:
-            return None
-        if self._answered or self._rejected:
-            return None
-        response = self._responses[self._ready_ids[0]]
-        return None if response.request.process_set or response.request.group else response
+    def schedule(self) -> Schedule | None:
+        """The schedule of all tensors in flight, if a caller waits for one and there is nothing else to report.
 
-    def finish_lone(self, response: Response) -> None:
-        """The tensor of :meth:`lone` has run without the coordinator."""
-        self.next_batch += 1
+        None if this rank knows no schedule of exactly these tensors.
+        """
+        ids = self._ready_ids
+        if len(ids) != len(self._in_flight) or not self._urgent:
+            return None
+        if self._answered or self._rejected or self._unanswered:
+            return None
+        return alone(self._responses[ids[0]]) if len(ids) == 1 else self._schedules.find(ids)
+
+    def finish_schedule(self, schedule: Schedule) -> None:
+        """The tensors of :meth:`schedule` have run without the coordinator."""
+        self.next_batch += len(schedule.batches)
         self._ready_ids, self._urgent = [], []
-        self._finish(response)
+        for batch in schedule.batches:
+            for response in batch:
+                self._finish(response)
 
     def outgoing(self) -> Ready | None:
         """The news for the coordinator, each sent once; None when there is nothing new."""
@@ -130,11 +137,14 @@ class Worker:
             self._adopt(message.parameters)
         for response in message.responses:
             self._learn(response)
+        responses = [tuple([self._responses[id] for id in ids]) for ids in message.batches]
+        self.next_batch = message.first + len(responses)
+        last = self.next_batch - 1
         batches = [
-            Batch(tuple([self._responses[id] for id in ids]), message.unison, number, self.parameters)
-            for number, ids in enumerate(message.batches, message.first)
+            Batch(batch, message.unison and number == last, number, self.parameters)
+            for number, batch in enumerate(responses, message.first)
         ]
-        self.next_batch = message.first + len(batches)
+        self._schedules.record(message.first, responses)
         for batch in batches:
             for response in batch.responses:
                 self._finish(response)
@@ -144,6 +154,7 @@ class Worker:
     def _adopt(self, parameters: Parameters) -> None:
         if parameters.version > self.parameters.version:
             self.parameters = parameters
+            self._schedules.clear()
             if not parameters.cache_capacity:
                 self._ids.clear()
 
@@ -184,7 +195,8 @@ class Worker:
             self._requests.append(self._in_flight[key])
             self._urgent.append(key)
 
-    def _forget(self, ids: Iterable[int]) -> None:
+    def _forget(self, ids: Collection[int]) -> None:
+        self._schedules.forget(ids)
         for id in ids:
             response = self._responses.pop(id, None)
             key = response.request.key if response else None

@@ -238,9 +238,9 @@ def test_a_worker_with_a_refused_call_is_not_alone():
         world.settle()
     worker: Worker = world.workers[0]
     worker.submit(tensor(), urgent=True)
-    assert worker.lone() is not None
+    assert worker.schedule() is not None
     worker.reject(tensor("b"), REASON)
-    assert worker.lone() is None
+    assert worker.schedule() is None
     assert worker.has_news
 
 

@@ -23,6 +23,10 @@ Meanwhile = Callable[[Sequence[int]], bool]
 other things to do. It does not raise: an end of the engine aborts the backends instead."""
 
 
+Follow = Callable[[Completion, Sequence[Work], int], None]
+"""The end of an operation that has begun, its works, and the number of its batch."""
+
+
 class Decided:
     """Batches that will run on all of their ranks and have not run on this rank, in order.
 
@@ -46,11 +50,12 @@ class Decided:
 class Attempt:
     """The argument of a trial: the works of each batch, and how to run them.
 
-    ``reporter`` tells observers about the batches; None where there are no observers.
-    ``meanwhile`` should be called every few milliseconds until it is known whether all ranks run the trial.
+    ``follow`` is called with each batch that all ranks run, when it has begun. ``reporter`` tells observers about the
+    batches; None where there are no observers. ``meanwhile`` should be called every few milliseconds until it is known
+    whether all ranks run the trial.
     """
 
-    __slots__ = ("_reporter", "backend", "batches", "completions", "first", "meanwhile", "works")
+    __slots__ = ("_agreed", "_begun", "_follow", "_reporter", "backend", "batches", "first", "meanwhile", "works")
 
     def __init__(
         self,
@@ -58,6 +63,7 @@ class Attempt:
         batches: Sequence[Sequence[Response]],
         works: Sequence[Sequence[Work]],
         backend: Backend,
+        follow: Follow,
         reporter: TrialReporter | None,
         meanwhile: Meanwhile,
     ) -> None:
@@ -65,21 +71,32 @@ class Attempt:
         self.batches = batches
         self.works = works
         self.backend = backend
-        self.completions: list[Completion] = []
         self.meanwhile = meanwhile
+        self._follow = follow
         self._reporter = reporter
+        self._agreed = False
+        self._begun: list[tuple[Completion, Sequence[Work], int]] = []
 
     def started(self) -> None:
         """All ranks run the trial. Must be called once, as soon as that is known."""
+        self._agreed = True
         if self._reporter is not None:
             self._reporter.agreed(self.works)
 
     def run(self) -> None:
-        """Begin all batches and fill ``completions``; errors of the backend propagate."""
-        for works, responses in zip(self.works, self.batches, strict=True):
+        """Begin all batches; errors of the backend propagate. A batch may be over before the next one begins."""
+        for number, (works, responses) in enumerate(zip(self.works, self.batches, strict=True), self.first):
             if self._reporter is not None:
-                self._reporter.begin(self.first + len(self.completions))
-            self.completions.append(execute(works, responses, self.backend))
+                self._reporter.begin(number, works)
+            self._begun.append((execute(works, responses, self.backend), works, number))
+            if self._agreed:
+                self.follow()
+
+    def follow(self) -> None:
+        """All ranks run the batches that have begun."""
+        begun, self._begun = self._begun, []
+        for completion, works, number in begun:
+            self._follow(completion, works, number)
 
 
 class Trial(ABC):

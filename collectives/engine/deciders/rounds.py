@@ -9,14 +9,14 @@ from collectives.planning.board import Board
 __all__ = ["Rounds"]
 
 LARGEST = 0xFFFFFFFF
-"""The largest id that a board can compare; larger ids are negotiated."""
+"""The largest number that a board can compare; schedules with larger ones are negotiated."""
 
 
 class Rounds:
-    """Every rank does one of two things in each round: it attempts an id on the ``board``, or it declines.
+    """Every rank does one of two things in each round: it attempts a schedule on the ``board``, or it declines.
 
-    When all ranks attempt the same id, it runs. A round where not all do is the last, until all ranks :meth:`begin`
-    again at one point of their order. ``on``: whether another round follows.
+    When all ranks attempt the same schedule, it runs. A round where not all do is the last, until all ranks
+    :meth:`begin` again at one point of their order. ``on``: whether another round follows.
     """
 
     def __init__(self, board: Board | None) -> None:
@@ -33,21 +33,21 @@ class Rounds:
 
     def attempt(
         self,
-        id: int,
+        schedule: int,
         call: Callable[[], None],
         agreed: Callable[[], None],
         waiting: Callable[[int, list[int]], None],
     ) -> bool:
-        """Run ``call`` if all ranks attempt ``id``; otherwise the unison ends. Return whether they do.
+        """Run ``call`` if all ranks attempt ``schedule``, a number; otherwise the unison ends. Return whether they do.
 
         Until that is known, ``waiting`` is called repeatedly, with the round and the ranks that have not come. If all
-        ranks attempt ``id``, ``agreed`` is called then.
+        ranks attempt ``schedule``, ``agreed`` is called then.
         """
         board, round = self._board, self._round + 1
-        if board is None or not self.on or id > LARGEST:
+        if board is None or not self.on or schedule > LARGEST:
             return False
         self._round = round
-        self.on = board.attempt(id, call, lambda absent: waiting(round, absent), agreed)
+        self.on = board.attempt(schedule, call, lambda absent: waiting(round, absent), agreed)
         return self.on
 
     def decline(self) -> None:

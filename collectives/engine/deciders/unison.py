@@ -1,16 +1,16 @@
-"""The decider that agrees with the host's other ranks in shared memory, while all submit the same, one by one."""
+"""The decider that agrees with the host's other ranks in shared memory, while all submit the same tensors."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 
-from collectives.api import HOST
 from collectives.engine.deciders.base import Attempt, Decider, Trial
 from collectives.engine.deciders.rounds import Rounds
 from collectives.engine.link import Link
 from collectives.planning.board import Board
-from collectives.planning.messages import Response, Withdraw
+from collectives.planning.messages import Withdraw
+from collectives.planning.schedules import Schedule
 from collectives.planning.worker import Batch, Worker
 
 __all__ = ["Unison"]
@@ -20,12 +20,12 @@ LATE_SECONDS = 0.25
 
 
 class Unison(Decider):
-    """Tries the tensor that this rank has in flight, if it is a single one that the ranks know by its id.
+    """Tries the tensors that this rank has in flight, if the ranks know a schedule of exactly these.
 
-    A rank *attempts* it on the ``board``. When all ranks attempt the same, it runs, at the same point of all ranks'
-    orders, because no rank has anything else in flight. A rank that has other news for the coordinator declines before
-    it sends them. ``fallback``, which shares ``worker``, decides everything else. The handler of messages is
-    :meth:`withdraw`.
+    A rank *attempts* the schedule on the ``board``. When all ranks attempt the same one, it runs, at the same point of
+    all ranks' orders, because no rank has anything else in flight. A rank that has other news for the coordinator
+    declines before it sends them. ``fallback``, which shares ``worker``, decides everything else. The handler of
+    messages is :meth:`withdraw`.
     """
 
     def __init__(self, board: Board | None, worker: Worker, link: Link, fallback: Decider) -> None:
@@ -39,9 +39,9 @@ class Unison(Decider):
     def next(self) -> Trial | None:
         """See :class:`Decider`."""
         if self.rounds.on:
-            lone = self._worker.lone()
-            if lone is not None and lone.request.device == HOST:
-                return _LoneTrial(self, lone, self._worker.next_batch)
+            schedule = self._worker.schedule()
+            if schedule is not None:
+                return _ScheduledTrial(self, schedule, self._worker.next_batch)
             if self._worker.has_news:
                 self.rounds.decline()
         return self._fallback.next()
@@ -63,10 +63,10 @@ class Unison(Decider):
         """Other ranks wait in a round, and want to go on."""
         self.rounds.withdraw(message.round)
 
-    def finish(self, response: Response) -> None:
-        """``response`` has run on all ranks."""
-        self._worker.finish_lone(response)
-        self._link.used(response.id)
+    def finish(self, schedule: Schedule) -> None:
+        """``schedule`` has run on all ranks."""
+        self._worker.finish_schedule(schedule)
+        self._link.used(schedule)
 
     def ask_to_withdraw(self, round: int) -> None:
         """Let the ranks that have not come to ``round`` decline it."""
@@ -75,14 +75,14 @@ class Unison(Decider):
             self._link.tell_all(Withdraw(round))
 
 
-class _LoneTrial(Trial):
-    """One tensor that this rank has in flight, alone."""
+class _ScheduledTrial(Trial):
+    """All tensors that this rank has in flight; ``first`` is the number of the next batch."""
 
-    def __init__(self, unison: Unison, response: Response, number: int) -> None:
-        self.first = number
-        self.batches = ((response,),)
+    def __init__(self, unison: Unison, schedule: Schedule, first: int) -> None:
+        self.first = first
+        self.batches = schedule.batches
         self._unison = unison
-        self._response = response
+        self._schedule = schedule
         self._since: float | None = None
         self._attempt: Attempt | None = None
 
@@ -90,9 +90,9 @@ class _LoneTrial(Trial):
         """See :class:`Trial`."""
         self._attempt = attempt
         rounds = self._unison.rounds
-        if not rounds.attempt(self._response.id, attempt.run, attempt.started, self._wait):
+        if not rounds.attempt(self._schedule.number, attempt.run, attempt.started, self._wait):
             return False
-        self._unison.finish(self._response)
+        self._unison.finish(self._schedule)
         return True
 
     def _wait(self, round: int, absent: Sequence[int]) -> None:
