@@ -1,5 +1,6 @@
-"""Ranks that agree without the coordinator, and how they come back to it."""
+"""Ranks that agree without the coordinator, on one tensor or on several, and how they come back to it."""
 
+import functools
 import random
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ import pytest
 
 from collectives.api import (
     CollectiveTimeoutError,
+    DType,
     HorovodInternalError,
     Operation,
     PeerLostError,
@@ -15,8 +17,10 @@ from collectives.api import (
     Request,
     ShutDownError,
 )
-from collectives.buffers import as_buffer
+from collectives.buffers import as_buffer, empty
 from collectives.engine.deciders.rounds import Rounds
+from collectives.engine.work import Work
+from collectives.events import Decided, Finished, Started, Submitted
 from collectives.planning.board import Board
 from tests.collectives.job import (
     TIMEOUTS,
@@ -243,6 +247,179 @@ def test_an_in_place_tensor_is_not_spoiled_by_an_attempt_that_fails(start, op):
         assert job.run(body) == [3.0, 3.0]
 
 
+# Several tensors.
+
+MIXED = {
+    "sum": {},
+    "mean": {"op": ReduceOp.AVERAGE, "prescale_factor": 2.0},
+    "gathered": {"operation": Operation.ALLGATHER},
+    "sent": {"operation": Operation.BROADCAST, "root_rank": 1},
+    "scattered": {"operation": Operation.REDUCESCATTER},
+}
+
+
+def group_of(engine, name, arrays, kinds=None, in_place=False, **fields):
+    """Put ``arrays`` in flight, as a group that a caller waits for from the start; returns the works."""
+    works = []
+    for place, array in enumerate(arrays):
+        source = as_buffer(array)
+        chosen = {"operation": Operation.ALLREDUCE, "op": ReduceOp.SUM} | fields | (kinds[place] if kinds else {})
+        request = Request(
+            f"{name}[{place}]",
+            dtype=source.dtype,
+            shape=source.shape,
+            group=name,
+            group_size=len(arrays),
+            **chosen,
+        )
+        fresh = functools.partial(empty, source.dtype)
+        works.append(Work(request, source, source if in_place else fresh))
+        works[-1].urged = True  # or the communication thread may take up the group before a caller waits
+    engine.submit_group(works)
+    return works
+
+
+def results_of(engine, works):
+    """The results of ``works``, as lists."""
+    return [wait(engine, work).tolist() for work in works]
+
+
+@pytest.fixture
+def unhurried(monkeypatch):
+    """No rank asks another to decline, however slow this machine is."""
+    monkeypatch.setattr("collectives.engine.deciders.unison.LATE_SECONDS", 1000.0)
+
+
+@pytest.mark.parametrize("threshold", [0, 1 << 27])
+@pytest.mark.parametrize("rows", [0, 4, 50_000])
+@pytest.mark.usefixtures("unhurried")
+def test_tensors_of_different_kinds_run_together_without_messages(start, rows, threshold):
+    def body(engine):
+        array = np.arange(rows, dtype=np.float64) + engine.topology.rank
+        return [
+            results_of(engine, group_of(engine, "mixed", [array] * len(MIXED), [*MIXED.values()])) for _ in range(5)
+        ]
+
+    with start(2, wrap=Counting, fusion_threshold=threshold) as job:
+        results = job.run(body)
+        assert all(each == of_rank[0] for of_rank in results for each in of_rank)
+        until(lambda: in_unison(job))
+        before = [channel.sent for channel in job.channels]
+        assert job.run(body) == results
+        assert [channel.sent for channel in job.channels] == before
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_tensors_that_are_no_group_run_together_too(start):
+    def body(engine, count):
+        for step in range(count):
+            with engine._driver.inside:
+                works = [Work(request, as_buffer(ones(engine)), allocate) for request in requests]
+                works[(step + engine.topology.rank) % 3].urged = True
+                engine._works.enter(works, False)
+            assert [wait(engine, work).tolist() for work in works] == [total(2).tolist()] * 3
+
+    allocate = functools.partial(empty, DType.FLOAT64)
+    requests = [Request(name, Operation.ALLREDUCE, DType.FLOAT64, (3,), op=ReduceOp.SUM) for name in "xyz"]
+    with start(2, wrap=Counting) as job:
+        job.run(lambda engine: body(engine, 5))
+        until(lambda: in_unison(job))
+        before = [channel.sent for channel in job.channels]
+        job.run(lambda engine: body(engine, 20))
+        assert [channel.sent for channel in job.channels] == before
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_groups_run_in_place_and_are_not_spoiled_by_an_attempt_that_fails(start):
+    """Scaled before, more than a slab; one rank has something else to do first."""
+
+    def body(engine):
+        rank, arrays = engine.topology.rank, [np.zeros(length) for length in (200_000, 3, 1)]
+        for step in range(20):
+            for array in arrays:
+                array[:] = 1.0 + rank
+            if step == 10 and rank:
+                other = submit(engine, ones(engine), "y")
+            for work in group_of(engine, "group", arrays, in_place=True, prescale_factor=2.0):
+                engine.synchronize(work)
+            assert all((array == 6.0).all() for array in arrays)
+            modes[rank].append(rounds_of(engine).on)
+            if step == 10:
+                other = other if rank else submit(engine, ones(engine), "y")
+                assert wait(engine, other)[0] == 3.0
+
+    modes = {0: [], 1: []}
+    with start(2, fusion_threshold=1000) as job:
+        job.run(body)
+    for rank in range(2):
+        assert modes[rank][4:10] == [True] * 6
+        assert not modes[rank][10]
+        assert modes[rank][15:] == [True] * 5
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_several_batches_have_the_events_and_numbers_of_any_others(start):
+    def body(engine):
+        seen = []
+        engine.events.subscribe(seen.append)
+        arrays = [ones(engine), np.ones(2, np.int32), np.ones(0, np.float32)]
+        for _ in range(10):
+            for work in group_of(engine, "group", arrays):
+                engine.synchronize(work)
+        return [event for event in seen if isinstance(event, Submitted | Decided | Started | Finished)]
+
+    with start(2) as job:
+        of_ranks = job.run(body)
+    for seen in of_ranks:
+        assert [event.batch for event in seen if isinstance(event, Finished)] == list(range(30))
+        assert [event.batch for event in seen if isinstance(event, Started)] == list(range(30))
+        decided = [event.batch for event in seen if isinstance(event, Decided)]
+        assert decided == list(range(30))
+        kinds = [type(event) for event in seen]
+        step = [Submitted] * 3 + [Decided] * 3 + [Started, Finished] * 3
+        assert kinds == step * 10
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_new_parameters_end_the_schedules_of_the_earlier_ones(start):
+    def body(engine):
+        batches = []
+        engine.events.subscribe(lambda event: batches.append(event.names) if isinstance(event, Started) else None)
+        for step in range(20):
+            if step == 10 and engine.topology.rank == 0:
+                engine.propose(replace(engine.parameters, fusion_threshold=0))
+            for work in group_of(engine, "group", [ones(engine), ones(engine)]):
+                engine.synchronize(work)
+            modes[engine.topology.rank].append(rounds_of(engine).on)
+        return batches
+
+    modes = {0: [], 1: []}
+    with start(2) as job:
+        first, second = job.run(body)
+    assert first == second == [("group[0]", "group[1]")] * 10 + [("group[0]",), ("group[1]",)] * 10
+    assert modes[0][4:10] + modes[0][15:] == [True] * 11
+
+
+@pytest.mark.parametrize("waiting", [0, 1])
+@pytest.mark.usefixtures("unhurried")
+def test_who_waits_for_several_tensors_is_told_of_the_end(start, waiting):
+    def body(engine):
+        return results_of(engine, group_of(engine, "group", [ones(engine), ones(engine)]))
+
+    with start(2) as job:
+        for _ in range(5):
+            job.run(body)
+        until(lambda: in_unison(job))
+        caller = Caller(job.engines[waiting], body=body)
+        until(lambda: round_of(job, waiting) > round_of(job, 1 - waiting))
+        job.vanish(1 - waiting)
+        assert type(caller.result()) is PeerLostError
+
+
+def round_of(job, rank):
+    return rounds_of(job.engines[rank])._round
+
+
 def test_ranks_that_want_different_things_first_go_back_to_the_coordinator(start):
     def body(engine):
         for name in ("a", "b", "c"):
@@ -411,6 +588,8 @@ def test_what_was_said_before_the_unison_began_runs_in_the_same_order_everywhere
 class Steps:
     """What the ranks of a job do, step by step: mostly one tensor at a time, but not always, nor in the same order."""
 
+    OTHERS = ("burst", "swapped", "threads", "join", "new", "set", "barrier", "tune")
+
     def __init__(self, engine, seed):
         self._engine = engine
         self._common, self._own = random.Random(seed), random.Random(f"{seed} {engine.topology.rank}")
@@ -419,7 +598,7 @@ class Steps:
         """How many steps were in unison."""
         count = 0
         for step in range(150):
-            kind = self._common.choice(["lone"] * 12 + ["burst", "swapped", "threads", "join", "new", "set", "barrier"])
+            kind = self._common.choice(["lone"] * 12 + ["repeated"] * 6 + [*self.OTHERS])
             getattr(self, f"_{kind}")(step)
             count += rounds_of(self._engine).on
         return count
@@ -442,6 +621,23 @@ class Steps:
         self._own.shuffle(names)
         works = [submit(self._engine, self._mine(step), name) for name in names]
         self._check(step, *(wait(self._engine, work) for work in works))
+
+    def _repeated(self, step):
+        """The same group and the same tensors several times."""
+        names = self._common.choice([("a", "b"), ("b", "c", "d"), ("lone",), ()])
+        for number in range(self._common.randrange(2, 7)):
+            factor = step + number / 8
+            arrays = [self._mine(factor) for _ in range(2)]
+            works = [submit(self._engine, self._mine(factor), name) for name in names]
+            works += group_of(self._engine, f"group of {len(names)}", arrays)
+            if self._own.random() < 0.5:
+                self._own.shuffle(works)
+            self._check(factor, *(wait(self._engine, work) for work in works))
+
+    def _tune(self, step):
+        if self._engine.topology.rank == 0:
+            threshold = self._own.choice([0, 40, 1 << 20])
+            self._engine.propose(replace(self._engine.parameters, fusion_threshold=threshold))
 
     def _swapped(self, step):
         names = ["lone", "other"]
