@@ -343,6 +343,7 @@ class Request:
             self.device,
             self.group if group is None else group,
             self.group_size,
+            self.tag,
         )
 
     @property

@@ -155,6 +155,6 @@ NUMPY = {
     "float16": Conversion(_widen_float16, _narrow_float16),
     "bfloat16": Conversion(_widen_bfloat16, _narrow_bfloat16),
 }
-"""The default implementations, by the label of the dtype: hashing an enum member is a Python call."""
+"""The default implementations, by the label of the dtype."""
 
 _in_use: dict[str, Conversion] = dict(NUMPY)

@@ -16,16 +16,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 
 from collectives.api import DType, EngineError, InvalidRequestError, ReduceOp
 from collectives.kernels.conversion import CHUNK, Array, Conversion, Float32, conversion
 
-__all__ = ["CHUNK", "INTEGERS", "Reduction", "narrow", "reduce_arrays", "scale_array", "widen"]
+__all__ = ["CHUNK", "INTEGERS", "Reduction", "narrow", "reduce_arrays", "reduction", "scale_array", "widen"]
 
 Scale = Callable[[Array, Array, float], None]
+
+KEPT_REDUCTIONS = 1 << 8
 
 
 @np.errstate(all="ignore")
@@ -37,7 +39,7 @@ def reduce_arrays(
     ``out`` may be the same memory as any of the inputs. Two unscaled inputs of a type that needs no widening cost one
     ufunc call and no temporary.
     """
-    Reduction(dtype, op, prescale, postscale).combine(out, inputs)
+    reduction(dtype, op, prescale, postscale).combine(out, inputs)
 
 
 class Reduction:
@@ -45,7 +47,6 @@ class Reduction:
 
     def __init__(self, dtype: DType, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> None:
         averages = op is ReduceOp.AVERAGE and dtype in INTEGERS
-        self._halves = conversion(dtype.label)
         kernel = _AVERAGING if averages else _KERNELS[dtype.label]
         combine = kernel.combine.get(op)
         if combine is None:
@@ -56,6 +57,7 @@ class Reduction:
         if dtype is DType.BOOL and not prescale == postscale == 1.0:
             raise _bool_scaling(prescale, postscale)
         self.dtype = dtype
+        self._is_half = conversion(dtype.label) is not None
         self._kernel = kernel
         self._ufunc = combine
         self._prescale = prescale
@@ -65,8 +67,8 @@ class Reduction:
 
     def combine(self, out: Array, inputs: Sequence[Array]) -> None:
         """out = the scaled combination of ``inputs``, any of which may be ``out``."""
-        if self._halves is not None:
-            _combine_halves(self._halves, self._ufunc, out, inputs, self._prescale, self._postscale)
+        if self._is_half:
+            _combine_halves(_conversion(self.dtype), self._ufunc, out, inputs, self._prescale, self._postscale)
         elif not self._folds:
             store = partial(_store_average, len(inputs)) if self._averages else self._kernel.store
             _accumulate(self._kernel, self._ufunc, out, inputs, self._prescale, self._postscale, store)
@@ -78,6 +80,10 @@ class Reduction:
             self._kernel.store(inputs[0], out, self._postscale)
         else:
             _fold(self._kernel, self._ufunc, out, inputs, self._postscale)
+
+
+reduction = lru_cache(maxsize=KEPT_REDUCTIONS)(Reduction)
+"""The :class:`Reduction` of these arguments; those of the last calls are kept."""
 
 
 def scale_array(source: Array, out: Array, dtype: DType, factor: float) -> None:
@@ -253,7 +259,6 @@ HALVES = (DType.FLOAT16, DType.BFLOAT16)
 INTEGERS = (DType.UINT8, DType.INT8, DType.INT16, DType.INT32, DType.INT64)
 _AVERAGING = _Kernel({ReduceOp.AVERAGE: np.add}, "int64", _scale_integer, _scale_integer, native=False)
 
-# By label: hashing an enum member is a Python call.
 _KERNELS: Mapping[str, _Kernel] = {
     **{dtype.label: _Kernel(_ARITHMETIC, dtype.storage, _scale_integer, _scale_integer) for dtype in INTEGERS},
     **{dtype.label: _Kernel(_ARITHMETIC, "float32", _scale_native, _scale_native) for dtype in HALVES},

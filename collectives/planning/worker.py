@@ -63,7 +63,7 @@ class Worker:
         """A tensor is ready here; ``urgent`` when a caller waits for it."""
         self._in_flight[request.key] = request
         id, before = self._ids.get(request.key, (0, None))
-        if request == before:
+        if request is before or request == before:
             self._ready_ids.append(id)
             self._sent[request.key] = id
         else:

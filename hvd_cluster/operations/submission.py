@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from collectives.api import Operation, Request
@@ -13,6 +14,12 @@ from hvd_cluster.operations.arguments import as_rank, process_set_id
 from hvd_cluster.process_sets import ProcessSet
 
 __all__ = ["start", "start_group"]
+
+KEPT_REQUESTS = 1 << 12
+
+_request = lru_cache(maxsize=KEPT_REQUESTS)(Request)
+"""Calls repeat from step to step: to find their request is faster than to make it, and the engine then knows it by
+identity."""
 
 
 def start(
@@ -28,7 +35,7 @@ def start(
     engine = basics.engine()
     if "root_rank" in fields:
         fields["root_rank"] = as_rank(fields["root_rank"])
-    request = Request(
+    request = _request(
         operation.label if name is None else f"{operation.label}.{name}",
         operation,
         source.dtype,
@@ -55,7 +62,7 @@ def start_group(
         label = f"{operation.label}.{name}"
     works = []
     for place, (source, destination) in enumerate(tensors):
-        request = Request(
+        request = _request(
             f"{label}[{place}]",
             operation,
             source.dtype,

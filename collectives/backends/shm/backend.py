@@ -18,7 +18,7 @@ from collectives.backends.shm.gate import Gate, gate_bytes
 from collectives.backends.shm.movement import Movement
 from collectives.backends.shm.segment import Segment
 from collectives.backends.shm.slabs import Slabs, slabs_bytes
-from collectives.kernels.reduction import Reduction
+from collectives.kernels.reduction import reduction
 from collectives.kernels.segments import Segments
 from collectives.planning.board import Board, OffersBoard
 
@@ -53,7 +53,7 @@ class ShmBackend(HostBackend, OffersBoard):
         postscale: float = 1.0,
     ) -> None:
         """See :class:`HostBackend`."""
-        self._allreduce(Segments(sources), Segments(destinations), Reduction(dtype, op, prescale, postscale))
+        self._allreduce(Segments(sources), Segments(destinations), reduction(dtype, op, prescale, postscale))
 
     def reducescatter_arrays(
         self,
@@ -66,8 +66,8 @@ class ShmBackend(HostBackend, OffersBoard):
         postscale: float = 1.0,
     ) -> None:
         """See :class:`HostBackend`. One crossing per SLAB_BYTES / (size - 1) for each of the other members."""
-        reduction = Reduction(dtype, op, prescale, postscale)
-        self._movement.reducescatter(Segments(sources), Segments(destinations), counts, reduction)
+        how = reduction(dtype, op, prescale, postscale)
+        self._movement.reducescatter(Segments(sources), Segments(destinations), counts, how)
 
     def allgather_bytes(self, sources: Sequence[Bytes], destinations: Sequence[Bytes], counts: Sequence[int]) -> None:
         """See :class:`HostBackend`. One crossing per SLAB_BYTES of the largest source."""
