@@ -27,6 +27,7 @@ class Rank:
 
 FOREIGN_LAUNCHERS = (
     ForeignLauncher("torchrun", "WORLD_SIZE", ("RANK", "LOCAL_RANK")),
+    ForeignLauncher("a launcher for torch.distributed, such as Kubeflow,", "WORLD_SIZE", ("RANK", "MASTER_ADDR")),
     ForeignLauncher("mpirun (Open MPI)", "OMPI_COMM_WORLD_SIZE", ("OMPI_COMM_WORLD_RANK",)),
     ForeignLauncher("mpirun (MVAPICH2)", "MV2_COMM_WORLD_SIZE", ("MV2_COMM_WORLD_RANK",)),
     ForeignLauncher("mpirun (MPICH, Intel MPI) or srun with PMI", "PMI_SIZE", ("PMI_RANK",)),

@@ -12,11 +12,11 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-__all__ = ["THREADS", "excess", "share", "thread_remark", "thread_variables", "threads_of", "usable_cores"]
+__all__ = ["THREADS", "share", "thread_remark", "thread_variables", "threads_of", "usable_cores"]
 
 THREADS = "OMP_NUM_THREADS"
-# MKL and OpenBLAS read OMP_NUM_THREADS where their own variable is not set.
-VARIABLES = (THREADS, "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+VARIABLES = ("MKL_NUM_THREADS", THREADS)
+"""Each limits the threads of torch; the first wins. OPENBLAS_NUM_THREADS does not: it holds for NumPy alone."""
 CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -35,26 +35,23 @@ def threads_of(environment: Mapping[str, str], cores: int) -> int:
 def thread_variables(environment: Mapping[str, str], cores: int, ranks: int) -> dict[str, str]:
     """The variables that a launcher adds to ``environment`` for each of ``ranks`` ranks of one host.
 
-    None for a single rank, which may use all cores, and none if the user has set the variable.
+    None for a single rank, which may use all cores, and none if the user has set one of VARIABLES. With
+    OPENBLAS_NUM_THREADS alone, OpenBLAS keeps the user's number and the other libraries get the share.
     """
-    is_chosen = bool(environment.get(THREADS, "").strip())
+    is_chosen = any(environment.get(name, "").strip() for name in VARIABLES)
     return {} if ranks == 1 or is_chosen else {THREADS: str(share(cores, ranks))}
 
 
-def excess(environment: Mapping[str, str], cores: int, ranks: int) -> int:
-    """The threads of each rank if those of all ``ranks`` ranks exceed ``cores`` and fewer are possible; else 0."""
-    threads = threads_of(environment, cores)
-    return threads if threads > share(cores, ranks) else 0
+def thread_remark(threads: int, cores: int, ranks: int) -> str:
+    """The sentence that advises to set fewer threads, or "" where those of the ranks fit the cores.
 
-
-def thread_remark(environment: Mapping[str, str], cores: int, ranks: int) -> str:
-    """The sentence that advises to set fewer threads, or "" where the threads of the ranks fit the cores."""
-    threads = excess(environment, cores, ranks)
+    ``threads`` are those of each of ``ranks`` ranks, which share ``cores`` cores.
+    """
+    if threads <= share(cores, ranks):
+        return ""
     return (
         f"{ranks} ranks with up to {threads} threads each share {cores} cores, which slows all of them down; set "
         f"{THREADS}={share(cores, ranks)} in the environment of the ranks"
-        if threads
-        else ""
     )
 
 

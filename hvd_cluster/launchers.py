@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from collectives.api import SettingsError, Topology
 from executors.foreign import foreign_rank
-from executors.threads import thread_remark, usable_cores
+from executors.threads import thread_remark, threads_of, usable_cores
 
-__all__ = ["check_launcher", "warn_of_threads"]
+__all__ = ["check_launcher", "register_thread_count", "warn_of_threads"]
 
 logger = logging.getLogger(__name__)
+
+_thread_counts: dict[str, Callable[[], int]] = {}
+
+
+def register_thread_count(framework: str, count: Callable[[], int]) -> None:
+    """Let ``count()`` return the threads that ``framework`` computes with: the user may have set them by a call."""
+    _thread_counts[framework] = count
 
 
 def check_launcher(environment: Mapping[str, str]) -> None:
@@ -29,8 +36,12 @@ def check_launcher(environment: Mapping[str, str]) -> None:
 def warn_of_threads(environment: Mapping[str, str], topology: Topology) -> None:
     """Warn, once on each host, if the threads of its ranks exceed the cores that they may use.
 
-    Our launchers set the number of threads themselves.
+    Our launchers set the number of threads themselves. A framework with a registered count says its own number.
     """
-    remark = thread_remark(environment, usable_cores(), topology.local_size) if topology.local_rank == 0 else ""
+    if topology.local_rank:
+        return
+    cores = usable_cores()
+    threads = max([count() for count in _thread_counts.values()], default=0) or threads_of(environment, cores)
+    remark = thread_remark(threads, cores, topology.local_size)
     if remark:
         logger.warning(remark)

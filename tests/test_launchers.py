@@ -1,5 +1,6 @@
 """init() beside launchers that are not ours."""
 
+import importlib
 import logging
 import os
 import subprocess
@@ -10,12 +11,15 @@ import pytest
 
 from collectives.api import SettingsError, Topology
 from executors import threads
-from hvd_cluster import basics
+from hvd_cluster import basics, launchers
 from hvd_cluster.cli import main
-from hvd_cluster.launchers import warn_of_threads
+from hvd_cluster.launchers import register_thread_count, warn_of_threads
 from hvd_cluster.run import run
 
 ROOT = Path(__file__).parents[1]
+TEXT = "OMP_NUM_THREADS=1 for each of the 2 ranks, its share of 2 cores; set the variable to choose another number"
+SHARE = f"hvdrun: {TEXT}\n"
+KUBEFLOW = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}
 TORCHRUN = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}
 
 
@@ -44,6 +48,13 @@ def test_a_process_of_another_launcher_is_refused(monkeypatch):
     assert not basics.is_initialized()
 
 
+def test_a_pod_of_a_kubeflow_job_is_refused(monkeypatch):
+    set_variables(monkeypatch, KUBEFLOW)
+    with pytest.raises(SettingsError, match=r"such as Kubeflow, started this process as one of 2 \(WORLD_SIZE=2\)"):
+        basics.init()
+    assert not basics.is_initialized()
+
+
 def test_separate_models_on_purpose(monkeypatch):
     set_variables(monkeypatch, {**TORCHRUN, "HOROVOD_SIZE": "1"})
     assert size_of_world() == 1
@@ -67,8 +78,9 @@ def test_torchrun_itself(tmp_path):
 
 @pytest.fixture
 def two_cores(monkeypatch):
-    for name in threads.VARIABLES:
+    for name in (*threads.VARIABLES, "OPENBLAS_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("hvd_cluster.launchers._thread_counts", {})
     monkeypatch.setattr("hvd_cluster.launchers.usable_cores", lambda: 2)
     monkeypatch.setattr("executors.local.command.usable_cores", lambda: 2)
 
@@ -78,7 +90,39 @@ def test_the_first_rank_of_a_host_warns_of_too_many_threads(caplog):
     for topology in (Topology(0, 2, 0, 2), Topology(1, 2, 1, 2), Topology()):
         warn_of_threads({}, topology)
         warn_of_threads({"OMP_NUM_THREADS": "1"}, topology)
-    assert [record.message for record in caplog.records] == [threads.thread_remark({}, 2, 2)]
+    assert [record.message for record in caplog.records] == [threads.thread_remark(2, 2, 2)]
+
+
+@pytest.mark.usefixtures("two_cores")
+@pytest.mark.parametrize(("count", "remarks"), [(1, 0), (2, 1)])
+def test_a_framework_says_how_many_threads_it_has(caplog, count, remarks):
+    register_thread_count("torch", lambda: count)
+    warn_of_threads({"OMP_NUM_THREADS": "8"} if count == 1 else {}, Topology(0, 2, 0, 2))
+    assert [record.message for record in caplog.records] == [threads.thread_remark(2, 2, 2)] * remarks
+
+
+def test_torch_says_how_many_threads_it_has():
+    torch = pytest.importorskip("torch")
+    importlib.import_module("hvd_cluster.torch")
+    assert launchers._thread_counts["torch"] is torch.get_num_threads
+
+
+@pytest.mark.usefixtures("two_cores")
+@pytest.mark.parametrize(
+    ("variables", "line"),
+    [
+        ({"MKL_NUM_THREADS": "1"}, ""),
+        ({"MKL_NUM_THREADS": "2"}, f"hvdrun: {threads.thread_remark(2, 2, 2)}\n"),
+        ({"OPENBLAS_NUM_THREADS": "2"}, SHARE),
+    ],
+)
+def test_hvdrun_keeps_any_number_of_threads_that_the_user_has_set(monkeypatch, capsys, variables, line):
+    set_variables(monkeypatch, variables)
+    (name,) = variables
+    assert main(["-np", "2", "sh", "-c", f"echo ${name}"]) == 0
+    captured = capsys.readouterr()
+    assert sorted(captured.out.splitlines()) == [f"[{rank}]<stdout>:{variables[name]}" for rank in range(2)]
+    assert captured.err == line
 
 
 @pytest.mark.usefixtures("two_cores")
@@ -86,10 +130,7 @@ def test_hvdrun_gives_each_rank_its_share_of_the_cores_and_says_so(capsys):
     assert main(["-np", "2", "sh", "-c", "echo $OMP_NUM_THREADS"]) == 0
     captured = capsys.readouterr()
     assert sorted(captured.out.splitlines()) == ["[0]<stdout>:1", "[1]<stdout>:1"]
-    assert captured.err == (
-        "hvdrun: OMP_NUM_THREADS=1 for each of the 2 ranks, its share of 2 cores; set the variable to choose another "
-        "number\n"
-    )
+    assert captured.err == SHARE
 
 
 @pytest.mark.usefixtures("two_cores")
@@ -98,7 +139,7 @@ def test_hvdrun_keeps_the_threads_of_the_user_and_warns(monkeypatch, capsys):
     assert main(["-np", "2", "sh", "-c", "echo $OMP_NUM_THREADS"]) == 0
     captured = capsys.readouterr()
     assert sorted(captured.out.splitlines()) == ["[0]<stdout>:2", "[1]<stdout>:2"]
-    assert captured.err == f"hvdrun: {threads.thread_remark({}, 2, 2)}\n"
+    assert captured.err == f"hvdrun: {threads.thread_remark(2, 2, 2)}\n"
 
 
 @pytest.mark.usefixtures("two_cores")
@@ -112,8 +153,6 @@ def test_run_gives_each_rank_its_share_of_the_cores(caplog):
 
     caplog.set_level(logging.INFO, "executors")
     assert run(threads_of_torch, num_proc=2) == [1, 1]
-    assert [record.message for record in caplog.records] == [
-        "OMP_NUM_THREADS=1 for each of the 2 ranks, its share of 2 cores; set the variable to choose another number"
-    ]
+    assert [record.message for record in caplog.records] == [TEXT]
     assert run(os.getenv, ["OMP_NUM_THREADS"]) == [None]
     assert run(os.getenv, ["OMP_NUM_THREADS"], num_proc=2, env={"OMP_NUM_THREADS": "7"}) == ["7", "7"]

@@ -20,7 +20,7 @@ from executors.local.crew import GRACE_SECONDS, Crew, Ended, Event, Started
 from executors.local.output import Output, say
 from executors.local.tail import Tails
 from executors.placement import assign_ranks
-from executors.threads import THREADS, thread_remark, thread_variables, usable_cores
+from executors.threads import THREADS, thread_remark, thread_variables, threads_of, usable_cores
 
 __all__ = ["LocalOptions", "LocalRun", "check_command", "died", "resolve_start_timeout", "run_command"]
 
@@ -170,13 +170,16 @@ class LocalRun:
 
 
 def _threads(environment: Mapping[str, str], size: int) -> dict[str, str]:
-    """The variables that give each rank its share of the cores; the log shows the share."""
+    """The variables that give each rank its share of the cores.
+
+    One line of the log says the share, or that the user's own number is too large.
+    """
     cores = usable_cores()
     variables = thread_variables(environment, cores, size)
     if variables:
         text = "%s=%s for each of the %d ranks, its share of %d cores; set the variable to choose another number"
         logger.info(text, THREADS, variables[THREADS], size, cores)
-    elif remark := thread_remark(environment, cores, size):
+    elif remark := thread_remark(threads_of(environment, cores), cores, size):
         logger.warning(remark)
     return variables
 

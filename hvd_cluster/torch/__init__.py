@@ -9,6 +9,7 @@ except ModuleNotFoundError as error:
 
 from hvd_cluster.basics import add_process_set, remove_process_set
 from hvd_cluster.compression import GradientCompressor
+from hvd_cluster.launchers import register_thread_count as _register_thread_count
 from hvd_cluster.objects import allgather_object, broadcast_object
 from hvd_cluster.torch import elastic
 from hvd_cluster.torch import kernels as _kernels
@@ -146,6 +147,7 @@ __all__ = [
 ]
 
 _kernels.register()
+_register_thread_count("torch", _torch.get_num_threads)
 
 
 def _check_has_gpu() -> bool:

@@ -1,10 +1,11 @@
 import os
+import subprocess
 import sys
 
 import pytest
 
 from executors import threads
-from executors.threads import THREADS, excess, share, thread_remark, thread_variables, threads_of, usable_cores
+from executors.threads import THREADS, share, thread_remark, thread_variables, threads_of, usable_cores
 
 
 @pytest.mark.parametrize(("cores", "ranks", "each"), [(2, 1, 2), (2, 2, 1), (2, 4, 1), (8, 3, 2), (64, 2, 32)])
@@ -18,8 +19,8 @@ def test_the_share_of_a_rank(cores, ranks, each):
     [
         ({THREADS: "8"}, {}),
         ({THREADS: " "}, {THREADS: "4"}),
-        ({"MKL_NUM_THREADS": "1"}, {THREADS: "4"}),  # NumPy's OpenBLAS and others do not read it
-        ({"OPENBLAS_NUM_THREADS": "1"}, {THREADS: "4"}),
+        ({"MKL_NUM_THREADS": "1"}, {}),
+        ({"OPENBLAS_NUM_THREADS": "1"}, {THREADS: "4"}),  # torch does not read it
     ],
 )
 def test_a_variable_of_the_user_stays(environment, added):
@@ -35,8 +36,9 @@ def test_a_variable_of_the_user_stays(environment, added):
         ({THREADS: "many"}, 8),
         ({THREADS: "0"}, 8),
         ({"MKL_NUM_THREADS": "2"}, 2),
-        ({"OPENBLAS_NUM_THREADS": "5"}, 5),
-        ({THREADS: "3", "MKL_NUM_THREADS": "2"}, 3),
+        ({"OPENBLAS_NUM_THREADS": "5"}, 8),
+        ({THREADS: "3", "MKL_NUM_THREADS": "2"}, 2),
+        ({THREADS: "3", "OPENBLAS_NUM_THREADS": "5"}, 3),
     ],
 )
 def test_the_threads_of_a_rank(environment, number):
@@ -44,15 +46,23 @@ def test_the_threads_of_a_rank(environment, number):
 
 
 def test_threads_exceed_the_cores_only_where_fewer_would_not():
-    assert excess({}, 2, 2) == 2
-    assert excess({THREADS: "1"}, 2, 2) == 0
-    assert excess({THREADS: "1"}, 2, 16) == 0
-    assert excess({}, 2, 1) == 0
-    assert thread_remark({THREADS: "1"}, 2, 2) == ""
-    assert thread_remark({}, 2, 2) == (
+    fitting = [(1, 2, 2), (1, 2, 16), (2, 2, 1), (4, 8, 2)]
+    assert [thread_remark(*numbers) for numbers in fitting] == [""] * 4
+    assert thread_remark(2, 2, 2) == (
         "2 ranks with up to 2 threads each share 2 cores, which slows all of them down; set OMP_NUM_THREADS=1 in the "
         "environment of the ranks"
     )
+
+
+@pytest.mark.parametrize("name", ["MKL_NUM_THREADS", THREADS, "OPENBLAS_NUM_THREADS"])
+def test_torch_counts_its_threads_as_threads_of_does(name):
+    pytest.importorskip("torch")
+    chosen = {name: "1"}
+    environment = {key: value for key, value in os.environ.items() if not key.endswith("_NUM_THREADS")} | chosen
+    count = [sys.executable, "-c", "import torch; print(torch.get_num_threads())"]
+    done = subprocess.run(count, env=environment, check=True, capture_output=True, text=True)
+    cores = len(os.sched_getaffinity(0))
+    assert int(done.stdout) == threads_of(chosen, cores)
 
 
 @pytest.mark.parametrize(
