@@ -177,8 +177,8 @@ def _remarks(read: _Reader) -> tuple[str, ...]:
     if read("HOROVOD_CPU_OPERATIONS", str, "").lower() in CPU_OPERATIONS_NOT_YET:
         missing.append("HOROVOD_CPU_OPERATIONS")
     return (
-        *(f"{variable} is set, but has no meaning here; it is accepted and not used" for variable in unused),
-        *(f"{variable} is set, but what it is for is not available yet; it is not used" for variable in missing),
+        *(f"{variable} is set, but has no counterpart here; it is ignored" for variable in unused),
+        *(f"{variable} is set, but this feature does not exist yet; it is ignored" for variable in missing),
     )
 
 

@@ -146,14 +146,14 @@ def _parser() -> _Parser:
     add = parser.add_argument
     add("-np", "--num-proc", type=_count, metavar="N", help="number of processes")
     add("-n", dest="num_proc", type=_joined_count, help=argparse.SUPPRESS)
-    add("-v", "--version", action="version", version=__version__, help="print the version and leave")
-    add("--verbose", action="store_true", help="say which process is which rank")
+    add("-v", "--version", action="version", version=__version__, help="print the version and exit")
+    add("--verbose", action="store_true", help="log the process id of each rank")
     add(
         "--start-timeout",
         type=_seconds,
         metavar="SECONDS",
-        help="what the processes may take to come up; HOROVOD_START_TIMEOUT or 30 by default. What they do then, such "
-        "as a long way to init(), is not limited by it",
+        help="longest time for the processes to start; HOROVOD_START_TIMEOUT or 30 by default. It does not limit the "
+        "time before init()",
     )
     add(
         "--output-filename",
@@ -169,9 +169,9 @@ def _parser() -> _Parser:
     add(
         "--horovod-alias",
         action="store_true",
-        help="the processes are of a script for Horovod: let its import horovod.torch give hvd_cluster.torch",
+        help="run a script that was written for Horovod: its import horovod.torch gives hvd_cluster.torch",
     )
-    add("command", nargs=argparse.REMAINDER, help="what each process runs")
+    add("command", nargs=argparse.REMAINDER, help="the command that each process runs")
     return parser
 
 

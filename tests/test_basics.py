@@ -29,7 +29,7 @@ def test_a_variable_that_means_nothing_here_is_accepted_with_one_warning(monkeyp
     basics.init()
     basics.init()
     assert [record.message for record in caplog.records] == [
-        "HOROVOD_NUM_NCCL_STREAMS is set, but has no meaning here; it is accepted and not used"
+        "HOROVOD_NUM_NCCL_STREAMS is set, but has no counterpart here; it is ignored"
     ]
 
 

@@ -119,11 +119,11 @@ class MessagingBackend(HostBackend):
         starts, step = [part.start for part in parts(counts)], self._piece // self.size
         for start in range(0, max(counts), step):
             lengths = [_clip(count - start, step) for count in counts]
-            places = [first + start for first in starts]
+            offsets = [first + start for first in starts]
             if max(lengths) * self.size <= 2 * sum(lengths):
-                self._allgather_padded(source, start, destination, places, lengths)
+                self._allgather_padded(source, start, destination, offsets, lengths)
             else:
-                self._allgather_skewed(source, start, destination, places, lengths)
+                self._allgather_skewed(source, start, destination, offsets, lengths)
 
     def broadcast_bytes(self, source: Bytes, destination: Bytes, root: int) -> None:
         self._transport.check()
@@ -207,14 +207,16 @@ class MessagingBackend(HostBackend):
             self._transport.allgather(_bytes(received[:share]), _bytes(packed))
             destination.write(start, packed[:length])
 
-    def _scatter(self, source: Segments, places: Sequence[int], lengths: Sequence[int], dtype: DType) -> Array:
-        """One step: ``lengths[r]`` elements from ``places[r]`` on go to member r. Returns those received, in order."""
-        is_together = all(place == places[0] + part.start for place, part in zip(places, parts(lengths), strict=True))
-        packed = source.view(places[0], places[0] + sum(lengths)) if is_together else None
+    def _scatter(self, source: Segments, offsets: Sequence[int], lengths: Sequence[int], dtype: DType) -> Array:
+        """One step: ``lengths[r]`` elements from ``offsets[r]`` on go to member r. Returns those received, in order."""
+        is_together = all(
+            offset == offsets[0] + part.start for offset, part in zip(offsets, parts(lengths), strict=True)
+        )
+        packed = source.view(offsets[0], offsets[0] + sum(lengths)) if is_together else None
         if packed is None:
             packed = self._outgoing.take(sum(lengths), dtype)
-            for place, part in zip(places, parts(lengths), strict=True):
-                source.read(place, packed[part])
+            for offset, part in zip(offsets, parts(lengths), strict=True):
+                source.read(offset, packed[part])
         mine, width = lengths[self.rank], dtype.itemsize
         received = self._incoming.take(mine * self.size, dtype)
         self._exchange(packed, received, [length * width for length in lengths], [mine * width] * self.size)
@@ -232,26 +234,26 @@ class MessagingBackend(HostBackend):
             destination.write(0, landing)
 
     def _allgather_padded(
-        self, source: Segments, start: int, destination: Segments, places: Sequence[int], lengths: Sequence[int]
+        self, source: Segments, start: int, destination: Segments, offsets: Sequence[int], lengths: Sequence[int]
     ) -> None:
-        """The ``lengths[r]`` bytes of member r from ``start`` on belong to ``places[r]`` of the result."""
+        """The ``lengths[r]`` bytes of member r from ``start`` on belong to ``offsets[r]`` of the result."""
         padded = self._outgoing.take(max(lengths), DType.UINT8)
         source.read(start, padded[: lengths[self.rank]])
         received = self._incoming.take(padded.size * self.size, DType.UINT8)
         self._transport.allgather(padded, received)
-        for row, place, length in zip(self._rows(received), places, lengths, strict=True):
-            destination.write(place, row[:length])
+        for row, offset, length in zip(self._rows(received), offsets, lengths, strict=True):
+            destination.write(offset, row[:length])
 
     def _allgather_skewed(
-        self, source: Segments, start: int, destination: Segments, places: Sequence[int], lengths: Sequence[int]
+        self, source: Segments, start: int, destination: Segments, offsets: Sequence[int], lengths: Sequence[int]
     ) -> None:
         """As :meth:`_allgather_padded`."""
-        for root, (place, length) in enumerate(zip(places, lengths, strict=True)):
+        for root, (offset, length) in enumerate(zip(offsets, lengths, strict=True)):
             part = self._outgoing.take(length, DType.UINT8)
             if root == self.rank:
                 source.read(start, part)
             self.broadcast_bytes(part, part, root)
-            destination.write(place, part)
+            destination.write(offset, part)
 
     def _exchange(
         self, source: Array, destination: Array, send_counts: Sequence[int] = (), receive_counts: Sequence[int] = ()

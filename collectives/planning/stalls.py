@@ -109,19 +109,20 @@ class StallInspector:
 
 
 _REMEDY = (
-    "A rank that is only slow will still come. Otherwise the ranks went different ways: see that each of them submits "
-    "the same names, also under conditions and when it has less data, and look at the output of the missing ranks"
+    "A slow rank will still come. Otherwise the ranks run different code: check that each of them submits the same "
+    "names, also under conditions and when it has less data, and look at the output of the missing ranks"
 )
 _END = (
-    "That is longer than HOROVOD_STALL_SHUTDOWN_TIME_SECONDS ({:g}): the job ends. See that every rank submits the "
-    "same names, or raise that time if a rank may be so slow"
+    "That is longer than HOROVOD_STALL_SHUTDOWN_TIME_SECONDS ({:g}): the job ends. Check that every rank submits "
+    "the same names, or raise that time if a rank may be that slow"
 )
 
 
 def _describe(pending: Pending, keys: Sequence[Key], now: float) -> str:
     longest = max(now - pending[key].since for key in keys)
     count = "a tensor has" if len(keys) == 1 else f"{len(keys)} tensors have"
-    lines = [f"{count} waited, for up to {longest:.0f} s, for ranks that did not submit them:"]
+    them = "it" if len(keys) == 1 else "them"
+    lines = [f"{count} waited, for up to {longest:.0f} s, for ranks that did not submit {them}:"]
     lines += [f"missing {name_ranks(ranks)}: {names}" for ranks, names in _by_rank(pending, keys, now)]
     lines += [text for name in sorted({name for _, name in keys}) for text in _mixed_up(pending, name)]
     return "\n  ".join(lines)
@@ -161,5 +162,5 @@ def _mixed_up(pending: Pending, name: str) -> list[str]:
     missing = {rank for waiting in sets.values() for rank in waiting.missing}
     if len(sets) < 2 or not any(missing.intersection(waiting.submitted) for waiting in sets.values()):
         return []
-    said = [f"on process set {id} by {name_ranks(waiting.submitted)}" for id, waiting in sets.items()]
-    return [f"{_short(name)} was submitted {' and '.join(said)}: these ranks call different process sets"]
+    submitted = [f"on process set {id} by {name_ranks(waiting.submitted)}" for id, waiting in sets.items()]
+    return [f"{_short(name)} was submitted {' and '.join(submitted)}: these ranks call different process sets"]

@@ -9,7 +9,7 @@
     placement_group.py   reserves the bundles, or reuses the caller's group
     keeper.py            removes the group when the actor or task that made it is killed
     call.py              a call, in the object store
-    worker.py            the actor: place, environment, executable, running functions
+    worker.py            the actor: location, environment, executable, running functions
     group.py             the actors of a job: start, call, end
     waiting.py           waits for a result of every rank; the first failure ends the wait
     job.py               one running job, with all of these parts

@@ -18,7 +18,7 @@ from executors.api import ExecutorError, Slot, StartTimeoutError
 from executors.placement import assign_ranks
 from executors.ray.placement_group import Reservation
 from executors.ray.shortage import counted
-from executors.ray.worker import HorovodWorker, Place
+from executors.ray.worker import HorovodWorker, Location
 
 __all__ = ["Member", "dismiss", "kill", "launch"]
 
@@ -28,14 +28,14 @@ GONE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """The actor of one rank, and its place."""
+    """The actor of one rank, and its location."""
 
     actor: ActorHandle[HorovodWorker]
-    place: Place
+    location: Location
     slot: Slot
 
     def __str__(self) -> str:
-        return f"the worker of rank {self.slot.rank} (process {self.place.pid}) on {self.place}"
+        return f"the worker of rank {self.slot.rank} (process {self.location.pid}) on {self.location}"
 
 
 def launch(reservation: Reservation, timeout: float) -> list[Member]:
@@ -45,12 +45,12 @@ def launch(reservation: Reservation, timeout: float) -> list[Member]:
     """
     actors = _create(reservation)
     try:
-        places = _places(actors, reservation, timeout)
+        locations = _locations(actors, reservation, timeout)
     except BaseException:
         kill(actors)
         raise
-    slots = assign_ranks([place.node for place in places])
-    members = [Member(*columns) for columns in zip(actors, places, slots, strict=True)]
+    slots = assign_ranks([location.node for location in locations])
+    members = [Member(*columns) for columns in zip(actors, locations, slots, strict=True)]
     return sorted(members, key=lambda member: member.slot.rank)
 
 
@@ -66,7 +66,7 @@ def kill(actors: Sequence[ActorHandle[HorovodWorker]]) -> None:
         with contextlib.suppress(RayError):
             ray.kill(actor)
     with contextlib.suppress(RayError):
-        ray.wait([actor.place.remote() for actor in actors], num_returns=len(actors), timeout=GONE_S)
+        ray.wait([actor.location.remote() for actor in actors], num_returns=len(actors), timeout=GONE_S)
 
 
 def _create(reservation: Reservation) -> list[ActorHandle[HorovodWorker]]:
@@ -76,20 +76,22 @@ def _create(reservation: Reservation) -> list[ActorHandle[HorovodWorker]]:
     return [actor_class.options(scheduling_strategy=strategy).remote() for strategy in strategies]
 
 
-def _places(actors: Sequence[ActorHandle[HorovodWorker]], reservation: Reservation, timeout: float) -> list[Place]:
+def _locations(
+    actors: Sequence[ActorHandle[HorovodWorker]], reservation: Reservation, timeout: float
+) -> list[Location]:
     deadline = time.monotonic() + timeout
-    places: dict[ObjectRef[Place], Place] = {}
-    order: list[ObjectRef[Place]] = [actor.place.remote() for actor in actors]
+    locations: dict[ObjectRef[Location], Location] = {}
+    order: list[ObjectRef[Location]] = [actor.location.remote() for actor in actors]
     waiting = order
     while waiting:
         done, waiting = ray.wait(waiting, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
         if not done:
-            raise _too_late(len(places), reservation, timeout)
-        places |= {reference: _place(reference) for reference in done}
-    return [places[reference] for reference in order]
+            raise _too_late(len(locations), reservation, timeout)
+        locations |= {reference: _location(reference) for reference in done}
+    return [locations[reference] for reference in order]
 
 
-def _place(reference: ObjectRef[Place]) -> Place:
+def _location(reference: ObjectRef[Location]) -> Location:
     try:
         return ray.get(reference)
     except RayError as error:

@@ -88,10 +88,10 @@ class RayJob:
     def _prepare(self, server: Job, settings: MiniSettings, variables: Mapping[str, str]) -> None:
         gpus: dict[str, list[tuple[str, ...]]] = defaultdict(list)
         for member in self._members:
-            gpus[member.place.node].append(member.place.gpus)
+            gpus[member.location.node].append(member.location.gpus)
         calls: dict[ObjectRef[Any], Member] = {}
         for member in self._members:
-            placed = gpu_variables(gpus[member.place.node]) | interface_variables(settings.nics)
+            placed = gpu_variables(gpus[member.location.node]) | interface_variables(settings.nics)
             environment = {**placed, **server.environment(member.slot), **variables}
             calls[member.actor.prepare.remote(member.slot, environment)] = member
         self._gather(Gathering(calls, settings.timeout_s))
@@ -120,8 +120,8 @@ class RayJob:
 
 
 def _check_spread(request: Request, members: Sequence[Member]) -> None:
-    counts = Counter(member.place.node for member in members)
-    names = {member.place.node: member.place for member in members}
+    counts = Counter(member.location.node for member in members)
+    names = {member.location.node: member.location for member in members}
     if request.num_hosts and set(counts.values()) != {request.num_workers_per_host}:
         found = ", ".join(f"{count} on {names[node]}" for node, count in counts.items())
         hosts, workers = counted(request.num_hosts, "host"), counted(request.num_workers_per_host or 1, "worker")
@@ -133,4 +133,4 @@ def _check_spread(request: Request, members: Sequence[Member]) -> None:
 
 def _server_host(members: Sequence[Member]) -> str:
     own: str = ray.util.get_node_ip_address()
-    return LOOPBACK if all(member.place.address == own for member in members) else own
+    return LOOPBACK if all(member.location.address == own for member in members) else own

@@ -77,9 +77,9 @@ def _missing(request: Request, state: ClusterState) -> str:
     wanted = len(request.bundles)
     room = capacity(request, list(state.hosts.values()))
     if room < wanted:
-        place = "host" if request.strategy == "STRICT_SPREAD" else "worker"
+        unit = "host" if request.strategy == "STRICT_SPREAD" else "worker"
         return (
-            f"{wanted - room} of {counted(wanted, place)} with {show(request.bundle)} each, even when the cluster is "
+            f"{wanted - room} of {counted(wanted, unit)} with {show(request.bundle)} each, even when the cluster is "
             "idle; ask for less, or add hosts"
         )
     lacking = {name: amount - state.available.get(name, 0.0) for name, amount in request.total.items()}

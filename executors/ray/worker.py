@@ -15,12 +15,12 @@ from executors.api import Slot
 from executors.call import Call
 from executors.outcome import capture
 
-__all__ = ["HorovodWorker", "Place"]
+__all__ = ["HorovodWorker", "Location"]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The place that Ray gave to a worker; ``node`` is a long id, and messages show only its beginning."""
+class Location:
+    """The location that Ray gave to a worker; ``node`` is a long id, and messages show only its beginning."""
 
     node: str
     address: str
@@ -44,10 +44,10 @@ class HorovodWorker:
         self._host_name = ""
         self._executable: Any = None
 
-    def place(self) -> Place:
-        """The place of this worker."""
+    def location(self) -> Location:
+        """The location of this worker."""
         context = ray.get_runtime_context()
-        return Place(
+        return Location(
             node=context.get_node_id(),
             address=ray.util.get_node_ip_address(),
             hostname=socket.gethostname(),
@@ -57,7 +57,7 @@ class HorovodWorker:
 
     def prepare(self, slot: Slot, environment: Mapping[str, str]) -> bytes:
         """Take a rank and its environment; comes before any function of the user."""
-        self._slot, self._host_name = slot, str(self.place())
+        self._slot, self._host_name = slot, str(self.location())
         return self._capture(lambda: os.environ.update(environment))
 
     def build(self, call: list[ObjectRef[Call]]) -> bytes:

@@ -42,7 +42,7 @@ class Feed(Protocol):
     def feed(self, batches: Iterator[pyarrow.RecordBatch], stopped: Callable[[], bool]) -> None:
         """Take all ``batches``; called in the main thread of the task, once, while the worker runs.
 
-        Returns early when ``stopped()``. Raises what is wrong with the rows, which is then the failure of this rank.
+        Returns early when ``stopped()``. Raises the error found in the rows; it is then the failure of this rank.
         """
 
 

@@ -307,8 +307,8 @@ def _outcomes_of(table: Any) -> dict[int, bytes]:
 
 def _causes(outcomes: Iterable[bytes]) -> list[bytes]:
     """The failures among pickled ``outcomes``, without those that are a consequence of another rank's end."""
-    told = [(data, pickle.loads(data)) for data in outcomes]
-    return [data for data, outcome in told if outcome.failed and not outcome.consequence]
+    loaded = [(data, pickle.loads(data)) for data in outcomes]
+    return [data for data, outcome in loaded if outcome.failed and not outcome.consequence]
 
 
 def _death(identity: TaskIdentity) -> WorkerError:

@@ -79,15 +79,15 @@ class Session:
     def _settled(self, size: int, timeout: float, patient: bool) -> int:
         """The number of slots, when there are ``size`` or no more are expected."""
         start = grown = time.monotonic()
-        slots, told = self._slots(), False
+        slots, reported = self._slots(), False
         # Bound: timeout; abort: an exception out of a signal handler.
         while slots < size and (now := time.monotonic()) < start + timeout:
             if now > grown + (SETTLE_SECONDS if slots else FIRST_EXECUTOR_SECONDS):
                 if not patient:
                     break
-                if not told:
+                if not reported:
                     logger.warning("%d of %d slots so far; waiting for executors that Spark has to start", slots, size)
-                told = True
+                reported = True
             time.sleep(LOOK_SECONDS)
             if (count := self._slots()) > slots:
                 slots, grown = count, time.monotonic()

@@ -61,9 +61,9 @@ def start_group(
     if name is not None:
         label = f"{operation.label}.{name}"
     works = []
-    for place, (source, destination) in enumerate(tensors):
+    for index, (source, destination) in enumerate(tensors):
         request = _request(
-            f"{label}[{place}]",
+            f"{label}[{index}]",
             operation,
             source.dtype,
             source.shape,

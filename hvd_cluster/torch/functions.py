@@ -80,7 +80,7 @@ def broadcast_optimizer_state(
     if isinstance(structure, _Failure):
         raise InvalidRequestError(f"rank {root_rank}: {structure.text}") from structure.error
     state_dict = None if is_root else _mapped(structure, lambda leaf: _put_in(leaf, tensors))
-    broadcast_parameters([(f"optimizer.{place}", each) for place, each in enumerate(tensors)], root_rank, process_set)
+    broadcast_parameters([(f"optimizer.{index}", each) for index, each in enumerate(tensors)], root_rank, process_set)
     if state_dict is not None:
         _load(optimizer, state_dict)
 

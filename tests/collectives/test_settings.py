@@ -17,8 +17,8 @@ SECRET = b"\x00not to be seen\xff"
 LAUNCHED = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": "4711"}
 LOCAL_RANK_1 = {"HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2"}
 CORE = min(os.sched_getaffinity(0))
-UNUSED = "is set, but has no meaning here; it is accepted and not used"
-NOT_YET = "is set, but what it is for is not available yet; it is not used"
+UNUSED = "is set, but has no counterpart here; it is ignored"
+NOT_YET = "is set, but this feature does not exist yet; it is ignored"
 
 GOOD = [
     ({ENVIRONMENT_SECRET: base64.b64encode(SECRET).decode()}, "secret", SECRET),

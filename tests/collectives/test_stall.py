@@ -16,11 +16,10 @@ def said(pending, now, warn=60.0, shutdown=0.0):
 
 def test_the_report_names_tensor_time_ranks_and_remedy():
     assert said(ONE, 175.4) == Report(
-        "a tensor has waited, for up to 75 s, for ranks that did not submit them:\n"
+        "a tensor has waited, for up to 75 s, for ranks that did not submit it:\n"
         "  missing rank 1: 'allreduce.a' (75 s, submitted by ranks 0, 2)\n"
-        "  A rank that is only slow will still come. Otherwise the ranks went different ways: see that each of them "
-        "submits the same names, also under conditions and when it has less data, and look at the output of the "
-        "missing ranks",
+        "  A slow rank will still come. Otherwise the ranks run different code: check that each of them submits the "
+        "same names, also under conditions and when it has less data, and look at the output of the missing ranks",
         keys=((0, "allreduce.a"),),
     )
 
