@@ -92,7 +92,11 @@ class PeerLostError(HorovodInternalError):
 
 
 class CollectiveTimeoutError(HorovodInternalError):
-    """A rank did not answer within the deadline of :class:`Timeouts`. ``ranks`` are the late ones, where known."""
+    """A rank did not answer within the deadline of :class:`Timeouts`.
+
+    ``ranks`` are the late ones. Where only some of several ranks can be late, and it is not known which, they are all
+    of these. Empty where no rank is known.
+    """
 
     def __init__(self, message: str = "", ranks: Iterable[int] = ()) -> None:
         super().__init__(message)

@@ -38,9 +38,13 @@ class Group:
         """The positions of the other members."""
         return [position for position in range(self.size) if position != self.position]
 
+    def ranks_at(self, positions: Iterable[int]) -> list[int]:
+        """The global ranks of the members at ``positions``."""
+        return [self.ranks[position] for position in positions]
+
     def part(self, positions: Sequence[int]) -> Group:
         """The group of the members at ``positions``, which include that of this process."""
-        ranks = tuple(self.ranks[position] for position in positions)
+        ranks = tuple(self.ranks_at(positions))
         hosts = tuple(self.hosts[position] for position in positions)
         return Group(ranks, tuple(positions).index(self.position), hosts)
 

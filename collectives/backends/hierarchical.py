@@ -208,7 +208,7 @@ class HierarchicalBackend(HostBackend):
             raise CollectiveTimeoutError(
                 f"at least one of {self.group.describe(others)} did not answer in time; look at their output, or wait "
                 f"longer ({error})",
-                [self.group.ranks[member] for member in others],
+                self.group.ranks_at(others),
             ) from error
 
     def _pieces(self, source: Segments, destination: Segments, dtype: DType) -> Iterator[_Piece]:

@@ -127,7 +127,8 @@ class InprocGroup:
             return
         self._raise_failure(rank)
         missing = sorted(set(range(self.size)) - set(current.payloads))
-        raise CollectiveTimeoutError(f"{member.describe(missing)} did not come within {timeout:g} s; look there")
+        text = f"{member.describe(missing)} did not come within {timeout:g} s; look there"
+        raise CollectiveTimeoutError(text, member.ranks_at(missing))
 
     def _raise_failure(self, rank: int) -> None:
         if rank in self._failures:

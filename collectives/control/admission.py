@@ -157,17 +157,22 @@ class Admission:
     def collect(self) -> dict[int, Any]:
         """The answer of each peer, by rank. Raises a peer's error, PeerLostError, or CollectiveTimeoutError."""
         found: dict[int, Any] = {}
-        pending = {peer.wire.sock.fileno(): rank for rank, peer in self._peers.items()}
-        while pending:
-            ready = self._end.attempt.wait(dict.fromkeys(pending, select.POLLIN))
+        ranks = {peer.wire.sock.fileno(): rank for rank, peer in self._peers.items()}
+        while len(found) < len(ranks):
+            ready = self._end.attempt.wait(dict.fromkeys(ranks, select.POLLIN))
             if not ready:
-                ranks = sorted(pending.values())
-                raise CollectiveTimeoutError(f"ranks {ranks} did not say in time how to reach them", ranks)
-            for descriptor in ready:
-                frame = self._read(pending[descriptor])
+                raise self._without_offer(found)
+            for rank in [ranks[descriptor] for descriptor in ready]:
+                if rank in found:
+                    raise self._reason_of(rank, self._without_offer(found))
+                frame = self._read(rank)
                 if frame is not None:
-                    found[pending.pop(descriptor)] = unpack_answer(frame)
+                    found[rank] = unpack_answer(frame)
         return found
+
+    def _without_offer(self, found: Collection[int]) -> CollectiveTimeoutError:
+        ranks = sorted(set(self._peers).difference(found))
+        return CollectiveTimeoutError(f"ranks {ranks} did not say in time how to reach them", ranks)
 
     def _read(self, rank: int) -> bytes | None:
         try:
@@ -175,8 +180,11 @@ class Admission:
         except OSError as error:
             raise self._lost(rank, error) from error
 
-    def _reason_of(self, rank: int) -> Exception:
-        """The reason why an admitted rank left: the error that it sent, or its loss."""
+    def _reason_of(self, rank: int, late: CollectiveTimeoutError) -> Exception:
+        """The reason why an admitted rank left: the error that it sent, or its loss; ``late`` where its time is over.
+
+        Such a rank does not know the missing ones.
+        """
         try:
             frame = self._peers[rank].reader.read()
             if frame is not None:
@@ -184,7 +192,7 @@ class Admission:
         except OSError as error:
             return self._lost(rank, error)
         except CollectiveTimeoutError:
-            return self._absent()  # its deadline expired, and it does not know the missing ranks
+            return late
         except HorovodInternalError as error:
             return self._lost(rank, error)
         return self._lost(rank, ConnectionResetError("the other side closed the connection"))
@@ -245,7 +253,7 @@ class Admission:
             raise PeerLostError("rank 0 is gone, or has given up, while the ranks connected", [0])
         for rank, peer in self._peers.items():
             if descriptor == peer.wire.sock.fileno():
-                raise self._reason_of(rank)
+                raise self._reason_of(rank, self._absent())
         try:
             if descriptor in self._listeners:
                 self._accept(self._listeners[descriptor])

@@ -93,13 +93,15 @@ class FrameReader:
 class Wire:
     """A new connection whose reads and writes wait, as long as ``attempt`` allows. Owns ``sock``.
 
+    The owner may replace ``attempt``.
+
     Raises TimeoutError at the deadline, OSError, and the error that the attempt was aborted with.
     """
 
     def __init__(self, sock: socket.socket, attempt: ConnectAttempt) -> None:
         sock.setblocking(False)
         self.sock = sock
-        self._attempt = attempt
+        self.attempt = attempt
         self._reader = FrameReader(sock)
 
     def exactly(self, count: int) -> bytes:
@@ -129,5 +131,5 @@ class Wire:
                 self._await(select.POLLOUT)
 
     def _await(self, event: int) -> None:
-        if not self._attempt.wait({self.sock.fileno(): event}):
+        if not self.attempt.wait({self.sock.fileno(): event}):
             raise TimeoutError("the other side did not answer in time")

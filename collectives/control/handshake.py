@@ -50,6 +50,8 @@ RETRY_SECONDS = 0.02
 FIRST_LOOK_SECONDS = 1.0
 LONGEST_LOOK_SECONDS = 10.0
 """A look into the store ends after this time at the latest: hundreds of ranks may wait for rank 0."""
+REASON_SECONDS = 0.5
+"""How long a rank that gives up waits for the other rank's reason, in seconds."""
 ROUND = "round"
 
 Offer: TypeAlias = Callable[[tuple[str, ...], int], bytes]
@@ -245,11 +247,36 @@ class _Answering:
         """The next answer of the other rank; raises the error that it contains."""
         rank, host = self._end.hello.rank, self._host
         try:
-            return unpack_answer(unseal(self._end.secret, self._nonce, self._wire.receive()))
+            return self._next()
         except TimeoutError as error:
-            raise CollectiveTimeoutError(f"rank {rank}: not all ranks connected to rank {host} in time") from error
+            raise self._reason_for_being_late() from error
         except OSError as error:
             raise PeerLostError(f"rank {rank}: the connection to rank {host} broke: {error}", [host]) from error
+        except BaseException as error:
+            self._leave(error)
+            raise
+
+    def _next(self) -> Any:
+        return unpack_answer(unseal(self._end.secret, self._nonce, self._wire.receive()))
+
+    def _reason_for_being_late(self) -> Exception:
+        """Time is over. Only the other rank knows the missing ranks: tell it, and wait a moment for its reason."""
+        rank, host = self._end.hello.rank, self._host
+        text = f"rank {rank}: rank {host} did not say in time which ranks are missing; its process may be stopped"
+        late = CollectiveTimeoutError(text, [host])
+        self._leave(late)
+        try:
+            with suppress(OSError), ConnectAttempt(REASON_SECONDS) as self._wire.attempt:
+                self._next()
+        except (HorovodInternalError, SettingsError) as reason:
+            return reason
+        return late
+
+    def _leave(self, reason: BaseException) -> None:
+        """Tell the other rank why this one leaves."""
+        with suppress(OSError, HorovodInternalError):
+            self.send(pack_answer(None, reason))
+            self.sock.shutdown(socket.SHUT_WR)
 
 
 def _key(hello: Hello, start: int) -> str:
@@ -323,14 +350,9 @@ def _join(end: LocalEnd, entry: Any, host: int) -> _Answering:
 
 
 def _greet(other: _Answering, entry: Mapping[str, Any]) -> Any:
-    """The first answer of the other rank. If this rank gives up, it sends the other one the reason."""
+    """The first answer of the other rank."""
     other.greet(entry["id"])
-    try:
-        return other.answer()
-    except BaseException as error:
-        with suppress(OSError, HorovodInternalError):
-            other.send(pack_answer(None, error))
-        raise
+    return other.answer()
 
 
 def _dial(end: LocalEnd, entry: Mapping[str, Any], host: int) -> Wire:

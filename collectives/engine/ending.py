@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from collectives.api import HorovodInternalError, PeerLostError, ShutDownError, Topology
+from collectives.planning.agreement import name_ranks
 
 __all__ = ["Ending"]
 
@@ -62,12 +65,20 @@ class Ending:
         self.finished = True
         return True
 
-    def overdue(self, now: float) -> ShutDownError | None:
-        """The error of an abrupt end, if this rank asked for the end long ago and has not been able to leave."""
+    def overdue(self, now: float, absent: Sequence[int]) -> ShutDownError | None:
+        """The error of an abrupt end, if this rank asked for the end long ago and has not been able to leave.
+
+        It has not, because the ranks ``absent`` have not come to an operation.
+        """
         if self._asked is None or now <= self._asked + self._seconds:
             return None
-        rank = self._topology.rank
-        return ShutDownError(f"Horovod has been shut down by rank {rank}, and not every rank answered in time")
+        return ShutDownError(
+            f"Horovod has been shut down by rank {self._topology.rank}; {self.unanswered(name_ranks(absent))}"
+        )
+
+    def unanswered(self, ranks: str) -> str:
+        """Says that ``ranks`` did not answer the shutdown, for a message."""
+        return f"{ranks} did not answer the shutdown within {self._seconds:g} s"
 
     def fail(self, error: HorovodInternalError) -> bool:
         """Begin an abrupt end: the caller fails all works, then calls :meth:`finish`; False if already finished."""

@@ -219,7 +219,7 @@ class Exchange:
 
     def _expire(self) -> None:
         if self._ending.deadline is not None and self._ending.expire(time.monotonic()):
-            logger.warning("rank %d: not every rank answered the shutdown in time", self._topology.rank)
+            logger.warning("rank %d: %s", self._topology.rank, self._ending.unanswered(self._link.unanswered()))
 
     # The coordinator's silence.
 
@@ -258,7 +258,7 @@ class Exchange:
         now = time.monotonic()
         if self.channel.has_unsent:
             self.channel.flush(FLUSH_SECONDS)
-        overdue = self._ending.overdue(now)
+        overdue = self._ending.overdue(now, absent)
         if overdue is not None:
             self.fail(overdue)
         fatal = self._lookout.report(self._waiting_in_trial(absent, now), now)

@@ -11,6 +11,7 @@ from collectives.control.base import Channel
 from collectives.engine.lookout import Lookout
 from collectives.events import EventStream, Heard, Received, Sent
 from collectives.parameters import Parameters
+from collectives.planning.agreement import name_ranks
 from collectives.planning.coordinator import Coordinator, Outgoing
 from collectives.planning.errors import pack
 from collectives.planning.messages import Abort, Inquiry, Message, Status, Withdraw, decode, encode
@@ -56,6 +57,10 @@ class Link(ABC):
     @abstractmethod
     def hear(self) -> Iterator[Message]:
         """The messages that this rank must act on, in order; does not wait."""
+
+    @abstractmethod
+    def unanswered(self) -> str:
+        """The ranks that this rank waits for in a polite end, for a message."""
 
     def tell_all(self, message: Message) -> None:
         """Send ``message`` to every rank that this one can reach: on rank 0 all, elsewhere rank 0."""
@@ -109,6 +114,10 @@ class RemoteLink(Link):
         self._channel.send(COORDINATOR, data)
         if self._events.active:
             self._publish_sent(message, (COORDINATOR,), data)
+
+    def unanswered(self) -> str:
+        """See :class:`Link`. Only the coordinator knows more."""
+        return f"rank {COORDINATOR}, or a rank that it waits for,"
 
     def hear(self) -> Iterator[Message]:
         """See :class:`Link`."""
@@ -172,6 +181,10 @@ class LocalLink(Link):
             yield Abort(pack(fatal))
         for outgoing in self._coordinator.decide(now):
             yield from self._send(outgoing)
+
+    def unanswered(self) -> str:
+        """See :class:`Link`."""
+        return name_ranks(self._coordinator.unanswered())
 
     def _status(self) -> Status:
         return Status(self._lookout.answer(self._coordinator, time.monotonic()))

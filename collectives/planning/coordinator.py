@@ -182,6 +182,10 @@ class Coordinator:
     def _everybody(self) -> tuple[int, ...]:
         return tuple(range(self._sets.size))
 
+    def unanswered(self) -> tuple[int, ...]:
+        """The ranks that have not left yet."""
+        return tuple(rank for rank in range(self._sets.size) if rank not in self._left)
+
     def _leave(self, rank: int) -> None:
         if self._leaving is None:
             self._leaving = rank

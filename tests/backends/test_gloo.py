@@ -137,6 +137,7 @@ def test_silent_member(length):
             error = reduce_until_error(backend, length, 20)
             assert isinstance(error, CollectiveTimeoutError)
             assert str(error).startswith("rank 1 on host 'a' did not answer in time")
+            assert error.ranks == (1,)
             with pytest.raises(CollectiveTimeoutError):
                 backend.barrier()
         noticed.wait(20)

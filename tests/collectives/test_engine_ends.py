@@ -22,6 +22,7 @@ from collectives.api import (
 from collectives.buffers import as_buffer
 from collectives.engine import driver
 from collectives.events import Started
+from tests.backends.members import in_threads
 from tests.collectives.job import PATIENCE, Caller, Job, Watched, ones, outcome, run, running, submit, until, wait
 
 pytestmark = pytest.mark.usefixtures("transport")
@@ -100,6 +101,24 @@ def test_what_arrives_together_with_the_stop_still_runs():
         leave.set()
         assert [wait(engine, work)[0] for engine, work in zip(job.engines[1:], works, strict=True)] == [5.0, 5.0]
         leaving.join(PATIENCE)
+
+
+def test_a_rank_that_does_not_answer_the_shutdown_is_named(caplog):
+    def stay(event):
+        if isinstance(event, Started):
+            busy.set()
+            leave.wait(PATIENCE)
+
+    busy, leave = threading.Event(), threading.Event()
+    timeouts = Timeouts(connect=10.0, collective=10.0, shutdown=0.2)
+    with running(3, sets=[(1,)], timeouts=timeouts) as job:
+        job.engines[1].events.subscribe(stay)
+        submit(job.engines[1], np.ones(1), "x", process_set=1)
+        assert busy.wait(PATIENCE)
+        in_threads(2, lambda index: job.engines[2 * index].shutdown(), PATIENCE)
+        leave.set()
+    said = [record.getMessage() for record in caplog.records]
+    assert "rank 0: rank 1 did not answer the shutdown within 0.2 s" in said
 
 
 def test_shutting_down_any_number_of_times_from_anywhere():

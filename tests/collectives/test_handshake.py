@@ -148,7 +148,45 @@ def test_a_rank_that_gives_up_is_not_blamed_for_the_one_that_did_not_come():
     store = MemoryStore()
     first, second = in_threads(2, body, PATIENCE)
     assert type(first) is type(second) is CollectiveTimeoutError
-    assert first.ranks == (2,)
+    assert first.ranks == second.ranks == (2,)
+
+
+def test_a_rank_that_gives_up_hears_which_rank_has_no_addresses_yet():
+    """All ranks have come, but one of them cannot say how to reach it."""
+
+    def body(rank):
+        def offer(hosts, cores):
+            if rank == 2:
+                over.wait(PATIENCE)
+            return b""
+
+        try:
+            return outcome(
+                lambda: connect(Hello(rank, 3, "node"), store, timeout=(PATIENCE, 0.5, PATIENCE)[rank], offer=offer)
+            )
+        finally:
+            over.set()
+
+    store, over = MemoryStore(), threading.Event()
+    errors = in_threads(3, body, PATIENCE)
+    assert {type(error) for error in errors} == {CollectiveTimeoutError}
+    assert {error.ranks for error in errors} == {(2,)}
+
+
+def test_a_rank_0_that_stops_after_it_was_reached_is_named(monkeypatch):
+    monkeypatch.setattr(handshake, "REASON_SECONDS", 0.1)
+    store, nonce = MemoryStore(), bytes(frames.NONCE_BYTES)
+    with socket.create_server((LOCALHOST, 0)) as stopped:
+        store.set(KEY, msgpack.packb({"id": "1", "host": "other", "unix": "", "tcp": stopped.getsockname()}))
+        accepting = threading.Thread(target=lambda: accepted.append(stopped.accept()[0]) or accepted[0].sendall(nonce))
+        accepted = []
+        accepting.start()
+        (error,) = connect_all([Hello(1, 2, "node")], store, timeout=0.3)
+        accepting.join(PATIENCE)
+        accepted[0].close()
+    assert type(error) is CollectiveTimeoutError
+    assert "rank 0 did not say in time which ranks are missing" in str(error)
+    assert error.ranks == (0,)
 
 
 def test_a_rank_that_is_interrupted_says_so():

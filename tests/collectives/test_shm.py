@@ -184,6 +184,7 @@ def test_all_silent_members_are_named_and_no_others(length):
             error = reduce_until_error(backend, length, 20)
             assert isinstance(error, CollectiveTimeoutError)
             assert "ranks 3, 7 on host 'a' did not come to the operation within 0.2 s" in str(error)
+            assert error.ranks == (3, 7)
         done.wait(TIMEOUT)
         backend.close()
 

@@ -99,15 +99,13 @@ class _Construction:
         self._directory.hand_over(entries)
         done = self._done
         if done is None or not attempt.wait({done: select.POLLIN}):
-            raise CollectiveTimeoutError(f"{some_of(self._group)} did not connect to Gloo in time", self._others())
+            text = f"{some_of(self._group)} did not connect to Gloo in time"
+            raise CollectiveTimeoutError(text, self._group.ranks_at(self._group.others))
         with self._lock:
             result, self._result = self._result, None
         if self._error is not None:
             raise translate(self._error, self._group) from self._error
         return result
-
-    def _others(self) -> list[int]:
-        return [self._group.ranks[position] for position in self._group.others]
 
     def close(self) -> None:
         """Abandon a construction that is under way."""

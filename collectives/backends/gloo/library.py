@@ -40,8 +40,12 @@ def lacks_descriptors(error: Exception) -> bool:
 
 
 def timed_out(group: Group, text: str) -> CollectiveTimeoutError:
-    """The error for an operation of ``group`` that took longer than the timeout; ``text`` says what was seen."""
-    return CollectiveTimeoutError(f"{some_of(group)} did not answer in time; look there, or raise the timeout ({text})")
+    """The error for an operation of ``group`` that took longer than the timeout; ``text`` says what was seen.
+
+    It names all ranks that may be late, as :func:`some_of` does.
+    """
+    text = f"{some_of(group)} did not answer in time; look there, or raise the timeout ({text})"
+    return CollectiveTimeoutError(text, group.ranks_at(group.others))
 
 
 def translate(error: Exception, group: Group) -> Exception:

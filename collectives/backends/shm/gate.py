@@ -124,7 +124,8 @@ class Gate:
         if absent:
             raise CollectiveTimeoutError(
                 f"{self._group.describe(absent)} did not come to the operation within {self._timeout:g} s: stuck or "
-                "slow. Look there, or raise HOROVOD_GLOO_TIMEOUT_SECONDS"
+                "slow. Look there, or raise HOROVOD_GLOO_TIMEOUT_SECONDS",
+                self._group.ranks_at(absent),
             )
 
     def ask(self, value: int, waiting: Callable[[list[int]], None], agreed: Callable[[], None]) -> None:

@@ -62,7 +62,7 @@ class SegmentSource:
                 raise CollectiveTimeoutError(
                     f"{group.describe(sorted(absent))} did not fetch the shared memory in time; look at their output, "
                     "or raise HOROVOD_GLOO_TIMEOUT_SECONDS",
-                    [group.ranks[position] for position in sorted(absent)],
+                    group.ranks_at(sorted(absent)),
                 )
             absent.discard(self._serve(attempt))
         return Segment(self._descriptor, self._nbytes)
