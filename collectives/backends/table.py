@@ -10,6 +10,7 @@ from collectives.backends.base import Backend
 from collectives.backends.group import Group
 from collectives.backends.hierarchical_joining import CROSS, FLAT, LOCAL, HierarchicalJoining
 from collectives.backends.joining import Joining
+from collectives.interfaces import LOOPBACK
 from collectives.parameters import Parameters
 from collectives.settings import Settings
 
@@ -117,8 +118,9 @@ def _shm(group: Group, settings: Settings, address: str) -> Joining:
 def _gloo(group: Group, settings: Settings, address: str) -> Joining:
     from collectives.backends.gloo import GlooJoining
 
-    hostname = "" if settings.interface else address
-    return GlooJoining(group, settings.timeouts.collective, settings.interface, hostname)
+    if len(set(group.hosts)) == 1 and not settings.interface:
+        address = LOOPBACK  # no other host can reach it
+    return GlooJoining(group, settings.timeouts.collective, address)
 
 
 _PREPARE: dict[str, Callable[[Group, Settings, str], Joining]] = {

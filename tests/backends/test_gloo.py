@@ -3,6 +3,7 @@ from __future__ import annotations
 import builtins
 import errno
 import os
+import socket
 import threading
 import time
 import tracemalloc
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from collectives import interfaces
 from collectives.api import (
     CollectiveTimeoutError,
     DType,
@@ -21,19 +23,22 @@ from collectives.api import (
     ReduceOp,
     SettingsError,
     ShutDownError,
+    Topology,
 )
+from collectives.backends import table
 from collectives.backends.adasum import adasum
 from collectives.backends.gloo import GlooBackend, GlooJoining
-from collectives.backends.gloo.connections import NOWHERE, Connections
+from collectives.backends.gloo.connections import NOWHERE, Connections, open_sockets, unconnected_addresses
 from collectives.backends.gloo.transport import GlooTransport
 from collectives.backends.joining import meet
 from collectives.backends.scratch import Scratch
 from collectives.buffers import Buffer
+from collectives.interfaces import LOOPBACK
 from collectives.rendezvous.store import MemoryStore, PrefixStore
+from collectives.settings import Settings
 from tests.backends.matrix import abort_from_thread, reduce_until_error, run_matrix
 from tests.backends.members import Member, Processes, group_of, in_threads
 
-LOOPBACK = "127.0.0.1"
 SOON = 4.0  # What a test that breaks connections may leave behind ends after this timeout.
 LENGTHS = pytest.mark.parametrize("length", [8, 1_000_000], ids=["direct", "ring"])
 
@@ -225,16 +230,13 @@ def test_a_lack_of_descriptors_is_no_lost_connection(call, monkeypatch):
     with_backends(2, body, SOON)
 
 
-@pytest.mark.parametrize("place", [{}, {"interface": "lo"}], ids=str)
-def test_a_lack_of_descriptors_is_named_where_gloo_begins_to_listen(place, monkeypatch):
+def test_a_lack_of_descriptors_is_named_where_gloo_begins_to_listen(monkeypatch):
     def refuse(**_: object) -> None:
         raise RuntimeError("[enforce fail at device.cc:1] fd_ != -1. socket: Too many open files")
 
-    gloo = torch.distributed.ProcessGroupGloo
-    monkeypatch.setattr(gloo, "create_default_device", refuse)
-    monkeypatch.setattr(gloo, "create_device", refuse)
+    monkeypatch.setattr(torch.distributed.ProcessGroupGloo, "create_device", refuse)
     with pytest.raises(HorovodInternalError, match="raise the limit of ulimit -n") as caught:
-        GlooJoining(group_of(2), 20.0, **place)
+        GlooJoining(group_of(2), 20.0)
     assert type(caught.value) is HorovodInternalError
 
 
@@ -243,15 +245,41 @@ def test_nobody_comes():
         connect(group_of(2), MemoryStore(), 0.05)
 
 
-def test_unknown_interface():
-    with pytest.raises(SettingsError, match=r"'nowhere0'.*interfaces of this host are: .*lo"):
-        GlooJoining(group_of(1), 20.0, interface="nowhere0")
+def test_an_address_of_another_host():
+    with pytest.raises(SettingsError, match=r"'192\.0\.2\.1'.*interfaces of this host are: .*lo"):
+        GlooJoining(group_of(1), 20.0, "192.0.2.1")
 
 
-def test_named_interface():
-    backend = meet(GlooJoining(group_of(1), 20.0, interface="lo"), MemoryStore(), 20.0)
-    backend.barrier()
-    backend.close()
+@pytest.mark.skipif(not interfaces._ipv6("lo"), reason="no IPv6 here")
+def test_ipv6():
+    def body(backend):
+        run_matrix(backend, backend.rank, 2)
+        backend.wait_for_all()
+        if backend.rank:  # closes its connections, which the other member finds by their addresses
+            backend.abort(PeerLostError("told to leave"))
+        else:
+            assert isinstance(reduce_until_error(backend, 8, 20), PeerLostError)
+
+    with_backends(2, body, address="::1")
+
+
+def listeners():
+    """The sockaddrs that this process listens on."""
+    return unconnected_addresses(set(open_sockets()))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "chosen", "address"),
+    [("aa", "", "127.0.0.1"), ("ab", "", "127.0.0.7"), ("aa", "lo", "127.0.0.7")],
+    ids=["one host", "two hosts", "the user's choice"],
+)
+def test_ranks_of_one_host_listen_where_no_other_host_reaches_them(hosts, chosen, address):
+    """127.0.0.7 stands for a public address."""
+    before = listeners()
+    topology = Topology(0, 2, hosts=tuple(hosts))
+    [joining] = table.prepare([0, 1], topology, Settings(cpu_operations="gloo", interface=chosen), "127.0.0.7")
+    assert [socket.inet_ntoa(end[4:8]) for end in listeners() - before] == [address]
+    joining.close()
 
 
 def test_without_torch(monkeypatch):
@@ -287,15 +315,15 @@ def test_an_operation_that_stays_unfinished_without_its_connection(timeout, expe
         transport.barrier()
 
 
-def connect(group, store, timeout=20.0) -> GlooBackend:
-    return meet(GlooJoining(group, timeout, hostname=LOOPBACK), store, timeout)
+def connect(group, store, timeout=20.0, address=LOOPBACK) -> GlooBackend:
+    return meet(GlooJoining(group, timeout, address), store, timeout)
 
 
-def with_backends(size, body, timeout=20.0):
+def with_backends(size, body, timeout=20.0, address=LOOPBACK):
     """``body(backend)`` on each member of a group of threads; all backends are closed in the end."""
 
     def member(rank: int) -> None:
-        backend = connect(group_of(size, rank), store, timeout)
+        backend = connect(group_of(size, rank), store, timeout, address)
         try:
             body(backend)
         finally:

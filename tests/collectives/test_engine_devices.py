@@ -283,12 +283,20 @@ def test_the_loss_of_a_rank_ends_the_removal_of_a_set_that_waits_for_it(job, mon
     def close_later(backend):
         if backend.group.position == 0:
             closing.set()
+            assert aborted.wait(PATIENCE), "the abort does not reach a backend that is being closed"
         else:
             ended.wait(PATIENCE)
         close(backend)
 
-    close, closing, ended = DeviceBackend.close, threading.Event(), threading.Event()
+    def abort(backend, error):
+        abort_now(backend, error)
+        if backend.group.size == 2 and backend.group.position == 0:
+            aborted.set()
+
+    close, closing, aborted, ended = DeviceBackend.close, threading.Event(), threading.Event(), threading.Event()
+    abort_now = DeviceBackend.abort
     monkeypatch.setattr(DeviceBackend, "close", close_later)
+    monkeypatch.setattr(DeviceBackend, "abort", abort)
     job.hold(1, size=2)
     began = started(job, 0, "x")
     works = [job.submit(rank, "x", process_set=1) for rank in range(2)]

@@ -36,18 +36,18 @@ _device_lock = threading.Lock()
 class GlooJoining(Joining):
     """See :class:`Joining`.
 
-    ``timeout`` bounds the silence of a peer within an operation, in seconds. ``interface`` is the network interface, or
-    ``hostname`` the name or address of this host, that the peers connect to; by default the address of the host's name.
-    Raises ImportError without torch, SettingsError for an interface that does not exist.
+    ``timeout`` bounds the silence of a peer within an operation, in seconds. ``address`` is the IP address of this host
+    that the peers connect to: anyone who reaches it can disturb or join the exchange. Raises ImportError without torch,
+    SettingsError for an address that this host does not have.
     """
 
-    def __init__(self, group: Group, timeout: float, interface: str = "", hostname: str = "") -> None:
+    def __init__(self, group: Group, timeout: float, address: str = interfaces.LOOPBACK) -> None:
         import_torch()
-        device, address = open_device(interface, hostname)
+        device, end = open_device(address)
         self._timeout = timeout
-        self._connections = Connections(address)
+        self._connections = Connections(end)
         self._construction = _Construction(group, device, timeout)
-        super().__init__(group, msgpack.packb((address, self._construction.entry())))
+        super().__init__(group, msgpack.packb((end, self._construction.entry())))
 
     def connect(self, offers: Sequence[bytes], attempt: ConnectAttempt) -> GlooBackend:
         """See :class:`Joining`."""
@@ -138,29 +138,27 @@ class _Construction:
                 os.eventfd_write(self._done, 1)
 
 
-def open_device(interface: str, hostname: str) -> tuple[Any, bytes]:
-    """A device of Gloo, which listens on its own port, and its address, NOWHERE if that cannot be determined."""
+def open_device(address: str) -> tuple[Any, bytes]:
+    """A device of Gloo, which listens on its own port of ``address``, and the sockaddr of that port.
+
+    The latter is NOWHERE if it cannot be determined.
+    """
     with _device_lock:
         before = set(open_sockets())
-        device = _create_device(interface, hostname)
+        device = _create_device(address)
         addresses = unconnected_addresses(set(open_sockets()) - before)
     return device, addresses.pop() if len(addresses) == 1 else NOWHERE
 
 
-def _create_device(interface: str, hostname: str) -> Any:
-    gloo = import_torch().distributed.ProcessGroupGloo
+def _create_device(address: str) -> Any:
     try:
-        if not interface and not hostname:
-            return gloo.create_default_device()
-        return gloo.create_device(interface=interface) if interface else gloo.create_device(hostname=hostname)
+        return import_torch().distributed.ProcessGroupGloo.create_device(hostname=address)
     except RuntimeError as error:
         if lacks_descriptors(error):
             raise HorovodInternalError(f"Gloo cannot listen: {EXHAUSTED} ({error})") from error
-        if not interface and not hostname:
-            raise
         allowed = ", ".join(interfaces.names())
         raise SettingsError(
-            f"Gloo cannot listen on {interface or hostname!r} ({error}); the interfaces of this host are: {allowed}"
+            f"Gloo cannot listen on {address!r} ({error}); the interfaces of this host are: {allowed}"
         ) from error
 
 
