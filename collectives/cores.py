@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from collectives.api import Topology
+
 __all__ = ["Cores"]
 
 
@@ -13,6 +15,11 @@ class Cores:
 
     count: int
     ranks: int
+
+    @classmethod
+    def of(cls, topology: Topology) -> Cores:
+        """Those of the host of ``topology``."""
+        return cls(topology.cores, topology.local_size)
 
     @property
     def are_crowded(self) -> bool:

@@ -10,6 +10,7 @@ from collectives.backends.base import Backend
 from collectives.backends.group import Group
 from collectives.backends.hierarchical_joining import CROSS, FLAT, LOCAL, HierarchicalJoining
 from collectives.backends.joining import Joining
+from collectives.cores import Cores
 from collectives.interfaces import LOOPBACK
 from collectives.parameters import Parameters
 from collectives.settings import Settings
@@ -66,7 +67,7 @@ def _prepare_host(group: Group, topology: Topology, settings: Settings, address:
     name = choose(group.ranks, topology, settings)
     if name == "hierarchical":
         return _prepare_hierarchy(group, topology, settings, address)
-    return _PREPARE[name](group, settings, address)
+    return _PREPARE[name](group, topology, settings, address)
 
 
 def discard(joinings: Iterable[Joining], backends: Iterable[Backend], error: BaseException) -> None:
@@ -96,26 +97,26 @@ def _prepare_hierarchy(group: Group, topology: Topology, settings: Settings, add
         if column < min(map(len, hosts)):
             across = group.part([positions[column] for positions in hosts])
             parts[CROSS] = _prepare_host(across, topology, settings, address)
-        parts[FLAT] = _gloo(group, settings, address)
+        parts[FLAT] = _gloo(group, topology, settings, address)
     except BaseException as error:
         discard(parts.values(), (), error)
         raise
     return HierarchicalJoining(group, parts, Parameters(**staged(settings)))
 
 
-def _single(group: Group, settings: Settings, address: str) -> Joining:
+def _single(group: Group, topology: Topology, settings: Settings, address: str) -> Joining:
     from collectives.backends.single import SingleJoining
 
     return SingleJoining(group)
 
 
-def _shm(group: Group, settings: Settings, address: str) -> Joining:
+def _shm(group: Group, topology: Topology, settings: Settings, address: str) -> Joining:
     from collectives.backends.shm import ShmJoining
 
-    return ShmJoining(group, settings.timeouts.collective)
+    return ShmJoining(group, settings.timeouts.collective, Cores.of(topology).are_crowded)
 
 
-def _gloo(group: Group, settings: Settings, address: str) -> Joining:
+def _gloo(group: Group, topology: Topology, settings: Settings, address: str) -> Joining:
     from collectives.backends.gloo import GlooJoining
 
     if len(set(group.hosts)) == 1 and not settings.interface:
@@ -123,7 +124,7 @@ def _gloo(group: Group, settings: Settings, address: str) -> Joining:
     return GlooJoining(group, settings.timeouts.collective, address)
 
 
-_PREPARE: dict[str, Callable[[Group, Settings, str], Joining]] = {
+_PREPARE: dict[str, Callable[[Group, Topology, Settings, str], Joining]] = {
     "single": _single,
     "shm": _shm,
     "gloo": _gloo,

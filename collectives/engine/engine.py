@@ -98,7 +98,7 @@ class Engine:
             self._announce,
             parameters,
         )
-        crowded = _cores(topology).are_crowded
+        crowded = Cores.of(topology).are_crowded
         self._driver = Driver(
             self._exchange, f"hvd-engine-{topology.rank}", parameters.patient, crowded, settings.thread_affinity
         )
@@ -358,17 +358,13 @@ class Engine:
         self._exchange.channel.wake()
 
 
-def _cores(topology: Topology) -> Cores:
-    return Cores(topology.cores, topology.local_size)
-
-
 def _is_patient(topology: Topology, settings: Settings) -> bool:
     """Whether all ranks are on this host, leave no core to the communication threads, and no cycle time is set.
 
     Between hosts, data travels without use of the cores.
     """
     alone = topology.local_size >= topology.size
-    return alone and settings.cycle_time is None and _cores(topology).are_scarce
+    return alone and settings.cycle_time is None and Cores.of(topology).are_scarce
 
 
 def _parameters(topology: Topology, settings: Settings) -> Parameters:

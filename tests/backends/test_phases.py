@@ -100,6 +100,10 @@ def phases_of(backend, count):
     return found
 
 
+def shm(group, timeout):
+    return ShmJoining(group, timeout, crowded=True)
+
+
 def connect(joining, size, body):
     def member(rank):
         backend = meet(joining(group_of(size, rank), TIMEOUT), store, TIMEOUT)
@@ -116,7 +120,7 @@ MOVED = {"copy in", "wait for ranks", "copy out"}
 
 
 def test_shared_memory():
-    for found in connect(ShmJoining, 2, lambda backend: phases_of(backend, LARGE)):
+    for found in connect(shm, 2, lambda backend: phases_of(backend, LARGE)):
         assert found == {
             "allreduce": MOVED | {"combine"},
             "reducescatter": MOVED,
@@ -128,7 +132,7 @@ def test_shared_memory():
 
 
 def test_small_operations_in_shared_memory():
-    for found in connect(ShmJoining, 2, lambda backend: phases_of(backend, 8)):
+    for found in connect(shm, 2, lambda backend: phases_of(backend, 8)):
         assert all("wait for ranks" in phases for phases in found.values())
 
 
@@ -170,7 +174,7 @@ def test_without_an_observer_an_operation_makes_the_calls_that_it_made_before_th
         backend.observe(None)
         return before, watched, made_by(call)
 
-    for before, watched, after in connect(ShmJoining, 2, body):
+    for before, watched, after in connect(shm, 2, body):
         assert after == before
         assert watched > before
 

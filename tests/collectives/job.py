@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 import socket
 import threading
 import time
@@ -109,8 +110,8 @@ class Job:
     def _backend(self, rank, members, scope):
         group = Group(tuple(members), members.index(rank), tuple(f"host-{member}" for member in members))
         if self._store is not None:
-            timeout = TIMEOUTS.collective
-            return meet(ShmJoining(group, timeout), PrefixStore(self._store, scope), timeout)
+            timeout, crowded = TIMEOUTS.collective, len(members) > len(os.sched_getaffinity(0))
+            return meet(ShmJoining(group, timeout, crowded), PrefixStore(self._store, scope), timeout)
         with self._lock:
             shared = self._groups.setdefault(scope, InprocGroup(len(members)))
         return InprocBackend(group, shared, TIMEOUTS.collective)

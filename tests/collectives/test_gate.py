@@ -14,19 +14,20 @@ from tests.collectives.job import outcome
 
 TIMEOUT = 20.0
 FOREVER = 1000.0
+HOST = {}
 
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["cores", "crowded"])
 def crowded(request, monkeypatch):
-    """Whether there are more ranks than cores."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0} if request.param else set(range(64)))
+    """Whether there are more ranks than cores, for all gates of a test."""
+    monkeypatch.setitem(HOST, "crowded", request.param)
     return request.param
 
 
 def gates(size, timeout=TIMEOUT, epoch=0):
     memory = np.zeros(gate_bytes(size), np.uint8)
     memory.view(np.uint32)[: size * 16 : 16] = epoch
-    made = [Gate(memory, group_of(size, rank), timeout) for rank in range(size)]
+    made = [Gate(memory, group_of(size, rank), timeout, **HOST) for rank in range(size)]
     for member in made:
         member._epoch = epoch
     return made

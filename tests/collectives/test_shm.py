@@ -38,7 +38,7 @@ TIMEOUT = 20.0
 
 def connect(group, store, timeout):
     """The backend of a member of a group that has ``store`` for itself."""
-    return meet(ShmJoining(group, timeout), store, timeout)
+    return meet(ShmJoining(group, timeout, crowded=False), store, timeout)
 
 
 def mappings():

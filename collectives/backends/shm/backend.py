@@ -32,12 +32,12 @@ class ShmBackend(HostBackend, OffersBoard):
 
     name = "shm"
 
-    def __init__(self, group: Group, segment: Segment, timeout: float) -> None:
+    def __init__(self, group: Group, segment: Segment, timeout: float, crowded: bool) -> None:
         super().__init__(group)
         rank, size = group.position, group.size
         self._segment = segment
         base = _slabs_start(size)
-        self._gate = Gate(segment.array[: gate_bytes(size)], group, timeout)
+        self._gate = Gate(segment.array[: gate_bytes(size)], group, timeout, crowded)
         self._slabs = Slabs(segment.array[base : base + slabs_bytes(size)], size)
         self._allreduce = Allreduce(rank, size, self._slabs, self._gate)
         self._movement = Movement(rank, size, self._slabs, self._gate)

@@ -21,7 +21,6 @@ from collectives.api import CollectiveTimeoutError
 from collectives.backends.group import Group
 from collectives.backends.phases import phase
 from collectives.backends.shm import futex
-from collectives.cores import Cores
 
 __all__ = ["LINE", "Disagreement", "Gate", "gate_bytes"]
 
@@ -57,10 +56,10 @@ class Gate:
     when all ranks have arrived. Then every rank sees what the others wrote before they arrived: the stores of x86-64
     stay in order, and :meth:`arrive` takes a lock as a fence. The low half of a rank's word is the number of the
     crossing, the high half the value that the rank arrived with. Where ranks share cores, the next word is the core
-    that the rank ran on. Sleeping ranks sleep on the *wake word*.
+    that the rank ran on. Sleeping ranks sleep on the *wake word*. ``crowded``: the host has more ranks than cores.
     """
 
-    def __init__(self, memory: npt.NDArray[np.uint8], group: Group, timeout: float) -> None:
+    def __init__(self, memory: npt.NDArray[np.uint8], group: Group, timeout: float, crowded: bool) -> None:
         rank, size = group.position, group.size
         self._group = group
         self._rank = rank
@@ -76,9 +75,9 @@ class Gate:
         self._awake = bytes(size)
         self._peers = [(peer, peer * LINE // WORD) for peer in range(size) if peer != rank]
         self._mine = rank * LINE // WORD
-        self._crowded = Cores(len(os.sched_getaffinity(0)), size).are_crowded
-        self._spins = CROWDED_SPINS if self._crowded else SPINS
-        self._yield_mask = 0 if self._crowded else YIELD_MASK
+        self._crowded = crowded
+        self._spins = CROWDED_SPINS if crowded else SPINS
+        self._yield_mask = 0 if crowded else YIELD_MASK
         self._fence = threading.Lock()  # owned by this end and never contended: taken for its memory fence only
 
     def cross(self) -> None:

@@ -14,9 +14,13 @@ __all__ = ["ShmJoining"]
 
 
 class ShmJoining(Joining):
-    """See :class:`Joining`. ``timeout`` bounds the silence of a peer within an operation, in seconds."""
+    """See :class:`Joining`. ``timeout`` bounds the silence of a peer within an operation, in seconds.
 
-    def __init__(self, group: Group, timeout: float) -> None:
+    ``crowded``: the host has more ranks than cores, see :class:`collectives.cores.Cores`.
+    """
+
+    def __init__(self, group: Group, timeout: float, crowded: bool) -> None:
+        self._crowded = crowded
         self._nbytes = segment_bytes(group.size)
         self._timeout = timeout
         self._source = None if group.position else SegmentSource(self._nbytes, group.size)
@@ -28,7 +32,7 @@ class ShmJoining(Joining):
             segment = self._source.hand_out(self.group, attempt)
         else:
             segment = receive_segment(offers[0], self._nbytes, self.group, attempt)
-        return ShmBackend(self.group, segment, self._timeout)
+        return ShmBackend(self.group, segment, self._timeout, self._crowded)
 
     def close(self) -> None:
         """See :class:`Joining`."""
