@@ -84,11 +84,14 @@ class Settings:
     timeouts: Timeouts = field(default_factory=Timeouts)
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str]) -> Settings:
-        """Read the variables of ``environment``; SettingsError names the variable, its value and what is allowed."""
+    def from_environment(cls, environment: Mapping[str, str], topology: Topology | None = None) -> Settings:
+        """Read the variables of ``environment``; SettingsError names the variable, its value and what is allowed.
+
+        ``topology`` is the place of this rank where that is no longer the one in ``environment``.
+        """
         read = _Reader(environment)
         timeout = read("HOROVOD_GLOO_TIMEOUT_SECONDS", _seconds, 30.0)
-        local_rank, local_size = read("HOROVOD_LOCAL_RANK", _natural, 0), read("HOROVOD_LOCAL_SIZE", _positive, 1)
+        local_rank, local_size = _local_place(read) if topology is None else (topology.local_rank, topology.local_size)
         stall_warning, stall_shutdown, stall_remarks = _stall_times(read)
         return cls(
             secret=read(ENVIRONMENT_SECRET, _base64, b"", show=False),
@@ -110,7 +113,9 @@ class Settings:
             dynamic_process_sets=read("HOROVOD_DYNAMIC_PROCESS_SETS", _flag, True),
             remarks=(*stall_remarks, *_remarks(read)),
             timeouts=Timeouts(
-                connect=timeout, collective=timeout, heartbeat=read("HOROVOD_HEARTBEAT_SECONDS", _seconds, 5.0)
+                connect=timeout,
+                collective=min(timeout, stall_shutdown or timeout),
+                heartbeat=read("HOROVOD_HEARTBEAT_SECONDS", _seconds, 5.0),
             ),
         )
 
@@ -123,11 +128,12 @@ def world_from_environment(environment: Mapping[str, str]) -> World:
     read = _Reader(environment)
     address = read("HOROVOD_GLOO_RENDEZVOUS_ADDR", str, "")
     port = read("HOROVOD_GLOO_RENDEZVOUS_PORT", _port, 0)
+    local_rank, local_size = _local_place(read)
     topology = Topology(
         rank=read("HOROVOD_RANK", _natural, 0),
         size=read("HOROVOD_SIZE", _positive, 1),
-        local_rank=read("HOROVOD_LOCAL_RANK", _natural, 0),
-        local_size=read("HOROVOD_LOCAL_SIZE", _positive, 1),
+        local_rank=local_rank,
+        local_size=local_size,
         cross_rank=read("HOROVOD_CROSS_RANK", _natural, 0),
         cross_size=read("HOROVOD_CROSS_SIZE", _positive, 1),
         hosts=(),
@@ -140,6 +146,10 @@ def world_from_environment(environment: Mapping[str, str]) -> World:
         host=read("HOROVOD_HOSTNAME", str, "") or socket.gethostname(),
         rendezvous=(address, port) if address else None,
     )
+
+
+def _local_place(read: _Reader) -> tuple[int, int]:
+    return read("HOROVOD_LOCAL_RANK", _natural, 0), read("HOROVOD_LOCAL_SIZE", _positive, 1)
 
 
 def _job(text: str) -> str:

@@ -102,7 +102,8 @@ def _as_set(entry: ProcessSet | Sequence[int]) -> ProcessSet:
 def _start(sets: list[ProcessSet]) -> None:
     check_launcher(os.environ)
     environment = _process.secret.claim(os.environ)
-    settings, world = Settings.from_environment(environment), _process.world or world_from_environment(environment)
+    world = _process.world or world_from_environment(environment)
+    settings = Settings.from_environment(environment, world.topology)
     logs.configure(settings.log_level, settings.log_hide_time, world.topology.rank)
     for remark in settings.remarks:
         logger.warning(remark)
@@ -151,8 +152,12 @@ def _shut_down(end: Callable[[Engine], None]) -> None:
 def change_world(world: World) -> None:
     """End the engine of this process, and start one among the ranks of ``world``, with the global process set only.
 
-    All ranks of ``world`` call this; a process that the launcher started in ``world`` calls ``init()`` instead. A later
-    ``init()`` connects in ``world`` again. Raises what ``init()`` raises.
+    All ranks of ``world`` call this; a process that the launcher started in ``world`` calls ``init()`` instead. Tensors
+    in flight fail with ShutDownError, a HorovodInternalError; handles that are done keep their results. Process sets of
+    the earlier world are not registered any more: ``add_process_set`` registers them again, with ranks of ``world``.
+
+    Raises what ``init()`` raises. Then no engine runs, and this process is in ``world``: ``init()`` connects there
+    again, ``change_world`` goes on to the next one.
     """
     with _process.lock:
         shutdown()

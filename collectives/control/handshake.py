@@ -32,7 +32,7 @@ from collectives.control import envelope
 from collectives.control.admission import Admission, family_of
 from collectives.control.configuration import disagreement
 from collectives.control.frames import NONCE_BYTES, Wire, nonce, seal, unseal
-from collectives.control.hello import Hello, LocalEnd, pack_answer, pack_hello, unpack_answer
+from collectives.control.hello import Hello, LocalEnd, pack_answer, pack_farewell, pack_hello, unpack_answer
 from collectives.control.relay import Relay
 from collectives.control.sockets import Connection, SocketChannel, end_in_silence
 from collectives.control.starts import Starts
@@ -275,7 +275,7 @@ class _Answering:
     def _leave(self, reason: BaseException) -> None:
         """Tell the other rank why this one leaves."""
         with suppress(OSError, HorovodInternalError):
-            self.send(pack_answer(None, reason))
+            self.send(pack_farewell(reason))
             self.sock.shutdown(socket.SHUT_WR)
 
 

@@ -12,8 +12,9 @@ import msgpack
 from collectives.api import EngineError, HorovodInternalError, SettingsError, ShutDownError
 from collectives.attempt import ConnectAttempt
 from collectives.planning.errors import ErrorData, pack, unpack
+from collectives.planning.messages import Abort, decode, encode
 
-__all__ = ["Hello", "LocalEnd", "pack_answer", "pack_hello", "unpack_answer", "unpack_hello"]
+__all__ = ["Hello", "LocalEnd", "pack_answer", "pack_farewell", "pack_hello", "unpack_answer", "unpack_hello"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +73,29 @@ def pack_answer(value: object, error: BaseException | None = None) -> bytes:
     return packed
 
 
+def pack_farewell(error: BaseException) -> bytes:
+    """The reason of a rank that gives up: a control message, because the other rank may believe it connected."""
+    return encode(Abort(pack(_internal(error))))
+
+
 def unpack_answer(data: bytes) -> Any:
-    """The value of :func:`pack_answer`; raises its error."""
-    fields, value = msgpack.unpackb(data)
+    """The value of :func:`pack_answer`; raises its error, or that of :func:`pack_farewell`."""
+    fields, *rest = msgpack.unpackb(data)
     if fields is None:
-        return value
+        return rest[0]
+    if not isinstance(fields, list):
+        raise _farewell(data)
     kind, text, details = fields
     if kind == SettingsError.__name__:
         raise SettingsError(text)
     raise unpack(ErrorData(kind, text, tuple(details)))
+
+
+def _farewell(data: bytes) -> HorovodInternalError:
+    message = decode(data)
+    if isinstance(message, Abort):
+        return unpack(message.error)
+    return EngineError(f"{type(message).__name__} arrived while the ranks connected")
 
 
 def _error_fields(error: BaseException | None) -> tuple[str, str, tuple[Any, ...]] | None:

@@ -22,10 +22,11 @@ from collectives.api import (
 from collectives.attempt import ConnectAttempt
 from collectives.control import admission, configuration, frames, handshake
 from collectives.control.handshake import Connected, Hello
-from collectives.control.hello import LocalEnd, pack_answer, pack_hello
+from collectives.control.hello import LocalEnd, pack_answer, pack_farewell, pack_hello, unpack_answer
 from collectives.control.starts import Starts
 from collectives.control.tree import relays
-from collectives.planning.messages import Stop, encode
+from collectives.planning.errors import unpack
+from collectives.planning.messages import Abort, Stop, decode, encode
 from collectives.planning.process_sets import ProcessSets
 from collectives.rendezvous.store import MemoryStore
 from tests.backends.members import in_threads
@@ -124,6 +125,18 @@ def test_a_missing_rank_is_named():
     assert str(errors[0]).startswith("ranks [1, 3] of 4 did not connect to rank 0 in time; ")
     assert "HOROVOD_GLOO_TIMEOUT_SECONDS" in str(errors[0])
     assert errors[0].ranks == (1, 3)
+
+
+def test_the_reason_of_a_rank_that_gives_up_is_read_before_and_after_the_other_one_believes_that_it_connected():
+    farewell = pack_farewell(CollectiveTimeoutError("late", [2]))
+    with pytest.raises(CollectiveTimeoutError, match="late") as caught:
+        unpack_answer(farewell)
+    assert caught.value.ranks == (2,)
+    message = decode(farewell)
+    assert isinstance(message, Abort)
+    assert str(unpack(message.error)) == "late"
+    with pytest.raises(EngineError, match="Stop arrived while the ranks connected"):
+        unpack_answer(encode(Stop(0)))
 
 
 def test_a_rank_that_came_hears_which_rank_did_not():

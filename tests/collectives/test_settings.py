@@ -106,6 +106,14 @@ def test_a_variable_becomes_a_setting(environment, name, value):
     assert getattr(Settings.from_environment(environment), name) == value
 
 
+@pytest.mark.parametrize(("shutdown", "limit"), [("0", 50.0), ("90", 50.0), ("20", 20.0)])
+def test_the_time_after_which_a_stall_ends_the_job_bounds_operations_too(shutdown, limit):
+    """A rank that is stopped inside an operation submits nothing late, so no stall check sees it."""
+    environment = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "50", "HOROVOD_STALL_CHECK_TIME_SECONDS": "5"}
+    timeouts = Settings.from_environment(environment | {"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": shutdown}).timeouts
+    assert (timeouts.connect, timeouts.collective) == (50.0, limit)
+
+
 def test_every_setting_has_a_variable():
     assert {name for _, name, _ in GOOD} == set(Settings.__dataclass_fields__)
 
