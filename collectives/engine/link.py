@@ -12,9 +12,10 @@ from collectives.engine.lookout import Lookout
 from collectives.events import EventStream, Heard, Received, Sent
 from collectives.parameters import Parameters
 from collectives.planning.agreement import name_ranks
-from collectives.planning.coordinator import Coordinator, Outgoing
+from collectives.planning.coordinator import Coordinator
 from collectives.planning.errors import pack
 from collectives.planning.messages import Abort, Inquiry, Message, Status, Withdraw, decode, encode
+from collectives.planning.outbox import Outgoing
 from collectives.planning.schedules import Schedule
 
 __all__ = ["COORDINATOR", "FLUSH_SECONDS", "Link", "LocalLink", "RemoteLink"]

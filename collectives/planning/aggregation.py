@@ -22,29 +22,29 @@ Upward: TypeAlias = tuple[int | None, Message]
 class _Tensor:
     """A cached tensor, and which of this host's ``members`` have sent its id since its last run.
 
-    ``apart``: until the tensor has run, each member's id is forwarded on its own, at once. ``urgent``: a caller waits
-    for the tensor; the coordinator learns that together with the id.
+    ``separate``: until the tensor has run, each member's id is forwarded on its own, at once. ``urgent``: a caller
+    waits for the tensor; the coordinator learns that together with the id.
     """
 
     request: Request
     members: tuple[int, ...]
-    said: list[int] = field(default_factory=list)
-    apart: bool = False
+    sent_by: list[int] = field(default_factory=list)
+    separate: bool = False
     urgent: bool = False
 
     def has_run(self) -> None:
-        self.said.clear()
-        self.apart = self.urgent = False
+        self.sent_by.clear()
+        self.separate = self.urgent = False
 
 
-class _Words:
+class _Forwarded:
     """Ids to forward to the coordinator, by the ranks that sent them."""
 
     def __init__(self) -> None:
         self._ids: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
         self._urgent: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
 
-    def say(self, id: int, *ranks: int) -> None:
+    def add(self, id: int, *ranks: int) -> None:
         self._ids[ranks].append(id)
 
     def urge(self, id: int, *ranks: int) -> None:
@@ -90,92 +90,92 @@ class Aggregator:
         """The messages for the coordinator after ``rank`` has sent ``message``."""
         if not isinstance(message, Ready):
             return [(rank, message)]
-        words = _Words()
+        forwarded = _Forwarded()
         for request in message.requests:
-            self._say_in_full(request, words)
+            self._take_request(request, forwarded)
         for rejection in message.rejected:
             if rejection.key in self._ids:
-                self._part(self._ids[rejection.key], words)
+                self._separate(self._ids[rejection.key], forwarded)
         for id in message.ids:
-            self._say(id, rank, words)
+            self._take_id(id, rank, forwarded)
         for id in message.urgent_ids:
-            self._urge(id, rank, words)
-        ids, urgent_ids = words.take(rank)
+            self._urge(id, rank, forwarded)
+        ids, urgent_ids = forwarded.take(rank)
         alone = Ready(message.requests, ids, message.urgent, urgent_ids, message.answered, message.rejected)
-        return words.messages() if alone == Ready() else [*words.messages(), (rank, alone)]
+        return forwarded.messages() if alone == Ready() else [*forwarded.messages(), (rank, alone)]
 
     def down(self, message: Message) -> list[Upward]:
         """Learn from a message to ranks of this host; returns the messages for the coordinator that follow from it."""
-        words = _Words()
+        forwarded = _Forwarded()
         if isinstance(message, Run):
-            self._run(message, words)
+            self._run(message, forwarded)
         elif isinstance(message, Unknown):
-            self._forget(message.ids, words)
+            self._forget(message.ids, forwarded)
         elif isinstance(message, Refuse) and (message.process_set, message.name) in self._ids:
-            self._forget((self._ids[message.process_set, message.name],), words)
-        return words.messages()
+            self._forget((self._ids[message.process_set, message.name],), forwarded)
+        return forwarded.messages()
 
     def flush(self) -> list[Upward]:
         """The held ids, for each rank. Until such a tensor has run, later ids of it are forwarded at once."""
-        words = _Words()
+        forwarded = _Forwarded()
         for id in sorted(self._held):
-            self._part(id, words)
-        return words.messages()
+            self._separate(id, forwarded)
+        return forwarded.messages()
 
     def _here(self, ranks: Iterable[int]) -> tuple[int, ...]:
         return tuple(sorted(self._ranks.intersection(ranks)))
 
     # Messages from ranks.
 
-    def _say_in_full(self, request: Request, words: _Words) -> None:
+    def _take_request(self, request: Request, forwarded: _Forwarded) -> None:
         if request.operation is Operation.JOIN:
             self._joining.add(request.process_set)
             for id in self._of_set(request.process_set):
-                self._part(id, words)
+                self._separate(id, forwarded)
         elif request.key in self._ids:
-            self._part(self._ids[request.key], words)
+            self._separate(self._ids[request.key], forwarded)
 
-    def _say(self, id: int, rank: int, words: _Words) -> None:
+    def _take_id(self, id: int, rank: int, forwarded: _Forwarded) -> None:
         tensor = self._tensors.get(id)
-        if tensor is None or self._is_apart(tensor):
-            words.say(id, rank)
+        if tensor is None or self._is_separate(tensor):
+            forwarded.add(id, rank)
             return
-        tensor.said.append(rank)
-        if len(tensor.said) < len(tensor.members):
+        tensor.sent_by.append(rank)
+        if len(tensor.sent_by) < len(tensor.members):
             self._held.add(id)
             return
         self._held.discard(id)
-        words.say(id, *tensor.members)
+        forwarded.add(id, *tensor.members)
         if tensor.urgent:
-            words.urge(id, *tensor.members)
+            forwarded.urge(id, *tensor.members)
 
-    def _is_apart(self, tensor: _Tensor) -> bool:
+    def _is_separate(self, tensor: _Tensor) -> bool:
         if tensor.request.process_set in self._joining:
-            tensor.apart = True
-        return tensor.apart
+            tensor.separate = True
+        return tensor.separate
 
-    def _urge(self, id: int, rank: int, words: _Words) -> None:
+    def _urge(self, id: int, rank: int, forwarded: _Forwarded) -> None:
         tensor = self._tensors.get(id)
-        if tensor is None or tensor.apart:
-            words.urge(id, rank)
-        elif tensor.said and not tensor.urgent:  # otherwise known already, or already decided to run
+        if tensor is None or tensor.separate:
+            forwarded.urge(id, rank)
+        elif tensor.sent_by and not tensor.urgent:  # otherwise known already, or already decided to run
             tensor.urgent = True
             if id not in self._held:
-                words.urge(id, *tensor.members)
+                forwarded.urge(id, *tensor.members)
 
-    def _part(self, id: int, words: _Words) -> None:
+    def _separate(self, id: int, forwarded: _Forwarded) -> None:
         tensor = self._tensors[id]
-        tensor.apart = True
+        tensor.separate = True
         if id in self._held:
             self._held.discard(id)
-            for rank in tensor.said:
-                words.say(id, rank)
+            for rank in tensor.sent_by:
+                forwarded.add(id, rank)
             if tensor.urgent:
-                words.urge(id, tensor.said[0])
+                forwarded.urge(id, tensor.sent_by[0])
 
     # Messages to ranks.
 
-    def _run(self, message: Run, words: _Words) -> None:
+    def _run(self, message: Run, forwarded: _Forwarded) -> None:
         for response in message.responses:
             self._learn(response)
         for id in chain.from_iterable(message.batches):
@@ -183,15 +183,15 @@ class Aggregator:
             if tensor is not None:
                 tensor.has_run()
         for response in message.responses:
-            self._follow(response, words)
-        self._forget(message.forget, words)
+            self._follow(response, forwarded)
+        self._forget(message.forget, forwarded)
 
     def _learn(self, response: Response) -> None:
         request = response.request
         self._tensors[response.id] = _Tensor(request, self._members[request.process_set])
         self._ids[request.key] = response.id
 
-    def _follow(self, response: Response, words: _Words) -> None:
+    def _follow(self, response: Response, forwarded: _Forwarded) -> None:
         """Apply collectives that are never cached: they change which ranks belong together."""
         request = response.request
         if request.operation is Operation.JOIN:
@@ -199,16 +199,16 @@ class Aggregator:
         elif request.operation is Operation.ADD_PROCESS_SET:
             self._members[response.sizes[0]] = self._here(request.splits)
         elif request.operation is Operation.REMOVE_PROCESS_SET:
-            self._forget(self._of_set(request.root_rank), words)
+            self._forget(self._of_set(request.root_rank), forwarded)
             self._joining.discard(request.root_rank)
 
     def _of_set(self, process_set: int) -> list[int]:
         return [id for id, tensor in self._tensors.items() if tensor.request.process_set == process_set]
 
-    def _forget(self, ids: Iterable[int], words: _Words) -> None:
+    def _forget(self, ids: Iterable[int], forwarded: _Forwarded) -> None:
         for id in ids:
             if id in self._tensors:
-                self._part(id, words)
+                self._separate(id, forwarded)
                 key = self._tensors.pop(id).request.key
                 if self._ids.get(key) == id:
                     del self._ids[key]

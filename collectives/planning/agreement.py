@@ -230,9 +230,9 @@ def disagreement(requests: Mapping[int, Request], members: Sequence[int]) -> Dis
     """
     first = next(iter(requests.values()))
     for aspect, read in ASPECTS if _differ(requests) else ():
-        said = {rank: read(request) for rank, request in sorted(requests.items())}
-        if len(set(said.values())) > 1:
-            return _describe(first.name, aspect, said)
+        values = {rank: read(request) for rank, request in sorted(requests.items())}
+        if len(set(values.values())) > 1:
+            return _describe(first.name, aspect, values)
     if first.operation in FREE_FIRST_DIMENSION and not first.shape:
         return Disagreement(f"tensor {first.name!r}: {first.operation.value}: {NEEDS_ROWS}")
     return None if len(requests) == len(members) else _hindrance(first, requests)
@@ -271,16 +271,16 @@ def _hindrance(first: Request, requests: Mapping[int, Request]) -> Disagreement 
     return None
 
 
-def _describe(name: str, aspect: str, said: Mapping[int, Any]) -> Disagreement:
+def _describe(name: str, aspect: str, values: Mapping[int, Any]) -> Disagreement:
     groups: dict[Any, list[int]] = {}
-    for rank, value in said.items():
+    for rank, value in values.items():
         groups.setdefault(value, []).append(rank)
     parts = [f"{value} on {name_ranks(ranks)}" for value, ranks in groups.items()]
     text = (
         f"tensor {name!r}: the ranks disagree about the {aspect}: {'; '.join(parts)}. "
         f"Submit the same {aspect} under this name on every rank"
     )
-    return Disagreement(text, aspect, tuple((rank, str(value)) for rank, value in said.items()))
+    return Disagreement(text, aspect, tuple((rank, str(value)) for rank, value in values.items()))
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

@@ -84,8 +84,8 @@ class Pending:
         """The request of each rank, by rank."""
         requests = dict(self.requests)
         if self.known is not None:
-            said = self.known.requests
-            requests.update((rank, said[rank]) for ranks in self.by_id for rank in ranks)
+            known = self.known.requests
+            requests.update((rank, known[rank]) for ranks in self.by_id for rank in ranks)
         return dict(sorted(requests.items()))
 
     def waiting(self, joined: Collection[int]) -> Waiting:

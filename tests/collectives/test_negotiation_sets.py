@@ -6,8 +6,9 @@ import pytest
 
 from collectives.api import DType, Operation, Request
 from collectives.parameters import Parameters
-from collectives.planning.coordinator import Coordinator, Outgoing
+from collectives.planning.coordinator import Coordinator
 from collectives.planning.messages import Ready, Refuse, Run, Together, Unknown
+from collectives.planning.outbox import Outgoing
 from collectives.planning.process_sets import ProcessSets
 from tests.collectives.negotiation_simulation import CYCLE, World
 

@@ -125,7 +125,7 @@ def test_a_removed_set_forgets_what_was_refused_on_it(submitted):
     remove = Request("remove", Operation.REMOVE_PROCESS_SET, root_rank=1, splits=(0, 1))
     world.submit(remove)
     world.settle()
-    assert not world.coordinator._rejected
+    assert not world.coordinator._rejections._by_key
     assert not world.coordinator.is_waiting
 
 
@@ -143,7 +143,7 @@ def test_nothing_is_kept_after_a_shutdown():
     world.submit(WRONG, 1)
     world.settle()
     world.coordinator.receive(0, Leave(), 0.0)
-    assert not world.coordinator._rejected
+    assert not world.coordinator._rejections._by_key
 
 
 @pytest.mark.parametrize("cached", [False, True])
@@ -162,7 +162,7 @@ def test_a_group_that_one_rank_refuses_fails_as_a_whole(cached, first):
     for rank in range(2):
         assert sorted(entry[1] for entry in world.log[rank]) == [request.key for request in requests]
         assert len(set(world.refused(rank))) == 1
-    assert not world.coordinator._rejected
+    assert not world.coordinator._rejections._by_key
     world.log.clear()
     for request in requests:
         world.submit(request)
@@ -179,7 +179,7 @@ def test_a_group_that_comes_one_by_one_leaves_nothing_of_what_was_refused():
         world.submit(request, 0)
         world.settle()
     assert len(world.refused(0)) == len(world.refused(1)) == 3
-    assert not world.coordinator._rejected
+    assert not world.coordinator._rejections._by_key
 
 
 @pytest.mark.parametrize("lengths", [(2, 3), (3, 2), (1, 4)])
@@ -227,7 +227,7 @@ def test_whatever_the_order_each_call_ends_alike_on_all_ranks(scripted, capacity
     script.play(world, chance)
     for rank in range(size):
         assert outcomes(world, rank) == script.expected(rank)
-    assert not world.coordinator._rejected
+    assert not world.coordinator._rejections._by_key
     assert not world.coordinator.is_waiting
 
 

@@ -1,0 +1,79 @@
+"""The tensors that some members have submitted, until all have."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from collectives.api import Operation, Request
+from collectives.planning.joins import Joins
+from collectives.planning.pending import Pending
+from collectives.planning.process_sets import ProcessSets
+from collectives.planning.rejections import Rejections
+from collectives.planning.stalls import Waiting
+
+__all__ = ["ONCE", "Submissions"]
+
+Key = tuple[int, str]
+
+ONCE = frozenset({Operation.JOIN, Operation.ADD_PROCESS_SET, Operation.REMOVE_PROCESS_SET})
+"""Operations that are never cached and need every member, joined or not."""
+
+
+class Submissions:
+    """``pending`` has each half-submitted tensor, by its key. A tensor does not wait for members that have joined."""
+
+    def __init__(self, sets: ProcessSets, joins: Joins, rejections: Rejections) -> None:
+        self.pending: dict[Key, Pending] = {}
+        self._complete: dict[Key, Pending] = {}
+        self._sets = sets
+        self._joins = joins
+        self._rejections = rejections
+
+    @property
+    def are_half_submitted(self) -> bool:
+        """Whether there are any but joins, which are always pending."""
+        return len(self.pending) > len(self._joins)
+
+    def waiting(self) -> dict[Key, Waiting]:
+        """For each tensor: the ranks that have submitted it, and those that have not."""
+        return {
+            key: pending.waiting(self._excused(key, pending))
+            for key, pending in self.pending.items()
+            if pending.operation is not Operation.JOIN  # which waits for as long as the others have data
+        }
+
+    def _excused(self, key: Key, pending: Pending) -> Collection[int]:
+        """The ranks that ``pending`` need not wait for."""
+        return () if pending.operation in ONCE else self._joins.ranks(key[0])
+
+    def open(self, request: Request, now: float) -> Pending:
+        """The entry for ``request``, which a rank submits now."""
+        pending = self.pending.get(request.key)
+        if pending is None:
+            members = self._sets.ranks(request.process_set)
+            pending = self.pending[request.key] = Pending(members, request.operation, now)
+            for rank, rejection in self._rejections.take(request.key).items():
+                pending.reject(rank, rejection)
+        return pending
+
+    def look(self, key: Key, pending: Pending) -> None:
+        """Note whether all members have submitted ``pending`` now."""
+        if pending.count == len(pending.members) or (self._joins and pending.lacks_only(self._excused(key, pending))):
+            self._complete[key] = pending
+
+    def look_again(self, process_set: int) -> None:
+        """One more rank has joined the set."""
+        for key, pending in self.pending.items():
+            if key[0] == process_set and pending.operation is not Operation.JOIN:
+                self.look(key, pending)
+
+    def take_complete(self) -> Iterator[tuple[Key, Pending]]:
+        """Remove and return the tensors that all members have submitted; an earlier one may end a later one."""
+        complete, self._complete = self._complete, {}
+        for key, pending in complete.items():
+            if self.pending.pop(key, None) is pending:  # not refused meanwhile
+                yield key, pending
+
+    def of_id(self, id: int) -> list[Key]:
+        """The tensor that ranks submitted by ``id``, which may have been dropped since."""
+        return [key for key, pending in self.pending.items() if pending.known and pending.known.response.id == id]
