@@ -33,6 +33,7 @@ LEAST_CANDIDATES = 4
 SILENCE_SECONDS = 0.5
 """How long a connection may be silent while others wait for its place, in seconds."""
 PAUSE_SECONDS = 0.1
+MOST_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,8 @@ class Admission:
     """Admits the ranks ``expected``, in any order and all at once. A context manager.
 
     When its block ends with an error, it sends the error to all admitted ranks and closes their connections. ``entry``
-    is the description by which :func:`collectives.control.handshake.dial` finds this admission. ``upstream`` is a
-    connection whose end makes the admission useless.
+    is the description by which the other ranks find this admission. ``upstream`` is a connection whose end makes the
+    admission useless.
     """
 
     def __init__(self, end: LocalEnd, expected: Collection[int], upstream: socket.socket | None = None) -> None:
@@ -78,6 +79,7 @@ class Admission:
         self._listeners: dict[int, socket.socket] = {}
         self._candidates: dict[int, _Candidate] = {}
         self._peers: dict[int, Peer] = {}
+        self._elsewhere: dict[int, str] = {}
         self._poller = select.poll()
         self._capacity = descriptors.share_of_strangers(len(expected), LEAST_CANDIDATES, MOST_CANDIDATES)
         self._paused_until = 0.0
@@ -205,9 +207,11 @@ class Admission:
     def _absent(self) -> CollectiveTimeoutError:
         missing = [rank for rank in self._expected if rank not in self._peers]
         hello = self._end.hello
+        called = [f"rank {rank} called in {self._elsewhere[rank]}" for rank in missing if rank in self._elsewhere]
+        outside = f" ({', '.join(called[:MOST_NAMED])}; rank {hello.rank} is in {hello.world})" if called else ""
         return CollectiveTimeoutError(
-            f"ranks {missing} of {hello.size} did not connect to rank {hello.rank} in time; look at their output, or "
-            "raise HOROVOD_GLOO_TIMEOUT_SECONDS",
+            f"ranks {missing} of {hello.size} did not connect to rank {hello.rank} in time{outside}; look at their "
+            "output, or raise HOROVOD_GLOO_TIMEOUT_SECONDS",
             missing,
         )
 
@@ -318,6 +322,7 @@ class Admission:
         self._tell(peer, reason)
         peer.wire.sock.close()
         if isinstance(reason, _OtherWorldError) and not reason.is_later:
+            self._elsewhere[peer.hello.rank] = peer.hello.world
             self._warn("a rank of another world", f": {reason}")
         else:
             raise _FatalHelloError(reason)

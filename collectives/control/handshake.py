@@ -12,7 +12,7 @@ import logging
 import select
 import socket
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -52,7 +52,10 @@ LONGEST_LOOK_SECONDS = 10.0
 """A look into the store ends after this time at the latest: hundreds of ranks may wait for rank 0."""
 REASON_SECONDS = 0.5
 """How long a rank that gives up waits for the other rank's reason, in seconds."""
-ROUND = "round"
+CALL_SECONDS = 0.5
+"""How long a rank tries to reach a rank 0 of another round, in seconds."""
+CURRENT = "current"
+"""The key of the round in which rank 0 listens, or listened last, and of its entry."""
 
 Offer: TypeAlias = Callable[[tuple[str, ...], int], bytes]
 """The host of each rank, and the cores that the ranks of this host share -> the addresses that this rank offers."""
@@ -102,8 +105,7 @@ def _center(end: LocalEnd, store: Store, offer: Offer, starts: Starts) -> Connec
     with Admission(end, range(1, hello.size)) as admission:
         store.set(_key(hello, start), msgpack.packb(admission.entry))
         starts.passed(_world(hello), start)
-        if not start:
-            store.set(ROUND, b"%d" % hello.round)
+        store.set(CURRENT, msgpack.packb((hello.round, admission.entry)))
         peers = admission.admit_all()
         hellos = [hello, *(peers[rank].hello for rank in range(1, hello.size))]
         problem = disagreement([each.configuration for each in hellos])
@@ -304,35 +306,60 @@ def _join_center(end: LocalEnd, store: Store, starts: Starts) -> tuple[_Answerin
 
 def _look_up(end: LocalEnd, store: Store, start: int, refused: str) -> Any:
     """Where rank 0 listens in this start; CollectiveTimeoutError, or PeerLostError where an earlier one is over."""
-    seconds = FIRST_LOOK_SECONDS
+    seconds, called = FIRST_LOOK_SECONDS, ""
     while True:
         end.attempt.check()
         try:
             return msgpack.unpackb(store.get(_key(end.hello, start), min(seconds, end.attempt.remaining)))
         except CollectiveTimeoutError as error:
             seconds = min(2 * seconds, LONGEST_LOOK_SECONDS)
-            _check_round(end.hello, store)
+            round, entry = _current(end.hello, store)
+            if round != end.hello.round and entry["id"] != called:
+                called = entry["id"]
+                _call(end, entry)
+            if round > end.hello.round:
+                raise _outdated(end.hello, round) from error
             if end.attempt.remaining:
                 continue
             if refused:
                 raise PeerLostError(refused, [0]) from error
-            text = f"rank 0 of {end.hello.world} did not come in time; look at its output, or raise "
-            raise CollectiveTimeoutError(text + "HOROVOD_GLOO_TIMEOUT_SECONDS", [0]) from error
+            raise _without_center(end.hello, round) from error
 
 
-def _check_round(hello: Hello, store: Store) -> None:
-    """Raise PeerLostError where rank 0 is in a later round: it will never join this one."""
+def _current(hello: Hello, store: Store) -> tuple[int, Any]:
+    """The round in which rank 0 listens, or listened last, and its entry; this rank's round where none is known."""
     try:
-        current = int(store.get(ROUND, 0.0))
+        round, entry = msgpack.unpackb(store.get(CURRENT, 0.0))
+        return round, entry
     except CollectiveTimeoutError:
-        return
-    if current > hello.round:
-        later = replace(hello, rank=0, round=current)
-        raise PeerLostError(
-            f"rank {hello.rank} is in {hello.world}, rank 0 in {later.world}; only ranks of one world can connect: "
-            "ask the launcher for the current one",
-            [0],
-        )
+        return hello.round, None
+
+
+def _call(end: LocalEnd, entry: Any) -> None:
+    """Let a rank 0 of another round refuse this rank, so that it knows of the other round, too."""
+    problems = OSError, HorovodInternalError, SettingsError
+    with suppress(*problems), ConnectAttempt(CALL_SECONDS, end.attempt.check) as attempt:
+        caller = replace(end, attempt=attempt)
+        wire = _dial(caller, entry, 0)
+        with closing(wire.sock):
+            _greet(_Answering(caller, 0, wire), entry)
+    end.attempt.check()
+
+
+def _outdated(hello: Hello, round: int) -> PeerLostError:
+    """Rank 0 is in the later ``round``: it will never join that of ``hello``."""
+    return PeerLostError(
+        f"rank {hello.rank} is in {hello.world}, rank 0 in {replace(hello, round=round).world}; only ranks of one "
+        "world can connect: ask the launcher for the current one",
+        [0],
+    )
+
+
+def _without_center(hello: Hello, round: int) -> CollectiveTimeoutError:
+    """Rank 0 did not come; the last that it has announced is ``round``."""
+    behind = f": it is still in round {round}" if round < hello.round else ""
+    text = f"rank 0 of {hello.world} did not come in time{behind}; look at its output, or raise "
+    return CollectiveTimeoutError(text + "HOROVOD_GLOO_TIMEOUT_SECONDS", [0])
 
 
 def _join(end: LocalEnd, entry: Any, host: int) -> _Answering:
