@@ -65,8 +65,8 @@ class Lookout:
 
     def _publish(self, waiting: Pending, keys: Sequence[Key], now: float) -> None:
         for process_set, name in keys:
-            since, missing, _ = waiting[process_set, name]
-            self._events.publish(Stalled(name, process_set, missing, now - since, now))
+            tensor = waiting[process_set, name]
+            self._events.publish(Stalled(name, process_set, tensor.missing, now - tensor.since, now))
 
     def note(self, since: Mapping[Key, float], missing: tuple[int, ...], now: float) -> None:
         """Tell observers that rank 0, or this rank in its place, has reported that tensors of this rank wait.

@@ -65,17 +65,23 @@ class Coordinator:
         return bool(self._pending) or self._rejections.is_waiting
 
     def waiting(self) -> dict[Key, Waiting]:
-        """For each half-submitted tensor: the ranks that have submitted it, and those that have not."""
+        """For each half-submitted tensor: the ranks that have submitted it, and those that have not.
+
+        A join is among them only if missing ranks are silent.
+        """
         retried = {
             key: self._rejections.waiting(key, since, self._sets.ranks(key[0]), self._joins.ranks(key[0]))
             for key, since in self._rejections.retries().items()
         }
-        return self._submissions.waiting() | retried
+        tensors = self._submissions.waiting() | retried
+        return tensors | self._submissions.stalled_joins(tensors.values())
 
     def receive(self, rank: int, message: Message, now: float) -> None:
         """Handle ``message`` from ``rank``."""
         if isinstance(message, Ready | Together):
             if not self._leaving:
+                if self._joins:
+                    self._joins.hear(_senders(rank, message), now)
                 self._take(rank, message, now)
         elif isinstance(message, Leave):
             self._leave(rank)
@@ -92,7 +98,7 @@ class Coordinator:
         For observers, before :meth:`receive`. An id that was dropped is left out: the whole request will follow.
         """
         if isinstance(message, Ready | Together):
-            ranks = message.ranks if isinstance(message, Together) else (sender,)
+            ranks = _senders(sender, message)
             for id in message.ids:
                 known = self._cache.get(id)
                 if known is not None:
@@ -138,7 +144,7 @@ class Coordinator:
     # Messages from ranks.
 
     def _take(self, rank: int, message: Ready | Together, now: float) -> None:
-        ranks = message.ranks if isinstance(message, Together) else (rank,)
+        ranks = _senders(rank, message)
         for id in message.ids:
             self._take_id(ranks, id, now)
         if isinstance(message, Ready):
@@ -288,3 +294,7 @@ class Coordinator:
         self._refusals.remove_set(id)
         self._releases.remove_set(id)
         self._joins.end(id)
+
+
+def _senders(sender: int, message: Ready | Together) -> tuple[int, ...]:
+    return message.ranks if isinstance(message, Together) else (sender,)

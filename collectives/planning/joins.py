@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
 from collectives.api import Request
+from collectives.planning.stalls import Waiting, stalled_join
 
 __all__ = ["Joins"]
 
@@ -19,6 +20,7 @@ class Joins:
 
     def __init__(self) -> None:
         self._joined: dict[int, set[int]] = {}
+        self._heard: dict[int, float] = {}
         self._asked: dict[int, Counter[int]] = {}
         self._early: dict[int, list[Request]] = {}
 
@@ -33,6 +35,14 @@ class Joins:
     def add(self, rank: int, process_set: int) -> None:
         """``rank`` has joined."""
         self._joined.setdefault(process_set, set()).add(rank)
+
+    def hear(self, ranks: Iterable[int], now: float) -> None:
+        """A message of ``ranks`` came, while some rank has joined."""
+        self._heard.update(dict.fromkeys(ranks, now))
+
+    def stalled(self, join: Waiting, waiting: Collection[int]) -> Waiting | None:
+        """See :func:`stalled_join`."""
+        return stalled_join(join, self._heard, waiting)
 
     def end(self, process_set: int) -> None:
         """All members have joined, or the set is removed."""

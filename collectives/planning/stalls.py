@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from collectives.planning.agreement import name_ranks
 
-__all__ = ["Key", "Pending", "Report", "StallInspector", "Waiting"]
+__all__ = ["Key", "Pending", "Report", "StallInspector", "Waiting", "stalled_join"]
 
 Key: TypeAlias = tuple[int, str]
 
@@ -16,18 +16,39 @@ SHOWN_NAMES = 6
 SHOWN_CHARACTERS = 100
 SOON = 0.1
 """A report may come early by this part of the time between two reports."""
+SAME_SECONDS = 1.0
+"""Ranks that fell silent within this time of each other are reported together."""
 
 
 class Waiting(NamedTuple):
-    """A tensor that only some members submitted: since when, in seconds of ``time.monotonic()``, and which did not."""
+    """A tensor that only some members submitted: since when, in seconds of ``time.monotonic()``, and which did not.
+
+    ``silent``: the missing ranks have not submitted anything else since then, either.
+    """
 
     since: float
     missing: tuple[int, ...]
     submitted: tuple[int, ...]
+    silent: bool = False
 
 
 Pending: TypeAlias = Mapping[Key, Waiting]
 """(Process set, name) -> the ranks that it waits for."""
+
+
+def stalled_join(join: Waiting, heard: Mapping[int, float], waiting: Collection[int]) -> Waiting | None:
+    """The part of ``join``, a join that is not over, that may be a stall; None if no part of it is.
+
+    Ranks that have joined wait as long as the others have data. So a missing rank counts only from its last message on
+    (``heard``: rank -> time), and not at all while it is one of the ``waiting`` ranks, of which a tensor waits for
+    another rank.
+    """
+    since = {rank: max(join.since, heard.get(rank, join.since)) for rank in join.missing if rank not in waiting}
+    if not since:
+        return None
+    first = min(since.values())
+    silent = tuple(rank for rank, last in since.items() if last <= first + SAME_SECONDS)
+    return Waiting(first, silent, join.submitted, silent=True)
 
 
 class Report(NamedTuple):
@@ -149,7 +170,9 @@ def _names(pending: Pending, keys: Sequence[Key], now: float) -> str:
 def _name(key: Key, waiting: Waiting, now: float) -> str:
     process_set, name = key
     where = f" on process set {process_set}" if process_set else ""
-    return f"{_short(name)}{where} ({now - waiting.since:.0f} s, submitted by {name_ranks(waiting.submitted)})"
+    silent = ", and nothing else by the missing ranks" if waiting.silent else ""
+    seconds, ranks = now - waiting.since, name_ranks(waiting.submitted)
+    return f"{_short(name)}{where} ({seconds:.0f} s, submitted by {ranks}{silent})"
 
 
 def _short(name: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from collectives.api import Operation, Request
 from collectives.planning.joins import Joins
@@ -35,12 +35,19 @@ class Submissions:
         return len(self.pending) > len(self._joins)
 
     def waiting(self) -> dict[Key, Waiting]:
-        """For each tensor: the ranks that have submitted it, and those that have not."""
+        """For each tensor but joins: the ranks that have submitted it, and those that have not."""
         return {
             key: pending.waiting(self._excused(key, pending))
             for key, pending in self.pending.items()
             if pending.operation is not Operation.JOIN  # which waits for as long as the others have data
         }
+
+    def stalled_joins(self, tensors: Iterable[Waiting]) -> dict[Key, Waiting]:
+        """The joins that silent ranks are missing in. A rank that waits for one of ``tensors`` is not silent."""
+        busy = {rank for tensor in tensors for rank in tensor.submitted}
+        joins = ((key, pending) for key, pending in self.pending.items() if pending.operation is Operation.JOIN)
+        stalled = {key: self._joins.stalled(pending.waiting(()), busy) for key, pending in joins}
+        return {key: waiting for key, waiting in stalled.items() if waiting is not None}
 
     def _excused(self, key: Key, pending: Pending) -> Collection[int]:
         """The ranks that ``pending`` need not wait for."""

@@ -39,15 +39,24 @@ def test_after_the_shutdown_time_all_ranks_end_with_the_report():
         assert "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS (0.2)" in str(error)
 
 
-def test_nothing_is_said_about_who_waits_to_be_joined(caplog):
-    with running(2, stall_warning=0.02) as job:
-        joined = Caller(job.engines[0], body=lambda engine: engine.join())
-        until(lambda: job.engines[0]._exchange._link._lookout.deadline is not None)
-        planned = job.engines[0]._exchange._link._lookout.deadline
-        until(lambda: job.engines[0]._exchange._link._lookout.deadline != planned)
-        job.engines[1].join()
-        joined.result()
-    assert not caplog.records
+def test_every_joined_rank_reports_a_silent_rank(caplog):
+    with running(3, stall_warning=0.05) as job:
+        callers = [Caller(job.engines[rank], body=lambda engine: engine.join()) for rank in (0, 2)]
+        until(lambda: warnings_of(caplog, 2))
+        for record in caplog.records:
+            assert "missing rank 1: 'join.noname.0'" in record.getMessage()
+        assert any(not record.getMessage().startswith("rank 2") for record in caplog.records)
+        assert [job.engines[1].join(), *(caller.result() for caller in callers)] == [1] * 3
+
+
+def test_after_the_shutdown_time_a_silent_rank_ends_a_join():
+    with running(3, stall_warning=0.05, stall_shutdown=0.2) as job:
+        callers = [Caller(job.engines[rank], body=lambda engine: engine.join()) for rank in (0, 2)]
+        for caller in callers:
+            error = caller.result()
+            assert isinstance(error, CollectiveTimeoutError)
+            assert error.ranks == (1,)
+            assert "missing rank 1: 'join.noname.0'" in str(error)
 
 
 @pytest.fixture

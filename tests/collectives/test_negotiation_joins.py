@@ -5,6 +5,7 @@ import pytest
 from collectives.api import DType, Operation, ReduceOp, Request
 from collectives.planning.messages import Ready, Run
 from collectives.planning.pending import Pending
+from collectives.planning.stalls import Waiting
 from tests.collectives.negotiation_simulation import World
 
 JOIN = Request("join", Operation.JOIN)
@@ -86,6 +87,32 @@ def test_a_join_of_one_process_set_says_nothing_about_another():
     world.wait()
     assert world.ran(1) == [["a"]]
     assert world.coordinator.waiting()[0, "a"].missing == (1,)
+
+
+def test_a_join_waits_for_silent_ranks_only():
+    world = World(3)
+    world.submit(JOIN, 0)
+    for world.now in (100.0, 200.0):
+        world.submit(tensor(), 1, 2)
+        world.settle()
+    assert world.coordinator.waiting()[0, "join"] == Waiting(200.0, (1, 2), (0,), silent=True)
+    world.now = 300.0
+    world.submit(tensor(), 2)
+    world.settle()
+    waiting = world.coordinator.waiting()
+    assert waiting[0, "a"] == Waiting(300.0, (1,), (2,))
+    assert waiting[0, "join"] == Waiting(200.0, (1,), (0,), silent=True)
+
+
+def test_the_next_join_knows_nothing_of_the_last():
+    world = World(2)
+    for world.now in (100.0, 200.0):
+        world.submit(JOIN, 0)
+        world.settle()
+        assert world.coordinator.waiting()[0, "join"] == Waiting(world.now, (1,), (0,), silent=True)
+        world.submit(JOIN, 1)
+        world.settle()
+        assert not world.coordinator.waiting()
 
 
 def step_of_gathers(world, *ranks):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectives.planning.stalls import Report, StallInspector, Waiting
+from collectives.planning.stalls import Report, StallInspector, Waiting, stalled_join
 
 NOTHING = Report()
 ONE = {(0, "allreduce.a"): Waiting(100.0, missing=(1,), submitted=(0, 2))}
@@ -74,6 +74,38 @@ def test_many_ranks_and_long_names_are_cut():
 
 def test_a_process_set_is_named():
     assert "'a' on process set 7 (60 s, submitted by rank 4)" in said({(7, "a"): Waiting(0.0, (5,), (4,))}, 60.0).text
+
+
+JOIN = Waiting(100.0, missing=(1, 3), submitted=(0, 2))
+
+
+@pytest.mark.parametrize(
+    ("heard", "waiting", "expected"),
+    [
+        ({}, (), (100.0, (1, 3))),
+        ({1: 50.0, 3: 99.0}, (), (100.0, (1, 3))),  # both came before the join
+        ({1: 130.0, 3: 130.4}, (), (130.0, (1, 3))),
+        ({1: 130.0, 3: 170.0}, (), (130.0, (1,))),
+        ({3: 170.0}, (), (100.0, (1,))),
+        ({0: 199.0, 2: 199.0}, (), (100.0, (1, 3))),  # messages of ranks that have joined
+        ({}, (1,), (100.0, (3,))),
+        ({3: 170.0}, (1,), (170.0, (3,))),
+    ],
+)
+def test_a_join_waits_from_the_last_message_of_a_missing_rank_that_does_not_wait_itself(heard, waiting, expected):
+    since, missing = expected
+    assert stalled_join(JOIN, heard, waiting) == Waiting(since, missing, (0, 2), silent=True)
+
+
+def test_a_join_whose_missing_ranks_wait_themselves_is_no_stall():
+    assert stalled_join(JOIN, {}, (1, 3)) is None
+
+
+def test_the_report_about_a_join():
+    join = stalled_join(JOIN, {3: 170.0}, ())
+    assert "missing rank 1: 'join' (60 s, submitted by ranks 0, 2, and nothing else by the missing ranks)" in (
+        said({(0, "join"): join}, 160.0).text
+    )
 
 
 def mixed_up(pending):
