@@ -6,6 +6,7 @@ The error tree; the class gives the cause and the remedy::
     ├── HostsUpdatedInterrupt         the membership changed: carry on with the new one, nothing was lost
     └── HorovodInternalError          a collective failed: restore the last good state and retry
         ├── MismatchError             the ranks disagree about a tensor: fix the script; the engine stays usable
+        │   └── RefusedCallError      another rank refused the call because of its arguments there: look at that rank
         ├── PeerLostError             a rank died or cannot be reached: form a new job without it
         ├── CollectiveTimeoutError    a rank did not answer in time: look at that rank, or raise the timeout
         ├── ShutDownError             the engine was shut down while the operation was pending
@@ -41,6 +42,7 @@ __all__ = [
     "Operation",
     "PeerLostError",
     "ReduceOp",
+    "RefusedCallError",
     "Request",
     "SettingsError",
     "ShutDownError",
@@ -77,6 +79,10 @@ class MismatchError(HorovodInternalError):
         self.tensor = tensor
         self.property = property
         self.values = dict(values or {})
+
+
+class RefusedCallError(MismatchError):
+    """Other ranks refused the call because of their arguments; ``values`` has the reason of each of these ranks."""
 
 
 class PeerLostError(HorovodInternalError):

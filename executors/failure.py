@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from enum import IntEnum
 
-from collectives.api import CollectiveTimeoutError, PeerLostError, ShutDownError
+from collectives.api import CollectiveTimeoutError, PeerLostError, RefusedCallError, ShutDownError
 
 __all__ = ["CAUSE_SECONDS", "Kind", "kind_of_end", "kind_of_error"]
 
@@ -33,18 +33,21 @@ class Kind(IntEnum):
     """A signal ended the process."""
     EXIT = 2
     """The process ended for an unknown reason."""
-    LOST_PEER = 3
+    REFUSED_CALL = 3
+    """Another rank refused a call because of its arguments there."""
+    LOST_PEER = 4
     """The rank noticed that another one was gone, or did not answer."""
-    SHUT_DOWN = 4
+    SHUT_DOWN = 5
     """Another rank shut Horovod down."""
 
     @property
     def is_consequence(self) -> bool:
         """Whether the failure of another rank is the cause."""
-        return self >= Kind.LOST_PEER
+        return self >= Kind.REFUSED_CALL
 
 
 CONSEQUENCES: dict[type[BaseException], Kind] = {
+    RefusedCallError: Kind.REFUSED_CALL,
     PeerLostError: Kind.LOST_PEER,
     CollectiveTimeoutError: Kind.LOST_PEER,
     ShutDownError: Kind.SHUT_DOWN,

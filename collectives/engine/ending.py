@@ -10,6 +10,9 @@ from collectives.planning.agreement import name_ranks
 __all__ = ["Ending"]
 
 
+JOIN = "a rank that has fewer batches than others must call hvd.join() after its last one"
+
+
 class Ending:
     """Runs until one of four ends: polite, abrupt, a lost rank, or a shutdown that timed out.
 
@@ -28,6 +31,7 @@ class Ending:
         self._asked: float | None = None
         self._deadline: float | None = None
         self._stopping = False
+        self._refused = ""
 
     @property
     def deadline(self) -> float | None:
@@ -36,7 +40,8 @@ class Ending:
 
     def error(self) -> Exception:
         """The error of pending works, and of every later call."""
-        return self.failure or ShutDownError("Horovod has been shut down; call hvd.init() to start again")
+        why = f". Before, {self._refused}" if self._refused else ""
+        return self.failure or ShutDownError(f"Horovod has been shut down; call hvd.init() to start again{why}")
 
     def ask(self, now: float) -> None:
         """This rank wants to end politely."""
@@ -46,12 +51,15 @@ class Ending:
         """The wish to end goes out to the other ranks."""
         self._deadline = now + self._seconds
 
-    def stop(self, rank: int) -> ShutDownError:
-        """The coordinator stops the job, as ``rank`` asked; returns the error of works still in flight."""
+    def stop(self, rank: int, refused: str = "") -> ShutDownError:
+        """The coordinator stops the job, as ``rank`` asked; returns the error of works still in flight.
+
+        ``refused`` is the explanation of a call that a rank has refused, and that others have still to make.
+        """
         self._stopping = True
+        self._refused = refused
         return ShutDownError(
-            f"Horovod has been shut down by rank {rank} while the tensor was in flight; "
-            "a rank that has fewer batches than others must call hvd.join() after its last one"
+            f"Horovod has been shut down by rank {rank} while the tensor was in flight; {refused or JOIN}"
         )
 
     def finish(self) -> None:

@@ -305,19 +305,21 @@ class Exchange:
     def _leave(self) -> None:
         self._ending.leave(time.monotonic())
         self._decider.decline()
+        self._decider.next()  # which reports the calls that failed here: the other ranks must not miss the reason
         self._link.tell(Leave())
 
     def _stop(self, message: Stop) -> None:
         self._run_decided()
         self._runner.drain(self._timeouts.collective)
-        self._fail_works(self._ending.stop(message.rank))
+        self._works.refuse({(refuse.process_set, refuse.name): refuse.error() for refuse in message.refused})
+        self._fail_works(self._ending.stop(message.rank, message.refused[0].text if message.refused else ""))
         self._decider.decline()
         self._link.tell(Left())
 
     def _fail_works(self, error: Exception) -> None:
         for work in self._works.close(self.ending()):
             if not work.done:
-                self._runner.fail(work, error)
+                self._runner.fail(work, self._works.refusal([work]) or error)
         self._runner.fail_flights(error)
 
     def fail(self, error: HorovodInternalError) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 
 from collectives.api import DuplicateNameError, Operation, Request
@@ -45,6 +45,7 @@ class WorkTable:
         self._counters: dict[tuple[Operation, int, bool], int] = {}
         self._token = object()
         self._ended: Exception | None = None
+        self._refused: dict[Key, Exception] = {}
 
     def __bool__(self) -> bool:
         return bool(self._works or self._queued)
@@ -52,12 +53,12 @@ class WorkTable:
     def enter(self, works: Sequence[Work], unnamed: bool) -> None:
         """Put ``works`` in flight, all or none; several are a group.
 
-        Raises DuplicateNameError for a name in flight, or the error of :meth:`close`. ``unnamed`` works get names, and
-        wait their turn while those are in flight.
+        Raises DuplicateNameError for a name in flight, or the error of :meth:`refuse` or :meth:`close`. ``unnamed``
+        works get names, and wait their turn while those are in flight.
         """
         with self._lock:
             if self._ended is not None:
-                raise fresh(self._ended)
+                raise fresh(self._error_after_end(self._ended, works, unnamed))
             if unnamed:
                 self._name(works)
             else:
@@ -66,6 +67,20 @@ class WorkTable:
             self._submit(first)
             if self._rejected:
                 self._urge_behind({work.request.key for work in works})
+
+    def _error_after_end(self, ended: Exception, works: Sequence[Work], unnamed: bool) -> Exception:
+        if unnamed and self._refused:
+            self._name(works)
+        return self.refusal(works) or ended
+
+    def refuse(self, errors: Mapping[Key, Exception]) -> None:
+        """After the end, a work of these names raises these errors: other ranks have refused the call."""
+        with self._lock:
+            self._refused = dict(errors)
+
+    def refusal(self, works: Iterable[Work]) -> Exception | None:
+        """The error of :meth:`refuse` for ``works``, one call."""
+        return next((error for work in works if (error := self._refused.get(work.request.key))), None)
 
     def reject(self, works: Sequence[Work], unnamed: bool) -> None:
         """Report ``works``, one call, which has failed because of its arguments on this rank.

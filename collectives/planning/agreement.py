@@ -10,7 +10,7 @@ from operator import index
 from typing import Any
 
 from collectives.api import DType, InvalidRequestError, Operation, ReduceOp, Request, UnsupportedRequestError
-from collectives.planning.messages import Rejection
+from collectives.planning.messages import ARGUMENTS, Rejection
 
 __all__ = [
     "SET_CHANGES",
@@ -253,7 +253,7 @@ def explain_rejections(rejected: Mapping[int, Rejection]) -> Disagreement | None
     more = len(rejected) - len(reasons)
     text = f"tensor {name!r}: {'; '.join(reasons)}" + (f"; and {more} more" if more else "")
     values = tuple((rank, each.reason) for rank, each in sorted(rejected.items()))
-    return Disagreement(f"{text}. Correct the call there; the name can be used again", "arguments", values)
+    return Disagreement(f"{text}. Correct the call there; the name can be used again", ARGUMENTS, values)
 
 
 def _hindrance(first: Request, requests: Mapping[int, Request]) -> Disagreement | None:

@@ -137,9 +137,10 @@ class Coordinator:
         if not self._leaving:
             self._leaving = True
             self._release()
+            stop = Stop(rank, self._refusals.announced())
             self._pending.clear()
             self._rejections.clear()
-            self._outbox.send(range(self._sets.size), Stop(rank))
+            self._outbox.send(range(self._sets.size), stop)
 
     # Messages from ranks.
 

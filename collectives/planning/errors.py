@@ -13,6 +13,7 @@ from collectives.api import (
     MismatchError,
     NotInitializedError,
     PeerLostError,
+    RefusedCallError,
     ShutDownError,
 )
 
@@ -40,12 +41,17 @@ def _text_only(kind: Callable[[str], HorovodInternalError]) -> _Codec:
     return _Codec(lambda error: (), kind)
 
 
+def _mismatch(kind: type[MismatchError]) -> _Codec:
+    return _Codec(
+        lambda error: (error.tensor, error.property, list(error.values.items())),
+        lambda text, tensor, property, values: kind(text, tensor, property, dict(map(tuple, values))),
+    )
+
+
 _CODECS: dict[type[HorovodInternalError], _Codec] = {
     HorovodInternalError: _text_only(HorovodInternalError),
-    MismatchError: _Codec(
-        lambda error: (error.tensor, error.property, list(error.values.items())),
-        lambda text, tensor, property, values: MismatchError(text, tensor, property, dict(map(tuple, values))),
-    ),
+    MismatchError: _mismatch(MismatchError),
+    RefusedCallError: _mismatch(RefusedCallError),
     PeerLostError: _Codec(lambda error: (error.ranks, error.hosts), PeerLostError),
     CollectiveTimeoutError: _Codec(lambda error: (error.ranks,), CollectiveTimeoutError),
     ShutDownError: _text_only(ShutDownError),

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgpack
 
-from collectives.api import DType, EngineError, Operation, ReduceOp, Request
+from collectives.api import DType, EngineError, MismatchError, Operation, ReduceOp, RefusedCallError, Request
 from collectives.parameters import Parameters
 from collectives.planning.errors import ErrorData
 
 __all__ = [
+    "ARGUMENTS",
     "Abort",
     "Inquiry",
     "Leave",
@@ -119,6 +120,11 @@ class Refuse:
     property: str = ""
     values: tuple[tuple[int, str], ...] = ()
 
+    def error(self) -> MismatchError:
+        """The error of the tensor."""
+        kind = RefusedCallError if self.property == ARGUMENTS else MismatchError
+        return kind(self.text, self.name, self.property, dict(self.values))
+
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
@@ -134,9 +140,13 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Coordinator to workers: run the batches decided before this, then stop; ``rank`` asked for it."""
+    """Coordinator to workers: run the batches decided before this, then stop; ``rank`` asked for it.
+
+    Members that submit one of the ``refused`` tensors later must learn that another rank has refused that call.
+    """
 
     rank: int
+    refused: tuple[Refuse, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +183,9 @@ class Abort:
 Message: TypeAlias = (
     Ready | Together | Run | Refuse | Unknown | Leave | Stop | Left | Withdraw | Inquiry | Status | Abort
 )
+
+ARGUMENTS = "arguments"
+"""The property of a :class:`Refuse` for a call that some ranks refused because of their arguments."""
 
 LONGEST_INTERNED = 512
 """In bytes of the wire form."""
@@ -267,13 +280,21 @@ def _unpack_run(batches: Any, responses: Any, forget: Any, unison: Any, first: A
     )
 
 
+def _pack_refuse(message: Refuse) -> tuple[Any, ...]:
+    return message.process_set, message.name, message.text, message.property, message.values
+
+
+def _unpack_refuse(process_set: int, name: str, text: str, property: str, values: Any) -> Refuse:
+    return Refuse(process_set, name, text, property, tuple((rank, value) for rank, value in values))
+
+
 _PACK: dict[type, tuple[int, Callable[[Any], tuple[Any, ...]]]] = {
     Ready: (0, _pack_ready),
     Run: (1, _pack_run),
-    Refuse: (2, lambda m: (m.process_set, m.name, m.text, m.property, m.values)),
+    Refuse: (2, _pack_refuse),
     Unknown: (3, lambda m: (m.ids,)),
     Leave: (4, lambda m: ()),
-    Stop: (5, lambda m: (m.rank,)),
+    Stop: (5, lambda m: (m.rank, [_pack_refuse(refuse) for refuse in m.refused])),
     Left: (6, lambda m: ()),
     Abort: (7, lambda m: (m.error.kind, m.error.text, m.error.details)),
     Together: (8, lambda m: (m.ranks, m.ids, m.urgent_ids)),
@@ -284,12 +305,10 @@ _PACK: dict[type, tuple[int, Callable[[Any], tuple[Any, ...]]]] = {
 _UNPACK: dict[int, Callable[..., Message]] = {
     0: _unpack_ready,
     1: _unpack_run,
-    2: lambda process_set, name, text, property, values: Refuse(
-        process_set, name, text, property, tuple((rank, value) for rank, value in values)
-    ),
+    2: _unpack_refuse,
     3: lambda ids: Unknown(tuple(ids)),
     4: Leave,
-    5: Stop,
+    5: lambda rank, refused: Stop(rank, tuple(_unpack_refuse(*fields) for fields in refused)),
     6: Left,
     7: lambda kind, text, details: Abort(ErrorData(kind, text, tuple(details))),
     8: lambda ranks, ids, urgent_ids: Together(tuple(ranks), tuple(ids), tuple(urgent_ids)),

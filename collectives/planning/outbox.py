@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from collectives.planning.agreement import Disagreement
 from collectives.planning.messages import Message, Refuse
 
-__all__ = ["Outbox", "Outgoing"]
+__all__ = ["Outbox", "Outgoing", "refusal"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,11 @@ class Outgoing:
 
     ranks: tuple[int, ...]
     message: Message
+
+
+def refusal(key: tuple[int, str], why: Disagreement) -> Refuse:
+    """The message that the tensor ``key`` does not run."""
+    return Refuse(*key, why.text, why.property, why.values)
 
 
 class Outbox:
@@ -31,7 +36,7 @@ class Outbox:
 
     def refuse(self, key: tuple[int, str], ranks: Iterable[int], why: Disagreement) -> None:
         """Tell ``ranks`` that the tensor ``key`` does not run."""
-        self.send(ranks, Refuse(*key, why.text, why.property, why.values))
+        self.send(ranks, refusal(key, why))
 
     def take(self) -> list[Outgoing]:
         """Remove and return all."""

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from collectives.api import Request
-from collectives.planning.agreement import Disagreement
+from collectives.planning.agreement import Disagreement, explain_rejections
 from collectives.planning.groups import Groups, Member
-from collectives.planning.outbox import Outbox
+from collectives.planning.messages import Refuse
+from collectives.planning.outbox import Outbox, refusal
 from collectives.planning.pending import Pending
 from collectives.planning.rejections import Rejections
 from collectives.planning.releases import Releases
@@ -104,6 +105,12 @@ class Refusals:
     def dismiss(self, key: Key) -> None:
         """No rank can submit the tensor any more, and all that made the call have rejected it."""
         self.refuse(key, self._rejections.take(key), Disagreement("every rank has refused the call"))
+
+    def announced(self) -> tuple[Refuse, ...]:
+        """The refusals of the tensors that some ranks have rejected, and that others may still submit."""
+        rejected = {key: pending.rejected for key, pending in self._pending.items()} | self._rejections.all()
+        explained = ((key, explain_rejections(by_rank)) for key, by_rank in rejected.items())
+        return tuple(refusal(key, why) for key, why in explained if why is not None)
 
     def remove_set(self, process_set: int) -> None:
         """The process set is removed: its tensors in flight fail."""

@@ -73,6 +73,10 @@ class Rejections:
         for key in self.of_set(process_set):
             self.take(key)
 
+    def all(self) -> dict[Key, dict[int, Rejection]]:
+        """For each tensor, the rejections by rank."""
+        return dict(self._by_key)
+
     def clear(self) -> None:
         """Drop all."""
         self._by_key.clear()

@@ -183,7 +183,7 @@ class Worker:
         self._sent.pop(key, None)
         self._ids.pop(key, None)
         self._unanswered.discard(key)
-        return Refusal(key, MismatchError(message.text, message.name, message.property, dict(message.values)))
+        return Refusal(key, message.error())
 
     def resend(self, message: Unknown) -> None:
         """Send the whole requests of dropped ids, as urgent ones, because the dropped id may have been urgent."""

@@ -15,11 +15,13 @@ from collectives.api import (
     MismatchError,
     Operation,
     ReduceOp,
+    RefusedCallError,
     Request,
+    ShutDownError,
 )
 from collectives.buffers import as_buffer, empty
 from collectives.engine.work import Work
-from collectives.planning.messages import Leave, Refuse
+from collectives.planning.messages import Leave, Refuse, Stop
 from collectives.planning.worker import Worker
 from tests.collectives.hosted_simulation import HostedWorld
 from tests.collectives.job import ones, outcome, run, running, submit, until, wait
@@ -35,6 +37,70 @@ def group(length, label="g"):
         Request(f"{label}[{place}]", Operation.ALLREDUCE, DType.FLOAT32, (4,), group=label, group_size=length)
         for place in range(length)
     ]
+
+
+# The end.
+
+
+@pytest.mark.parametrize("pending", [False, True])
+def test_a_stop_carries_the_calls_that_some_ranks_may_still_make(pending):
+    world = World(3)
+    if pending:
+        world.submit(tensor(), 0)
+    world.submit(WRONG, 1)
+    world.submit(tensor("b"), 0)
+    world.settle()
+    world.coordinator.receive(1, Leave(), 0.0)
+    world.settle()
+    for stop in world.sent(Stop):
+        (refuse,) = stop.refused
+        assert (refuse.process_set, refuse.name) == (0, "a")
+        error = refuse.error()
+        assert isinstance(error, RefusedCallError)
+        assert error.values == {1: REASON}
+
+
+@pytest.mark.parametrize("unnamed", [False, True])
+@pytest.mark.parametrize("early", [False, True])
+def test_a_call_that_a_rank_refused_before_it_left_has_its_reason(unnamed, early):
+    """The other ranks submit the tensor before the end, or after it."""
+
+    def call(engine, **fields):
+        request = Request("x", Operation.ALLREDUCE, DType.FLOAT32, (2,), **fields)
+        buffer = as_buffer(np.ones(2, np.float32))
+        return engine.submit(request, buffer, buffer, unnamed=unnamed)
+
+    with running(3) as job:
+        first, second, third = job.engines
+        works = [call(first)] if early else []
+        with pytest.raises(InvalidRequestError):
+            call(second, prescale_factor=float("nan"))
+        second.shutdown()
+        if not early:
+            until(lambda: first._exchange.finished and third._exchange.finished)
+        errors = [
+            outcome(lambda: wait(first, works[0] if early else call(first))),
+            outcome(lambda: wait(third, call(third))),
+        ]
+        for error in errors:
+            assert isinstance(error, RefusedCallError), error
+            assert "rank 1 refused the call" in str(error)
+            assert "scale factor of nan" in error.values[1]
+        until(lambda: third._exchange.finished)
+        other = outcome(lambda: run(third, ones(third), "another"))
+        assert isinstance(other, ShutDownError)
+        assert "rank 1 refused the call" in str(other)
+
+
+def test_a_rejection_is_reported_before_its_rank_leaves():
+    """Both wait for the communication thread, which may do them in one step."""
+    with running(2) as job:
+        first, second = job.engines
+        work = submit(first, ones(first), "x")
+        with second._driver.inside:
+            assert isinstance(outcome(lambda: run(second, ones(second), "x", prescale_factor=float("nan"))), ValueError)
+            second._exchange.leave()
+        assert isinstance(outcome(lambda: wait(first, work)), RefusedCallError)
 
 
 # The coordinator.
@@ -289,7 +355,7 @@ def test_adasum_on_three_ranks_that_only_one_of_them_asks_for():
 
     with running(3) as job:
         errors, results = zip(*job.run(body), strict=True)
-    assert [type(error) for error in errors] == [MismatchError, MismatchError, type(errors[2])]
+    assert [type(error) for error in errors] == [RefusedCallError, RefusedCallError, type(errors[2])]
     assert isinstance(errors[2], NotImplementedError)
     assert "rank 2 refused the call: allreduce 'x': op Adasum needs a power of two of ranks, not 3" in str(errors[0])
     assert results == (6.0,) * 3
@@ -308,7 +374,7 @@ def test_a_change_of_process_sets_that_is_wrong_on_one_rank(change):
 
     with running(3) as job:
         errors, ids = zip(*job.run(body), strict=True)
-    assert [type(error) for error in errors] == [MismatchError, InvalidRequestError, MismatchError]
+    assert [type(error) for error in errors] == [RefusedCallError, InvalidRequestError, RefusedCallError]
     assert f"rank 1 refused the call: {errors[1]}" in str(errors[0])
     assert ids == (2, 2, 2)
 

@@ -1,6 +1,6 @@
 import pytest
 
-from collectives.api import CollectiveTimeoutError, MismatchError, PeerLostError, ShutDownError
+from collectives.api import CollectiveTimeoutError, MismatchError, PeerLostError, RefusedCallError, ShutDownError
 from executors.failure import TRACEBACK, Kind, kind_of_end, kind_of_error
 
 
@@ -9,6 +9,7 @@ from executors.failure import TRACEBACK, Kind, kind_of_end, kind_of_error
     [
         (ValueError("bad"), Kind.EXCEPTION),
         (MismatchError("shapes"), Kind.EXCEPTION),
+        (RefusedCallError("rank 1 refused the call"), Kind.REFUSED_CALL),
         (SystemExit(3), Kind.EXIT),
         (PeerLostError("rank 1"), Kind.LOST_PEER),
         (CollectiveTimeoutError("rank 1"), Kind.LOST_PEER),
@@ -20,6 +21,7 @@ def test_the_kind_of_an_exception(error, kind):
 
 
 LOST = "collectives.api.PeerLostError: rank 1 is gone"
+REFUSED = "collectives.api.RefusedCallError: tensor 'a': rank 1 refused the call"
 SHUT_DOWN = "collectives.api.ShutDownError: Horovod has been shut down"
 
 
@@ -35,6 +37,8 @@ SHUT_DOWN = "collectives.api.ShutDownError: Horovod has been shut down"
         (137, [], Kind.SIGNAL),
         (193, [], Kind.EXIT),
         (1, [TRACEBACK, "  File ...", LOST], Kind.LOST_PEER),
+        (1, [TRACEBACK, "  File ...", "collectives.api.MismatchError: the shapes differ"], Kind.EXCEPTION),
+        (1, [TRACEBACK, "  File ...", REFUSED], Kind.REFUSED_CALL),
         (1, [TRACEBACK, SHUT_DOWN], Kind.SHUT_DOWN),
         (
             1,
@@ -50,5 +54,12 @@ def test_the_kind_of_a_process_that_ended(code, lines, kind):
 
 
 def test_consequences_are_the_least_likely_causes():
-    assert sorted(Kind) == [Kind.EXCEPTION, Kind.SIGNAL, Kind.EXIT, Kind.LOST_PEER, Kind.SHUT_DOWN]
-    assert [kind for kind in Kind if kind.is_consequence] == [Kind.LOST_PEER, Kind.SHUT_DOWN]
+    assert sorted(Kind) == [
+        Kind.EXCEPTION,
+        Kind.SIGNAL,
+        Kind.EXIT,
+        Kind.REFUSED_CALL,
+        Kind.LOST_PEER,
+        Kind.SHUT_DOWN,
+    ]
+    assert [kind for kind in Kind if kind.is_consequence] == [Kind.REFUSED_CALL, Kind.LOST_PEER, Kind.SHUT_DOWN]
