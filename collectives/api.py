@@ -120,6 +120,9 @@ class EngineError(HorovodInternalError):
 class InvalidRequestError(ValueError):
     """The call is wrong on this rank. Nothing was submitted; the engine stays usable."""
 
+    reported = False
+    """Whether the other ranks have been told of the call, or do not wait for this rank."""
+
 
 class DuplicateNameError(InvalidRequestError):
     """A tensor of the same name is still in flight on this rank."""

@@ -207,7 +207,12 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     Raises InvalidRequestError for ranks that cannot form a set or already have one, MismatchError on all ranks when
     they request different sets, NotInitializedError before ``init()``.
     """
-    entry, running = _as_set(process_set), engine()
+    running = engine()
+    try:
+        entry = _as_set(process_set)
+    except InvalidRequestError as error:
+        running.reject_process_set(error)
+        raise
     _register(running, running.add_process_set(entry.ranks or ()), entry)
     return entry
 

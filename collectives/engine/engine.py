@@ -43,6 +43,7 @@ __all__ = ["Engine"]
 logger = logging.getLogger(__name__)
 
 CYCLE_SECONDS = 0.001
+ADD = Request("process_set.add", Operation.ADD_PROCESS_SET)
 
 
 class Engine:
@@ -179,17 +180,35 @@ class Engine:
             self._driver.wait(work)
         return work.outcome()
 
+    def reject(self, requests: Sequence[Request], error: InvalidRequestError, unnamed: bool = False) -> None:
+        """Report a call of ``requests`` that ended with ``error`` on this rank before it was submitted.
+
+        Members that make the call get a RefusedCallError. ``unnamed`` requests get names, as if they were submitted.
+        Does nothing if no member can wait for this rank.
+        """
+        with self._driver.inside:
+            try:
+                for request in requests:
+                    self._check(request)
+            except InvalidRequestError:
+                return
+            self._reject([Work(request, None, None) for request in requests], unnamed, error)
+
     def _enter(self, works: Sequence[Work], unnamed: bool) -> None:
-        members = [self._check(work.request) for work in works]
         try:
-            for work, ranks in zip(works, members, strict=True):
-                work.request = checked(work.request, ranks)
-                if work.request.device != HOST:
-                    self._runner.check(work.request)
+            members = [self._check(work.request) for work in works]
+            try:
+                for work, ranks in zip(works, members, strict=True):
+                    work.request = checked(work.request, ranks)
+                    if work.request.device != HOST:
+                        self._runner.check(work.request)
+            except InvalidRequestError as error:
+                self._reject(works, unnamed, error)
+                raise
+            self._works.enter(works, unnamed)
         except InvalidRequestError as error:
-            self._reject(works, unnamed, error)
+            error.reported = True
             raise
-        self._works.enter(works, unnamed)
         if self.events.active:
             for work in works:
                 self.events.publish(_submitted(work.request, work.since))
@@ -256,11 +275,15 @@ class Engine:
         InvalidRequestError for ranks that cannot make a set or have one already, and where HOROVOD_DYNAMIC_PROCESS_SETS
         is 0; MismatchError when the ranks disagree.
         """
-        request = Request("process_set.add", Operation.ADD_PROCESS_SET)
+        request = ADD
         with self._reporting(request):
             self._check_dynamic(ranks)
             request = replace(request, splits=self.process_sets.check(ranks))
         return self.run(request, None, None, unnamed=True).answer
+
+    def reject_process_set(self, error: InvalidRequestError) -> None:
+        """Report that :meth:`add_process_set` could not be called, because the ranks can make no list of integers."""
+        self.reject([ADD], error, unnamed=True)
 
     def _check_dynamic(self, ranks: Sequence[int]) -> None:
         if not self._dynamic:

@@ -30,22 +30,23 @@ def reduction(
 ) -> dict[str, Any]:
     """The fields of a :class:`Request` that say how elements are combined; Average is the default.
 
-    Called by the function that the user called, so that a warning points to the user's line. InvalidRequestError when
-    both ``op`` and the deprecated ``average`` are given, for an unknown op, and for factors that are no numbers.
+    Called by an operation that the user called through a wrapper: a warning points to the user's line.
+    InvalidRequestError when both ``op`` and the deprecated ``average`` are given, for an unknown op, and for factors
+    that are no numbers.
     """
     return {
-        "op": choose_op(average, op),
+        "op": choose_op(average, op, stacklevel=5),
         "prescale_factor": prescale_factor if type(prescale_factor) is float else as_factor(prescale_factor),
         "postscale_factor": postscale_factor if type(postscale_factor) is float else as_factor(postscale_factor),
     }
 
 
-def choose_op(average: bool | None, op: ReduceOp | int | None) -> ReduceOp:
-    """The op of :func:`reduction`, which calls this on behalf of the user's function."""
+def choose_op(average: bool | None, op: ReduceOp | int | None, stacklevel: int = 4) -> ReduceOp:
+    """The op of :func:`reduction`. ``stacklevel`` leads to the user's line, for a warning."""
     if average is not None:
         if op is not None:
             raise InvalidRequestError("give op= or the deprecated average=, not both")
-        warnings.warn("average= is deprecated; use op=Average or op=Sum", DeprecationWarning, stacklevel=4)
+        warnings.warn("average= is deprecated; use op=Average or op=Sum", DeprecationWarning, stacklevel=stacklevel)
         return ReduceOp.AVERAGE if average else ReduceOp.SUM
     try:
         return ReduceOp.AVERAGE if op is None else op if type(op) is ReduceOp else ReduceOp(op)

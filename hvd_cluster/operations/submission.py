@@ -13,13 +13,20 @@ from hvd_cluster import basics
 from hvd_cluster.operations.arguments import as_rank, process_set_id
 from hvd_cluster.process_sets import ProcessSet
 
-__all__ = ["start", "start_group"]
+__all__ = ["label_of", "start", "start_group"]
 
 KEPT_REQUESTS = 1 << 12
 
 _request = lru_cache(maxsize=KEPT_REQUESTS)(Request)
 """Calls repeat from step to step: to find their request is faster than to make it, and the engine then knows it by
 identity."""
+
+
+def label_of(operation: Operation, name: Any, group: bool = False) -> str:
+    """The name in the engine of an operation or group called ``name``; without one, its kind, which gets a number."""
+    if name is None:
+        return f"grouped_{operation.label}" if group else operation.label
+    return f"{operation.label}.{name}"
 
 
 def start(
@@ -36,7 +43,7 @@ def start(
     if "root_rank" in fields:
         fields["root_rank"] = as_rank(fields["root_rank"])
     request = _request(
-        operation.label if name is None else f"{operation.label}.{name}",
+        label_of(operation, name),
         operation,
         source.dtype,
         source.shape,
@@ -57,9 +64,7 @@ def start_group(
 ) -> list[Work]:
     """Submit sources with their destinations as a group: all run together, or none."""
     engine = basics.engine()
-    id, label, count = process_set_id(process_set), f"grouped_{operation.label}", len(tensors)
-    if name is not None:
-        label = f"{operation.label}.{name}"
+    id, label, count = process_set_id(process_set), label_of(operation, name, group=True), len(tensors)
     works = []
     for index, (source, destination) in enumerate(tensors):
         request = _request(

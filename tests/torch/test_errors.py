@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import hvd_cluster.torch as hvd
-from collectives.api import DuplicateNameError, InvalidRequestError, MismatchError
+from collectives.api import DuplicateNameError, InvalidRequestError, MismatchError, RefusedCallError
 
 
 def works():
@@ -27,8 +27,8 @@ def odd_one_out(usual, odd):
     return odd if hvd.rank() == 1 else usual
 
 
-def sparse_sum(tensor):
-    return hvd.sparse_allreduce_async(tensor, "mismatch", hvd.Sum)()
+def sparse_sum(tensor, name="mismatch"):
+    return hvd.sparse_allreduce_async(tensor, name, hvd.Sum)()
 
 
 def mismatches():
@@ -286,6 +286,69 @@ def check_a_call_that_one_rank_refuses_ends_on_all_ranks():
         assert hvd.rank() == 0 or "rank 0 refused the call" in text
     rows = hvd.alltoall(torch.ones(hvd.size()))
     assert rows.tolist() == [1.0] * hvd.size()
+
+
+def calls_that_the_binding_refuses_on_rank_1(name):
+    ones, half, eye = torch.ones(3), torch.ones(3).to(torch.complex32), torch.eye(2)
+    wrong_set = odd_one_out(hvd.global_process_set, None)
+    return {
+        "dtype": lambda: hvd.allreduce(odd_one_out(ones, half), name=name),
+        "none": lambda: hvd.allgather(odd_one_out(ones, None), name=name),
+        "sparse": lambda: hvd.broadcast_(odd_one_out(eye, eye.to_sparse()), 0, name),
+        "dense": lambda: sparse_sum(odd_one_out(eye.to_sparse(), eye), name),
+        "meta": lambda: hvd.reducescatter(odd_one_out(ones, ones.to("meta")), name=name),
+        "recorded": lambda: hvd.allreduce(odd_one_out(ones, half).clone().requires_grad_(), name=name),
+        "op": lambda: hvd.synchronize(hvd.allreduce_async(ones, op=odd_one_out(hvd.Sum, 99), name=name)),
+        "compression": lambda: hvd.allreduce(ones, compression=odd_one_out(hvd.Compression.none, None), name=name),
+        "factor": lambda: hvd.allreduce(ones, prescale_factor=odd_one_out(1.0, "x"), name=name),
+        "expanded": lambda: hvd.allreduce_(odd_one_out(torch.ones(3), torch.ones(1).expand(3)), name=name),
+        "root": lambda: hvd.broadcast(ones, odd_one_out(0, "x"), name),
+        "splits": lambda: hvd.alltoall(torch.ones(hvd.size()), odd_one_out([1] * hvd.size(), "x"), name),
+        "set": lambda: hvd.allreduce(ones, name=name, process_set=wrong_set),
+        "group's dtype": lambda: hvd.grouped_allreduce([ones, odd_one_out(ones, half)], name=name),
+        "group's length": lambda: hvd.grouped_allreduce([ones] * odd_one_out(3, 0), name=name),
+        "no group": lambda: hvd.grouped_allgather(odd_one_out([ones], ones), name),
+        "started group": lambda: hvd.synchronize(hvd.grouped_allgather_async(odd_one_out([ones], [None]), name)),
+        "scattered group": lambda: hvd.grouped_reducescatter([odd_one_out(ones, None), ones], name),
+    }
+
+
+def check_a_call_that_the_binding_refuses_on_one_rank_ends_on_all_ranks():
+    """Its name, or its number, counts on all of them."""
+    kind = odd_one_out(RefusedCallError, InvalidRequestError)
+    for name in (None, "refused"):
+        for aspect, call in calls_that_the_binding_refuses_on_rank_1(name).items():
+            text = message_of(call, kind)
+            assert hvd.rank() == 1 or "rank 1 refused the call" in text, (aspect, text)
+            works()
+    assert hvd.rank() == 1 or "rank 1 refused" in message_of(hvd.barrier, RefusedCallError)
+    if hvd.rank() == 1:
+        message_of(lambda: hvd.barrier(process_set=5), InvalidRequestError)
+    hvd.barrier()
+    message_of(lambda: hvd.add_process_set(odd_one_out([0], "ab")), kind)
+    for call in calls_that_work():
+        call()
+
+
+def calls_that_work():
+    """One unnamed call of each family."""
+    ones = torch.ones(hvd.size())
+    yield from (partial(call, ones) for call in (hvd.allreduce, hvd.allgather, hvd.alltoall, hvd.reducescatter))
+    yield partial(hvd.broadcast, ones, 0)
+    for grouped in (hvd.grouped_allreduce, hvd.grouped_allgather, hvd.grouped_reducescatter):
+        yield partial(grouped, [ones, ones])
+
+
+def check_a_call_for_others_is_not_reported():
+    """The members of the set do not wait for this rank, and a set that is not registered has no members."""
+    process_set = hvd.add_process_set([0])
+    if hvd.rank():
+        message_of(lambda: hvd.allreduce(None, process_set=process_set), InvalidRequestError)
+        message_of(lambda: hvd.allreduce(None, process_set=hvd.ProcessSet([1])), InvalidRequestError)
+    else:
+        assert hvd.allreduce(torch.ones(1), process_set=process_set).tolist() == [1.0]
+    works()
+    assert hvd.remove_process_set(process_set)
 
 
 def check_errors_do_not_collect_tracebacks():

@@ -13,6 +13,7 @@ from hvd_cluster.operations.handles import Handle, HandleGroup
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.torch.operations.allreduce import allreduce, grouped_allreduce
 from hvd_cluster.torch.operations.autograd import apply, backward_of_group, is_recorded
+from hvd_cluster.torch.operations.compilation import collective
 from hvd_cluster.torch.operations.operands import (
     listed,
     of_other_shape,
@@ -34,6 +35,7 @@ __all__ = [
 ]
 
 
+@collective(Operation.ALLGATHER)
 def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
@@ -41,6 +43,7 @@ def allgather_async(
     return start(Operation.ALLGATHER, of_other_shape, tensor, name, process_set)
 
 
+@collective(Operation.ALLGATHER)
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
@@ -70,6 +73,7 @@ class HorovodAllgather(torch.autograd.Function):
         return allreduce(gradients[0], name=name, process_set=process_set)[ctx.rows], None, None
 
 
+@collective(Operation.ALLGATHER, group=0)
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> HandleGroup:
@@ -77,6 +81,7 @@ def grouped_allgather_async(
     return start_group(Operation.ALLGATHER, of_other_shape, tensors, tuple, name, process_set)
 
 
+@collective(Operation.ALLGATHER, group=0)
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> tuple[torch.Tensor, ...]:

@@ -15,6 +15,7 @@ from hvd_cluster.operations.handles import Handle, HandleGroup
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.torch.compression import Compression
 from hvd_cluster.torch.operations.autograd import apply, backward_of_group, is_recorded
+from hvd_cluster.torch.operations.compilation import collective
 from hvd_cluster.torch.operations.operands import (
     in_place,
     listed,
@@ -40,6 +41,7 @@ __all__ = [
 ]
 
 
+@collective(Operation.ALLREDUCE)
 def allreduce_async(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -54,6 +56,7 @@ def allreduce_async(
     return start(Operation.ALLREDUCE, of_same_shape, tensor, name, process_set, **how)
 
 
+@collective(Operation.ALLREDUCE)
 def allreduce_async_(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -68,6 +71,7 @@ def allreduce_async_(
     return start(Operation.ALLREDUCE, in_place, tensor, name, process_set, **how)
 
 
+@collective(Operation.ALLREDUCE)
 def allreduce_(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -83,6 +87,7 @@ def allreduce_(
     return result
 
 
+@collective(Operation.ALLREDUCE)
 def allreduce(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -123,9 +128,11 @@ class HorovodAllreduce(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         require_linear(ctx.arguments[-1]["op"])
-        return _allreduce(gradients[0], *ctx.arguments), None, None, None
+        name, process_set, how = ctx.arguments
+        return allreduce(gradients[0], name=name, process_set=process_set, **how), None, None, None
 
 
+@collective(Operation.ALLREDUCE, group=0)
 def grouped_allreduce_async(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
@@ -140,6 +147,7 @@ def grouped_allreduce_async(
     return start_group(Operation.ALLREDUCE, of_same_shape, tensors, list, name, process_set, **how)
 
 
+@collective(Operation.ALLREDUCE, group=0)
 def grouped_allreduce_async_(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
@@ -154,6 +162,7 @@ def grouped_allreduce_async_(
     return start_group(Operation.ALLREDUCE, in_place, tensors, tuple, name, process_set, **how)
 
 
+@collective(Operation.ALLREDUCE, group=0)
 def grouped_allreduce_(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
@@ -170,6 +179,7 @@ def grouped_allreduce_(
     return results
 
 
+@collective(Operation.ALLREDUCE, group=0)
 def grouped_allreduce(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
@@ -210,5 +220,8 @@ class HorovodGroupedAllreduce(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         require_linear(ctx.arguments[-1]["op"])
-        results = backward_of_group(gradients, lambda given: _grouped_allreduce(given, *ctx.arguments))
+        name, process_set, how = ctx.arguments
+        results = backward_of_group(
+            gradients, lambda given: grouped_allreduce(given, name=name, process_set=process_set, **how)
+        )
         return None, None, None, *results

@@ -13,6 +13,7 @@ from hvd_cluster.operations.gradients import name_of_backward
 from hvd_cluster.operations.handles import Handle
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.torch.operations.autograd import apply, is_recorded
+from hvd_cluster.torch.operations.compilation import collective
 from hvd_cluster.torch.operations.operands import run, start, with_splits
 from hvd_cluster.torch.tensors import require_tensor
 
@@ -21,6 +22,7 @@ __all__ = ["HorovodAlltoall", "Splits", "alltoall", "alltoall_async"]
 Splits: TypeAlias = "Sequence[int] | torch.Tensor | None"
 
 
+@collective(Operation.ALLTOALL)
 def alltoall_async(
     tensor: torch.Tensor,
     splits: Splits = None,
@@ -31,6 +33,7 @@ def alltoall_async(
     return start(Operation.ALLTOALL, with_splits, tensor, name, process_set, splits=as_splits(splits))
 
 
+@collective(Operation.ALLTOALL)
 def alltoall(
     tensor: torch.Tensor,
     splits: Splits = None,
@@ -71,6 +74,6 @@ class HorovodAlltoall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        returned, _ = _alltoall(gradients[0], *ctx.arguments)
+        returned, _ = alltoall(gradients[0], *ctx.arguments)
         kept = returned.new_zeros(ctx.rows - len(returned), *returned.shape[1:])
         return torch.cat([returned, kept]), None, None, None

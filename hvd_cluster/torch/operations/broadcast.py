@@ -13,12 +13,14 @@ from hvd_cluster.operations.handles import Handle
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.torch.operations.allreduce import allreduce
 from hvd_cluster.torch.operations.autograd import apply, is_recorded
+from hvd_cluster.torch.operations.compilation import collective
 from hvd_cluster.torch.operations.operands import in_place, of_same_shape, run, start
 from hvd_cluster.torch.tensors import require_tensor
 
 __all__ = ["HorovodBroadcast", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_"]
 
 
+@collective(Operation.BROADCAST)
 def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
@@ -26,6 +28,7 @@ def broadcast_async(
     return start(Operation.BROADCAST, of_same_shape, tensor, name, process_set, root_rank=root_rank)
 
 
+@collective(Operation.BROADCAST)
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
@@ -33,6 +36,7 @@ def broadcast_async_(
     return start(Operation.BROADCAST, in_place, tensor, name, process_set, root_rank=root_rank)
 
 
+@collective(Operation.BROADCAST)
 def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
@@ -41,6 +45,7 @@ def broadcast_(
     return result
 
 
+@collective(Operation.BROADCAST)
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:

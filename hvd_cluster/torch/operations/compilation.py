@@ -8,7 +8,10 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-__all__ = ["uncompiled"]
+from collectives.api import InvalidRequestError, Operation
+from hvd_cluster.operations.refusals import report
+
+__all__ = ["collective", "uncompiled"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -30,3 +33,28 @@ def uncompiled(function: Callable[P, T], home: str | None = None) -> Callable[P,
 
     call.__module__ = home or function.__module__
     return call
+
+
+def collective(
+    operation: Operation, group: int | None = None, home: str | None = None
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Make a function a public operation: it is :func:`uncompiled`, and the other ranks hear of refused arguments.
+
+    ``group`` is as in :func:`report`. One wrapper does both, because each costs time in every call.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            if torch.compiler.is_dynamo_compiling():
+                return torch.compiler.disable(call)(*args, **kwargs)  # type: ignore[no-any-return,no-untyped-call]
+            try:
+                return function(*args, **kwargs)
+            except InvalidRequestError as error:
+                report(error, operation, group, function, args, kwargs)
+                raise
+
+        call.__module__ = home or function.__module__
+        return call
+
+    return decorate

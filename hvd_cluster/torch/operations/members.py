@@ -1,9 +1,10 @@
 """Operations of ranks, without a tensor."""
 
+from collectives.api import Operation
 from hvd_cluster.operations import members
-from hvd_cluster.torch.operations.compilation import uncompiled
+from hvd_cluster.torch.operations.compilation import collective, uncompiled
 
 __all__ = ["barrier", "join"]
 
-barrier = uncompiled(members.barrier, __name__)
+barrier = collective(Operation.BARRIER, home=__name__)(members.barrier)
 join = uncompiled(members.join, __name__)

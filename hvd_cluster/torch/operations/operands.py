@@ -40,14 +40,12 @@ __all__ = [
     "with_splits",
 ]
 
-start = uncompiled(operands.start, __name__)
-run = uncompiled(operands.run, __name__)
+start, run = operands.start, operands.run  # of operations that are not compiled themselves
 poll = uncompiled(handles.poll, __name__)
 synchronize = uncompiled(handles.synchronize, __name__)
 synchronize_all = uncompiled(handles.synchronize_all, __name__)
 
 
-@uncompiled
 def start_group(
     operation: Operation,
     describe: Describe,

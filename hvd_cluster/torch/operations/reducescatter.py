@@ -19,6 +19,7 @@ from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.torch.compression import Compression
 from hvd_cluster.torch.operations.allgather import allgather, grouped_allgather
 from hvd_cluster.torch.operations.autograd import apply, backward_of_group, is_recorded
+from hvd_cluster.torch.operations.compilation import collective
 from hvd_cluster.torch.operations.operands import listed, of_other_shape, run, start, start_group, synchronize
 from hvd_cluster.torch.tensors import require_tensor
 
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 
+@collective(Operation.REDUCESCATTER)
 def reducescatter_async(
     tensor: torch.Tensor,
     name: str | None = None,
@@ -45,6 +47,7 @@ def reducescatter_async(
     return start(Operation.REDUCESCATTER, of_other_shape, tensor, name, process_set, **how)
 
 
+@collective(Operation.REDUCESCATTER)
 def reducescatter(
     tensor: torch.Tensor,
     name: str | None = None,
@@ -93,6 +96,7 @@ class HorovodReducescatter(torch.autograd.Function):
         return allgather(gradients[0] * ctx.factor, *ctx.arguments), None, None, None
 
 
+@collective(Operation.REDUCESCATTER, group=0)
 def grouped_reducescatter_async(
     tensors: Sequence[torch.Tensor],
     name: str | None = None,
@@ -105,6 +109,7 @@ def grouped_reducescatter_async(
     return _start_group(tensors, name, process_set, reduction(None, op, prescale_factor, postscale_factor))
 
 
+@collective(Operation.REDUCESCATTER, group=0)
 def grouped_reducescatter(
     tensors: Sequence[torch.Tensor],
     name: str | None = None,

@@ -8,15 +8,17 @@ from typing import Any
 
 import torch
 
-from collectives.api import InvalidRequestError, MismatchError, ReduceOp
+from collectives.api import InvalidRequestError, MismatchError, Operation, ReduceOp
 from hvd_cluster.operations.arguments import reduction, require_sparse_op
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.torch.operations.allgather import grouped_allgather_async
+from hvd_cluster.torch.operations.compilation import collective
 from hvd_cluster.torch.operations.operands import synchronize
 
 __all__ = ["sparse_allreduce_async"]
 
 
+@collective(Operation.ALLGATHER, group=3)
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str | None, op: ReduceOp | None, process_set: ProcessSet = global_process_set
 ) -> Callable[[], torch.Tensor]:

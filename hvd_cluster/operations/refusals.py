@@ -1,0 +1,67 @@
+"""Calls that a binding refuses because of their arguments: the ranks on which the call is right must not wait for it.
+
+A binding wraps each of its operations, see :func:`report`. So nothing is checked twice, and a call that succeeds has no
+cost.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from collectives.api import InvalidRequestError, Operation, Request
+from hvd_cluster import basics
+from hvd_cluster.operations.submission import label_of
+from hvd_cluster.process_sets import ProcessSet, global_process_set
+
+__all__ = ["report"]
+
+
+def report(
+    error: InvalidRequestError,
+    operation: Operation,
+    group: int | None,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> None:
+    """Report to the other ranks that ``function(*args, **kwargs)`` ended with ``error``.
+
+    Does nothing if they know of it, or do not wait for this rank. ``group`` is the number of tensors of a call that
+    submits a group, 0 where this is the length of its argument ``tensors``, and None for one tensor. A call without a
+    name gets the name of its number, as if it had been submitted. A wrong ``process_set`` counts as the global one; a
+    set that is not registered has no members that could wait.
+    """
+    if error.reported or not basics.is_initialized():
+        return
+    error.reported = True
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    arguments = bound.arguments
+    id = _process_set_id(arguments.get("process_set"))
+    if id is not None:
+        name = arguments.get("name")
+        basics.engine().reject(_requests(operation, name, id, _length(group, arguments)), error, unnamed=name is None)
+
+
+def _process_set_id(process_set: Any) -> int | None:
+    return (process_set if isinstance(process_set, ProcessSet) else global_process_set).process_set_id
+
+
+def _length(group: int | None, arguments: Mapping[str, Any]) -> int | None:
+    if group != 0:
+        return group
+    tensors = arguments.get("tensors")
+    return max(1, len(tensors)) if isinstance(tensors, list | tuple) else 1
+
+
+def _requests(operation: Operation, name: Any, process_set: int, length: int | None) -> list[Request]:
+    """The requests of a call, as far as they matter for one that is refused."""
+    if length is None:
+        return [Request(label_of(operation, name), operation, process_set=process_set)]
+    label = label_of(operation, name, group=True)
+    return [
+        Request(f"{label}[{index}]", operation, process_set=process_set, group=label, group_size=length)
+        for index in range(length)
+    ]
