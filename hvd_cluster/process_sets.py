@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import index
+from typing import SupportsIndex
 
 from collectives.api import InvalidRequestError
 
 __all__ = ["ProcessSet", "global_process_set"]
+
+
+def _as_rank(value: object) -> int:
+    """``value``, an integer of any type; InvalidRequestError if it is none."""
+    if isinstance(value, SupportsIndex) and not isinstance(value, bool):
+        try:
+            return index(value)
+        except TypeError:  # such as an array of several numbers
+            pass
+    raise InvalidRequestError(f"a process set is made of integer ranks, not {value!r}")
 
 
 class ProcessSet:
@@ -18,11 +30,7 @@ class ProcessSet:
     def __init__(self, ranks: Iterable[int]) -> None:
         if not isinstance(ranks, Iterable):
             raise InvalidRequestError(f"a process set is made of a list of ranks, such as [0, 1], not {ranks!r}")
-        members = list(ranks)
-        wrong = [rank for rank in members if not isinstance(rank, int) or isinstance(rank, bool)]
-        if wrong:
-            raise InvalidRequestError(f"a process set is made of integer ranks, not {wrong[0]!r}")
-        self.ranks: list[int] | None = sorted(members)
+        self.ranks: list[int] | None = sorted(map(_as_rank, ranks))
         self.process_set_id: int | None = None
         self.mpi_comm: object = None
         self._own_rank: int | None = None

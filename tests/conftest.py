@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 import time
-from multiprocessing import resource_tracker
+from multiprocessing import process, resource_tracker
 
 import psutil
 import pytest
@@ -74,8 +74,16 @@ def _target(descriptor):
         return None
 
 
+# Semaphores of multiprocessing have random names, also those of other jobs on this machine. So this process, and the
+# children that multiprocessing starts, which inherit it, get a prefix of their own.
+SEMAPHORES = f"/mp-{os.getpid()}"
+process.current_process()._config["semprefix"] = SEMAPHORES
+
+
 def _shared_memory():
-    return set(os.listdir("/dev/shm"))
+    """The files, except for the semaphores of other jobs."""
+    own = f"sem.{SEMAPHORES.removeprefix('/')}-"
+    return {name for name in os.listdir("/dev/shm") if name.startswith(own) or not name.startswith("sem.")}
 
 
 def _environment():

@@ -5,6 +5,7 @@ import logging
 import pickle
 import re
 
+import numpy as np
 import pytest
 
 import hvd_cluster
@@ -78,6 +79,19 @@ def test_a_process_set_is_a_list_of_ranks(ranks, says):
     for call in (lambda: ProcessSet(ranks), lambda: basics.init(process_sets=[ranks])):
         with pytest.raises(ValueError, match=says):
             call()
+
+
+@pytest.mark.parametrize("ranks", [np.arange(1, -1, -1), [np.int8(1), 0], range(2), {0, 1}])
+def test_a_process_set_takes_integers_of_any_type(ranks):
+    made = ProcessSet(ranks)
+    assert made.ranks == [0, 1]
+    assert [type(rank) for rank in made.ranks] == [int, int]
+
+
+@pytest.mark.parametrize("ranks", [[True], [1.0], np.ones(2), np.zeros((2, 2), int)])
+def test_a_process_set_takes_integers_only(ranks):
+    with pytest.raises(ValueError, match="integer ranks"):
+        ProcessSet(ranks)
 
 
 @pytest.mark.usefixtures("alone")
