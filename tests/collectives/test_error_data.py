@@ -12,6 +12,7 @@ from collectives.api import (
     MismatchError,
     NotInitializedError,
     PeerLostError,
+    RefusedCallError,
 )
 from collectives.engine.work import fresh
 from collectives.planning.errors import ErrorData, pack, unpack
@@ -20,6 +21,7 @@ from collectives.planning.messages import Abort, decode, encode
 ERRORS = [
     HorovodInternalError("text"),
     MismatchError("text", "gradient", "shape", {0: "(2,)", 3: "(3,)"}),
+    RefusedCallError("text", "gradient", "arguments", {1: "splits"}),
     PeerLostError("text", [2, 3], ["a", "b"]),
     CollectiveTimeoutError("text", [1]),
     NotInitializedError(),
