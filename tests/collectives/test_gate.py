@@ -8,7 +8,7 @@ import pytest
 
 from collectives.api import CollectiveTimeoutError, HorovodInternalError
 from collectives.backends.shm import futex, gate
-from collectives.backends.shm.gate import CROWDED_SPINS, LOOKS, Disagreement, Gate, gate_bytes
+from collectives.backends.shm.gate import CROWDED_SPINS, CROWDED_LOOKS, Disagreement, Gate, gate_bytes
 from tests.backends.members import group_of, in_threads
 from tests.collectives.job import outcome
 
@@ -216,7 +216,7 @@ def test_an_abort_wakes_who_sleeps(monkeypatch):
     assert in_threads(2, body)[0] is error
 
 
-@pytest.mark.parametrize(("place", "yields"), [(5, LOOKS), (6, CROWDED_SPINS)])
+@pytest.mark.parametrize(("place", "yields"), [(5, CROWDED_LOOKS), (6, CROWDED_SPINS)])
 def test_who_shares_a_core_with_an_absent_rank_does_not_keep_it(place, yields, crowded, monkeypatch):
     """Of three ranks one is here; the other two were on ``place`` and 6 when they came the last time."""
 

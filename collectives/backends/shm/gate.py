@@ -2,8 +2,9 @@
 
 Where ranks share cores, two things decide how long a crossing takes. First, a spinning rank may occupy the core of the
 rank that it waits for. Yielding does not help: a scheduler that owes the spinning rank time gives it the core again. So
-a rank sleeps early when a rank that has not arrived was last seen on the same core. Second, each needless wake-up costs
-two context switches. So a sleeping rank is not woken for every rank that arrives; the last rank wakes all.
+a rank sleeps early, or moves to a core with fewer ranks, when a rank that has not arrived was last seen on the same
+core. Second, each needless wake-up costs two context switches. So a sleeping rank is not woken for every rank that
+arrives; the last rank wakes all.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collectives.api import CollectiveTimeoutError
 from collectives.backends.group import Group
 from collectives.backends.phases import phase
 from collectives.backends.shm import futex
+from collectives.backends.shm.placement import Placement
 
 __all__ = ["LINE", "Disagreement", "Gate", "gate_bytes"]
 
@@ -34,8 +36,9 @@ SLICE_SECONDS = 0.005
 SPINS = 400
 CROWDED_SPINS = 200
 YIELD_MASK = 15
-LOOKS = 20
-"""Where ranks share cores: the number of spins between two checks for another rank on this core."""
+LOOKS = 100
+CROWDED_LOOKS = 20
+"""The number of spins between two checks for another rank on this core."""
 
 _core = ctypes.PyDLL(None).sched_getcpu  # sched_getcpu(3); -1, the core of no rank, if unknown
 
@@ -55,8 +58,8 @@ class Gate:
     A crossing has two halves, so that work fits between them: :meth:`arrive` announces this rank, :meth:`wait` returns
     when all ranks have arrived. Then every rank sees what the others wrote before they arrived: the stores of x86-64
     stay in order, and :meth:`arrive` takes a lock as a fence. The low half of a rank's word is the number of the
-    crossing, the high half the value that the rank arrived with. Where ranks share cores, the next word is the core
-    that the rank ran on. Sleeping ranks sleep on the *wake word*. ``crowded``: the host has more ranks than cores.
+    crossing, the high half the value that the rank arrived with. The next word is the core that the rank ran on.
+    Sleeping ranks sleep on the *wake word*. ``crowded``: the host has more ranks than cores.
     """
 
     def __init__(self, memory: npt.NDArray[np.uint8], group: Group, timeout: float, crowded: bool) -> None:
@@ -78,6 +81,8 @@ class Gate:
         self._crowded = crowded
         self._spins = CROWDED_SPINS if crowded else SPINS
         self._yield_mask = 0 if crowded else YIELD_MASK
+        self._looks = CROWDED_LOOKS if crowded else LOOKS
+        self._placement = Placement()
         self._fence = threading.Lock()  # owned by this end and never contended: taken for its memory fence only
 
     def cross(self) -> None:
@@ -88,8 +93,7 @@ class Gate:
     def arrive(self) -> None:
         """Announce that this rank has arrived."""
         self._epoch = (self._epoch + 1) & MASK
-        if self._crowded:
-            self._words[self._mine + 1] = _core() & MASK
+        self._words[self._mine + 1] = _core() & MASK
         with self._fence:
             self._words[self._mine] = self._value << BITS | self._epoch
         with self._fence:
@@ -165,20 +169,23 @@ class Gate:
 
     def _arrive_soon(self) -> bool:
         """Whether all arrive while this rank spins. The loop is :meth:`_absent` without the cost of the call."""
-        epoch, words, mask, spins = self._epoch, self._words, self._yield_mask, self._spins
+        epoch, words, mask, spins, looks = self._epoch, self._words, self._yield_mask, self._spins, self._looks
         for _, index in self._peers:
             while (words[index] - epoch) & MASK >= HALF:
                 spins -= 1
                 if spins & mask == 0:
                     os.sched_yield()  # the peer may be queued on this core
-                if not spins or (self._crowded and spins % LOOKS == 0 and self._shares_core()):
+                if not spins or (spins % looks == 0 and self._gives_way()):
                     return False
         return True
 
-    def _shares_core(self) -> bool:
-        """Whether a rank that has not arrived was last seen on this core."""
+    def _gives_way(self) -> bool:
+        """Whether to sleep, because a rank that has not arrived was last seen on this core and this one stays there."""
         here = _core()
-        return any(self._words[peer * LINE // WORD + 1] == here for peer in self._absent())
+        cores = {peer: self._words[index + 1] for peer, index in self._peers}
+        if not any([cores[peer] == here for peer in self._absent()]):
+            return False
+        return not self._placement.improve(here, list(cores.values())) and self._crowded
 
     def _sleep(self, timeout: float, is_over: Callable[[], bool]) -> bool:
         """Whether ``is_over`` becomes true within ``timeout`` seconds; also True when the gate is aborted."""
