@@ -87,6 +87,23 @@ def test_halves_are_rounded_once(dtype, op, scales):
         assert_bits(out, torch_narrow(functools.reduce(UFUNCS[op], wide) * np.float32(scales[1]), dtype))
 
 
+@every("dtype", HALVES, **labels)
+def test_torch_adds_two_halves_as_numpy_does(dtype, monkeypatch):
+    """All bit patterns, with subnormal numbers, infinity and sums halfway between two numbers, to four others."""
+    first = np.arange(1 << 16, dtype=np.uint16).view(dtype.storage)
+    for seed in range(4):
+        second = np.random.default_rng(seed).permutation(first)
+        results = [np.empty_like(first) for _ in range(2)]
+        monkeypatch.setattr(conversion, "_in_use", dict(conversion.NUMPY))
+        reduce_arrays(results[0], [first, second], dtype, ReduceOp.SUM)
+        kernels.register()
+        results[1][:] = first
+        reduce_arrays(results[1], [results[1], second], dtype, ReduceOp.SUM)  # the result is one of the inputs
+        numbers = [widen(each, dtype) for each in results]
+        np.testing.assert_array_equal(*numbers)
+        np.testing.assert_array_equal(*map(np.signbit, (each[~np.isnan(each)] for each in numbers)))
+
+
 @every_op
 def test_bool(op):
     rows = np.array(list(itertools.product([False, True], repeat=3)))
@@ -294,6 +311,7 @@ before = psutil.Process().num_threads()
 for dtype in (DType.FLOAT16, DType.BFLOAT16):
     halves = numpy.ones(1 << 18, dtype.storage)
     reduce_arrays(halves, [halves, halves], dtype, ReduceOp.SUM, 1.0, 0.5)
+    reduce_arrays(halves, [halves, halves], dtype, ReduceOp.SUM)
 print(psutil.Process().num_threads() - before)
 """
 

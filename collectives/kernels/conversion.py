@@ -44,8 +44,9 @@ class Conversion:
     """How one 16-bit float dtype becomes float32 and back.
 
     ``widen(half, float)`` is exact. ``narrow(float, half)`` rounds to nearest even; a NaN stays a NaN. The two pieces
-    have equal lengths and do not overlap. Neither function changes its source, and neither starts threads. Any thread
-    may call them, several at a time.
+    have equal lengths and do not overlap. ``add(first, second, half)``, where there is one, adds two halves in float32
+    and rounds once; the result may be one of them. No function changes a source otherwise, and none starts threads. Any
+    thread may call them, several at a time.
 
     A piece is what ``halves`` or ``floats`` make of a flat array: its views of CHUNK elements, the last of which may be
     shorter. So an implementation may use objects of its own, and makes them once for a whole array. Arrays of 16-bit
@@ -56,6 +57,7 @@ class Conversion:
     narrow: Callable[[Any, Any], None]
     halves: Callable[[Array], Sequence[Any]] = _pieces
     floats: Callable[[Float32], Sequence[Any]] = _pieces
+    add: Callable[[Any, Any, Any], None] | None = None
 
     def temporaries(self, count: int) -> tuple[Temporary, Temporary]:
         """Two arrays of ``count`` elements (1 to CHUNK) and their pieces, for the calling thread only.

@@ -187,6 +187,10 @@ def _combine_halves(
     halves: Conversion, combine: np.ufunc, out: Array, inputs: Sequence[Array], prescale: float, postscale: float
 ) -> None:
     """As :func:`_accumulate`, in float32 and with less work around each chunk."""
+    if halves.add is not None and combine is np.add and len(inputs) == 2 and prescale == postscale == 1.0:
+        for target, first, second in zip(*map(halves.halves, (out, *inputs)), strict=True):
+            halves.add(first, second, target)
+        return
     left = out.size
     for target, first, *others in zip(*map(halves.halves, (out, *inputs)), strict=True):
         (total, total_piece), (term, term_piece) = halves.temporaries(min(left, CHUNK))

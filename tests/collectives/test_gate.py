@@ -8,7 +8,7 @@ import pytest
 
 from collectives.api import CollectiveTimeoutError, HorovodInternalError
 from collectives.backends.shm import futex, gate
-from collectives.backends.shm.gate import CROWDED_SPINS, CROWDED_LOOKS, Disagreement, Gate, gate_bytes
+from collectives.backends.shm.gate import CROWDED_LOOKS, CROWDED_SPINS, Disagreement, Gate, gate_bytes
 from tests.backends.members import group_of, in_threads
 from tests.collectives.job import outcome
 
