@@ -8,7 +8,7 @@ import pytest
 
 from collectives.backends.shm import gate
 from collectives.backends.shm.gate import Gate, gate_bytes
-from collectives.backends.shm.placement import MOVE_SECONDS, Placement, better_core
+from collectives.backends.shm.placement import FRESH_SECONDS, MOVE_SECONDS, Placement, better_core
 from tests.backends.members import group_of, in_threads
 
 
@@ -53,41 +53,59 @@ class Threads:
             [self.core] = cores
 
 
+def shared_before(crossing=1):
+    """A rank that shared its core at this crossing already."""
+    placement = Placement()
+    assert not placement.improve(0, [0], crossing)
+    return placement
+
+
 def test_a_thread_is_moved_and_not_bound(monkeypatch):
     threads = Threads(monkeypatch, {0, 1, 2}, 0)
-    placement = Placement()
-    assert placement.improve(0, [0, 1])
+    assert shared_before().improve(0, [0, 1], 2)
     assert (threads.core, threads.bound) == (2, [{2}, {0, 1, 2}])
 
 
 def test_a_thread_does_not_move_again_at_once(monkeypatch):
     threads = Threads(monkeypatch, {0, 1}, 0)
-    placement = Placement()
-    assert placement.improve(0, [0])
-    assert not placement.improve(1, [1])
+    placement = shared_before()
+    assert placement.improve(0, [0], 2)
+    assert not placement.improve(1, [1], 3)
     threads.now += MOVE_SECONDS
-    assert placement.improve(1, [1])
+    assert placement.improve(1, [1], 4)
+
+
+def test_a_thread_does_not_move_where_the_last_crossing_was_long_ago(monkeypatch):
+    threads = Threads(monkeypatch, {0, 1}, 0)
+    placement = shared_before()
+    assert not placement.improve(0, [0], 1)
+    threads.now += 2 * FRESH_SECONDS
+    assert not placement.improve(0, [0], 2)
+    assert threads.bound == []
+    assert placement.improve(0, [0], 3)
 
 
 def test_a_core_that_is_taken_away_does_no_harm(monkeypatch):
     threads = Threads(monkeypatch, {0, 1}, 0)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
-    placement = Placement()
-    assert placement.improve(0, [0, 1])
+    assert shared_before().improve(0, [0, 1], 2)
     assert threads.bound == []
 
 
 def test_a_rank_that_waits_for_one_on_its_core_moves(monkeypatch):
-    """Both ranks were last seen on core 0; afterwards they are on both cores, whichever waited."""
+    """Both ranks were last seen on core 0; the one that waits moves at its second crossing."""
     threads = Threads(monkeypatch, {0, 1}, 0)
     memory = np.zeros(gate_bytes(2), np.uint8)
     first, second = (Gate(memory, group_of(2, rank), 20.0, crowded=False) for rank in range(2))
-    first.arrive()
-    assert not first._arrive_soon()
-    assert (threads.core, threads.bound) == (1, [{1}, {0, 1}])
-    second.arrive()
-    first.wait()
-    assert first._arrive_soon()
+    for bound in ([], [{1}, {0, 1}]):
+        first.arrive()
+        assert not first._arrive_soon()
+        assert threads.bound == bound
+        core, threads.core = threads.core, 0
+        second.arrive()
+        threads.core = core
+        first.wait()
+    assert threads.core == 1
     first.close()
     second.close()
 

@@ -185,7 +185,7 @@ class Gate:
         cores = {peer: self._words[index + 1] for peer, index in self._peers}
         if not any([cores[peer] == here for peer in self._absent()]):
             return False
-        return not self._placement.improve(here, list(cores.values())) and self._crowded
+        return not self._placement.improve(here, list(cores.values()), self._epoch) and self._crowded
 
     def _sleep(self, timeout: float, is_over: Callable[[], bool]) -> bool:
         """Whether ``is_over`` becomes true within ``timeout`` seconds; also True when the gate is aborted."""

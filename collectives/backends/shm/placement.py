@@ -16,6 +16,8 @@ __all__ = ["Placement", "better_core"]
 
 MOVE_SECONDS = 0.001
 """The shortest time between two moves of a rank: a move takes 5 µs."""
+FRESH_SECONDS = 0.002
+"""How soon after one crossing the next must come for the cores that were noted at the first to be still true."""
 
 
 class Placement:
@@ -23,14 +25,22 @@ class Placement:
 
     def __init__(self) -> None:
         self._next_move = 0.0
+        self._shared = -1, 0.0
+        """The last crossing at which this rank shared its core, and when that was noticed."""
 
-    def improve(self, here: int, others: Sequence[int]) -> bool:
+    def improve(self, here: int, others: Sequence[int], crossing: int) -> bool:
         """Move from core ``here`` to a better one, if there is one; ``others`` are the cores of the other ranks.
 
-        The thread may run on the same cores as before afterwards: it is moved, not bound.
+        Called at a ``crossing`` for which this rank waits while it shares its core. It moves at the second of two such
+        crossings in quick succession, because a rank that computes may have left the core that it was last seen on. The
+        thread may run on the same cores as before afterwards: it is moved, not bound.
         """
         now = time.monotonic()
-        if now < self._next_move:
+        before, noticed = self._shared
+        if crossing == before:
+            return False
+        self._shared = crossing, now
+        if now - noticed > FRESH_SECONDS or now < self._next_move:
             return False
         allowed = os.sched_getaffinity(0)
         core = better_core(here, others, allowed)
