@@ -41,7 +41,7 @@ from collectives.backends.beside import Beside
 from collectives.backends.group import Group
 from collectives.backends.host import Array, Bytes, HostBackend
 from collectives.backends.phases import OnPhase, phase
-from collectives.backends.scratch import Scratch
+from collectives.backends.workspace import Workspace
 from collectives.kernels.segments import Segments
 from collectives.parameters import Parameters
 
@@ -93,7 +93,7 @@ class HierarchicalBackend(HostBackend):
         self._local, self._cross, self._flat = local, cross, flat
         self._parts = [part for part in (local, cross, flat) if part is not None]
         self._parameters = parameters
-        self._scratch = Scratch(), Scratch()
+        self._workspaces = Workspace(), Workspace()
 
     def allreduce_arrays(
         self,
@@ -216,7 +216,7 @@ class HierarchicalBackend(HostBackend):
         for number, start in enumerate(range(0, len(source), step)):
             span = start, min(start + step, len(source))
             counts = self._shares(span[1] - start, dtype.itemsize)
-            mine = self._scratch[number % 2].take(counts[self._local.rank], dtype)
+            mine = self._workspaces[number % 2].take(counts[self._local.rank], dtype)
             yield _Piece(source.parts(*span), destination.parts(*span), counts, mine)
 
     def _reduce_in_pipeline(self, pieces: Sequence[_Piece], reduction: _Reduction) -> None:

@@ -17,8 +17,8 @@ alltoall, alltoallv            the transport's                              1   
 broadcast                      the transport's                              log2 P         S log2 P at the root
 =============================  ===========================================  =============  ===================
 
-Operations that need scratch memory go in pieces of PIECE bytes, each of which takes these steps. That bounds the
-memory: two scratches, and the copies that the transport makes.
+Operations that need working memory go in pieces of PIECE bytes, each of which takes these steps. That bounds the
+memory: two workspaces, and the copies that the transport makes.
 
 Reductions that the transport does not compute exactly as :mod:`collectives.kernels.reduction` describes move as bytes
 in the storage type (half the bytes of widening) and are reduced here. Each element is reduced by one member, or by all
@@ -34,8 +34,8 @@ import numpy as np
 from collectives.api import DType, ReduceOp
 from collectives.backends.host import Array, Bytes, HostBackend
 from collectives.backends.phases import phase
-from collectives.backends.scratch import Scratch
 from collectives.backends.transport import Transport, parts
+from collectives.backends.workspace import Workspace
 from collectives.kernels.reduction import reduce_arrays, scale_array
 from collectives.kernels.segments import Segments
 
@@ -48,7 +48,7 @@ ALONE = 1 << 22
 """An array of this many bytes is not packed with others: two more copies cost more than one more operation."""
 
 PIECE = 1 << 24
-"""Bytes that go through a scratch at once; DIRECT for each member where that is more, because a message has a cost."""
+"""Bytes that go through a workspace at once, or DIRECT for each member where that is more: a message has a cost."""
 
 Pairs = Sequence[tuple[Array, Array]]
 
@@ -60,7 +60,7 @@ class MessagingBackend(HostBackend):
         super().__init__(transport.group)
         self.name = transport.name
         self._transport = transport
-        self._outgoing, self._incoming = Scratch(), Scratch()
+        self._outgoing, self._incoming = Workspace(), Workspace()
         self._piece = max(PIECE, DIRECT * self.size)
 
     def allreduce_arrays(

@@ -31,7 +31,7 @@ from collectives.backends.gloo import GlooBackend, GlooJoining
 from collectives.backends.gloo.connections import NOWHERE, Connections, open_sockets, unconnected_addresses
 from collectives.backends.gloo.transport import GlooTransport
 from collectives.backends.joining import meet
-from collectives.backends.scratch import Scratch
+from collectives.backends.workspace import Workspace
 from collectives.buffers import Buffer
 from collectives.interfaces import LOOPBACK
 from collectives.rendezvous.store import MemoryStore, PrefixStore
@@ -113,13 +113,13 @@ def test_memory_is_bounded(operation, monkeypatch):
         tracemalloc.stop()
 
 
-def test_scratch_keeps_no_more_than_its_limit(monkeypatch):
-    monkeypatch.setattr("collectives.backends.scratch.KEPT", 80)
-    scratch = Scratch()
-    kept, larger = scratch.take(10, DType.FLOAT64), scratch.take(11, DType.FLOAT64)
+def test_workspace_keeps_no_more_than_its_limit(monkeypatch):
+    monkeypatch.setattr("collectives.backends.workspace.KEPT", 80)
+    workspace = Workspace()
+    kept, larger = workspace.take(10, DType.FLOAT64), workspace.take(11, DType.FLOAT64)
     assert (kept.size, larger.size) == (10, 11)
-    assert np.may_share_memory(kept, scratch.take(20, DType.FLOAT32))
-    assert not np.may_share_memory(larger, scratch.take(11, DType.FLOAT64))
+    assert np.may_share_memory(kept, workspace.take(20, DType.FLOAT32))
+    assert not np.may_share_memory(larger, workspace.take(11, DType.FLOAT64))
 
 
 @LENGTHS

@@ -7,13 +7,13 @@ import numpy as np
 from collectives.api import DType
 from collectives.backends.host import Array, Bytes
 
-__all__ = ["KEPT", "Scratch"]
+__all__ = ["KEPT", "Workspace"]
 
 KEPT = 1 << 25
-"""Bytes that a scratch keeps at most."""
+"""Bytes that a workspace keeps at most."""
 
 
-class Scratch:
+class Workspace:
     """Grows when needed: fresh memory costs a page fault for each 4 KB. More than KEPT is not kept."""
 
     def __init__(self) -> None:
