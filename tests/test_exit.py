@@ -1,5 +1,7 @@
 """Daemon threads that are in a collective, or between two, when their script ends."""
 
+import contextlib
+import os
 import subprocess
 import sys
 import threading
@@ -8,6 +10,9 @@ import pytest
 
 from collectives import process_exit
 from collectives.process_exit import ProcessExit
+from executors.job import Job
+from executors.placement import assign_ranks
+from tests.namespaces import HOSTS, Network, Unavailable
 
 SCRIPT = """
 import sys, threading
@@ -60,6 +65,53 @@ def test_a_daemon_thread_does_not_abort_a_script_that_ends(tmp_path, kind):
     for _ in range(3):
         result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert result.returncode == 0, result.stderr
+
+
+IN_FLIGHT = """
+import pathlib, sys
+import torch
+import hvd_cluster.torch as hvd
+
+hvd.init()
+hvd.allreduce(torch.ones(16), name="first")
+handle = hvd.allreduce_async(torch.ones(4_000_000), name="large")
+submitted = pathlib.Path(sys.argv[1])
+(submitted / str(hvd.rank())).touch()
+while len(list(submitted.iterdir())) < hvd.size():
+    pass
+"""
+
+
+def test_a_script_on_two_hosts_ends_while_a_large_allreduce_is_in_flight(tmp_path):
+    """It is a pipeline of stages, whose threads must outlive the interpreter's own end of thread pools."""
+    script = tmp_path / "train.py"
+    script.write_text(IN_FLIGHT)
+    try:
+        with Network() as network:
+            for attempt in range(2):
+                submitted = tmp_path / f"submitted-{attempt}"
+                submitted.mkdir()
+                for code, output in run_on_hosts(network, [str(script), str(submitted)]):
+                    assert (code, "Traceback" in output) == (0, False), output
+    except Unavailable as reason:
+        pytest.skip(f"no hosts in network namespaces: {reason}")
+
+
+def run_on_hosts(network, arguments):
+    """Exit code and errors of a script, given by the ``arguments`` of Python, for two ranks of each host."""
+    hosts = [host for host in HOSTS for _ in range(2)]
+    with contextlib.ExitStack() as stack:
+        with network.inside(HOSTS[0]):
+            job = stack.enter_context(Job(len(hosts), network.address))
+        processes = []
+        for slot in assign_ranks(hosts):
+            environment = {**os.environ, **job.environment(slot), "OMP_NUM_THREADS": "1"}
+            with network.inside(slot.host):
+                process = subprocess.Popen([sys.executable, *arguments], env=environment, stderr=subprocess.PIPE)
+            stack.callback(process.kill)
+            processes.append(process)
+        outputs = [process.communicate(timeout=60)[1].decode() for process in processes]
+        return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]
 
 
 @pytest.mark.parametrize(("daemon", "ending", "held"), [(True, True, True), (False, True, False), (True, False, False)])
