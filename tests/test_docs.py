@@ -8,6 +8,7 @@ import pytest
 import hvd_cluster
 from tests.doc_blocks import PAGES, PLACES, ROOT, blocks, execute
 
+SECTION = re.compile(r'"([^"]+)"\s+in\s+the\s+(\w+)\s+page')
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
 SOURCES = [path for layer in ("collectives", "executors", "hvd_cluster") for path in (ROOT / layer).rglob("*.py")]
 
@@ -55,6 +56,19 @@ def test_every_block_has_a_place_where_it_is_run():
 def test_links_lead_to_files(page):
     links = [link for link in LINK.findall(page.read_text()) if "://" not in link]
     assert not [link for link in links if not (page.parent / link).exists()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_sections_that_a_page_mentions_exist(page):
+    for section, other in SECTION.findall(page.read_text()):
+        headings = (ROOT / "docs" / f"{other}.md").read_text()
+        assert re.search(rf"^#+ {re.escape(section)}$", headings, re.MULTILINE), section
+
+
+def test_the_package_promises_no_elastic_jobs_before_they_exist():
+    planned = re.search(r"^\|.*\| (.*elastic jobs.*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    description = re.search(r'^description = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
+    assert not (planned and "elastic" in description)
 
 
 def strings(path):
