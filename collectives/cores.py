@@ -1,12 +1,21 @@
-"""Whether the ranks of a host have enough cores."""
+"""The cores that a process may use, and whether the ranks of a host have enough of them."""
 
 from __future__ import annotations
 
+import functools
+import math
+import os
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 
 from collectives.api import Topology
 
-__all__ = ["Cores"]
+__all__ = ["Cores", "usable_cores", "usable_numbers"]
+
+CGROUPS = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +39,55 @@ class Cores:
     def are_scarce(self) -> bool:
         """Whether some rank has no second core for its communication thread while it computes."""
         return self.count < 2 * self.ranks
+
+
+def usable_cores() -> int:
+    """The cores that this process may use: those of its affinity, or fewer where its control group has a quota."""
+    return min(len(os.sched_getaffinity(0)), _quota())
+
+
+def usable_numbers() -> tuple[int, ...]:
+    """The numbers of as many cores as this process may use; ranks with one affinity and one quota have the same."""
+    return tuple(sorted(os.sched_getaffinity(0))[: _quota()])
+
+
+@functools.cache
+def _quota() -> int:
+    """The quota of this process, which is read once, in whole cores."""
+    return quota_of(CGROUPS, MEMBERSHIP)
+
+
+def quota_of(root: Path, membership: Path) -> int:
+    """The smallest quota of the control groups in ``membership``, and of those around them, in whole cores.
+
+    ``root`` is where both versions of control groups are mounted.
+    """
+    entries = [*_read(membership).splitlines(), "0::/"]
+    least = min([limit for entry in entries for limit in _limits(root, entry)])
+    return max(1, math.ceil(least)) if math.isfinite(least) else sys.maxsize
+
+
+def _limits(root: Path, entry: str) -> Iterator[float]:
+    """The quotas of the group ``entry``, such as ``0::/job`` or, in version 1, ``4:cpu,cpuacct:/job``."""
+    _, controllers, path = entry.split(":", 2)
+    group = PurePosixPath(path).relative_to("/")
+    for around in (group, *group.parents):
+        if not controllers:
+            yield _ratio(_read(root / around / "cpu.max"))
+        elif "cpu" in controllers.split(","):
+            for mount in ("cpu", controllers):
+                times = [_read(root / mount / around / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+                yield _ratio(" ".join(times))
+
+
+def _ratio(limit: str) -> float:
+    """The cores that ``limit`` allows: microseconds of CPU time and of a period; infinite for anything else."""
+    quota, _, period = limit.strip().partition(" ")
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else math.inf
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:  # there is no control group, or no quota
+        return ""

@@ -6,18 +6,13 @@ threads, which slows a training step down several times. Ray and Spark limit the
 
 from __future__ import annotations
 
-import math
-import os
-import sys
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
 
-__all__ = ["THREADS", "share", "thread_remark", "thread_variables", "threads_of", "usable_cores"]
+__all__ = ["THREADS", "share", "thread_remark", "thread_variables", "threads_of"]
 
 THREADS = "OMP_NUM_THREADS"
 VARIABLES = ("MKL_NUM_THREADS", THREADS)
 """Each limits the threads of torch; the first wins. OPENBLAS_NUM_THREADS does not: it holds for NumPy alone."""
-CGROUPS = Path("/sys/fs/cgroup")
 
 
 def share(cores: int, ranks: int) -> int:
@@ -53,30 +48,3 @@ def thread_remark(threads: int, cores: int, ranks: int) -> str:
         f"{ranks} ranks with up to {threads} threads each share {cores} cores, which slows all of them down; set "
         f"{THREADS}={share(cores, ranks)} in the environment of the ranks"
     )
-
-
-def usable_cores() -> int:
-    """The cores that this process may use: those of its affinity, or fewer where its control group has a quota."""
-    return min(len(os.sched_getaffinity(0)), _quota(CGROUPS, Path("/proc/self/cgroup")))
-
-
-def _quota(root: Path, membership: Path) -> int:
-    """The smallest quota of the control group (version 2) and of those around it, in whole cores."""
-    entry = next((line for line in _read(membership).splitlines() if line.startswith("0::")), "0::/")
-    path = PurePosixPath(entry.removeprefix("0::")).relative_to("/")
-    groups = [path, *path.parents]
-    least = min(_cores(_read(root / group / "cpu.max")) for group in groups)
-    return max(1, math.ceil(least)) if math.isfinite(least) else sys.maxsize
-
-
-def _cores(limit: str) -> float:
-    """The cores that the text of a ``cpu.max`` allows: microseconds of CPU time per period, or ``max``."""
-    quota, _, period = limit.strip().partition(" ")
-    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else math.inf
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text()
-    except OSError:  # there is no control group, or no quota
-        return ""

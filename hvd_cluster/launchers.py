@@ -6,8 +6,9 @@ import logging
 from collections.abc import Callable, Mapping
 
 from collectives.api import SettingsError, Topology
+from collectives.cores import usable_cores
 from executors.foreign import foreign_rank
-from executors.threads import thread_remark, threads_of, usable_cores
+from executors.threads import thread_remark, threads_of
 
 __all__ = ["check_launcher", "register_thread_count", "warn_of_threads"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +10,7 @@ import msgpack
 
 from collectives.api import EngineError, HorovodInternalError, SettingsError, ShutDownError
 from collectives.attempt import ConnectAttempt
+from collectives.cores import usable_numbers
 from collectives.planning.errors import ErrorData, pack, unpack
 from collectives.planning.messages import Abort, decode, encode
 
@@ -21,14 +21,14 @@ __all__ = ["Hello", "LocalEnd", "pack_answer", "pack_farewell", "pack_hello", "u
 class Hello:
     """A rank's description of itself when it connects.
 
-    ``job`` and ``round`` identify its world. ``cores`` are the cores that its process may use. ``configuration`` has
-    the settings that must be the same on all ranks, as name -> value.
+    ``job`` and ``round`` identify its world. ``cores`` are the numbers of as many cores as its process may use.
+    ``configuration`` has the settings that must be the same on all ranks, as name -> value.
     """
 
     rank: int
     size: int
     host: str
-    cores: tuple[int, ...] = field(default_factory=lambda: tuple(sorted(os.sched_getaffinity(0))))
+    cores: tuple[int, ...] = field(default_factory=usable_numbers)
     configuration: Mapping[str, str] = field(default_factory=dict)
     job: str = "job"
     round: int = 0

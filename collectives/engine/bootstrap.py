@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +33,7 @@ from collectives.control.handshake import Connected, Hello, connect_channel
 from collectives.control.hello import LocalEnd
 from collectives.control.inproc import InprocHub
 from collectives.control.starts import Starts
+from collectives.cores import usable_cores
 from collectives.engine.ending import Ending
 from collectives.engine.engine import Engine
 from collectives.engine.set_backends import SetBackends
@@ -80,7 +80,7 @@ def connect(
 
 
 def _connect_alone(world: World, settings: Settings, sets: ProcessSets) -> Engine:
-    topology = replace(world.topology, hosts=(world.host,), cores=len(os.sched_getaffinity(0)))
+    topology = replace(world.topology, hosts=(world.host,), cores=usable_cores())
     store = MemoryStore()
     groups = _Groups(settings, sets, topology, "127.0.0.1")
     connector = _Connector(settings, topology, "127.0.0.1", lambda: nullcontext((store, lambda: None)), "")

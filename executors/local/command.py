@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+from collectives.cores import usable_cores
 from executors.api import CommandNotFoundError, Slot, StartTimeoutError, WorkerError
 from executors.arguments import resolve_seconds
 from executors.failure import CAUSE_SECONDS, Kind, kind_of_end
@@ -20,7 +21,7 @@ from executors.local.crew import GRACE_SECONDS, Crew, Ended, Event, Started
 from executors.local.output import Output, say
 from executors.local.tail import Tails
 from executors.placement import assign_ranks
-from executors.threads import THREADS, thread_remark, thread_variables, threads_of, usable_cores
+from executors.threads import THREADS, thread_variables
 
 __all__ = ["LocalOptions", "LocalRun", "check_command", "died", "resolve_start_timeout", "run_command"]
 
@@ -170,17 +171,15 @@ class LocalRun:
 
 
 def _threads(environment: Mapping[str, str], size: int) -> dict[str, str]:
-    """The variables that give each rank its share of the cores.
+    """The variables that give each rank its share of the cores; the log shows the share.
 
-    One line of the log says the share, or that the user's own number is too large.
+    A number that the user has set may be too large. The first rank of a host says so, because it knows the framework's.
     """
     cores = usable_cores()
     variables = thread_variables(environment, cores, size)
     if variables:
         text = "%s=%s for each of the %d ranks, its share of %d cores; set the variable to choose another number"
         logger.info(text, THREADS, variables[THREADS], size, cores)
-    elif remark := thread_remark(threads_of(environment, cores), cores, size):
-        logger.warning(remark)
     return variables
 
 

@@ -1,12 +1,15 @@
-"""When cores are scarce, and when they are crowded."""
+"""How many cores there are, when they are scarce, and when they are crowded."""
 
 import os
+import sys
 
 import pytest
 
+from collectives import cores
 from collectives.api import Topology
 from collectives.backends import table
-from collectives.cores import Cores
+from collectives.control.hello import Hello
+from collectives.cores import Cores, usable_cores, usable_numbers
 from collectives.settings import Settings
 
 
@@ -15,8 +18,8 @@ from collectives.settings import Settings
     [(1, 1, False, True), (2, 1, False, False), (2, 2, False, True), (2, 3, True, True), (8, 4, False, False)],
 )
 def test_crowded_and_scarce(count, ranks, crowded, scarce):
-    cores = Cores(count, ranks)
-    assert (cores.are_crowded, cores.are_scarce) == (crowded, scarce)
+    shared = Cores(count, ranks)
+    assert (shared.are_crowded, shared.are_scarce) == (crowded, scarce)
 
 
 @pytest.mark.parametrize(("cores", "crowded"), [(2, False), (1, True)])
@@ -33,3 +36,44 @@ def test_the_gate_is_given_the_cores_of_the_host(cores, crowded, monkeypatch):
     monkeypatch.setattr("collectives.backends.shm.ShmJoining", make)
     table.prepare([0, 1], topology, Settings(cpu_operations="shm"), "127.0.0.1")
     assert made == [crowded]
+
+
+@pytest.mark.parametrize(
+    ("limits", "count"),
+    [
+        ({}, sys.maxsize),
+        ({"": "max 100000\n"}, sys.maxsize),
+        ({"": "150000 100000\n"}, 2),
+        ({"a/b": "max 100000", "a": "300000 100000"}, 3),
+        ({"a/b": "1000 100000", "a": "300000 100000"}, 1),
+    ],
+)
+def test_the_quota_of_a_control_group(tmp_path, limits, count):
+    for group, text in limits.items():
+        (tmp_path / group).mkdir(parents=True, exist_ok=True)
+        (tmp_path / group / "cpu.max").write_text(text)
+    membership = tmp_path / "membership"
+    membership.write_text("1:cpu:/elsewhere\n0::/a/b\n")
+    assert cores.quota_of(tmp_path, membership) == count
+
+
+def test_a_quota_is_less_than_the_affinity(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr(cores, "_quota", lambda: 3)
+    assert usable_cores() == 3
+    assert usable_numbers() == (0, 1, 2)
+    assert Hello(0, 1, "node").cores == (0, 1, 2)
+
+
+@pytest.mark.parametrize("mount", ["cpu", "cpu,cpuacct"])
+@pytest.mark.parametrize(("quota", "count"), [("-1", sys.maxsize), ("150000", 2)])
+@pytest.mark.parametrize("group", ["a/b", "a", ""])
+def test_the_quota_of_a_control_group_of_version_1(tmp_path, mount, quota, count, group):
+    """In a container the path may be that of the host, and the quota that of the root."""
+    place = tmp_path / mount / group
+    place.mkdir(parents=True)
+    (place / "cpu.cfs_quota_us").write_text(quota + "\n")
+    (place / "cpu.cfs_period_us").write_text("100000\n")
+    membership = tmp_path / "membership"
+    membership.write_text("4:memory:/a/b\n3:cpu,cpuacct:/a/b\n")
+    assert cores.quota_of(tmp_path, membership) == count

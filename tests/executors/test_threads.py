@@ -4,8 +4,7 @@ import sys
 
 import pytest
 
-from executors import threads
-from executors.threads import THREADS, share, thread_remark, thread_variables, threads_of, usable_cores
+from executors.threads import THREADS, share, thread_remark, thread_variables, threads_of
 
 
 @pytest.mark.parametrize(("cores", "ranks", "each"), [(2, 1, 2), (2, 2, 1), (2, 4, 1), (8, 3, 2), (64, 2, 32)])
@@ -63,28 +62,3 @@ def test_torch_counts_its_threads_as_threads_of_does(name):
     done = subprocess.run(count, env=environment, check=True, capture_output=True, text=True)
     cores = len(os.sched_getaffinity(0))
     assert int(done.stdout) == threads_of(chosen, cores)
-
-
-@pytest.mark.parametrize(
-    ("limits", "cores"),
-    [
-        ({}, sys.maxsize),
-        ({"": "max 100000\n"}, sys.maxsize),
-        ({"": "150000 100000\n"}, 2),
-        ({"a/b": "max 100000", "a": "300000 100000"}, 3),
-        ({"a/b": "1000 100000", "a": "300000 100000"}, 1),
-    ],
-)
-def test_the_quota_of_a_control_group(tmp_path, limits, cores):
-    for group, text in limits.items():
-        (tmp_path / group).mkdir(parents=True, exist_ok=True)
-        (tmp_path / group / "cpu.max").write_text(text)
-    membership = tmp_path / "membership"
-    membership.write_text("1:cpu:/elsewhere\n0::/a/b\n")
-    assert threads._quota(tmp_path, membership) == cores
-
-
-def test_a_quota_is_less_than_the_affinity(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
-    monkeypatch.setattr(threads, "_quota", lambda *_: 3)
-    assert usable_cores() == 3
