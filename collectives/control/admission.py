@@ -210,8 +210,8 @@ class Admission:
         called = [f"rank {rank} called in {self._elsewhere[rank]}" for rank in missing if rank in self._elsewhere]
         outside = f" ({', '.join(called[:MOST_NAMED])}; rank {hello.rank} is in {hello.world})" if called else ""
         return CollectiveTimeoutError(
-            f"ranks {missing} of {hello.size} did not connect to rank {hello.rank} in time{outside}; look at their "
-            "output, or raise HOROVOD_GLOO_TIMEOUT_SECONDS",
+            f"ranks {missing} of {hello.size} did not connect to rank {hello.rank} in time; look at their output, or "
+            f"raise HOROVOD_GLOO_TIMEOUT_SECONDS{outside}",
             missing,
         )
 
