@@ -15,8 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from collectives.api import InvalidRequestError, Operation
-from collectives.buffers import Buffer, as_buffer, empty
+from collectives.buffers import as_buffer
 from hvd_cluster import basics
+from hvd_cluster.operations.arrays import gathered
+from hvd_cluster.operations.operands import run
 from hvd_cluster.operations.submission import start
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 
@@ -117,11 +119,5 @@ def _gathered(
 
 
 def _allgather(array: npt.NDArray[Any], name: str | None, process_set: ProcessSet) -> npt.NDArray[Any]:
-    source = as_buffer(array)
-
-    def allocate(shape: tuple[int, ...]) -> Buffer:
-        return empty(source.dtype, shape)
-
-    work = start(Operation.ALLGATHER, source, allocate, name, process_set, wait=True)
-    result: npt.NDArray[Any] = work.result().owner
+    result: npt.NDArray[Any] = run(Operation.ALLGATHER, gathered, array, name, process_set)
     return result

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
 
 from collectives.planning.agreement import name_ranks
 
-__all__ = ["ABSENT", "DENSE", "FROZEN", "Layouts", "common_sparse", "differences", "has_news"]
+__all__ = ["ABSENT", "DENSE", "FROZEN", "Layouts", "common_sparse", "differences", "fingerprint", "has_news"]
 
 FROZEN, ABSENT, DENSE = -3, -2, -1
 """Kinds of gradients: of a parameter that is not trained, of one that backward did not reach, and of any other. The
@@ -35,6 +36,10 @@ def has_news(layouts: Layouts) -> bool:
 
 def differences(names: Sequence[str], layouts: Layouts) -> str | None:
     """The text of the error, the same on all ranks, for the first parameter that they cannot combine; or None."""
+    ranks = [rank for rank, _ in layouts]
+    if len({len(entries) for _, entries in layouts}) > 1:
+        lengths = [f"{len(entries)} parameters" for _, entries in layouts]
+        return f"the bucket has {_listed(lengths, ranks)}; {_SAME_SIZE}"
     for name, kinds, counts in zip(names, _columns(layouts, 0), _columns(layouts, 1), strict=True):
         if len(set(counts)) > 1:
             said, remedy = [f"of {count} elements" for count in counts], _SAME_SIZE
@@ -44,8 +49,18 @@ def differences(names: Sequence[str], layouts: Layouts) -> str | None:
             said, remedy = [_described(kind) for kind in kinds], _SAME_KIND
         else:
             continue
-        return f"the gradient of {name!r} is {_listed(said, [rank for rank, _ in layouts])}; {remedy}"
+        return f"the gradient of {name!r} is {_listed(said, ranks)}; {remedy}"
     return None
+
+
+def fingerprint(number: int, sparse: Mapping[int, int]) -> int:
+    """A tag that differs where ranks know different sparse gradients of a bucket, or a different ``number``.
+
+    ``sparse``: index of a parameter -> number of sparse dimensions.
+    """
+    if not (number or sparse):
+        return 0
+    return int.from_bytes(blake2b(f"{number} {sorted(sparse.items())}".encode(), digest_size=7).digest())
 
 
 def _columns(layouts: Layouts, aspect: int) -> Iterator[tuple[int, ...]]:

@@ -450,8 +450,8 @@ def check_parameters_that_are_removed():
         step(first, second, third, fourth, fifth)
         assert first.grad.tolist() == [hvd.rank() + 1] * 3
         if hvd.size() > 1:
-            assert sorted(optimizer._names.values()) == [f"allreduce.noname.{number}.0" for number in range(3)]
-            assert set(optimizer._buckets) == {third, fourth, fifth}
+            assert sorted(optimizer._combiner.names.values()) == [f"allreduce.noname.{number}.0" for number in range(3)]
+            assert set(optimizer._combiner.buckets) == {third, fourth, fifth}
         mean = (hvd.size() + 1) / 2
         for parameter, steps in ((first, 1), (second, 1), (third, 2), (fourth, 1), (fifth, 1)):
             assert parameter[0].item() == -mean * steps
@@ -524,7 +524,15 @@ def check_gradients_that_share_memory():
 
 def one_parameter(op=hvd.Sum):
     parameter = torch.nn.Parameter(torch.zeros(3))
-    return parameter, hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), [("p", parameter)], op=op)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), [("p", parameter)], op=op)
+    return parameter, agreed(optimizer)
+
+
+def agreed(optimizer):
+    """After a first step, from which on gradients travel during backward."""
+    optimizer.synchronize()
+    optimizer.zero_grad()
+    return optimizer
 
 
 def check_a_parameter_frozen_after_backward():
@@ -603,17 +611,63 @@ def check_optimizers_side_by_side():
         gc.enable()
 
 
+class Trained:
+    """A small and a large parameter with an optimizer; each has the same names."""
+
+    def __init__(self):
+        self.named = [("small", torch.nn.Parameter(torch.zeros(3))), ("large", torch.nn.Parameter(torch.zeros(40_000)))]
+        self.wrap()
+
+    def wrap(self):
+        self.optimizer = None
+        inner = torch.optim.SGD([parameter for _, parameter in self.named], lr=1.0)
+        self.optimizer = hvd.DistributedOptimizer(inner, self.named, op=hvd.Sum)
+
+    def step(self):
+        self.optimizer.zero_grad()
+        sum(parameter.sum() for _, parameter in self.named).backward()
+        self.optimizer.step()
+        assert all(bool((parameter.grad == hvd.size()).all()) for _, parameter in self.named)
+
+
+def check_one_rank_alone_wraps_its_model_again():
+    """The others go on with the optimizer that they have, beside another one or not."""
+
+    def check():
+        for others in (0, 1):
+            trained = [Trained() for _ in range(1 + others)]
+            for step in range(4):
+                if step == 2 and hvd.rank() == 0:
+                    trained[-1].wrap()
+                for each in trained:
+                    each.step()
+
+    with_and_without_a_core_to_spare(check)
+
+
+def check_one_rank_alone_makes_its_model_again():
+    """And wraps it; the earlier model and its optimizer stay in use, or do not."""
+
+    def check():
+        for keeps in (False, True):
+            kept, trained = [], [Trained(), Trained()]
+            for step in range(4):
+                if step == 2 and hvd.rank() == 0:
+                    kept += trained if keeps else []
+                    trained[-1] = Trained()
+                for each in trained:
+                    each.step()
+
+    with_and_without_a_core_to_spare(check)
+
+
 def check_optimizers_of_the_same_parameters():
     def check():
         parameter, first = one_parameter()
         second = hvd.DistributedOptimizer(torch.optim.Adam([parameter]), [("q", parameter)])
-
-        def step():
-            parameter.sum().backward()
-            first.step()
-
+        parameter.sum().backward()
         with pytest.raises(InvalidRequestError, match=r"parameter '.' is in two DistributedOptimizers"):
-            step()
+            second.step()
         del second
         first.synchronize()
         first.zero_grad()
@@ -675,7 +729,7 @@ def check_a_step_that_failed_can_be_repeated():
 
         step()
         with basics.engine()._driver._driving:  # so that the name stays in flight
-            handle = hvd.allreduce_async(torch.zeros(3), name=f"{optimizer._prefix()}gradient.p")
+            handle = hvd.allreduce_async(torch.zeros(3), name="optimizer.gradient.p")
             with pytest.raises(DuplicateNameError):
                 step()
         hvd.synchronize(handle)

@@ -7,7 +7,7 @@ import hvd_cluster.torch as hvd
 from collectives.api import InvalidRequestError, MismatchError, UnsupportedRequestError
 from hvd_cluster.optimizer.buckets import BUCKET_BYTES, SMALL_BYTES, plan
 from hvd_cluster.optimizer.names import complete_names
-from hvd_cluster.torch.optimizer.buckets import size_of
+from hvd_cluster.torch.optimizer.binding import TorchBinding
 from hvd_cluster.torch.powersgd import PowerSGD
 from tests.torch.training import (
     assert_identical_everywhere,
@@ -30,7 +30,7 @@ def parameters(*sizes, dtype=torch.float32):
 
 
 def planned(parameters, groups):
-    return [[parameter.numel() for parameter in bucket] for bucket in plan(parameters, groups, size_of)]
+    return [[parameter.numel() for parameter in bucket] for bucket in plan(parameters, groups, TorchBinding.size)]
 
 
 def test_small_gradients_share_buckets_and_large_ones_have_their_own():
@@ -248,10 +248,36 @@ def check_a_sparse_gradient_that_some_ranks_know_already():
         with_and_without_a_core_to_spare(check)
 
 
-def forget_what_is_sparse(optimizer):
+def check_ranks_that_know_different_sparse_gradients():
+    """Of equal size, in one pack: nothing but their memory tells them apart."""
+
+    def check():
+        first, second = (torch.nn.Parameter(torch.zeros(5, 2)) for _ in range(2))
+        other = torch.nn.Parameter(torch.zeros(4))
+        optimizer = wrapped([first, other, second], hvd.Compression.none)
+        mine, others = (first, second) if hvd.rank() == 0 else (second, first)
+        for step in range(4):
+            if step == 2:
+                forget_what_is_sparse(optimizer, others)
+            optimizer.zero_grad()
+            other.sum().backward()
+            for parameter in (first, second) if step < 2 else [mine]:
+                torch.nn.functional.embedding(torch.tensor([0]), parameter, sparse=True).sum().backward()
+            optimizer.step()
+        counts = [2 * hvd.size() + 2, 2 * hvd.size() + 2 * (hvd.size() - 1)]
+        for parameter, count in zip((first, second), counts, strict=True):
+            assert parameter.tolist() == [[-float(count)] * 2] + [[0.0] * 2] * 4
+        assert other.tolist() == [-4.0 * hvd.size()] * 4
+
+    if hvd.size() > 1:
+        with_and_without_a_core_to_spare(check)
+
+
+def forget_what_is_sparse(optimizer, *forgotten):
     """As a rank that was not there when the others agreed."""
-    for bucket in optimizer._buckets.values():
-        bucket.sparse.clear()
+    for parameter, bucket in optimizer._combiner.buckets.items():
+        if not forgotten or any(parameter is each for each in forgotten):
+            bucket.sparse.pop(parameter, None)
 
 
 def wrapped(parameters, compression):
@@ -314,7 +340,7 @@ def check_what_is_said_about_a_bucket():
         first = hvd.rank() == 0
         models = {
             "'b' is of 4 elements on rank 0, of 3": {"a": 2, "b": 4 if first else 3},
-            "about the shape": {"a": 2, "x": 3, "b": 4} if first else {"a": 2, "b": 4},
+            "has 3 parameters on rank 0, 2 parameters": {"a": 2, "x": 3, "b": 4} if first else {"a": 2, "b": 4},
         }
         for said, sizes in models.items():
             different = {name: torch.nn.Parameter(torch.zeros(size)) for name, size in sizes.items()}

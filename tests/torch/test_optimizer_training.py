@@ -257,8 +257,8 @@ def check_copies_train_on():
                 train(model, optimizer, range(2))
                 model_copy, optimizer_copy = clone((model, optimizer))
                 assert type(optimizer_copy).__bases__ == type(optimizer).__bases__
-                assert optimizer_copy._names == {
-                    one: optimizer._names[other]
+                assert optimizer_copy._parameter_names == {
+                    one: optimizer._parameter_names[other]
                     for one, other in zip(model_copy.parameters(), model.parameters(), strict=True)
                 }
                 train(model_copy, optimizer_copy, range(2, 4))

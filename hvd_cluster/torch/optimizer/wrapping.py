@@ -70,10 +70,7 @@ def DistributedOptimizer(
     )
     check(options)
     names = given_names(parameter_groups(optimizer), named_parameters)
-    wrapped = _wrap(optimizer, names, backward_passes_per_step, options)
-    if isinstance(wrapped, GradientOptimizer):
-        wrapped.take_ordinal()
-    return wrapped
+    return _wrap(optimizer, names, backward_passes_per_step, options)
 
 
 def _require_unwrapped(optimizer: Any) -> None:
@@ -84,8 +81,9 @@ def _require_unwrapped(optimizer: Any) -> None:
 
 
 def _wrap(optimizer: torch.optim.Optimizer, names: Names, passes: int, options: Options) -> torch.optim.Optimizer:
-    for handle in getattr(optimizer, "_hooks", {}).values():  # of a wrapper that is gone
-        handle.remove()
+    earlier = optimizer.__dict__.get("_combiner")
+    if earlier is not None:  # of a wrapper that is gone
+        earlier.release()
     base = type(optimizer)
     kind = AdasumOptimizer if options.op is ReduceOp.ADASUM else GradientOptimizer
     members = {"__module__": base.__module__, "__reduce__": _reduce, "__copy__": _refuse_copy}

@@ -1,0 +1,101 @@
+"""The operations on tensors that the optimizer core needs from a framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from collectives.api import ReduceOp
+from hvd_cluster.operations.handles import Handle, HandleGroup
+from hvd_cluster.optimizer.buckets import Size
+from hvd_cluster.process_sets import ProcessSet
+
+__all__ = ["Binding", "InFlight", "Pack"]
+
+P = TypeVar("P", bound=Hashable, contravariant=True)
+Tensor: TypeAlias = Any
+"""A gradient, or another tensor of the framework."""
+InFlight: TypeAlias = Handle | HandleGroup
+
+
+class Pack(Protocol):
+    """Memory that holds several gradients of one kind."""
+
+    @property
+    def tensor(self) -> Tensor:
+        """The one tensor with the elements of all of them."""
+
+    def spread(self, combined: Tensor, gradients: Sequence[Tensor]) -> None:
+        """Copy ``combined``, which may be the tensor itself, into ``gradients``."""
+
+
+class Binding(Protocol[P]):
+    """A framework. A parameter is any hashable object; it has at most one gradient."""
+
+    def gradient(self, parameter: P) -> Tensor | None:
+        """The gradient of ``parameter``."""
+
+    def set_gradient(self, parameter: P, gradient: Tensor) -> None:
+        """Replace the gradient of ``parameter``."""
+
+    def set_zeros(self, parameter: P) -> None:
+        """Give ``parameter`` a gradient of zeros."""
+
+    def is_trained(self, parameter: P) -> bool:
+        """Whether backward computes a gradient for ``parameter``."""
+
+    def state(self, parameter: P) -> tuple[int, int]:
+        """Identity and version of the gradient: the version grows by one with each change in place."""
+
+    def size(self, tensor: Tensor) -> Size:
+        """The size of a gradient, or of a parameter."""
+
+    def count(self, parameter: P) -> int:
+        """The number of elements."""
+
+    def sparse_dimensions(self, gradient: Tensor) -> int | None:
+        """The number of sparse dimensions; None for a dense gradient."""
+
+    def to_sparse(self, gradient: Tensor, dimensions: int) -> Tensor:
+        """A dense gradient as a sparse one."""
+
+    def to_dense(self, gradient: Tensor) -> Tensor:
+        """A sparse gradient as a dense one."""
+
+    def pack(self, gradients: Sequence[Tensor], earlier: Pack | None) -> Pack:
+        """A copy of ``gradients`` in one piece of memory: that of ``earlier`` if it fits."""
+
+    def outgoing(self, gradient: Tensor) -> Tensor:
+        """The tensor that travels for ``gradient`` alone: itself, or a copy where others use its memory."""
+
+    def incoming(self, gradient: Tensor, combined: Tensor) -> None:
+        """Give ``gradient`` the elements of ``combined``."""
+
+    def placeholder(self, parameter: P) -> Tensor:
+        """An empty tensor of a shape that neither a gradient of ``parameter`` nor a pack has."""
+
+    def marker(self) -> Tensor:
+        """A small tensor that matches no gradient, pack or placeholder."""
+
+    def start(
+        self, tensors: Sequence[Tensor], name: str, process_set: ProcessSet, fields: Mapping[str, Any]
+    ) -> InFlight:
+        """Start to combine one tensor, or a group of several, in place; ``fields`` are those of a request."""
+
+    def start_sparse(
+        self, gradient: Tensor, name: str, factor: float, op: ReduceOp, process_set: ProcessSet
+    ) -> Callable[[], Tensor]:
+        """Start to combine a sparse gradient; returns a function that waits for the result.
+
+        ``factor`` divides before the combination and multiplies after it.
+        """
+
+    def wait(self, handle: InFlight) -> Any:
+        """Wait for ``handle``; returns its result, or a tuple of results. Raises the engine's errors."""
+
+    def unrecorded(self) -> AbstractContextManager[Any]:
+        """Within it automatic differentiation records nothing."""
+
+    def watch(self, parameter: P) -> Callable[[], None]:
+        """Report each complete gradient of ``parameter`` to the core; returns a function that ends this."""

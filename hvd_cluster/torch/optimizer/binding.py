@@ -1,0 +1,172 @@
+"""Torch's gradients, as the optimizer core sees them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from collectives.api import Operation, ReduceOp
+from hvd_cluster.operations.handles import Handle, HandleGroup
+from hvd_cluster.optimizer.binding import Binding
+from hvd_cluster.optimizer.buckets import Size
+from hvd_cluster.process_sets import ProcessSet
+from hvd_cluster.torch.operations.operands import in_place, start, start_group, synchronize
+from hvd_cluster.torch.operations.sparse import sparse_allreduce_async
+from hvd_cluster.torch.optimizer.packs import Pack
+
+__all__ = ["TorchBinding"]
+
+
+class TorchBinding(Binding[torch.Tensor]):
+    """``on_gradient`` is the method of a distributed optimizer; hooks end when its object is not in use any more."""
+
+    def __init__(self, on_gradient: Callable[[torch.Tensor], None]) -> None:
+        self._on_gradient = weakref.WeakMethod(on_gradient)
+
+    @staticmethod
+    def gradient(parameter: torch.Tensor) -> torch.Tensor | None:
+        """See :class:`Binding`."""
+        return parameter.grad
+
+    @staticmethod
+    def set_gradient(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        """See :class:`Binding`."""
+        parameter.grad = gradient
+
+    @staticmethod
+    def set_zeros(parameter: torch.Tensor) -> None:
+        """See :class:`Binding`."""
+        parameter.grad = torch.zeros_like(parameter)
+
+    @staticmethod
+    def is_trained(parameter: torch.Tensor) -> bool:
+        """See :class:`Binding`."""
+        return parameter.requires_grad
+
+    @staticmethod
+    def state(parameter: torch.Tensor) -> tuple[int, int]:
+        """See :class:`Binding`."""
+        gradient = parameter.grad
+        return id(gradient), 0 if gradient is None else gradient._version
+
+    @staticmethod
+    def size(tensor: torch.Tensor) -> Size:
+        """See :class:`Binding`."""
+        return Size(tensor.numel() * tensor.element_size(), (tensor.dtype, tensor.device))
+
+    @staticmethod
+    def count(parameter: torch.Tensor) -> int:
+        """See :class:`Binding`."""
+        return parameter.numel()
+
+    @staticmethod
+    def sparse_dimensions(gradient: torch.Tensor) -> int | None:
+        """See :class:`Binding`."""
+        return gradient.sparse_dim() if gradient.is_sparse else None
+
+    @staticmethod
+    def to_sparse(gradient: torch.Tensor, dimensions: int) -> torch.Tensor:
+        """See :class:`Binding`."""
+        return gradient.to_sparse(dimensions)
+
+    @staticmethod
+    def to_dense(gradient: torch.Tensor) -> torch.Tensor:
+        """See :class:`Binding`."""
+        return gradient.to_dense()
+
+    @staticmethod
+    def pack(gradients: Sequence[torch.Tensor], earlier: Any) -> Pack:
+        """See :class:`Binding`."""
+        shapes = [gradient.shape for gradient in gradients]
+        pack = earlier if earlier is not None and earlier.shapes == shapes else Pack(gradients)
+        pack.fill(gradients)
+        return pack
+
+    @staticmethod
+    def outgoing(gradient: torch.Tensor) -> torch.Tensor:
+        """See :class:`Binding`."""
+        return gradient.clone() if _is_shared(gradient) else gradient
+
+    @staticmethod
+    def incoming(gradient: torch.Tensor, combined: torch.Tensor) -> None:
+        """The gradient, which the user may hold, takes the memory of ``combined`` where that fits."""
+        if combined.data_ptr() == gradient.data_ptr():
+            return
+        is_plain = gradient.is_contiguous() and combined.is_contiguous() and combined.dtype is gradient.dtype
+        if is_plain and not _is_shared(gradient):
+            gradient.data = combined.view(gradient.shape)
+        else:
+            gradient.copy_(combined.reshape(gradient.shape))
+
+    @staticmethod
+    def placeholder(parameter: torch.Tensor) -> torch.Tensor:
+        """See :class:`Binding`."""
+        return parameter.new_empty((0,) * (parameter.dim() + 1))
+
+    @staticmethod
+    def marker() -> torch.Tensor:
+        """See :class:`Binding`."""
+        return torch.zeros((), dtype=torch.uint8)
+
+    @staticmethod
+    def start(
+        tensors: Sequence[torch.Tensor], name: str, process_set: ProcessSet, fields: Mapping[str, Any]
+    ) -> Handle | HandleGroup:
+        """See :class:`Binding`."""
+        if len(tensors) == 1:
+            return start(Operation.ALLREDUCE, in_place, tensors[0], name, process_set, **fields)
+        return start_group(Operation.ALLREDUCE, in_place, tensors, tuple, name, process_set, **fields)
+
+    @staticmethod
+    def start_sparse(
+        gradient: torch.Tensor, name: str, factor: float, op: ReduceOp, process_set: ProcessSet
+    ) -> Callable[[], torch.Tensor]:
+        """See :class:`Binding`."""
+        is_scaled = factor != 1.0
+        finish = sparse_allreduce_async(gradient / factor if is_scaled else gradient, name, op, process_set)
+
+        def combined() -> torch.Tensor:
+            return (finish() * factor if is_scaled else finish()).coalesce()
+
+        return combined
+
+    @staticmethod
+    def wait(handle: Handle | HandleGroup) -> Any:
+        """See :class:`Binding`."""
+        return synchronize(handle)
+
+    @staticmethod
+    def unrecorded() -> torch.no_grad:
+        """See :class:`Binding`."""
+        return torch.no_grad()
+
+    def watch(self, parameter: torch.Tensor) -> Callable[[], None]:
+        """See :class:`Binding`."""
+        method = self._on_gradient
+
+        def hook(parameter: torch.Tensor) -> None:
+            on_gradient = method()
+            if on_gradient is None:
+                handle.remove()
+            else:
+                on_gradient(parameter)
+
+        handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        return handle.remove
+
+
+def _sharers(tensor: torch.Tensor) -> int:
+    count: int = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return count
+
+
+_ALONE = _sharers(torch.empty(1))
+
+
+def _is_shared(gradient: torch.Tensor) -> bool:
+    """Whether other tensors use the memory: a user's flat buffer, or autograd's, which two parameters may share."""
+    return _sharers(gradient) > _ALONE
