@@ -10,7 +10,7 @@ from operator import is_
 from typing import Generic, TypeVar
 
 from collectives.api import HorovodInternalError, InvalidRequestError, MismatchError
-from hvd_cluster.basics import engine, size
+from hvd_cluster import basics
 from hvd_cluster.compression import GradientCompressor, compressor_for
 from hvd_cluster.optimizer.binding import Binding
 from hvd_cluster.optimizer.buckets import label, plan
@@ -143,7 +143,7 @@ class GradientCombiner(Generic[P]):
 
         AssertionError for more passes than agreed.
         """
-        if size() == 1:
+        if basics.size() == 1:
             return
         if not (self._reductions or self._countdown):
             self.adopt()
@@ -159,7 +159,7 @@ class GradientCombiner(Generic[P]):
                 f"{self.passes} times before step(); raise it, or {SEND_REMEDY}"
             )
         self._countdown[parameter] = left
-        if left == 0 and not engine().patient and self._may_travel(bucket):
+        if left == 0 and not basics.engine().patient and self._may_travel(bucket):
             self._send_early(bucket)
 
     def _passes_before(self, parameter: P, state: tuple[int, int]) -> int:

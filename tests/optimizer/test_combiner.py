@@ -1,0 +1,249 @@
+"""The core of distributed optimizers, without a framework: its parameters are NumPy arrays, its ranks are threads."""
+
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+from collectives.api import InvalidRequestError, MismatchError, ReduceOp
+from hvd_cluster import basics
+from hvd_cluster.compression import GradientCompressor, NoneCompressor
+from hvd_cluster.optimizer.combiner import GradientCombiner
+from hvd_cluster.optimizer.options import Options
+from hvd_cluster.process_sets import ProcessSet
+from tests.collectives.job import outcome, running
+from tests.optimizer.arrays import ArrayBinding, Parameter, Rows
+
+LARGE = 40_000
+
+
+class Rank(threading.local):
+    """The engine of the rank that the calling thread plays."""
+
+    engine = process_set = None
+
+
+class AllRanks(ProcessSet):
+    """The global set of one rank of a job in this process."""
+
+    def included(self):
+        return True
+
+
+class Optimizer:
+    """Plain gradient descent with a rate of 1."""
+
+    def __init__(self, parameters, rank, passes=1, **options):
+        self.parameters = parameters
+        reference = weakref.ref(self)
+        defaults = {
+            "compression": NoneCompressor,
+            "op": ReduceOp.SUM,
+            "gradient_predivide_factor": 1.0,
+            "groups": None,
+            "sparse_as_dense": False,
+        }
+        self.combiner = GradientCombiner(
+            self,
+            ArrayBinding(self.on_gradient),
+            lambda: [reference().parameters],
+            {},
+            passes,
+            Options(**(defaults | options), process_set=rank.process_set),
+        )
+
+    def on_gradient(self, parameter):
+        self.combiner.on_gradient(parameter)
+
+    def step(self):
+        self.combiner.combine()
+        for parameter in self.parameters:
+            gradient = parameter.gradient
+            parameter.data -= gradient.dense() if isinstance(gradient, Rows) else gradient
+            parameter.gradient = None
+
+
+@pytest.fixture
+def on_ranks(monkeypatch):
+    """``on_ranks(size, body, patient)``: the results of ``body(rank)`` on each rank of a new job."""
+    rank = Rank()
+    monkeypatch.setattr(basics, "engine", lambda: rank.engine)
+    monkeypatch.setattr(basics, "rank", lambda: rank.engine.topology.rank)
+    monkeypatch.setattr(basics, "size", lambda: rank.engine.topology.size)
+
+    def on_ranks(size, body, patient=False):
+        def played(engine):
+            rank.engine, rank.process_set = engine, AllRanks(range(size))
+            rank.process_set._register(0, tuple(range(size)), engine.topology.rank)
+            return body(rank)
+
+        with running(size, local_size=size if patient else 1) as job:
+            return job.run(played)
+
+    return on_ranks
+
+
+def number_of(rank):
+    return rank.engine.topology.rank
+
+
+@pytest.mark.parametrize("patient", [True, False])
+@pytest.mark.parametrize("groups", [None, 2])
+def test_a_step_combines_small_and_large_gradients(on_ranks, patient, groups):
+    def body(rank):
+        parameters = [Parameter(3), Parameter(LARGE), Parameter(2, 2), Parameter(4, dtype=np.float32)]
+        optimizer = Optimizer(parameters, rank, groups=groups)
+        for _ in range(3):
+            for parameter in reversed(parameters):
+                parameter.backward(np.full_like(parameter.data, number_of(rank) + 1))
+            assert optimizer.combiner.is_in_flight == (optimizer.combiner.claim.is_agreed and not patient)
+            optimizer.step()
+        return [set(parameter.data.reshape(-1).tolist()) for parameter in parameters]
+
+    assert on_ranks(3, body, patient) == [[{-18.0}] * 4] * 3
+
+
+def test_gradients_add_up_over_passes_and_missing_ones_are_zeros(on_ranks):
+    def body(rank):
+        first, second = Parameter(2), Parameter(2)
+        optimizer = Optimizer([first, second], rank, passes=2, op=ReduceOp.AVERAGE)
+        for _ in range(2):
+            for _ in range(2):
+                first.backward(np.ones(2))
+            if number_of(rank) == 0:
+                second.backward(np.ones(2))
+            optimizer.step()
+        return first.data.tolist(), second.data.tolist()
+
+    assert on_ranks(2, body) == [([-4.0] * 2, [-1.0] * 2)] * 2
+
+
+def test_more_passes_than_agreed(on_ranks):
+    def body(rank):
+        parameter = Parameter(2)
+        optimizer = Optimizer([parameter], rank)
+        parameter.backward(np.ones(2))
+        with pytest.raises(AssertionError, match="was computed more than backward_passes_per_step=1 times"):
+            parameter.backward(np.ones(2))
+        optimizer.step()
+
+    on_ranks(2, body)
+
+
+def test_a_gradient_that_changes_on_its_way_is_an_error(on_ranks):
+    def body(rank):
+        parameter = Parameter(2)
+        optimizer = Optimizer([parameter], rank)
+        optimizer.combiner.combine()
+        parameter.gradient = None
+        parameter.backward(np.ones(2))
+        parameter.gradient = np.ones(2)
+        with pytest.raises(InvalidRequestError, match=r"noname.0.0' was changed when it was on its way"):
+            optimizer.combiner.combine()
+
+    on_ranks(2, body)
+
+
+def test_sparse_gradients_stay_sparse(on_ranks):
+    """Also where one rank finds it first, and where ranks remember different ones of equal size."""
+
+    def body(rank):
+        first, second, other = Parameter(5, 2), Parameter(5, 2), Parameter(3)
+        optimizer = Optimizer([first, other, second], rank)
+        mine, others = (first, second) if number_of(rank) == 0 else (second, first)
+        for step in range(4):
+            if step == 2:
+                del optimizer.combiner.buckets[others].sparse[others]
+            other.backward(np.ones(3))
+            mine.backward(Rows([step], [[1.0, 1.0]], (5, 2)))
+            optimizer.combiner.combine()
+            assert isinstance(first.gradient, Rows)
+            assert isinstance(second.gradient, Rows)
+            optimizer.step()
+        return [first.data[:, 0].tolist(), second.data[:, 0].tolist(), other.data.tolist()]
+
+    first, second = on_ranks(2, body)
+    assert first == second
+
+
+def test_ranks_with_other_parameters_hear_which_ones(on_ranks):
+    def body(rank):
+        sizes = (2, 3) if number_of(rank) else (2, 4)
+        parameters = [Parameter(size) for size in sizes]
+        optimizer = Optimizer(parameters, rank)
+        errors = []
+        for _ in range(2):
+            for parameter in parameters:
+                parameter.backward(np.ones_like(parameter.data))
+            errors.append(outcome(optimizer.step))
+        return errors
+
+    for errors in on_ranks(2, body):
+        for error in errors:
+            assert isinstance(error, MismatchError)
+            assert "'allreduce.noname.0.1' is of 4 elements on rank 0, of 3 elements on rank 1" in str(error)
+
+
+@pytest.mark.parametrize("patient", [True, False])
+def test_one_rank_alone_replaces_its_optimizer_beside_another(on_ranks, patient):
+    def body(rank):
+        def trained():
+            parameters = [Parameter(2), Parameter(LARGE)]
+            return parameters, Optimizer(parameters, rank)
+
+        def step(parameters, optimizer):
+            for parameter in parameters:
+                parameter.backward(np.ones_like(parameter.data))
+            optimizer.step()
+
+        kept, optimizers = [], [trained(), trained()]
+        for number in range(4):
+            if number == 2 and number_of(rank) == 0:
+                kept.append(optimizers[1])
+                optimizers[1] = trained()
+            for each in optimizers:
+                step(*each)
+        return [optimizer.combiner.claim.number for _, optimizer in optimizers], optimizers[1][0][0].data.tolist()
+
+    (first, start), (second, all_of_it) = on_ranks(2, body, patient)
+    assert first == second == [0, 1]
+    assert (start, all_of_it) == ([-4.0] * 2, [-8.0] * 2)
+
+
+def test_ranks_that_step_different_optimizers_end_with_an_error(on_ranks):
+    def body(rank):
+        optimizers = [Optimizer([Parameter(2)], rank) for _ in range(2)]
+        for optimizer in optimizers:
+            optimizer.step()
+        return outcome(optimizers[number_of(rank)].combiner.combine)
+
+    for error in on_ranks(2, body):
+        assert isinstance(error, MismatchError)
+        assert "the ranks step different DistributedOptimizers" in str(error)
+        assert "numbers [0, 1]" in str(error)
+
+
+class Halves(GradientCompressor):
+    """Sends each gradient in two rounds, one half at a time."""
+
+    def __init__(self, parameter):
+        self.middle = parameter.data.size // 2
+
+    def rounds(self, gradient):
+        row = gradient.reshape(-1)
+        start = yield row[: self.middle].copy()
+        end = yield row[self.middle :].copy()
+        return np.concatenate([start, end])
+
+
+def test_compressors_may_use_several_rounds(on_ranks):
+    def body(rank):
+        parameters = [Parameter(5), Parameter(4)]
+        optimizer = Optimizer(parameters, rank, compression=Halves, gradient_predivide_factor=2.0, op=ReduceOp.AVERAGE)
+        for parameter in parameters:
+            parameter.backward(np.arange(parameter.data.size) * (2.0 * number_of(rank)))
+        optimizer.step()
+        return [parameter.data.tolist() for parameter in parameters]
+
+    assert on_ranks(2, body) == [[[0.0, -1.0, -2.0, -3.0, -4.0], [0.0, -1.0, -2.0, -3.0]]] * 2
