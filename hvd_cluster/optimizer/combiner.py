@@ -269,8 +269,9 @@ class GradientCombiner(Generic[P]):
             return []
         self._send(lead)
         try:
-            while not self.claim.is_agreed:
-                self._reductions[lead].advance()
+            is_complete = False  # a compressor may send nothing at all
+            while not (self.claim.is_agreed or is_complete):
+                is_complete = self._reductions[lead].advance()
         except HorovodInternalError as error:
             self._reductions.pop(lead).abandon()
             return [error]
