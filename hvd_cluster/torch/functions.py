@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -10,8 +10,9 @@ import torch
 
 from collectives.api import InvalidRequestError
 from hvd_cluster import basics
-from hvd_cluster.objects import allgather_object, broadcast_object, described
+from hvd_cluster.objects import allgather_object, broadcast_object
 from hvd_cluster.process_sets import ProcessSet, global_process_set
+from hvd_cluster.structures import broadcast_structure, mapped, named, paired, plain
 from hvd_cluster.torch.mpi_ops import broadcast_async_
 from hvd_cluster.torch.operations.operands import synchronize_all
 
@@ -27,34 +28,8 @@ def broadcast_parameters(params: Parameters, root_rank: int, process_set: Proces
     tensors are matched by name, others by position. None is skipped. InvalidRequestError for anything else, before
     anything is sent. HorovodInternalError when the ranks' tensors differ in shape or dtype, or a rank is lost.
     """
-    handles = [broadcast_async_(tensor, root_rank, f"parameter.{name}", process_set) for name, tensor in _named(params)]
-    synchronize_all(handles)
-
-
-def _named(params: Parameters) -> list[tuple[str, torch.Tensor]]:
-    pairs: list[tuple[Any, Any]]
-    if isinstance(params, Mapping):
-        pairs = sorted(params.items(), key=lambda pair: str(pair[0]))
-    elif isinstance(params, str | torch.Tensor) or not isinstance(params, Iterable):
-        raise InvalidRequestError(
-            f"params is a {type(params).__name__}; give model.state_dict(), model.named_parameters() or a list"
-        )
-    else:
-        pairs = [_as_pair(number, entry) for number, entry in enumerate(params)]
-    return [(name, _require_tensor(name, value)) for name, value in pairs if value is not None]
-
-
-def _as_pair(number: int, entry: Any) -> tuple[Any, Any]:
-    return entry if isinstance(entry, tuple) and len(entry) == 2 else (number, entry)
-
-
-def _require_tensor(name: Any, value: Any) -> torch.Tensor:
-    if not isinstance(value, torch.Tensor):
-        raise InvalidRequestError(
-            f"params[{name!r}] is a {type(value).__name__}; only tensors are overwritten in place, other values go "
-            "through broadcast_object"
-        )
-    return value
+    tensors = named(params, torch.Tensor, "give model.state_dict(), model.named_parameters() or a list")
+    synchronize_all([broadcast_async_(tensor, root_rank, f"parameter.{name}", process_set) for name, tensor in tensors])
 
 
 def broadcast_optimizer_state(
@@ -73,13 +48,14 @@ def broadcast_optimizer_state(
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidRequestError(f"optimizer is a {type(optimizer).__name__}; give a torch.optim.Optimizer")
-    is_root = basics.rank() == root_rank
     tensors: list[torch.Tensor] = []
-    structure = _structure(optimizer, tensors) if is_root else None
-    structure = broadcast_object(structure, root_rank, "optimizer.structure", process_set)
-    if isinstance(structure, _Failure):
-        raise InvalidRequestError(f"rank {root_rank}: {structure.text}") from structure.error
-    state_dict = None if is_root else _mapped(structure, lambda leaf: _put_in(leaf, tensors))
+
+    def structure() -> Any:
+        return mapped(optimizer.state_dict(), lambda leaf: _taken_out(leaf, tensors))
+
+    subject = f"the state of the {type(optimizer).__name__}"
+    shared = broadcast_structure(structure, subject, root_rank, "optimizer.structure", process_set)
+    state_dict = None if basics.rank() == root_rank else mapped(shared, lambda leaf: _put_in(leaf, tensors))
     broadcast_parameters([(f"optimizer.{index}", each) for index, each in enumerate(tensors)], root_rank, process_set)
     if state_dict is not None:
         _load(optimizer, state_dict)
@@ -92,44 +68,6 @@ class _Stub:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """Why there is no structure: other ranks already wait for it. The ``error`` stays on the rank that raised it."""
-
-    text: str
-    error: BaseException | None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Failure, (self.text, None)
-
-
-def _structure(optimizer: torch.optim.Optimizer, tensors: list[torch.Tensor]) -> Any:
-    """The state dict with a stub for each tensor that travels on its own; these tensors are added to ``tensors``."""
-    try:
-        return _mapped(optimizer.state_dict(), lambda leaf: _taken_out(leaf, tensors))
-    except Exception as error:  # noqa: BLE001  code of the user: subclasses of optimizers, and hooks
-        return _Failure(f"the state of the {type(optimizer).__name__} cannot be had ({described(error)})", error)
-
-
-def _remade(value: Any, entries: list[Any]) -> Any:
-    """A list or tuple like ``value`` of other entries."""
-    return value._make(entries) if hasattr(value, "_make") else type(value)(entries)
-
-
-def _plain(value: Any, entries: list[Any]) -> Any:
-    """As :func:`_remade`, with plain tuples for named tuples, which torch's ``load_state_dict`` cannot make."""
-    return tuple(entries) if isinstance(value, tuple) else type(value)(entries)
-
-
-def _mapped(value: Any, change: Callable[[Any], Any], remake: Callable[[Any, list[Any]], Any] = _remade) -> Any:
-    """``value`` with every leaf of its dicts, lists and tuples changed, in order."""
-    if isinstance(value, dict):
-        return {key: _mapped(entry, change, remake) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return remake(value, [_mapped(entry, change, remake) for entry in value])
-    return change(value)
 
 
 def _taken_out(leaf: Any, tensors: list[torch.Tensor]) -> Any:
@@ -151,19 +89,16 @@ def _put_in(leaf: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def _load(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-    """``load_state_dict`` without its change of dtype: the root's state may be float32 for bfloat16 parameters."""
-    optimizer.load_state_dict({**state_dict, "state": _mapped(state_dict["state"], lambda leaf: leaf, _plain)})
+    """``load_state_dict`` without its change of dtype: the root's state may be float32 for bfloat16 parameters.
+
+    It cannot make named tuples, so it gets plain ones.
+    """
+    optimizer.load_state_dict({**state_dict, "state": mapped(state_dict["state"], lambda leaf: leaf, plain)})
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for number, state in state_dict["state"].items():
         key = parameters[number] if isinstance(number, int) else number
-        optimizer.state[key] = _on_devices_of(optimizer.state[key], state)
+        optimizer.state[key] = paired(state, optimizer.state[key], _on_device_of)
 
 
-def _on_devices_of(loaded: Any, value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(loaded.device)
-    if isinstance(value, dict):
-        return {key: _on_devices_of(loaded[key], entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return _remade(value, [_on_devices_of(*pair) for pair in zip(loaded, value, strict=True)])
-    return value
+def _on_device_of(value: Any, loaded: Any) -> Any:
+    return value.to(loaded.device) if isinstance(value, torch.Tensor) else value

@@ -203,9 +203,12 @@ def check_state_that_cannot_be_had():
     if hvd.rank() == 0:
         hooked.register_state_dict_post_hook(lambda optimizer, state_dict: {}["gone"])
     for optimizer, reason in (
-        (make(Unready), r"the Unready cannot be had \(RuntimeError: the swap file is gone\)"),
-        (hvd.DistributedOptimizer(make(Unready)), r"the Unready cannot be had \(RuntimeError: the swap file is gone\)"),
-        (hooked, r"the SGD cannot be had \(KeyError: 'gone'\)"),
+        (make(Unready), r"the Unready cannot be read \(RuntimeError: the swap file is gone\)"),
+        (
+            hvd.DistributedOptimizer(make(Unready)),
+            r"the Unready cannot be read \(RuntimeError: the swap file is gone\)",
+        ),
+        (hooked, r"the SGD cannot be read \(KeyError: 'gone'\)"),
     ):
         with pytest.raises(InvalidRequestError, match=f"^rank 0: the state of {reason}$") as caught:
             hvd.broadcast_optimizer_state(optimizer, 0)
