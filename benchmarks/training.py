@@ -2,12 +2,15 @@
 
     python -m benchmarks.training --ranks 2
     python -m benchmarks.training --memory
+    python -m benchmarks.training --compression
 
 The model is 784-2048-2048-10, the batch 32 images a rank, float32, SGD with momentum, one compute thread a rank. All
 sides train in the same processes, turn by turn.
 
 With --memory the sides are ways from ``.grad`` to the engine and back, each at its barest: gradients travel as a group,
 in place; or packed into one tensor, whose parts they become; or they live in that tensor all the time.
+
+With --compression the sides are DistributedOptimizers with each of the 16-bit compressors, and with none.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from benchmarks.measure import (
 )
 
 WAYS = ("in place", "packed", "views")
+COMPRESSORS = ("none", "fp16", "bf16")
 
 
 def build(widths: list[int]) -> Any:
@@ -114,18 +118,41 @@ def measure_memory(widths: list[int], batch: int, repeats: int) -> dict[str, lis
     return seconds
 
 
-def report_memory(arguments: argparse.Namespace) -> None:
+def measure_compression(widths: list[int], batch: int, repeats: int) -> dict[str, list[float]]:
+    """Runs on every rank; for each compressor the seconds of each step, as this rank sees it."""
+    import torch
+
+    import hvd_cluster.torch as hvd
+
+    torch.set_num_threads(1)
+    hvd.init()
+    torch.manual_seed(2 + hvd.rank())
+    images, labels = torch.randn(batch, widths[0]), torch.randint(0, widths[-1], (batch,))
+    sides = {}
+    for name in COMPRESSORS:
+        model = build(widths)
+        named = [(f"{name}.{parameter}", value) for parameter, value in model.named_parameters()]
+        optimizer = hvd.DistributedOptimizer(_sgd(model), named, compression=getattr(hvd.Compression, name))
+        sides[name] = stepper(model, optimizer, images, labels)
+    seconds = interleave(sides, repeats, 10)
+    hvd.shutdown()
+    return seconds
+
+
+def report_ways(
+    measure: Callable[[list[int], int, int], dict[str, list[float]]], title: str, arguments: argparse.Namespace
+) -> None:
     """A row for each number of ranks, a column for each way: medians over all steps of all launches."""
     records: list[dict[str, object]] = []
     for ranks in arguments.ranks:
         seconds: dict[str, list[float]] = {}
         for _ in range(arguments.launches):
             given = (arguments.widths, arguments.batch_size, arguments.repeats)
-            for way, values in hvd_cluster.run(measure_memory, given, num_proc=ranks)[0].items():
+            for way, values in hvd_cluster.run(measure, given, num_proc=ranks)[0].items():
                 seconds.setdefault(way, []).extend(values)
         medians = {way: statistics.median(values) * 1e3 for way, values in seconds.items()}
         records.append({"case": _case(arguments), "ranks": ranks, **medians})
-    tabulate("gradient memory: milliseconds a step, medians", records, arguments)
+    tabulate(f"{title}: milliseconds a step, medians", records, arguments)
 
 
 def measure(widths: list[int], batch: int, repeats: int, path: str) -> dict[str, list[float]]:
@@ -182,10 +209,14 @@ def main() -> None:
     add_launches_argument(parser, 5)
     parser.add_argument("--repeats", type=int, default=5, help="rounds of ten steps of each side (default: 5)")
     parser.add_argument("--memory", action="store_true", help="compare ways of gradient memory")
+    parser.add_argument("--compression", action="store_true", help="compare 16-bit compression and none")
     add_report_arguments(parser)
     arguments = parser.parse_args()
-    if arguments.memory:
-        report_memory(arguments)
+    if arguments.memory or arguments.compression:
+        if arguments.memory:
+            report_ways(measure_memory, "gradient memory", arguments)
+        if arguments.compression:
+            report_ways(measure_compression, "compression", arguments)
         return
     rows = [launch(ranks, arguments) for ranks in arguments.ranks]
     report("training: ours and DistributedDataParallel on Gloo", rows, arguments)

@@ -203,7 +203,7 @@ def check_state_that_cannot_be_had():
     if hvd.rank() == 0:
         hooked.register_state_dict_post_hook(lambda optimizer, state_dict: {}["gone"])
     for optimizer, reason in (
-        (make(Unready), r"the Unready cannot be read .*the swap file is gone"),
+        (make(Unready), r"the Unready cannot be read .*the swap file is gone\)"),
         (
             hvd.DistributedOptimizer(make(Unready)),
             r"the Unready cannot be read \(RuntimeError: the swap file is gone\)",

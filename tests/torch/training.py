@@ -77,3 +77,16 @@ def with_and_without_a_core_to_spare(check):
     for engine._driver.patient in (True, False):
         check()
     engine._driver.patient = before
+
+
+def one_parameter(op=hvd.Sum):
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), [("p", parameter)], op=op)
+    return parameter, agreed(optimizer)
+
+
+def agreed(optimizer):
+    """After a first step, from which on gradients travel during backward."""
+    optimizer.synchronize()
+    optimizer.zero_grad()
+    return optimizer

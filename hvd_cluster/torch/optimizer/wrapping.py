@@ -57,7 +57,7 @@ def DistributedOptimizer(
     behaves exactly like ``optimizer``. All ranks train the same parameters; a bucket that messages call
     ``gradients.a..b`` holds the parameters from a back to b in the order of the optimizer; HOROVOD_LOG_LEVEL=info lists
     them. Optimizers may be used side by side, each for parameters of its own; if their parameter names are equal, all
-    ranks wrap in the same order.
+    ranks call their ``step()`` in the same order. Before its first step an optimizer sends nothing in backward.
 
     With torch.amp.GradScaler call ``scaler.step(optimizer)`` as usual, or ``optimizer.synchronize()`` before
     ``scaler.unscale_(optimizer)``. InvalidRequestError for bad arguments, NotInitializedError before ``init()``.

@@ -1,0 +1,271 @@
+"""DistributedOptimizer: gradients between backward and the step."""
+
+import warnings
+
+import pytest
+import torch
+
+import hvd_cluster.torch as hvd
+from collectives.api import InvalidRequestError
+from hvd_cluster import basics
+from tests.torch.training import (
+    BATCH,
+    STEPS,
+    assert_identical_everywhere,
+    build,
+    data,
+    flat,
+    loss_of,
+    one_parameter,
+    own,
+    sgd,
+    train_alone,
+    with_and_without_a_core_to_spare,
+)
+
+
+def double(parameter):
+    parameter.grad.mul_(2)
+
+
+def check_backward_passes_per_step():
+    """Two passes over halves of the batch add up to one pass over twice the loss."""
+    model = build()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.05), model.named_parameters(), backward_passes_per_step=2
+    )
+    for step in range(STEPS):
+        images, labels = (own(rows) for rows in data(step))
+        optimizer.zero_grad()
+        for half in (slice(0, BATCH // 2), slice(BATCH // 2, BATCH)):
+            loss_of(model, images[half], labels[half]).backward()
+        optimizer.step()
+    alone = train_alone(lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    torch.testing.assert_close(flat(model), flat(alone), rtol=1e-9, atol=1e-12)
+    assert_identical_everywhere(model)
+
+
+def check_too_many_passes():
+    def check():
+        model = build()
+        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters())
+        images, labels = (own(rows) for rows in data(0))
+        loss_of(model, images, labels).backward()
+        with pytest.raises(AssertionError, match=r"backward_passes_per_step=1 .*synchronize.*requires_grad_\(False\)"):
+            loss_of(model, images, labels).backward()
+        optimizer.synchronize()
+        optimizer.set_backward_passes_per_step(2)
+        optimizer.zero_grad()
+        loss_of(model, images, labels).backward()
+        loss_of(model, images, labels).backward()
+        optimizer.step()
+        assert_identical_everywhere(model)
+
+    if hvd.size() > 1:
+        with_and_without_a_core_to_spare(check)
+
+
+def check_gradients_that_are_thrown_away():
+    """None is in flight unless it travels during backward."""
+
+    def check():
+        parameter, optimizer = one_parameter()
+        (parameter * 5).sum().backward()
+        if hvd.size() > 1 and not basics.engine().patient:
+            with pytest.raises(AssertionError, match=r"in flight; call step.*requires_grad_\(False\)"):
+                optimizer.zero_grad()
+            optimizer.synchronize()
+        optimizer.zero_grad()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            optimizer.step()
+        optimizer.zero_grad()
+        parameter.sum().backward()
+        optimizer.step()
+        assert parameter.tolist() == [-hvd.size()] * 3
+
+    with_and_without_a_core_to_spare(check)
+
+
+def check_passes_that_the_model_throws_away():
+    """As those of a generator in its discriminator: they are not counted, and there is room for all that follow."""
+
+    def check():
+        for set_to_none in (True, False):
+            layer = torch.nn.Linear(2, 1, bias=False)
+            torch.nn.init.zeros_(layer.weight)
+            inner = torch.optim.SGD(layer.parameters(), lr=1.0)
+            optimizer = hvd.DistributedOptimizer(inner, backward_passes_per_step=2, op=hvd.Sum)
+            for _ in range(3):
+                layer.zero_grad(set_to_none)
+                for _ in range(2):
+                    layer(torch.ones(1, 2)).sum().backward()
+                optimizer.step()
+                layer(torch.full((1, 2), 5.0)).sum().backward()
+            assert layer.weight.tolist() == [[-6.0 * hvd.size()] * 2]
+            layer.zero_grad()
+            optimizer.zero_grad()
+
+    with_and_without_a_core_to_spare(check)
+
+
+def check_gradients_that_are_changed_before_the_step():
+    """Lost where they have gone already: an error. Elsewhere they count, with a warning about that."""
+
+    def replace(parameter):
+        parameter.grad = parameter.grad * 2
+
+    def forget(parameter):
+        parameter.grad = None
+
+    def check():
+        for change, factor in ((double, 2), (replace, 2), (forget, 0)):
+            parameter, optimizer = one_parameter()
+            changed = r"gradient of 'p' was changed .*synchronize\(\).*skip_synchronize\(\)"
+            for by_hook in (False, True):
+                with torch.no_grad():
+                    parameter.zero_()
+                optimizer.zero_grad()
+                handle = parameter.register_post_accumulate_grad_hook(change) if by_hook else None
+                parameter.sum().backward()
+                handle.remove() if by_hook else change(parameter)
+                if hvd.size() > 1:
+                    early = not basics.engine().patient
+                    with pytest.raises(InvalidRequestError, match=changed) if early else pytest.warns(match=changed):
+                        optimizer.step()
+                else:
+                    early = False
+                    optimizer.step()
+                assert parameter.tolist() == [0.0 if early else -factor * hvd.size()] * 3
+            for _ in range(2):
+                with torch.no_grad():
+                    parameter.zero_()
+                optimizer.zero_grad()
+                parameter.sum().backward()
+                optimizer.synchronize()
+                change(parameter)
+                with optimizer.skip_synchronize():
+                    optimizer.step()
+                assert parameter.tolist() == [-factor * hvd.size()] * 3
+
+    with_and_without_a_core_to_spare(check)
+
+
+def check_gradients_that_a_hook_changes_in_time():
+    """Before they go: by a hook from before the wrapping, or in passes before the last."""
+
+    def check():
+        parameter = torch.nn.Parameter(torch.zeros(3))
+        parameter.register_post_accumulate_grad_hook(double)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), op=hvd.Sum)
+        parameter.sum().backward()
+        optimizer.step()
+        assert parameter.tolist() == [-2.0 * hvd.size()] * 3
+        parameter, optimizer = one_parameter()
+        optimizer.set_backward_passes_per_step(2)
+        parameter.sum().backward()
+        parameter.grad.mul_(3)
+        parameter.sum().backward()
+        optimizer.step()
+        assert parameter.tolist() == [-4.0 * hvd.size()] * 3
+
+    with_and_without_a_core_to_spare(check)
+
+
+def check_clipping_between_synchronize_and_step():
+    model, alone = build(), build()
+    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters())
+    plain = sgd(alone.parameters())
+    for step in range(STEPS):
+        images, labels = data(step)
+        optimizer.zero_grad()
+        plain.zero_grad()
+        loss_of(model, own(images), own(labels)).backward()
+        loss_of(alone, images, labels).backward()
+        optimizer.synchronize()
+        for each in (model, alone):
+            torch.nn.utils.clip_grad_norm_(each.parameters(), 0.1)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        plain.step()
+    torch.testing.assert_close(flat(model), flat(alone), rtol=1e-9, atol=1e-12)
+
+
+def check_step_after_synchronize_warns():
+    model = build()
+    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters())
+    loss_of(model, *(own(rows) for rows in data(0))).backward()
+    optimizer.synchronize()
+    upstream = (
+        r"optimizer\.step\(\) called without optimizer\.skip_synchronize\(\) context after optimizer\.synchronize"
+    )
+    with pytest.warns(UserWarning, match=upstream):
+        optimizer.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()
+
+
+def check_a_parameter_frozen_after_backward():
+    def check():
+        parameter, optimizer = one_parameter(hvd.Average)
+        (parameter * (hvd.rank() + 1)).sum().backward()
+        parameter.requires_grad_(False)
+        optimizer.step()
+        assert parameter.tolist() == [-(hvd.size() + 1) / 2] * 3
+
+    with_and_without_a_core_to_spare(check)
+
+
+def check_changing_the_passes_loses_no_gradient():
+    def check():
+        parameter, optimizer = one_parameter()
+        parameter.sum().backward()
+        optimizer.set_backward_passes_per_step(1)
+        optimizer.step()
+        assert parameter.tolist() == [-hvd.size()] * 3
+
+    with_and_without_a_core_to_spare(check)
+
+
+def check_a_closure_that_synchronizes_itself():
+    def check():
+        parameter, optimizer = one_parameter()
+
+        def closure():
+            optimizer.zero_grad()
+            parameter.sum().backward()
+            optimizer.synchronize()
+            return parameter.sum()
+
+        with optimizer.skip_synchronize():
+            optimizer.step(closure)
+        optimizer.step(closure)
+        assert parameter.tolist() == [-2.0 * hvd.size()] * 3
+
+    with_and_without_a_core_to_spare(check)
+
+
+def check_gradients_that_were_combined_and_thrown_away():
+    def check():
+        parameter, optimizer = one_parameter()
+        parameter.sum().backward()
+        optimizer.synchronize()
+        optimizer.zero_grad()
+        parameter.sum().backward()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            optimizer.step()
+        assert parameter.tolist() == [-hvd.size()] * 3
+
+    with_and_without_a_core_to_spare(check)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [value for name, value in sorted(globals().items()) if name.startswith("check_")],
+    ids=lambda check: check.__name__.removeprefix("check_"),
+)
+@pytest.mark.parametrize("ranks", [1, 2, 3], indirect=True)
+def test_on_all_ranks(ranks, check):
+    ranks.run(check)
