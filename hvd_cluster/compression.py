@@ -150,5 +150,7 @@ def compressor_for(compression: GradientCompression, parameter: Tensor) -> Gradi
         return _Stateless(compression)
     made = compression(parameter)
     if not isinstance(made, GradientCompressor):
-        raise InvalidRequestError(f"compression={compression!r} made a {type(made).__name__}, no GradientCompressor")
+        raise InvalidRequestError(
+            f"compression={compression!r} made a {type(made).__name__}; let it make a GradientCompressor"
+        )
     return made

@@ -60,7 +60,9 @@ def require_sparse_op(op: ReduceOp, is_bool: bool) -> None:
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise InvalidRequestError(f"op {op.name.capitalize()} is not available for sparse tensors; use Average or Sum")
     if op is ReduceOp.AVERAGE and is_bool:
-        raise InvalidRequestError("op Average is not available for bool; use Sum, which means any")
+        raise InvalidRequestError(
+            "op Average is not available for bool; use Sum, which gives True where any rank has True"
+        )
 
 
 def as_factor(value: Any) -> float:
@@ -77,7 +79,9 @@ def process_set_id(process_set: ProcessSet) -> int:
     if not isinstance(process_set, ProcessSet):
         raise InvalidRequestError(f"process_set={process_set!r} is not a ProcessSet; make one with ProcessSet([ranks])")
     if process_set.process_set_id is None:
-        raise InvalidRequestError(f"{process_set} is not registered; give it to init(process_sets=[...])")
+        raise InvalidRequestError(
+            f"{process_set} is not registered; give it to init(process_sets=[...]) or to add_process_set()"
+        )
     return process_set.process_set_id
 
 
@@ -95,7 +99,7 @@ def as_group(tensors: Iterable[Any], tensor_type: type, require: Callable[[Any],
         raise InvalidRequestError("a group is a list of tensors, not one tensor; use the function for one, or [tensor]")
     result = [require(tensor) for tensor in tensors]
     if not result:
-        raise InvalidRequestError("a group needs at least one tensor")
+        raise InvalidRequestError("a group of no tensors cannot be submitted; give at least one tensor")
     return result
 
 

@@ -41,7 +41,7 @@ def require_linear(op: ReduceOp) -> None:
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise InvalidRequestError(
             f"an allreduce with op {op.name.capitalize()} has no gradient; use Average or Sum, or detach() the "
-            "tensor before"
+            "tensor first"
         )
 
 

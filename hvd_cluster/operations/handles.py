@@ -106,4 +106,4 @@ def synchronize_all(handles: Iterable[Handle | HandleGroup]) -> list[Any]:
 
 def _require_handle(handle: Any) -> None:
     if not isinstance(handle, Handle | HandleGroup):
-        raise InvalidRequestError(f"{handle!r} is not a handle; give what an *_async function returned")
+        raise InvalidRequestError(f"{handle!r} is not a handle; give the handle that an *_async function returned")

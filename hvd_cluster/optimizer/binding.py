@@ -31,7 +31,14 @@ class Pack(Protocol):
 
 
 class Binding(Protocol[P]):
-    """A framework. A parameter is any hashable object; it has at most one gradient."""
+    """A framework. A parameter is any hashable object; it has at most one gradient.
+
+    Error messages end with a remedy: ``change_remedy`` says how a script changes gradients before the step,
+    ``send_remedy`` how it avoids a second backward pass, or the loss of gradients, while the first ones are in flight.
+    """
+
+    change_remedy: str
+    send_remedy: str
 
     def gradient(self, parameter: P) -> Tensor | None:
         """The gradient of ``parameter``."""

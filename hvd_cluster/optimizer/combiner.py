@@ -19,19 +19,9 @@ from hvd_cluster.optimizer.options import Options, check_passes
 from hvd_cluster.optimizer.reduction import Bucket, Reduction, Setup
 from hvd_cluster.optimizer.rivals import Member, rivals
 
-__all__ = ["CHANGE_REMEDY", "GradientCombiner"]
+__all__ = ["GradientCombiner"]
 
 logger = logging.getLogger(__name__)
-
-CHANGE_REMEDY = (
-    "call optimizer.synchronize() before gradients are changed, be it to clip or to unscale them, and then "
-    "step(), or scaler.step(), inside optimizer.skip_synchronize()"
-)
-SEND_REMEDY = (
-    "call step() or synchronize() first, on all ranks, also after a backward that failed. Where a backward computes "
-    "gradients by the way only, as a generator's those of its discriminator, call requires_grad_(False) on these "
-    "parameters before its forward, and requires_grad_(True) after it"
-)
 
 P = TypeVar("P")
 
@@ -156,7 +146,7 @@ class GradientCombiner(Generic[P]):
         if bucket in self._reductions or left < 0:
             raise AssertionError(
                 f"the gradient of {self.names[parameter]!r} was computed more than backward_passes_per_step="
-                f"{self.passes} times before step(); raise it, or {SEND_REMEDY}"
+                f"{self.passes} times before step(). Raise backward_passes_per_step, or {self._binding.send_remedy}"
             )
         self._countdown[parameter] = left
         if left == 0 and not basics.engine().patient and self._may_travel(bucket):
@@ -240,14 +230,14 @@ class GradientCombiner(Generic[P]):
             self.forget()
         if lost:
             raise InvalidRequestError(
-                f"the gradient of {self.names[lost[0]]!r} was changed when it was on its way already, which is lost; "
-                f"{CHANGE_REMEDY}"
+                f"the gradient of {self.names[lost[0]]!r} was changed while it was in flight, and the change is lost; "
+                f"{self._binding.change_remedy}"
             )
         if changed:
             warnings.warn(
-                f"the gradient of {self.names[changed[0]]!r} was changed between backward and step(). That counts "
-                "where gradients travel in step(), as here, but is an error where there is a core for them to travel "
-                f"during backward; {CHANGE_REMEDY}",
+                f"the gradient of {self.names[changed[0]]!r} was changed between backward and step(). The change "
+                "counts here, because gradients travel in step(). With a spare core they travel during backward, and "
+                f"the change is an error; {self._binding.change_remedy}",
                 stacklevel=3,
             )
 
@@ -309,10 +299,10 @@ class GradientCombiner(Generic[P]):
         self.passes = passes
         self._countdown = {parameter: left for parameter, left in self._countdown.items() if left == 0}
 
-    def forget(self) -> None:
-        """Reset to the state before the first gradient. AssertionError while gradients are in flight."""
+    def forget(self, caller: str = "forget") -> None:
+        """Reset to the state before the first gradient. AssertionError, with the ``caller``, if some are in flight."""
         if self._reductions:
-            raise AssertionError(f"zero_grad() was called while gradients are in flight; {SEND_REMEDY}")
+            raise AssertionError(f"{caller}() was called while gradients are in flight; {self._binding.send_remedy}")
         self._countdown, self._states = {}, {}
 
     def restart(self) -> None:

@@ -23,7 +23,7 @@ def given_names(
     unnamed = sum(parameter not in names for group in parameter_groups for parameter in group)
     if unnamed:
         raise InvalidRequestError(
-            f"{unnamed} parameters of the optimizer are not in named_parameters; name all or none"
+            f"{unnamed} parameters of the optimizer are not in named_parameters; name all parameters, or none"
         )
     return names
 

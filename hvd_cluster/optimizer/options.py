@@ -43,7 +43,9 @@ def check(options: Options) -> None:
     if not 0 < factor < float("inf"):
         raise InvalidRequestError(f"gradient_predivide_factor={factor} must be a positive number")
     if factor != 1.0 and op is not ReduceOp.AVERAGE:
-        raise InvalidRequestError("gradient_predivide_factor splits the division of Average; it needs op=Average")
+        raise InvalidRequestError(
+            f"gradient_predivide_factor={factor} splits the division of Average and needs op=Average, not {op.name}"
+        )
     if op is ReduceOp.ADASUM:
         _check_adasum(options)
 
@@ -52,10 +54,13 @@ def _check_adasum(options: Options) -> None:
     size = options.process_set.size() or 1
     if size & (size - 1):
         raise UnsupportedRequestError(
-            f"op Adasum needs a power of two of ranks, not {size}; use a process set, or Average"
+            f"op Adasum needs a number of ranks that is a power of two, not {size}; use a process set, or Average"
         )
     if not hasattr(options.compression, "decompress"):
-        raise InvalidRequestError("op Adasum combines no gradients; use Compression.none, fp16 or bf16 with it")
+        raise InvalidRequestError(
+            f"op Adasum combines no gradients, so compression={options.compression!r} has no use; give "
+            "Compression.none, fp16 or bf16"
+        )
 
 
 def check_passes(passes: Any) -> None:
@@ -83,11 +88,11 @@ def as_groups(groups: Any, num_groups: Any, tensor_type: type) -> Groups:
 
 def _checked(groups: Sequence[Any], tensor_type: type) -> list[list[Any]]:
     if not all(isinstance(group, list | tuple) for group in groups):
-        raise InvalidRequestError("groups must be a positive integer or a list of lists of parameters")
+        raise InvalidRequestError(f"groups={groups!r} must be a positive integer or a list of lists of parameters")
     members = [member for group in groups for member in group]
     wrong = [type(member).__name__ for member in members if not isinstance(member, tensor_type)]
     if wrong:
-        raise InvalidRequestError(f"groups must consist of parameters, which are tensors, not of {wrong[0]}")
+        raise InvalidRequestError(f"groups must have lists of parameters, not of {wrong[0]}")
     if len(set(members)) < len(members):
-        raise InvalidRequestError("a parameter can only appear once in groups")
+        raise InvalidRequestError("groups has a parameter more than once; put each parameter into one group")
     return [list(group) for group in groups if group]

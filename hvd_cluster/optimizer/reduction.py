@@ -311,7 +311,7 @@ def _read(rows: npt.NDArray[np.int64]) -> tuple[list[tuple[int, list[tuple[int, 
 def _gradient(binding: Binding[P], parameter: P) -> Tensor:
     gradient = binding.gradient(parameter)
     if gradient is None:
-        raise EngineError("a gradient vanished while it was to be combined")
+        raise EngineError("a gradient was removed while it was in flight; keep .grad until step() has returned")
     return gradient
 
 

@@ -143,7 +143,9 @@ def _joined(own: _Statistics, process_set: ProcessSet) -> _Statistics:
     counts, means, squares = allgather(packed[None], process_set=process_set).unbind(1)
     count = int(counts[:, 0].sum())
     if count == 1:
-        raise InvalidRequestError("batch normalization needs more than one value per channel over all ranks")
+        raise InvalidRequestError(
+            "batch normalization needs more than one value for each channel over all ranks; give larger batches"
+        )
     mean = (counts * means).sum(0) / max(count, 1)
     return _Statistics(count, mean, (squares + counts * (means - mean).square()).sum(0))
 

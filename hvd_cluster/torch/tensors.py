@@ -68,7 +68,9 @@ def _cannot_travel(tensor: torch.Tensor) -> InvalidRequestError:
             f"Tensor type {tensor.dtype} is not supported; convert the tensor to one of: {allowed}"
         )
     if tensor.is_meta:
-        return InvalidRequestError("a tensor on meta has no data; make it real first, with module.to_empty(device=...)")
+        return InvalidRequestError(
+            "a tensor on the meta device has no data; create the data first, with module.to_empty(device=...)"
+        )
     if tensor.is_nested:
         return InvalidRequestError(
             f"a nested tensor, of layout {tensor.layout}, is not supported; give the list of its tensors, "
@@ -108,7 +110,7 @@ def to_buffer(tensor: torch.Tensor) -> Buffer:
     if not tensor.data_ptr() and array.size:
         raise InvalidRequestError(
             f"the memory of a tensor of shape {tuple(tensor.shape)} has been freed, as a sharding library does between "
-            "uses; gather its numbers first"
+            "uses; gather its elements first"
         )
     return Buffer(array.reshape(-1), _DTYPES[tensor.dtype], array.shape, tensor)
 

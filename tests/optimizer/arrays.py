@@ -59,6 +59,9 @@ class Pack:
 
 
 class ArrayBinding(Binding[Parameter]):
+    change_remedy = "change it after combine()"
+    send_remedy = "call combine() first"
+
     def __init__(self, on_gradient):
         self.on_gradient = weakref.WeakMethod(on_gradient)
 

@@ -124,7 +124,7 @@ def test_more_passes_than_agreed(on_ranks):
         parameter = Parameter(2)
         optimizer = Optimizer([parameter], rank)
         parameter.backward(np.ones(2))
-        with pytest.raises(AssertionError, match="was computed more than backward_passes_per_step=1 times"):
+        with pytest.raises(AssertionError, match=r"was computed more than backward_passes_per_step=1 times.*combine"):
             parameter.backward(np.ones(2))
         optimizer.step()
 
@@ -139,7 +139,9 @@ def test_a_gradient_that_changes_on_its_way_is_an_error(on_ranks):
         parameter.gradient = None
         parameter.backward(np.ones(2))
         parameter.gradient = np.ones(2)
-        with pytest.raises(InvalidRequestError, match=r"noname.0.0' was changed when it was on its way"):
+        with pytest.raises(
+            InvalidRequestError, match=r"noname.0.0' was changed while it was in flight.*change it after"
+        ):
             optimizer.combiner.combine()
 
     on_ranks(2, body)

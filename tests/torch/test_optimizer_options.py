@@ -402,12 +402,12 @@ def check_bad_arguments():
         "groups=1.5 must be": {"groups": 1.5},
         "groups must be": {"groups": [one]},
         "must consist of parameters, .* not of int": {"groups": [[one, 1]]},
-        "can only appear once": {"groups": [[one], [one]]},
+        "has a parameter more than once": {"groups": [[one], [one]]},
         "gradient_predivide_factor=0.0 must": {"gradient_predivide_factor": 0},
         "gradient_predivide_factor=inf must": {"gradient_predivide_factor": float("inf")},
-        "it needs op=Average": {"gradient_predivide_factor": 2.0, "op": hvd.Sum},
+        "needs op=Average, not SUM": {"gradient_predivide_factor": 2.0, "op": hvd.Sum},
         "op=9 is not a reduction": {"op": 9},
-        "made a Linear, no GradientCompressor": {"compression": lambda parameter: torch.nn.Linear(1, 1)},
+        "made a Linear; let it make a GradientCompressor": {"compression": lambda parameter: torch.nn.Linear(1, 1)},
         "is not a ProcessSet": {"process_set": [0]},
         "is not registered": {"process_set": hvd.ProcessSet([0])},
     }
@@ -421,7 +421,7 @@ def check_bad_arguments():
         hvd.DistributedOptimizer(sgd(model.parameters()), num_groups=-1)
     word, error = "op Adasum combines no gradients", InvalidRequestError
     if hvd.size() == 3:
-        word, error = "power of two of ranks, not 3", UnsupportedRequestError
+        word, error = "power of two, not 3", UnsupportedRequestError
     with pytest.raises(error, match=word):
         hvd.DistributedOptimizer(sgd(model.parameters()), op=hvd.Adasum, compression=hvd.Compression.powersgd)
 

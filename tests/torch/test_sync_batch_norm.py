@@ -230,7 +230,7 @@ def check_bad_input():
         for wrong in (torch.ones(CHANNELS), torch.ones(4, CHANNELS + 1)):
             with pytest.raises(InvalidRequestError, match=r"needs input of shape \(N, 3, ...\)"):
                 layer(wrong)
-        with pytest.raises(InvalidRequestError, match="more than one value per channel"):
+        with pytest.raises(InvalidRequestError, match="more than one value for each channel"):
             layer(numbers(0, 1 if hvd.rank() == 0 else 0, CHANNELS))
     assert layer.num_batches_tracked == 0
     check_channels_last()

@@ -37,7 +37,9 @@ def sparse_allreduce_async(
     def finish() -> torch.Tensor:
         indices, values, shapes = gathered()
         if (shapes != shapes[0]).any():
-            raise MismatchError(f"sparse tensor {name!r}: the ranks disagree about the shape: {shapes.tolist()}")
+            raise MismatchError(
+                f"sparse tensor {name!r}: the ranks disagree about the shape: {shapes.tolist()}; give them one shape"
+            )
         divisor = size if chosen is ReduceOp.AVERAGE else 1
         if values.is_floating_point() or values.is_complex():  # divided first: the sum may be too large for 16 bits
             values, divisor = values / divisor, 1

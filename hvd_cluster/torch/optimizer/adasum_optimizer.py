@@ -103,5 +103,7 @@ class AdasumOptimizer(torch.optim.Optimizer):
     def skip_synchronize(self) -> Iterator[None]:
         """AssertionError, unless this rank is alone: there is nothing to skip."""
         if size() > 1:
-            raise AssertionError("with op=Adasum step() does not combine gradients, so there is nothing to skip")
+            raise AssertionError(
+                "with op=Adasum, step() does not combine gradients; call step() without skip_synchronize()"
+            )
         yield

@@ -24,6 +24,16 @@ __all__ = ["TorchBinding"]
 class TorchBinding(Binding[torch.Tensor]):
     """``on_gradient`` is the method of a distributed optimizer; hooks end when its object is not in use any more."""
 
+    change_remedy = (
+        "to clip or to unscale gradients, call optimizer.synchronize(), change them, and call step(), or "
+        "scaler.step(), inside optimizer.skip_synchronize()"
+    )
+    send_remedy = (
+        "call step() or synchronize() first, on all ranks, also after a backward that failed. If a backward reaches "
+        "parameters that it does not train, as that of a generator reaches its discriminator, call "
+        "requires_grad_(False) on them before the forward, and requires_grad_(True) after it"
+    )
+
     def __init__(self, on_gradient: Callable[[torch.Tensor], None]) -> None:
         self._on_gradient = weakref.WeakMethod(on_gradient)
 

@@ -14,7 +14,7 @@ from torch.amp.grad_scaler import OptState
 
 from collectives.api import InvalidRequestError
 from hvd_cluster.basics import size
-from hvd_cluster.optimizer.combiner import CHANGE_REMEDY, GradientCombiner
+from hvd_cluster.optimizer.combiner import GradientCombiner
 from hvd_cluster.optimizer.options import Options
 from hvd_cluster.torch.mpi_ops import allreduce
 from hvd_cluster.torch.optimizer.binding import TorchBinding
@@ -164,11 +164,12 @@ class GradientOptimizer(torch.optim.Optimizer):
     def _require_scaled(self, caller: Any) -> None:
         """InvalidRequestError if each rank has looked for infinities in its own gradients: some would not step."""
         if self._combiner.buckets and size() > 1 and _has_unscaled(caller, self):
-            raise InvalidRequestError(f"unscale_() was called before the gradients were combined; {CHANGE_REMEDY}")
+            remedy = TorchBinding.change_remedy
+            raise InvalidRequestError(f"unscale_() was called before the gradients were combined; {remedy}")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in the wrapped optimizer; AssertionError while gradients are in flight. Other gradients are forgotten."""
-        self._combiner.forget()
+        self._combiner.forget("zero_grad")
         self._synchronized = self._combined_for_scaler = False
         super().zero_grad(set_to_none)
 
