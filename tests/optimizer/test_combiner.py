@@ -1,34 +1,19 @@
 """The core of distributed optimizers, without a framework: its parameters are NumPy arrays, its ranks are threads."""
 
-import threading
 import weakref
 
 import numpy as np
 import pytest
 
 from collectives.api import InvalidRequestError, MismatchError, ReduceOp
-from hvd_cluster import basics
 from hvd_cluster.compression import GradientCompressor, NoneCompressor
 from hvd_cluster.optimizer.combiner import GradientCombiner
 from hvd_cluster.optimizer.options import Options
-from hvd_cluster.process_sets import ProcessSet
-from tests.collectives.job import outcome, running
+from tests.collectives.job import outcome
 from tests.optimizer.arrays import ArrayBinding, Parameter, Rows
+from tests.ranks import player
 
 LARGE = 40_000
-
-
-class Rank(threading.local):
-    """The engine of the rank that the calling thread plays."""
-
-    engine = process_set = None
-
-
-class AllRanks(ProcessSet):
-    """The global set of one rank of a job in this process."""
-
-    def included(self):
-        return True
 
 
 class Optimizer:
@@ -66,26 +51,7 @@ class Optimizer:
 
 @pytest.fixture
 def on_ranks(monkeypatch):
-    """``on_ranks(size, body, patient)``: the results of ``body(rank)`` on each rank of a new job."""
-    rank = Rank()
-    monkeypatch.setattr(basics, "engine", lambda: rank.engine)
-    monkeypatch.setattr(basics, "rank", lambda: rank.engine.topology.rank)
-    monkeypatch.setattr(basics, "size", lambda: rank.engine.topology.size)
-
-    def on_ranks(size, body, patient=False):
-        def played(engine):
-            rank.engine, rank.process_set = engine, AllRanks(range(size))
-            rank.process_set._register(0, tuple(range(size)), engine.topology.rank)
-            return body(rank)
-
-        with running(size, local_size=size if patient else 1) as job:
-            return job.run(played)
-
-    return on_ranks
-
-
-def number_of(rank):
-    return rank.engine.topology.rank
+    return player(monkeypatch)
 
 
 @pytest.mark.parametrize("patient", [True, False])
@@ -96,7 +62,7 @@ def test_a_step_combines_small_and_large_gradients(on_ranks, patient, groups):
         optimizer = Optimizer(parameters, rank, groups=groups)
         for _ in range(3):
             for parameter in reversed(parameters):
-                parameter.backward(np.full_like(parameter.data, number_of(rank) + 1))
+                parameter.backward(np.full_like(parameter.data, rank.number + 1))
             assert optimizer.combiner.is_in_flight == (optimizer.combiner.claim.is_agreed and not patient)
             optimizer.step()
         return [set(parameter.data.reshape(-1).tolist()) for parameter in parameters]
@@ -111,7 +77,7 @@ def test_gradients_add_up_over_passes_and_missing_ones_are_zeros(on_ranks):
         for _ in range(2):
             for _ in range(2):
                 first.backward(np.ones(2))
-            if number_of(rank) == 0:
+            if rank.number == 0:
                 second.backward(np.ones(2))
             optimizer.step()
         return first.data.tolist(), second.data.tolist()
@@ -153,7 +119,7 @@ def test_sparse_gradients_stay_sparse(on_ranks):
     def body(rank):
         first, second, other = Parameter(5, 2), Parameter(5, 2), Parameter(3)
         optimizer = Optimizer([first, other, second], rank)
-        mine, others = (first, second) if number_of(rank) == 0 else (second, first)
+        mine, others = (first, second) if rank.number == 0 else (second, first)
         for step in range(4):
             if step == 2:
                 del optimizer.combiner.buckets[others].sparse[others]
@@ -171,7 +137,7 @@ def test_sparse_gradients_stay_sparse(on_ranks):
 
 def test_ranks_with_other_parameters_hear_which_ones(on_ranks):
     def body(rank):
-        sizes = (2, 3) if number_of(rank) else (2, 4)
+        sizes = (2, 3) if rank.number else (2, 4)
         parameters = [Parameter(size) for size in sizes]
         optimizer = Optimizer(parameters, rank)
         errors = []
@@ -201,7 +167,7 @@ def test_one_rank_alone_replaces_its_optimizer_beside_another(on_ranks, patient)
 
         kept, optimizers = [], [trained(), trained()]
         for number in range(4):
-            if number == 2 and number_of(rank) == 0:
+            if number == 2 and rank.number == 0:
                 kept.append(optimizers[1])
                 optimizers[1] = trained()
             for each in optimizers:
@@ -218,7 +184,7 @@ def test_ranks_that_step_different_optimizers_end_with_an_error(on_ranks):
         optimizers = [Optimizer([Parameter(2)], rank) for _ in range(2)]
         for optimizer in optimizers:
             optimizer.step()
-        return outcome(optimizers[number_of(rank)].combiner.combine)
+        return outcome(optimizers[rank.number].combiner.combine)
 
     for error in on_ranks(2, body):
         assert isinstance(error, MismatchError)
@@ -244,7 +210,7 @@ def test_compressors_may_use_several_rounds(on_ranks):
         parameters = [Parameter(5), Parameter(4)]
         optimizer = Optimizer(parameters, rank, compression=Halves, gradient_predivide_factor=2.0, op=ReduceOp.AVERAGE)
         for parameter in parameters:
-            parameter.backward(np.arange(parameter.data.size) * (2.0 * number_of(rank)))
+            parameter.backward(np.arange(parameter.data.size) * (2.0 * rank.number))
         optimizer.step()
         return [parameter.data.tolist() for parameter in parameters]
 
