@@ -70,7 +70,7 @@ def test_one_rank_alone_replaces_its_optimizer():
     assert replaced.claim.propose() == proposal(1)
 
 
-def test_one_rank_alone_keeps_what_all_have_replaced():
+def test_one_rank_alone_keeps_an_optimizer_that_all_have_replaced():
     here, there = Rivals(), Rivals()
     kept, gone = Optimizer(here, "a"), Optimizer(there, "a")
     step(kept, gone)
@@ -87,7 +87,7 @@ def test_optimizers_side_by_side_on_survivors_and_on_a_new_rank():
     assert [step(*pair) for pair in zip(survivors[1:], new, strict=True)] == [1, 2]
 
 
-def test_gradients_under_way_on_an_optimizer_with_that_number_are_no_ones_else():
+def test_an_optimizer_with_gradients_under_way_keeps_its_number():
     here, there = Rivals(), Rivals()
     kept, replaced = Optimizer(here, "a"), Optimizer(there, "a")
     step(kept, replaced)

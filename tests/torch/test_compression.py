@@ -27,7 +27,7 @@ HELD_OUT = 597
 
 
 def digits():
-    """1,200 images of digits to learn from, and others to be asked about."""
+    """1,200 images of digits for training, and others for testing."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -37,7 +37,7 @@ def digits():
 
 
 def accuracy_with(compression):
-    """The share of unseen digits that a network gets right which was trained on all ranks."""
+    """The accuracy, on unseen digits, of a network that all ranks trained."""
     torch.manual_seed(2)
     layers = [torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 64), torch.nn.ReLU()]
     model = torch.nn.Sequential(*layers, torch.nn.Linear(64, 10))
@@ -58,7 +58,7 @@ def accuracy_with(compression):
 
 
 class Halves(Compressor):
-    """A user's own: without elementwise, so that it sees each gradient as it is; float64 travels as float32."""
+    """A user's compressor: not elementwise, so it gets each gradient on its own; float64 travels as float32."""
 
     shapes: ClassVar = []
 
@@ -73,7 +73,7 @@ class Halves(Compressor):
 
 
 class Signs(GradientCompressor):
-    """The one of the documentation: one bit of each element matters, and what is lost comes back later."""
+    """The compressor of the documentation: it sends the signs, and adds the error to the next gradient."""
 
     def __init__(self, parameter):
         self.error = torch.zeros_like(parameter)
@@ -109,7 +109,7 @@ def digits_are_learned_as_well():
 
 
 def error_feedback_is_needed():
-    """Or the test above would not show that it works: one direction alone, and none of the rest, learns less."""
+    """The counterpart of the test above: one direction alone, without the error, learns less."""
 
     class Forgetful(PowerSGD):
         def rounds(self, gradient):
@@ -161,7 +161,7 @@ def matrix_of(seed, rank):
 
 
 def powersgd_steps(gradients, **options):
-    """What PowerSGD makes of the average of the ranks' gradients, step by step."""
+    """The results of PowerSGD for the average of the ranks' gradients, step by step."""
     parameter = torch.nn.Parameter(torch.zeros(20, 30, dtype=torch.float64))
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD([parameter], lr=1.0), [("p", parameter)], compression=partial(PowerSGD, rank=2), **options
@@ -175,7 +175,7 @@ def powersgd_steps(gradients, **options):
 
 
 def check_powersgd_is_exact_for_low_rank():
-    """A sum of rank 2 comes through whole; over time, also what does not fit through at once."""
+    """A sum of rank 2 is exact at once; a sum of higher rank is exact over time."""
     mean = torch.stack([matrix_of(7, 2) * (rank + 1) for rank in range(hvd.size())]).mean(dim=0)
     (once,) = powersgd_steps([matrix_of(7, 2) * (hvd.rank() + 1)])
     torch.testing.assert_close(once, mean)
@@ -188,7 +188,7 @@ def check_powersgd_is_exact_for_low_rank():
 
 
 def check_powersgd_recovers():
-    """From gradients of zeros, and from infinite ones, of which nothing is remembered."""
+    """After gradients of zeros, and after infinite ones, which leave no error behind."""
     good, bad = matrix_of(7, 2), torch.full((20, 30), torch.inf if hvd.rank() == 0 else 1.0, dtype=torch.float64)
     zeros, broken, *rest = powersgd_steps([torch.zeros_like(good), bad, good, good])
     assert not zeros.any()
@@ -198,7 +198,7 @@ def check_powersgd_recovers():
 
 
 def check_powersgd_recovers_from_an_overflow_of_either_factor():
-    """What was left out before it, of another scale perhaps, is forgotten; the factor stays."""
+    """The earlier error, perhaps of another scale, is dropped; the factor stays."""
     parameter = torch.nn.Parameter(torch.zeros(20, 30))
     good = matrix_of(7, 2).float()
     compressor = PowerSGD(parameter, rank=2)
@@ -216,7 +216,7 @@ def check_powersgd_recovers_from_an_overflow_of_either_factor():
         assert compressor._factor is factor
 
 
-def check_what_is_left_out_is_forgotten_with_the_state():
+def check_loading_a_state_drops_the_error_of_compression():
     parameter = torch.nn.Parameter(torch.zeros(20, 30))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), compression=PowerSGD)
     parameter.grad = matrix_of(7, 8).float()

@@ -219,7 +219,7 @@ def check_tensors_that_cannot_travel():
     works()
 
 
-def check_what_these_ranks_cannot_do():
+def check_operations_that_need_other_ranks():
     if hvd.size() == 3:
         assert "power of two" in message_of(lambda: hvd.allreduce(torch.ones(2), op=hvd.Adasum), NotImplementedError)
     works()
@@ -262,7 +262,7 @@ def check_misuse_of_a_process_set():
     works()
 
 
-def check_what_ranks_that_have_joined_cannot_do():
+def check_operations_that_joined_ranks_refuse():
     """Those that have not joined hear of it."""
     if hvd.rank() == 0:
         hvd.join()

@@ -101,7 +101,7 @@ def check_broadcast(process_set):
 
 
 def check_alltoall(process_set):
-    """With a last row that goes to nobody."""
+    """The last row goes to no rank."""
     ranks, me = process_set.ranks, process_set.rank()
     splits = [[(sender + 2 * receiver) % 3 for receiver in range(len(ranks))] for sender in range(len(ranks))]
     given = dict(zip(ranks, splits, strict=True))
@@ -235,7 +235,7 @@ def check_compression(process_set):
         assert not torch.equal(small.grad, exact.grad)
 
 
-def check_what_has_no_gradient(process_set):
+def check_operations_without_a_gradient(process_set):
     for op in (hvd.Min, hvd.Max, hvd.Product):
         tensor = torch.ones(2, requires_grad=True)
         for result in (

@@ -133,7 +133,7 @@ UNPICKLABLE = {
 }
 
 
-def check_what_cannot_be_pickled():
+def check_objects_that_cannot_be_pickled():
     """All ranks hear of it, and of nothing else."""
     for reason, make in UNPICKLABLE.items():
         value = make() if hvd.rank() == 0 else b"x" * MEBIBYTE
@@ -144,7 +144,7 @@ def check_what_cannot_be_pickled():
                 works()
 
 
-def check_what_one_rank_cannot_unpickle():
+def check_an_object_that_one_rank_cannot_unpickle():
     unlucky = hvd.size() - 1
     text = rf"rank 0 cannot be unpickled on rank {unlucky} \(ModuleNotFoundError: No module named 'elsewhere'\)"
     for call, found in (
@@ -162,7 +162,7 @@ def check_what_one_rank_cannot_unpickle():
         works()
 
 
-def check_what_nobody_can_unpickle():
+def check_an_object_that_no_rank_can_unpickle():
     with pytest.raises(InvalidRequestError, match=r"rank 0 cannot be unpickled on rank \d \(TypeError.*'second'"):
         hvd.allgather_object(TwoArguments(1, 2))
     works()

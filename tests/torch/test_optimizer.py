@@ -49,7 +49,7 @@ def check_fp16_compression():
 
 
 def check_one_rank_alone_is_like_the_plain_optimizer():
-    """As many passes and as little discipline as the user likes; what has no gradient stays where it is."""
+    """Any number of backward passes and zero_grad() calls; a parameter without a gradient does not change."""
     if hvd.size() > 1:
         return
     model, alone = build(), build()
@@ -108,7 +108,7 @@ def check_keeps_class_state_and_groups():
 
 
 def check_nothing_is_in_flight_after_a_mismatch():
-    """The tensor that differs is the first to be waited for; the others are large, to take longer than the error."""
+    """The step waits first for the tensor that differs. The others are large, so they take longer than the error."""
 
     def check():
         odd = 300_000 + hvd.rank()

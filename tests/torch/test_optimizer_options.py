@@ -168,7 +168,7 @@ def check_a_sparse_gradient_that_one_rank_lacks():
 
 
 def check_a_gradient_that_is_sparse_on_some_ranks_only():
-    """Also beside others in a bucket, and where several packs travel. The step can be repeated."""
+    """Alone, with others in its bucket, and with several packs. The step can be repeated."""
 
     def check():
         for others in ([], [4, 6, 40_000]):
@@ -202,7 +202,7 @@ def backward(parameters, sparse):
 
 
 def check_a_sparse_gradient_that_comes_late():
-    """In the third step, on one rank; others have none yet, and one of them has another new one."""
+    """One rank has it in the third step. The others have no gradient, and the last rank has another new one."""
 
     def check():
         for compression in (hvd.Compression.none, PowerSGD):
@@ -249,7 +249,7 @@ def check_a_sparse_gradient_that_some_ranks_know_already():
 
 
 def check_ranks_that_know_different_sparse_gradients():
-    """Of equal size, in one pack: nothing but their memory tells them apart."""
+    """They have equal sizes and share a pack, so the packs of the ranks look alike."""
 
     def check():
         first, second = (torch.nn.Parameter(torch.zeros(5, 2)) for _ in range(2))
@@ -274,7 +274,7 @@ def check_ranks_that_know_different_sparse_gradients():
 
 
 def forget_what_is_sparse(optimizer, *forgotten):
-    """As a rank that was not there when the others agreed."""
+    """Like a rank that missed the agreement of the others."""
     for parameter, bucket in optimizer._combiner.buckets.items():
         if not forgotten or any(parameter is each for each in forgotten):
             bucket.sparse.pop(parameter, None)
@@ -318,8 +318,8 @@ def check_a_sparse_gradient_that_a_rank_missed_while_it_had_joined():
     assert parameters[0].grad.is_sparse
 
 
-def check_what_is_said_about_a_bucket():
-    """Where ranks disagree about a pack, users must learn which parameter it is, and what travels with it."""
+def check_an_error_names_the_parameters_of_its_bucket():
+    """The error names the parameter that differs, and the parameters of the same pack."""
 
     def check():
         parameters = [torch.nn.Parameter(torch.zeros(size)) for size in (2, 3, 4)]

@@ -39,7 +39,7 @@ def check_param_groups_that_are_exchanged():
 
 
 def check_parameters_that_are_removed():
-    """They stay where they are; names of new ones, which take their places, are still unique."""
+    """A removed parameter does not change any more; new parameters get names that are unique."""
 
     def check():
         sizes = (3, 40_000, 5, 40_000, 7)
@@ -87,7 +87,7 @@ def check_parameters_added_and_unfrozen_later():
 
 
 def check_gradients_in_memory_of_the_user():
-    """They stay there, whether small or large."""
+    """Small and large gradients stay in that memory."""
     for rows in (2, 300):
         flat_gradients = torch.zeros(2 * rows * rows)
         parameters = [torch.nn.Parameter(torch.zeros(rows, rows)) for _ in range(2)]

@@ -66,7 +66,7 @@ def check_too_many_passes():
 
 
 def check_gradients_that_are_thrown_away():
-    """None is in flight unless it travels during backward."""
+    """A gradient is in flight only where it travels during backward."""
 
     def check():
         parameter, optimizer = one_parameter()
@@ -88,7 +88,7 @@ def check_gradients_that_are_thrown_away():
 
 
 def check_passes_that_the_model_throws_away():
-    """As those of a generator in its discriminator: they are not counted, and there is room for all that follow."""
+    """Such as the passes of a generator through its discriminator: they do not count."""
 
     def check():
         for set_to_none in (True, False):
@@ -110,7 +110,7 @@ def check_passes_that_the_model_throws_away():
 
 
 def check_gradients_that_are_changed_before_the_step():
-    """Lost where they have gone already: an error. Elsewhere they count, with a warning about that."""
+    """A change of a gradient in flight is lost, which is an error. Before that the change counts, with a warning."""
 
     def replace(parameter):
         parameter.grad = parameter.grad * 2
@@ -152,7 +152,7 @@ def check_gradients_that_are_changed_before_the_step():
 
 
 def check_gradients_that_a_hook_changes_in_time():
-    """Before they go: by a hook from before the wrapping, or in passes before the last."""
+    """A hook that is older than the wrapper, or a change between two passes, comes before the gradient travels."""
 
     def check():
         parameter = torch.nn.Parameter(torch.zeros(3))

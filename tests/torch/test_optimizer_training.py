@@ -73,7 +73,7 @@ def check_grad_scaler():
 
 
 def check_unscaling_before_gradients_are_combined():
-    """Each rank would have looked for infinities in its own gradients only."""
+    """Otherwise each rank looks for infinities in its own gradients only."""
 
     def check():
         model = build(torch.float32)
@@ -156,7 +156,7 @@ def check_autocast():
 
 
 def check_lbfgs():
-    """Its line search must take the same way on all ranks."""
+    """Its line search must take the same steps on all ranks."""
     for search in (None, "strong_wolfe"):
 
         def lbfgs(parameters, search=search):
@@ -216,13 +216,13 @@ def check_state_dict_round_trip():
 
 
 def check_loading_waits_for_gradients_in_flight():
-    """Or their names could not be used for the next ones."""
+    """Otherwise the next gradients could not use their names."""
     engine, main = basics.engine(), threading.get_ident()
     driver, before = engine._driver, engine._driver.patient
     held, sent, over = threading.Event(), threading.Event(), threading.Event()
 
     def hold():
-        """Nothing moves until somebody waits for it."""
+        """Nothing moves until a caller waits for it."""
         with driver._driving:
             held.set()
             sent.wait()
@@ -322,7 +322,7 @@ def check_activation_checkpointing():
 
 
 def check_a_weight_in_two_checkpoints():
-    """Without reentrant backward its gradient comes once; with it, once for each place."""
+    """Its gradient comes once, or with reentrant backward once for each use."""
 
     def check():
         for use_reentrant, passes in ((False, 1), (True, 2)):
@@ -395,7 +395,7 @@ def check_frozen_and_unfrozen_between_steps():
 
 
 def check_gradients_that_the_user_holds():
-    """What was taken from ``.grad`` before the exchange is combined, too; the next step leaves it alone."""
+    """A tensor taken from ``.grad`` before the exchange is combined, too; the next step does not change it."""
     model = build()
     optimizer = wrap(model, lambda parameters: torch.optim.SGD(parameters, lr=0.0))
     for set_to_none in (True, False):
@@ -438,8 +438,8 @@ def check_second_order_gradients():
         parameter.grad = None
 
 
-def check_names_of_what_travels():
-    """Found in messages about stalls and disagreements."""
+def check_the_names_of_tensors_in_flight():
+    """Messages about stalls and mismatches have these names."""
     seen = []
     unsubscribe = basics.engine().events.subscribe(lambda event: seen.append(getattr(event, "name", "")))
     model = build()

@@ -40,7 +40,7 @@ def adversaries(distribute):
 
 
 def check_generator_and_discriminator():
-    """The remedy that the message names, in either order of the steps."""
+    """The remedy of the error message works."""
 
     def check():
         (together, alone), rows = (adversaries(distribute=True), adversaries(distribute=False)), BATCH * hvd.size()
@@ -138,7 +138,7 @@ def check_another_wrapper():
 
 
 def check_optimizers_side_by_side():
-    """Whose parameters are called the same; beside one that nobody can reach any more, and a copy on one rank."""
+    """Their parameters have equal names. One rank also has copies that are not in use any more."""
 
     def check():
         for named in (True, False):
@@ -208,7 +208,7 @@ def check_one_rank_alone_wraps_its_model_again():
 
 
 def check_one_rank_alone_makes_its_model_again():
-    """And wraps it; the earlier model and its optimizer stay in use, or do not."""
+    """The earlier model and its optimizer stay in use, or do not."""
 
     def check():
         for keeps in (False, True):

@@ -105,7 +105,7 @@ def die(victim, place):
 
 @pytest.mark.parametrize("place", ["backend", "negotiation"])
 @pytest.mark.parametrize("victim", [0, 1, LEADER, 4])
-def test_everybody_knows_who_died(fresh_pool, victim, place):
+def test_every_rank_names_the_rank_that_died(fresh_pool, victim, place):
     pool = fresh_pool(5, HOSTS)
     pool.run(initialize)
     outcomes = pool.outcomes(die, victim, place)

@@ -84,7 +84,7 @@ def test_memory_that_is_seen_is_not_used_again(view):
     assert place in [each.data_ptr() for each in [result() for _ in range(4)]]
 
 
-def test_backward_sees_what_forward_saw():
+def test_backward_uses_the_input_of_forward():
     scale = torch.ones(1, requires_grad=True)
     loss = (result(3.0) * scale).sum()
     others = [result(100.0) for _ in range(3)]

@@ -65,7 +65,7 @@ def test_the_order_depends_on_seed_and_epoch_only():
 
 
 @given(lengths, phases, sizes)
-def test_the_rest_of_an_epoch_is_seen_once_whatever_ranks_there_are(length, phases, last):
+def test_any_number_of_ranks_sees_the_rest_of_an_epoch_once(length, phases, last):
     state, processed = {"epoch": 3, "processed_num": 0}, []
     for size, batch_size, count in phases:
         each = samplers(length, size, state)

@@ -197,7 +197,7 @@ class Unready(torch.optim.SGD):
         return super().state_dict()
 
 
-def check_state_that_cannot_be_had():
+def check_a_state_that_cannot_be_read():
     """All ranks hear why, and what the root raised is there, on the root."""
     hooked = make(torch.optim.SGD)
     if hvd.rank() == 0:
@@ -280,7 +280,7 @@ def check_tensors_of_any_kind():
     assert tensors["channels last"].is_contiguous(memory_format=torch.channels_last)
 
 
-def check_what_is_no_parameter():
+def check_objects_that_are_no_parameters():
     module = model()
     for wrong in (3, "abc", None, torch.ones(2), module[0]):
         with pytest.raises(InvalidRequestError, match=r"params is a \w+; give model\.state_dict"):

@@ -113,7 +113,7 @@ def test_mpi_ops_has_the_same_objects():
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_what_is_built(name):
+def test_features_that_are_built_in(name):
     answer = getattr(hvd, name)()
     assert (answer, type(answer)) == (ANSWERS[name], type(ANSWERS[name]))
 
@@ -124,7 +124,7 @@ def test_gloo_needs_a_torch_that_has_it(monkeypatch):
     assert not hvd.gloo_enabled()
 
 
-def test_threads_of_mpi_are_a_question_for_those_who_use_it():
+def test_the_threads_of_mpi_are_unknown_without_mpi():
     with pytest.raises(ValueError, match="has not been initialized"):
         hvd.mpi_threads_supported()
 

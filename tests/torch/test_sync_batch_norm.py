@@ -211,7 +211,7 @@ def check_ranks_that_have_joined():
     assert hvd.join() == hvd.size() - 1
 
 
-def check_nobody_has_rows():
+def check_no_rank_has_rows():
     layer, reference = pair(2)
     compare(layer, reference, numbers(0, 0, CHANNELS), [0] * hvd.size(), hvd.rank())
 

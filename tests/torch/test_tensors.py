@@ -91,7 +91,7 @@ def check_tensors_that_require_a_gradient():
 
 
 def check_inference_tensors():
-    """Those of any strides may be overwritten, as torch lets nobody do outside inference mode."""
+    """A tensor of any strides may be overwritten; torch allows that in inference mode only."""
     size = hvd.size()
     with torch.inference_mode():
         same(hvd.allreduce(torch.ones(2), op=hvd.Sum), torch.full((2,), float(size)))
@@ -110,7 +110,7 @@ def check_inference_tensors():
         assert tensor.is_inference()
 
 
-def check_what_was_saved_for_backward():
+def check_tensors_that_were_saved_for_backward():
     """When it has been overwritten autograd must not use it."""
     for overwrite in (hvd.allreduce_, lambda tensor: hvd.grouped_allreduce_([tensor]), lambda t: hvd.broadcast_(t, 0)):
         saved = torch.ones(3, requires_grad=True) * 2
@@ -199,7 +199,7 @@ CHECKS = [
     check_sparse_tensors,
     check_tensors_that_require_a_gradient,
     check_inference_tensors,
-    check_what_was_saved_for_backward,
+    check_tensors_that_were_saved_for_backward,
     check_a_handle_lets_go,
 ]
 
