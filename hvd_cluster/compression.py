@@ -16,6 +16,7 @@ __all__ = [
     "Compressor",
     "GradientCompression",
     "GradientCompressor",
+    "IntoCompressor",
     "NoneCompressor",
     "Rounds",
     "compress_all",
@@ -44,6 +45,15 @@ class Compressor:
     @staticmethod
     def decompress(tensor: Tensor, ctx: Any) -> Tensor:
         """The received tensor as it was before :meth:`compress`."""
+        raise NotImplementedError
+
+
+class IntoCompressor(Compressor):
+    """A compressor that can write into existing memory: new memory for each gradient costs page faults."""
+
+    @staticmethod
+    def decompress_into(tensor: Tensor, ctx: Any, target: Tensor) -> None:
+        """Overwrite ``target``, which was given to :meth:`compress`, with the result of :meth:`decompress`."""
         raise NotImplementedError
 
 
@@ -118,17 +128,31 @@ class GradientCompressor(ABC):
         """
 
 
+def _writer(compressor: Any) -> Any:
+    """Its ``decompress_into``, if it belongs to its ``decompress``: a subclass may have overridden one alone."""
+    if not (isinstance(compressor, type) and issubclass(compressor, IntoCompressor)):
+        return None
+    definers = [
+        next(base for base in compressor.__mro__ if name in vars(base)) for name in ("decompress", "decompress_into")
+    ]
+    return compressor.decompress_into if definers[0] is definers[1] else None
+
+
 class _Stateless(GradientCompressor):
     """A compressor with ``compress`` and ``decompress``, in one round."""
 
     def __init__(self, compressor: Any) -> None:
         self._compressor = compressor
+        self._decompress_into = _writer(compressor)
         self.elementwise = bool(getattr(compressor, "elementwise", False))
 
     def rounds(self, gradient: Tensor) -> Rounds:
         small, context = self._compressor.compress(gradient)
-        result: Tensor = self._compressor.decompress((yield small), context)
-        return result
+        received = yield small
+        if self._decompress_into is None:
+            return self._compressor.decompress(received, context)
+        self._decompress_into(received, context, gradient)
+        return gradient
 
 
 GradientCompression: TypeAlias = Any

@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from hvd_cluster.compression import Compressor, NoneCompressor
+from hvd_cluster.compression import Compressor, IntoCompressor, NoneCompressor
 from hvd_cluster.torch.powersgd import PowerSGD
 
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
-class _Cast(Compressor):
+class _Cast(IntoCompressor):
     """Sends floating-point tensors in 16 bits; others as they are."""
 
     elementwise = True
@@ -27,6 +27,12 @@ class _Cast(Compressor):
     def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
         """See :class:`Compressor`."""
         return tensor if ctx is None else tensor.to(ctx)
+
+    @staticmethod
+    def decompress_into(tensor: torch.Tensor, ctx: Any, target: torch.Tensor) -> None:
+        """See :class:`IntoCompressor`."""
+        if tensor is not target:
+            target.copy_(tensor)
 
 
 class FP16Compressor(_Cast):
