@@ -88,7 +88,7 @@ def as_groups(groups: Any, num_groups: Any, tensor_type: type) -> Groups:
 
 def _checked(groups: Sequence[Any], tensor_type: type) -> list[list[Any]]:
     if not all(isinstance(group, list | tuple) for group in groups):
-        raise InvalidRequestError(f"groups={groups!r} must be a positive integer or a list of lists of parameters")
+        raise InvalidRequestError("groups must be a positive integer or a list of lists of parameters")
     members = [member for group in groups for member in group]
     wrong = [type(member).__name__ for member in members if not isinstance(member, tensor_type)]
     if wrong:
