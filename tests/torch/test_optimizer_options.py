@@ -401,7 +401,7 @@ def check_bad_arguments():
         "groups='ab' must be": {"groups": "ab"},
         "groups=1.5 must be": {"groups": 1.5},
         "groups must be": {"groups": [one]},
-        "must consist of parameters, .* not of int": {"groups": [[one, 1]]},
+        "groups must have lists of parameters, not of int": {"groups": [[one, 1]]},
         "has a parameter more than once": {"groups": [[one], [one]]},
         "gradient_predivide_factor=0.0 must": {"gradient_predivide_factor": 0},
         "gradient_predivide_factor=inf must": {"gradient_predivide_factor": float("inf")},
