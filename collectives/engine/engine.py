@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 
 from collectives.api import HOST, HorovodInternalError, InvalidRequestError, Operation, Request, ShutDownError, Topology
@@ -212,17 +212,6 @@ class Engine:
         if self.events.active:
             for work in works:
                 self.events.publish(_submitted(work.request, work.since))
-
-    def refuse(self, requests: Sequence[Request], unnamed: bool, error: InvalidRequestError) -> None:
-        """A call, of one tensor or of a group, is so wrong on this rank that its ``requests`` are not complete.
-
-        Members on which the call is right fail with a MismatchError that has the text of ``error``; they would wait for
-        this rank otherwise.
-        """
-        with suppress(InvalidRequestError):  # no member waits for this rank
-            for request in requests:
-                self._check(request)
-            self._reject([Work(request, None, None) for request in requests], unnamed, error)
 
     def _reject(self, works: Sequence[Work], unnamed: bool, error: InvalidRequestError) -> None:
         """The call is wrong on this rank; members on which it is right must not wait for this rank."""

@@ -31,7 +31,7 @@ def start(
     operation: Operation, describe: Describe, tensor: Any, name: str | None, process_set: ProcessSet, **fields: Any
 ) -> Handle:
     """Submit one tensor. ``fields`` are those of a request."""
-    operand = _described(describe, tensor, operation, name, process_set)
+    operand = _described(describe, tensor, operation, name)
     work = submission.start(operation, operand.source, operand.destination, name, process_set, **fields)
     return Handle(work, operand.finish)
 
@@ -40,7 +40,7 @@ def run(
     operation: Operation, describe: Describe, tensor: Any, name: str | None, process_set: ProcessSet, **fields: Any
 ) -> Any:
     """Submit one tensor, wait, and return the user's result."""
-    operand = _described(describe, tensor, operation, name, process_set)
+    operand = _described(describe, tensor, operation, name)
     work = submission.start(operation, operand.source, operand.destination, name, process_set, wait=True, **fields)
     return operand.finish(work)
 
@@ -55,34 +55,19 @@ def start_group(
     **fields: Any,
 ) -> HandleGroup:
     """Submit a group; ``kind`` makes one object of the results."""
-    count = len(tensors)
-    operands = [
-        _described(describe, each, operation, name, process_set, number, count)
-        for number, each in enumerate(tensors, start=1)
-    ]
+    operands = [_described(describe, each, operation, name, number) for number, each in enumerate(tensors, start=1)]
     pairs = [(operand.source, operand.destination) for operand in operands]
     works = submission.start_group(operation, pairs, name, process_set, **fields)
     return HandleGroup([Handle(work, operand.finish) for work, operand in zip(works, operands, strict=True)], kind)
 
 
 def _described(
-    describe: Describe,
-    tensor: Any,
-    operation: Operation,
-    name: str | None,
-    process_set: ProcessSet,
-    number: int = 0,
-    count: int = 0,
+    describe: Describe, tensor: Any, operation: Operation, name: str | None, number: int | None = None
 ) -> Operand:
-    """The operand of ``tensor``, the ``number``-th in a group of ``count``; an error names operation and tensor.
-
-    The other ranks get that error, too, because they may wait for this rank.
-    """
+    """The operand of ``tensor``, the ``number``-th of a group; an error names the operation and the tensor."""
     try:
         return describe(tensor)
     except InvalidRequestError as error:
         label = "" if name is None else f" {name!r}"
-        member = f", tensor {number} of the group" if number else ""
-        explained = InvalidRequestError(f"{operation.label}{label}{member}: {error}")
-        submission.refuse(operation, name, process_set, count, explained)
-        raise explained from error.__cause__
+        member = "" if number is None else f", tensor {number} of the group"
+        raise InvalidRequestError(f"{operation.value}{label}{member}: {error}") from error.__cause__

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
-from collectives.api import HorovodInternalError, InvalidRequestError, Operation, Request
+from collectives.api import Operation, Request
 from collectives.buffers import Buffer
 from collectives.engine.work import Destination, Work
 from hvd_cluster import basics
 from hvd_cluster.operations.arguments import as_rank, process_set_id
 from hvd_cluster.process_sets import ProcessSet
 
-__all__ = ["label_of", "refuse", "start", "start_group"]
+__all__ = ["label_of", "start", "start_group"]
 
 KEPT_REQUESTS = 1 << 12
 
@@ -82,21 +81,3 @@ def start_group(
         works.append(Work(request, source, destination))
     engine.submit_group(works, unnamed=name is None)
     return works
-
-
-def refuse(
-    operation: Operation, name: str | None, process_set: ProcessSet, group_size: int, error: InvalidRequestError
-) -> None:
-    """This rank cannot describe its tensor, or one of a group of ``group_size``: the other ranks get the ``error``."""
-    with suppress(InvalidRequestError, HorovodInternalError):  # the caller raises the error of the tensor
-        id, engine = process_set_id(process_set), basics.engine()
-        requests = [
-            Request(operation.label if name is None else f"{operation.label}.{name}", operation, process_set=id)
-        ]
-        if group_size:
-            group = label_of(operation, name, group=True)
-            requests = [
-                Request(f"{group}[{place}]", operation, process_set=id, group=group, group_size=group_size)
-                for place in range(group_size)
-            ]
-        engine.refuse(requests, name is None, error)
