@@ -14,4 +14,4 @@ def transport(request, monkeypatch):
 @pytest.fixture
 def patience(monkeypatch):
     """Where cores are scarce, what was decided is left to callers for as long as a test may take."""
-    monkeypatch.setattr("collectives.engine.engine.PATIENCE_SECONDS", PATIENCE)
+    monkeypatch.setattr("collectives.engine.assembly.PATIENCE_SECONDS", PATIENCE)

@@ -212,14 +212,14 @@ def test_more_unnamed_tensors_than_there_are_names_come_before_a_join(operation)
 def test_of_two_threads_that_join_at_once_one_is_refused():
     with running(2) as job:
         engine, other = job.engines
-        check, both = engine._check, threading.Barrier(2)
-        engine._check = lambda request: (check(request), both.wait(PATIENCE))
+        check, both = engine._intake.check, threading.Barrier(2)
+        engine._intake.check = lambda request: (check(request), both.wait(PATIENCE))
         threads = [Caller(engine, body=lambda engine: engine.join()) for _ in range(2)]
         until(lambda: not all(thread.is_alive() for thread in threads))
         other.join()
         results = [thread.result() for thread in threads]
         assert [type(each) for each in sorted(results, key=str)] == [int, InvalidRequestError]
-        engine._check = check
+        engine._intake.check = check
         job.run(lambda engine: run(engine, ones(engine)))
 
 
@@ -231,7 +231,7 @@ def test_sets_are_changed_by_one_thread_while_a_join_of_another_ends():
         engine, other = job.engines
         job.run(lambda engine: engine.add_process_set([0]))
         joined = Caller(engine, body=lambda engine: engine.join())
-        until(lambda: engine._joined)
+        until(lambda: engine._intake._joins)
         changed = Caller(engine, body=change)
         until(lambda: len(engine._works._works) == 2)
         assert other.join() == joined.result() == 1
@@ -242,7 +242,7 @@ def test_a_rank_that_has_joined_submits_nothing():
     with running(2, sets=[(0,)]) as job:
         engine, other = job.engines
         joined = Caller(engine, body=lambda engine: engine.join())
-        until(lambda: engine._joined)
+        until(lambda: engine._intake._joins)
         for call in (lambda: submit(engine, ones(engine), "x"), engine.join, engine.barrier):
             error = outcome(call)
             assert isinstance(error, InvalidRequestError)
@@ -265,7 +265,7 @@ def test_a_join_that_was_interrupted_is_still_a_join(monkeypatch):
             submit(engine, ones(engine), "x")
         assert run(other, ones(other), "x")[0] == 2.0
         assert other.join() == 1
-        until(lambda: not isinstance(outcome(lambda: engine._check(Request("x", Operation.BARRIER))), Exception))
+        until(lambda: not isinstance(outcome(lambda: engine._intake.check(Request("x", Operation.BARRIER))), Exception))
         assert job.run(lambda engine: run(engine, ones(engine))[0]) == [3.0, 3.0]
 
 

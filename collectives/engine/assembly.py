@@ -1,0 +1,187 @@
+"""Puts the parts of an engine together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from collectives.api import Topology
+from collectives.backends.table import staged
+from collectives.control.base import Channel
+from collectives.cores import Cores
+from collectives.engine.deciders.base import Decider
+from collectives.engine.deciders.negotiated import Negotiated
+from collectives.engine.deciders.unison import Unison
+from collectives.engine.dispatch import Dispatch
+from collectives.engine.driver import Driver
+from collectives.engine.exchange import Exchange
+from collectives.engine.link import COORDINATOR, Link, LocalLink, RemoteLink
+from collectives.engine.lookout import Lookout
+from collectives.engine.runner import Connect, Runner
+from collectives.engine.set_backends import SetBackends
+from collectives.engine.silence import Silence
+from collectives.engine.work import Work
+from collectives.engine.work_table import WorkTable
+from collectives.events import EventStream
+from collectives.parameters import PATIENCE_SECONDS, Parameters
+from collectives.planning.board import Board
+from collectives.planning.coordinator import Coordinator
+from collectives.planning.messages import Refuse, Run, Unknown, Withdraw
+from collectives.planning.process_sets import GLOBAL, ProcessSets
+from collectives.planning.stalls import StallInspector
+from collectives.planning.worker import Worker
+from collectives.settings import Settings
+
+__all__ = ["Assembly"]
+
+CYCLE_SECONDS = 0.001
+
+
+class Assembly:
+    """The parts of an engine. A part reaches those that are made after it through the methods of this class.
+
+    :meth:`start` must be called once, when the engine is ready.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        settings: Settings,
+        process_sets: ProcessSets,
+        channel: Channel,
+        backends: Mapping[int, SetBackends],
+        connect: Connect,
+        events: EventStream,
+    ) -> None:
+        self._topology = topology
+        self._settings = settings
+        self._process_sets = process_sets
+        self._channel = channel
+        self._events = events
+        self._parameters = _parameters(topology, settings)
+        self.works = WorkTable(topology.rank, self._negotiate, self._urge)
+        self.runner = self._make_runner(backends, connect)
+        self.exchange = self._make_exchange(backends[GLOBAL].board)
+        self.driver = self._make_driver()
+
+    def start(self) -> None:
+        """Watch the connections, and start the communication thread."""
+        self._channel.watch(self._on_lost)
+        self.driver.start()
+
+    def _make_runner(self, backends: Mapping[int, SetBackends], connect: Connect) -> Runner:
+        return Runner(
+            self._topology.rank,
+            self._process_sets,
+            backends,
+            connect,
+            self.works,
+            self._events,
+            self._announce,
+            self._adopt,
+            self._settle,
+        )
+
+    def _make_exchange(self, board: Board | None) -> Exchange:
+        link = self._make_link()
+        decider, dispatch = _deciders(self._parameters, board, link, self.runner)
+        return Exchange(
+            self._topology,
+            self._settings.timeouts,
+            self._channel,
+            link,
+            decider,
+            dispatch,
+            self.works,
+            self.runner,
+            self._make_lookout(),
+            self._make_silence(),
+            self._announce,
+            self._parameters,
+        )
+
+    def _make_link(self) -> Link:
+        if self._topology.rank != COORDINATOR:
+            return RemoteLink(self._channel, self._events)
+        isolate_groups = not self._settings.group_fusion
+        coordinator = Coordinator(self._process_sets.copy(), self._parameters, isolate_groups=isolate_groups)
+        return LocalLink(self._channel, coordinator, self._make_lookout(), self._events)
+
+    def _make_lookout(self) -> Lookout:
+        return Lookout(_stall_inspector(self._settings), self._events)
+
+    def _make_silence(self) -> Silence:
+        """Rank 0 has the coordinator itself, and so never waits for an answer."""
+        inspector = _stall_inspector(self._settings) if self._topology.rank != COORDINATOR else None
+        return Silence(inspector, self.works.oldest)
+
+    def _make_driver(self) -> Driver:
+        name, crowded = f"hvd-engine-{self._topology.rank}", Cores.of(self._topology).are_crowded
+        return Driver(self.exchange, name, self._parameters.patient, crowded, self._settings.thread_affinity)
+
+    def _negotiate(self, works: Sequence[Work]) -> None:
+        self.exchange.submit(works)
+
+    def _urge(self, work: Work) -> None:
+        self.exchange.urge(work)
+
+    def _adopt(self, parameters: Parameters) -> None:
+        """On the driving thread: the next batch runs under ``parameters``."""
+        self.exchange.parameters = parameters
+        self.driver.patient = parameters.patient
+
+    def _settle(self) -> None:
+        """On a thread of a device: an operation is over."""
+        self.exchange.settle()
+        self.driver.notify()
+
+    def _announce(self) -> None:
+        self.driver.announce()
+
+    def _on_lost(self, rank: int) -> None:
+        """On the channel's watch thread: a connection ended."""
+        self.exchange.lose(rank)
+        self.driver.notify()
+        self._channel.wake()
+
+
+def _is_patient(topology: Topology, settings: Settings) -> bool:
+    """Whether all ranks are on this host, leave no core to the communication threads, and no cycle time is set.
+
+    Between hosts, data travels without use of the cores.
+    """
+    alone = topology.local_size >= topology.size
+    return alone and settings.cycle_time is None and Cores.of(topology).are_scarce
+
+
+def _parameters(topology: Topology, settings: Settings) -> Parameters:
+    """The parameters from the settings of this rank; those of rank 0 hold from the first batch on."""
+    patient, cycle_time = _is_patient(topology, settings), settings.cycle_time
+    if cycle_time is None:
+        cycle_time = PATIENCE_SECONDS if patient else CYCLE_SECONDS
+    return Parameters(
+        fusion_threshold=settings.fusion_threshold,
+        cycle_time=cycle_time,
+        patient=patient,
+        patience=PATIENCE_SECONDS,
+        cache_capacity=settings.cache_capacity,
+        **staged(settings),
+    )
+
+
+def _deciders(parameters: Parameters, board: Board | None, link: Link, runner: Runner) -> tuple[Decider, Dispatch]:
+    """The deciders of a rank, the outermost, and the handlers of their messages."""
+    worker = Worker(parameters)
+    negotiated = Negotiated(worker, link, runner)
+    unison = Unison(board, worker, link, negotiated)
+    dispatch = Dispatch()
+    dispatch.on(Run, negotiated.run)
+    dispatch.on(Refuse, negotiated.refuse)
+    dispatch.on(Unknown, negotiated.resend)
+    dispatch.on(Withdraw, unison.withdraw)
+    return unison, dispatch
+
+
+def _stall_inspector(settings: Settings) -> StallInspector | None:
+    if settings.stall_warning is None:
+        return None
+    return StallInspector(settings.stall_warning, settings.stall_shutdown)

@@ -1,0 +1,103 @@
+"""Calls for a whole process set, and changes of the process sets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TypeAlias
+
+from collectives.api import InvalidRequestError, Operation, Request
+from collectives.engine.driver import Driver
+from collectives.engine.exchange import Exchange
+from collectives.engine.intake import Intake
+from collectives.engine.work import Work
+from collectives.engine.work_table import WorkTable
+from collectives.planning.process_sets import ProcessSets
+
+__all__ = ["ADD", "SetCalls"]
+
+ADD = Request("process_set.add", Operation.ADD_PROCESS_SET)
+
+RunUnnamed: TypeAlias = Callable[[Request], Work]
+"""Submits a request without a tensor or a name, waits, and returns the finished work."""
+
+
+class SetCalls:
+    """The methods of an engine that concern a whole process set; :class:`Engine` describes them.
+
+    ``dynamic``: process sets may be added.
+    """
+
+    def __init__(
+        self,
+        process_sets: ProcessSets,
+        dynamic: bool,
+        intake: Intake,
+        works: WorkTable,
+        exchange: Exchange,
+        driver: Driver,
+        run: RunUnnamed,
+    ) -> None:
+        self._process_sets = process_sets
+        self._dynamic = dynamic
+        self._intake = intake
+        self._works = works
+        self._exchange = exchange
+        self._driver = driver
+        self._run = run
+
+    def barrier(self, process_set: int) -> None:
+        """See :meth:`Engine.barrier`."""
+        self._run(Request("barrier", Operation.BARRIER, process_set=process_set))
+
+    def join(self, process_set: int) -> int:
+        """See :meth:`Engine.join`."""
+        work = Work(Request("join", Operation.JOIN, process_set=process_set), None, None)
+        work.urged = True
+        with self._driver.inside:
+            self._intake.begin_join(work)
+            try:
+                # The others must not believe that this rank has no data while some of it waits its turn.
+                for earlier in self._works.queued(process_set):
+                    self._exchange.urge(earlier)
+                    self._driver.wait(earlier)
+                self._works.enter([work], unnamed=True)
+                self._driver.wait(work)
+            finally:
+                if work.done or not self._works.owns(work):  # or else an interrupt leaves this rank joined
+                    self._intake.end_join(process_set)
+        work.outcome()
+        return work.answer
+
+    def add(self, ranks: Sequence[int]) -> int:
+        """See :meth:`Engine.add_process_set`."""
+        request = ADD
+        with self._reporting(request):
+            self._check_dynamic(ranks)
+            request = replace(request, splits=self._process_sets.check(ranks))
+        return self._run(request).answer
+
+    def _check_dynamic(self, ranks: Sequence[int]) -> None:
+        if not self._dynamic:
+            raise InvalidRequestError(
+                f"process set {list(ranks)} cannot be added: HOROVOD_DYNAMIC_PROCESS_SETS is 0; unset it, or give the "
+                "set to init(process_sets=[...])"
+            )
+
+    def remove(self, id: int) -> None:
+        """See :meth:`Engine.remove_process_set`."""
+        request = Request("process_set.remove", Operation.REMOVE_PROCESS_SET)
+        with self._reporting(request):
+            id, ranks = self._process_sets.check_removable(id)
+            request = replace(request, root_rank=id, splits=ranks)
+        self._run(request)
+
+    @contextmanager
+    def _reporting(self, request: Request) -> Iterator[None]:
+        """An error in the arguments of ``request``, which has no name yet, ends it on the other ranks, too."""
+        try:
+            yield
+        except InvalidRequestError as error:
+            self._intake.reject([Work(request, None, None)], True, error)
+            raise
