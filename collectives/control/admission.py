@@ -33,6 +33,7 @@ LEAST_CANDIDATES = 4
 SILENCE_SECONDS = 0.5
 """How long a connection may be silent while others wait for its place, in seconds."""
 PAUSE_SECONDS = 0.1
+LACK_SECONDS = 0.5
 MOST_NAMED = 8
 
 
@@ -83,6 +84,7 @@ class Admission:
         self._poller = select.poll()
         self._capacity = descriptors.share_of_strangers(len(expected), LEAST_CANDIDATES, MOST_CANDIDATES)
         self._paused_until = 0.0
+        self._lacking_since: float | None = None
         self._is_listening = False
         self._warned: set[str] = set()
         self._stack = ExitStack()
@@ -283,21 +285,31 @@ class Admission:
             return
         except OSError as error:
             if descriptors.are_exhausted(error):
-                self._pause()
+                self._pause(error)
                 return
             raise
+        self._lacking_since = None
         sock.setblocking(False)
         candidate = self._candidates[sock.fileno()] = _Candidate(sock, time.monotonic())
         self._poller.register(sock, select.POLLIN)
         end_in_silence(sock, self._end.heartbeat)
         sock.send(candidate.challenge, socket.MSG_NOSIGNAL)
 
-    def _pause(self) -> None:
-        """No descriptor is left: drop the oldest connection, and accept no other for a while."""
+    def _pause(self, error: OSError) -> None:
+        """No descriptor is left: drop the oldest connection if it is silent, and accept no other for a while.
+
+        Without any connection to drop, the lack ends the start of all ranks after some time.
+        """
         self._warn("a connection", f": {descriptors.EXHAUSTED}")
-        self._paused_until = time.monotonic() + PAUSE_SECONDS
+        now = time.monotonic()
+        self._paused_until = now + PAUSE_SECONDS
         if self._candidates:
-            self._release(self._oldest().sock.fileno()).sock.close()
+            if now >= self._oldest().since + SILENCE_SECONDS:
+                self._drop_oldest()
+            return
+        self._lacking_since = self._lacking_since or now
+        if now > self._lacking_since + LACK_SECONDS:
+            raise _FatalHelloError(error)
 
     def _hear(self, candidate: _Candidate) -> None:
         frame = candidate.reader.read()
@@ -353,7 +365,7 @@ class _OtherWorldError(PeerLostError):
 
 
 class _FatalHelloError(ValueError):
-    """An authentic hello that keeps all ranks from starting."""
+    """An authentic hello, or a lack of descriptors, that keeps all ranks from starting."""
 
     def __init__(self, reason: Exception) -> None:
         super().__init__(str(reason))

@@ -11,9 +11,10 @@ import errno
 import logging
 import select
 import socket
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import msgpack
@@ -50,6 +51,8 @@ RETRY_SECONDS = 0.02
 FIRST_LOOK_SECONDS = 1.0
 LONGEST_LOOK_SECONDS = 10.0
 """A look into the store ends after this time at the latest: hundreds of ranks may wait for rank 0."""
+RESERVED = 4
+"""Descriptors for the channel of a rank, or for the report that it cannot connect: no more than two of either."""
 REASON_SECONDS = 0.5
 """How long a rank that gives up waits for the other rank's reason, in seconds."""
 CALL_SECONDS = 0.5
@@ -102,7 +105,13 @@ def _world(hello: Hello) -> Hashable:
 def _center(end: LocalEnd, store: Store, offer: Offer, starts: Starts) -> Connected:
     hello = end.hello
     start = starts.next(_world(hello))
-    with Admission(end, range(1, hello.size)) as admission:
+    publishing = partial(_publishing_lack, end, store, starts, start)
+    with (
+        publishing(None),
+        descriptors.Reserve(RESERVED) as reserve,
+        Admission(end, range(1, hello.size)) as admission,
+        publishing(reserve),  # before the admission closes its listeners
+    ):
         store.set(_key(hello, start), msgpack.packb(admission.entry))
         starts.passed(_world(hello), start)
         store.set(CURRENT, msgpack.packb((hello.round, admission.entry)))
@@ -119,6 +128,25 @@ def _center(end: LocalEnd, store: Store, offer: Offer, starts: Starts) -> Connec
     connections = {rank: Connection(peer.wire.sock) for rank, peer in peers.items()}
     channel = _channel_of_center(hosts, connections)
     return Connected(channel, hosts, cores[hello.host], tuple(offers[rank][1] for rank in range(hello.size)), start)
+
+
+@contextmanager
+def _publishing_lack(
+    end: LocalEnd, store: Store, starts: Starts, start: int, reserve: descriptors.Reserve | None
+) -> Iterator[None]:
+    """Publish a lack of descriptors in the place of the entry: a rank that cannot be admitted can still read it."""
+    try:
+        yield
+    except Exception as error:
+        reason = descriptors.explained(error, end.hello.rank)
+        if reason is error:
+            raise
+        if reserve is not None:
+            reserve.release()
+        with suppress(OSError, HorovodInternalError):
+            store.set(_key(end.hello, start), msgpack.packb({"error": pack_answer(None, reason)}))
+            starts.passed(_world(end.hello), start)
+        raise reason from error
 
 
 def _cores(hellos: Sequence[Hello]) -> dict[str, int]:
@@ -150,27 +178,20 @@ def _member(end: LocalEnd, store: Store, process_sets: ProcessSets, offer: Offer
         mine = cores[end.hello.host]
         ranks = next((ranks for ranks in relays(hosts).values() if end.hello.rank in ranks), ())
         admission = None
-        if ranks and ranks[0] == end.hello.rank:
-            admission = stack.enter_context(Admission(end, ranks[1:], center.sock))
-        _send_offer(center, admission, lambda: offer(hosts, mine))
+        with center.hearing_errors():
+            reserve = stack.enter_context(descriptors.Reserve(RESERVED))
+            if ranks and ranks[0] == end.hello.rank:
+                admission = stack.enter_context(Admission(end, ranks[1:], center.sock))
+            answer = pack_answer((None if admission is None else admission.entry, offer(hosts, mine)))
+        with suppress(OSError):  # the answer to it, which is next, gives the reason
+            center.send(answer)
         offers = center.answer()
+        reserve.release()
         channel = _channel(end, center, ranks, admission, offers, process_sets)
         stack.pop_all()
         if admission is not None:
             admission.__exit__(None, None, None)
     return Connected(channel, hosts, mine, tuple(backends for _, backends in offers), start)
-
-
-def _send_offer(center: _Answering, admission: Admission | None, offer: Callable[[], bytes]) -> None:
-    """Send the offer of this rank, or the error that prevented it."""
-    try:
-        answer = pack_answer((None if admission is None else admission.entry, offer()))
-    except BaseException as error:
-        with suppress(OSError, HorovodInternalError):
-            center.send(pack_answer(None, error))
-        raise
-    with suppress(OSError):  # the answer to it, which is next, gives the reason
-        center.send(answer)
 
 
 def _channel(
@@ -241,6 +262,18 @@ class _Answering:
             text = f"rank {rank}: the connection to rank {host} broke before it was answered: {error}"
             raise PeerLostError(text, [host]) from error
 
+    @contextmanager
+    def hearing_errors(self) -> Iterator[None]:
+        """Send the other rank the error that ends the block."""
+        try:
+            yield
+        except BaseException as error:
+            reason = descriptors.explained(error, self._end.hello.rank)
+            self._leave(pack_answer(None, reason))
+            if reason is error:
+                raise
+            raise reason from error
+
     def send(self, data: bytes) -> None:
         """Send a frame."""
         self._wire.send(data)
@@ -255,7 +288,7 @@ class _Answering:
         except OSError as error:
             raise PeerLostError(f"rank {rank}: the connection to rank {host} broke: {error}", [host]) from error
         except BaseException as error:
-            self._leave(error)
+            self._leave(pack_farewell(error))
             raise
 
     def _next(self) -> Any:
@@ -266,7 +299,7 @@ class _Answering:
         rank, host = self._end.hello.rank, self._host
         text = f"rank {rank}: rank {host} did not say in time which ranks are missing; its process may be stopped"
         late = CollectiveTimeoutError(text, [host])
-        self._leave(late)
+        self._leave(pack_farewell(late))
         try:
             with suppress(OSError), ConnectAttempt(REASON_SECONDS) as self._wire.attempt:
                 self._next()
@@ -274,10 +307,10 @@ class _Answering:
             return reason
         return late
 
-    def _leave(self, reason: BaseException) -> None:
-        """Tell the other rank why this one leaves."""
+    def _leave(self, reason: bytes) -> None:
+        """Send the other rank the packed reason why this one leaves."""
         with suppress(OSError, HorovodInternalError):
-            self.send(pack_farewell(reason))
+            self.send(reason)
             self.sock.shutdown(socket.SHUT_WR)
 
 
@@ -290,27 +323,47 @@ def _join_center(end: LocalEnd, store: Store, starts: Starts) -> tuple[_Answerin
     """A connection to rank 0, the number of the start, and the first answer."""
     start, refused = starts.next(_world(end.hello)), ""
     while True:
-        entry = _look_up(end, store, start, refused)
+        entry = _look_up(end, store, starts, start, refused)
         try:
             center = _Answering(end, 0, _dial(end, entry, 0))
         except ConnectionRefusedError:
+            _check_entry(end, store, starts, start)
             refused = f"rank 0 does not answer at {entry['tcp']}, where it listened for an earlier start"
             start += 1
             continue
         with ExitStack() as stack:
             stack.callback(center.sock.close)
-            first = _greet(center, entry)
+            try:
+                first = _greet(center, entry)
+            except PeerLostError:
+                _check_entry(end, store, starts, start)
+                raise
             stack.pop_all()
         return center, start, first
 
 
-def _look_up(end: LocalEnd, store: Store, start: int, refused: str) -> Any:
+def _entry(end: LocalEnd, store: Store, starts: Starts, start: int, seconds: float) -> Any:
+    """The entry of rank 0 in this start; raises the error that it published instead, or CollectiveTimeoutError."""
+    entry = msgpack.unpackb(store.get(_key(end.hello, start), seconds))
+    if "error" in entry:
+        starts.passed(_world(end.hello), start)
+        unpack_answer(entry["error"])
+    return entry
+
+
+def _check_entry(end: LocalEnd, store: Store, starts: Starts, start: int) -> None:
+    """Raise the error that rank 0 has published since, if any."""
+    with suppress(CollectiveTimeoutError, PeerLostError):
+        _entry(end, store, starts, start, 0.0)
+
+
+def _look_up(end: LocalEnd, store: Store, starts: Starts, start: int, refused: str) -> Any:
     """Where rank 0 listens in this start; CollectiveTimeoutError, or PeerLostError where an earlier one is over."""
     seconds, called = FIRST_LOOK_SECONDS, ""
     while True:
         end.attempt.check()
         try:
-            return msgpack.unpackb(store.get(_key(end.hello, start), min(seconds, end.attempt.remaining)))
+            return _entry(end, store, starts, start, min(seconds, end.attempt.remaining))
         except CollectiveTimeoutError as error:
             seconds = min(2 * seconds, LONGEST_LOOK_SECONDS)
             round, entry = _current(end.hello, store)
@@ -388,7 +441,7 @@ def _dial(end: LocalEnd, entry: Mapping[str, Any], host: int) -> Wire:
         try:
             return _open(end, socket.AF_UNIX, entry["unix"])
         except OSError as error:
-            _check_descriptors(error)
+            _check_descriptors(error, end.hello.rank)
             logger.debug("rank %d is on this host, but in another network namespace or gone; using TCP", host)
     while True:
         try:
@@ -396,16 +449,16 @@ def _dial(end: LocalEnd, entry: Mapping[str, Any], host: int) -> Wire:
         except ConnectionRefusedError:
             raise
         except OSError as error:
-            _check_descriptors(error)
+            _check_descriptors(error, end.hello.rank)
             if not end.attempt.remaining:
                 raise PeerLostError(f"rank {host} does not answer at {entry['tcp']}: {error}", [host]) from error
             end.attempt.wait({}, RETRY_SECONDS)
 
 
-def _check_descriptors(error: OSError) -> None:
-    """Raise HorovodInternalError where ``error`` is not the fault of the other rank: descriptors ran out here."""
+def _check_descriptors(error: OSError, rank: int) -> None:
+    """Raise HorovodInternalError where ``error`` is no fault of the other rank: ``rank`` has no descriptor left."""
     if descriptors.are_exhausted(error):
-        raise HorovodInternalError(f"the ranks cannot connect: {descriptors.EXHAUSTED} ({error})") from error
+        raise descriptors.explained(error, rank) from error
 
 
 def _open(end: LocalEnd, family: int, address: Any) -> Wire:

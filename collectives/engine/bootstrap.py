@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import msgpack
 
+from collectives import descriptors
 from collectives.api import (
     CollectiveTimeoutError,
     EngineError,
@@ -71,12 +72,24 @@ def connect(
     do not come, end, or are in another world; the same reason on all ranks that have come.
     """
     sets = ProcessSets(world.topology.size, process_sets)
-    if world.rendezvous is None:
-        return _connect_alone(world, settings, sets)
-    with ExitStack() as stack:
+    with _explaining_lack(world.topology.rank), ExitStack() as stack:
+        if world.rendezvous is None:
+            return _connect_alone(world, settings, sets)
         if attempt is None:
             attempt = stack.enter_context(ConnectAttempt(settings.timeouts.connect))
         return _connect_together(world, settings, sets, starts or Starts(), attempt)
+
+
+@contextmanager
+def _explaining_lack(rank: int) -> Iterator[None]:
+    """An error for which a lack of descriptors is the reason says so."""
+    try:
+        yield
+    except Exception as error:
+        reason = descriptors.explained(error, rank)
+        if reason is error:
+            raise
+        raise reason from error
 
 
 def _connect_alone(world: World, settings: Settings, sets: ProcessSets) -> Engine:
@@ -208,8 +221,9 @@ def _assemble(
 
     try:
         channel.watch(lose)
-        backends = groups.connect(connected.offers, attempt)
-        return Engine(groups.topology, settings, sets, channel, backends, connector)
+        with _explaining_lack(channel.rank):
+            backends = groups.connect(connected.offers, attempt)
+            return Engine(groups.topology, settings, sets, channel, backends, connector)
     except BaseException as error:
         reason = _verdict(channel, error, losses)
         channel.send_to(range(1, channel.size) if channel.rank == 0 else (0,), encode(Abort(pack(_told(reason)))))
@@ -259,7 +273,11 @@ class _Connector:
         joinings = table.prepare(members, self.topology, self.settings, self.address)
         offer = msgpack.packb([joining.offer for joining in joinings])
         try:
-            with self.open_store() as (store, _), ConnectAttempt(self.settings.timeouts.connect, check) as attempt:
+            with (
+                _explaining_lack(self.topology.rank),
+                self.open_store() as (store, _),
+                ConnectAttempt(self.settings.timeouts.connect, check) as attempt,
+            ):
                 path = "/".join(part for part in (self.scope, scope) if part)
                 offers = exchange_offers(group, offer, PrefixStore(store, path), attempt)
                 return SetBackends.of(_connect_all(joinings, [msgpack.unpackb(each) for each in offers], attempt))
