@@ -1,4 +1,4 @@
-"""What the look for things that a test left behind finds."""
+"""The fixture that looks for resources that a test left behind."""
 
 import multiprocessing
 import os

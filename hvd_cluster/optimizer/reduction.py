@@ -54,7 +54,7 @@ class Bucket(Generic[P]):
 
 @dataclass(frozen=True)
 class Setup(Generic[P]):
-    """What the reductions of one optimizer have in common."""
+    """The values that all reductions of one optimizer share."""
 
     binding: Binding[P]
     names: Mapping[P, str]

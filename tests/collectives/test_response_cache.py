@@ -1,4 +1,4 @@
-"""What the coordinator keeps of each rank's requests."""
+"""The requests of each rank that the coordinator keeps."""
 
 from dataclasses import replace
 

@@ -27,7 +27,7 @@ def batches(*ids, **fields):
     return [tuple(response(id, **fields) for id in batch) for batch in ids]
 
 
-# What is known.
+# Known schedules.
 
 
 def test_a_set_is_found_in_any_order_with_its_last_batches():

@@ -56,7 +56,7 @@ class UnisonWorld(World):
         return fell
 
     def decline(self, rank):
-        """What the engine does when it has a message for the coordinator."""
+        """Decline unison, as the engine does before it sends a message to the coordinator."""
         if self.on[rank]:
             self._enter(rank, 0)
             self.on[rank] = False

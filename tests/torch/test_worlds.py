@@ -35,7 +35,7 @@ def start_in(round, rank, size):
 
 
 def numbers():
-    """What this rank is, and the sum of all ranks."""
+    """The numbers of this rank, and an allreduced sum of all ranks."""
     place = hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()
     return place, hvd.allreduce(torch.tensor([hvd.rank() + 1.0]), op=hvd.Sum, name="sum").item()
 
