@@ -51,8 +51,8 @@ running.wait()
 if sys.argv[1] == "waits":
     from hvd_cluster import basics
 
-    exchange = basics.engine()._exchange
-    while hvd.rank() and not (exchange.has_works or exchange.finished):
+    engine = basics.engine()
+    while hvd.rank() and not (engine._exchange.has_works or engine._ends.ending.finished):
         pass
 """
 

@@ -8,24 +8,28 @@ from collectives.api import Topology
 from collectives.backends.table import staged
 from collectives.control.base import Channel
 from collectives.cores import Cores
+from collectives.engine.commands import Commands
 from collectives.engine.deciders.base import Decider
 from collectives.engine.deciders.negotiated import Negotiated
 from collectives.engine.deciders.unison import Unison
 from collectives.engine.dispatch import Dispatch
 from collectives.engine.driver import Driver
+from collectives.engine.ends import Ends
 from collectives.engine.exchange import Exchange
+from collectives.engine.inquiries import Inquiries
 from collectives.engine.link import COORDINATOR, Link, LocalLink, RemoteLink
 from collectives.engine.lookout import Lookout
 from collectives.engine.runner import Connect, Runner
 from collectives.engine.set_backends import SetBackends
 from collectives.engine.silence import Silence
+from collectives.engine.trials import Trials
 from collectives.engine.work import Work
 from collectives.engine.work_table import WorkTable
 from collectives.events import EventStream
 from collectives.parameters import PATIENCE_SECONDS, Parameters
 from collectives.planning.board import Board
 from collectives.planning.coordinator import Coordinator
-from collectives.planning.messages import Refuse, Run, Unknown, Withdraw
+from collectives.planning.messages import Abort, Left, Refuse, Run, Status, Stop, Unknown, Withdraw
 from collectives.planning.process_sets import GLOBAL, ProcessSets
 from collectives.planning.stalls import StallInspector
 from collectives.planning.worker import Worker
@@ -58,9 +62,15 @@ class Assembly:
         self._channel = channel
         self._events = events
         self._parameters = _parameters(topology, settings)
+        self._commands = Commands()
+        self._dispatch = Dispatch()
+        self._lookout = self._make_lookout()
+        self._link = self._make_link()
         self.works = WorkTable(topology.rank, self._negotiate, self._urge)
         self.runner = self._make_runner(backends, connect)
-        self.exchange = self._make_exchange(backends[GLOBAL].board)
+        self._decider = self._make_decider(backends[GLOBAL].board)
+        self.ends = self._make_ends()
+        self.exchange = self._make_exchange()
         self.driver = self._make_driver()
 
     def start(self) -> None:
@@ -81,23 +91,58 @@ class Assembly:
             self._settle,
         )
 
-    def _make_exchange(self, board: Board | None) -> Exchange:
-        link = self._make_link()
-        decider, dispatch = _deciders(self._parameters, board, link, self.runner)
-        return Exchange(
+    def _make_decider(self, board: Board | None) -> Decider:
+        """The deciders of this rank; returns the outermost."""
+        worker = Worker(self._parameters)
+        negotiated = Negotiated(worker, self._link, self.runner)
+        unison = Unison(board, worker, self._link, negotiated)
+        self._dispatch.on(Run, negotiated.run)
+        self._dispatch.on(Refuse, negotiated.refuse)
+        self._dispatch.on(Unknown, negotiated.resend)
+        self._dispatch.on(Withdraw, unison.withdraw)
+        return unison
+
+    def _make_ends(self) -> Ends:
+        ends = Ends(
             self._topology,
             self._settings.timeouts,
             self._channel,
-            link,
-            decider,
-            dispatch,
+            self._link,
+            self._decider,
             self.works,
             self.runner,
-            self._make_lookout(),
-            self._make_silence(),
+            self._commands,
             self._announce,
+        )
+        self._dispatch.on(Left, ends.all_left)
+        self._dispatch.on(Abort, ends.hear)
+        return ends
+
+    def _make_exchange(self) -> Exchange:
+        exchange = Exchange(
+            self._settings.timeouts,
+            self._channel,
+            self._link,
+            self._decider,
+            self._dispatch,
+            self.works,
+            self.runner,
+            Trials(self._topology, self._channel, self.runner, self._lookout, self.ends, self._commands),
+            self._make_inquiries(),
+            self.ends,
+            self._commands,
             self._parameters,
         )
+        self._dispatch.on(Stop, exchange.stop)
+        return exchange
+
+    def _make_inquiries(self) -> Inquiries:
+        """Rank 0 has the coordinator itself, and so never waits for an answer."""
+        inspector = _stall_inspector(self._settings) if self._topology.rank != COORDINATOR else None
+        silence = Silence(inspector, self.works.oldest)
+        inquiries = Inquiries(self._topology, silence, self._lookout, self._link, self.works, self.ends.fail)
+        self._dispatch.on(Status, inquiries.hear)
+        return inquiries
 
     def _make_link(self) -> Link:
         if self._topology.rank != COORDINATOR:
@@ -108,11 +153,6 @@ class Assembly:
 
     def _make_lookout(self) -> Lookout:
         return Lookout(_stall_inspector(self._settings), self._events)
-
-    def _make_silence(self) -> Silence:
-        """Rank 0 has the coordinator itself, and so never waits for an answer."""
-        inspector = _stall_inspector(self._settings) if self._topology.rank != COORDINATOR else None
-        return Silence(inspector, self.works.oldest)
 
     def _make_driver(self) -> Driver:
         name, crowded = f"hvd-engine-{self._topology.rank}", Cores.of(self._topology).are_crowded
@@ -139,7 +179,7 @@ class Assembly:
 
     def _on_lost(self, rank: int) -> None:
         """On the channel's watch thread: a connection ended."""
-        self.exchange.lose(rank)
+        self.ends.lose(rank)
         self.driver.notify()
         self._channel.wake()
 
@@ -166,19 +206,6 @@ def _parameters(topology: Topology, settings: Settings) -> Parameters:
         cache_capacity=settings.cache_capacity,
         **staged(settings),
     )
-
-
-def _deciders(parameters: Parameters, board: Board | None, link: Link, runner: Runner) -> tuple[Decider, Dispatch]:
-    """The deciders of a rank, the outermost, and the handlers of their messages."""
-    worker = Worker(parameters)
-    negotiated = Negotiated(worker, link, runner)
-    unison = Unison(board, worker, link, negotiated)
-    dispatch = Dispatch()
-    dispatch.on(Run, negotiated.run)
-    dispatch.on(Refuse, negotiated.refuse)
-    dispatch.on(Unknown, negotiated.resend)
-    dispatch.on(Withdraw, unison.withdraw)
-    return unison, dispatch
 
 
 def _stall_inspector(settings: Settings) -> StallInspector | None:

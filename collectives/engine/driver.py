@@ -72,7 +72,7 @@ class Driver:
         self._core = core
         self._spins = FEW_SPINS if crowded else SPINS
         self._exchange = exchange
-        self._end = exchange.end
+        self._end = exchange.ends.ending
         self._channel = exchange.channel
         # Owned by the driving thread; no thread blocks on it without a bound: callers wait for _changed instead.
         self._driving = threading.Lock()
@@ -141,7 +141,7 @@ class Driver:
             if not (self._step() or self._spin()):
                 self._sleep()
         if not work.done:  # entered after all had failed, or taken out of the table by an interrupt
-            work.fail(self._exchange.ending())
+            work.fail(self._end.error())
 
     def _spin(self) -> bool:
         """Poll for a moment, which costs less than a sleep; return whether there is something to do."""
@@ -175,20 +175,20 @@ class Driver:
         if self._core is not None:
             pin(self._core)
         try:
-            while not self._exchange.finished:
+            while not self._end.finished:
                 self._unpark.clear()
                 if self._driving.acquire(blocking=False):
                     self._drive()
-                if not self._exchange.finished:
+                if not self._end.finished:
                     self._rest()
         finally:
             with self._driving:
-                self._exchange.close()
+                self._exchange.ends.close()
             self.announce()
 
     def _drive(self) -> None:
         try:
-            while not self._exchange.finished and self._step():
+            while not self._end.finished and self._step():
                 self._park_seconds = PARK_SECONDS  # callers do not do all the work
         finally:
             self._driving.release()
@@ -201,7 +201,7 @@ class Driver:
             if self._exchange.commands:  # this thread may have taken the wake of the caller that drives
                 self._channel.wake()
             self._park()
-        elif idle < self._park_seconds and not self._exchange.is_leaving:
+        elif idle < self._park_seconds and not self._end.is_leaving:
             if not self._exchange.commands:
                 self._park()
         elif self.patient and (self._exchange.has_works or idle < RECENT_SECONDS):

@@ -38,6 +38,16 @@ class Ending:
         """When :meth:`expire` finishes the end, in monotonic seconds; None before :meth:`leave`."""
         return self._deadline
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the polite end has begun here: no caller is expected to drive any more."""
+        return self._deadline is not None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all ranks are there, as far as this one knows, and the end has not come."""
+        return self.lost is None and not self.finished
+
     def error(self) -> Exception:
         """The error of pending works, and of every later call."""
         why = f". Before, {self._refused}" if self._refused else ""

@@ -50,7 +50,7 @@ class Engine:
         self.events = EventStream()
         self._timeouts = settings.timeouts
         parts = Assembly(topology, settings, process_sets, channel, backends, connect, self.events)
-        self._works, self._exchange, self._driver = parts.works, parts.exchange, parts.driver
+        self._works, self._exchange, self._ends, self._driver = parts.works, parts.exchange, parts.ends, parts.driver
         notify = self._driver.notify
         self._intake = Intake(topology.rank, process_sets, parts.works, parts.runner, self.events, notify)
         self._set_calls = SetCalls(
@@ -192,11 +192,11 @@ class Engine:
         me = threading.get_ident()
         if self._driver.is_driven_by(me):
             text = f"Horovod has been shut down by rank {self.topology.rank}, in a signal handler"
-            self._exchange.fail(ShutDownError(text))
+            self._ends.fail(ShutDownError(text))
             self._driver.notify()
             return
-        if not self._exchange.finished:
-            self._exchange.leave()
+        if not self._ends.ending.finished:
+            self._ends.leave()
         self._driver.notify()
         if me in self._driver.inside:
             return
@@ -211,7 +211,7 @@ class Engine:
 
     def abort(self, error: HorovodInternalError) -> None:
         """End the engine on all ranks at once; every pending and future work raises ``error``."""
-        self._exchange.abort(error)
+        self._ends.abort(error)
         self._driver.notify()
 
     @property
@@ -221,4 +221,4 @@ class Engine:
 
     def disown(self) -> None:
         """In a forked child: close this copy of the connections, silently; the parent keeps its own. Takes no lock."""
-        self._exchange.disown()
+        self._ends.disown()

@@ -368,7 +368,7 @@ def test_a_rank_that_is_lost_while_a_set_connects_is_named():
         def _connect(self, rank, members, scope, check):
             if rank == 0:
                 self.vanish(1)
-                until(lambda: self.engines[0]._exchange._ending.lost is not None)
+                until(lambda: self.engines[0]._ends.ending.lost is not None)
                 raise CollectiveTimeoutError("a member did not come")
             return super()._connect(rank, members, scope, check)
 

@@ -77,7 +77,7 @@ def test_a_call_that_a_rank_refused_before_it_left_has_its_reason(unnamed, early
             call(second, prescale_factor=float("nan"))
         second.shutdown()
         if not early:
-            until(lambda: first._exchange.finished and third._exchange.finished)
+            until(lambda: first._ends.ending.finished and third._ends.ending.finished)
         errors = [
             outcome(lambda: wait(first, works[0] if early else call(first))),
             outcome(lambda: wait(third, call(third))),
@@ -86,7 +86,7 @@ def test_a_call_that_a_rank_refused_before_it_left_has_its_reason(unnamed, early
             assert isinstance(error, RefusedCallError), error
             assert "rank 1 refused the call" in str(error)
             assert "scale factor of nan" in error.values[1]
-        until(lambda: third._exchange.finished)
+        until(lambda: third._ends.ending.finished)
         other = outcome(lambda: run(third, ones(third), "another"))
         assert isinstance(other, ShutDownError)
         assert "rank 1 refused the call" in str(other)
@@ -99,7 +99,7 @@ def test_a_rejection_is_reported_before_its_rank_leaves():
         work = submit(first, ones(first), "x")
         with second._driver.inside:
             assert isinstance(outcome(lambda: run(second, ones(second), "x", prescale_factor=float("nan"))), ValueError)
-            second._exchange.leave()
+            second._ends.leave()
         assert isinstance(outcome(lambda: wait(first, work)), RefusedCallError)
 
 

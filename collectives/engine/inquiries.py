@@ -1,0 +1,67 @@
+"""Asks the coordinator why tensors of this rank wait, and reports its answer, or that it gives none."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from collectives.api import CollectiveTimeoutError, HorovodInternalError, Topology
+from collectives.engine.link import COORDINATOR, Link
+from collectives.engine.lookout import Lookout
+from collectives.engine.silence import Silence, Verdict, explain
+from collectives.engine.work_table import WorkTable
+from collectives.planning.messages import Inquiry, Status
+
+__all__ = ["Inquiries"]
+
+logger = logging.getLogger(__name__)
+
+
+class Inquiries:
+    """Acts as ``silence`` says, for the tensors in ``works``. ``fail`` ends the job. For the thread that drives."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        silence: Silence,
+        lookout: Lookout,
+        link: Link,
+        works: WorkTable,
+        fail: Callable[[HorovodInternalError], None],
+    ) -> None:
+        self._topology = topology
+        self._silence = silence
+        self._lookout = lookout
+        self._link = link
+        self._works = works
+        self._fail = fail
+
+    @property
+    def deadline(self) -> float | None:
+        """When :meth:`look` must be called, in monotonic seconds; None: not before a tensor is in flight."""
+        return self._silence.deadline if self._works else None
+
+    def look(self) -> None:
+        """Ask the coordinator when tensors wait for long; if it does not answer, report that, and end in time."""
+        verdict = self._silence.look(time.monotonic())
+        if verdict.ask:
+            self._link.tell(Inquiry())
+        if verdict.seconds is not None:
+            self._report(verdict, verdict.seconds)
+
+    def _report(self, verdict: Verdict, seconds: float) -> None:
+        self._lookout.note(self._works.since(), (COORDINATOR,), time.monotonic())
+        text = explain(self._topology, self._works.describe(), seconds)
+        if verdict.fatal:
+            remark = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS is over: the job ends"
+            self._fail(CollectiveTimeoutError(f"{text}. {remark}", [COORDINATOR]))
+        else:
+            logger.warning("%s", text)
+
+    def hear(self, message: Status) -> None:
+        """The coordinator answers."""
+        self._silence.answered(time.monotonic())
+        if message.text:
+            self._lookout.note(self._works.since(), (), time.monotonic())
+            logger.warning("rank %d heard from rank %d: %s", self._topology.rank, COORDINATOR, message.text)
