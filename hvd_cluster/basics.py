@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from collectives import logs
 from collectives.api import InvalidRequestError, NotInitializedError, Topology, World
-from collectives.control.starts import Starts
+from collectives.control.handshake.starts import Starts
 from collectives.engine import bootstrap
 from collectives.engine.engine import Engine
 from collectives.planning.process_sets import GLOBAL

@@ -29,11 +29,11 @@ from collectives.backends.base import Backend
 from collectives.backends.group import Group
 from collectives.backends.joining import Joining, exchange_offers
 from collectives.control.base import Channel
-from collectives.control.configuration import brief
 from collectives.control.handshake import Connected, Hello, connect_channel
-from collectives.control.hello import LocalEnd
+from collectives.control.handshake.configuration import brief
+from collectives.control.handshake.hello import LocalEnd
+from collectives.control.handshake.starts import Starts
 from collectives.control.inproc import InprocHub
-from collectives.control.starts import Starts
 from collectives.cores import usable_cores
 from collectives.engine.ending import Ending
 from collectives.engine.engine import Engine

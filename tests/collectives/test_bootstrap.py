@@ -21,7 +21,7 @@ from collectives.api import (
 from collectives.attempt import ConnectAttempt
 from collectives.backends import table
 from collectives.backends.gloo import joining
-from collectives.control.starts import Starts
+from collectives.control.handshake.starts import Starts
 from collectives.engine import bootstrap
 from collectives.rendezvous.server import RendezvousServer
 from collectives.settings import Settings

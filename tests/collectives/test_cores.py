@@ -8,7 +8,7 @@ import pytest
 from collectives import cores
 from collectives.api import Topology
 from collectives.backends import table
-from collectives.control.hello import Hello
+from collectives.control.handshake.hello import Hello
 from collectives.cores import Cores, usable_cores, usable_numbers
 from collectives.settings import Settings
 

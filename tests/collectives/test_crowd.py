@@ -8,7 +8,7 @@ import msgpack
 from collectives.api import Timeouts
 from collectives.attempt import ConnectAttempt
 from collectives.control import handshake
-from collectives.control.hello import Hello, LocalEnd
+from collectives.control.handshake.hello import Hello, LocalEnd
 from collectives.planning.process_sets import ProcessSets
 from collectives.rendezvous.store import MemoryStore
 from tests import limited
@@ -20,8 +20,9 @@ SECRET = b"not for strangers"
 RANK_0 = f"""
 from collectives.api import Timeouts
 from collectives.attempt import ConnectAttempt
-from collectives.control import admission, handshake
-from collectives.control.hello import Hello, LocalEnd
+from collectives.control import handshake
+from collectives.control.handshake import candidates
+from collectives.control.handshake.hello import Hello, LocalEnd
 from collectives.planning.process_sets import ProcessSets
 from collectives.rendezvous.store import MemoryStore
 
@@ -30,7 +31,7 @@ class Announcing(MemoryStore):
         if key == {KEY!r}:
             print(value.hex(), flush=True)
 
-admission.SILENCE_SECONDS = 0.05
+candidates.SILENCE_SECONDS = 0.05
 limit_descriptors(40)
 with ConnectAttempt({limited.PATIENCE}) as attempt:
     end = LocalEnd(Hello(0, 2, "a"), {SECRET!r}, "127.0.0.1", Timeouts().heartbeat, attempt)

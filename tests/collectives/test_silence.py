@@ -9,7 +9,7 @@ import pytest
 
 from collectives.attempt import ConnectAttempt
 from collectives.control.handshake import connect_channel
-from collectives.control.hello import Hello, LocalEnd
+from collectives.control.handshake.hello import Hello, LocalEnd
 from collectives.planning.process_sets import ProcessSets
 from collectives.rendezvous.store import MemoryStore
 from tests.backends.members import in_threads

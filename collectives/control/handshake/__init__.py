@@ -1,0 +1,12 @@
+"""How the ranks of a world connect, in two steps over the same connections.
+
+First every rank sends rank 0 its hello, and learns from the answer which rank is on which host. Then it offers the
+addresses at which its backends, and the relay in its process, can be reached, and learns those of all others. Rank 0
+lets no rank start unless all can, and sends every rank the same reason.
+"""
+
+from collectives.control.handshake.connected import Connected, Offer
+from collectives.control.handshake.hello import Hello
+from collectives.control.handshake.start import connect_channel
+
+__all__ = ["Connected", "Hello", "Offer", "connect_channel"]

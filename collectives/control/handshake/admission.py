@@ -1,0 +1,183 @@
+"""The listening side: a rank admits the ranks that prove that they know the secret of the job."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError
+from collectives.control.handshake.candidates import MOST_CANDIDATES, Candidates, FatalHelloError
+from collectives.control.handshake.frames import FrameReader, Wire, seal
+from collectives.control.handshake.hello import Hello, LocalEnd, pack_answer, unpack_answer
+from collectives.control.handshake.listeners import Listeners
+from collectives.control.handshake.objections import OtherWorldError, objection
+
+__all__ = ["Admission", "Peer"]
+
+MOST_NAMED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """An authenticated rank, and the nonce that it expects in the answers."""
+
+    wire: Wire
+    reader: FrameReader
+    hello: Hello
+    nonce: bytes
+
+    def answer(self, secret: bytes, value: object, error: BaseException | None = None) -> None:
+        """Send ``value``, or the ``error`` that keeps the ranks from connecting."""
+        self.wire.send(seal(secret, self.nonce, pack_answer(value, error)))
+
+
+class Admission:
+    """Admits the ranks ``expected``, in any order and all at once. A context manager.
+
+    When its block ends with an error, it sends the error to all admitted ranks and closes their connections.
+    ``upstream`` is a connection whose end makes the admission useless.
+    """
+
+    def __init__(self, end: LocalEnd, expected: Collection[int], upstream: socket.socket | None = None) -> None:
+        self._end = end
+        self._expected = expected
+        self._upstream = upstream
+        self._peers: dict[int, Peer] = {}
+        self._elsewhere: dict[int, str] = {}
+        self._poller = select.poll()
+        self._listeners = Listeners(end, len(expected) + MOST_CANDIDATES)
+        self._candidates = Candidates(end, self._listeners, self._poller, len(expected), self._admit)
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """The description by which the other ranks find this admission."""
+        return self._listeners.entry
+
+    def __enter__(self) -> Admission:
+        self._listeners.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the listeners and the candidates; on an error, send it to the peers and close them, too."""
+        self._listeners.__exit__(kind, error, trace)
+        self._candidates.close()
+        if error is not None:
+            for peer in self._peers.values():
+                self._refuse(peer, error)
+
+    def _refuse(self, peer: Peer, error: BaseException) -> None:
+        with suppress(OSError, HorovodInternalError):
+            peer.answer(self._end.secret, None, error)
+        peer.wire.sock.close()
+
+    def admit_all(self) -> dict[int, Peer]:
+        """The expected ranks, once they are complete. Raises CollectiveTimeoutError that names the missing ones."""
+        if self._upstream is not None:
+            self._poller.register(self._upstream, select.POLLRDHUP)
+        self._candidates.make_room()
+        while len(self._peers) < len(self._expected):
+            ready = self._end.attempt.poll(self._poller, self._candidates.next_look())
+            if self._end.attempt.is_over:
+                raise self._absent()
+            for descriptor in ready:
+                self._attend(descriptor)
+            self._candidates.make_room()
+        return self._peers
+
+    def answer(self, value: object) -> None:
+        """Send ``value`` to all peers; raises PeerLostError that names a rank that is gone."""
+        for rank, peer in self._peers.items():
+            try:
+                peer.answer(self._end.secret, value)
+            except OSError as error:
+                raise self._lost(rank, error) from error
+
+    def collect(self) -> dict[int, Any]:
+        """The answer of each peer, by rank. Raises a peer's error, PeerLostError, or CollectiveTimeoutError."""
+        found: dict[int, Any] = {}
+        ranks = {peer.wire.sock.fileno(): rank for rank, peer in self._peers.items()}
+        while len(found) < len(ranks):
+            ready = self._end.attempt.wait(dict.fromkeys(ranks, select.POLLIN))
+            if not ready:
+                raise self._without_offer(found)
+            for rank in [ranks[descriptor] for descriptor in ready]:
+                if rank in found:
+                    raise self._reason_of(rank, self._without_offer(found))
+                frame = self._read(rank)
+                if frame is not None:
+                    found[rank] = unpack_answer(frame)
+        return found
+
+    def _without_offer(self, found: Collection[int]) -> CollectiveTimeoutError:
+        ranks = sorted(set(self._peers).difference(found))
+        return CollectiveTimeoutError(f"ranks {ranks} did not say in time how to reach them", ranks)
+
+    def _read(self, rank: int) -> bytes | None:
+        try:
+            return self._peers[rank].reader.read()
+        except OSError as error:
+            raise self._lost(rank, error) from error
+
+    def _reason_of(self, rank: int, late: CollectiveTimeoutError) -> Exception:
+        """The reason why an admitted rank left: the error that it sent, or its loss; ``late`` where its time is over.
+
+        Such a rank does not know the missing ones.
+        """
+        try:
+            frame = self._peers[rank].reader.read()
+            if frame is not None:
+                unpack_answer(frame)
+        except OSError as error:
+            return self._lost(rank, error)
+        except CollectiveTimeoutError:
+            return late
+        except HorovodInternalError as error:
+            return self._lost(rank, error)
+        return self._lost(rank, ConnectionResetError("the other side closed the connection"))
+
+    def _lost(self, rank: int, error: Exception) -> PeerLostError:
+        host = self._peers[rank].hello.host
+        text = f"rank {rank} on host {host!r} is gone: its process ended or its connection broke ({error}) while the "
+        return PeerLostError(text + "ranks connected; look at the output of that rank", [rank], [host])
+
+    @property
+    def _missing(self) -> list[int]:
+        return [rank for rank in self._expected if rank not in self._peers]
+
+    def _absent(self) -> CollectiveTimeoutError:
+        missing, hello = self._missing, self._end.hello
+        called = [f"rank {rank} called in {self._elsewhere[rank]}" for rank in missing if rank in self._elsewhere]
+        outside = f" ({', '.join(called[:MOST_NAMED])}; rank {hello.rank} is in {hello.world})" if called else ""
+        return CollectiveTimeoutError(
+            f"ranks {missing} of {hello.size} did not connect to rank {hello.rank} in time; look at their output, or "
+            f"raise HOROVOD_GLOO_TIMEOUT_SECONDS{outside}",
+            missing,
+        )
+
+    def _attend(self, descriptor: int) -> None:
+        if self._upstream is not None and descriptor == self._upstream.fileno():
+            raise PeerLostError("rank 0 is gone, or has given up, while the ranks connected", [0])
+        for rank, peer in self._peers.items():
+            if descriptor == peer.wire.sock.fileno():
+                raise self._reason_of(rank, self._absent())
+        self._candidates.attend(descriptor)
+
+    def _admit(self, sock: socket.socket, hello: Hello, nonce: bytes) -> None:
+        peer = Peer(Wire(sock, self._end.attempt), FrameReader(sock), hello, nonce)
+        reason = objection(hello, self._end.hello, self._missing)
+        if reason is None:
+            self._peers[hello.rank] = peer
+            self._poller.register(sock, select.POLLRDHUP)
+            return
+        self._refuse(peer, reason)
+        if not isinstance(reason, OtherWorldError) or reason.is_later:
+            raise FatalHelloError(reason)
+        self._elsewhere[hello.rank] = hello.world
+        self._candidates.warn("a rank of another world", f": {reason}")

@@ -1,0 +1,98 @@
+"""The rank that this rank has called, and its answers."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from collectives import descriptors
+from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError, SettingsError
+from collectives.attempt import ConnectAttempt
+from collectives.control.handshake.frames import NONCE_BYTES, Wire, nonce, seal, unseal
+from collectives.control.handshake.hello import LocalEnd, pack_answer, pack_farewell, pack_hello, unpack_answer
+
+__all__ = ["Callee"]
+
+REASON_SECONDS = 0.5
+"""How long a rank that gives up waits for the other rank's reason, in seconds."""
+
+
+class Callee:
+    """Rank ``host`` at the other end of ``wire``. Raises the errors of the attempt and of the other rank."""
+
+    def __init__(self, end: LocalEnd, host: int, wire: Wire) -> None:
+        self.sock = wire.sock
+        self._end = end
+        self._host = host
+        self._wire = wire
+        self._nonce = nonce()
+
+    def greet(self, entry: Mapping[str, Any]) -> Any:
+        """Prove knowledge of the secret, and describe this rank; returns the first answer of the listener ``entry``."""
+        self._send_hello(entry["id"])
+        return self.answer()
+
+    def _send_hello(self, admission: str) -> None:
+        rank, host = self._end.hello.rank, self._host
+        try:
+            challenge = self._wire.exactly(NONCE_BYTES)
+            self.send(seal(self._end.secret, challenge, pack_hello(self._end.hello, self._nonce, admission)))
+        except TimeoutError as error:
+            text = f"rank {rank}: rank {host} was reached, but did not answer in time; its process may be stopped"
+            raise CollectiveTimeoutError(text, [host]) from error
+        except OSError as error:
+            text = f"rank {rank}: the connection to rank {host} broke before it was answered: {error}"
+            raise PeerLostError(text, [host]) from error
+
+    @contextmanager
+    def hearing_errors(self) -> Iterator[None]:
+        """Send the other rank the error that ends the block."""
+        try:
+            yield
+        except BaseException as error:
+            reason = descriptors.explained(error, self._end.hello.rank)
+            self._leave(pack_answer(None, reason))
+            if reason is error:
+                raise
+            raise reason from error
+
+    def send(self, data: bytes) -> None:
+        """Send a frame."""
+        self._wire.send(data)
+
+    def answer(self) -> Any:
+        """The next answer of the other rank; raises the error that it contains."""
+        rank, host = self._end.hello.rank, self._host
+        try:
+            return self._next()
+        except TimeoutError as error:
+            raise self._reason_for_being_late() from error
+        except OSError as error:
+            raise PeerLostError(f"rank {rank}: the connection to rank {host} broke: {error}", [host]) from error
+        except BaseException as error:
+            self._leave(pack_farewell(error))
+            raise
+
+    def _next(self) -> Any:
+        return unpack_answer(unseal(self._end.secret, self._nonce, self._wire.receive()))
+
+    def _reason_for_being_late(self) -> Exception:
+        """Time is over. Only the other rank knows the missing ranks: tell it, and wait a moment for its reason."""
+        rank, host = self._end.hello.rank, self._host
+        text = f"rank {rank}: rank {host} did not say in time which ranks are missing; its process may be stopped"
+        late = CollectiveTimeoutError(text, [host])
+        self._leave(pack_farewell(late))
+        try:
+            with suppress(OSError), ConnectAttempt(REASON_SECONDS) as self._wire.attempt:
+                self._next()
+        except (HorovodInternalError, SettingsError) as reason:
+            return reason
+        return late
+
+    def _leave(self, reason: bytes) -> None:
+        """Send the other rank the packed reason why this one leaves."""
+        with suppress(OSError, HorovodInternalError):
+            self.send(reason)
+            self.sock.shutdown(socket.SHUT_WR)

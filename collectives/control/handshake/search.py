@@ -1,0 +1,94 @@
+"""The search for rank 0, which may listen in another start or round than this rank expects."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
+from typing import Any
+
+from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError, SettingsError
+from collectives.attempt import ConnectAttempt
+from collectives.control.handshake.callee import Callee
+from collectives.control.handshake.dial import dial
+from collectives.control.handshake.entries import Entries
+from collectives.control.handshake.hello import Hello, LocalEnd
+
+__all__ = ["find_center"]
+
+FIRST_LOOK_SECONDS = 1.0
+LONGEST_LOOK_SECONDS = 10.0
+"""A look into the store ends after this time at the latest: hundreds of ranks may wait for rank 0."""
+CALL_SECONDS = 0.5
+"""How long a rank tries to reach a rank 0 of another round, in seconds."""
+
+
+def find_center(end: LocalEnd, entries: Entries) -> tuple[Callee, int, Any]:
+    """Rank 0, which has admitted this rank, the number of the start, and the first answer."""
+    start, refused = entries.next, ""
+    while True:
+        entry = _look_up(end, entries, start, refused)
+        try:
+            center = Callee(end, 0, dial(end, entry, 0))
+        except ConnectionRefusedError:
+            entries.check(start)
+            refused = f"rank 0 does not answer at {entry['tcp']}, where it listened for an earlier start"
+            start += 1
+            continue
+        with ExitStack() as stack:
+            stack.callback(center.sock.close)
+            try:
+                first = center.greet(entry)
+            except PeerLostError:
+                entries.check(start)
+                raise
+            stack.pop_all()
+        return center, start, first
+
+
+def _look_up(end: LocalEnd, entries: Entries, start: int, refused: str) -> Any:
+    """Where rank 0 listens in this start; CollectiveTimeoutError, or PeerLostError where an earlier one is over."""
+    seconds, called = FIRST_LOOK_SECONDS, ""
+    while True:
+        end.attempt.check()
+        try:
+            return entries.get(start, min(seconds, end.attempt.remaining))
+        except CollectiveTimeoutError as error:
+            seconds = min(2 * seconds, LONGEST_LOOK_SECONDS)
+            round, entry = entries.current()
+            if round != end.hello.round and entry["id"] != called:
+                called = entry["id"]
+                _call(end, entry)
+            if round > end.hello.round:
+                raise _outdated(end.hello, round) from error
+            if end.attempt.remaining:
+                continue
+            if refused:
+                raise PeerLostError(refused, [0]) from error
+            raise _without_center(end.hello, round) from error
+
+
+def _call(end: LocalEnd, entry: Any) -> None:
+    """Let a rank 0 of another round refuse this rank, so that it knows of the other round, too."""
+    problems = OSError, HorovodInternalError, SettingsError
+    with suppress(*problems), ConnectAttempt(CALL_SECONDS, end.attempt.check) as attempt:
+        caller = replace(end, attempt=attempt)
+        wire = dial(caller, entry, 0)
+        with closing(wire.sock):
+            Callee(caller, 0, wire).greet(entry)
+    end.attempt.check()
+
+
+def _outdated(hello: Hello, round: int) -> PeerLostError:
+    """Rank 0 is in the later ``round``: it will never join that of ``hello``."""
+    return PeerLostError(
+        f"rank {hello.rank} is in {hello.world}, rank 0 in {replace(hello, round=round).world}; only ranks of one "
+        "world can connect: ask the launcher for the current one",
+        [0],
+    )
+
+
+def _without_center(hello: Hello, round: int) -> CollectiveTimeoutError:
+    """Rank 0 did not come; the last that it has announced is ``round``."""
+    behind = f": it is still in round {round}" if round < hello.round else ""
+    text = f"rank 0 of {hello.world} did not come in time{behind}; look at its output, or raise "
+    return CollectiveTimeoutError(text + "HOROVOD_GLOO_TIMEOUT_SECONDS", [0])

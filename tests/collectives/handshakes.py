@@ -1,0 +1,52 @@
+"""Handshakes among threads, for tests."""
+
+from collectives.api import (
+    Timeouts,
+)
+from collectives.attempt import ConnectAttempt
+from collectives.control.handshake import Connected, Hello, connect_channel
+from collectives.control.handshake.hello import LocalEnd
+from collectives.planning.process_sets import ProcessSets
+from collectives.rendezvous.store import MemoryStore
+from tests.backends.members import in_threads
+from tests.collectives.job import PATIENCE, outcome
+
+SECRET = b"not for strangers"
+
+
+LOCALHOST = "127.0.0.1"
+
+
+KEY = "round-0/start-0/rank-0"
+
+
+def connect(
+    hello, store, secret=SECRET, address=LOCALHOST, timeout=PATIENCE, offer=lambda hosts, cores: b"", starts=None
+):
+    """:func:`connect_channel` with what is usual here."""
+    with ConnectAttempt(timeout) as attempt:
+        end = LocalEnd(hello, secret, address, Timeouts().heartbeat, attempt)
+        return connect_channel(end, store, ProcessSets(hello.size), offer, starts)
+
+
+def connect_all(hellos, store=None, secrets=None, timeout=PATIENCE, tell=lambda connected: connected.hosts):
+    """What each of ``hellos`` finds, or the error it meets, all at once; channels get closed."""
+
+    def body(index):
+        secret = secrets[index] if secrets else SECRET
+        result = outcome(lambda: connect(hellos[index], store, secret, timeout=timeout))
+        if isinstance(result, Connected):
+            channels[index] = result.channel
+            return tell(result)
+        return result
+
+    store, channels = store or MemoryStore(), {}
+    try:
+        return in_threads(len(hellos), body, PATIENCE)
+    finally:
+        for channel in channels.values():
+            channel.close()
+
+
+def ranks(size, hosts=("node",)):
+    return [Hello(rank, size, hosts[rank % len(hosts)]) for rank in range(size)]
