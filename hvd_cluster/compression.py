@@ -117,6 +117,8 @@ class GradientCompressor(ABC):
 
     elementwise = False
     """Whether it keeps no state and treats each element alone: then one tensor may hold several gradients."""
+    has_later_rounds = True
+    """Whether it may yield more than once."""
 
     @abstractmethod
     def rounds(self, gradient: Tensor) -> Rounds:
@@ -140,6 +142,8 @@ def _writer(compressor: Any) -> Any:
 
 class _Stateless(GradientCompressor):
     """A compressor with ``compress`` and ``decompress``, in one round."""
+
+    has_later_rounds = False
 
     def __init__(self, compressor: Any) -> None:
         self._compressor = compressor

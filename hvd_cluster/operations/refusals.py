@@ -1,7 +1,7 @@
 """Calls that a binding refuses because of their arguments: the ranks on which the call is right must not wait for it.
 
 A binding wraps each of its operations, see :func:`report`. So nothing is checked twice, and a call that succeeds has no
-cost.
+cost. Other code tells the ranks by :func:`refuse`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hvd_cluster import basics
 from hvd_cluster.operations.submission import label_of
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 
-__all__ = ["report"]
+__all__ = ["refuse", "report"]
 
 
 def report(
@@ -29,24 +29,33 @@ def report(
     """Report to the other ranks that ``function(*args, **kwargs)`` ended with ``error``.
 
     Does nothing if they know of it, or do not wait for this rank. ``group`` is the number of tensors of a call that
-    submits a group, 0 where this is the length of its argument ``tensors``, and None for one tensor. A call without a
-    name gets the name of its number, as if it had been submitted. A wrong ``process_set`` counts as the global one; a
-    set that is not registered has no members that could wait.
+    submits a group, 0 where this is the length of its argument ``tensors``, and None for one tensor. A wrong
+    ``process_set`` counts as the global one.
     """
     if error.reported or not basics.is_initialized():
         return
-    error.reported = True
     bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
     arguments = bound.arguments
-    id = _process_set_id(arguments.get("process_set"))
+    given = arguments.get("process_set")
+    process_set = given if isinstance(given, ProcessSet) else global_process_set
+    refuse(error, operation, arguments.get("name"), process_set, _length(group, arguments))
+
+
+def refuse(
+    error: InvalidRequestError, operation: Operation, name: Any, process_set: ProcessSet, length: int | None
+) -> None:
+    """Report a call for a group of ``length`` tensors, or for one tensor where that is None.
+
+    Does nothing if the others know of ``error``. A call without a name gets the name of its number, as if it had been
+    submitted. A set that is not registered has no members that could wait.
+    """
+    if error.reported:
+        return
+    error.reported = True
+    id = process_set.process_set_id
     if id is not None:
-        name = arguments.get("name")
-        basics.engine().reject(_requests(operation, name, id, _length(group, arguments)), error, unnamed=name is None)
-
-
-def _process_set_id(process_set: Any) -> int | None:
-    return (process_set if isinstance(process_set, ProcessSet) else global_process_set).process_set_id
+        basics.engine().reject(_requests(operation, name, id, length), error, unnamed=name is None)
 
 
 def _length(group: int | None, arguments: Mapping[str, Any]) -> int | None:

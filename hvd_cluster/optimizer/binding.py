@@ -85,10 +85,13 @@ class Binding(Protocol[P]):
     def marker(self) -> Tensor:
         """A small tensor that matches no gradient, pack or placeholder."""
 
-    def start(
+    def start(self, tensor: Tensor, name: str, process_set: ProcessSet, fields: Mapping[str, Any]) -> InFlight:
+        """Start to combine a tensor in place; ``fields`` are those of a request."""
+
+    def start_group(
         self, tensors: Sequence[Tensor], name: str, process_set: ProcessSet, fields: Mapping[str, Any]
     ) -> InFlight:
-        """Start to combine one tensor, or a group of several, in place; ``fields`` are those of a request."""
+        """Start to combine a group of tensors in place."""
 
     def start_sparse(
         self, gradient: Tensor, name: str, factor: float, op: ReduceOp, process_set: ProcessSet

@@ -112,9 +112,10 @@ class ArrayBinding(Binding[Parameter]):
     def marker(self):
         return np.zeros((), np.uint8)
 
-    def start(self, tensors, name, process_set, fields):
-        if len(tensors) == 1:
-            return start(Operation.ALLREDUCE, in_place, tensors[0], name, process_set, **fields)
+    def start(self, tensor, name, process_set, fields):
+        return start(Operation.ALLREDUCE, in_place, tensor, name, process_set, **fields)
+
+    def start_group(self, tensors, name, process_set, fields):
         return start_group(Operation.ALLREDUCE, in_place, tensors, tuple, name, process_set, **fields)
 
     def start_sparse(self, gradient, name, factor, op, process_set):

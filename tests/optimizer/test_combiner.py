@@ -1,57 +1,15 @@
 """The core of distributed optimizers, without a framework: its parameters are NumPy arrays, its ranks are threads."""
 
-import weakref
-
 import numpy as np
 import pytest
 
 from collectives.api import InvalidRequestError, MismatchError, ReduceOp
-from hvd_cluster.compression import GradientCompressor, NoneCompressor
-from hvd_cluster.optimizer.combiner import GradientCombiner
-from hvd_cluster.optimizer.options import Options
+from hvd_cluster.compression import GradientCompressor
 from tests.collectives.job import outcome
-from tests.optimizer.arrays import ArrayBinding, Parameter, Rows
-from tests.ranks import player
+from tests.optimizer.arrays import Parameter, Rows
+from tests.optimizer.descent import Optimizer
 
 LARGE = 40_000
-
-
-class Optimizer:
-    """Plain gradient descent with a rate of 1."""
-
-    def __init__(self, parameters, rank, passes=1, **options):
-        self.parameters = parameters
-        reference = weakref.ref(self)
-        defaults = {
-            "compression": NoneCompressor,
-            "op": ReduceOp.SUM,
-            "gradient_predivide_factor": 1.0,
-            "groups": None,
-            "sparse_as_dense": False,
-        }
-        self.combiner = GradientCombiner(
-            self,
-            ArrayBinding(self.on_gradient),
-            lambda: [reference().parameters],
-            {},
-            passes,
-            Options(**(defaults | options), process_set=rank.process_set),
-        )
-
-    def on_gradient(self, parameter):
-        self.combiner.on_gradient(parameter)
-
-    def step(self):
-        self.combiner.combine()
-        for parameter in self.parameters:
-            gradient = parameter.gradient
-            parameter.data -= gradient.dense() if isinstance(gradient, Rows) else gradient
-            parameter.gradient = None
-
-
-@pytest.fixture
-def on_ranks(monkeypatch):
-    return player(monkeypatch)
 
 
 @pytest.mark.parametrize("patient", [True, False])

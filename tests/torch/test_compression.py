@@ -221,9 +221,9 @@ def check_loading_a_state_drops_the_error_of_compression():
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), compression=PowerSGD)
     parameter.grad = matrix_of(7, 8).float()
     optimizer.synchronize()
-    assert optimizer._combiner._compressors[parameter]._error.any()
+    assert optimizer._combiner.inventory.compressors[parameter]._error.any()
     optimizer.load_state_dict(optimizer.state_dict())
-    assert not optimizer._combiner._compressors[parameter]._error.any()
+    assert not optimizer._combiner.inventory.compressors[parameter]._error.any()
 
 
 def check_powersgd_leaves_small_tensors_alone():

@@ -123,12 +123,15 @@ class TorchBinding(Binding[torch.Tensor]):
         return torch.zeros((), dtype=torch.uint8)
 
     @staticmethod
-    def start(
-        tensors: Sequence[torch.Tensor], name: str, process_set: ProcessSet, fields: Mapping[str, Any]
-    ) -> Handle | HandleGroup:
+    def start(tensor: torch.Tensor, name: str, process_set: ProcessSet, fields: Mapping[str, Any]) -> Handle:
         """See :class:`Binding`."""
-        if len(tensors) == 1:
-            return start(Operation.ALLREDUCE, in_place, tensors[0], name, process_set, **fields)
+        return start(Operation.ALLREDUCE, in_place, tensor, name, process_set, **fields)
+
+    @staticmethod
+    def start_group(
+        tensors: Sequence[torch.Tensor], name: str, process_set: ProcessSet, fields: Mapping[str, Any]
+    ) -> HandleGroup:
+        """See :class:`Binding`."""
         return start_group(Operation.ALLREDUCE, in_place, tensors, tuple, name, process_set, **fields)
 
     @staticmethod

@@ -68,11 +68,11 @@ class GradientOptimizer(torch.optim.Optimizer):
     @property
     def _parameter_names(self) -> Names:
         """The name of each parameter, as scripts read it from Horovod's optimizers."""
-        return self._combiner.all_names
+        return self._combiner.inventory.all_names
 
     @property
     def _given_names(self) -> Names:
-        return self._combiner.given_names
+        return self._combiner.inventory.given_names
 
     @property
     def _options(self) -> Options:

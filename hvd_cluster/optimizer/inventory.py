@@ -1,0 +1,107 @@
+"""The parameters of an optimizer, with their names, buckets and compressors."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from operator import is_
+from typing import Generic, TypeVar
+
+from hvd_cluster.compression import GradientCompressor, compressor_for
+from hvd_cluster.optimizer.binding import Binding
+from hvd_cluster.optimizer.bucket import Bucket, is_group
+from hvd_cluster.optimizer.buckets import label, plan
+from hvd_cluster.optimizer.names import complete_names
+from hvd_cluster.optimizer.options import Options
+
+__all__ = ["Inventory"]
+
+logger = logging.getLogger(__name__)
+
+P = TypeVar("P")
+
+
+class Inventory(Generic[P]):
+    """``groups`` gives the parameters of the optimizer, ``given_names`` are those that the user gave.
+
+    The dicts ``names``, ``buckets`` and ``compressors``, by parameter, stay the same objects.
+    """
+
+    def __init__(
+        self,
+        binding: Binding[P],
+        groups: Callable[[], Sequence[Sequence[P]]],
+        given_names: Mapping[P, str],
+        options: Options,
+    ) -> None:
+        self.given_names = dict(given_names)
+        self.names: dict[P, str] = {}
+        self.parameters: list[P] = []
+        self.buckets: dict[P, Bucket[P]] = {}
+        self.compressors: dict[P, GradientCompressor] = {}
+        self._binding = binding
+        self._groups = groups
+        self._options = options
+        self._watches: dict[P, Callable[[], None]] = {}
+
+    @property
+    def all_names(self) -> dict[P, str]:
+        """The name of each parameter of the optimizer."""
+        return complete_names(self._groups(), self.given_names | self.names)
+
+    def names_in_use(self) -> set[str]:
+        """The names of the parameters that have a bucket."""
+        return {self.names[parameter] for parameter in self.buckets}
+
+    def adopt(self, is_under_way: bool) -> None:
+        """Take in the parameters that were added, removed, or made trainable since the last call.
+
+        ``is_under_way``: there are gradients that no step has used.
+        """
+        if not self._options.process_set.included():
+            return
+        parameters = list(chain.from_iterable(self._groups()))
+        if len(parameters) != len(self.parameters) or not all(map(is_, parameters, self.parameters)):
+            self._arrange(parameters, is_under_way)
+        watches, is_trained = self._watches, self._binding.is_trained
+        for parameter in parameters:
+            if parameter not in watches and is_trained(parameter):
+                watches[parameter] = self._binding.watch(parameter)
+
+    def _arrange(self, parameters: list[P], is_under_way: bool) -> None:
+        if not is_under_way:  # otherwise ranks at different points would send different buckets
+            self.parameters = parameters
+            self._remove_all_but(set(parameters))
+        added = [parameter for parameter in parameters if parameter not in self.buckets]
+        self.names.update(self.all_names)
+        for parameter in added:
+            if parameter not in self.compressors:
+                self.compressors[parameter] = compressor_for(self._options.compression, parameter)
+        for members in plan(added, self._options.groups, self._binding.size):
+            bucket = Bucket(members, is_group(self._binding, members, self.compressors))
+            self.buckets.update(dict.fromkeys(bucket.parameters, bucket))
+            listed = ", ".join(self.names[parameter] for parameter in members)
+            logger.info("%s holds the gradients of: %s", label(members, self.names), listed)
+
+    def _remove_all_but(self, kept: set[P]) -> None:
+        """If parameters are gone, name the others and put them into buckets again, as on a rank that starts now."""
+        gone = [parameter for parameter in self.buckets if parameter not in kept]
+        if gone:
+            self.buckets.clear()
+            self.names.clear()
+        for parameter in gone:
+            del self.compressors[parameter]
+            if parameter in self._watches:
+                self._watches.pop(parameter)()
+
+    def restart_compressors(self) -> None:
+        """Give each parameter a compressor without state."""
+        for parameter in self.compressors:
+            self.compressors[parameter] = compressor_for(self._options.compression, parameter)
+
+    def release(self) -> None:
+        """Watch no gradient any more."""
+        for end in self._watches.values():
+            end()
+        self._watches.clear()

@@ -1,0 +1,49 @@
+"""The backward passes that each gradient has seen."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from hvd_cluster.optimizer.binding import Binding
+
+__all__ = ["Progress"]
+
+P = TypeVar("P")
+
+
+class Progress(Generic[P]):
+    """``countdown`` has the backward passes that each gradient lacks; it is complete at 0, after ``passes`` of them.
+
+    ``states`` has the identity and the version of each gradient after its last pass, or after it was sent.
+    """
+
+    def __init__(self, binding: Binding[P], passes: int) -> None:
+        self.passes = passes
+        self.countdown: dict[P, int] = {}
+        self.states: dict[P, tuple[int, int]] = {}
+        self._binding = binding
+
+    def count(self, parameter: P) -> int:
+        """A pass has reached ``parameter``; returns the number of passes that its gradient lacks, below 0 if too many.
+
+        The earlier passes do not count if the gradient was replaced since.
+        """
+        state = self._binding.state(parameter)
+        gradient, version = self.states.get(parameter, (0, 0))
+        has_grown = state == (gradient, version + 1)
+        self.states[parameter] = state
+        return (self.countdown.get(parameter, self.passes) if has_grown else self.passes) - 1
+
+    def set_passes(self, passes: int) -> None:
+        """From now on a gradient is complete after ``passes`` passes; those that are complete stay so."""
+        self.passes = passes
+        self.countdown = {parameter: left for parameter, left in self.countdown.items() if left == 0}
+
+    def changed(self) -> list[P]:
+        """Parameters with gradients that were changed after they were complete, or after they were sent."""
+        states, countdown, state = self.states, self.countdown, self._binding.state
+        return [each for each in states if countdown.get(each) == 0 and state(each) != states[each]]
+
+    def forget(self) -> None:
+        """No gradient has seen a pass."""
+        self.countdown, self.states = {}, {}
