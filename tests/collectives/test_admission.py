@@ -27,8 +27,13 @@ def send(sock, data):
     sock.sendall(frames.LENGTH.pack(len(data)) + data)
 
 
+def challenge(sock):
+    """The nonce behind the id of the listener."""
+    return sock.recv(16 + frames.NONCE_BYTES, socket.MSG_WAITALL)[16:]
+
+
 def wrong_secret(sock):
-    send(sock, frames.seal(b"another", sock.recv(64), RANK_1))
+    send(sock, frames.seal(b"another", challenge(sock), RANK_1))
 
 
 def replayed(sock):
@@ -36,12 +41,12 @@ def replayed(sock):
 
 
 def for_another_process(sock):
-    send(sock, frames.seal(SECRET, sock.recv(64), RANK_1))
+    send(sock, frames.seal(SECRET, challenge(sock), RANK_1))
 
 
 def authentic_but_senseless(value):
     def speak(sock):
-        send(sock, frames.seal(SECRET, sock.recv(64), msgpack.packb(value)))
+        send(sock, frames.seal(SECRET, challenge(sock), msgpack.packb(value)))
 
     return speak
 
@@ -99,7 +104,7 @@ def test_a_hello_that_has_come_counts_though_its_connection_is_too_old():
             for listener in admitting._listeners.descriptors:
                 waiting.attend(listener)
             hello = pack_hello(Hello(1, 2, "node"), b"n" * 32, admitting.entry["id"])
-            send(sock, frames.seal(SECRET, sock.recv(frames.NONCE_BYTES, socket.MSG_WAITALL), hello))
+            send(sock, frames.seal(SECRET, challenge(sock), hello))
             waiting._oldest().since -= candidates.SILENCE_SECONDS
             peers = admitting.admit_all()
             assert list(peers) == [1]
@@ -114,7 +119,8 @@ def test_an_oversized_frame_is_refused_before_it_is_read():
         sock.settimeout(PATIENCE)
         sock.connect(msgpack.unpackb(store.get(KEY, PATIENCE))["unix"])
         sock.sendall(frames.LENGTH.pack(candidates.HELLO_BYTES + 1))
-        assert len(sock.recv(frames.NONCE_BYTES, socket.MSG_WAITALL)) == frames.NONCE_BYTES
+        challenge(sock)
+        assert sock.recv(8) == frames.REFUSAL
         assert sock.recv(1) == b""
     connect_all([Hello(1, 2, "node")], store)
     center.join(PATIENCE)
@@ -137,7 +143,7 @@ def test_a_false_rank_0_is_found_out():
         def pretend():
             sock, _ = listener.accept()
             with sock:
-                sock.sendall(b"n" * 32)
+                sock.sendall(b"1" + b"n" * 32)
                 sock.recv(1 << 16)
                 send(sock, frames.seal(b"guessed", b"n" * 32, pack_answer((("a", "b"), {}))))
 

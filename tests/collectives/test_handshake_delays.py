@@ -95,10 +95,12 @@ def test_a_rank_that_gives_up_hears_which_rank_has_no_addresses_yet():
 
 def test_a_rank_0_that_stops_after_it_was_reached_is_named(monkeypatch):
     monkeypatch.setattr(callee, "REASON_SECONDS", 0.1)
-    store, nonce = MemoryStore(), bytes(frames.NONCE_BYTES)
+    store, greeting = MemoryStore(), b"1" + bytes(frames.NONCE_BYTES)
     with socket.create_server((LOCALHOST, 0)) as stopped:
         store.set(KEY, msgpack.packb({"id": "1", "host": "other", "unix": "", "tcp": stopped.getsockname()}))
-        accepting = threading.Thread(target=lambda: accepted.append(stopped.accept()[0]) or accepted[0].sendall(nonce))
+        accepting = threading.Thread(
+            target=lambda: accepted.append(stopped.accept()[0]) or accepted[0].sendall(greeting)
+        )
         accepted = []
         accepting.start()
         (error,) = connect_all([Hello(1, 2, "node")], store, timeout=0.3)

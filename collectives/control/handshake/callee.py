@@ -13,10 +13,18 @@ from collectives.attempt import ConnectAttempt
 from collectives.control.handshake.frames import NONCE_BYTES, Wire, nonce, seal, unseal
 from collectives.control.handshake.hello import LocalEnd, pack_answer, pack_farewell, pack_hello, unpack_answer
 
-__all__ = ["Callee"]
+__all__ = ["BrokenCallError", "Callee", "NoListenerError"]
 
 REASON_SECONDS = 0.5
 """How long a rank that gives up waits for the other rank's reason, in seconds."""
+
+
+class BrokenCallError(PeerLostError):
+    """The connection broke before the first answer. A listener that is still there can be called again."""
+
+
+class NoListenerError(PeerLostError):
+    """Nobody, or another process, listens at the address of the rank: it has ended, or is in another start."""
 
 
 class Callee:
@@ -30,21 +38,30 @@ class Callee:
         self._nonce = nonce()
 
     def greet(self, entry: Mapping[str, Any]) -> Any:
-        """Prove knowledge of the secret, and describe this rank; returns the first answer of the listener ``entry``."""
-        self._send_hello(entry["id"])
-        return self.answer()
+        """Prove knowledge of the secret, and describe this rank; returns the first answer of the listener ``entry``.
 
-    def _send_hello(self, admission: str) -> None:
+        Raises BrokenCallError, and NoListenerError where another process listens.
+        """
         rank, host = self._end.hello.rank, self._host
         try:
+            self._send_hello(entry)
+            return self._next()
+        except (ConnectionResetError, BrokenPipeError) as error:
+            text = f"rank {rank}: the connection to rank {host} broke before it was answered: {error}"
+            raise BrokenCallError(text, [host]) from error
+        except OSError as error:
+            raise self._lost(error) from error
+
+    def _send_hello(self, entry: Mapping[str, Any]) -> None:
+        rank, host = self._end.hello.rank, self._host
+        try:
+            if not self._wire.matches(entry["id"].encode()):
+                raise NoListenerError(f"another process listens at {entry['tcp']}, the address of rank {host}", [host])
             challenge = self._wire.exactly(NONCE_BYTES)
-            self.send(seal(self._end.secret, challenge, pack_hello(self._end.hello, self._nonce, admission)))
+            self.send(seal(self._end.secret, challenge, pack_hello(self._end.hello, self._nonce, entry["id"])))
         except TimeoutError as error:
             text = f"rank {rank}: rank {host} was reached, but did not answer in time; its process may be stopped"
             raise CollectiveTimeoutError(text, [host]) from error
-        except OSError as error:
-            text = f"rank {rank}: the connection to rank {host} broke before it was answered: {error}"
-            raise PeerLostError(text, [host]) from error
 
     @contextmanager
     def hearing_errors(self) -> Iterator[None]:
@@ -64,18 +81,27 @@ class Callee:
 
     def answer(self) -> Any:
         """The next answer of the other rank; raises the error that it contains."""
-        rank, host = self._end.hello.rank, self._host
         try:
             return self._next()
+        except OSError as error:
+            raise self._lost(error) from error
+
+    def _lost(self, error: OSError) -> PeerLostError:
+        rank, host = self._end.hello.rank, self._host
+        return PeerLostError(f"rank {rank}: the connection to rank {host} broke: {error}", [host])
+
+    def _next(self) -> Any:
+        try:
+            return self._read()
         except TimeoutError as error:
             raise self._reason_for_being_late() from error
-        except OSError as error:
-            raise PeerLostError(f"rank {rank}: the connection to rank {host} broke: {error}", [host]) from error
+        except OSError:
+            raise
         except BaseException as error:
             self._leave(pack_farewell(error))
             raise
 
-    def _next(self) -> Any:
+    def _read(self) -> Any:
         return unpack_answer(unseal(self._end.secret, self._nonce, self._wire.receive()))
 
     def _reason_for_being_late(self) -> Exception:
@@ -86,7 +112,7 @@ class Callee:
         self._leave(pack_farewell(late))
         try:
             with suppress(OSError), ConnectAttempt(REASON_SECONDS) as self._wire.attempt:
-                self._next()
+                self._read()
         except (HorovodInternalError, SettingsError) as reason:
             return reason
         return late

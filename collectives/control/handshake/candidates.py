@@ -11,11 +11,12 @@ import select
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from collectives import descriptors
 from collectives.api import HorovodInternalError, PeerLostError
-from collectives.control.handshake.frames import FrameReader, nonce, unseal
+from collectives.control.handshake.frames import REFUSAL, FrameReader, nonce, unseal
 from collectives.control.handshake.hello import Hello, LocalEnd, unpack_hello
 from collectives.control.handshake.listeners import Listeners
 from collectives.control.sockets import end_in_silence
@@ -111,7 +112,7 @@ class Candidates:
             if isinstance(error, FatalHelloError):
                 raise error.reason from None
             if descriptor in self._waiting:
-                self._release(descriptor).sock.close()
+                _refuse(self._release(descriptor).sock)
             self.warn("a connection", f": {error}")
 
     def warn(self, what: str, why: str) -> None:
@@ -156,7 +157,7 @@ class Candidates:
             candidate = self._waiting[sock.fileno()] = _Candidate(sock, time.monotonic())
             self._poller.register(sock, select.POLLIN)
             end_in_silence(sock, self._end.heartbeat)
-            sock.send(candidate.challenge, socket.MSG_NOSIGNAL)
+            sock.send(self._listeners.entry["id"].encode() + candidate.challenge, socket.MSG_NOSIGNAL)
 
     def _pause(self, error: OSError) -> None:
         """No descriptor is left: drop the oldest connection if it is silent, and accept no other for a while.
@@ -182,3 +183,10 @@ class Candidates:
         if listener != self._listeners.entry["id"]:
             raise PeerLostError("it was meant for another process, which listened at this address before")
         self._admit(self._release(candidate.sock.fileno()).sock, hello, nonce)
+
+
+def _refuse(sock: socket.socket) -> None:
+    """Close a connection that is not wanted. One that is closed without a refusal may be dialled again."""
+    with suppress(OSError):
+        sock.send(REFUSAL, socket.MSG_NOSIGNAL)
+    sock.close()

@@ -16,13 +16,15 @@ import struct
 from collectives.api import PeerLostError
 from collectives.attempt import ConnectAttempt
 
-__all__ = ["LENGTH", "NONCE_BYTES", "FrameReader", "Wire", "nonce", "seal", "unseal"]
+__all__ = ["LENGTH", "NONCE_BYTES", "REFUSAL", "FrameReader", "Wire", "nonce", "seal", "unseal"]
 
 LENGTH = struct.Struct(">I")
 NONCE_BYTES = 32
 MAC_BYTES = 32
 LARGEST_BYTES = 1 << 26
 READ_BYTES = 1 << 16
+REFUSAL = LENGTH.pack(0)
+"""The answer to a hello without a valid proof. It proves nothing itself, so whoever reads it gives up."""
 
 
 def nonce() -> bytes:
@@ -106,14 +108,24 @@ class Wire:
 
     def exactly(self, count: int) -> bytes:
         """The next ``count`` bytes."""
-        data = bytearray()
+        data = b""
         while len(data) < count:
-            self._await(select.POLLIN)
-            piece = self.sock.recv(count - len(data))
-            if not piece:
-                raise ConnectionResetError("the other side closed the connection")
-            data += piece
-        return bytes(data)
+            data += self._some(count - len(data))
+        return data
+
+    def _some(self, most: int) -> bytes:
+        self._await(select.POLLIN)
+        piece = self.sock.recv(most)
+        if not piece:
+            raise ConnectionResetError("the other side closed the connection")
+        return piece
+
+    def matches(self, expected: bytes) -> bool:
+        """Whether the next bytes are ``expected``. Waits for no more of them where the first ones differ."""
+        seen = b""
+        while len(seen) < len(expected) and expected.startswith(seen):
+            seen += self._some(len(expected) - len(seen))
+        return seen == expected
 
     def receive(self) -> bytes:
         """The next frame."""

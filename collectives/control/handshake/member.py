@@ -11,10 +11,10 @@ from collectives import descriptors
 from collectives.api import EngineError, HorovodInternalError, PeerLostError
 from collectives.control import envelope
 from collectives.control.handshake.admission import Admission
+from collectives.control.handshake.call import call
 from collectives.control.handshake.callee import Callee
 from collectives.control.handshake.center import RESERVED
 from collectives.control.handshake.connected import Connected, Offer
-from collectives.control.handshake.dial import dial
 from collectives.control.handshake.entries import Entries
 from collectives.control.handshake.hello import LocalEnd, pack_answer
 from collectives.control.handshake.search import find_center
@@ -99,13 +99,5 @@ def _last_words(center: socket.socket) -> HorovodInternalError | None:
 
 def _join(end: LocalEnd, entry: Any, host: int) -> Callee:
     """A connection to rank ``host``, which admitted this one."""
-    try:
-        other = Callee(end, host, dial(end, entry, host))
-    except ConnectionRefusedError as error:
-        raise PeerLostError(f"rank {host} does not listen any more: {error}", [host]) from error
-    try:
-        other.greet(entry)
-    except BaseException:
-        other.sock.close()
-        raise
+    other, _ = call(end, entry, host, lambda seconds: end.attempt.wait({}, seconds))
     return other

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError, SettingsError
 from collectives.attempt import ConnectAttempt
-from collectives.control.handshake.callee import Callee
+from collectives.control.handshake.call import call
+from collectives.control.handshake.callee import Callee, NoListenerError
 from collectives.control.handshake.dial import dial
 from collectives.control.handshake.entries import Entries
 from collectives.control.handshake.hello import Hello, LocalEnd
@@ -22,27 +24,33 @@ CALL_SECONDS = 0.5
 """How long a rank tries to reach a rank 0 of another round, in seconds."""
 
 
+class _LaterStartError(PeerLostError):
+    """Rank 0 is in a later start."""
+
+
 def find_center(end: LocalEnd, entries: Entries) -> tuple[Callee, int, Any]:
     """Rank 0, which has admitted this rank, the number of the start, and the first answer."""
     start, refused = entries.next, ""
     while True:
         entry = _look_up(end, entries, start, refused)
         try:
-            center = Callee(end, 0, dial(end, entry, 0))
-        except ConnectionRefusedError:
+            center, first = call(end, entry, 0, partial(_await_later_start, end, entries, start))
+            return center, start, first
+        except (NoListenerError, _LaterStartError) as error:
             entries.check(start)
-            refused = f"rank 0 does not answer at {entry['tcp']}, where it listened for an earlier start"
+            refused = f"{error}, where it listened for an earlier start"
             start += 1
-            continue
-        with ExitStack() as stack:
-            stack.callback(center.sock.close)
-            try:
-                first = center.greet(entry)
-            except PeerLostError:
-                entries.check(start)
-                raise
-            stack.pop_all()
-        return center, start, first
+        except PeerLostError:
+            entries.check(start)
+            raise
+
+
+def _await_later_start(end: LocalEnd, entries: Entries, start: int, seconds: float) -> None:
+    """Return after ``seconds``; _LaterStartError as soon as rank 0 listens in the start after ``start``."""
+    end.attempt.check()
+    with suppress(CollectiveTimeoutError):
+        entries.get(start + 1, seconds)
+        raise _LaterStartError("rank 0 listens elsewhere now", [0])
 
 
 def _look_up(end: LocalEnd, entries: Entries, start: int, refused: str) -> Any:
