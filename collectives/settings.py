@@ -85,7 +85,7 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str], topology: Topology | None = None) -> Settings:
-        """Read the variables of ``environment``; SettingsError names the variable, its value and what is allowed.
+        """Read the variables of ``environment``; SettingsError names the variable, its value and the allowed values.
 
         ``topology`` is the place of this rank where that is no longer the one in ``environment``.
         """
@@ -184,11 +184,12 @@ def _remarks(read: _Reader) -> tuple[str, ...]:
     if read("HOROVOD_CONTROLLER", _one_of("gloo", "mpi"), "gloo") == "mpi":
         unused.append("HOROVOD_CONTROLLER")
     missing = [variable for variable in NOT_YET if read(variable, str, "0") != "0"]
-    if read("HOROVOD_CPU_OPERATIONS", str, "").lower() in CPU_OPERATIONS_NOT_YET:
-        missing.append("HOROVOD_CPU_OPERATIONS")
+    chosen = read("HOROVOD_CPU_OPERATIONS", str, "").lower()
+    ignored = [chosen] if chosen in CPU_OPERATIONS_NOT_YET else []
     return (
         *(f"{variable} is set, but has no counterpart here; it is ignored" for variable in unused),
         *(f"{variable} is set, but this feature does not exist yet; it is ignored" for variable in missing),
+        *(f"HOROVOD_CPU_OPERATIONS is {value}, which does not exist here yet; it means auto" for value in ignored),
     )
 
 

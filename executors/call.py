@@ -40,7 +40,7 @@ class Call:
 
 
 def pickle_call(call: Call) -> bytes:
-    """``call`` as bytes, for ``pickle.loads``. Raises TypeError that names what cannot be pickled."""
+    """``call`` as bytes, for ``pickle.loads``. Raises TypeError that names the object that cannot be pickled."""
     try:
         data: bytes = cloudpickle.dumps(call)
         return data
@@ -57,7 +57,7 @@ def refusal(call: Call, reason: BaseException, dumps: Callable[[object], object]
 
 
 def _culprit(call: Call, dumps: Callable[[object], object]) -> str:
-    parts: dict[str, object] = {"the function, or what it refers to,": call.function}
+    parts: dict[str, object] = {"the function, or an object that it refers to,": call.function}
     parts |= {f"argument {index}": value for index, value in enumerate(call.args)}
     parts |= {f"argument {name!r}": value for name, value in call.kwargs.items()}
     return next((name for name, value in parts.items() if not _fits(value, dumps)), "it")

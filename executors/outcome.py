@@ -106,7 +106,7 @@ class Outcome:
             return pickle.loads(self.payload)
         except Exception as error:  # noqa: BLE001  unpickling runs code of the user
             raise WorkerError(
-                f"what rank {self.rank} on {self.host_name or self.host} sent back cannot be unpickled in the driver "
+                f"the result of rank {self.rank} on {self.host_name or self.host} cannot be unpickled in the driver "
                 f"({_brief(error)}); its modules must be importable in the driver too",
                 self.rank,
                 self.host,

@@ -115,7 +115,7 @@ class _Console(logging.Handler):
 
 @contextmanager
 def _log_shown() -> Iterator[None]:
-    """Show on standard error what the launcher logs, from level INFO up."""
+    """Show the log of the launcher on standard error, from level INFO up."""
     log, console = logging.getLogger("executors"), _Console()
     level = log.level
     log.addHandler(console)
@@ -158,7 +158,7 @@ def _parser() -> _Parser:
     add(
         "--output-filename",
         metavar="FOLDER",
-        help="also write what the processes write to FOLDER/rank.<rank>/stdout and stderr, without prefixes",
+        help="also write the output of the processes to FOLDER/rank.<rank>/stdout and stderr, without prefixes",
     )
     add(
         "-prefix-timestamp",

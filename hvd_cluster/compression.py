@@ -164,7 +164,7 @@ GradientCompression: TypeAlias = Any
 
 
 def require_gradient_compression(compression: GradientCompression) -> None:
-    """InvalidRequestError for what cannot compress gradients."""
+    """InvalidRequestError for an object that cannot compress gradients."""
     if not (_is_stateless(compression) or callable(compression)):
         raise InvalidRequestError(
             f"compression={compression!r} has no compress and decompress; use one of Compression, a subclass of "

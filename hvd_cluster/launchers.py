@@ -1,4 +1,4 @@
-"""What ``init()`` checks about the launcher that started this process."""
+"""The checks of ``init()`` about the launcher that started this process."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class RayExecutor:
         use_current_placement_group: bool = True,
     ) -> None:
         if not isinstance(settings, MiniSettings):
-            raise ValueError(f"settings is {settings!r}, but must be what RayExecutor.create_settings() returns")
+            raise ValueError(f"settings is {settings!r}, but must be the result of RayExecutor.create_settings()")
         self._settings = settings
         self._use_current_group = use_current_placement_group
         self._request = Request(num_workers, num_hosts, num_workers_per_host, cpus_per_worker, use_gpu, gpus_per_worker)
@@ -120,7 +120,7 @@ class RayExecutor:
     ) -> list[ObjectRef[Any]]:
         """Like :meth:`run`, but returns one ObjectRef per rank at once.
 
-        ``ray.get`` gives the values, and raises what Ray raises. The workers are not watched: when one dies, the
+        ``ray.get`` gives the values, and raises Ray's errors. The workers are not watched: when one dies, the
         others stay as they are until :meth:`shutdown`.
         """
         job = self._running()

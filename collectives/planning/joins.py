@@ -1,4 +1,4 @@
-"""The ranks that have joined, process set by process set: they take part in what the others run, without data."""
+"""The ranks that have joined, by process set: they take part in the operations of the others, without data."""
 
 from __future__ import annotations
 

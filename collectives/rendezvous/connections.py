@@ -42,7 +42,7 @@ PAUSE = 0.1
 LEAST_UNAUTHENTICATED = 16
 MOST_UNAUTHENTICATED = 1024
 _IDLE_TIMEOUT = 75.0
-# The server reads from a refused sender for this long, and drops what it reads: closing at once would reset the
+# The server reads from a refused sender for this long, and drops the data: closing at once would reset the
 # connection, and the sender would lose the refusal.
 _LINGER = 2.0
 

@@ -110,12 +110,12 @@ class TeeSink:
         self._sinks = sinks
 
     def feed(self, data: bytes) -> None:
-        """Feed every sink. Raises what a sink raises."""
+        """Feed every sink. Raises the errors of the sinks."""
         for sink in self._sinks:
             sink.feed(data)
 
     def close(self) -> None:
-        """Close every sink. Raises what a sink raises."""
+        """Close every sink. Raises the errors of the sinks."""
         for sink in self._sinks:
             sink.close()
 

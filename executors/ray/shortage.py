@@ -85,5 +85,5 @@ def _missing(request: Request, state: ClusterState) -> str:
     lacking = {name: amount - state.available.get(name, 0.0) for name, amount in request.total.items()}
     short = {name: amount for name, amount in lacking.items() if amount > 0}
     if not short:
-        return "nothing in all, but what is free lies on the wrong hosts; ask for less, or wait for other jobs"
+        return "nothing in all, but the free resources are on the wrong hosts; ask for less, or wait for other jobs"
     return f"{show(short)}, which others use; wait for them, raise placement_group_timeout_s, or add hosts"

@@ -47,7 +47,7 @@ class Feed(Protocol):
 
 
 class Feeder(Protocol):
-    """Makes a :class:`Feed` in each task. It is pickled, as a part of what all tasks get."""
+    """Makes a :class:`Feed` in each task. It is pickled, as a part of the plan that all tasks get."""
 
     def open(self, task: FeedingTask) -> AbstractContextManager[Feed]:
         """The feed of ``task``, entered before the worker starts."""

@@ -1,4 +1,4 @@
-"""What travels from the driver to all tasks, and how outcomes travel back."""
+"""The plan that travels from the driver to all tasks, and the way of outcomes back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHUNK_BYTES = 8 << 20
 class Plan:
     """The plan that all tasks of a stage get.
 
-    ``call`` is what :func:`executors.call.pickle_call` makes. ``console`` has the addresses and the port of the driver.
+    ``call`` is the result of :func:`executors.call.pickle_call`. ``console`` has the driver's addresses and port.
     ``environment`` is added to that of the task and of the job. ``search_path`` changes the PYTHONPATH of the workers.
     ``executable`` is the Python of the workers; None means that of the tasks. Workers must start within
     ``start_timeout`` seconds. They have ``grace`` seconds between the request to end and SIGKILL.

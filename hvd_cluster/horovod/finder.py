@@ -1,4 +1,4 @@
-"""What ``import horovod.torch`` finds: the module hvd_cluster.torch itself, so that patching one patches the other."""
+"""Makes ``import horovod.torch`` find the module hvd_cluster.torch itself, so that patching one patches the other."""
 
 from __future__ import annotations
 

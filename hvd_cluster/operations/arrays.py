@@ -1,4 +1,4 @@
-"""NumPy arrays as operands, for what travels besides the user's tensors."""
+"""NumPy arrays as operands, for data of our own that travels beside the user's tensors."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Launch:
         """The values of ``call`` by rank, from workers beside the partitions of ``df``, which ``feeder`` feeds.
 
         Without a ``df`` the workers are in the active session. ``repartition`` deals the rows of ``df`` out in any
-        case. Raises what :func:`hvd_cluster.spark.run` raises.
+        case. Raises the errors of :func:`hvd_cluster.spark.run`.
         """
         data = pickle_call(call)
         session = Session.active() if df is None else Session(df.sparkSession)

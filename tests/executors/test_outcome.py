@@ -90,7 +90,7 @@ def test_an_exception_that_cannot_be_pickled_has_a_stand_in():
 
 
 def test_what_cannot_be_unpickled_in_the_driver_says_so():
-    with pytest.raises(WorkerError, match="rank 1 on h sent back cannot be unpickled in the driver"):
+    with pytest.raises(WorkerError, match="the result of rank 1 on h cannot be unpickled in the driver"):
         Outcome(1, "h", b"no pickle").unwrap()
     with pytest.raises(WorkerError, match="cannot be unpickled") as caught:
         Outcome(1, "h", b"no pickle", "the traceback").unwrap()

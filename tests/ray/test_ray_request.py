@@ -95,7 +95,7 @@ class TestShortage:
 
     def test_free_but_in_the_wrong_place(self):
         text = explain(Request(num_workers=2, cpus_per_worker=4), self.state(CPU=8.0))
-        assert "what is free lies on the wrong hosts" in text
+        assert "the free resources are on the wrong hosts" in text
 
     def test_many_hosts_are_cut(self):
         state = ClusterState({}, {}, {f"host-{index}": {} for index in range(20)})

@@ -1,4 +1,4 @@
-"""What training with a changing number of ranks needs."""
+"""Parts for training with a changing number of ranks."""
 
 from hvd_cluster.torch.elastic.sampler import ElasticSampler
 
