@@ -162,7 +162,7 @@ class TestSettings:
         assert "secret" not in repr(RayExecutor.create_settings(ssh_str="secret"))
 
     def test_refuses_other_settings(self):
-        with pytest.raises(ValueError, match=r"what RayExecutor\.create_settings\(\) returns"):
+        with pytest.raises(ValueError, match=r"the result of RayExecutor\.create_settings\(\)"):
             RayExecutor({"timeout_s": 30}, num_workers=1)
 
 
