@@ -32,6 +32,7 @@ class Ending:
         self._deadline: float | None = None
         self._stopping = False
         self._refused = ""
+        self._stopped_by = topology.rank
 
     @property
     def deadline(self) -> float | None:
@@ -50,8 +51,14 @@ class Ending:
 
     def error(self) -> Exception:
         """The error of pending works, and of every later call."""
-        why = f". Before, {self._refused}" if self._refused else ""
-        return self.failure or ShutDownError(f"Horovod has been shut down; call hvd.init() to start again{why}")
+        if self.failure is not None:
+            return self.failure
+        ended = "Horovod has been shut down"
+        if self._stopped_by != self._topology.rank:
+            ended += f" by rank {self._stopped_by}; {self._refused or JOIN}"
+        elif self._refused:
+            ended += f"; before, {self._refused}"
+        return ShutDownError(f"{ended}. Call hvd.init() to start again")
 
     def ask(self, now: float) -> None:
         """This rank wants to end politely."""
@@ -67,6 +74,7 @@ class Ending:
         ``refused`` is the explanation of a call that a rank has refused, and that others have still to make.
         """
         self._stopping = True
+        self._stopped_by = rank
         self._refused = refused
         return ShutDownError(
             f"Horovod has been shut down by rank {rank} while the tensor was in flight; {refused or JOIN}"
