@@ -10,7 +10,7 @@ from collectives.buffers import Buffer, as_buffer, empty
 from collectives.engine.work import Work
 from hvd_cluster.operations.operands import Operand
 
-__all__ = ["gathered"]
+__all__ = ["gathered", "in_place"]
 
 
 def gathered(array: npt.NDArray[Any]) -> Operand:
@@ -21,6 +21,12 @@ def gathered(array: npt.NDArray[Any]) -> Operand:
         return empty(source.dtype, shape)
 
     return Operand(source, allocate, _owner)
+
+
+def in_place(array: npt.NDArray[Any]) -> Operand:
+    """The result overwrites ``array``."""
+    buffer = as_buffer(array)
+    return Operand(buffer, buffer, _owner)
 
 
 def _owner(work: Work) -> npt.NDArray[Any]:

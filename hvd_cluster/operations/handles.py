@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 from collectives.api import HorovodInternalError, InvalidRequestError
@@ -66,8 +67,15 @@ class HandleGroup:
 
     def wait(self) -> None:
         """Return when all operations are done; raises the error of the group."""
-        for handle in self._handles or ():
-            handle.wait()
+        handles = self._handles or ()
+        try:
+            for handle in handles:
+                handle.wait()
+        except HorovodInternalError:
+            for handle in handles:
+                with suppress(HorovodInternalError):  # the names must be free
+                    handle.wait()
+            raise
 
     def take(self) -> Any:
         """The results at the first call; None afterwards."""

@@ -11,7 +11,7 @@ from hvd_cluster.operations.handles import Handle, HandleGroup
 from hvd_cluster.optimizer.buckets import Size
 from hvd_cluster.process_sets import ProcessSet
 
-__all__ = ["Binding", "InFlight", "Pack"]
+__all__ = ["Binding", "DifferenceBinding", "InFlight", "Pack", "Tensors"]
 
 P = TypeVar("P", bound=Hashable, contravariant=True)
 Tensor: TypeAlias = Any
@@ -30,8 +30,51 @@ class Pack(Protocol):
         """Copy ``combined``, which may be the tensor itself, into ``gradients``."""
 
 
-class Binding(Protocol[P]):
-    """A framework. A parameter is any hashable object; it has at most one gradient.
+class Tensors(Protocol[P]):
+    """What both kinds of distributed optimizers need. A parameter is any hashable object with at most one gradient."""
+
+    def gradient(self, parameter: P) -> Tensor | None:
+        """The gradient of ``parameter``."""
+
+    def is_trained(self, parameter: P) -> bool:
+        """Whether backward computes a gradient for ``parameter``."""
+
+    def start_group(
+        self, tensors: Sequence[Tensor], name: str, process_set: ProcessSet, fields: Mapping[str, Any]
+    ) -> InFlight:
+        """Start to combine a group of tensors in place; ``fields`` are those of a request."""
+
+    def wait(self, handle: InFlight) -> Any:
+        """Wait for ``handle``; returns its result, or a tuple of results. Raises the engine's errors."""
+
+    def unrecorded(self) -> AbstractContextManager[Any]:
+        """Within it automatic differentiation records nothing."""
+
+
+class DifferenceBinding(Tensors[P], Protocol[P]):
+    """For a DifferenceCombiner. Only :meth:`snapshot` is called outside of :meth:`Tensors.unrecorded`."""
+
+    def snapshot(self, parameter: P) -> Tensor:
+        """A copy of the values of ``parameter``, which automatic differentiation does not know."""
+
+    def difference(self, parameter: P, start: Tensor) -> Tensor:
+        """A new tensor: the values of ``parameter`` less those of ``start``, a snapshot."""
+
+    def move(self, parameter: P, start: Tensor, change: Tensor) -> None:
+        """Let the values of ``parameter`` be the sum of ``start``, which may be overwritten, and ``change``."""
+
+    def restore(self, parameter: P, start: Tensor) -> None:
+        """Let the values of ``parameter`` be those of ``start``."""
+
+    def is_finite(self, gradient: Tensor) -> bool:
+        """Whether no element of ``gradient`` is infinite or NaN."""
+
+    def spoil(self, gradient: Tensor) -> None:
+        """Let ``gradient`` have infinite or NaN elements."""
+
+
+class Binding(Tensors[P], Protocol[P]):
+    """For a GradientCombiner.
 
     Error messages end with a remedy: ``change_remedy`` says how a script changes gradients before the step,
     ``send_remedy`` how it avoids a second backward pass, or the loss of gradients, while the first ones are in flight.
@@ -40,17 +83,11 @@ class Binding(Protocol[P]):
     change_remedy: str
     send_remedy: str
 
-    def gradient(self, parameter: P) -> Tensor | None:
-        """The gradient of ``parameter``."""
-
     def set_gradient(self, parameter: P, gradient: Tensor) -> None:
         """Replace the gradient of ``parameter``."""
 
     def set_zeros(self, parameter: P) -> None:
         """Give ``parameter`` a gradient of zeros."""
-
-    def is_trained(self, parameter: P) -> bool:
-        """Whether backward computes a gradient for ``parameter``."""
 
     def state(self, parameter: P) -> tuple[int, int]:
         """Identity and version of the gradient: the version grows by one with each change in place."""
@@ -86,12 +123,7 @@ class Binding(Protocol[P]):
         """A small tensor that matches no gradient, pack or placeholder."""
 
     def start(self, tensor: Tensor, name: str, process_set: ProcessSet, fields: Mapping[str, Any]) -> InFlight:
-        """Start to combine a tensor in place; ``fields`` are those of a request."""
-
-    def start_group(
-        self, tensors: Sequence[Tensor], name: str, process_set: ProcessSet, fields: Mapping[str, Any]
-    ) -> InFlight:
-        """Start to combine a group of tensors in place."""
+        """Start to combine a tensor in place."""
 
     def start_sparse(
         self, gradient: Tensor, name: str, factor: float, op: ReduceOp, process_set: ProcessSet
@@ -100,12 +132,6 @@ class Binding(Protocol[P]):
 
         ``factor`` divides before the combination and multiplies after it.
         """
-
-    def wait(self, handle: InFlight) -> Any:
-        """Wait for ``handle``; returns its result, or a tuple of results. Raises the engine's errors."""
-
-    def unrecorded(self) -> AbstractContextManager[Any]:
-        """Within it automatic differentiation records nothing."""
 
     def watch(self, parameter: P) -> Callable[[], None]:
         """Report each complete gradient of ``parameter`` to the core; returns a function that ends this."""

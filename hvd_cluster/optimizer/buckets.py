@@ -60,7 +60,10 @@ def _by_size(parameters: Sequence[P], size_of: Callable[[P], Size]) -> Iterator[
     yield from filling.values()
 
 
-def label(parameters: Sequence[P], names: Mapping[P, str]) -> str:
-    """The name of a bucket in messages: its first and its last parameter, frozen or not, as on all ranks."""
+def label(parameters: Sequence[P], names: Mapping[P, str], kind: str = "gradient") -> str:
+    """The name of a bucket in messages: its first and its last parameter, frozen or not, as on all ranks.
+
+    ``kind``: what travels.
+    """
     first, last = names[parameters[0]], names[parameters[-1]]
-    return f"gradient.{first}" if len(parameters) == 1 else f"gradients.{first}..{last}"
+    return f"{kind}.{first}" if len(parameters) == 1 else f"{kind}s.{first}..{last}"

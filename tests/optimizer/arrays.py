@@ -6,11 +6,10 @@ import weakref
 import numpy as np
 
 from collectives.api import Operation, ReduceOp
-from collectives.buffers import as_buffer
 from hvd_cluster.operations import handles
-from hvd_cluster.operations.arrays import gathered
-from hvd_cluster.operations.operands import Operand, start, start_group
-from hvd_cluster.optimizer.binding import Binding
+from hvd_cluster.operations.arrays import gathered, in_place
+from hvd_cluster.operations.operands import start, start_group
+from hvd_cluster.optimizer.binding import Binding, DifferenceBinding, Tensors
 from hvd_cluster.optimizer.buckets import Size
 
 
@@ -58,24 +57,55 @@ class Pack:
             gradient[...] = piece.reshape(gradient.shape)
 
 
-class ArrayBinding(Binding[Parameter]):
+class ArrayTensors(Tensors[Parameter]):
+    def gradient(self, parameter):
+        return parameter.gradient
+
+    def is_trained(self, parameter):
+        return parameter.trained
+
+    def start_group(self, tensors, name, process_set, fields):
+        return start_group(Operation.ALLREDUCE, in_place, tensors, tuple, name, process_set, **fields)
+
+    def wait(self, handle):
+        return handles.synchronize(handle)
+
+    def unrecorded(self):
+        return contextlib.nullcontext()
+
+
+class ArrayDifferences(ArrayTensors, DifferenceBinding[Parameter]):
+    def snapshot(self, parameter):
+        return parameter.data.copy()
+
+    def difference(self, parameter, start):
+        return parameter.data - start
+
+    def move(self, parameter, start, change):
+        parameter.data[...] = start + change
+
+    def restore(self, parameter, start):
+        parameter.data[...] = start
+
+    def is_finite(self, gradient):
+        return np.isfinite(gradient).all()
+
+    def spoil(self, gradient):
+        gradient[...] = np.inf
+
+
+class ArrayBinding(ArrayTensors, Binding[Parameter]):
     change_remedy = "change it after combine()"
     send_remedy = "call combine() first"
 
     def __init__(self, on_gradient):
         self.on_gradient = weakref.WeakMethod(on_gradient)
 
-    def gradient(self, parameter):
-        return parameter.gradient
-
     def set_gradient(self, parameter, gradient):
         parameter.gradient = gradient
 
     def set_zeros(self, parameter):
         parameter.gradient = np.zeros_like(parameter.data)
-
-    def is_trained(self, parameter):
-        return parameter.trained
 
     def state(self, parameter):
         return id(parameter.gradient), parameter.version
@@ -115,9 +145,6 @@ class ArrayBinding(Binding[Parameter]):
     def start(self, tensor, name, process_set, fields):
         return start(Operation.ALLREDUCE, in_place, tensor, name, process_set, **fields)
 
-    def start_group(self, tensors, name, process_set, fields):
-        return start_group(Operation.ALLREDUCE, in_place, tensors, tuple, name, process_set, **fields)
-
     def start_sparse(self, gradient, name, factor, op, process_set):
         pieces = [gradient.indices, gradient.values / factor]
         handle = start_group(Operation.ALLGATHER, gathered, pieces, tuple, name, process_set)
@@ -129,12 +156,6 @@ class ArrayBinding(Binding[Parameter]):
 
         return finish
 
-    def wait(self, handle):
-        return handles.synchronize(handle)
-
-    def unrecorded(self):
-        return contextlib.nullcontext()
-
     def watch(self, parameter):
         def watcher(parameter):
             on_gradient = self.on_gradient()
@@ -143,8 +164,3 @@ class ArrayBinding(Binding[Parameter]):
 
         parameter.watchers.append(watcher)
         return lambda: parameter.watchers.remove(watcher)
-
-
-def in_place(array):
-    buffer = as_buffer(array)
-    return Operand(buffer, buffer, lambda work: array)

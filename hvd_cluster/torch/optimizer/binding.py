@@ -11,17 +11,84 @@ from torch.utils.hooks import RemovableHandle
 
 from collectives.api import Operation, ReduceOp
 from hvd_cluster.operations.handles import Handle, HandleGroup
-from hvd_cluster.optimizer.binding import Binding
+from hvd_cluster.optimizer.binding import Binding, DifferenceBinding, Tensors
 from hvd_cluster.optimizer.buckets import Size
 from hvd_cluster.process_sets import ProcessSet
 from hvd_cluster.torch.operations.operands import in_place, start, start_group, synchronize
 from hvd_cluster.torch.operations.sparse import sparse_allreduce_async
 from hvd_cluster.torch.optimizer.packs import Pack
 
-__all__ = ["TorchBinding"]
+__all__ = ["TorchBinding", "TorchDifferences"]
 
 
-class TorchBinding(Binding[torch.Tensor]):
+class TorchTensors(Tensors[torch.Tensor]):
+    """What both kinds of distributed optimizers need."""
+
+    @staticmethod
+    def gradient(parameter: torch.Tensor) -> torch.Tensor | None:
+        """See :class:`Binding`."""
+        return parameter.grad
+
+    @staticmethod
+    def is_trained(parameter: torch.Tensor) -> bool:
+        """See :class:`Binding`."""
+        return parameter.requires_grad
+
+    @staticmethod
+    def start_group(
+        tensors: Sequence[torch.Tensor], name: str, process_set: ProcessSet, fields: Mapping[str, Any]
+    ) -> HandleGroup:
+        """See :class:`Binding`."""
+        return start_group(Operation.ALLREDUCE, in_place, tensors, tuple, name, process_set, **fields)
+
+    @staticmethod
+    def wait(handle: Handle | HandleGroup) -> Any:
+        """See :class:`Binding`."""
+        return synchronize(handle)
+
+    @staticmethod
+    def unrecorded() -> torch.no_grad:
+        """See :class:`Binding`."""
+        return torch.no_grad()
+
+
+class TorchDifferences(TorchTensors, DifferenceBinding[torch.Tensor]):
+    """For optimizers with op=Adasum."""
+
+    @staticmethod
+    def snapshot(parameter: torch.Tensor) -> torch.Tensor:
+        """See :class:`DifferenceBinding`."""
+        return parameter.detach().clone()
+
+    @staticmethod
+    def difference(parameter: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+        """See :class:`DifferenceBinding`."""
+        return parameter - start
+
+    @staticmethod
+    def move(parameter: torch.Tensor, start: torch.Tensor, change: torch.Tensor) -> None:
+        """See :class:`DifferenceBinding`."""
+        parameter.copy_(start.add_(change))
+
+    @staticmethod
+    def restore(parameter: torch.Tensor, start: torch.Tensor) -> None:
+        """See :class:`DifferenceBinding`."""
+        parameter.copy_(start)
+
+    @staticmethod
+    def is_finite(gradient: torch.Tensor) -> bool:
+        """See :class:`DifferenceBinding`."""
+        values = gradient.coalesce().values() if gradient.is_sparse else gradient
+        return bool(values.isfinite().all())
+
+    @staticmethod
+    def spoil(gradient: torch.Tensor) -> None:
+        """See :class:`DifferenceBinding`."""
+        with torch.no_grad():
+            gradient.mul_(torch.inf)
+
+
+class TorchBinding(TorchTensors, Binding[torch.Tensor]):
     """``on_gradient`` is the method of a distributed optimizer; hooks end when its object is not in use any more."""
 
     change_remedy = (
@@ -38,11 +105,6 @@ class TorchBinding(Binding[torch.Tensor]):
         self._on_gradient = weakref.WeakMethod(on_gradient)
 
     @staticmethod
-    def gradient(parameter: torch.Tensor) -> torch.Tensor | None:
-        """See :class:`Binding`."""
-        return parameter.grad
-
-    @staticmethod
     def set_gradient(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         """See :class:`Binding`."""
         parameter.grad = gradient
@@ -51,11 +113,6 @@ class TorchBinding(Binding[torch.Tensor]):
     def set_zeros(parameter: torch.Tensor) -> None:
         """See :class:`Binding`."""
         parameter.grad = torch.zeros_like(parameter)
-
-    @staticmethod
-    def is_trained(parameter: torch.Tensor) -> bool:
-        """See :class:`Binding`."""
-        return parameter.requires_grad
 
     @staticmethod
     def state(parameter: torch.Tensor) -> tuple[int, int]:
@@ -128,13 +185,6 @@ class TorchBinding(Binding[torch.Tensor]):
         return start(Operation.ALLREDUCE, in_place, tensor, name, process_set, **fields)
 
     @staticmethod
-    def start_group(
-        tensors: Sequence[torch.Tensor], name: str, process_set: ProcessSet, fields: Mapping[str, Any]
-    ) -> HandleGroup:
-        """See :class:`Binding`."""
-        return start_group(Operation.ALLREDUCE, in_place, tensors, tuple, name, process_set, **fields)
-
-    @staticmethod
     def start_sparse(
         gradient: torch.Tensor, name: str, factor: float, op: ReduceOp, process_set: ProcessSet
     ) -> Callable[[], torch.Tensor]:
@@ -146,16 +196,6 @@ class TorchBinding(Binding[torch.Tensor]):
             return (finish() * factor if is_scaled else finish()).coalesce()
 
         return combined
-
-    @staticmethod
-    def wait(handle: Handle | HandleGroup) -> Any:
-        """See :class:`Binding`."""
-        return synchronize(handle)
-
-    @staticmethod
-    def unrecorded() -> torch.no_grad:
-        """See :class:`Binding`."""
-        return torch.no_grad()
 
     def watch(self, parameter: torch.Tensor) -> Callable[[], None]:
         """See :class:`Binding`."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +17,7 @@ from hvd_cluster.optimizer.combiner import GradientCombiner
 from hvd_cluster.optimizer.options import Options
 from hvd_cluster.torch.mpi_ops import allreduce
 from hvd_cluster.torch.optimizer.binding import TorchBinding
-from hvd_cluster.torch.optimizer.parameters import Names, parameter_groups
+from hvd_cluster.torch.optimizer.parameters import Names, groups_of
 
 __all__ = ["GradientOptimizer"]
 
@@ -29,17 +28,6 @@ def _has_unscaled(caller: Any, optimizer: torch.optim.Optimizer) -> bool:
     return id(optimizer) in states and states[id(optimizer)]["stage"] is OptState.UNSCALED
 
 
-def _groups_of(optimizer: torch.optim.Optimizer) -> Callable[[], Sequence[Sequence[torch.Tensor]]]:
-    """A function that gives the parameters of each group of ``optimizer``, without keeping it in use."""
-    reference = weakref.ref(optimizer)
-
-    def groups() -> Sequence[Sequence[torch.Tensor]]:
-        optimizer = reference()
-        return [] if optimizer is None else parameter_groups(optimizer)
-
-    return groups
-
-
 class GradientOptimizer(torch.optim.Optimizer):
     """The first base of a wrapped optimizer's class; the second is the class of the optimizer."""
 
@@ -48,7 +36,7 @@ class GradientOptimizer(torch.optim.Optimizer):
     def _distribute(self, names: Names, passes: int, options: Options) -> None:
         self._clear_flags()
         binding = TorchBinding(self._on_gradient)
-        self._combiner = GradientCombiner(self, binding, _groups_of(self), names, passes, options)
+        self._combiner = GradientCombiner(self, binding, groups_of(self), names, passes, options)
 
     def _clear_flags(self) -> None:
         self._skip = False
