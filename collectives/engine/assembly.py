@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from collectives.api import Topology
 from collectives.backends.table import staged
@@ -11,6 +11,7 @@ from collectives.cores import Cores
 from collectives.engine.commands import Commands
 from collectives.engine.deciders.base import Decider
 from collectives.engine.deciders.negotiated import Negotiated
+from collectives.engine.deciders.rounds import Rounds
 from collectives.engine.deciders.unison import Unison
 from collectives.engine.dispatch import Dispatch
 from collectives.engine.driver import Driver
@@ -27,7 +28,6 @@ from collectives.engine.work import Work
 from collectives.engine.work_table import WorkTable
 from collectives.events import EventStream
 from collectives.parameters import PATIENCE_SECONDS, Parameters
-from collectives.planning.board import Board
 from collectives.planning.coordinator import Coordinator
 from collectives.planning.messages import Abort, Left, Refuse, Run, Status, Stop, Unknown, Withdraw
 from collectives.planning.process_sets import GLOBAL, ProcessSets
@@ -38,6 +38,9 @@ from collectives.settings import Settings
 __all__ = ["Assembly"]
 
 CYCLE_SECONDS = 0.001
+
+OUTER_DECIDERS: tuple[Callable[[Rounds, Decider], Decider], ...] = (Unison,)
+"""The deciders that come before :class:`Negotiated`, the outermost last. Each falls back on the one before it."""
 
 
 class Assembly:
@@ -68,9 +71,14 @@ class Assembly:
         self._link = self._make_link()
         self.works = WorkTable(topology.rank, self._negotiate, self._urge)
         self.runner = self._make_runner(backends, connect)
-        self._decider = self._make_decider(backends[GLOBAL].board)
+        self._worker = Worker(self._parameters)
+        self._rounds = Rounds(backends[GLOBAL].board, self._worker, self._link)
+        self._negotiated = Negotiated(self._worker, self._link, self._rounds, self.runner)
+        self._decider = self._make_decider()
         self.ends = self._make_ends()
+        self._inquiries = self._make_inquiries()
         self.exchange = self._make_exchange()
+        self._fill_dispatch()
         self.driver = self._make_driver()
 
     def start(self) -> None:
@@ -91,19 +99,15 @@ class Assembly:
             self._settle,
         )
 
-    def _make_decider(self, board: Board | None) -> Decider:
-        """The deciders of this rank; returns the outermost."""
-        worker = Worker(self._parameters)
-        negotiated = Negotiated(worker, self._link, self.runner)
-        unison = Unison(board, worker, self._link, negotiated)
-        self._dispatch.on(Run, negotiated.run)
-        self._dispatch.on(Refuse, negotiated.refuse)
-        self._dispatch.on(Unknown, negotiated.resend)
-        self._dispatch.on(Withdraw, unison.withdraw)
-        return unison
+    def _make_decider(self) -> Decider:
+        """The outermost of the chain of deciders."""
+        decider: Decider = self._negotiated
+        for make in OUTER_DECIDERS:
+            decider = make(self._rounds, decider)
+        return decider
 
     def _make_ends(self) -> Ends:
-        ends = Ends(
+        return Ends(
             self._topology,
             self._settings.timeouts,
             self._channel,
@@ -114,12 +118,9 @@ class Assembly:
             self._commands,
             self._announce,
         )
-        self._dispatch.on(Left, ends.all_left)
-        self._dispatch.on(Abort, ends.hear)
-        return ends
 
     def _make_exchange(self) -> Exchange:
-        exchange = Exchange(
+        return Exchange(
             self._settings.timeouts,
             self._channel,
             self._link,
@@ -128,21 +129,29 @@ class Assembly:
             self.works,
             self.runner,
             Trials(self._topology, self._channel, self.runner, self._lookout, self.ends, self._commands),
-            self._make_inquiries(),
+            self._inquiries,
             self.ends,
             self._commands,
             self._parameters,
         )
-        self._dispatch.on(Stop, exchange.stop)
-        return exchange
 
     def _make_inquiries(self) -> Inquiries:
         """Rank 0 has the coordinator itself, and so never waits for an answer."""
         inspector = _stall_inspector(self._settings) if self._topology.rank != COORDINATOR else None
         silence = Silence(inspector, self.works.oldest)
-        inquiries = Inquiries(self._topology, silence, self._lookout, self._link, self.works, self.ends.fail)
-        self._dispatch.on(Status, inquiries.hear)
-        return inquiries
+        return Inquiries(self._topology, silence, self._lookout, self._link, self.works, self.ends.fail)
+
+    def _fill_dispatch(self) -> None:
+        """The handlers of all messages that a rank may get from the coordinator, or the coordinator's rank from it."""
+        on = self._dispatch.on
+        on(Run, self._negotiated.run)
+        on(Refuse, self._negotiated.refuse)
+        on(Unknown, self._negotiated.resend)
+        on(Withdraw, self._rounds.withdraw)
+        on(Status, self._inquiries.hear)
+        on(Stop, self.exchange.stop)
+        on(Left, self.ends.all_left)
+        on(Abort, self.ends.hear)
 
     def _make_link(self) -> Link:
         if self._topology.rank != COORDINATOR:

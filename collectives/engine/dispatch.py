@@ -20,7 +20,9 @@ class Dispatch:
         self._handlers: dict[type, Callable[[Any], None]] = {}
 
     def on(self, kind: type[Kind], handle: Callable[[Kind], None]) -> None:
-        """Make ``handle`` the handler of all messages of ``kind``."""
+        """Make ``handle`` the handler of all messages of ``kind``; EngineError if they have one already."""
+        if kind in self._handlers:
+            raise EngineError(f"messages of kind {kind.__name__} already go to {self._handlers[kind]!r}")
         self._handlers[kind] = handle
 
     def __call__(self, message: Message) -> None:

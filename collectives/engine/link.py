@@ -95,6 +95,10 @@ class Link(ABC):
         """All ranks ran ``schedule`` without asking the coordinator."""
         return
 
+    def want_rounds(self) -> None:
+        """A decider wants rounds to begin; only the link of the coordinator's rank passes that on."""
+        return
+
     def propose(self, parameters: Parameters) -> None:
         """Let ``parameters`` hold on all ranks; EngineError where the coordinator is not here."""
         raise EngineError(f"parameters {parameters} were proposed on a rank other than rank {COORDINATOR}")
@@ -206,6 +210,10 @@ class LocalLink(Link):
     def used(self, schedule: Schedule) -> None:
         """See :class:`Link`."""
         self._coordinator.use(schedule)
+
+    def want_rounds(self) -> None:
+        """See :class:`Link`."""
+        self._coordinator.want_rounds()
 
     def propose(self, parameters: Parameters) -> None:
         """See :class:`Link`."""

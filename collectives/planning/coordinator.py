@@ -117,8 +117,12 @@ class Coordinator:
         return self._releases.is_changing
 
     def use(self, schedule: Schedule) -> None:
-        """The ranks ran ``schedule`` in unison."""
+        """The ranks ran ``schedule`` without asking."""
         self._releases.use(schedule)
+
+    def want_rounds(self) -> None:
+        """Let the ranks agree among themselves, from the next batches on that no other tensors disturb."""
+        self._releases.want_rounds()
 
     def decide(self, now: float) -> list[Outgoing]:
         """The messages to send now, in order."""

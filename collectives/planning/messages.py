@@ -94,15 +94,15 @@ class Together:
 class Run:
     """Coordinator to workers: run these batches, in this order. ``responses`` are new; ``forget`` are dropped ids.
 
-    ``unison``: when the batches have run, the ranks may agree among themselves. ``first`` is the number of the first
-    batch in the order of all batches; the others follow. ``parameters`` hold from this message on; None where every
-    receiver has them.
+    When the batches have run, the message ``begins_rounds``, in which the ranks may agree among themselves, or not.
+    ``first`` is the number of the first batch in the order of all batches; the others follow. ``parameters`` hold from
+    this message on; None where every receiver has them.
     """
 
     batches: tuple[tuple[int, ...], ...]
     responses: tuple[Response, ...] = ()
     forget: tuple[int, ...] = ()
-    unison: bool = False
+    begins_rounds: bool = False
     first: int = 0
     parameters: Parameters | None = None
 
@@ -156,7 +156,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """Either way: ranks that wait in this round of the unison ask the absent ranks to decline it."""
+    """Either way: ranks that wait in this round ask the absent ranks to decline it."""
 
     round: int
 
@@ -266,15 +266,15 @@ def _unpack_ready(requests: Any, ids: Any, urgent: Any, urgent_ids: Any, answere
 def _pack_run(message: Run) -> tuple[Any, ...]:
     responses = [(response.id, _pack_request(response.request), response.sizes) for response in message.responses]
     parameters = None if message.parameters is None else astuple(message.parameters)
-    return message.batches, responses, message.forget, message.unison, message.first, parameters
+    return message.batches, responses, message.forget, message.begins_rounds, message.first, parameters
 
 
-def _unpack_run(batches: Any, responses: Any, forget: Any, unison: Any, first: Any, parameters: Any) -> Run:
+def _unpack_run(batches: Any, responses: Any, forget: Any, begins_rounds: Any, first: Any, parameters: Any) -> Run:
     return Run(
         tuple(tuple(batch) for batch in batches),
         tuple(Response(id, _unpack_request(request), tuple(sizes)) for id, request, sizes in responses),
         tuple(forget),
-        unison,
+        begins_rounds,
         first,
         None if parameters is None else Parameters(*parameters),
     )

@@ -11,7 +11,7 @@ from collectives.parameters import Parameters
 from collectives.planning.fusion import plan
 from collectives.planning.messages import Response, Run
 from collectives.planning.outbox import Outbox
-from collectives.planning.process_sets import ProcessSets
+from collectives.planning.process_sets import GLOBAL, ProcessSets
 from collectives.planning.response_cache import Known, ResponseCache
 from collectives.planning.schedules import Schedule, Schedules, alone
 
@@ -52,6 +52,7 @@ class Releases:
         self._forget: dict[int, list[int]] = {}
         self._schedules = Schedules()
         self._repetitions = 0
+        self._wanted = False
 
     def __bool__(self) -> bool:
         return bool(self._ready)
@@ -127,7 +128,7 @@ class Releases:
         self._forget.pop(id, None)
 
     def use(self, schedule: Schedule) -> None:
-        """The ranks ran ``schedule`` in unison."""
+        """The ranks ran ``schedule`` without asking."""
         self._next_batch += len(schedule.batches)
         for batch in schedule.batches:
             for response in batch:
@@ -156,19 +157,32 @@ class Releases:
 
     def release(self, undisturbed: bool = False) -> None:
         """Send the ready tensors; ``undisturbed`` if no others are half-submitted, and no rank has joined."""
-        unison = self._is_unison(undisturbed)
+        begins_rounds = self._begins_rounds(undisturbed)
         batches = plan(self._ready, self.parameters.fusion_threshold, self._isolate_groups)
         self._ready.clear()
         self._ready_bytes = 0
         self._urgent, self._held_since = False, None
         for process_set, of_set in groupby(batches, key=lambda batch: batch[0].request.process_set):
-            self._run(process_set, list(of_set), unison)
+            self._run(process_set, list(of_set), begins_rounds)
 
-    def _is_unison(self, undisturbed: bool) -> bool:
-        """Whether all ranks have lately waited for tensors of a known schedule, and will probably do so again."""
+    def want_rounds(self) -> None:
+        """The next undisturbed message to all ranks begins rounds."""
+        self._wanted = True
+
+    def _begins_rounds(self, undisturbed: bool) -> bool:
+        """Whether a decider wants rounds, or the ranks will probably wait for tensors of a known schedule again.
+
+        They will if they have done so lately.
+        """
         is_known = self._urgent and undisturbed and self._find_schedule() is not None
         self._repetitions = self._repetitions + 1 if is_known else 0
-        return self._repetitions >= REPETITIONS
+        return self._repetitions >= REPETITIONS or (undisturbed and self._take_want())
+
+    def _take_want(self) -> bool:
+        """Whether a decider wants rounds, and one message goes to all ranks."""
+        wanted = self._wanted and all(response.request.process_set == GLOBAL for response in self._ready)
+        self._wanted = self._wanted and not wanted
+        return wanted
 
     def _find_schedule(self) -> Schedule | None:
         """The schedule of the ready tensors, as the ranks find it."""
@@ -177,7 +191,7 @@ class Releases:
             return None if ids[0] in self._new else alone(self._ready[0])
         return self._schedules.find(ids)
 
-    def _run(self, process_set: int, batches: Sequence[Sequence[Response]], unison: bool) -> None:
+    def _run(self, process_set: int, batches: Sequence[Sequence[Response]], begins_rounds: bool) -> None:
         ids = tuple(tuple(response.id for response in batch) for batch in batches)
         flat = [id for batch in ids for id in batch]
         self._unsent.difference_update(flat)
@@ -187,4 +201,4 @@ class Releases:
         first, self._next_batch = self._next_batch, self._next_batch + len(ids)
         self._schedules.record(first, batches)
         self._schedules.forget(forget)
-        self._outbox.send(members, Run(ids, new, forget, unison, first, self._news(members)))
+        self._outbox.send(members, Run(ids, new, forget, begins_rounds, first, self._news(members)))

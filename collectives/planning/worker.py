@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,12 +19,12 @@ Key = tuple[int, str]
 class Batch(NamedTuple):
     """Tensors to run as one exchange. A rank that has joined may have no part in some of them, but takes part.
 
-    ``id`` is the number of the batch, the same on all ranks. It runs under ``parameters``. ``unison``: when it has run,
-    the ranks may agree among themselves.
+    ``id`` is the number of the batch, the same on all ranks. It runs under ``parameters``. When it has run, it
+    ``begins_rounds``, in which the ranks may agree among themselves, or not.
     """
 
     responses: tuple[Response, ...]
-    unison: bool
+    begins_rounds: bool
     id: int
     parameters: Parameters
 
@@ -41,7 +41,7 @@ class Worker:
     """The tensors that one rank has submitted, and the ids of their names on the wire.
 
     ``parameters`` are this rank's own until those of rank 0 come, with the first batch. ``next_batch`` is the id of the
-    next batch, if it runs in unison.
+    next batch, if the ranks run it without the coordinator.
     """
 
     def __init__(self, parameters: Parameters) -> None:
@@ -91,25 +91,42 @@ class Worker:
         """Whether :meth:`outgoing` has a message."""
         return bool(self._ready_ids or self._requests or self._urgent or self._answered or self._rejected)
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a caller waits for a tensor that the coordinator does not know of."""
+        return bool(self._urgent)
+
+    def unreported(self) -> Sequence[int]:
+        """The ids of all tensors in flight, if the coordinator has heard of none of them and must not hear of others.
+
+        Such tensors may run without the coordinator, if all ranks run them. Empty if this rank must send a message.
+        """
+        ids = self._ready_ids
+        if len(ids) != len(self._in_flight) or self._answered or self._rejected or self._unanswered:
+            return ()
+        return ids
+
     def schedule(self) -> Schedule | None:
-        """The schedule of all tensors in flight, if a caller waits for one and there is nothing else to report.
+        """The schedule of all :meth:`unreported` tensors, if a caller waits for one.
 
         None if this rank knows no schedule of exactly these tensors.
         """
-        ids = self._ready_ids
-        if len(ids) != len(self._in_flight) or not self._urgent:
-            return None
-        if self._answered or self._rejected or self._unanswered:
-            return None
-        return alone(self._responses[ids[0]]) if len(ids) == 1 else self._schedules.find(ids)
+        ids = self.unreported() if self._urgent else ()
+        if len(ids) == 1:
+            return alone(self._responses[ids[0]])
+        return self._schedules.find(ids) if ids else None
 
     def finish_schedule(self, schedule: Schedule) -> None:
-        """The tensors of :meth:`schedule` have run without the coordinator."""
+        """All ranks have run ``schedule``, of some :meth:`unreported` tensors."""
         self.next_batch += len(schedule.batches)
-        self._ready_ids, self._urgent = [], []
         for batch in schedule.batches:
             for response in batch:
                 self._finish(response)
+        if self._in_flight:
+            self._ready_ids = [self._sent[key] for key in self._in_flight]
+            self._urgent = [key for key in self._urgent if key in self._in_flight]
+        else:
+            self._ready_ids, self._urgent = [], []
 
     def outgoing(self) -> Ready | None:
         """The news for the coordinator, each sent once; None when there is nothing new."""
@@ -141,7 +158,7 @@ class Worker:
         self.next_batch = message.first + len(responses)
         last = self.next_batch - 1
         batches = [
-            Batch(batch, message.unison and number == last, number, self.parameters)
+            Batch(batch, message.begins_rounds and number == last, number, self.parameters)
             for number, batch in enumerate(responses, message.first)
         ]
         self._schedules.record(message.first, responses)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.collectives.job import PATIENCE, InprocTransport, Job, SocketTransport
+from tests.collectives.job import PATIENCE, InprocTransport, Job, SocketTransport, running
 
 
 @pytest.fixture(params=[InprocTransport, SocketTransport])
@@ -15,3 +15,17 @@ def transport(request, monkeypatch):
 def patience(monkeypatch):
     """Where cores are scarce, what was decided is left to callers for as long as a test may take."""
     monkeypatch.setattr("collectives.engine.assembly.PATIENCE_SECONDS", PATIENCE)
+
+
+@pytest.fixture(params=[False, True], ids=["inproc", "shm"])
+def start(request, monkeypatch):
+    """What starts a job: of threads that share everything, or a gate in shared memory and sockets."""
+    if request.param:
+        monkeypatch.setattr(Job, "transport", SocketTransport)
+    return lambda *args, **kwargs: running(*args, shared_memory=request.param, **kwargs)
+
+
+@pytest.fixture
+def unhurried(monkeypatch):
+    """No rank asks another to decline, however slow this machine is."""
+    monkeypatch.setattr("collectives.engine.deciders.rounds.LATE_SECONDS", 1000.0)

@@ -393,7 +393,7 @@ def test_a_set_that_connects_while_everything_is_aborted_does_not_come_about():
     )
     request = Request("add", Operation.ADD_PROCESS_SET, splits=(0, 1))
     with pytest.raises(PeerLostError):
-        runner.run(Batch((Response(1, request, (1,)),), unison=False, id=0, parameters=Parameters()))
+        runner.run(Batch((Response(1, request, (1,)),), begins_rounds=False, id=0, parameters=Parameters()))
     assert runner.backends()  # which are aborted and closed with the rest
 
 

@@ -153,7 +153,7 @@ def test_a_host_waits_for_its_ranks():
     coordinator.receive(0, Together((0, 1), (id,)), 0.0)
     assert not coordinator.decide(0.0)
     coordinator.receive(0, Together((0, 1), (), (id,)), 0.0)
-    assert coordinator.decide(0.0) == [Outgoing((0, 1), Run(((id,),), unison=True, first=2))]
+    assert coordinator.decide(0.0) == [Outgoing((0, 1), Run(((id,),), begins_rounds=True, first=2))]
 
 
 def known_id_of_patient(coordinator):

@@ -51,7 +51,7 @@ class UnisonWorld(World):
         before = len(self.batches[rank])
         fell = super().fall(rank)
         for batch in self.batches[rank][before:]:
-            if batch.unison:
+            if batch.begins_rounds:
                 self._begin(rank)
         return fell
 

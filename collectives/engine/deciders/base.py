@@ -16,7 +16,7 @@ from collectives.engine.work import Work
 from collectives.planning.messages import Response
 from collectives.planning.worker import Batch, Worker
 
-__all__ = ["Attempt", "Decided", "Decider", "Meanwhile", "Trial"]
+__all__ = ["Attempt", "Decided", "Decider", "Meanwhile", "Outer", "Trial"]
 
 Meanwhile = Callable[[Sequence[int]], bool]
 """Called every few milliseconds while a trial waits, with the ranks that have not come; returns whether this rank has
@@ -117,33 +117,36 @@ class Trial(ABC):
 class Decider(ABC):
     """Decides which tensors run next. For the thread that drives the engine, one at a time.
 
-    A decider may have a fallback: another decider, which gets everything that the first one does not decide. The
+    The deciders of a rank form a chain: each passes what it does not decide to its fallback (:class:`Outer`). The
     exchange knows the outermost only. In each step, it calls :meth:`next` until that returns None, then receives
     messages, and runs the batches in ``decided``.
 
-    A decider and its fallback share ``worker``, which records the tensors that this rank submits.
+    All deciders of a rank share ``worker``, which records the tensors that this rank submits.
     """
 
-    decided: Decided
-
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
+    def __init__(self, worker: Worker, decided: Decided) -> None:
+        self.worker = worker
+        self.decided = decided
 
     def submit(self, request: Request, urgent: bool) -> None:
         """A tensor is ready on this rank; ``urgent`` when a caller waits for it."""
-        self._worker.submit(request, urgent)
+        self.worker.submit(request, urgent)
 
     def reject(self, request: Request, reason: str) -> None:
         """A call failed on this rank because of its arguments: members that submit the tensor must not wait for it."""
-        self._worker.reject(request, reason)
+        self.worker.reject(request, reason)
 
     def urge(self, key: tuple[int, str]) -> None:
         """A caller waits for a tensor that was submitted earlier; one that is not in flight any more is ignored."""
-        self._worker.urge(key)
+        self.worker.urge(key)
 
     @abstractmethod
     def next(self) -> Trial | None:
-        """The trial to run now; None when there is none, and the coordinator has all news of this rank."""
+        """The trial to run now, or None.
+
+        When there is none, the coordinator has all news of this rank, or a decider holds tensors back that no caller
+        waits for.
+        """
 
     @abstractmethod
     def decline(self) -> None:
@@ -155,3 +158,23 @@ class Decider(ABC):
     @abstractmethod
     def ran(self, batch: Batch) -> None:
         """The decided ``batch`` has run on this rank."""
+
+
+class Outer(Decider):
+    """A decider with a ``fallback``, to which it passes everything unless a subclass does otherwise."""
+
+    def __init__(self, fallback: Decider) -> None:
+        super().__init__(fallback.worker, fallback.decided)
+        self.fallback = fallback
+
+    def next(self) -> Trial | None:
+        """See :class:`Decider`."""
+        return self.fallback.next()
+
+    def decline(self) -> None:
+        """See :class:`Decider`."""
+        self.fallback.decline()
+
+    def ran(self, batch: Batch) -> None:
+        """See :class:`Decider`."""
+        self.fallback.ran(batch)

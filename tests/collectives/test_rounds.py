@@ -1,0 +1,134 @@
+"""The rounds on a board: how they begin and end, and how deciders share them."""
+
+import pytest
+
+from collectives.control.inproc import InprocHub
+from collectives.engine.deciders.rounds import LARGEST, Rounds
+from collectives.engine.link import RemoteLink
+from collectives.events import EventStream
+from collectives.parameters import Parameters
+from collectives.planning.board import Board
+from collectives.planning.messages import Withdraw, decode
+from collectives.planning.worker import Worker
+
+
+class Scripted(Board):
+    """A board that answers as it is told."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.heard = []
+
+    def attempt(self, value, call, waiting, agreed):
+        self.heard.append(value)
+        waiting([1])
+        verdict = self.answers.pop(0)
+        if verdict:
+            agreed()
+            call()
+        return verdict
+
+    def decline(self):
+        self.heard.append(0)
+
+
+def rounds_on(board, hub=None):
+    """The rounds of rank 1 of ``hub``."""
+    link = RemoteLink((hub or InprocHub(2)).channel(1), EventStream())
+    return Rounds(board, Worker(Parameters()), link)
+
+
+def put(rounds, lane, number):
+    """Attempt a schedule whose course is of no interest."""
+    return rounds.attempt(lane, number, lambda: None, lambda: None, lambda round, absent: None)
+
+
+def test_a_round_that_fails_is_the_last_until_it_begins_again():
+    board, ran, waited = Scripted(True, False, True), [], []
+    rounds = rounds_on(board)
+    lane = rounds.lane()
+
+    def attempt(id):
+        call, agreed = (lambda: ran.append(id)), (lambda: ran.append(-id))
+        return rounds.attempt(lane, id, call, agreed, lambda round, absent: waited.append((round, absent)))
+
+    rounds.decline()
+    assert not attempt(3)
+    rounds.begin(is_busy=False)
+    assert (attempt(5), attempt(6), attempt(7)) == (True, False, False)
+    assert not rounds.on
+    rounds.begin(is_busy=False)
+    assert attempt(8)
+    assert (board.heard, ran, waited) == ([5, 6, 8], [-5, 5, -8, 8], [(1, [1]), (2, [1]), (3, [1])])
+
+
+def test_a_busy_rank_declines_the_first_round():
+    board = Scripted()
+    rounds = rounds_on(board)
+    rounds.begin(is_busy=True)
+    assert (rounds.on, board.heard) == (False, [0])
+
+
+def test_a_rank_declines_once():
+    board = Scripted(True)
+    rounds = rounds_on(board)
+    rounds.begin(is_busy=False)
+    rounds.decline()
+    rounds.decline()
+    rounds.begin(is_busy=False)
+    rounds.withdraw(Withdraw(1))
+    assert (rounds.on, board.heard) == (True, [0])
+    rounds.withdraw(Withdraw(2))
+    assert (rounds.on, board.heard) == (False, [0, 0])
+
+
+def test_a_round_may_be_withdrawn_before_it_has_begun():
+    board = Scripted()
+    rounds = rounds_on(board)
+    rounds.withdraw(Withdraw(1))
+    assert board.heard == []
+    rounds.begin(is_busy=False)
+    assert (rounds.on, board.heard) == (False, [0])
+    rounds.begin(is_busy=False)
+    assert (rounds.on, board.heard) == (True, [0])
+
+
+def test_without_a_board_there_is_none():
+    rounds = rounds_on(None)
+    lane = rounds.lane()
+    rounds.begin(is_busy=False)
+    assert not rounds.on
+    assert not rounds.attempt(lane, 1, pytest.fail, pytest.fail, pytest.fail)
+    rounds.decline()
+    rounds.withdraw(Withdraw(1))
+
+
+def test_the_deciders_of_a_rank_put_different_numbers_on_the_board():
+    board = Scripted(*[True] * 30)
+    rounds = rounds_on(board)
+    lanes = [rounds.lane() for _ in range(3)]
+    rounds.begin(is_busy=False)
+    for number in range(1, 11):
+        for lane in lanes:
+            assert put(rounds, lane, number)
+    assert len(set(board.heard)) == 30
+    assert 0 not in board.heard
+
+
+def test_a_number_that_is_too_large_for_the_board_is_not_attempted():
+    board = Scripted(True)
+    rounds = rounds_on(board)
+    lanes = [rounds.lane(), rounds.lane()]
+    rounds.begin(is_busy=False)
+    assert not put(rounds, lanes[0], LARGEST // 2 + 1)
+    assert rounds.on
+    assert put(rounds, lanes[1], LARGEST // 2)
+    assert board.heard == [LARGEST]
+
+
+def test_a_rank_asks_the_others_once_a_round_to_decline():
+    hub = InprocHub(2)
+    rounds = rounds_on(Scripted(), hub)
+    for round in (1, 1, 3, 2):
+        rounds.ask_to_withdraw(round)
+    assert [decode(data) for _, data in hub.channel(0).receive()] == [Withdraw(1), Withdraw(3)]
