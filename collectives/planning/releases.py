@@ -180,8 +180,9 @@ class Releases:
 
     def _take_want(self) -> bool:
         """Whether a decider wants rounds, and one message goes to all ranks."""
-        wanted = self._wanted and all(response.request.process_set == GLOBAL for response in self._ready)
-        self._wanted = self._wanted and not wanted
+        of_all = {response.request.process_set for response in self._ready} == {GLOBAL}
+        wanted = self._wanted and of_all
+        self._wanted = self._wanted and not of_all
         return wanted
 
     def _find_schedule(self) -> Schedule | None:

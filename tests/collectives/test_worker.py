@@ -1,0 +1,99 @@
+"""The tensors of a rank that may run without the coordinator, as deciders see them."""
+
+import pytest
+
+from collectives.api import Operation
+from collectives.parameters import Parameters
+from collectives.planning.messages import Ready, Response, Run, Unknown
+from collectives.planning.schedules import Schedule
+from collectives.planning.worker import Worker
+from tests.collectives.test_negotiation import tensor
+
+A, B, C = (tensor(name) for name in "abc")
+RESPONSES = {id: Response(id, request) for id, request in enumerate((A, B, C), 1)}
+
+
+@pytest.fixture
+def worker():
+    """One that has run a, b and c, which have the ids 1, 2 and 3, in one batch, the first."""
+    worker = Worker(Parameters())
+    for request in (A, B, C):
+        worker.submit(request)
+    worker.outgoing()
+    worker.run(Run(((1, 2, 3),), tuple(RESPONSES.values())))
+    return worker
+
+
+def test_known_tensors_are_unreported_until_the_coordinator_hears_of_them(worker):
+    assert not worker.unreported()
+    worker.submit(B)
+    worker.submit(A)
+    assert [*worker.unreported()] == [2, 1]
+    assert worker.outgoing() == Ready(ids=(2, 1))
+    assert not worker.unreported()
+    worker.submit(C)
+    assert not worker.unreported()
+
+
+def test_a_rank_with_other_news_has_no_unreported_tensors(worker):
+    news = {
+        "a new tensor": lambda worker: worker.submit(tensor("new")),
+        "a changed tensor": lambda worker: worker.submit(tensor("b", (9,))),
+        "a rejection": lambda worker: worker.reject(tensor("bad"), "wrong"),
+        "an answer": lambda worker: worker.resend(Unknown((7,))),
+    }
+    for kind, happen in news.items():
+        other = Worker(Parameters())
+        other.submit(A)
+        other.outgoing()
+        other.run(Run(((1,),), (RESPONSES[1],)))
+        other.submit(A)
+        assert [*other.unreported()] == [1], kind
+        happen(other)
+        assert not other.unreported(), kind
+
+
+def test_a_rejected_call_keeps_tensors_from_running_until_all_ranks_know(worker):
+    worker.reject(tensor("bad"), "wrong")
+    worker.outgoing()
+    worker.submit(A)
+    assert not worker.unreported()
+
+
+def test_whether_a_caller_waits_for_an_unreported_tensor(worker):
+    worker.submit(A)
+    assert not worker.is_awaited
+    worker.urge(B.key)
+    assert not worker.is_awaited
+    worker.urge(A.key)
+    assert worker.is_awaited
+    worker.outgoing()
+    assert not worker.is_awaited
+
+
+def test_a_part_of_the_tensors_may_run_alone(worker):
+    for request in (A, B, C):
+        worker.submit(request, urgent=request is not B)
+    worker.finish_schedule(Schedule(1, ((RESPONSES[3],), (RESPONSES[2],))))
+    assert worker.next_batch == 3
+    assert [*worker.unreported()] == [1]
+    assert worker.outgoing() == Ready(ids=(1,), urgent_ids=(1,))
+    assert not worker.is_idle
+
+
+def test_nothing_is_left_of_tensors_that_all_ran(worker):
+    for request in (A, B):
+        worker.submit(request, urgent=True)
+    worker.finish_schedule(Schedule(1, ((RESPONSES[1], RESPONSES[2]),)))
+    assert worker.is_idle
+    assert not worker.has_news
+    assert not worker.is_awaited
+    worker.submit(B)
+    assert [*worker.unreported()] == [2]
+
+
+def test_a_rank_that_has_joined_has_no_unreported_tensors(worker):
+    worker.submit(tensor("join", operation=Operation.JOIN))
+    worker.outgoing()
+    worker.submit(A)
+    assert not worker.unreported()
