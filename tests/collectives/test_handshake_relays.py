@@ -1,42 +1,84 @@
-"""How the ranks of a host with a relay connect."""
+"""How the ranks of a host with a relay connect: rank 0 lets no rank start unless all have, and all hear one reason."""
+
+import threading
 
 import pytest
 
-from collectives.api import (
-    CollectiveTimeoutError,
-    PeerLostError,
-)
-from collectives.control.handshake import Hello, member
+from collectives.api import CollectiveTimeoutError, PeerLostError, ShutDownError
+from collectives.control.handshake import admission, member
 from collectives.control.tree import relays
 from collectives.rendezvous.store import MemoryStore
 from tests.backends.members import in_threads
-from tests.collectives.handshakes import connect
-from tests.collectives.job import PATIENCE
+from tests.collectives.handshakes import connect, ranks
+from tests.collectives.job import PATIENCE, outcome
+
+HOSTS = ("a", "b", "b", "b")
+LEADER, FOLLOWER = 1, 3
 
 
-def test_a_follower_that_does_not_come_is_named(monkeypatch):
-    """Rank 3 meets rank 0, then dies before it meets its leader."""
-    join = member._join
+def errors(monkeypatch, name, stop, timeouts=None):
+    """The error of each rank, where ``stop(rank)`` is called as ``member.name`` begins; None if it has connected."""
+    step = getattr(member, name)
 
-    def vanish(end, *rest):
-        if end.hello.rank == 3:
-            raise KeyboardInterrupt
-        return join(end, *rest)
+    def stopping(end, *rest):
+        stop(end.hello.rank)
+        return step(end, *rest)
 
     def body(rank):
-        try:
-            connected = connect(Hello(rank, 4, "b" if rank else "a"), store, timeout=0.5)
-        except (CollectiveTimeoutError, PeerLostError, KeyboardInterrupt) as error:
-            return error
-        connected.channel.close()
+        result = outcome(lambda: connect(hellos[rank], store, timeout=(timeouts or {}).get(rank, PATIENCE)))
+        if isinstance(result, Exception):
+            return result
+        result.channel.close()
         return None
 
-    monkeypatch.setattr(member, "_join", vanish)
-    store = MemoryStore()
-    center, leader, follower, _ = in_threads(4, body, PATIENCE)
-    assert center is None
-    assert isinstance(leader, CollectiveTimeoutError | PeerLostError)
-    assert isinstance(follower, CollectiveTimeoutError | PeerLostError)
+    monkeypatch.setattr(member, name, stopping)
+    store, hellos = MemoryStore(), ranks(4, HOSTS)
+    return in_threads(4, body, 2 * PATIENCE)
+
+
+def test_a_follower_that_gives_up_before_it_meets_its_leader_ends_the_start_of_all(monkeypatch):
+    def stop(rank):
+        if rank == FOLLOWER:
+            raise ShutDownError("enough")
+
+    found = errors(monkeypatch, "_call_leader", stop)
+    assert [type(error) for error in found] == [ShutDownError] * 4
+    assert {str(error) for error in found} == {"enough"}
+
+
+@pytest.mark.parametrize("victim", [LEADER, FOLLOWER])
+def test_a_rank_that_fails_within_its_host_ends_the_start_of_all(victim, monkeypatch):
+    def stop(rank):
+        if rank == victim:
+            raise PeerLostError("no route", [2])
+
+    found = errors(monkeypatch, "_connect_host", stop)
+    assert {str(error) for error in found} == {"no route"}
+    assert {error.ranks for error in found} == {(2,)}
+
+
+@pytest.mark.parametrize(
+    ("stopped", "first"), [(LEADER, 0), (LEADER, 2), (2, 0), (2, LEADER), (2, FOLLOWER), (FOLLOWER, 0), (FOLLOWER, 2)]
+)
+def test_a_rank_that_stops_before_it_connects_within_its_host_is_named_by_all(stopped, first, monkeypatch):
+    """Whatever rank gives up ``first``: rank 0, the leader, or a follower. The stopped rank goes on much later."""
+
+    def stop(rank):
+        if rank == stopped:
+            assert others_ended.wait(PATIENCE)
+
+    def body_ended(self, *rest):
+        leave(self, *rest)
+        if self._end.hello.rank == 0:
+            others_ended.set()
+
+    others_ended, leave = threading.Event(), admission.Admission.__exit__
+    monkeypatch.setattr(admission.Admission, "__exit__", body_ended)
+    found = errors(monkeypatch, "_connect_host", stop, {first: 0.4})
+    for rank, error in enumerate(found):
+        if rank != stopped:
+            assert type(error) is CollectiveTimeoutError, (rank, error)
+            assert error.ranks == (stopped,), (rank, error)
 
 
 @pytest.mark.parametrize(

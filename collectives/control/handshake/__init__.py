@@ -1,8 +1,9 @@
-"""How the ranks of a world connect, in two steps over the same connections.
+"""How the ranks of a world connect, in steps over the same connections.
 
 First every rank sends rank 0 its hello, and learns from the answer which rank is on which host. Then it offers the
-addresses at which its backends, and the relay in its process, can be reached, and learns those of all others. Rank 0
-lets no rank start unless all can, and sends every rank the same reason.
+addresses at which its backends, and the relay in its process, can be reached, and learns those of all others. If there
+are relays, the ranks of their hosts connect to them, and every rank confirms that. Rank 0 lets no rank start unless all
+can, and sends every rank the same reason.
 """
 
 from collectives.control.handshake.connected import Connected, Offer

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import select
 import socket
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any
 
-from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError
+from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError, SettingsError
+from collectives.attempt import ConnectAttempt
+from collectives.control.handshake.callee import Callee
 from collectives.control.handshake.candidates import MOST_CANDIDATES, Candidates, FatalHelloError
 from collectives.control.handshake.frames import FrameReader, Wire, seal
 from collectives.control.handshake.hello import Hello, LocalEnd, pack_answer, unpack_answer
 from collectives.control.handshake.listeners import Listeners
 from collectives.control.handshake.objections import OtherWorldError, objection
 
-__all__ = ["Admission", "Peer"]
+__all__ = ["GO", "Admission", "Peer"]
 
 MOST_NAMED = 8
+QUESTION, GO = False, True
+"""Two answers of rank 0 to a rank that connects within its host: the time is over; all ranks have connected."""
+QUESTION_SECONDS = 0.25
+"""How long rank 0 waits for replies to its question, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +47,10 @@ class Admission:
     """Admits the ranks ``expected``, in any order and all at once. A context manager.
 
     When its block ends with an error, it sends the error to all admitted ranks and closes their connections.
-    ``upstream`` is a connection whose end makes the admission useless.
+    ``upstream`` is rank 0, for the admission of another rank: an answer of it ends the wait for the expected ranks.
     """
 
-    def __init__(self, end: LocalEnd, expected: Collection[int], upstream: socket.socket | None = None) -> None:
+    def __init__(self, end: LocalEnd, expected: Collection[int], upstream: Callee | None = None) -> None:
         self._end = end
         self._expected = expected
         self._upstream = upstream
@@ -80,7 +87,7 @@ class Admission:
     def admit_all(self) -> dict[int, Peer]:
         """The expected ranks, once they are complete. Raises CollectiveTimeoutError that names the missing ones."""
         if self._upstream is not None:
-            self._poller.register(self._upstream, select.POLLRDHUP)
+            self._poller.register(self._upstream.sock, select.POLLIN | select.POLLRDHUP)
         self._candidates.make_room()
         while len(self._peers) < len(self._expected):
             ready = self._end.attempt.poll(self._poller, self._candidates.next_look())
@@ -92,24 +99,35 @@ class Admission:
         return self._peers
 
     def answer(self, value: object) -> None:
-        """Send ``value`` to all peers; raises PeerLostError that names a rank that is gone."""
+        """Send ``value`` to all peers. The loss of one is noticed by the next wait, or by the watch of the channel."""
         for rank, peer in self._peers.items():
             try:
                 peer.answer(self._end.secret, value)
-            except OSError as error:
-                raise self._lost(rank, error) from error
+            except TimeoutError as error:
+                text = f"rank {rank} did not read the answers of rank {self._end.hello.rank} in time"
+                raise CollectiveTimeoutError(f"{text}; its process may be stopped", [rank]) from error
+            except OSError:
+                continue
 
     def collect(self) -> dict[int, Any]:
         """The answer of each peer, by rank. Raises a peer's error, PeerLostError, or CollectiveTimeoutError."""
+        return self._collect(self._without_offer)
+
+    def confirm(self) -> None:
+        """Wait until each peer has confirmed that it is connected within its host. Raises the errors of collect()."""
+        self._collect(self._without_confirmation)
+
+    def _collect(self, late: Callable[[Collection[int]], CollectiveTimeoutError]) -> dict[int, Any]:
+        """See :meth:`collect`; ``late`` is called with the ranks that have answered when the time is over."""
         found: dict[int, Any] = {}
         ranks = {peer.wire.sock.fileno(): rank for rank, peer in self._peers.items()}
         while len(found) < len(ranks):
             ready = self._end.attempt.wait(dict.fromkeys(ranks, select.POLLIN))
             if not ready:
-                raise self._without_offer(found)
+                raise late(found)
             for rank in [ranks[descriptor] for descriptor in ready]:
                 if rank in found:
-                    raise self._reason_of(rank, self._without_offer(found))
+                    raise self._reason_of(rank, partial(late, found))
                 frame = self._read(rank)
                 if frame is not None:
                     found[rank] = unpack_answer(frame)
@@ -119,13 +137,44 @@ class Admission:
         ranks = sorted(set(self._peers).difference(found))
         return CollectiveTimeoutError(f"ranks {ranks} did not say in time how to reach them", ranks)
 
+    def _without_confirmation(self, found: Collection[int]) -> CollectiveTimeoutError:
+        """Names the ranks that do not answer a question; or, if all do, those that they wait for."""
+        waiting = sorted(set(self._peers).difference(found))
+        reasons = self._ask(waiting)
+        silent = [rank for rank in waiting if rank not in reasons]
+        ranks = silent or sorted({rank for reason in reasons.values() for rank in getattr(reason, "ranks", ())})
+        text = f"ranks {ranks or waiting} did not connect within their hosts in time; their processes may be stopped"
+        return CollectiveTimeoutError(text, ranks or waiting)
+
+    def _ask(self, ranks: Collection[int]) -> dict[int, Exception | None]:
+        """Why ``ranks`` have not confirmed, from those that reply at once: a stopped process does not."""
+        reasons: dict[int, Exception | None] = {}
+        waiting = {self._peers[rank].wire.sock.fileno(): rank for rank in ranks}
+        for rank in ranks:
+            with suppress(OSError):
+                self._peers[rank].answer(self._end.secret, QUESTION)
+        with ConnectAttempt(QUESTION_SECONDS) as attempt:
+            while ready := attempt.wait(dict.fromkeys(waiting, select.POLLIN)):
+                for rank in [waiting.pop(descriptor) for descriptor in ready]:
+                    reasons[rank] = self._reply(rank)
+        return reasons
+
+    def _reply(self, rank: int) -> Exception | None:
+        try:
+            frame = self._peers[rank].reader.read()
+            if frame is not None:
+                unpack_answer(frame)
+        except (OSError, HorovodInternalError, SettingsError) as error:
+            return error
+        return None
+
     def _read(self, rank: int) -> bytes | None:
         try:
             return self._peers[rank].reader.read()
         except OSError as error:
             raise self._lost(rank, error) from error
 
-    def _reason_of(self, rank: int, late: CollectiveTimeoutError) -> Exception:
+    def _reason_of(self, rank: int, late: Callable[[], CollectiveTimeoutError]) -> Exception:
         """The reason why an admitted rank left: the error that it sent, or its loss; ``late`` where its time is over.
 
         Such a rank does not know the missing ones.
@@ -137,7 +186,7 @@ class Admission:
         except OSError as error:
             return self._lost(rank, error)
         except CollectiveTimeoutError:
-            return late
+            return late()
         except HorovodInternalError as error:
             return self._lost(rank, error)
         return self._lost(rank, ConnectionResetError("the other side closed the connection"))
@@ -162,11 +211,12 @@ class Admission:
         )
 
     def _attend(self, descriptor: int) -> None:
-        if self._upstream is not None and descriptor == self._upstream.fileno():
-            raise PeerLostError("rank 0 is gone, or has given up, while the ranks connected", [0])
+        if self._upstream is not None and descriptor == self._upstream.sock.fileno():
+            self._upstream.answer()
+            raise self._absent()
         for rank, peer in self._peers.items():
             if descriptor == peer.wire.sock.fileno():
-                raise self._reason_of(rank, self._absent())
+                raise self._reason_of(rank, self._absent)
         self._candidates.attend(descriptor)
 
     def _admit(self, sock: socket.socket, hello: Hello, nonce: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -58,7 +59,7 @@ class Callee:
             if not self._wire.matches(entry["id"].encode()):
                 raise NoListenerError(f"another process listens at {entry['tcp']}, the address of rank {host}", [host])
             challenge = self._wire.exactly(NONCE_BYTES)
-            self.send(seal(self._end.secret, challenge, pack_hello(self._end.hello, self._nonce, entry["id"])))
+            self._wire.send(seal(self._end.secret, challenge, pack_hello(self._end.hello, self._nonce, entry["id"])))
         except TimeoutError as error:
             text = f"rank {rank}: rank {host} was reached, but did not answer in time; its process may be stopped"
             raise CollectiveTimeoutError(text, [host]) from error
@@ -75,9 +76,29 @@ class Callee:
                 raise
             raise reason from error
 
+    @contextmanager
+    def consulting(self) -> Iterator[None]:
+        """Like :meth:`hearing_errors`; replaces a loss or a delay by the reason that the other rank then sends."""
+        try:
+            with self.hearing_errors():
+                yield
+        except (PeerLostError, CollectiveTimeoutError) as error:
+            reason = self._final_reason(error)
+            if reason is error:
+                raise
+            raise reason from error
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether :meth:`answer` need not wait."""
+        poller = select.poll()
+        poller.register(self.sock, select.POLLIN | select.POLLRDHUP)
+        return bool(poller.poll(0))
+
     def send(self, data: bytes) -> None:
-        """Send a frame."""
-        self._wire.send(data)
+        """Send a frame. The next :meth:`answer` reports a broken connection."""
+        with suppress(ConnectionError):
+            self._wire.send(data)
 
     def answer(self) -> Any:
         """The next answer of the other rank; raises the error that it contains."""
@@ -110,12 +131,17 @@ class Callee:
         text = f"rank {rank}: rank {host} did not say in time which ranks are missing; its process may be stopped"
         late = CollectiveTimeoutError(text, [host])
         self._leave(pack_farewell(late))
+        return self._final_reason(late)
+
+    def _final_reason(self, own: Exception) -> Exception:
+        """The reason of the other rank for the end, if it sends one soon; or that of this rank."""
         try:
             with suppress(OSError), ConnectAttempt(REASON_SECONDS) as self._wire.attempt:
-                self._read()
+                while True:
+                    self._read()  # an answer without an error was sent before the other rank knew
         except (HorovodInternalError, SettingsError) as reason:
             return reason
-        return late
+        return own
 
     def _leave(self, reason: bytes) -> None:
         """Send the other rank the packed reason why this one leaves."""

@@ -8,7 +8,7 @@ from functools import partial
 
 from collectives import descriptors
 from collectives.api import SettingsError
-from collectives.control.handshake.admission import Admission
+from collectives.control.handshake.admission import GO, Admission
 from collectives.control.handshake.configuration import disagreement
 from collectives.control.handshake.connected import Connected, Offer
 from collectives.control.handshake.entries import Entries
@@ -44,6 +44,9 @@ def admit_members(end: LocalEnd, entries: Entries, offer: Offer) -> Connected:
         mine = offer(hosts, cores[hello.host])
         offers = {0: (None, mine), **admission.collect()}
         admission.answer([offers[rank] for rank in range(hello.size)])
+        if relays(hosts):
+            admission.confirm()
+            admission.answer(GO)
     connections = {rank: Connection(peer.wire.sock) for rank, peer in peers.items()}
     channel = _channel(hosts, connections)
     return Connected(channel, hosts, cores[hello.host], tuple(offers[rank][1] for rank in range(hello.size)), start)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from collectives import descriptors
-from collectives.api import EngineError, HorovodInternalError, PeerLostError
-from collectives.control import envelope
-from collectives.control.handshake.admission import Admission
+from collectives.api import CollectiveTimeoutError
+from collectives.attempt import ConnectAttempt
+from collectives.control.handshake.admission import GO, Admission
 from collectives.control.handshake.call import call
 from collectives.control.handshake.callee import Callee
 from collectives.control.handshake.center import RESERVED
@@ -22,8 +23,6 @@ from collectives.control.relay import Relay
 from collectives.control.sockets import Connection, SocketChannel
 from collectives.control.tree import Leader, Leaf, relays
 from collectives.planning.aggregation import Aggregator
-from collectives.planning.errors import unpack
-from collectives.planning.messages import Abort, decode
 from collectives.planning.process_sets import ProcessSets
 
 __all__ = ["join_center"]
@@ -35,69 +34,77 @@ def join_center(end: LocalEnd, entries: Entries, process_sets: ProcessSets, offe
         center, start, (hosts, cores) = find_center(end, entries)
         stack.callback(center.sock.close)
         entries.passed(start)
-        hosts = tuple(hosts)
-        mine = cores[end.hello.host]
-        ranks = next((ranks for ranks in relays(hosts).values() if end.hello.rank in ranks), ())
+        hosts, mine = tuple(hosts), cores[end.hello.host]
+        served = relays(hosts)
+        ranks = next((ranks for ranks in served.values() if end.hello.rank in ranks), ())
         admission = None
         with center.hearing_errors():
             reserve = stack.enter_context(descriptors.Reserve(RESERVED))
             if ranks and ranks[0] == end.hello.rank:
-                admission = stack.enter_context(Admission(end, ranks[1:], center.sock))
+                admission = stack.enter_context(Admission(end, ranks[1:], center))
             answer = pack_answer((None if admission is None else admission.entry, offer(hosts, mine)))
-        with suppress(OSError):  # the answer to it, which is next, gives the reason
-            center.send(answer)
+        center.send(answer)
         offers = center.answer()
         reserve.release()
-        channel = _channel(end, center, ranks, admission, offers, process_sets)
+        neighbours: Mapping[int, socket.socket] = {}
+        if served:
+            with center.consulting():
+                neighbours = _connect_host(end, center, ranks, admission, offers)
+                for sock in neighbours.values():
+                    stack.callback(sock.close)
+            _await_go(center)
+        channel = _channel(end, center, ranks, neighbours, process_sets)
         stack.pop_all()
         if admission is not None:
             admission.__exit__(None, None, None)
     return Connected(channel, hosts, mine, tuple(backends for _, backends in offers), start)
 
 
+def _connect_host(
+    end: LocalEnd, center: Callee, ranks: Sequence[int], admission: Admission | None, offers: Sequence[Any]
+) -> dict[int, socket.socket]:
+    """The connections of this rank to others of its host: of the leader to all, and of the others to the leader."""
+    if admission is not None:
+        peers = admission.admit_all()
+        admission.answer(None)
+        return {rank: peer.wire.sock for rank, peer in peers.items()}
+    return {ranks[0]: _call_leader(end, center, offers[ranks[0]][0], ranks[0])} if ranks else {}
+
+
+def _call_leader(end: LocalEnd, center: Callee, entry: Any, leader: int) -> socket.socket:
+    """The connection to ``leader``, which admitted this rank; ends with the reason of rank 0 as soon as it has one."""
+
+    def check() -> None:
+        end.attempt.check()
+        if center.has_answer:
+            center.answer()
+            raise CollectiveTimeoutError(f"rank {leader} did not answer in time; its process may be stopped", [leader])
+
+    with ConnectAttempt(end.attempt.remaining, check) as attempt:
+        callee, _ = call(replace(end, attempt=attempt), entry, leader, lambda seconds: attempt.wait({}, seconds))
+    return callee.sock
+
+
+def _await_go(center: Callee) -> None:
+    """Return when all ranks have connected within their hosts."""
+    center.send(pack_answer(None))
+    while center.answer() is not GO:
+        continue  # rank 0 asked before it had the confirmation; its reason for the end follows
+
+
 def _channel(
     end: LocalEnd,
     center: Callee,
     ranks: Sequence[int],
-    admission: Admission | None,
-    offers: Sequence[Any],
+    neighbours: Mapping[int, socket.socket],
     process_sets: ProcessSets,
 ) -> SocketChannel:
     rank, size = end.hello.rank, end.hello.size
+    lifeline, connections = Connection(center.sock), {each: Connection(sock) for each, sock in neighbours.items()}
     if not ranks:
-        return SocketChannel(rank, size, {0: Connection(center.sock)})
-    if admission is None:
-        leader = ranks[0]
-        sock = _join(end, offers[leader][0], leader).sock
-        return Leaf(rank, size, leader, Connection(sock), Connection(center.sock))
-    peers = _admit_followers(admission, center.sock)
-    admission.answer(None)
-    connections = {each: Connection(peer.wire.sock) for each, peer in peers.items()}
+        return SocketChannel(rank, size, {0: lifeline})
+    if rank != ranks[0]:
+        return Leaf(rank, size, ranks[0], connections[ranks[0]], lifeline)
     mine, theirs = socket.socketpair()
-    relay = Relay(
-        rank, Connection(center.sock), {rank: Connection(theirs), **connections}, Aggregator(ranks, process_sets)
-    )
+    relay = Relay(rank, lifeline, {rank: Connection(theirs), **connections}, Aggregator(ranks, process_sets))
     return Leader(rank, size, Connection(mine), relay)
-
-
-def _admit_followers(admission: Admission, center: socket.socket) -> Mapping[int, Any]:
-    try:
-        return admission.admit_all()
-    except PeerLostError as error:
-        raise _last_words(center) or error from error
-
-
-def _last_words(center: socket.socket) -> HorovodInternalError | None:
-    """The reason that rank 0 sent before it hung up."""
-    with suppress(EngineError):
-        for frame in Connection(center).receive():
-            message = decode(envelope.unpack(frame)[1])
-            if isinstance(message, Abort):
-                return unpack(message.error)
-    return None
-
-
-def _join(end: LocalEnd, entry: Any, host: int) -> Callee:
-    """A connection to rank ``host``, which admitted this one."""
-    other, _ = call(end, entry, host, lambda seconds: end.attempt.wait({}, seconds))
-    return other
