@@ -63,7 +63,7 @@ class ProcessSet:
         return "global_process_set" if self is global_process_set else (ProcessSet, (self.ranks or [],))
 
     def __deepcopy__(self, memo: dict[int, object]) -> ProcessSet:
-        """Itself: the copy of a model runs its collectives on the same ranks."""
+        """Return this set itself: the copy of a model runs its collectives on the same ranks."""
         return self
 
     def __repr__(self) -> str:

@@ -32,7 +32,7 @@ class Secret:
         if environment.get(RENDEZVOUS, "").strip() and not self._text:
             raise SettingsError(
                 f"{RENDEZVOUS} is set, but this process has no secret of the job: it was started by a rank after "
-                "hvd.init(), and cannot be a rank itself. Call hvd.init() in the process that the launcher started only"
+                "hvd.init(), and cannot be a rank itself. Call hvd.init() only in the process that the launcher started"
             )
         return {**environment, ENVIRONMENT_SECRET: self._text} if self._text else dict(environment)
 

@@ -10,9 +10,9 @@ __all__ = ["divided"]
 
 
 def divided(session: Session, frame: Any, size: int, repartition: bool = False) -> Any:
-    """``frame`` in ``size`` partitions: as it is if it has them already, otherwise with its rows dealt out evenly.
+    """``frame`` in ``size`` partitions: as it is if it has them already, otherwise with its rows evenly distributed.
 
-    With ``repartition`` the rows are always dealt out.
+    With ``repartition`` the rows are always distributed.
     """
     as_it_is = not repartition and not session.connect and _fits(frame, size)
     return frame if as_it_is else frame.repartition(size)

@@ -83,7 +83,7 @@ def run_on_dataframe(
         seed: an integer of at least 0, which determines that order.
         sample_weight_col: a column of numbers, one for each row; batches then have it in third place:
             ``for features, labels, weights in shard``; None for batches of features and labels.
-        repartition: whether Spark deals the rows out evenly also where the DataFrame has ``num_proc`` partitions.
+        repartition: whether Spark distributes the rows evenly even where the DataFrame has ``num_proc`` partitions.
             Without it such partitions may be used as shards unchanged; if one has more than 1.5 times the batches of
             another, a warning gives the numbers of rows.
         launch: the other arguments of :func:`run`, such as ``num_proc``, by name.

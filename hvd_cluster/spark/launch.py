@@ -66,7 +66,7 @@ class Launch:
     def run(self, call: Call, df: Any = None, feeder: Feeder | None = None, repartition: bool = False) -> list[Any]:
         """The values of ``call`` by rank, from workers beside the partitions of ``df``, which ``feeder`` feeds.
 
-        Without a ``df`` the workers are in the active session. ``repartition`` deals the rows of ``df`` out in any
+        Without a ``df`` the workers are in the active session. ``repartition`` distributes the rows of ``df`` in any
         case. Raises the errors of :func:`hvd_cluster.spark.run`.
         """
         data = pickle_call(call)

@@ -40,7 +40,7 @@ def skew(counts: Sequence[int], batch_size: int, repartition: bool) -> str | Non
         return None
     shown = ", ".join(f"{count} on rank {rank}" for rank, count in enumerate(counts[:SHOWN_RANKS]))
     more = f", and {len(counts) - SHOWN_RANKS} more ranks" if len(counts) > SHOWN_RANKS else ""
-    remedy = "" if repartition else ", or pass repartition=True, so that Spark deals the rows out evenly"
+    remedy = "" if repartition else ", or pass repartition=True, so that Spark distributes the rows evenly"
     return (
         f"the ranks have very different numbers of rows: {shown}{more}. Ranks with fewer rows run out of batches "
         f"first: call hvd.join() after each epoch{remedy}"

@@ -171,8 +171,8 @@ class SpillReader:
             if ended:
                 break
         raise ExecutorError(
-            "the task of Spark that brings this worker its rows ended before the last of them had come; "
-            "its own error, in the driver or in the log of the executor, says why"
+            "the Spark task that sends the rows to this worker ended before the last row; see the error of the task, "
+            "in the driver or in the log of the executor"
         )
 
     def _look(self) -> Progress:
@@ -249,7 +249,7 @@ def open_reader(forms: Sequence[Form], splits: int) -> Iterator[SpillReader]:
     """
     named = os.environ.get(VARIABLE)
     if named is None:
-        raise ExecutorError(f"this process is no worker that gets rows: it has no variable {VARIABLE}")
+        raise ExecutorError(f"only a worker of run_on_dataframe has rows: {VARIABLE} is not set in this process")
     descriptors = [int(descriptor) for descriptor in named.split()]
     with ExitStack() as stack:
         for descriptor in descriptors:

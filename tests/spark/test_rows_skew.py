@@ -27,7 +27,7 @@ def test_the_last_task_says_the_numbers(tmp_path):
     first, [text] = warnings_of(tmp_path, [1000, 0])
     assert first == []
     assert text.startswith("the ranks have very different numbers of rows: 1000 on rank 0, 0 on rank 1. ")
-    assert text.endswith("after each epoch, or pass repartition=True, so that Spark deals the rows out evenly")
+    assert text.endswith("after each epoch, or pass repartition=True, so that Spark distributes the rows evenly")
 
 
 def test_what_was_dealt_out_already_is_not_to_be_dealt_out(tmp_path):

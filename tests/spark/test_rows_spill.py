@@ -168,5 +168,5 @@ def test_a_full_disk(tmp_path):
 
 def test_a_process_without_rows(monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
-    with pytest.raises(ExecutorError, match="no worker that gets rows"), open_reader(FORMS, 1):
+    with pytest.raises(ExecutorError, match="only a worker of run_on_dataframe has rows"), open_reader(FORMS, 1):
         pass

@@ -104,7 +104,7 @@ def test_uneven_and_empty_shards_with_join(spark, rows, uneven):
 
 
 def test_all_rows_in_one_partition(spark, caplog):
-    """A warning tells the numbers; ``repartition`` deals the rows out."""
+    """A warning tells the numbers; ``repartition`` distributes the rows."""
     df = spark.range(0, 2000, 1, 2).filter("id < 1000").withColumn("x", F.col("id") * 2)
     counts = run_on_dataframe(lambda shard: shard.rows, df, num_proc=2, label_cols="id")
     assert counts == [1000, 0]

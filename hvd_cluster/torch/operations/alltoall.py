@@ -1,4 +1,4 @@
-"""Alltoall: each rank's rows dealt out to all ranks."""
+"""Alltoall: each rank sends some of its rows to each rank."""
 
 from __future__ import annotations
 
