@@ -1,1 +1,1 @@
-"""Side-by-side measurements: ours and what a user would pick instead, interleaved in one run."""
+"""Side-by-side measurements: ours and the usual alternative, interleaved in one run."""

@@ -47,7 +47,7 @@ CASES = {
     "resnet18": Case(lambda: resnet18(CLASSES), (3, 64, 64), 8, 3, 20),
 }
 LAUNCH_SECONDS = 300.0
-# Variables that are absent from the environment of a user who tunes nothing.
+# These variables are absent where the user tunes nothing.
 UNSET = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 

@@ -1,4 +1,4 @@
-"""What ranks cost that have nothing to do: CPU time and wake-ups of whole processes, after a few allreduces.
+"""The cost of idle ranks: CPU time and wake-ups of whole processes, after a few allreduces.
 
     python -m benchmarks.idle --seconds 10
 
@@ -21,7 +21,7 @@ SETTINGS: tuple[dict[str, str], ...] = ({}, {"HOROVOD_CYCLE_TIME": "1"})
 
 
 def measure(seconds: float) -> list[dict[str, Any]]:
-    """Runs on every rank; what this rank cost, with the engine alone and with an optimizer."""
+    """Runs on every rank; the cost of this rank, with the engine alone and with an optimizer."""
     import torch
 
     import hvd_cluster.torch as hvd

@@ -1,4 +1,4 @@
-"""What the benchmarks share: interleaving, medians, the report on the terminal, as JSON and as a plot."""
+"""Common parts of the benchmarks: interleaving, medians, the report on the terminal, as JSON and as a plot."""
 
 from __future__ import annotations
 

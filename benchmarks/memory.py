@@ -1,4 +1,4 @@
-"""What the engine adds to a rank's resident memory: at init(), and at the peak of operations on large tensors.
+"""The resident memory that the engine adds to a rank: at init(), and at the peak of operations on large tensors.
 
     python -m benchmarks.memory --cases "200 x 1 MB, adasum" --backends shm gloo
 
@@ -89,7 +89,7 @@ def measure(case: Case) -> dict[str, float]:
 
 
 def submitter(operation: str) -> Callable[[Any, str], int]:
-    """What submits a tensor under a name, and returns the handle."""
+    """A function that submits a tensor under a name, and returns the handle."""
     import hvd_cluster.torch as hvd
 
     if operation == "adasum":

@@ -47,7 +47,7 @@ def measure(layers: int, width: int, batch: int, repeats: int, path: str) -> dic
 
 
 def launch(ranks: int, arguments: argparse.Namespace) -> dict[str, object]:
-    """Medians over all steps of all launches, in milliseconds, and what they are compared with each other."""
+    """Medians over all steps of all launches, in milliseconds, and their ratios."""
     seconds: dict[str, list[float]] = {side: [] for side in SIDES}
     for _ in range(arguments.launches):
         given = (arguments.layers, arguments.width, arguments.batch_size, arguments.repeats, meeting_file())

@@ -39,7 +39,7 @@ PARAMETERS = Parameters(cycle_time=1.0)
 COORDINATOR = 0
 
 Frame: TypeAlias = tuple[int, bytes]
-"""The sender and what it sent to the coordinator."""
+"""The sender of a message to the coordinator, and its bytes."""
 
 
 class Direct:
@@ -49,7 +49,7 @@ class Direct:
         self.ranks = ranks
 
     def up(self, rank: int, message: Message) -> list[Frame]:
-        """What reaches the coordinator after ``rank`` has said ``message``."""
+        """The frames that reach the coordinator after ``rank`` has sent ``message``."""
         return [(rank, encode(message))]
 
     def open(self, frame: Frame) -> tuple[int, Message]:
@@ -57,16 +57,16 @@ class Direct:
         return frame[0], decode(frame[1])
 
     def wrap(self, ranks: Sequence[int], data: bytes) -> list[bytes]:
-        """What the coordinator sends to reach ``ranks``, of this host."""
+        """The frames that the coordinator sends for ``ranks`` of this host."""
         return [data for _ in ranks]
 
     def down(self, message: Message) -> list[Frame]:
-        """What reaches the coordinator because ``message`` came from it."""
+        """The frames that reach the coordinator in response to its ``message``."""
         return []
 
 
 class Relayed(Direct):
-    """A host whose relay brings together what its ranks say."""
+    """A host whose relay combines the messages of its ranks."""
 
     def __init__(self, ranks: Sequence[int], sets: ProcessSets) -> None:
         super().__init__(ranks, sets)
@@ -100,7 +100,7 @@ WAYS: dict[str, type[Direct]] = {"ranks": Direct, "hosts": Relayed}
 
 @dataclass
 class Work:
-    """What the coordinator did in one step; ``seconds`` of CPU time."""
+    """The work of the coordinator in one step; ``seconds`` of CPU time."""
 
     received: int = 0
     bytes_in: int = 0
@@ -155,7 +155,7 @@ class Job:
         return sum(len(batch.responses) for batch in self._worker.run(message))
 
     def _coordinate(self, host: Direct, frame: Frame, work: Work) -> Iterator[tuple[Direct, Sequence[int], Message]]:
-        """What the coordinator does with a frame; yields whom it tells what."""
+        """Let the coordinator process a frame; yields its messages with their receivers."""
         begin = time.thread_time()
         sender, message = host.open(frame) if frame[0] != COORDINATOR else (COORDINATOR, decode(frame[1]))
         self._coordinator.receive(sender, message, 0.0)
@@ -232,7 +232,7 @@ def _plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
         axes.loglog([row["ranks"] for row in mine], [row["CPU, ms"] for row in mine], "o-", label=way)
     axes.set_xlabel("ranks")
     axes.set_ylabel("CPU time of the coordinator per step, ms")
-    axes.legend(title="who talks to it")
+    axes.legend(title="connected to it")
     figure.tight_layout()
     figure.savefig(path, dpi=120)
 

@@ -50,7 +50,7 @@ Batches: TypeAlias = Iterable[tuple[Any, Any]]
 
 @dataclass(frozen=True)
 class Epochs:
-    """What one rank saw: when it asked for its first batch, when each epoch ended, and each one's rows and sum.
+    """The record of one rank: when it asked for its first batch, when each epoch ended, and each one's rows and sum.
 
     Times are of a clock that all processes of the machine share, in seconds.
     """
@@ -94,7 +94,7 @@ def ours(spark: Any, table: Any, arguments: argparse.Namespace) -> list[Epochs]:
 
 
 def torch_distributor(spark: Any, table: Any, arguments: argparse.Namespace) -> list[Epochs]:
-    """TorchDistributor returns what rank 0 has, so the ranks leave theirs in files."""
+    """TorchDistributor returns the result of rank 0 only, so the ranks leave theirs in files."""
     from pyspark.ml.torch.distributor import TorchDistributor
 
     with folder() as place:

@@ -25,7 +25,7 @@ Traffic: TypeAlias = Counter[tuple[int, str, str]]
 
 
 def measure(steps: int) -> tuple[Traffic, Traffic]:
-    """Runs on every rank; what this rank sent in the first step and in all of ``steps`` later ones."""
+    """Runs on every rank; the messages of this rank in the first step and in all of ``steps`` later ones."""
     import torch
 
     import hvd_cluster.torch as hvd
@@ -52,7 +52,7 @@ def _step(gradients: dict[str, Any]) -> None:
 
 
 def count_messages() -> Traffic:
-    """From now on, what this process sends through its channels."""
+    """The messages that this process sends through its channels from now on."""
     traffic: Traffic = Counter()
     send = SocketChannel.send
 

@@ -39,7 +39,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Epoch:
-    """What one pass over the data brought, of all ranks together."""
+    """The result of one pass over the data, of all ranks together."""
 
     number: int
     loss: float
@@ -55,7 +55,7 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Result:
-    """What a rank has in the end."""
+    """The final state of a rank."""
 
     rank: int
     accuracy: float
@@ -167,7 +167,7 @@ def compare(fingerprints: list[str]) -> str:
 
 
 def check(fingerprint: str) -> None:
-    """Compare what all ranks have in the end; rank 0 says how it is."""
+    """Compare the final states of all ranks; rank 0 prints the result."""
     verdict = compare(hvd.allgather_object(fingerprint))
     if hvd.rank() == 0:
         print(verdict, flush=True)

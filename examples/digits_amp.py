@@ -18,7 +18,7 @@ LARGEST_NORM = 5.0
 
 
 def train(options: Options, passes: int) -> nn.Module:
-    """Train on every rank; rank 0 prints what each epoch brought."""
+    """Train on every rank; rank 0 prints the result of each epoch."""
     torch.manual_seed(options.seed)
     data, network = Digits(options.seed), model()
     optimizer: torch.optim.Optimizer = torch.optim.SGD(network.parameters(), lr=RATE * hvd.size(), momentum=0.9)

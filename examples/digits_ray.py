@@ -50,7 +50,7 @@ def place() -> Place:
 
 
 def train_and_tell(options: Options, channel: Queue) -> Result:
-    """Train; what rank 0 reports goes through ``channel``."""
+    """Train; the reports of rank 0 go through ``channel``."""
     return train(options, channel.put)
 
 
@@ -78,7 +78,7 @@ def shown(epochs: int) -> Iterator[Queue]:
 
 
 def run(workers: int, options: Options) -> list[Result]:
-    """Train on that many workers; what each has in the end, by rank."""
+    """Train on that many workers; returns the final state of each, by rank."""
     settings = RayExecutor.create_settings(timeout_s=60)
     with RayExecutor(settings, num_workers=workers, cpus_per_worker=1, use_gpu=False) as executor:
         console.print(table(executor.run(place)))

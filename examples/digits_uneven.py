@@ -17,7 +17,7 @@ import hvd_cluster.torch as hvd
 
 
 def train(options: Options) -> nn.Module:
-    """Train on every rank; rank 0 prints what each epoch brought."""
+    """Train on every rank; rank 0 prints the result of each epoch."""
     torch.manual_seed(options.seed)
     data, network = Digits(options.seed), model()
     optimizer: torch.optim.Optimizer = torch.optim.SGD(network.parameters(), lr=RATE * hvd.size(), momentum=0.9)

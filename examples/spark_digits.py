@@ -72,7 +72,7 @@ def evaluate(network: nn.Module, shard: Shard) -> float:
 
 
 def read(spark: SparkSession) -> DataFrame:
-    """A row for each image: its pixels, what digit it is, and whether it is held out."""
+    """A row for each image: its pixels, its digit, and whether it is held out."""
     bunch = load_digits()
     table = pd.DataFrame({"pixels": list(bunch.data.astype("float32")), "digit": bunch.target})
     table["held_out"] = table.index % 5 == 0
@@ -96,7 +96,7 @@ def score(table: DataFrame, parameters: dict[str, Tensor]) -> DataFrame:
 
 
 def tell(scored: DataFrame) -> float:
-    """Print how many of each digit were read right, and what the others were taken for; the accuracy."""
+    """Print for each digit the number of correct predictions and the wrong ones; returns the accuracy."""
     seen = scored.groupBy("digit", "read_as").count().toPandas()
     right = seen[seen["digit"] == seen["read_as"]]
     for digit, counts in seen.groupby("digit"):
@@ -131,7 +131,7 @@ def add_spark_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main() -> None:
-    """Start Spark, train, let Spark score what was held out, and say how it went."""
+    """Start Spark, train, let Spark score the held-out rows, and print the result."""
     parser = argparse.ArgumentParser(description="Learn handwritten digits from a Spark DataFrame.")
     add_spark_options(parser)
     add_options(parser)

@@ -102,7 +102,7 @@ def score(table: DataFrame, parameters: dict[str, Tensor]) -> DataFrame:
 
 
 def main() -> None:
-    """Start Spark, train, let Spark score what was held out, and say how it went."""
+    """Start Spark, train, let Spark score the held-out rows, and print the result."""
     parser = argparse.ArgumentParser(description="Learn a function of ten variables from a table of Spark.")
     add_spark_options(parser)
     parser.add_argument("--rows", type=positive, default=500_000, help="of the table (%(default)s)")

@@ -19,7 +19,7 @@ SIDE = 32
 
 
 def mlp() -> nn.Module:
-    """Few operations for each of its 7.4 million parameters: the gradients are what takes time."""
+    """Few operations for each of its 7.4 million parameters, so the gradients take most of the time."""
     hidden = [nn.Linear(2048, 512), nn.ReLU(), nn.Linear(512, CLASSES)]
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE**2, 2048), nn.ReLU(), *hidden)
 
@@ -97,7 +97,7 @@ def tell(line: str) -> None:
 
 
 def main() -> None:
-    """Measure and say what was measured."""
+    """Measure, and print the result."""
     parser = argparse.ArgumentParser(description="Images per second of training on random images.")
     add = parser.add_argument
     add("--model", choices=sorted(MODELS), default="cnn", help="the network (%(default)s)")

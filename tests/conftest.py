@@ -1,4 +1,4 @@
-"""What must hold after every test: nothing that it started or opened is left."""
+"""After every test nothing that it started or opened is left."""
 
 import gc
 import os

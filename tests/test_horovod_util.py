@@ -1,4 +1,4 @@
-"""What scripts ask the modules that Horovod's bindings share, under its names."""
+"""The functions that Horovod's bindings share, under Horovod's names."""
 
 import importlib
 import os

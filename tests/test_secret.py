@@ -13,7 +13,7 @@ from hvd_cluster.secret import RENDEZVOUS, Secret
 
 
 def secret_of_child(start_method):
-    """What a child process of this one has in its environment, and what its init() raises."""
+    """The environment of a child process of this one, and the error of its init()."""
     context = multiprocessing.get_context(start_method)
     with context.Pool(1) as pool:
         return pool.apply(_look)

@@ -1,4 +1,4 @@
-"""What every backend must do: one body per operation, looped over dtypes, sizes and reductions.
+"""Requirements of every backend: one body for each operation, looped over dtypes, sizes and reductions.
 
 The bodies know nothing about the backend, the number of members, or whether these are threads or processes. All
 members call :func:`run_matrix` at the same time. The inputs are small whole numbers, exact in every dtype, so results
@@ -108,7 +108,7 @@ def check_rounding(backend: HostBackend, roundings: int) -> None:
 
 
 def check_identity(backend: HostBackend, roundings: int) -> None:
-    """What rounds in an order nobody promises is at least the same on all members, and near the true sum."""
+    """A sum whose order of rounding is not defined is at least the same on all members, and near the true sum."""
     for dtype in FLOATS:
         for length in (1001, MEDIUM):
             values = [np.random.default_rng([length, member]).normal(size=length) for member in range(backend.size)]
@@ -312,7 +312,7 @@ def _reducescatter(
 
 
 def _alltoall(backend: HostBackend, unit: int, even: bool) -> None:
-    """Member s sends to r a number of bytes that all can work out, each of a value that tells who and to whom."""
+    """Member s sends to r a number of bytes that all can compute; their value identifies sender and receiver."""
     size, rank = backend.size, backend.rank
     counts = [[unit * (1 if even else (3 * s + 5 * r) % 4) for r in range(size)] for s in range(size)]
     parts = [[np.full(counts[s][r], 16 * s + r, np.uint8) for r in range(size)] for s in range(size)]

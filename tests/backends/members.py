@@ -50,7 +50,7 @@ def _keep(body: Callable[[int], Any], rank: int, results: dict[int, Any], errors
 
 
 class Member:
-    """What a body gets in its process: who it is, the store of the job, and a line to the test."""
+    """The arguments of a body in its process: its position, the store of the job, and a connection to the test."""
 
     def __init__(self, rank: int, size: int, store: Store, line: Connection) -> None:
         self.rank = rank
@@ -103,7 +103,7 @@ class Processes:
         return word
 
     def results(self) -> list[Any]:
-        """What the bodies returned."""
+        """The results of the bodies."""
         return [self.hear(rank) for rank in range(len(self._lines))]
 
 

@@ -1,4 +1,4 @@
-"""What several tests of the engine share."""
+"""Fixtures of several tests of the engine."""
 
 import pytest
 

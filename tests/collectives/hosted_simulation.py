@@ -10,7 +10,7 @@ from tests.collectives.negotiation_simulation import World
 
 
 def expanded(rank, message):
-    """What ``message`` means, as (rank, message) without Together."""
+    """The meaning of ``message``, as (rank, message) without Together."""
     if not isinstance(message, Together):
         return [(rank, message)]
     return [(each, Ready(ids=message.ids, urgent_ids=message.urgent_ids)) for each in message.ranks]

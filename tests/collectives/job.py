@@ -144,7 +144,7 @@ def running(*args, **kwargs):
 
 
 def outcome(call):
-    """What ``call`` returns or raises."""
+    """The result of ``call``, or its error."""
     try:
         return call()
     except Exception as error:  # noqa: BLE001
@@ -194,7 +194,7 @@ def until(condition, patience=PATIENCE):
 
 
 class Caller(threading.Thread):
-    """One more caller on a rank, who waits for the sum of a tensor, or does as ``body`` says."""
+    """One more caller on a rank: it waits for the sum of a tensor, or calls ``body``."""
 
     def __init__(self, engine, name="never", body=None):
         super().__init__(daemon=True)
@@ -207,14 +207,14 @@ class Caller(threading.Thread):
         self._outcome = outcome(self._body)
 
     def result(self):
-        """What came of it, or the error."""
+        """The result, or the error."""
         self.join(PATIENCE)
         assert not self.is_alive()
         return self._outcome
 
 
 class Watched(Channel):
-    """A channel that knows who sleeps in it, for how long at most, and who was lost."""
+    """A channel that records the sleeping threads, their longest sleep, and the lost ranks."""
 
     def __init__(self, inner):
         super().__init__(inner.rank, inner.size)

@@ -41,7 +41,7 @@ def host():
 
 
 def say(aggregator, *ranks, ids=(1,), urgent=(), requests=()):
-    """What goes up while ``ranks`` say the same, one after the other."""
+    """The messages to the coordinator while ``ranks`` send the same, one after the other."""
     message = Ready(requests, ids, urgent_ids=urgent)
     return [each for rank in ranks for each in aggregator.up(rank, message)]
 
@@ -239,7 +239,7 @@ class Ranks:
             self.hurried.update(message.urgent_ids)
 
     def run(self):
-        """What all have said, runs."""
+        """The tensors that all ranks have sent run."""
         done = [id for id, ranks in self.flights.items() if len(ranks) == len(self.members[id])]
         for id in done:
             assert all(self.heard[rank, id] == self.said[rank, id] for rank in self.members[id])
@@ -251,7 +251,7 @@ class Ranks:
             self.listen(self.aggregator.down(Run((tuple(done),))))
 
     def disturb(self):
-        """What brings ids apart: time that passes, a drop, a rank that says it in full, a join and its end."""
+        """Events that separate ids: a second that passes, a drop, a full request, a join and its end."""
         full = tensor(self.chance.choice("abcdef"), self.chance.randrange(2))
         disturbances = (
             self.aggregator.flush,

@@ -1,4 +1,4 @@
-"""What a rank can see alone, and what only all can see."""
+"""Mistakes that one rank can find alone, and mistakes that only all ranks together show."""
 
 import random
 from dataclasses import replace

@@ -413,7 +413,7 @@ def test_a_busy_job_that_ends_tells_all_ranks_why(ending):
 
 
 def _end_while_busy(end, after, culprit):
-    """What the callers of three ranks raise when the job is ended after some steps."""
+    """The errors that the callers of three ranks raise when the job is ended after some steps."""
 
     def body(engine):
         for step in itertools.count():

@@ -17,7 +17,7 @@ DTYPES = [np.float32, np.float64, np.int32]
 
 
 class Mixture:
-    """What one rank does. All ranks know from ``seed`` which calls there are, and who has data for how many."""
+    """The calls of one rank. From ``seed`` all ranks know all calls, and how many of them each rank makes."""
 
     def __init__(self, engine, seed):
         self._engine = engine
@@ -25,7 +25,7 @@ class Mixture:
         self._seed = seed
 
     def run(self):
-        """What went wrong on the threads of this rank."""
+        """The errors on the threads of this rank."""
         bodies = [lambda id=id, members=members: self._epochs(id, members) for id, members in enumerate([RANKS, *SETS])]
         mine = [body for body, members in zip(bodies, [RANKS, *SETS], strict=True) if self._rank in members]
         problems = []

@@ -1,4 +1,4 @@
-"""What an engine says about tensors that wait for ranks that do not come, and when it gives up."""
+"""Reports of an engine about tensors that wait for missing ranks, and the end after the shutdown time."""
 
 import pytest
 

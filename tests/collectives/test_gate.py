@@ -97,7 +97,7 @@ def only_woken(monkeypatch):
 
 @pytest.mark.usefixtures("only_woken")
 def test_the_last_to_come_wakes_all():
-    """Those who come before the last wake nobody, though others sleep."""
+    """Ranks that arrive before the last one wake nobody, though others sleep."""
 
     def body(rank):
         for step in range(20):
@@ -159,7 +159,7 @@ def test_a_race_to_the_gate_loses_no_wake_up(value):
 @pytest.mark.usefixtures("only_woken")
 @pytest.mark.parametrize("other", [0, 8])
 def test_who_sleeps_hears_at_once_that_another_has_a_different_value(other):
-    """Without waiting for the third, who never comes."""
+    """Without waiting for the third rank, which never comes."""
 
     def body(rank):
         if rank == 0:

@@ -19,7 +19,7 @@ def as_before():
 
 
 def said(capsys, level="info", others=()):
-    """What one log call puts on standard error when the root logger has the handlers ``others``."""
+    """The output of one log call on standard error when the root logger has the handlers ``others``."""
     logger = logging.getLogger("collectives.engine.engine")
     with mock.patch.object(logging.getLogger(), "handlers", list(others)):
         getattr(logger, level)("a %s tensor", "late")

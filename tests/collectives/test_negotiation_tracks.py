@@ -21,7 +21,7 @@ class Epoch:
     calls: list[tuple[str, Operation, frozenset, str]]
 
     def requests(self, rank, process_set, chance):
-        """What ``rank`` submits, in an order of its own; a group goes together."""
+        """The tensors that ``rank`` submits, in an order of its own; a group goes together."""
         bundles = defaultdict(list)
         for number, (name, operation, ranks, group) in enumerate(self.calls):
             if rank in ranks:
@@ -38,7 +38,7 @@ class Epoch:
 
 @dataclass
 class Life:
-    """What happens on one process set, over the epochs; ``dynamic`` sets are added before, and removed after."""
+    """The calls on one process set, over the epochs; ``dynamic`` sets are added before, and removed after."""
 
     members: tuple[int, ...]
     epochs: list[Epoch]

@@ -1,4 +1,4 @@
-"""What tuning may change: every batch runs under the same parameters on all ranks, whenever they change."""
+"""Parameters of tuning: every batch runs under the same ones on all ranks, whenever they change."""
 
 import random
 from collections import defaultdict

@@ -24,7 +24,7 @@ RUN = encode(Run(((1,),), (Response(1, Request("a", Operation.ALLREDUCE)),)))
 
 
 class Tree:
-    """``channels[rank]``; ``lost[rank]`` is who that rank has lost."""
+    """``channels[rank]``; ``lost[rank]`` are the ranks that this rank has lost."""
 
     def __init__(self):
         self.pairs = {rank: socket.socketpair() for rank in range(1, 5)}

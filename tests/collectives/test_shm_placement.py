@@ -1,4 +1,4 @@
-"""Ranks that share a core although another core has fewer: who moves, and where to."""
+"""Ranks that share a core although another core has fewer: the rank that moves, and its new core."""
 
 import os
 import time

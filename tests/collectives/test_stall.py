@@ -1,4 +1,4 @@
-"""What is said about tensors that wait, how often, and when the job must end."""
+"""Reports about tensors that wait: their text, how often they come, and when the job must end."""
 
 import pytest
 from hypothesis import given

@@ -321,7 +321,7 @@ class Tenant:
 
 
 def in_group(bundles, fn, tenants=0):
-    """What ``fn`` returns in a task inside of a new placement group, where ``tenants`` take a CPU each."""
+    """The result of ``fn`` in a task inside of a new placement group, where ``tenants`` take a CPU each."""
     group = ray.util.placement_group(bundles)
     inside = {"scheduling_strategy": PlacementGroupSchedulingStrategy(group)}
     others = [ray.remote(Tenant).options(num_cpus=1, **inside).remote() for _ in range(tenants)]

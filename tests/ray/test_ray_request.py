@@ -1,4 +1,4 @@
-"""What needs no cluster: requests, what is missing for them, settings, variables."""
+"""Parts that need no cluster: requests, missing resources, settings, variables."""
 
 import importlib
 import re

@@ -1,4 +1,4 @@
-"""What every store does, and what a prefix does to its keys."""
+"""The behaviour of every store, and the effect of a prefix on its keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.rendezvous.wire import (
 
 
 class TestStore:
-    """What every store does; the same body over each."""
+    """The behaviour of every store; the same body for each."""
 
     @pytest.mark.parametrize("key", ["a", "job/rank/0", "//../x", ".", "a b?c=d&e#f%2F", "ключ/鍵/🔑", "x" * 1000])
     @pytest.mark.parametrize("value", [b"", bytes(range(256)), b"\x80\x04N."])

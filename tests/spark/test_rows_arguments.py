@@ -1,4 +1,4 @@
-"""What a call without sense is told, in the words of its caller, before anything starts; no Spark is needed."""
+"""Errors of calls with wrong arguments, before anything starts; no Spark is needed."""
 
 import pandas
 import pytest

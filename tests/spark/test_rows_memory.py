@@ -1,4 +1,4 @@
-"""What a task and its worker hold in memory of a partition that is much larger."""
+"""The memory that a task and its worker use for a partition that is much larger."""
 
 import subprocess
 import sys

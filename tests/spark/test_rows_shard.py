@@ -110,7 +110,7 @@ def test_later_epochs_mix_rows_from_anywhere(tmp_path, small_windows):
 
 
 def test_the_first_epoch_streams(tmp_path):
-    """What has come is handed out while the task waits for more."""
+    """A shard gives the rows that have arrived while the task waits for more."""
     taken = threading.Event()
 
     def slowly():

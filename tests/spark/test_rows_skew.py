@@ -14,7 +14,7 @@ SCHEMA = {"x": FloatType(), "id": LongType()}
 
 
 def warnings_of(folder, counts, **options):
-    """What each rank says, in their order."""
+    """The warnings of each rank, in their order."""
     rows, store, said = rows_of(SCHEMA, "id", **options), MemoryStore(), []
     for rank, count in enumerate(counts):
         said.append([])

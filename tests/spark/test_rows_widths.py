@@ -43,7 +43,7 @@ def test_columns_of_one_width_need_no_store():
 
 
 def test_the_second_waits_for_the_first():
-    """Who has said that it is the first has not said its widths yet."""
+    """The rank that has claimed to be the first has not published its widths yet."""
     store, error = MemoryStore(), []
 
     def second():

@@ -1,4 +1,4 @@
-"""What needs no Spark: arguments, slots, rows, lines to the driver."""
+"""Parts that need no Spark: arguments, slots, rows, output to the driver."""
 
 import importlib
 import io
@@ -40,7 +40,7 @@ def identity(rank=0):
 
 
 class Driver:
-    """What a console shows and says."""
+    """The output and the messages of a console."""
 
     def __init__(self):
         self.stdout, self.stderr = io.StringIO(), io.StringIO()

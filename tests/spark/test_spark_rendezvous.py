@@ -47,7 +47,7 @@ class Context:
 
 
 def outcomes(plan, context):
-    """What all tasks of ``plan`` yield, by rank."""
+    """The rows that all tasks of ``plan`` yield, by rank."""
     rows = []
 
     def run(number):

@@ -101,7 +101,7 @@ class TestCancellation:
 
 
 def result_of(*events):
-    """What a wait for two ranks makes of ``events``."""
+    """The result of a wait for two ranks after ``events``."""
     waiting = queue.SimpleQueue()
     for event in events:
         waiting.put(event)

@@ -104,7 +104,7 @@ def test_the_driver_hears_of_bad_rows(driver_and_connection, tmp_path):
 
 
 def error_of(plan):
-    """What the only worker of ``plan`` raises in the driver."""
+    """The error of the only worker of ``plan`` in the driver."""
     with Job(1, secret=SECRET) as job:
         with Worker(plan, member_of(job, job.store, 0)) as worker:
             worker.start()

@@ -32,7 +32,7 @@ def optimizers():
 
 
 def local_deltas(make_optimizer, steps):
-    """What each rank's steps change, computed here for all of them; the Adasum of it is applied to each model."""
+    """The changes by the steps of each rank, computed here for all of them; their Adasum is applied to each model."""
     models = [build() for _ in range(hvd.size())]
     plain = [make_optimizer(model.parameters()) for model in models]
     for step in range(steps):

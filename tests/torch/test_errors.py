@@ -1,4 +1,4 @@
-"""Misuse: who gets which error, and that the engine works afterwards."""
+"""Misuse: the error of each rank, and that the engine works afterwards."""
 
 import threading
 import warnings

@@ -13,7 +13,7 @@ from hvd_cluster.torch import mpi_ops
 
 
 def inputs(process_set, shape_of, dtype=torch.float64):
-    """What each member has, as leaves."""
+    """The tensors of each member, as leaves."""
     tensors = []
     for rank in process_set.ranks:
         generator = torch.Generator().manual_seed(rank)

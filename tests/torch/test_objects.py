@@ -19,7 +19,7 @@ def works():
 
 
 class Node:
-    """What may refer to itself."""
+    """An object that may refer to itself."""
 
     def __init__(self, value):
         self.value, self.next = value, self

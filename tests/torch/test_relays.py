@@ -53,7 +53,7 @@ def hold_forever():
 
 
 def heard_in_steady_steps():
-    """What the coordinator hears from other ranks in ten steps of five tensors, once all names are known."""
+    """The messages from other ranks to the coordinator in ten steps of five tensors, once all names are known."""
     from collectives.planning.coordinator import Coordinator
 
     receive, heard = Coordinator.receive, []
@@ -86,7 +86,7 @@ def test_in_the_steady_state_a_host_speaks_with_one_voice(fresh_pool):
 
 
 def die(victim, place):
-    """What the death of ``victim`` ends with: between two allreduces of others, or while they wait for a name."""
+    """The errors after the death of ``victim``: between two allreduces of others, or while they wait for a name."""
 
     def train():
         tensor = torch.ones(1 << 20)

@@ -15,7 +15,7 @@ def same(actual, expected):
 
 
 def check_memory_formats():
-    """What the format is on this rank is this rank's affair."""
+    """Each rank may use a memory format of its own."""
     rank, size = hvd.rank(), hvd.size()
     for shape, memory_format in (((4, 3, 2, 5), torch.channels_last), ((4, 3, 2, 5, 2), torch.channels_last_3d)):
         usual = torch.arange(math.prod(shape)).reshape(shape).float()

@@ -1,4 +1,4 @@
-"""What a crew does beside watching its workers."""
+"""The tasks of a crew besides watching its workers."""
 
 import os
 
