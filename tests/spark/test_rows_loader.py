@@ -171,7 +171,7 @@ def test_the_end_of_the_task_ends_the_workers(tmp_path):
             # Spawned, because forked ones would have the end of the task that is in this process here.
             batches = iter(DataLoader(shard, num_workers=2, multiprocessing_context="spawn"))
             assert [next(batches)[1].tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-            with pytest.raises(ExecutorError, match="ended before the last of them had come"):
+            with pytest.raises(ExecutorError, match="ended before the last row"):
                 next(batches)
             del batches
     gc.collect()  # of what the error holds

@@ -143,7 +143,7 @@ def test_the_end_of_the_task_ends_the_wait(tmp_path, monkeypatch):
     with open_reader(FORMS, 1) as reader:
         assert reader.wait(0, 10) == 10
         for _ in range(2):
-            with pytest.raises(ExecutorError, match="ended before the last of them had come"):
+            with pytest.raises(ExecutorError, match="ended before the last row"):
                 reader.wait(0, 11)
         check(reader.view(0, 0, 10), np.arange(10))
 
