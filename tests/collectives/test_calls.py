@@ -80,7 +80,7 @@ def test_a_rank_0_that_ends_before_its_first_answer_is_lost_at_once():
 
     store = MemoryStore()
     _, (error, seconds) = in_threads(2, body, 4 * PATIENCE)
-    assert type(error) is callee.BrokenCallError
+    assert type(error) is PeerLostError
     assert error.ranks == (0,)
     assert seconds < PATIENCE
 

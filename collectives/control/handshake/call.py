@@ -30,7 +30,7 @@ def call(end: LocalEnd, entry: Mapping[str, Any], host: int, pause: Callable[[fl
         try:
             return _try(end, entry, host, pause)
         except BrokenCallError as error:
-            broken = error
+            broken = PeerLostError(str(error), error.ranks)
         except NoListenerError as error:
             raise broken or error from error
     assert broken is not None

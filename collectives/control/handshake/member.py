@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from collectives import descriptors
-from collectives.api import CollectiveTimeoutError
+from collectives.api import CollectiveTimeoutError, PeerLostError
 from collectives.attempt import ConnectAttempt
 from collectives.control.handshake.admission import GO, Admission
 from collectives.control.handshake.call import call
-from collectives.control.handshake.callee import Callee
+from collectives.control.handshake.callee import Callee, NoListenerError
 from collectives.control.handshake.center import RESERVED
 from collectives.control.handshake.connected import Connected, Offer
 from collectives.control.handshake.entries import Entries
@@ -81,7 +81,10 @@ def _call_leader(end: LocalEnd, center: Callee, entry: Any, leader: int) -> sock
             raise CollectiveTimeoutError(f"rank {leader} did not answer in time; its process may be stopped", [leader])
 
     with ConnectAttempt(end.attempt.remaining, check) as attempt:
-        callee, _ = call(replace(end, attempt=attempt), entry, leader, lambda seconds: attempt.wait({}, seconds))
+        try:
+            callee, _ = call(replace(end, attempt=attempt), entry, leader, lambda seconds: attempt.wait({}, seconds))
+        except NoListenerError as error:
+            raise PeerLostError(str(error), [leader]) from error
     return callee.sock
 
 
