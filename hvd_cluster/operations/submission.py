@@ -17,9 +17,30 @@ __all__ = ["label_of", "start", "start_group"]
 
 KEPT_REQUESTS = 1 << 12
 
-_request = lru_cache(maxsize=KEPT_REQUESTS)(Request)
-"""Calls repeat from step to step: to find their request is faster than to make it, and the engine then knows it by
-identity."""
+LONGEST_KEPT = 512
+"""The largest number of characters of a name, plus the number of splits, of a request that is kept.
+
+Longer ones are mostly alltoalls on many ranks, with other splits each time: to keep them would only take memory.
+"""
+
+
+class _NotKeptError(Exception):
+    """Has a ``request`` that is too long to be kept: a cache keeps no errors."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+
+
+@lru_cache(maxsize=KEPT_REQUESTS)
+def _request(*args: Any, **fields: Any) -> Request:
+    """Calls repeat from step to step: to find their request is faster than to make it.
+
+    The engine then knows it by identity. Raises _NotKeptError.
+    """
+    request = Request(*args, **fields)
+    if len(request.name) + len(request.splits) > LONGEST_KEPT:
+        raise _NotKeptError(request)
+    return request
 
 
 def label_of(operation: Operation, name: Any, group: bool = False) -> str:
@@ -42,15 +63,18 @@ def start(
     engine = basics.engine()
     if "root_rank" in fields:
         fields["root_rank"] = as_rank(fields["root_rank"])
-    request = _request(
-        label_of(operation, name),
-        operation,
-        source.dtype,
-        source.shape,
-        process_set=process_set_id(process_set),
-        device=source.device,
-        **fields,
-    )
+    try:
+        request = _request(
+            label_of(operation, name),
+            operation,
+            source.dtype,
+            source.shape,
+            process_set=process_set_id(process_set),
+            device=source.device,
+            **fields,
+        )
+    except _NotKeptError as error:
+        request = error.request
     call = engine.run if wait else engine.submit
     return call(request, source, destination, unnamed=name is None)
 
@@ -67,17 +91,20 @@ def start_group(
     id, label, count = process_set_id(process_set), label_of(operation, name, group=True), len(tensors)
     works = []
     for index, (source, destination) in enumerate(tensors):
-        request = _request(
-            f"{label}[{index}]",
-            operation,
-            source.dtype,
-            source.shape,
-            process_set=id,
-            device=source.device,
-            group=label,
-            group_size=count,
-            **fields,
-        )
+        try:
+            request = _request(
+                f"{label}[{index}]",
+                operation,
+                source.dtype,
+                source.shape,
+                process_set=id,
+                device=source.device,
+                group=label,
+                group_size=count,
+                **fields,
+            )
+        except _NotKeptError as error:
+            request = error.request
         works.append(Work(request, source, destination))
     engine.submit_group(works, unnamed=name is None)
     return works
