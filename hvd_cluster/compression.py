@@ -6,11 +6,12 @@ DistributedOptimizer; it may keep state from step to step and use several rounds
 
 from __future__ import annotations
 
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable
 from typing import Any, TypeAlias
 
-from collectives.api import InvalidRequestError
+from collectives.api import HorovodInternalError, InvalidRequestError
 
 __all__ = [
     "Compressor",
@@ -20,6 +21,7 @@ __all__ = [
     "NoneCompressor",
     "Rounds",
     "compress_all",
+    "compressed",
     "compressor_for",
     "decompress_all",
     "require_compressor",
@@ -86,10 +88,25 @@ def require_compressor(compression: Any) -> None:
         )
 
 
+def compressed(compression: type[Compressor], tensor: Tensor) -> tuple[Tensor, Any]:
+    """The tensor to send for ``tensor``, and the context that ``decompress`` needs.
+
+    InvalidRequestError if ``compress`` fails, which may be code of the user: nothing was submitted then.
+    """
+    require_compressor(compression)
+    try:
+        small, context = compression.compress(tensor)
+    except HorovodInternalError:  # of a collective in the compressor
+        raise
+    except Exception as error:
+        reason = traceback.format_exception_only(error)[0].strip()
+        raise InvalidRequestError(f"compression={compression!r} failed ({reason}); correct its compress()") from error
+    return small, context
+
+
 def compress_all(compression: type[Compressor], tensors: Iterable[Tensor]) -> tuple[list[Tensor], list[Any]]:
     """The tensors to send for the tensors of a group, and the contexts that :func:`decompress_all` needs."""
-    require_compressor(compression)
-    pairs = [compression.compress(tensor) for tensor in tensors]
+    pairs = [compressed(compression, tensor) for tensor in tensors]
     return [small for small, _ in pairs], [context for _, context in pairs]
 
 

@@ -63,7 +63,8 @@ class WorkTable:
                 self._name(works)
             else:
                 self._check_free(works)
-            first = [work for work in works if not self._waits(work)]
+            is_held = bool(self._rejected) and self._is_rejected(works[0].request)
+            first = [work for work in works if not self._waits(work, is_held)]
             self._submit(first)
             if self._rejected:
                 self._urge_behind({work.request.key for work in works})
@@ -95,7 +96,8 @@ class WorkTable:
                 self._name(works)
             elif any(self._is_in_flight(work.request.key) for work in works):
                 return
-            self._submit([work for work in works if not self._waits(work)])
+            is_held = self._is_rejected(works[0].request)
+            self._submit([work for work in works if not self._waits(work, is_held)])
 
     def _check_free(self, works: Sequence[Work]) -> None:
         seen: set[Key] = set()
@@ -119,7 +121,8 @@ class WorkTable:
         request = works[0].request
         kind = (request.operation, request.process_set, bool(request.group))
         number = self._counters.get(kind, 0)
-        self._counters[kind] = number + 1
+        if request.operation is not Operation.JOIN:  # which ends for all ranks at once, and may be tried again
+            self._counters[kind] = number + 1
         name = f"{request.group or request.name}.noname.{number % UNNAMED}"
         for place, work in enumerate(works):
             work.request = (
@@ -128,11 +131,18 @@ class WorkTable:
                 else request.changed(name=name)
             )
 
-    def _waits(self, work: Work) -> bool:
+    def _is_rejected(self, request: Request) -> bool:
+        """Whether a call of the group of ``request`` has failed here; its length may differ on other ranks."""
+        group = (request.process_set, request.group)
+        return bool(request.group) and any(
+            (other.request.process_set, other.request.group) == group for other in self._rejected.values()
+        )
+
+    def _waits(self, work: Work, is_held: bool) -> bool:
         key = work.request.key
         work.owner = self._token
         work.since = time.monotonic()
-        waits = key in self._works or key in self._rejected
+        waits = is_held or key in self._works or key in self._rejected
         if waits:
             self._queued.setdefault(key, deque()).append(work)
         elif work.error is None:
@@ -178,10 +188,24 @@ class WorkTable:
     def take(self, key: Key) -> Work | None:
         """Remove and return the work called ``key``, if there is one; the next of that name takes its place."""
         with self._lock:
-            work = self._works.pop(key, None) or self._rejected.pop(key, None)
+            rejected = None if key in self._works else self._rejected.pop(key, None)
+            work = rejected or self._works.pop(key, None)
             if self._queued:
-                self._advance(key)
+                for each in (key,) if rejected is None else self._behind(rejected.request):
+                    self._advance(each)
             return work
+
+    def _behind(self, request: Request) -> list[Key]:
+        """The names that are free for the next call now: for a group, only after its last tensor, and all at once."""
+        if not request.group:
+            return [request.key]
+        group = (request.process_set, request.group)
+        queued = (work for queue in self._queued.values() for work in queue)
+        works = [work for work in queued if (work.request.process_set, work.request.group) == group]
+        if not works or self._is_rejected(request):
+            return []
+        works.sort(key=lambda work: work.since)
+        return [work.request.key for work in works[: works[0].request.group_size]]
 
     def remove(self, works: Iterable[Work]) -> None:
         """Take out each of ``works``, as :meth:`take` does."""

@@ -165,12 +165,17 @@ class Coordinator:
             self._take_request(rank, request, now)
         for rejection in message.rejected:
             self._take_rejection(rank, rejection)
+        for rejection in message.rejected:  # only now: another rank may have rejected a shorter group
+            self._look_rejected(rejection.key)
         if message.answered:
             for join in self._joins.answer(rank, message.answered):
                 self._take_request(rank, join, now)
         for key in message.urgent:
+            if self._submissions.withdraw(rank, key):
+                self._refusals.refuse(key, (rank,), Disagreement("the rank has called join() again"))
+            else:
+                self._rejections.retry(key, now)
             self._urge(key)
-            self._rejections.retry(key, now)
 
     def _take_id(self, ranks: tuple[int, ...], id: int, now: float) -> None:
         known = self._cache.get(id)
@@ -213,12 +218,11 @@ class Coordinator:
             self._submissions.look(key, self._pending[key])
         else:
             self._rejections.add(rank, rejection)
-            self._look_rejected(key)
 
     def _look_rejected(self, key: Key) -> None:
         """Drop a tensor that no rank has submitted once no rank can submit it any more."""
-        if self._rejections.is_over(key, self._sets.ranks(key[0]), self._joins.ranks(key[0])):
-            self._refusals.dismiss(key)
+        if key[0] in self._sets and self._rejections.is_over(key, self._sets.ranks(key[0]), self._joins.ranks(key[0])):
+            self._refusals.dismiss_call(key)
 
     def _join(self, rank: int, process_set: int) -> None:
         """No tensor waits for ``rank`` any more; tensors that waited for it alone run before the end of the join."""
@@ -250,6 +254,9 @@ class Coordinator:
         else:
             learned = self._learn(pending)
             if isinstance(learned, Disagreement):
+                if pending.operation is Operation.JOIN:
+                    self._release()  # what runs with stand-ins comes first
+                    self._joins.end(key[0])
                 self._refusals.fail(key, pending, learned)
                 return
             response = learned

@@ -47,6 +47,12 @@ class Pending:
         self.rejected[rank] = rejection
         self.count += 1
 
+    def withdraw(self, rank: int) -> bool:
+        """Forget the rejection of ``rank``; whether there was one."""
+        found = self.rejected.pop(rank, None) is not None
+        self.count -= found
+        return found
+
     def lacks_only(self, joined: Collection[int]) -> bool:
         """Whether all members have submitted, but for some of ``joined``."""
         if self.count + len(joined) < len(self.members):

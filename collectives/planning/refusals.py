@@ -102,6 +102,13 @@ class Refusals:
         self._releases.discard(member.response)
         self.refuse(member.response.request.key, member.ranks, why)
 
+    def dismiss_call(self, key: Key) -> None:
+        """As :meth:`dismiss`, for all tensors of a group: these ranks have rejected groups of different lengths."""
+        groups = self._rejections.groups(key)
+        self.dismiss(key)
+        for other in self._rejections.of_groups(key[0], groups):
+            self.dismiss(other)
+
     def dismiss(self, key: Key) -> None:
         """No rank can submit the tensor any more, and all that made the call have rejected it."""
         self.refuse(key, self._rejections.take(key), Disagreement("every rank has refused the call"))

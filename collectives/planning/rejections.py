@@ -36,6 +36,14 @@ class Rejections:
         self._retried.pop(key, None)
         return self._by_key.pop(key, {})
 
+    def withdraw(self, key: Key, rank: int) -> bool:
+        """Forget the rejection of ``rank``; whether there was one."""
+        rejected = self._by_key.get(key, {})
+        found = rejected.pop(rank, None) is not None
+        if found and not rejected:
+            self.take(key)
+        return found
+
     def retry(self, key: Key, now: float) -> None:
         """A rank waits to submit the tensor again."""
         if key in self._by_key:
@@ -43,12 +51,16 @@ class Rejections:
 
     def is_over(self, key: Key, members: Iterable[int], joined: Collection[int]) -> bool:
         """Whether no member can submit the tensor any more."""
-        rejected = self._by_key[key]
-        return all(rank in rejected or rank in joined for rank in members)
+        rejected = self._by_key.get(key)
+        return rejected is not None and all(rank in rejected or rank in joined for rank in members)
 
     def of_set(self, process_set: int) -> list[Key]:
         """The tensors of the process set."""
         return [key for key in self._by_key if key[0] == process_set]
+
+    def groups(self, key: Key) -> set[str]:
+        """The groups in which ranks have rejected the tensor."""
+        return {rejection.group for rejection in self._by_key[key].values() if rejection.group}
 
     def of_groups(self, process_set: int, groups: Collection[str]) -> list[Key]:
         """The tensors of these groups of the process set."""

@@ -15,6 +15,8 @@ __all__ = ["ONCE", "Submissions"]
 
 Key = tuple[int, str]
 
+JOIN = f"{Operation.JOIN.label}."
+"""The names of joins, and of nothing else, begin with this."""
 ONCE = frozenset({Operation.JOIN, Operation.ADD_PROCESS_SET, Operation.REMOVE_PROCESS_SET})
 """Operations that are never cached and need every member, joined or not."""
 
@@ -62,6 +64,21 @@ class Submissions:
             for rank, rejection in self._rejections.take(request.key).items():
                 pending.reject(rank, rejection)
         return pending
+
+    def withdraw(self, rank: int, key: Key) -> bool:
+        """Forget that ``rank`` refused the join ``key``, which it now calls again; whether it had.
+
+        The other ranks may train, and must not wait for it until all of them join. Other calls stay refused.
+        """
+        pending = self.pending.get(key)
+        if not key[1].startswith(JOIN):
+            return False
+        if pending is None:
+            return self._rejections.withdraw(key, rank)
+        found = pending.withdraw(rank)
+        if found:
+            self._complete.pop(key, None)
+        return found
 
     def look(self, key: Key, pending: Pending) -> None:
         """Note whether all members have submitted ``pending`` now."""

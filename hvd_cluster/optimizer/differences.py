@@ -11,10 +11,9 @@ from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 
-from collectives.api import HorovodInternalError, InvalidRequestError, MismatchError, Operation, ReduceOp
+from collectives.api import InvalidRequestError, MismatchError, Operation, ReduceOp
 from hvd_cluster import basics
-from hvd_cluster.compression import decompress_all
-from hvd_cluster.objects import described
+from hvd_cluster.compression import compressed, decompress_all
 from hvd_cluster.operations.arrays import in_place
 from hvd_cluster.operations.operands import run
 from hvd_cluster.operations.refusals import refuse
@@ -119,22 +118,18 @@ class DifferenceCombiner(Generic[P]):
         small, contexts = [], []
         for parameter, start in before.items():
             try:
-                tensor, context = self.options.compression.compress(self._binding.difference(parameter, start))
-            except HorovodInternalError:  # of a collective in the compressor
-                raise
-            except Exception as error:  # noqa: BLE001  code of the user
+                tensor, context = compressed(self.options.compression, self._binding.difference(parameter, start))
+            except InvalidRequestError as error:
                 self._refuse(error, self.all_names[parameter], group, len(before))
             small.append(tensor)
             contexts.append(context)
         return small, contexts
 
-    def _refuse(self, cause: Exception, name: str, group: str, length: int) -> NoReturn:
+    def _refuse(self, cause: InvalidRequestError, name: str, group: str, length: int) -> NoReturn:
         """The other ranks, which send their changes, must not wait for this one."""
-        error = InvalidRequestError(
-            f"the compressor of the change of {name!r} failed ({described(cause)}); correct the compressor"
-        )
+        error = InvalidRequestError(f"the change of {name!r}: {cause}")
         refuse(error, Operation.ALLREDUCE, group, self.options.process_set, length)
-        raise error from cause
+        raise error from cause.__cause__
 
     def share_infinities(self) -> None:
         """If a gradient of any rank is not finite, make one of this rank infinite: all ranks skip the step, or none.

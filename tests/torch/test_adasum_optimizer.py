@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import hvd_cluster.torch as hvd
+from tests.torch.checks import each_check
 from tests.torch.training import BATCH, assert_identical_everywhere, build, data, flat, loss_of, own
 
 
@@ -158,11 +159,7 @@ def check_grad_scaler():
         assert_identical_everywhere(model)
 
 
-@pytest.mark.parametrize(
-    "check",
-    [value for name, value in sorted(globals().items()) if name.startswith("check_")],
-    ids=lambda check: check.__name__.removeprefix("check_"),
-)
+@each_check(globals())
 @pytest.mark.parametrize("ranks", [1, 2, 4], indirect=True)
 def test_on_all_ranks(ranks, check):
     ranks.run(check)

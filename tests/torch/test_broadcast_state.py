@@ -5,6 +5,7 @@ import torch
 
 import hvd_cluster.torch as hvd
 from collectives.api import InvalidRequestError
+from tests.torch.checks import each_check
 from tests.torch.training import (
     assert_identical_everywhere,
     build,
@@ -62,11 +63,7 @@ def check_broadcast_optimizer_state():
     assert stateless.param_groups[0]["lr"] == 0.0
 
 
-@pytest.mark.parametrize(
-    "check",
-    [value for name, value in sorted(globals().items()) if name.startswith("check_")],
-    ids=lambda check: check.__name__.removeprefix("check_"),
-)
+@each_check(globals())
 @pytest.mark.parametrize("ranks", [1, 2, 3], indirect=True)
 def test_on_all_ranks(ranks, check):
     ranks.run(check)

@@ -1,9 +1,9 @@
 """Every operation x dtype x shape, on 1 to 4 ranks; expected values are computed from all ranks' inputs in 128 bits."""
 
-import pytest
 import torch
 
 import hvd_cluster.torch as hvd
+from tests.torch.checks import each_check
 
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -183,16 +183,11 @@ def check_order_may_differ():
         same(hvd.synchronize(handles[name]), torch.full((100,), float(len(name) * hvd.size())))
 
 
-CHECKS = [value for name, value in sorted(globals().items()) if name.startswith("check_")]
-
-
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+@each_check(globals())
 def test_on_all_ranks(ranks, check):
     ranks.run(check)
 
 
-@pytest.mark.parametrize(
-    "check", [check for check in CHECKS if check is not check_topology], ids=lambda check: check.__name__[6:]
-)
+@each_check(globals(), check_topology)
 def test_between_hosts(two_hosts, check):
     two_hosts.run(check)

@@ -11,6 +11,7 @@ from collectives.api import InvalidRequestError
 from hvd_cluster.compression import GradientCompressor
 from hvd_cluster.torch.compression import Compressor
 from hvd_cluster.torch.powersgd import PowerSGD
+from tests.torch.checks import each_check
 from tests.torch.training import (
     assert_identical_everywhere,
     build,
@@ -239,11 +240,7 @@ def check_powersgd_leaves_small_tensors_alone():
         hvd.allreduce(torch.zeros(3), compression=hvd.Compression.powersgd)
 
 
-@pytest.mark.parametrize(
-    "check",
-    [value for name, value in sorted(globals().items()) if name.startswith("check_")],
-    ids=lambda check: check.__name__.removeprefix("check_"),
-)
+@each_check(globals())
 @pytest.mark.parametrize("ranks", [2, 3], indirect=True)  # one alone has nothing to compress
 def test_on_all_ranks(ranks, check):
     ranks.run(check)

@@ -1,6 +1,10 @@
 """Misuse: the error of each rank, and that the engine works afterwards."""
 
+import pathlib
+import shutil
+import tempfile
 import threading
+import time
 import warnings
 from functools import partial
 
@@ -10,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import hvd_cluster.torch as hvd
 from collectives.api import DuplicateNameError, InvalidRequestError, MismatchError, RefusedCallError
+from tests.torch.checks import each_check
 
 
 def works():
@@ -288,6 +293,45 @@ def check_a_call_that_one_rank_refuses_ends_on_all_ranks():
     assert rows.tolist() == [1.0] * hvd.size()
 
 
+class Failing(hvd.Compression.none):
+    """A user's compressor with a bug."""
+
+    @staticmethod
+    def compress(tensor):
+        raise ZeroDivisionError(tensor.shape)
+
+
+def check_a_join_that_one_rank_refuses_ends_on_all_ranks():
+    folder = pathlib.Path(hvd.broadcast_object(tempfile.mkdtemp()))
+    if hvd.rank() == 1:
+        message_of(lambda: hvd.join(process_set=5), InvalidRequestError)
+        until(lambda: len(list(folder.iterdir())) == hvd.size() - 1)  # until then the others stand in for all
+    else:
+        assert "rank 1 refused the call: process_set=5 is not a ProcessSet" in message_of(hvd.join, RefusedCallError)
+        (folder / str(hvd.rank())).touch()
+    works()
+    if hvd.rank() == 0:
+        shutil.rmtree(folder)
+
+
+def until(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.01)
+
+
+def check_a_join_after_a_join_that_the_rank_refused():
+    """Ranks that train do not wait for it."""
+    if hvd.rank() == 1:
+        message_of(lambda: hvd.join(process_set=5), InvalidRequestError)
+    else:
+        for _ in range(2):
+            assert hvd.allreduce(torch.ones(2), name="others", op=hvd.Sum).tolist() == [hvd.size() - 1.0] * 2
+    assert hvd.join() in range(hvd.size())
+    works()
+
+
 def calls_that_the_binding_refuses_on_rank_1(name):
     ones, half, eye = torch.ones(3), torch.ones(3).to(torch.complex32), torch.eye(2)
     wrong_set = odd_one_out(hvd.global_process_set, None)
@@ -304,6 +348,11 @@ def calls_that_the_binding_refuses_on_rank_1(name):
         "expanded": lambda: hvd.allreduce_(odd_one_out(torch.ones(3), torch.ones(1).expand(3)), name=name),
         "root": lambda: hvd.broadcast(ones, odd_one_out(0, "x"), name),
         "splits": lambda: hvd.alltoall(torch.ones(hvd.size()), odd_one_out([1] * hvd.size(), "x"), name),
+        "compress": lambda: hvd.allreduce(ones, compression=odd_one_out(hvd.Compression.none, Failing), name=name),
+        "scattered": lambda: hvd.reducescatter(ones, compression=odd_one_out(hvd.Compression.none, Failing), name=name),
+        "group's compression": lambda: hvd.grouped_allreduce(
+            [ones, ones], compression=odd_one_out(hvd.Compression.none, Failing), name=name
+        ),
         "set": lambda: hvd.allreduce(ones, name=name, process_set=wrong_set),
         "group's dtype": lambda: hvd.grouped_allreduce([ones, odd_one_out(ones, half)], name=name),
         "group's length": lambda: hvd.grouped_allreduce([ones] * odd_one_out(3, 0), name=name),
@@ -370,11 +419,7 @@ def check_average_is_deprecated():
     assert result.tolist() == [float(hvd.size())] * 2
 
 
-@pytest.mark.parametrize(
-    "check",
-    [value for name, value in sorted(globals().items()) if name.startswith("check_")],
-    ids=lambda check: check.__name__.removeprefix("check_"),
-)
+@each_check(globals())
 @pytest.mark.parametrize("ranks", [2, 3], indirect=True)
 def test_on_all_ranks(ranks, check):
     ranks.run(check)

@@ -10,6 +10,7 @@ import torch
 
 import hvd_cluster.torch as hvd
 from hvd_cluster.torch import mpi_ops
+from tests.torch.checks import each_check
 
 
 def inputs(process_set, shape_of, dtype=torch.float64):
@@ -254,11 +255,7 @@ def check_memory_format(process_set):
     assert image.grad[0, 0, 0, 0] == 96 * process_set.size()
 
 
-CHECKS = {name: value for name, value in sorted(globals().items()) if name.startswith("check_")}
-del CHECKS["check_gradient"]
-
-
-@pytest.mark.parametrize("check", CHECKS.values(), ids=lambda check: check.__name__.removeprefix("check_"))
+@each_check(globals(), check_gradient)
 def test_on_all_ranks(ranks, check):
     ranks.run(on_each_set(check))
 

@@ -6,6 +6,7 @@ import torch
 import hvd_cluster.torch as hvd
 from collectives.api import DuplicateNameError, InvalidRequestError, MismatchError
 from hvd_cluster import basics
+from tests.torch.checks import each_check
 from tests.torch.training import (
     STEPS,
     adam,
@@ -166,11 +167,7 @@ def check_bad_arguments():
             hvd.DistributedOptimizer(wrong)
 
 
-@pytest.mark.parametrize(
-    "check",
-    [value for name, value in sorted(globals().items()) if name.startswith("check_")],
-    ids=lambda check: check.__name__.removeprefix("check_"),
-)
+@each_check(globals())
 @pytest.mark.parametrize("ranks", [1, 2, 3], indirect=True)
 def test_on_all_ranks(ranks, check):
     ranks.run(check)

@@ -9,6 +9,7 @@ from hvd_cluster.optimizer.buckets import BUCKET_BYTES, SMALL_BYTES, plan
 from hvd_cluster.optimizer.names import complete_names
 from hvd_cluster.torch.optimizer.binding import TorchBinding
 from hvd_cluster.torch.powersgd import PowerSGD
+from tests.torch.checks import each_check
 from tests.torch.training import (
     assert_identical_everywhere,
     build,
@@ -426,11 +427,7 @@ def check_bad_arguments():
         hvd.DistributedOptimizer(sgd(model.parameters()), op=hvd.Adasum, compression=hvd.Compression.powersgd)
 
 
-@pytest.mark.parametrize(
-    "check",
-    [value for name, value in sorted(globals().items()) if name.startswith("check_")],
-    ids=lambda check: check.__name__.removeprefix("check_"),
-)
+@each_check(globals())
 @pytest.mark.parametrize("ranks", [1, 2, 3], indirect=True)
 def test_on_all_ranks(ranks, check):
     ranks.run(check)

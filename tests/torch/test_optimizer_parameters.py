@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import hvd_cluster.torch as hvd
+from tests.torch.checks import each_check
 from tests.torch.training import (
     assert_identical_everywhere,
     build,
@@ -133,11 +134,7 @@ def check_unused_parameter():
     torch.testing.assert_close(model["rank0"].bias.detach(), before - 1.0 / hvd.size())
 
 
-@pytest.mark.parametrize(
-    "check",
-    [value for name, value in sorted(globals().items()) if name.startswith("check_")],
-    ids=lambda check: check.__name__.removeprefix("check_"),
-)
+@each_check(globals())
 @pytest.mark.parametrize("ranks", [1, 2, 3], indirect=True)
 def test_on_all_ranks(ranks, check):
     ranks.run(check)

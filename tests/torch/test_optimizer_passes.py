@@ -8,6 +8,7 @@ import torch
 import hvd_cluster.torch as hvd
 from collectives.api import InvalidRequestError
 from hvd_cluster import basics
+from tests.torch.checks import each_check
 from tests.torch.training import (
     BATCH,
     STEPS,
@@ -261,11 +262,7 @@ def check_gradients_that_were_combined_and_thrown_away():
     with_and_without_a_core_to_spare(check)
 
 
-@pytest.mark.parametrize(
-    "check",
-    [value for name, value in sorted(globals().items()) if name.startswith("check_")],
-    ids=lambda check: check.__name__.removeprefix("check_"),
-)
+@each_check(globals())
 @pytest.mark.parametrize("ranks", [1, 2, 3], indirect=True)
 def test_on_all_ranks(ranks, check):
     ranks.run(check)

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import hvd_cluster.torch as hvd
 from collectives.api import InvalidRequestError
 from hvd_cluster import basics
+from tests.torch.checks import each_check
 from tests.torch.training import (
     STEPS,
     adam,
@@ -448,11 +449,7 @@ def check_the_names_of_tensors_in_flight():
     assert any(name.endswith("gradients.4.bias..0.weight") for name in seen) == (hvd.size() > 1)
 
 
-@pytest.mark.parametrize(
-    "check",
-    [value for name, value in sorted(globals().items()) if name.startswith("check_")],
-    ids=lambda check: check.__name__.removeprefix("check_"),
-)
+@each_check(globals())
 @pytest.mark.parametrize("ranks", [1, 2, 3], indirect=True)
 def test_on_all_ranks(ranks, check):
     ranks.run(check)

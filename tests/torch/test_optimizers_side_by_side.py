@@ -8,6 +8,7 @@ import torch
 
 import hvd_cluster.torch as hvd
 from collectives.api import InvalidRequestError
+from tests.torch.checks import each_check
 from tests.torch.training import (
     BATCH,
     assert_identical_everywhere,
@@ -247,11 +248,7 @@ def check_a_shallow_copy():
         copy.copy(optimizer)
 
 
-@pytest.mark.parametrize(
-    "check",
-    [value for name, value in sorted(globals().items()) if name.startswith("check_")],
-    ids=lambda check: check.__name__.removeprefix("check_"),
-)
+@each_check(globals())
 @pytest.mark.parametrize("ranks", [1, 2, 3], indirect=True)
 def test_on_all_ranks(ranks, check):
     ranks.run(check)

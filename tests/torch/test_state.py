@@ -9,6 +9,7 @@ import torch
 
 import hvd_cluster.torch as hvd
 from collectives.api import InvalidRequestError, MismatchError
+from tests.torch.checks import each_check
 
 OPTIMIZERS = [
     value
@@ -331,9 +332,6 @@ def check_process_sets():
     hvd.remove_process_set(some)
 
 
-CHECKS = [value for name, value in sorted(globals().items()) if name.startswith("check_")]
-
-
 def test_signatures():
     names = (hvd.broadcast_parameters, hvd.broadcast_optimizer_state, hvd.broadcast_object, hvd.allgather_object)
     assert [
@@ -346,7 +344,7 @@ def test_signatures():
     ]
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+@each_check(globals())
 @pytest.mark.parametrize("ranks", [1, 2, 3], indirect=True)
 def test_on_all_ranks(ranks, check):
     ranks.run(check)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from collectives.api import Operation, ReduceOp
-from hvd_cluster.compression import Compressor, compress_all, decompress_all, require_compressor
+from hvd_cluster.compression import Compressor, compress_all, compressed, decompress_all
 from hvd_cluster.operations.arguments import reduction
 from hvd_cluster.operations.gradients import name_of_backward, require_linear
 from hvd_cluster.operations.handles import Handle, HandleGroup
@@ -100,8 +100,7 @@ def allreduce(
 ) -> torch.Tensor:
     """Combine ``tensor`` over all ranks, element by element; returns a new tensor of the same shape."""
     how = reduction(average, op, prescale_factor, postscale_factor)
-    require_compressor(compression)
-    small, context = compression.compress(require_tensor(tensor))
+    small, context = compressed(compression, require_tensor(tensor))
     result: torch.Tensor = compression.decompress(_allreduce(small, name, process_set, how), context)
     return result
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from collectives.api import Operation, ReduceOp
-from hvd_cluster.compression import Compressor, compress_all, decompress_all, require_compressor
+from hvd_cluster.compression import Compressor, compress_all, compressed, decompress_all
 from hvd_cluster.operations.arguments import reduction
 from hvd_cluster.operations.gradients import name_of_backward, scatter_factor
 from hvd_cluster.operations.handles import Handle, HandleGroup
@@ -59,8 +59,7 @@ def reducescatter(
 ) -> torch.Tensor:
     """Combine ``tensor`` (Average or Sum) over all ranks and keep this rank's rows."""
     how = reduction(None, op, prescale_factor, postscale_factor)
-    require_compressor(compression)
-    small, context = compression.compress(require_tensor(tensor))
+    small, context = compressed(compression, require_tensor(tensor))
     result: torch.Tensor = compression.decompress(_reducescatter(small, name, process_set, how), context)
     return result
 
