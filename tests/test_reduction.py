@@ -88,6 +88,41 @@ def test_halves_are_rounded_once(dtype, op, scales):
 
 
 @every("dtype", HALVES, **labels)
+@every("length", [3, CHUNK, 2 * CHUNK - 5])
+def test_torch_averages_two_halves_as_numpy_does(dtype, length, monkeypatch):
+    """All bit patterns, with subnormal numbers and halfway cases; only the first chunk can be averaged directly."""
+    patterns = np.arange(1 << 16, dtype=np.uint16).view(dtype.storage)
+    finite = patterns[np.abs(widen(patterns, dtype)) < 6e35]
+    for seed in range(8):
+        generator = np.random.default_rng(seed)
+        first = generator.permutation(patterns)[:length]
+        second = np.concatenate([generator.choice(finite, CHUNK), generator.permutation(patterns)])[:length]
+        if seed % 2:  # nearly equal numbers, which cancel or have sums halfway between two numbers
+            bits = second.view(np.uint16) ^ generator.choice(np.array([0, 1, 2, 3, 1 << 15], np.uint16), length)
+            first[: CHUNK // 2] = bits.view(dtype.storage)[: CHUNK // 2]
+        results = [first.copy() for _ in range(2)]
+        monkeypatch.setattr(conversion, "_in_use", dict(conversion.NUMPY))
+        reduce_arrays(results[0], [results[0], second], dtype, ReduceOp.SUM, postscale=0.5)
+        kernels.register()
+        reduce_arrays(results[1], [results[1], second], dtype, ReduceOp.SUM, postscale=0.5)
+        np.testing.assert_array_equal(*(widen(each, dtype) for each in results))
+
+
+@every("dtype", HALVES, **labels)
+def test_torch_averages_directly_only_where_no_sum_can_overflow(dtype):
+    kernels.register()
+    halves, out = conversion.conversion(dtype.label), np.empty(2, dtype.storage)
+
+    def averages(*numbers):
+        pieces = [halves.halves(stored(np.array(each), dtype))[0] for each in numbers]
+        return halves.mean(*pieces, halves.halves(out)[0])
+
+    assert averages([math.inf, math.nan], [1.0, -65504.0])
+    for number in (math.inf, -math.inf, math.nan, 3e38):
+        assert not averages([1.0, 1.0], [1.0, number])
+
+
+@every("dtype", HALVES, **labels)
 def test_torch_adds_two_halves_as_numpy_does(dtype, monkeypatch):
     """All bit patterns, with subnormal numbers, infinity and sums halfway between two numbers, to four others."""
     first = np.arange(1 << 16, dtype=np.uint16).view(dtype.storage)

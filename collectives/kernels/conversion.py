@@ -45,7 +45,8 @@ class Conversion:
 
     ``widen(half, float)`` is exact. ``narrow(float, half)`` rounds to nearest even; a NaN stays a NaN. The two pieces
     have equal lengths and do not overlap. ``add(first, second, half)``, where there is one, adds two halves in float32
-    and rounds once; the result may be one of them. No function changes a source otherwise, and none starts threads. Any
+    and rounds once; the result may be one of them. ``mean`` averages them likewise; it returns False, and has written
+    nothing, for numbers that it cannot average. No function changes a source otherwise, and none starts threads. Any
     thread may call them, several at a time.
 
     A piece is what ``halves`` or ``floats`` make of a flat array: its views of CHUNK elements, the last of which may be
@@ -58,6 +59,7 @@ class Conversion:
     halves: Callable[[Array], Sequence[Any]] = _pieces
     floats: Callable[[Float32], Sequence[Any]] = _pieces
     add: Callable[[Any, Any, Any], None] | None = None
+    mean: Callable[[Any, Any, Any], bool] | None = None
 
     def temporaries(self, count: int) -> tuple[Temporary, Temporary]:
         """Two arrays of ``count`` elements (1 to CHUNK) and their pieces, for the calling thread only.

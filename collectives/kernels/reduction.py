@@ -191,8 +191,12 @@ def _combine_halves(
         for target, first, second in zip(*map(halves.halves, (out, *inputs)), strict=True):
             halves.add(first, second, target)
         return
+    mean = halves.mean if combine is np.add and len(inputs) == 2 and (prescale, postscale) == (1.0, 0.5) else None
     left = out.size
     for target, first, *others in zip(*map(halves.halves, (out, *inputs)), strict=True):
+        if mean is not None and mean(first, others[0], target):
+            left -= CHUNK
+            continue
         (total, total_piece), (term, term_piece) = halves.temporaries(min(left, CHUNK))
         halves.widen(first, total_piece)
         _scale_native(total, total, prescale)

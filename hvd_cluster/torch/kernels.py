@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,9 @@ Pieces = Sequence[torch.Tensor]
 def register() -> None:
     """Let the engine convert with torch: twenty times as fast as NumPy for float16. Up to CHUNK elements at a time,
     torch starts no threads."""
-    register_conversion(DType.FLOAT16, Conversion(_copy, _copy, _pieces, _pieces, _add))
-    register_conversion(DType.BFLOAT16, Conversion(_copy, _copy, _bfloat16_pieces, _pieces, _add))
+    float16, bfloat16 = partial(_mean, 2.0**16), partial(_mean, 2.0**119)
+    register_conversion(DType.FLOAT16, Conversion(_copy, _copy, _pieces, _pieces, _add, float16))
+    register_conversion(DType.BFLOAT16, Conversion(_copy, _copy, _bfloat16_pieces, _pieces, _add, bfloat16))
 
 
 def _copy(source: torch.Tensor, out: torch.Tensor) -> None:
@@ -32,6 +34,20 @@ def _copy(source: torch.Tensor, out: torch.Tensor) -> None:
 
 def _add(first: torch.Tensor, second: torch.Tensor, out: torch.Tensor) -> None:
     torch.add(first, second, out=out)
+
+
+def _mean(limit: float, first: torch.Tensor, second: torch.Tensor, out: torch.Tensor) -> bool:
+    """torch interpolates in float32: second - (second - first) / 2, rounded once to 16 bits.
+
+    The rounding of the difference never shows, as float32 has more than twice the bits. What may show is a difference
+    or a sum that is not finite. Neither differs from the mean's own if ``second`` is finite and so much below the
+    largest float32 that any ``first`` may be added.
+    """
+    low, high = torch.aminmax(second)
+    if not (-limit < low.item() and high.item() < limit):
+        return False
+    torch.lerp(first, second, 0.5, out=out)
+    return True
 
 
 def _pieces(array: Array) -> Pieces:
