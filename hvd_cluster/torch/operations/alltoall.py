@@ -14,7 +14,7 @@ from hvd_cluster.operations.handles import Handle
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.torch.operations.autograd import apply, is_recorded
 from hvd_cluster.torch.operations.compilation import collective
-from hvd_cluster.torch.operations.operands import run, start, with_splits
+from hvd_cluster.torch.operations.operands import of_other_shape, run, start, with_splits
 from hvd_cluster.torch.tensors import require_tensor
 
 __all__ = ["HorovodAlltoall", "Splits", "alltoall", "alltoall_async"]
@@ -44,6 +44,9 @@ def alltoall(
 
     Without ``splits``, equal shares; with them the result is (tensor, received_splits), the latter int32.
     """
+    if splits is None and not is_recorded(require_tensor(tensor)):
+        result: torch.Tensor = run(Operation.ALLTOALL, of_other_shape, tensor, name, process_set, splits=())
+        return result
     output, received = _alltoall(tensor, splits, name, process_set)
     return output if splits is None else (output, received)
 
