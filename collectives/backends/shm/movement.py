@@ -37,6 +37,8 @@ class Movement:
         self._size = size
         self._slabs = slabs
         self._gate = gate
+        self._steps = {dtype.label: self._step(SLAB_BYTES // dtype.itemsize) for dtype in DType}
+        self._alltoall_step = self._step(SLAB_BYTES - HEADER)
 
     def _run_all(self, dtype: DType, fill: Step, empty: Step, rounds: int) -> None:
         """Do nothing, not even a crossing, where there are no rounds."""
@@ -73,7 +75,10 @@ class Movement:
         self, source: Segments, destination: Segments, counts: Sequence[int], reduction: Reduction
     ) -> None:
         """Combine this rank's parts of the slabs with its own part of ``source``, which needs no slab."""
-        step = self._step(SLAB_BYTES // reduction.dtype.itemsize)
+        if len(source) * reduction.dtype.itemsize <= SMALL_BYTES:
+            self._reduce_small(source, destination, counts, reduction)
+            return
+        step = self._steps[reduction.dtype.label]
         starts = [0, *accumulate(counts)]
 
         def fill(turn: int, slabs: Sequence[Array]) -> None:
@@ -94,6 +99,24 @@ class Movement:
                 destination.write(done, result)
 
         self._run_all(reduction.dtype, fill, empty, _rounds(max(counts), step))
+
+    def _reduce_small(
+        self, source: Segments, destination: Segments, counts: Sequence[int], reduction: Reduction
+    ) -> None:
+        """A reducescatter in one round, in which each rank shows its whole source: the cost is in the calls."""
+        total, count = len(source), counts[self._rank]
+        if not total:
+            return
+        slabs, start = self._slabs.next(reduction.dtype), sum(counts[: self._rank])
+        source.read(0, slabs[self._rank][:total])
+        self._gate.cross()
+        if not count:
+            return
+        whole = destination.view(0, count)
+        result = np.empty(count, reduction.dtype.storage) if whole is None else whole
+        reduction.combine(result, [slab[start : start + count] for slab in slabs])
+        if whole is None:
+            destination.write(0, result)
 
     def allgather(self, source: Segments, destination: Segments, counts: Sequence[int]) -> None:
         """``counts[r]`` bytes come from rank r."""
@@ -146,14 +169,14 @@ class Movement:
 
     def alltoall(self, source: Bytes, destination: Bytes, sends: Sequence[int], receives: Sequence[int]) -> None:
         """A slab is divided among the receivers. Its header is the largest number of bytes that one of them gets."""
-        rank, step = self._rank, self._step(SLAB_BYTES - HEADER)
+        rank, step = self._rank, self._alltoall_step
         send_starts, receive_starts = [0, *accumulate(sends)], [0, *accumulate(receives)]
-        largest = max([count for member, count in enumerate(sends) if member != rank], default=0)
+        largest = max(0, *sends[:rank], *sends[rank + 1 :])
 
         def fill(turn: int, slabs: Sequence[Array]) -> None:
             slab = slabs[rank]
             if not turn:
-                slab[:8].view(np.int64)[0] = largest
+                self._slabs.headers()[rank][0] = largest
             done = turn * step
             for member, total in enumerate(sends):  # as _pieces, without the cost of the call
                 if member != rank and total > done:
@@ -170,7 +193,7 @@ class Movement:
                     destination[first : first + count] = slabs[member][place : place + count]
 
         def rounds(slabs: Sequence[Array]) -> int:
-            return -(-max([int(slab[:8].view(np.int64)[0]) for slab in slabs]) // step)
+            return -(-max([header[0] for header in self._slabs.headers()]) // step)
 
         self._run(DType.UINT8, fill, empty, rounds)
         first, start, count = receive_starts[rank], send_starts[rank], sends[rank]

@@ -13,6 +13,7 @@ __all__ = ["SLAB_BYTES", "Slabs", "slabs_bytes"]
 
 SLAB_BYTES = 1 << 20
 SLABS = 3
+WORD = 8
 
 Array = npt.NDArray[Any]
 
@@ -34,6 +35,7 @@ class Slabs:
         ring = memory.reshape(SLABS, size, SLAB_BYTES)
         rows = [[ring[turn, member] for member in range(size)] for turn in range(SLABS)]
         self._typed = {dtype.label: [[slab.view(dtype.storage) for slab in row] for row in rows] for dtype in DType}
+        self._headers = [[memoryview(slab.data)[:WORD].cast("q") for slab in row] for row in rows]
         self.turn = 0
 
     def next(self, dtype: DType) -> list[Array]:
@@ -41,6 +43,11 @@ class Slabs:
         self.turn = (self.turn + 1) % SLABS
         return self._typed[dtype.label][self.turn]
 
+    def headers(self) -> list[memoryview]:
+        """The first 8 bytes of the slab of each member for this round, as an integer with a sign."""
+        return self._headers[self.turn]
+
     def close(self) -> None:
         """Release the views of the memory."""
         self._typed.clear()
+        self._headers.clear()
