@@ -120,6 +120,21 @@ class Driver:
 
     # Callers.
 
+    def run_now(self, work: Work) -> bool:
+        """Run ``work``, which has not entered, at once if no other thread drives and nothing else is to be done.
+
+        Return whether it entered: it is done then, or it waits as any work does. Only repeated calls can run at once.
+        """
+        if not self._driving.acquire(blocking=False):
+            return False
+        try:
+            self._caller = threading.get_ident()
+            return self._exchange.run_now(work)
+        finally:
+            self._caller = 0
+            self._driving.release()
+            self._after_driving()
+
     def wait(self, work: Work) -> None:
         """Return when ``work`` is done; drive meanwhile, if no other thread does."""
         while not work.done:

@@ -114,7 +114,8 @@ class Engine:
         work = Work(request, source, destination)
         work.urged = True
         with self._driver.inside:
-            self._intake.enter([work], unnamed)
+            if unnamed or not (self._intake.repeats(work) and self._driver.run_now(work)):
+                self._intake.enter([work], unnamed)
             self._driver.wait(work)
         work.outcome()
         return work

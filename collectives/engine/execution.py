@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from math import prod
 
@@ -58,11 +59,12 @@ def _as_reals(buffers: list[Buffer]) -> list[Buffer]:
 
 
 def _allgather(works: Sequence[Work], responses: Sequence[Response], backend: Backend) -> Completion:
+    if len(works) == 1:
+        work, sizes = works[0], responses[0].sizes
+        return backend.allgather([work.input()], [_gathered(work, sizes)], _member_bytes(work, sizes))
     sources = [work.input() for work in works]
     outputs = [_gathered(work, response.sizes) for work, response in zip(works, responses, strict=True)]
     counts = [_member_bytes(work, response.sizes) for work, response in zip(works, responses, strict=True)]
-    if len(works) == 1:
-        return backend.allgather(sources, outputs, counts[0])
     outputs = _by_member([output.cast(DType.UINT8) for output in outputs], counts)
     return backend.allgather(sources, outputs, [sum(of_member) for of_member in zip(*counts, strict=True)])
 
@@ -107,25 +109,27 @@ def _alltoall(work: Work, response: Response, backend: Backend) -> Completion:
 def _reducescatter(works: Sequence[Work], responses: Sequence[Response], backend: Backend) -> Completion:
     request, group = works[0].request, backend.group
     op, postscale = _summed(request, group.size)
-    counts = [_kept_elements(work.request, group.size) for work in works]
-    sources = [work.input() for work in works]
-    if len(sources) > 1:
-        sources = _by_member(sources, counts)
+    counts = [_kept_elements(work.request.shape, group.size) for work in works]
+    sources = [work.source or work.input() for work in works]
     destinations = [_kept(work, backend) for work in works]
-    totals = [sum(of_member) for of_member in zip(*counts, strict=True)]
+    totals: Sequence[int] = counts[0]
+    if len(works) > 1:
+        sources = _by_member(sources, counts)
+        totals = [sum(of_member) for of_member in zip(*counts, strict=True)]
     if request.dtype.has_parts:
         sources, destinations = _as_reals(sources), _as_reals(destinations)
         totals = [2 * total for total in totals]
     return backend.reducescatter(sources, destinations, totals, op, request.prescale_factor, postscale)
 
 
-def _kept_elements(request: Request, size: int) -> list[int]:
-    return [rows * prod(request.shape[1:]) for rows in split_rows(request.shape[0], size)]
+@lru_cache
+def _kept_elements(shape: tuple[int, ...], size: int) -> Sequence[int]:
+    return [rows * prod(shape[1:]) for rows in split_rows(shape[0], size)]
 
 
 def _kept(work: Work, backend: Backend) -> Buffer:
-    rows = split_rows(work.request.shape[0], backend.group.size)[backend.group.position]
-    return work.allocate((rows, *work.request.shape[1:]))
+    shape, group = work.request.shape, backend.group
+    return work.allocate((split_rows(shape[0], group.size)[group.position], *shape[1:]))
 
 
 def _barrier(work: Work, response: Response, backend: Backend) -> Completion:
@@ -144,7 +148,8 @@ _RUN: dict[Operation, Callable[[Work, Response, Backend], Completion]] = {
 }
 
 
-def split_rows(rows: int, size: int) -> list[int]:
+@lru_cache
+def split_rows(rows: int, size: int) -> Sequence[int]:
     """Rows for each member of a reducescatter: the first ``rows % size`` members get one more."""
     share, rest = divmod(rows, size)
-    return [share + (member < rest) for member in range(size)]
+    return tuple([share + (member < rest) for member in range(size)])

@@ -14,6 +14,9 @@ from collectives.planning.process_sets import ProcessSets
 
 __all__ = ["Intake"]
 
+KEPT_CALLS = 1 << 12
+"""The number of calls whose checked requests are kept."""
+
 
 class Intake:
     """Checks the calls of this rank and puts their works in flight. All methods are safe from any thread.
@@ -38,6 +41,25 @@ class Intake:
         self._events = events
         self._notify = notify
         self._joins: dict[int, Work] = {}
+        self._checked: dict[tuple[int, str], tuple[Request, Request]] = {}
+
+    def repeats(self, work: Work) -> bool:
+        """Whether ``work`` may enter without further checks, if this rank has submitted its request before.
+
+        The request is then the checked one. A request that was submitted once stays right for the global set, whose
+        members do not change; only a join forbids it.
+        """
+        if self._joins or self._events.active:
+            return False
+        before = self._checked.get(work.request.key)
+        if before is not None and before[0] is work.request:
+            work.request = before[1]
+        return True
+
+    def _keep(self, request: Request, result: Request) -> None:
+        if len(self._checked) >= KEPT_CALLS:
+            self._checked.clear()
+        self._checked[request.key] = request, result
 
     def enter(self, works: Sequence[Work], unnamed: bool) -> None:
         """Put ``works`` in flight, all of them or none; raises the errors of :meth:`Engine.submit`."""
@@ -45,9 +67,12 @@ class Intake:
             members = [self.check(work.request) for work in works]
             try:
                 for work, ranks in zip(works, members, strict=True):
-                    work.request = checked(work.request, ranks)
-                    if work.request.device != HOST:
-                        self._runner.check(work.request)
+                    request = checked(work.request, ranks)
+                    if request is not work.request:
+                        self._keep(work.request, request)
+                        work.request = request
+                    if request.device != HOST:
+                        self._runner.check(request)
             except InvalidRequestError as error:
                 self.reject(works, unnamed, error)
                 raise

@@ -165,10 +165,10 @@ class Runner:
         self.flights.remove(flight)
         self._complete_all(flight.works, flight.batch)
 
-    def attempt(self, trial: Trial, meanwhile: Meanwhile) -> bool:
+    def attempt(self, trial: Trial, meanwhile: Meanwhile, works: Sequence[Sequence[Work]] | None = None) -> bool:
         """Let ``trial`` run its batches; if it does, complete their works. Return whether it did."""
         batches, request = trial.batches, trial.batches[0][0].request
-        works = self._works.find(batches)
+        works = works or self._works.find(batches)
         if works is None:  # an interrupt has taken one out
             return False
         backend = self._backends[request.process_set].backend(request)

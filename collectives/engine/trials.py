@@ -13,6 +13,7 @@ from collectives.engine.ends import Ends
 from collectives.engine.link import FLUSH_SECONDS
 from collectives.engine.lookout import Lookout
 from collectives.engine.runner import Runner
+from collectives.engine.work import Work
 from collectives.planning.stalls import Pending, Waiting
 
 __all__ = ["Trials"]
@@ -37,11 +38,11 @@ class Trials:
         self._trial: Trial | None = None
         self._since: float | None = None
 
-    def attempt(self, trial: Trial) -> bool:
-        """Run ``trial`` if all ranks do so now; return whether they do."""
+    def attempt(self, trial: Trial, works: Sequence[Sequence[Work]] | None = None) -> bool:
+        """Run ``trial`` if all ranks do so now; return whether they do. ``works`` are those of its batches, or None."""
         self._trial, self._since = trial, None
         try:
-            return self._runner.attempt(trial, self._wait)
+            return self._runner.attempt(trial, self._wait, works)
         finally:
             self._trial = None  # it refers to the works, and so to the users' tensors
 

@@ -69,6 +69,17 @@ class WorkTable:
             if self._rejected:
                 self._urge_behind({work.request.key for work in works})
 
+    def admit(self, work: Work) -> bool:
+        """Put ``work`` in flight without submitting it; False if it would wait its turn, or none may enter."""
+        key = work.request.key
+        with self._lock:
+            if self._ended is not None or key in self._works or key in self._queued or key in self._rejected:
+                return False
+            work.owner = self._token
+            work.since = time.monotonic()
+            self._works[key] = work
+        return True
+
     def _error_after_end(self, ended: Exception, works: Sequence[Work], unnamed: bool) -> Exception:
         if unnamed and self._refused:
             self._name(works)

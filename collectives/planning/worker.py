@@ -51,6 +51,7 @@ class Worker:
         self._ids: dict[Key, tuple[int, Request]] = {}
         self._responses: dict[int, Response] = {}
         self._schedules = Schedules()
+        self._alone: dict[int, Schedule | None] = {}
         self._sent: dict[Key, int] = {}
         self._requests: list[Request] = []
         self._ready_ids: list[int] = []
@@ -64,6 +65,7 @@ class Worker:
         self._in_flight[request.key] = request
         id, before = self._ids.get(request.key, (0, None))
         if request is before or request == before:
+            self._ids[request.key] = id, request
             self._ready_ids.append(id)
             self._sent[request.key] = id
         else:
@@ -115,6 +117,19 @@ class Worker:
         if len(ids) == 1:
             return alone(self._responses[ids[0]])
         return self._schedules.find(ids) if ids else None
+
+    def repeat(self, request: Request) -> Schedule | None:
+        """The schedule of ``request`` alone, which was not submitted, if it repeats an earlier one here.
+
+        None if anything is in flight or to be reported, and where the ranks need the coordinator.
+        """
+        id, before = self._ids.get(request.key, (0, None))
+        if before is not request or self._in_flight or self._unanswered or self.has_news:
+            return None
+        schedule = self._alone.get(id)
+        if schedule is None:
+            schedule = self._alone[id] = alone(self._responses[id])
+        return schedule
 
     def finish_schedule(self, schedule: Schedule) -> None:
         """All ranks have run ``schedule``, of some :meth:`unreported` tensors."""
@@ -215,6 +230,7 @@ class Worker:
     def _forget(self, ids: Collection[int]) -> None:
         self._schedules.forget(ids)
         for id in ids:
+            self._alone.pop(id, None)
             response = self._responses.pop(id, None)
             key = response.request.key if response else None
             if key is not None and self._ids.get(key, (0, None))[0] == id:

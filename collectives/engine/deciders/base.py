@@ -140,6 +140,14 @@ class Decider(ABC):
         """A caller waits for a tensor that was submitted earlier; one that is not in flight any more is ignored."""
         self.worker.urge(key)
 
+    def repeat(self, request: Request) -> Trial | None:
+        """The trial of ``request`` alone, which a caller waits for and which was not submitted; None if there is none.
+
+        There is one only if this rank submitted the same request before, and has nothing else to decide. If the trial
+        does not run, the request must be submitted.
+        """
+        return None
+
     @abstractmethod
     def next(self) -> Trial | None:
         """The trial to run now, or None.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collectives.api import Request
 from collectives.engine.deciders.base import Decider, Outer, Trial
 from collectives.engine.deciders.rounds import Rounds, ScheduledTrial
 
@@ -27,3 +28,11 @@ class Unison(Outer):
             if schedule is not None:
                 return ScheduledTrial(self.rounds, self._lane, schedule)
         return self.fallback.next()
+
+    def repeat(self, request: Request) -> Trial | None:
+        """See :class:`Decider`."""
+        if self.rounds.on and not self.decided.batches:
+            schedule = self.worker.repeat(request)
+            if schedule is not None:
+                return ScheduledTrial(self.rounds, self._lane, schedule)
+        return None
