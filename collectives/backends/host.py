@@ -72,7 +72,8 @@ class HostBackend(Backend):
 
     def broadcast(self, source: Buffer, destination: Buffer, root: int) -> Completion:
         """See :class:`Backend`."""
-        self.broadcast_bytes(source.bytes, destination.bytes, root)
+        data = source.bytes
+        self.broadcast_bytes(data, data if destination is source else destination.bytes, root)
         return DONE
 
     def alltoall(

@@ -114,9 +114,11 @@ class Engine:
         work = Work(request, source, destination)
         work.urged = True
         with self._driver.inside:
-            if unnamed or not (self._intake.repeats(work) and self._driver.run_now(work)):
+            entered = not unnamed and self._intake.repeats(work) and self._driver.run_now(work)
+            if not entered:
                 self._intake.enter([work], unnamed)
-            self._driver.wait(work)
+            if not (entered and work.done):
+                self._driver.wait(work)
         work.outcome()
         return work
 

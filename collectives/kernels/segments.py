@@ -20,8 +20,8 @@ class Segments:
 
     def __init__(self, arrays: Sequence[Array]) -> None:
         self._arrays = arrays
-        self._ends = list(accumulate(map(len, arrays)))
         self._only = arrays[0] if len(arrays) == 1 else None  # most operations have one array; it needs no search
+        self._ends = list(accumulate(map(len, arrays))) if self._only is None else [len(self._only)]
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0

@@ -40,9 +40,11 @@ def run(
     operation: Operation, describe: Describe, tensor: Any, name: str | None, process_set: ProcessSet, **fields: Any
 ) -> Any:
     """Submit one tensor, wait, and return the user's result."""
-    operand = _described(describe, tensor, operation, name)
-    work = submission.start(operation, operand.source, operand.destination, name, process_set, wait=True, **fields)
-    return operand.finish(work)
+    try:
+        source, destination, finish = describe(tensor)
+    except InvalidRequestError as error:
+        raise _named(error, operation, name) from error.__cause__
+    return finish(submission.start(operation, source, destination, name, process_set, wait=True, **fields))
 
 
 def start_group(
@@ -68,6 +70,12 @@ def _described(
     try:
         return describe(tensor)
     except InvalidRequestError as error:
-        label = "" if name is None else f" {name!r}"
-        member = "" if number is None else f", tensor {number} of the group"
-        raise InvalidRequestError(f"{operation.value}{label}{member}: {error}") from error.__cause__
+        raise _named(error, operation, name, number) from error.__cause__
+
+
+def _named(
+    error: InvalidRequestError, operation: Operation, name: str | None, number: int | None = None
+) -> InvalidRequestError:
+    label = "" if name is None else f" {name!r}"
+    member = "" if number is None else f", tensor {number} of the group"
+    return InvalidRequestError(f"{operation.value}{label}{member}: {error}")

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from collectives.api import DType, InvalidRequestError
@@ -30,8 +29,8 @@ _DTYPES: dict[torch.dtype, DType] = {
     torch.complex64: DType.COMPLEX64,
     torch.complex128: DType.COMPLEX128,
 }
+# ``new_empty`` of a tensor takes half the time of ``torch.empty``, and needs no care for a default device.
 _PROTOTYPES = {native: torch.empty(0, dtype=native, device="cpu") for native in _DTYPES}
-"""``new_empty`` of a tensor takes half the time of ``torch.empty``, and needs no care for a default device."""
 _MEMORY_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -102,8 +101,9 @@ def to_buffer(tensor: torch.Tensor) -> Buffer:
 
     InvalidRequestError if its numbers are not in its own memory.
     """
+    is_bfloat16 = tensor.dtype is torch.bfloat16  # which NumPy does not have
     try:
-        array = _array(tensor)
+        array = tensor.view(torch.int16).numpy().view(np.uint16) if is_bfloat16 else tensor.numpy()
     except RuntimeError as error:
         raise InvalidRequestError(
             f"a {type(tensor).__name__} of shape {tuple(tensor.shape)} has no memory of its own here ({error}); give "
@@ -114,18 +114,7 @@ def to_buffer(tensor: torch.Tensor) -> Buffer:
             f"the memory of a tensor of shape {tuple(tensor.shape)} has been freed, as a sharding library does between "
             "uses; gather its elements first"
         )
-    return _viewing(array, tensor)
-
-
-def _array(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    if tensor.dtype is torch.bfloat16:  # which NumPy does not have
-        return tensor.view(torch.int16).numpy().view(np.uint16)
-    return tensor.numpy()
-
-
-def _viewing(array: npt.NDArray[Any], tensor: torch.Tensor) -> Buffer:
-    shape = array.shape
-    return Buffer(array if len(shape) == 1 else array.reshape(-1), _DTYPES[tensor.dtype], shape, tensor)
+    return Buffer(array if array.ndim == 1 else array.reshape(-1), _DTYPES[tensor.dtype], array.shape, tensor)
 
 
 def fresh(shape: tuple[int, ...], native: torch.dtype) -> Buffer:
@@ -136,8 +125,7 @@ def fresh(shape: tuple[int, ...], native: torch.dtype) -> Buffer:
     """
     nbytes = math.prod(shape) * native.itemsize
     if nbytes < memory.MINIMUM:
-        small = _PROTOTYPES[native].new_empty(shape)
-        return _viewing(_array(small), small)
+        return to_buffer(_PROTOTYPES[native].new_empty(shape))
     block = memory.results.take(nbytes)
     # Not a view of another tensor, which autograd would treat differently.
     strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]

@@ -157,15 +157,16 @@ class Movement:
         The root runs one round ahead. Two rounds ahead it would use a third slab, which displaces the others from the
         cache.
         """
-        total = len(source)
+        total, is_root = len(source), self._rank == root
+        writes = not is_root or (source is not destination and not np.may_share_memory(source, destination))
         for done in range(0, total, SLAB_BYTES):
             count = min(SLAB_BYTES, total - done)
-            slab = self._slabs.next(DType.UINT8)[root][:count]
-            if self._rank == root:
-                slab[:] = source[done : done + count]
+            slab = self._slabs.next(DType.UINT8)[root]
+            if is_root:
+                slab[:count] = source[done : done + count]
             self._gate.cross()
-            if self._rank != root or not np.may_share_memory(source, destination):
-                destination[done : done + count] = slab
+            if writes:
+                destination[done : done + count] = slab[:count]
 
     def alltoall(self, source: Bytes, destination: Bytes, sends: Sequence[int], receives: Sequence[int]) -> None:
         """A slab is divided among the receivers. Its header is the largest number of bytes that one of them gets."""
