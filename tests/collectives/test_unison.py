@@ -127,7 +127,7 @@ def test_ranks_that_want_different_things_first_go_back_to_the_coordinator(start
             assert job.run(body) == [[6.0] * 3] * 3
 
 
-def test_what_was_said_before_the_unison_began_runs_in_the_same_order_everywhere(start):
+def test_tensors_reported_before_the_unison_began_run_in_the_same_order_everywhere(start):
     """Rank 1 says y before it hears that the unison begins; the others, after it has begun."""
     with start(2, wrap=OneByOne) as job:
         first, second = job.engines

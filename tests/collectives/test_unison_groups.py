@@ -154,7 +154,7 @@ def test_new_parameters_end_the_schedules_of_the_earlier_ones(start):
 
 @pytest.mark.parametrize("waiting", [0, 1])
 @pytest.mark.usefixtures("unhurried")
-def test_who_waits_for_several_tensors_is_told_of_the_end(start, waiting):
+def test_a_rank_that_waits_for_several_tensors_learns_of_the_end(start, waiting):
     def body(engine):
         return results_of(engine, group_of(engine, "group", [ones(engine), ones(engine)]))
 

@@ -46,7 +46,7 @@ def test_a_rank_that_does_not_come_declines_on_its_communication_thread(start):
 
 
 @pytest.mark.parametrize("waiting", [0, 1])
-def test_what_another_thread_wants_meanwhile_is_done(start, waiting, monkeypatch):
+def test_a_tensor_of_another_thread_runs_while_a_rank_waits(start, waiting, monkeypatch):
     """It submits something that all ranks submit, while one of them waits in unison for what the others do later."""
     monkeypatch.setattr("collectives.engine.deciders.rounds.LATE_SECONDS", 1000.0)
     with start(2) as job:
@@ -60,7 +60,7 @@ def test_what_another_thread_wants_meanwhile_is_done(start, waiting, monkeypatch
 
 @pytest.mark.parametrize("ending", ["own shutdown", "shutdown elsewhere", "own abort", "abort elsewhere", "vanishing"])
 @pytest.mark.parametrize("waiting", [0, 1])
-def test_who_waits_in_unison_is_told_of_the_end(start, ending, waiting, monkeypatch):
+def test_a_rank_that_waits_in_unison_learns_of_the_end(start, ending, waiting, monkeypatch):
     monkeypatch.setattr("collectives.engine.deciders.rounds.LATE_SECONDS", 1000.0)
     endings = {
         "own shutdown": (lambda job: job.engines[waiting].shutdown(), ShutDownError),

@@ -97,3 +97,19 @@ def test_a_rank_that_has_joined_has_no_unreported_tensors(worker):
     worker.outgoing()
     worker.submit(A)
     assert not worker.unreported()
+
+
+def test_only_the_last_batch_of_a_message_begins_rounds(worker):
+    batches = worker.run(Run(((1,), (2, 3)), begins_rounds=True, first=1))
+    assert [batch.begins_rounds for batch in batches] == [False, True]
+    assert [batch.begins_rounds for batch in worker.run(Run(((1,),), first=3))] == [False]
+
+
+def test_a_tensor_that_got_a_new_id_is_known_when_the_old_one_is_forgotten(worker):
+    changed = tensor("a", (9,))
+    worker.submit(changed)
+    worker.outgoing()
+    worker.run(Run(((4,),), (Response(4, changed),), first=1))
+    worker.run(Run(((2,),), forget=(1,), first=2))
+    worker.submit(changed)
+    assert [*worker.unreported()] == [4]
