@@ -83,6 +83,12 @@ class Settings:
     remarks: tuple[str, ...] = ()
     timeouts: Timeouts = field(default_factory=Timeouts)
 
+    @property
+    def operation_limit(self) -> str:
+        """The variable that bounds the time that an operation waits for a rank."""
+        is_stall = 0 < self.stall_shutdown <= self.timeouts.collective
+        return "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS" if is_stall else "HOROVOD_GLOO_TIMEOUT_SECONDS"
+
     @classmethod
     def from_environment(cls, environment: Mapping[str, str], topology: Topology | None = None) -> Settings:
         """Read the variables of ``environment``; SettingsError names the variable, its value and the allowed values.

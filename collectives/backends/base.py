@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from typing import ClassVar, TypeAlias
 
 from collectives.api import EngineError, ReduceOp
 from collectives.backends.group import Group
@@ -14,7 +14,16 @@ from collectives.buffers import Buffer
 from collectives.completion import Completion
 from collectives.parameters import Parameters
 
-__all__ = ["Backend"]
+__all__ = ["Backend", "OnWait", "ignore_waits"]
+
+OnWait: TypeAlias = Callable[[], None]
+"""Called at least ten times a second on a thread that waits for another member inside an operation. It does not raise:
+an end of the engine aborts the backends instead."""
+
+
+def ignore_waits() -> None:
+    """The receiver of waits of a backend that has no other."""
+    return
 
 
 class Backend(ABC):
@@ -128,6 +137,10 @@ class Backend(ABC):
     def _report(self, name: str, begin: float, end: float) -> None:
         if self.on_phase is not None:
             self.on_phase(name, begin, end)
+
+    def attend(self, on_wait: OnWait) -> None:
+        """Call ``on_wait`` while an operation waits for another member for long. Other waits have no cost."""
+        return
 
     def adopt(self, parameters: Parameters) -> None:
         """Use ``parameters`` from the next operation on; all members are called between the same two operations."""

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from queue import SimpleQueue
 
+from collectives.backends.base import OnWait
+
 __all__ = ["Beside"]
+
+WAIT_SECONDS = 0.05
 
 
 class Beside:
@@ -35,6 +39,12 @@ class Beside:
         future: Future[None] = Future()
         self._calls.put((future, call))
         return future
+
+    def finish(self, call: Future[None], on_wait: OnWait) -> None:
+        """Wait until ``call`` is over, and raise its error; ``on_wait`` is called while it takes long."""
+        while not wait((call,), WAIT_SECONDS).done:
+            on_wait()
+        call.result()
 
     def _run(self) -> None:
         while (entry := self._calls.get()) is not None:

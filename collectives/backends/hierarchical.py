@@ -37,6 +37,7 @@ from typing import NamedTuple
 import numpy as np
 
 from collectives.api import CollectiveTimeoutError, DType, HorovodInternalError, ReduceOp
+from collectives.backends.base import OnWait, ignore_waits
 from collectives.backends.beside import Beside
 from collectives.backends.group import Group
 from collectives.backends.host import Array, Bytes, HostBackend
@@ -94,6 +95,7 @@ class HierarchicalBackend(HostBackend):
         self._parts = [part for part in (local, cross, flat) if part is not None]
         self._parameters = parameters
         self._workspaces = Workspace(), Workspace()
+        self._on_wait: OnWait = ignore_waits
 
     def allreduce_arrays(
         self,
@@ -174,6 +176,12 @@ class HierarchicalBackend(HostBackend):
         super().observe(on_phase)
         self._flat.observe(on_phase)
 
+    def attend(self, on_wait: OnWait) -> None:
+        """See :class:`Backend`."""
+        self._on_wait = on_wait
+        for part in self._parts:
+            part.attend(on_wait)
+
     def adopt(self, parameters: Parameters) -> None:
         """See :class:`Backend`."""
         self._parameters = parameters
@@ -206,8 +214,7 @@ class HierarchicalBackend(HostBackend):
         except CollectiveTimeoutError as error:
             others = [member for members in self._hosts for member in members if members != self._hosts[self._host]]
             raise CollectiveTimeoutError(
-                f"at least one of {self.group.describe(others)} did not answer in time; look at their output, or wait "
-                f"longer ({error})",
+                f"at least one of {self.group.describe(others)} did not answer in time ({error})",
                 self.group.ranks_at(others),
             ) from error
 
@@ -230,9 +237,9 @@ class HierarchicalBackend(HostBackend):
                 self._reduce_inside(piece, reduction)
                 crossings.append(network.submit(partial(self._reduce_across, piece, reduction)))
                 if index:
-                    crossings.popleft().result()
+                    network.finish(crossings.popleft(), self._on_wait)
                     self._hand_out(pieces[index - 1])
-            crossings.popleft().result()
+            network.finish(crossings.popleft(), self._on_wait)
             self._hand_out(pieces[-1])
 
     @phase("reduce on the host")

@@ -32,6 +32,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from collectives.api import DType, ReduceOp
+from collectives.backends.base import OnWait
 from collectives.backends.host import Array, Bytes, HostBackend
 from collectives.backends.phases import phase
 from collectives.backends.transport import Transport, parts
@@ -145,6 +146,10 @@ class MessagingBackend(HostBackend):
     def wait_for_all(self) -> None:
         self._transport.check()
         self._transport.barrier()
+
+    def attend(self, on_wait: OnWait) -> None:
+        """See :class:`Backend`."""
+        self._transport.on_wait = on_wait
 
     def close(self) -> None:
         """See :class:`Backend`."""

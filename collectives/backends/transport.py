@@ -9,6 +9,7 @@ from itertools import accumulate
 import numpy as np
 
 from collectives.api import DType, EngineError, ReduceOp
+from collectives.backends.base import OnWait, ignore_waits
 from collectives.backends.group import Group
 from collectives.backends.host import Array, Bytes
 from collectives.backends.phases import phase
@@ -32,6 +33,8 @@ class Transport(ABC):
 
     def __init__(self, group: Group) -> None:
         self.group = group
+        self.on_wait: OnWait = ignore_waits
+        """To be called while this member waits for another one for long, see :meth:`Backend.attend`."""
 
     @abstractmethod
     def check(self) -> None:

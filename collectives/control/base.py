@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 __all__ = ["Channel"]
 
@@ -45,6 +45,19 @@ class Channel(ABC):
 
         A message that may be the last one to several ranks must go this way: one of them may carry the messages of the
         others, and leave when it has its own.
+        """
+        for rank in ranks:
+            self.send(rank, data)
+
+    @property
+    def relayed(self) -> Collection[int]:
+        """The ranks whose messages another rank passes on, and that :meth:`send_directly` reaches without it."""
+        return ()
+
+    def send_directly(self, ranks: Iterable[int], data: bytes) -> None:
+        """Queue ``data`` for each of ``ranks``, past a rank that passes messages on, and may be stopped.
+
+        For rare messages: they may overtake others, and are sent once for each rank.
         """
         for rank in ranks:
             self.send(rank, data)

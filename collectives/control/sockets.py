@@ -14,6 +14,7 @@ import socket
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
@@ -190,6 +191,8 @@ class SocketChannel(Channel):
         # Owned by the channel, held for a few instructions: each callback gets each rank once.
         self._watching = threading.Lock()
         self._closed = False
+        # Filled by the watch thread, emptied by receive().
+        self._aside: deque[tuple[int, bytes]] = deque()
         # The calls that are about to write to _wake: keeps wake() off a descriptor that close() has released. No lock,
         # because a signal handler may call wake() while its thread is in it.
         self._waking: set[object] = set()
@@ -228,14 +231,21 @@ class SocketChannel(Channel):
         poller = select.poll()
         ranks = self._watched()
         for descriptor in ranks:
-            poller.register(descriptor, HANG_UP)
+            poller.register(descriptor, HANG_UP if descriptor in self._peers else HANG_UP | select.POLLIN)
         poller.register(self._end, select.POLLIN)
         while True:
-            for descriptor, _ in poller.poll():
+            for descriptor, event in poller.poll():
                 if descriptor == self._end:
                     return
-                poller.unregister(descriptor)
-                self._lose(ranks[descriptor])
+                if event & select.POLLIN:
+                    self._hear_aside(ranks[descriptor])
+                if event & HANG_UP:
+                    poller.unregister(descriptor)
+                    self._lose(ranks[descriptor])
+
+    def _hear_aside(self, rank: int) -> None:
+        """On the watch thread: ``rank`` has sent something on a connection that :meth:`receive` does not read."""
+        return
 
     def _watched(self) -> dict[int, int]:
         """Descriptors, and the rank that is lost when its connection ends."""
@@ -248,6 +258,8 @@ class SocketChannel(Channel):
     def receive(self) -> list[tuple[int, bytes]]:
         """See :class:`Channel`."""
         messages: list[tuple[int, bytes]] = []
+        while self._aside:
+            messages.append(self._aside.popleft())
         for peer in self._talking():
             connection = self._connections[peer]
             if connection.has_unsent:
@@ -276,11 +288,12 @@ class SocketChannel(Channel):
 
     def peek(self) -> bool:
         """See :class:`Channel`."""
-        return any(descriptor != self._wake for descriptor, _ in self._poller().poll(0))
+        return bool(self._aside) or any(descriptor != self._wake for descriptor, _ in self._poller().poll(0))
 
     def poll(self, timeout: float | None) -> None:
         """See :class:`Channel`."""
-        if self._wake in wait(self._poller(), self._connections.values(), timeout):
+        woken = self._wake in wait(self._poller(), self._connections.values(), timeout)
+        if woken and not self._aside:  # or another thread, which does not receive, would take the wake
             self._clear_wake()
 
     def _poller(self) -> select.poll:

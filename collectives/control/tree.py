@@ -1,9 +1,9 @@
 """The channels of a job whose hosts have relays: for rank 0, for the rank that runs a relay, for the others there.
 
 Messages go through the relay, so that rank 0 talks to hosts. The end of a process is detected more directly: each rank
-keeps its own connection to rank 0, its *lifeline*, which never carries a message. Both ends watch it. So the kernel
-reports to rank 0 which process died or fell silent, and to each rank the same about rank 0, regardless of the state of
-the relay.
+keeps its own connection to rank 0, its *lifeline*. Both ends watch it. So the kernel reports to rank 0 which process
+died or fell silent, and to each rank the same about rank 0, regardless of the state of the relay. The lifeline carries
+messages only where a rank waits for so long that the process of the relay may be stopped; the watch threads read them.
 
 A closing channel hangs up towards the relay first, and on the lifelines when the relay has hung up in answer: then all
 messages are on their way. So a rank that sent the reason for its end is not reported dead before the reason arrives.
@@ -12,8 +12,10 @@ messages are on their way. So a rank that sent the reason for its end is not rep
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 
+from collectives.api import EngineError
 from collectives.control import envelope
 from collectives.control.relay import Relay
 from collectives.control.sockets import Connection, SocketChannel
@@ -49,6 +51,24 @@ class _WithLifelines(SocketChannel):
 
     def _watched(self) -> dict[int, int]:
         return super()._watched() | {lifeline.fileno(): rank for rank, lifeline in self._lifelines.items()}
+
+    @property
+    def relayed(self) -> Collection[int]:
+        """See :class:`Channel`."""
+        return self._lifelines.keys()
+
+    def send_directly(self, ranks: Iterable[int], data: bytes) -> None:
+        """See :class:`Channel`."""
+        for rank in ranks:
+            if rank in self._lifelines:
+                self._lifelines[rank].send(data)
+            else:
+                self.send(rank, data)
+
+    def _hear_aside(self, rank: int) -> None:
+        with suppress(EngineError):  # such data also ends the connection, which the watch reports
+            self._aside.extend([(rank, data) for data in self._lifelines[rank].receive()])
+            self.wake()
 
     def _part(self, deadline: float) -> None:
         for relay in self._relays:

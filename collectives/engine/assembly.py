@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from collectives.api import Topology
 from collectives.backends.table import staged
 from collectives.control.base import Channel
 from collectives.cores import Cores
+from collectives.engine.attendance import Attendance
 from collectives.engine.commands import Commands
 from collectives.engine.deciders.base import Decider
 from collectives.engine.deciders.negotiated import Negotiated
@@ -18,7 +20,8 @@ from collectives.engine.driver import Driver
 from collectives.engine.ends import Ends
 from collectives.engine.exchange import Exchange
 from collectives.engine.inquiries import Inquiries
-from collectives.engine.link import COORDINATOR, Link, LocalLink, RemoteLink
+from collectives.engine.link import COORDINATOR, Link, RemoteLink
+from collectives.engine.local_link import LocalLink
 from collectives.engine.lookout import Lookout
 from collectives.engine.runner import Connect, Runner
 from collectives.engine.set_backends import SetBackends
@@ -29,7 +32,7 @@ from collectives.engine.work_table import WorkTable
 from collectives.events import EventStream
 from collectives.parameters import PATIENCE_SECONDS, Parameters
 from collectives.planning.coordinator import Coordinator
-from collectives.planning.messages import Abort, Left, Refuse, Run, Status, Stop, Unknown, Withdraw
+from collectives.planning.messages import Abort, Left, Ping, Refuse, Run, Status, Stop, Unknown, Withdraw
 from collectives.planning.process_sets import GLOBAL, ProcessSets
 from collectives.planning.stalls import StallInspector
 from collectives.planning.worker import Worker
@@ -77,6 +80,8 @@ class Assembly:
         self._decider = self._make_decider()
         self.ends = self._make_ends()
         self._inquiries = self._make_inquiries()
+        self._attendance = Attendance(self._link, self._dispatch, self._inquiries, self._is_driving)
+        self.runner.attend(self._attendance.wait)
         self.exchange = self._make_exchange()
         self._fill_dispatch()
         self.driver = self._make_driver()
@@ -117,6 +122,7 @@ class Assembly:
             self.runner,
             self._commands,
             self._announce,
+            lambda: self._inquiries.asked,
         )
 
     def _make_exchange(self) -> Exchange:
@@ -128,17 +134,19 @@ class Assembly:
             self._dispatch,
             self.works,
             self.runner,
-            Trials(self._topology, self._channel, self.runner, self._lookout, self.ends, self._commands),
+            self._make_trials(),
             self._inquiries,
             self.ends,
             self._commands,
             self._parameters,
         )
 
+    def _make_trials(self) -> Trials:
+        attend = self._attendance.attend
+        return Trials(self._topology, self._channel, self.runner, self._lookout, self.ends, self._commands, attend)
+
     def _make_inquiries(self) -> Inquiries:
-        """Rank 0 has the coordinator itself, and so never waits for an answer."""
-        inspector = _stall_inspector(self._settings) if self._topology.rank != COORDINATOR else None
-        silence = Silence(inspector, self.works.oldest)
+        silence = Silence(_stall_inspector(self._settings), self.works.oldest)
         return Inquiries(self._topology, silence, self._lookout, self._link, self.works, self.ends.fail)
 
     def _fill_dispatch(self) -> None:
@@ -149,6 +157,7 @@ class Assembly:
         on(Unknown, self._negotiated.resend)
         on(Withdraw, self._rounds.withdraw)
         on(Status, self._inquiries.hear)
+        on(Ping, self._link.pong)
         on(Stop, self.exchange.stop)
         on(Left, self.ends.all_left)
         on(Abort, self.ends.hear)
@@ -158,7 +167,8 @@ class Assembly:
             return RemoteLink(self._channel, self._events)
         isolate_groups = not self._settings.group_fusion
         coordinator = Coordinator(self._process_sets.copy(), self._parameters, isolate_groups=isolate_groups)
-        return LocalLink(self._channel, coordinator, self._make_lookout(), self._events)
+        hosts, variable = self._topology.hosts, self._settings.operation_limit
+        return LocalLink(self._channel, coordinator, self._make_lookout(), self._events, hosts, variable)
 
     def _make_lookout(self) -> Lookout:
         return Lookout(_stall_inspector(self._settings), self._events)
@@ -166,6 +176,9 @@ class Assembly:
     def _make_driver(self) -> Driver:
         name, crowded = f"hvd-engine-{self._topology.rank}", Cores.of(self._topology).are_crowded
         return Driver(self.exchange, name, self._parameters.patient, crowded, self._settings.thread_affinity)
+
+    def _is_driving(self) -> bool:
+        return self.driver.drives(threading.get_ident())
 
     def _negotiate(self, works: Sequence[Work]) -> None:
         self.exchange.submit(works)

@@ -106,6 +106,10 @@ class Driver:
         """Whether ``thread`` is a caller that drives."""
         return self._caller == thread
 
+    def drives(self, thread: int) -> bool:
+        """Whether ``thread``, which runs a part of the exchange, is the one that drives."""
+        return thread == (self._caller or self._thread.ident)
+
     def notify(self) -> None:
         """There is work: wake the thread that drives, or the communication thread."""
         if self._polling:

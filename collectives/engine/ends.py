@@ -23,24 +23,28 @@ from collectives.control.base import Channel
 from collectives.engine.commands import Commands
 from collectives.engine.deciders.base import Decider
 from collectives.engine.ending import Ending
-from collectives.engine.link import Link
+from collectives.engine.link import COORDINATOR, Link
 from collectives.engine.runner import Runner
 from collectives.engine.work_table import WorkTable
-from collectives.planning.errors import pack, unpack
-from collectives.planning.messages import Abort, Leave, Left, Stop
+from collectives.planning.errors import unpack
+from collectives.planning.messages import Abort, Leave, Left, Ping, Stop
+from collectives.planning.roll_call import GRACE_SECONDS, verdict
 
 __all__ = ["Ends"]
 
 logger = logging.getLogger(__name__)
 
-VERDICT_SECONDS = 0.1
+POLL_SECONDS = 0.05
+ANSWER_SECONDS = 2 * GRACE_SECONDS
+"""Rank 0 has explained an error within this time, unless it is silent itself."""
 
 
 class Ends:
     """Ends politely (:meth:`leave`, then the coordinator's :meth:`stop`), or abruptly (:meth:`fail`).
 
     ``ending`` is the state. Its ``finished`` turns true once, when only :meth:`close` is left to do; its ``failure`` is
-    then the reason of an abrupt end. ``announce`` wakes the callers that wait for a work.
+    then the reason of an abrupt end. ``announce`` wakes the callers that wait for a work. ``asked`` returns when this
+    rank asked rank 0 a question that has no answer yet; None where it has none.
     """
 
     def __init__(
@@ -54,7 +58,10 @@ class Ends:
         runner: Runner,
         commands: Commands,
         announce: Callable[[], None],
+        asked: Callable[[], float | None],
     ) -> None:
+        self._topology = topology
+        self._asked = asked
         self.ending = Ending(topology, timeouts.shutdown)
         self._rank = topology.rank
         self._timeouts = timeouts
@@ -102,7 +109,7 @@ class Ends:
         """End everything here with ``error`` and tell the others."""
         if self.ending.fail(error):
             self._runner.abort(error)
-            self._link.tell_all(Abort(pack(error)))
+            self._link.abort(error)
             self._fail_works(error)
             self.ending.finish()
             self._announce()
@@ -124,19 +131,32 @@ class Ends:
             self.fail(ShutDownError(f"rank {self._rank} was interrupted by {type(error).__name__}"))
 
     def _explain(self, error: HorovodInternalError) -> HorovodInternalError:
-        """The best explanation of ``error``: another rank's error, or the loss of a rank; waits a moment."""
-        deadline = time.monotonic() + VERDICT_SECONDS
-        while not self.ending.finished and time.monotonic() < deadline:
-            lost = self.ending.lost
-            for _, message in self._link.arrivals():
-                if isinstance(message, Abort):
-                    return unpack(message.error)
-            if not isinstance(error, PeerLostError | CollectiveTimeoutError):
-                break
-            if lost is not None:
-                return self.ending.loss(lost)
-            self._channel.poll(0.05)
-        return error
+        """The best explanation of ``error``: another rank's error, the loss of a rank, or the verdict of rank 0.
+
+        Waits as long as rank 0 may have a better explanation: the ranks in ``error`` may themselves wait for another.
+        """
+        is_vague = isinstance(error, PeerLostError | CollectiveTimeoutError)
+        known = self._known_reason(is_vague)
+        if known is not None or self.ending.finished or not is_vague:
+            return known or error
+        self._link.accuse(error)
+        began = self._asked() or time.monotonic()
+        while time.monotonic() < began + ANSWER_SECONDS:
+            known = self._known_reason()
+            if known is not None:
+                return known
+            self._channel.poll(POLL_SECONDS)
+        return verdict(error, (COORDINATOR,), time.monotonic() - began, self._topology.hosts, "")
+
+    def _known_reason(self, or_loss: bool = True) -> HorovodInternalError | None:
+        """The error for which another rank, or rank 0 here, ends the job; or else the loss of a rank."""
+        lost = self.ending.lost  # read first, because the last messages of the lost rank may explain more
+        for message in self._link.attend():
+            if isinstance(message, Abort):
+                return unpack(message.error)
+            if isinstance(message, Ping):
+                self._link.pong(message)
+        return self.ending.loss(lost) if or_loss and lost is not None else None
 
     def abort(self, error: HorovodInternalError) -> None:
         """End everything with ``error``; from any thread."""

@@ -11,7 +11,7 @@ from collectives.engine.link import COORDINATOR, Link
 from collectives.engine.lookout import Lookout
 from collectives.engine.silence import Silence, Verdict, explain
 from collectives.engine.work_table import WorkTable
-from collectives.planning.messages import Inquiry, Status
+from collectives.planning.messages import Status
 
 __all__ = ["Inquiries"]
 
@@ -46,9 +46,24 @@ class Inquiries:
         """Ask the coordinator when tensors wait for long; if it does not answer, report that, and end in time."""
         verdict = self._silence.look(time.monotonic())
         if verdict.ask:
-            self._link.tell(Inquiry())
+            self._ask()
         if verdict.seconds is not None:
             self._report(verdict, verdict.seconds)
+
+    @property
+    def asked(self) -> float | None:
+        """See :class:`Silence`."""
+        return self._silence.asked
+
+    def _ask(self) -> None:
+        if self._works.running:
+            logger.warning(
+                "rank %d waits inside the operation on %s: another rank is slow or stopped, or waits itself",
+                self._topology.rank,
+                self._works.describe(),
+            )
+        if not self._link.inquire():
+            self._silence.answered(time.monotonic())
 
     def _report(self, verdict: Verdict, seconds: float) -> None:
         self._lookout.note(self._works.since(), (COORDINATOR,), time.monotonic())
@@ -63,5 +78,8 @@ class Inquiries:
         """The coordinator answers."""
         self._silence.answered(time.monotonic())
         if message.text:
-            self._lookout.note(self._works.since(), (), time.monotonic())
-            logger.warning("rank %d heard from rank %d: %s", self._topology.rank, COORDINATOR, message.text)
+            self._lookout.note(self._works.since(), message.silent, time.monotonic())
+            tensors = self._works.describe()
+            logger.warning(
+                "rank %d waits for %s; from rank %d: %s", self._topology.rank, tensors, COORDINATOR, message.text
+            )

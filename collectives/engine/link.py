@@ -6,19 +6,25 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from collectives.api import EngineError
+from collectives.api import EngineError, HorovodInternalError
 from collectives.control.base import Channel
-from collectives.engine.lookout import Lookout
-from collectives.events import EventStream, Heard, Received, Sent
+from collectives.events import EventStream, Received, Sent
 from collectives.parameters import Parameters
-from collectives.planning.agreement import name_ranks
-from collectives.planning.coordinator import Coordinator
 from collectives.planning.errors import pack
-from collectives.planning.messages import Abort, Inquiry, Message, Status, Withdraw, decode, encode
-from collectives.planning.outbox import Outgoing
+from collectives.planning.messages import (
+    Abort,
+    Accusation,
+    Inquiry,
+    Message,
+    Ping,
+    Pong,
+    Status,
+    decode,
+    encode,
+)
 from collectives.planning.schedules import Schedule
 
-__all__ = ["COORDINATOR", "FLUSH_SECONDS", "Link", "LocalLink", "RemoteLink"]
+__all__ = ["COORDINATOR", "FLUSH_SECONDS", "Link", "RemoteLink"]
 
 COORDINATOR = 0
 """The rank that has the coordinator."""
@@ -35,6 +41,7 @@ class Link(ABC):
         self._channel = channel
         self._peers = tuple(peers)
         self._events = events
+        self._kept: list[tuple[int, Message]] = []
 
     @property
     def deadline(self) -> float | None:
@@ -43,8 +50,13 @@ class Link(ABC):
 
     @property
     def is_holding(self) -> bool:
-        """Whether the coordinator is here, and holds back ready tensors."""
-        return False
+        """Whether :meth:`hear` may return something without a new message."""
+        return self.has_kept
+
+    @property
+    def has_kept(self) -> bool:
+        """Whether :meth:`attend` has kept messages."""
+        return bool(self._kept)
 
     @property
     def is_changing(self) -> bool:
@@ -60,12 +72,46 @@ class Link(ABC):
         """The messages that this rank must act on, in order; does not wait."""
 
     @abstractmethod
+    def attend(self) -> Iterator[Message]:
+        """While this rank waits inside an operation: the messages about ranks that wait or end, as :meth:`hear`.
+
+        The others are kept for :meth:`hear`.
+        """
+
+    @abstractmethod
+    def inquire(self) -> bool:
+        """Ask the coordinator why this rank waits; it answers by :class:`Status`, with what it learns.
+
+        Returns whether the coordinator may be silent, and so whether the first answer is still to come.
+        """
+
+    @abstractmethod
+    def accuse(self, error: HorovodInternalError) -> None:
+        """An operation failed here because of other ranks: the coordinator answers with an :class:`Abort`, in time."""
+
+    @abstractmethod
     def unanswered(self) -> str:
         """The ranks that this rank waits for in a polite end, for a message."""
 
     def tell_all(self, message: Message) -> None:
         """Send ``message`` to every rank that this one can reach: on rank 0 all, elsewhere rank 0."""
         self._send_to(self._peers, message)
+
+    def abort(self, error: HorovodInternalError) -> None:
+        """End every rank that this one can reach with ``error``, also those whose relay is stopped."""
+        message = Abort(pack(error))
+        self.tell_all(message)
+        self._send_directly([rank for rank in self._peers if rank in self._channel.relayed], message)
+
+    def pong(self, _: Ping) -> None:
+        """The coordinator asks whether this rank runs."""
+        self._send_directly((COORDINATOR,), Pong())
+
+    def _send_directly(self, ranks: Sequence[int], message: Message) -> None:
+        data = encode(message)
+        self._channel.send_directly(ranks, data)
+        if self._events.active:
+            self._publish_sent(message, ranks, data)
 
     def _send_to(self, ranks: Sequence[int], message: Message) -> None:
         data = encode(message)
@@ -80,7 +126,7 @@ class Link(ABC):
         self._events.publish(Received(type(message).__name__, sender, len(data), time.monotonic()))
 
     def arrivals(self) -> Iterator[tuple[int, Message]]:
-        """The arrived messages, as (sender, message), for the end of the engine, when the coordinator does not act."""
+        """The messages that have arrived now, as (sender, message)."""
         for sender, data in self._channel.receive():
             message = decode(data)
             if self._events.active:
@@ -126,95 +172,31 @@ class RemoteLink(Link):
 
     def hear(self) -> Iterator[Message]:
         """See :class:`Link`."""
+        if self._kept:
+            yield from self._release()
         for sender, data in self._channel.receive():
             message = decode(data)
             if self._events.active:
                 self._publish_received(message, sender, data)
             yield message
 
+    def _release(self) -> list[Message]:
+        kept, self._kept = self._kept, []
+        return [message for _, message in kept]
 
-class LocalLink(Link):
-    """The link of rank 0, which has the ``coordinator``: forwards messages between it and the other ranks.
-
-    ``lookout`` watches the tensors that wait in the coordinator.
-    """
-
-    def __init__(self, channel: Channel, coordinator: Coordinator, lookout: Lookout, events: EventStream) -> None:
-        super().__init__(channel, range(1, channel.size), events)
-        self._coordinator = coordinator
-        self._lookout = lookout
-
-    @property
-    def deadline(self) -> float | None:
-        """See :class:`Link`."""
-        hold, look = self._coordinator.deadline, self._lookout.deadline
-        return look if hold is None else hold if look is None else min(hold, look)
-
-    @property
-    def is_holding(self) -> bool:
-        """See :class:`Link`."""
-        return self._coordinator.deadline is not None
-
-    @property
-    def is_changing(self) -> bool:
-        """See :class:`Link`."""
-        return self._coordinator.is_changing
-
-    def tell(self, message: Message) -> None:
-        """See :class:`Link`."""
-        self._receive(COORDINATOR, message)
-
-    def _receive(self, sender: int, message: Message) -> None:
-        now = time.monotonic()
-        if self._events.active:
-            for (process_set, name), ranks, cached in self._coordinator.submissions(sender, message):
-                self._events.publish(Heard(name, process_set, ranks, cached, now))
-        self._coordinator.receive(sender, message, now)
-
-    def hear(self) -> Iterator[Message]:
+    def attend(self) -> Iterator[Message]:
         """See :class:`Link`."""
         for sender, message in self.arrivals():
-            if isinstance(message, Abort | Withdraw):
+            if isinstance(message, Abort | Status | Ping):
                 yield message
-            elif isinstance(message, Inquiry):
-                self._send_to((sender,), self._status())
             else:
-                self._receive(sender, message)
-        now = time.monotonic()
-        fatal = self._lookout.look(self._coordinator, now)
-        if fatal is not None:
-            yield Abort(pack(fatal))
-        for outgoing in self._coordinator.decide(now):
-            yield from self._send(outgoing)
+                self._kept.append((sender, message))
 
-    def unanswered(self) -> str:
+    def inquire(self) -> bool:
         """See :class:`Link`."""
-        return name_ranks(self._coordinator.unanswered())
+        self._send_directly((COORDINATOR,), Inquiry())
+        return True
 
-    def _status(self) -> Status:
-        return Status(self._lookout.answer(self._coordinator, time.monotonic()))
-
-    def _send(self, outgoing: Outgoing) -> Iterator[Message]:
-        """Send to the other ranks, and yield the message if it is for this rank."""
-        others = [rank for rank in outgoing.ranks if rank != COORDINATOR]
-        if others:
-            self._send_to(others, outgoing.message)
-        if len(others) < len(outgoing.ranks):
-            yield outgoing.message
-
-    def settle(self, may_wait: Callable[[], bool]) -> None:
-        """See :class:`Link`. The peers run all older batches, then read, so this ends."""
-        while self._channel.has_unsent and may_wait():
-            self._channel.flush(FLUSH_SECONDS)
-
-    def used(self, schedule: Schedule) -> None:
+    def accuse(self, error: HorovodInternalError) -> None:
         """See :class:`Link`."""
-        self._coordinator.use(schedule)
-
-    def want_rounds(self) -> None:
-        """See :class:`Link`."""
-        self._coordinator.want_rounds()
-
-    def propose(self, parameters: Parameters) -> None:
-        """See :class:`Link`."""
-        self._coordinator.propose(parameters)
+        self._send_directly((COORDINATOR,), Accusation(pack(error)))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from collectives.api import HOST, EngineError, MismatchError, Operation, Request
-from collectives.backends.base import Backend
+from collectives.backends.base import Backend, OnWait, ignore_waits
 from collectives.buffers import Buffer
 from collectives.completion import DONE, Completion
 from collectives.engine.deciders.base import Attempt, Meanwhile, Trial
@@ -78,6 +78,16 @@ class Runner:
         self._in_use: list[object] = []
         self._parameters: Parameters | None = None
         self._aborted: Exception | None = None
+        self._on_wait: OnWait = ignore_waits
+
+    def attend(self, on_wait: OnWait) -> None:
+        """Call ``on_wait`` while an operation, or the connection of a new process set, waits for another rank for long.
+
+        On any thread; where it waits on several, on each of them.
+        """
+        self._on_wait = on_wait
+        for backend in self.backends():
+            backend.attend(on_wait)
 
     def check(self, request: Request) -> None:
         """Raise UnsupportedRequestError for a tensor on a device that has no backend."""
@@ -113,7 +123,7 @@ class Runner:
 
     def _exchange(self, batch: Batch, process_set: int) -> None:
         backend = self._backends[process_set].backend(batch.responses[0].request)
-        works = [self._take(response, backend) for response in batch.responses]
+        works = self._works.running = [self._take(response, backend) for response in batch.responses]
         try:
             if self._events.active:
                 self._reporter.started(batch.id, works, backend, self._version)
@@ -123,8 +133,10 @@ class Runner:
                 _await_memory(works, backend)
             completion = execute(works, batch.responses, backend)
         except BaseException:
+            self._works.running = ()
             self._works.put_back(works)
             raise
+        self._works.running = ()
         self._follow(completion, works, batch.id)
 
     def _follow(self, completion: Completion, works: Sequence[Work], batch: int) -> None:
@@ -241,12 +253,18 @@ class Runner:
         if id != wanted:
             raise EngineError(f"process set {list(ranks)} got the id {id} here, and {wanted} on rank 0")
         if self._rank in ranks:
-            backends = self._backends[id] = self._connect(self._sets.ranks(id), f"set-{id}-{response.id}", self._check)
-            if self._parameters is not None:
-                for backend in backends.by_device.values():
+            name = f"set-{id}-{response.id}"
+            backends = self._backends[id] = self._connect(self._sets.ranks(id), name, self._check_connecting)
+            for backend in backends.by_device.values():
+                backend.attend(self._on_wait)
+                if self._parameters is not None:
                     backend.adopt(self._parameters)
             self._check()  # because an abort by another thread meanwhile missed this backend
         self._answer(response, id)
+
+    def _check_connecting(self) -> None:
+        self._on_wait()
+        self._check()
 
     def _check(self) -> None:
         if self._aborted is not None:

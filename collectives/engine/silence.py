@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from collectives.api import Topology
+from collectives.planning.roll_call import describe_silence
 from collectives.planning.stalls import StallInspector
 
 __all__ = ["Silence", "Verdict", "explain"]
 
 GRACE_SECONDS = 1.0
-"""The coordinator has at least this time to answer; it may be inside a collective."""
+"""The coordinator has at least this time to answer. It does so inside operations, too."""
 GRACE_SHARE = 0.1
 
 
@@ -40,6 +41,11 @@ class Silence:
         self._stalls = stalls
         self._oldest = oldest
         self._asked: float | None = None
+
+    @property
+    def asked(self) -> float | None:
+        """When this rank asked the question that has no answer yet, in monotonic seconds; None where it has none."""
+        return self._asked
 
     def look(self, now: float) -> Verdict:
         """The action at the time ``now``."""
@@ -85,11 +91,5 @@ class Silence:
 
 def explain(topology: Topology, tensors: str, seconds: float) -> str:
     """The report of a rank about its ``tensors`` in flight, when rank 0 has not answered for ``seconds``."""
-    hosts = topology.hosts
-    relay = hosts.index(hosts[topology.rank])  # the lowest rank of the host
-    also = "" if relay in (0, topology.rank) else f", nor has rank {relay}, which passes on its messages"
-    return (
-        f"rank {topology.rank} waits for {tensors}; rank 0 on host {hosts[0]!r}, which decides what runs, has not "
-        f"answered for {seconds:.1f} s{also}. Its process is stopped, or one call holds its Python interpreter, or it "
-        "waits inside a collective; look at that process"
-    )
+    silence = describe_silence((0,), topology.hosts, seconds)
+    return f"rank {topology.rank} waits for {tensors}, and rank 0 decides what runs; {silence}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from collectives.api import Topology
 from collectives.control.base import Channel
@@ -23,11 +23,19 @@ class Trials:
     """Runs one trial at a time. Until it is known whether all ranks run it, this rank does nothing else.
 
     So each wait sends what is unsent, lets ``lookout`` report the missing ranks, ends a shutdown that takes too long,
-    and notices ``commands`` and messages. For the thread that drives.
+    notices ``commands``, and calls ``attend``, which returns whether there are messages for later. For the thread that
+    drives.
     """
 
     def __init__(
-        self, topology: Topology, channel: Channel, runner: Runner, lookout: Lookout, ends: Ends, commands: Commands
+        self,
+        topology: Topology,
+        channel: Channel,
+        runner: Runner,
+        lookout: Lookout,
+        ends: Ends,
+        commands: Commands,
+        attend: Callable[[], bool],
     ) -> None:
         self._topology = topology
         self._channel = channel
@@ -35,6 +43,7 @@ class Trials:
         self._lookout = lookout
         self._ends = ends
         self._commands = commands
+        self._attend = attend
         self._trial: Trial | None = None
         self._since: float | None = None
 
@@ -56,8 +65,8 @@ class Trials:
             self._ends.fail(overdue)
         fatal = self._lookout.report(self._waiting(absent, now), now)
         if fatal is not None:
-            self._ends.fail(fatal)
-        return bool(self._commands) or self._channel.peek()
+            self._ends.break_off(fatal)
+        return self._attend() or bool(self._commands)
 
     def _waiting(self, absent: Sequence[int], now: float) -> Pending:
         if self._trial is None:

@@ -29,7 +29,8 @@ class WorkTable:
 
     ``submit`` is called with the works that begin to be negotiated, in their order, with the lock held: it must only
     record them. ``urge`` is called in the same way with a work that waits behind a call that failed here: the other
-    ranks may never make that call, which is a stall.
+    ranks may never make that call, which is a stall. ``running`` are the works of the operation that runs now, which
+    are not in the table any more.
     """
 
     def __init__(self, rank: int, submit: Callable[[Sequence[Work]], None], urge: Callable[[Work], None]) -> None:
@@ -46,6 +47,7 @@ class WorkTable:
         self._token = object()
         self._ended: Exception | None = None
         self._refused: dict[Key, Exception] = {}
+        self.running: Sequence[Work] = ()
 
     def __bool__(self) -> bool:
         return bool(self._works or self._queued)
@@ -248,9 +250,9 @@ class WorkTable:
             return min((work.since for work in self._awaited()), default=None)
 
     def since(self) -> dict[Key, float]:
-        """When each work in flight was submitted, in monotonic seconds."""
+        """When each work that runs or is in flight was submitted, in monotonic seconds."""
         with self._lock:
-            return {key: work.since for key, work in self._works.items()}
+            return {work.request.key: work.since for work in (*self._works.values(), *self.running) if work.since}
 
     def describe(self) -> str:
         """The names of works that a caller may wait for, for messages; a long list is cut short."""
@@ -261,7 +263,8 @@ class WorkTable:
         return f"{shown} and {more} more" if more > 0 else shown
 
     def _awaited(self) -> Iterator[Work]:
-        """The works in flight, and those that wait their turn, perhaps behind a call that failed on this rank."""
+        """The works that run, are in flight, or wait their turn, perhaps behind a call that failed on this rank."""
+        yield from (work for work in self.running if work.since)  # not those that stand in for a joined rank
         yield from self._works.values()
         yield from (work for queue in self._queued.values() for work in queue if work.error is None)
 

@@ -19,10 +19,13 @@ from collectives.planning.errors import ErrorData
 __all__ = [
     "ARGUMENTS",
     "Abort",
+    "Accusation",
     "Inquiry",
     "Leave",
     "Left",
     "Message",
+    "Ping",
+    "Pong",
     "Ready",
     "Refuse",
     "Rejection",
@@ -168,9 +171,30 @@ class Inquiry:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Coordinator to one worker: the tensors that have waited for long, and the missing ranks; may be empty."""
+    """Coordinator to workers: the tensors that have waited for long, or the ``silent`` ranks; may be empty."""
 
     text: str
+    silent: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Coordinator to workers: does this rank run? The answer is a :class:`Pong`, also inside an operation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """Worker to coordinator: this rank runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accusation:
+    """Worker to coordinator: an operation failed here because of other ranks; the error may name the wrong ones.
+
+    The answer is an :class:`Abort`.
+    """
+
+    error: ErrorData
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +205,21 @@ class Abort:
 
 
 Message: TypeAlias = (
-    Ready | Together | Run | Refuse | Unknown | Leave | Stop | Left | Withdraw | Inquiry | Status | Abort
+    Ready
+    | Together
+    | Run
+    | Refuse
+    | Unknown
+    | Leave
+    | Stop
+    | Left
+    | Withdraw
+    | Inquiry
+    | Status
+    | Ping
+    | Pong
+    | Accusation
+    | Abort
 )
 
 ARGUMENTS = "arguments"
@@ -300,7 +338,10 @@ _PACK: dict[type, tuple[int, Callable[[Any], tuple[Any, ...]]]] = {
     Together: (8, lambda m: (m.ranks, m.ids, m.urgent_ids)),
     Withdraw: (9, lambda m: (m.round,)),
     Inquiry: (10, lambda m: ()),
-    Status: (11, lambda m: (m.text,)),
+    Status: (11, lambda m: (m.text, m.silent)),
+    Ping: (12, lambda m: ()),
+    Pong: (13, lambda m: ()),
+    Accusation: (14, lambda m: (m.error.kind, m.error.text, m.error.details)),
 }
 _UNPACK: dict[int, Callable[..., Message]] = {
     0: _unpack_ready,
@@ -314,7 +355,10 @@ _UNPACK: dict[int, Callable[..., Message]] = {
     8: lambda ranks, ids, urgent_ids: Together(tuple(ranks), tuple(ids), tuple(urgent_ids)),
     9: Withdraw,
     10: Inquiry,
-    11: Status,
+    11: lambda text, silent: Status(text, tuple(silent)),
+    12: Ping,
+    13: Pong,
+    14: lambda kind, text, details: Accusation(ErrorData(kind, text, tuple(details))),
 }
 
 

@@ -133,10 +133,7 @@ _REMEDY = (
     "A slow rank will still come. Otherwise the ranks run different code: check that each of them submits the same "
     "names, also under conditions and when it has less data, and look at the output of the missing ranks"
 )
-_END = (
-    "That is longer than HOROVOD_STALL_SHUTDOWN_TIME_SECONDS ({:g}): the job ends. Check that every rank submits "
-    "the same names, or raise that time if a rank may be that slow"
-)
+_END = "That is longer than HOROVOD_STALL_SHUTDOWN_TIME_SECONDS ({:g}): the job ends"
 
 
 def _describe(pending: Pending, keys: Sequence[Key], now: float) -> str:

@@ -57,7 +57,7 @@ class SocketTransport:
 
 
 class Job:
-    """``engines[rank]``, each with a backend for the process sets it is a member of.
+    """``engines[rank]``, each with a backend for the process sets it is a member of, ``backends[rank]`` by set.
 
     ``faults`` go to the global set's backends, which are in-process ones unless ``shared_memory``. ``wrap`` may put
     something around each channel. As many ranks as ``local_size`` says share the cores of this host.
@@ -84,14 +84,15 @@ class Job:
         hosts = tuple(f"host-{rank}" for rank in range(size))
         self.channels = [wrap(channel) for channel in self._transport.channels]
         chosen = Settings(**({"timeouts": TIMEOUTS} | settings))
-        backends = in_threads(size, lambda rank: self._connect_all(rank, all_sets), PATIENCE)
+        self._seconds = chosen.timeouts.collective
+        self.backends = in_threads(size, lambda rank: self._connect_all(rank, all_sets), PATIENCE)
         self.engines = [
             Engine(
                 Topology(rank, size, local_size=local_size, hosts=hosts, cores=2),
                 chosen,
                 ProcessSets(size, sets),
                 self.channels[rank],
-                backends[rank],
+                self.backends[rank],
                 functools.partial(self._connect, rank),
             )
             for rank in range(size)
@@ -110,11 +111,12 @@ class Job:
     def _backend(self, rank, members, scope):
         group = Group(tuple(members), members.index(rank), tuple(f"host-{member}" for member in members))
         if self._store is not None:
-            timeout, crowded = TIMEOUTS.collective, len(members) > len(os.sched_getaffinity(0))
-            return meet(ShmJoining(group, timeout, crowded), PrefixStore(self._store, scope), timeout)
+            crowded = len(members) > len(os.sched_getaffinity(0))
+            joining = ShmJoining(group, self._seconds, crowded)
+            return meet(joining, PrefixStore(self._store, scope), TIMEOUTS.connect)
         with self._lock:
             shared = self._groups.setdefault(scope, InprocGroup(len(members)))
-        return InprocBackend(group, shared, TIMEOUTS.collective)
+        return InprocBackend(group, shared, self._seconds)
 
     def vanish(self, rank):
         """Let the others believe that ``rank`` is gone."""

@@ -13,13 +13,27 @@ from collectives.control.sockets import HEADER, Connection, SocketChannel
 from collectives.control.tree import Center, Leader, Leaf
 from collectives.planning.aggregation import Aggregator
 from collectives.planning.errors import ErrorData, pack
-from collectives.planning.messages import Abort, Leave, Left, Ready, Response, Run, Stop, Together, decode, encode
+from collectives.planning.messages import (
+    Abort,
+    Leave,
+    Left,
+    Ping,
+    Pong,
+    Ready,
+    Response,
+    Run,
+    Stop,
+    Together,
+    decode,
+    encode,
+)
 from collectives.planning.process_sets import ProcessSets
 from tests.backends.members import in_threads
 from tests.collectives.job import PATIENCE, until
 
 HERE = (2, 3, 4)
 LEADER = 2
+ABORT = encode(Abort(ErrorData("HorovodInternalError", "why")))
 RUN = encode(Run(((1,),), (Response(1, Request("a", Operation.ALLREDUCE)),)))
 
 
@@ -73,6 +87,37 @@ def test_messages_find_their_way_both_ways():
         for rank in range(1, 5):
             job.channels[0].send(rank, encode(Stop(rank)))
             assert job.hear(rank) == [(0, Stop(rank))]
+
+
+@pytest.fixture
+def stopped_relay(monkeypatch):
+    """A relay that passes nothing on until the event is set."""
+    resumed, step = threading.Event(), Relay._step
+    monkeypatch.setattr(Relay, "_step", lambda self: resumed.wait(PATIENCE) and step(self))
+    return resumed
+
+
+def test_direct_messages_pass_a_stopped_relay_both_ways(stopped_relay):
+    with tree() as job:
+        job.watch()
+        for rank in (3, 4):
+            job.channels[rank].send_directly((0,), encode(Pong()))
+            assert job.hear(0) == [(rank, Pong())]
+        job.channels[0].send_directly((1, 3, 4), encode(Ping()))
+        for rank in (1, 3, 4):
+            assert job.hear(rank) == [(0, Ping())]
+        stopped_relay.set()
+
+
+def test_the_reason_of_an_end_passes_a_stopped_relay_and_comes_before_the_end(stopped_relay, monkeypatch):
+    monkeypatch.setattr(sockets, "FLUSH_SECONDS", 0.1)
+    with tree() as job:
+        job.watch()
+        job.channels[0].send_directly((3,), ABORT)
+        job.channels[0].close()
+        until(lambda: job.lost[3] == [0])
+        assert job.channels[3].receive() == [(0, ABORT)]
+        stopped_relay.set()
 
 
 def test_one_frame_serves_all_ranks_of_a_host(monkeypatch):

@@ -42,11 +42,15 @@ class Pool:
         """``function(*args)`` on every rank; values, or the exception of a rank, by rank."""
         return [outcome.unwrap() for outcome in self.outcomes(function, *args)]
 
-    def outcomes(self, function, *args, ranks=None):
-        """The outcomes by rank, of ``ranks`` only if given; None for a rank whose process has ended."""
+    def outcomes(self, function, *args, ranks=None, then=lambda: None):
+        """The outcomes by rank, of ``ranks`` only if given; None for a rank whose process has ended.
+
+        ``then`` is called when all ranks have got the function.
+        """
         task = cloudpickle.dumps((function, args))
         for link in self._links:
             link.send_bytes(task)
+        then()
         return [_answer(self._links[rank]) for rank in ranks or range(self.size)]
 
     def close(self):

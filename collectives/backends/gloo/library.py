@@ -44,7 +44,7 @@ def timed_out(group: Group, text: str) -> CollectiveTimeoutError:
 
     It names all ranks that may be late, as :func:`some_of` does.
     """
-    text = f"{some_of(group)} did not answer in time; look there, or raise the timeout ({text})"
+    text = f"{some_of(group)} did not answer in time ({text})"
     return CollectiveTimeoutError(text, group.ranks_at(group.others))
 
 

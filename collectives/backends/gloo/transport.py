@@ -118,6 +118,7 @@ class GlooTransport(Transport):
     def _wait(self, work: Any, began: float) -> None:
         """Wait in slices, because only our own flag ends a wait, and because Gloo may miss a broken connection."""
         while not _finished(work, SLICE):
+            self.on_wait()
             if self._error is not None or self._connections.broken():
                 if not _finished(work, GRACE):
                     self._unfinished = work

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from collectives.api import DType, ReduceOp
+from collectives.backends.base import OnWait
 from collectives.backends.group import Group
 from collectives.backends.host import Array, Bytes, HostBackend
 from collectives.backends.shm.allreduce import Allreduce
@@ -86,6 +87,10 @@ class ShmBackend(HostBackend, OffersBoard):
     def board(self) -> Board:
         """See :class:`OffersBoard`. The first crossing of an operation is a round of the board."""
         return ShmBoard(self._gate, self._slabs)
+
+    def attend(self, on_wait: OnWait) -> None:
+        """See :class:`Backend`."""
+        self._gate.on_wait = on_wait
 
     def phased(self) -> Sequence[object]:
         """See :class:`Backend`."""

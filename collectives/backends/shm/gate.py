@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collectives.api import CollectiveTimeoutError
+from collectives.backends.base import OnWait, ignore_waits
 from collectives.backends.group import Group
 from collectives.backends.phases import phase
 from collectives.backends.shm import futex
@@ -59,7 +60,8 @@ class Gate:
     when all ranks have arrived. Then every rank sees what the others wrote before they arrived: the stores of x86-64
     stay in order, and :meth:`arrive` takes a lock as a fence. The low half of a rank's word is the number of the
     crossing, the high half the value that the rank arrived with. The next word is the core that the rank ran on.
-    Sleeping ranks sleep on the *wake word*. ``crowded``: the host has more ranks than cores.
+    Sleeping ranks sleep on the *wake word*. ``crowded``: the host has more ranks than cores. ``on_wait`` is called
+    while a crossing takes long, unless it was announced by :meth:`ask`.
     """
 
     def __init__(self, memory: npt.NDArray[np.uint8], group: Group, timeout: float, crowded: bool) -> None:
@@ -71,6 +73,7 @@ class Gate:
         self._value = 0
         self._question: tuple[Callable[[list[int]], None], Callable[[], None]] | None = None
         self._error: Exception | None = None
+        self.on_wait: OnWait = ignore_waits
         self._words = memoryview(memory.data).cast("Q")
         self._wake_word = size * LINE // WORD
         self._wake_address = int(memory.__array_interface__["data"][0]) + size * LINE
@@ -122,14 +125,22 @@ class Gate:
             agreed()
 
     def _wait(self) -> None:
-        over = self._arrive_soon() or self._sleep(self._timeout, self._all_arrived)
+        over = self._arrive_soon() or self._arrive_late()
         absent = [] if over else self._absent()
         if absent:
             raise CollectiveTimeoutError(
-                f"{self._group.describe(absent)} did not come to the operation within {self._timeout:g} s: stuck or "
-                "slow. Look there, or raise HOROVOD_GLOO_TIMEOUT_SECONDS",
+                f"{self._group.describe(absent)} did not come to the operation within {self._timeout:g} s",
                 self._group.ranks_at(absent),
             )
+
+    def _arrive_late(self) -> bool:
+        """Whether all arrive in time while this rank sleeps."""
+        deadline = time.monotonic() + self._timeout
+        while (left := deadline - time.monotonic()) > 0:
+            if self._sleep(min(left, SLEEP_SECONDS), self._all_arrived):
+                return True
+            self.on_wait()
+        return False
 
     def ask(self, value: int, waiting: Callable[[list[int]], None], agreed: Callable[[], None]) -> None:
         """Arrive at the next crossing with ``value``; the wait raises Disagreement if another rank has another value.

@@ -1,0 +1,173 @@
+"""How rank 0 exchanges messages with its coordinator, and the coordinator with the other ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+
+from collectives.api import HorovodInternalError
+from collectives.control.base import Channel
+from collectives.engine.link import COORDINATOR, FLUSH_SECONDS, Link
+from collectives.engine.lookout import Lookout
+from collectives.events import EventStream, Heard
+from collectives.parameters import Parameters
+from collectives.planning.agreement import name_ranks
+from collectives.planning.coordinator import Coordinator
+from collectives.planning.errors import pack, unpack
+from collectives.planning.messages import Abort, Accusation, Inquiry, Message, Ping, Pong, Status, Withdraw
+from collectives.planning.outbox import Outgoing
+from collectives.planning.roll_call import RollCall, describe_silence, verdict
+from collectives.planning.schedules import Schedule
+
+__all__ = ["LocalLink"]
+
+
+class LocalLink(Link):
+    """The link of rank 0, which has the ``coordinator``: forwards messages between it and the other ranks.
+
+    ``lookout`` watches the tensors that wait in the coordinator. ``hosts`` are those of the ranks, and ``variable`` is
+    the setting that bounds operations, both for messages.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        coordinator: Coordinator,
+        lookout: Lookout,
+        events: EventStream,
+        hosts: Sequence[str],
+        variable: str,
+    ) -> None:
+        super().__init__(channel, range(1, channel.size), events)
+        self._coordinator = coordinator
+        self._lookout = lookout
+        self._roll_call = RollCall(self._peers)
+        self._hosts = hosts
+        self._variable = variable
+
+    @property
+    def deadline(self) -> float | None:
+        """See :class:`Link`."""
+        hold = self._coordinator.deadline
+        look = self._roll_call.deadline if self._roll_call else self._lookout.deadline
+        return look if hold is None else hold if look is None else min(hold, look)
+
+    @property
+    def is_holding(self) -> bool:
+        """See :class:`Link`."""
+        return self._coordinator.deadline is not None or self.has_kept
+
+    @property
+    def is_changing(self) -> bool:
+        """See :class:`Link`."""
+        return self._coordinator.is_changing
+
+    def tell(self, message: Message) -> None:
+        """See :class:`Link`."""
+        self._receive(COORDINATOR, message)
+
+    def _receive(self, sender: int, message: Message) -> None:
+        now = time.monotonic()
+        if self._events.active:
+            for (process_set, name), ranks, cached in self._coordinator.submissions(sender, message):
+                self._events.publish(Heard(name, process_set, ranks, cached, now))
+        self._coordinator.receive(sender, message, now)
+
+    def hear(self) -> Iterator[Message]:
+        """See :class:`Link`."""
+        kept, self._kept = self._kept, []
+        for sender, message in chain(kept, self.arrivals()) if kept else self.arrivals():
+            if isinstance(message, Abort | Withdraw):
+                yield message
+            elif isinstance(message, Inquiry | Pong | Accusation):
+                self._hear_of_silence(sender, message)
+            else:
+                self._receive(sender, message)
+        now = time.monotonic()
+        if self._roll_call:
+            yield from self._results(now)
+        else:
+            fatal = self._lookout.look(self._coordinator, now)
+            if fatal is not None:
+                self.accuse(fatal)
+        for outgoing in self._coordinator.decide(now):
+            yield from self._send(outgoing)
+
+    def unanswered(self) -> str:
+        """See :class:`Link`."""
+        return name_ranks(self._coordinator.unanswered())
+
+    # Silent ranks.
+
+    def attend(self) -> Iterator[Message]:
+        """See :class:`Link`."""
+        for sender, message in self.arrivals():
+            if isinstance(message, Abort):
+                yield message
+            elif isinstance(message, Inquiry | Pong | Accusation):
+                self._hear_of_silence(sender, message)
+            else:
+                self._kept.append((sender, message))
+        if self._roll_call:
+            yield from self._results(time.monotonic())
+
+    def _hear_of_silence(self, sender: int, message: Inquiry | Pong | Accusation) -> None:
+        if isinstance(message, Pong):
+            self._roll_call.answered(sender)
+        elif isinstance(message, Accusation):
+            self.accuse(unpack(message.error))
+        else:
+            now = time.monotonic()
+            self._send_directly((sender,), Status(self._lookout.answer(self._coordinator, now)))
+            self._ping(self._roll_call.inquire(sender, now))
+
+    def inquire(self) -> bool:
+        """See :class:`Link`."""
+        self._ping(self._roll_call.inquire(COORDINATOR, time.monotonic()))
+        return False
+
+    def accuse(self, error: HorovodInternalError) -> None:
+        """See :class:`Link`."""
+        self._ping(self._roll_call.accuse(error, time.monotonic()))
+
+    def _ping(self, ranks: Sequence[int]) -> None:
+        self._send_directly(ranks, Ping())
+
+    def _results(self, now: float) -> Iterator[Message]:
+        """Send the result of the roll call to the ranks that want it, and yield it if it is for this rank."""
+        result = self._roll_call.settle(now)
+        if result is None:
+            return
+        silent, seconds, inquirers, accusation = result
+        if accusation is not None:
+            yield Abort(pack(verdict(accusation, silent, seconds, self._hosts, self._variable)))
+        elif silent:
+            text = describe_silence(silent, self._hosts, seconds)
+            yield from self._send(Outgoing(inquirers, Status(text, silent)))
+
+    def _send(self, outgoing: Outgoing) -> Iterator[Message]:
+        """Send to the other ranks, and yield the message if it is for this rank."""
+        others = [rank for rank in outgoing.ranks if rank != COORDINATOR]
+        if others:
+            send = self._send_directly if isinstance(outgoing.message, Status) else self._send_to
+            send(others, outgoing.message)
+        if len(others) < len(outgoing.ranks):
+            yield outgoing.message
+
+    def settle(self, may_wait: Callable[[], bool]) -> None:
+        """See :class:`Link`. The peers run all older batches, then read, so this ends."""
+        while self._channel.has_unsent and may_wait():
+            self._channel.flush(FLUSH_SECONDS)
+
+    def used(self, schedule: Schedule) -> None:
+        """See :class:`Link`."""
+        self._coordinator.use(schedule)
+
+    def want_rounds(self) -> None:
+        """See :class:`Link`."""
+        self._coordinator.want_rounds()
+
+    def propose(self, parameters: Parameters) -> None:
+        """See :class:`Link`."""
+        self._coordinator.propose(parameters)

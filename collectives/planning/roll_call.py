@@ -1,0 +1,118 @@
+"""Pure: which ranks answer when rank 0 asks them, and the rank that an error about waiting names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from collectives.api import CollectiveTimeoutError, HorovodInternalError
+
+__all__ = ["GRACE_SECONDS", "Result", "RollCall", "describe_silence", "verdict"]
+
+GRACE_SECONDS = 1.0
+"""A rank that has not answered for this time is silent. Others answer within tens of milliseconds."""
+MOMENT_SECONDS = 0.1
+"""For this time after an accusation, the rank that caused it may still explain it."""
+
+
+class Result(NamedTuple):
+    """The ``silent`` ranks have not answered for ``seconds``; ``inquirers`` want to know, because of ``accusation``."""
+
+    silent: tuple[int, ...]
+    seconds: float
+    inquirers: tuple[int, ...]
+    accusation: HorovodInternalError | None
+
+
+class RollCall:
+    """The state of rank 0 while it asks ``others``, all other ranks, whether they run.
+
+    A rank that waits cannot know which rank is stopped: the one that it waits for may wait itself. Every rank that runs
+    answers, also inside an operation. True while a rank wants the result; ``deadline`` is when :meth:`settle` has it,
+    in monotonic seconds.
+    """
+
+    def __init__(self, others: Iterable[int]) -> None:
+        self._others = tuple(others)
+        self._asked: dict[int, float] = {}
+        self._inquirers: set[int] = set()
+        self._accusation: HorovodInternalError | None = None
+        self._accused = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self._inquirers) or self._accusation is not None
+
+    @property
+    def deadline(self) -> float | None:
+        """See the class; None where no rank wants the result."""
+        if not self:
+            return None
+        if self._accusation is None:
+            return max(self._asked.values(), default=0.0) + GRACE_SECONDS
+        return min([asked + GRACE_SECONDS for asked in self._asked.values()], default=self._accused + MOMENT_SECONDS)
+
+    def inquire(self, rank: int, now: float) -> Sequence[int]:
+        """``rank`` has waited for long; returns the ranks to ask now."""
+        self._inquirers.add(rank)
+        return self._ask(now)
+
+    def accuse(self, error: HorovodInternalError, now: float) -> Sequence[int]:
+        """A rank gives up, with ``error``, which may name the wrong ranks; returns the ranks to ask now."""
+        if self._accusation is None:
+            self._accusation, self._accused = error, now
+        return self._ask(now)
+
+    def _ask(self, now: float) -> Sequence[int]:
+        asked = [rank for rank in self._others if rank not in self._asked]
+        self._asked.update(dict.fromkeys(asked, now))
+        return asked
+
+    def answered(self, rank: int) -> None:
+        """``rank`` runs."""
+        self._asked.pop(rank, None)
+
+    def settle(self, now: float) -> Result | None:
+        """The result, once: when all ranks have answered, or have had the time to, or the cause of a failure is known.
+
+        A rank that was silent before is asked no second time: it still has the first question.
+        """
+        silent = tuple(rank for rank, asked in self._asked.items() if now >= asked + GRACE_SECONDS)
+        if not self or not self._is_known(silent, now):
+            return None
+        seconds = now - min([self._asked[rank] for rank in silent], default=now)
+        result = Result(tuple(sorted(silent)), seconds, tuple(sorted(self._inquirers)), self._accusation)
+        self._inquirers.clear()
+        self._accusation = None
+        return result
+
+    def _is_known(self, silent: Sequence[int], now: float) -> bool:
+        if self._accusation is None:
+            return len(silent) == len(self._asked)
+        return bool(silent) or (not self._asked and now >= self._accused + MOMENT_SECONDS)
+
+
+def describe_silence(ranks: Sequence[int], hosts: Sequence[str], seconds: float) -> str:
+    """A sentence about ``ranks`` that have not answered for ``seconds``; ``hosts[r]`` is the host of rank r."""
+    names = " and ".join(f"rank {rank} on host {hosts[rank]!r}" for rank in ranks)
+    return (
+        f"{names}: no answer for {seconds:.1f} s. The process is stopped, or one call holds its Python interpreter; "
+        "look at it"
+    )
+
+
+def verdict(
+    error: HorovodInternalError, silent: Sequence[int], seconds: float, hosts: Sequence[str], variable: str
+) -> HorovodInternalError:
+    """The error that ends the job where a rank gave up with ``error``, and the ``silent`` ranks do not answer.
+
+    ``variable`` bounds the time that an operation waits.
+    """
+    if silent:
+        return CollectiveTimeoutError(f"{describe_silence(silent, hosts, seconds)} ({error})", silent)
+    if isinstance(error, CollectiveTimeoutError):
+        advice = (
+            "Every rank runs, so look at the output of these: one may be slow, or submit other names. Raise "
+            f"{variable} if a rank may be that slow"
+        )
+        return CollectiveTimeoutError(f"{error}. {advice}", error.ranks)
+    return error

@@ -1,0 +1,96 @@
+"""A rank whose process is stopped inside an operation: every other rank says so, and names it."""
+
+import itertools
+import logging
+import os
+import signal
+
+import pytest
+import torch
+
+import hvd_cluster.torch as hvd
+from tests.collectives.job import until
+from tests.namespaces import HOSTS, Network, Unavailable
+
+CHECK_SECONDS, SHUTDOWN_SECONDS = 0.5, 3.0
+STALLS = {
+    "HOROVOD_STALL_CHECK_TIME_SECONDS": str(CHECK_SECONDS),
+    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(SHUTDOWN_SECONDS),
+    "HOROVOD_GLOO_TIMEOUT_SECONDS": "300",
+}
+RANKS = range(4)
+SMALL, PIPELINED = 32, 1 << 24
+
+
+@pytest.fixture
+def network():
+    try:
+        with Network() as network:
+            yield network
+    except Unavailable as reason:
+        pytest.skip(f"no hosts in network namespaces: {reason}")
+
+
+def reduce_until_error(nbytes, marker):
+    """The error that ends the allreduces, the ranks that it names, and the warnings before."""
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logging.getLogger("collectives").addHandler(handler)
+    values = torch.ones(nbytes // 4)
+
+    def reduce_for_ever():
+        for step in itertools.count():
+            hvd.allreduce_(values, op=hvd.Average, name="values")
+            if step == 20 and hvd.rank() == 0:
+                marker.touch()
+
+    with pytest.raises(hvd.HorovodInternalError) as caught:
+        reduce_for_ever()
+    logging.getLogger("collectives").removeHandler(handler)
+    hvd.shutdown()
+    return str(caught.value), caught.value.ranks, lines
+
+
+def stop(pool, victim, nbytes, marker):
+    """What each of the other ranks finds when ``victim`` is stopped."""
+    survivors = [rank for rank in RANKS if rank != victim]
+
+    def stop_when_running():
+        until(marker.exists)
+        os.kill(pool.processes[victim].pid, signal.SIGSTOP)
+
+    pool.run(hvd.init)
+    try:
+        return [
+            outcome.unwrap()
+            for outcome in pool.outcomes(reduce_until_error, nbytes, marker, ranks=survivors, then=stop_when_running)
+        ]
+    finally:
+        pool.processes[victim].kill()
+
+
+def check(found, victim):
+    for text, ranks, lines in found:
+        assert ranks == (victim,), text
+        assert f"rank {victim} on host" in text
+        assert "no answer for" in text
+        assert "raise HOROVOD" not in text
+        assert any("values" in line for line in lines), "nothing was said while the rank waited"
+
+
+@pytest.mark.parametrize("victim", [0, 1, 3])
+def test_every_rank_of_two_hosts_names_the_rank_that_was_stopped_in_a_pipeline(fresh_pool, network, victim, tmp_path):
+    pool = fresh_pool(4, [host for host in HOSTS for _ in range(2)], STALLS, network=network)
+    check(stop(pool, victim, PIPELINED, tmp_path / "running"), victim)
+
+
+def test_every_rank_names_a_stopped_leader_whose_relay_is_stopped_too(fresh_pool, network, tmp_path):
+    pool = fresh_pool(4, [host for host in HOSTS for _ in range(2)], STALLS, network=network)
+    check(stop(pool, 2, SMALL, tmp_path / "running"), 2)
+
+
+@pytest.mark.parametrize(("operations", "victim"), [("shm", 1), ("gloo", 0)])
+def test_every_rank_of_one_host_names_the_rank_that_was_stopped(fresh_pool, operations, victim, tmp_path):
+    pool = fresh_pool(4, None, STALLS | {"HOROVOD_CPU_OPERATIONS": operations})
+    check(stop(pool, victim, SMALL, tmp_path / "running"), victim)
