@@ -49,9 +49,10 @@ class LocalLink(Link):
     @property
     def deadline(self) -> float | None:
         """See :class:`Link`."""
-        hold = self._coordinator.deadline
-        look = self._roll_call.deadline if self._roll_call else self._lookout.deadline
-        return look if hold is None else hold if look is None else min(hold, look)
+        times = [self._coordinator.deadline, self._roll_call.deadline]
+        if not self._roll_call.is_accused:
+            times.append(self._lookout.deadline)
+        return min([time for time in times if time is not None], default=None)
 
     @property
     def is_holding(self) -> bool:
@@ -87,7 +88,7 @@ class LocalLink(Link):
         now = time.monotonic()
         if self._roll_call:
             yield from self._results(now)
-        else:
+        if not self._roll_call.is_accused:
             fatal = self._lookout.look(self._coordinator, now)
             if fatal is not None:
                 self.accuse(fatal)

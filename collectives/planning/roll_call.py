@@ -43,6 +43,11 @@ class RollCall:
         return bool(self._inquirers) or self._accusation is not None
 
     @property
+    def is_accused(self) -> bool:
+        """Whether a rank has given up, and the verdict is still to come."""
+        return self._accusation is not None
+
+    @property
     def deadline(self) -> float | None:
         """See the class; None where no rank wants the result."""
         if not self:

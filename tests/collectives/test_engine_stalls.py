@@ -42,10 +42,9 @@ def test_after_the_shutdown_time_all_ranks_end_with_the_report():
 def test_every_joined_rank_reports_a_silent_rank(caplog):
     with running(3, stall_warning=0.05) as job:
         callers = [Caller(job.engines[rank], body=lambda engine: engine.join()) for rank in (0, 2)]
-        until(lambda: warnings_of(caplog, 2))
+        until(lambda: warnings_of(caplog, 2) and len(caplog.records) > len(warnings_of(caplog, 2)))
         for record in caplog.records:
             assert "missing rank 1: 'join.noname.0'" in record.getMessage()
-        assert any(not record.getMessage().startswith("rank 2") for record in caplog.records)
         assert [job.engines[1].join(), *(caller.result() for caller in callers)] == [1] * 3
 
 
