@@ -3,13 +3,15 @@
 import pytest
 
 from collectives.control.inproc import InprocHub
-from collectives.engine.deciders.rounds import LARGEST, Rounds
+from collectives.engine.deciders.rounds import LARGEST, Rounds, ScheduledTrial
 from collectives.engine.link import RemoteLink
 from collectives.events import EventStream
 from collectives.parameters import Parameters
 from collectives.planning.board import Board
-from collectives.planning.messages import Withdraw, decode
+from collectives.planning.messages import Response, Run, Withdraw, decode
+from collectives.planning.schedules import Schedule
 from collectives.planning.worker import Worker
+from tests.collectives.test_negotiation import tensor
 
 
 class Scripted(Board):
@@ -132,3 +134,73 @@ def test_a_rank_asks_the_others_once_a_round_to_decline():
     for round in (1, 1, 3, 2):
         rounds.ask_to_withdraw(round)
     assert [decode(data) for _, data in hub.channel(0).receive()] == [Withdraw(1), Withdraw(3)]
+
+
+# Trials.
+
+
+class Used(RemoteLink):
+    """A link that records the schedules that ran."""
+
+    def __init__(self, hub):
+        super().__init__(hub.channel(1), EventStream())
+        self.schedules = []
+
+    def used(self, schedule):
+        self.schedules.append(schedule)
+
+
+class Course:
+    """The attempt of a trial, as the runner gives it; ``is_wanted``: this rank has other things to do."""
+
+    def __init__(self, is_wanted=False):
+        self.is_wanted = is_wanted
+        self.steps = []
+
+    def run(self):
+        self.steps.append("run")
+
+    def started(self):
+        self.steps.append("started")
+
+    def meanwhile(self, absent):
+        self.steps.append(absent)
+        return self.is_wanted
+
+
+def try_out(verdict, course):
+    """What came of a trial: whether it ran, the worker, the schedules that ran, and the messages to the other rank."""
+    hub, response = InprocHub(2), Response(1, tensor("a"))
+    worker, link, schedule = Worker(Parameters()), Used(hub), Schedule(2, ((response,),))
+    worker.submit(response.request)
+    worker.outgoing()
+    worker.run(Run(((1,),), (response,)))
+    worker.submit(response.request, urgent=True)
+    rounds = Rounds(Scripted(verdict), worker, link)
+    trial = ScheduledTrial(rounds, rounds.lane(), schedule)
+    rounds.begin(is_busy=False)
+    assert (trial.first, trial.batches) == (1, schedule.batches)
+    ran = trial.run(course)
+    sent = [decode(data) for _, data in hub.channel(0).receive()]
+    return ran, worker, link.schedules == [schedule], sent
+
+
+def test_a_trial_that_runs_is_over_for_the_worker_and_the_coordinator():
+    course = Course()
+    ran, worker, is_used, sent = try_out(True, course)
+    assert (ran, worker.is_idle, worker.next_batch, is_used, sent) == (True, True, 2, True, [])
+    assert course.steps == [[1], "started", "run"]
+
+
+def test_a_trial_that_does_not_run_changes_nothing():
+    ran, worker, is_used, _ = try_out(False, Course())
+    assert (ran, [*worker.unreported()], worker.next_batch, is_used) == (False, [1], 1, False)
+
+
+def test_a_rank_with_other_things_to_do_asks_the_absent_ranks_to_decline():
+    assert try_out(True, Course(is_wanted=True))[3] == [Withdraw(1)]
+
+
+def test_a_rank_that_has_waited_for_long_asks_the_absent_ranks_to_decline(monkeypatch):
+    monkeypatch.setattr("collectives.engine.deciders.rounds.LATE_SECONDS", -1.0)
+    assert try_out(True, Course())[3] == [Withdraw(1)]

@@ -113,3 +113,10 @@ def test_a_tensor_that_got_a_new_id_is_known_when_the_old_one_is_forgotten(worke
     worker.run(Run(((2,),), forget=(1,), first=2))
     worker.submit(changed)
     assert [*worker.unreported()] == [4]
+
+
+def test_there_is_a_schedule_only_if_a_caller_waits(worker):
+    worker.submit(A)
+    assert worker.schedule() is None
+    worker.urge(A.key)
+    assert worker.schedule().batches == ((RESPONSES[1],),)
