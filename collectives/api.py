@@ -316,7 +316,7 @@ class Request:
     ``shape`` is the shape on this rank. ``root_rank`` is a global rank. ``splits`` counts the rows for each member of
     the process set (alltoall), or lists the ranks of a set to add or to remove. ``device`` is "cpu" or "cuda". The
     ``group_size`` requests with one ``group`` name run, or fail, together. ``tag`` is a number of the caller, which
-    must be the same on all ranks.
+    must be the same on all ranks. ``offer`` has the addresses of this rank, for the other members of a set to add.
     """
 
     name: str
@@ -333,6 +333,7 @@ class Request:
     group: str = ""
     group_size: int = 0
     tag: int = 0
+    offer: bytes = field(default=b"", compare=False, repr=False)
     key: tuple[int, str] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -357,6 +358,7 @@ class Request:
             self.group if group is None else group,
             self.group_size,
             self.tag,
+            self.offer,
         )
 
     @property

@@ -23,7 +23,7 @@ from collectives.engine.inquiries import Inquiries
 from collectives.engine.link import COORDINATOR, Link, RemoteLink
 from collectives.engine.local_link import LocalLink
 from collectives.engine.lookout import Lookout
-from collectives.engine.runner import Connect, Runner
+from collectives.engine.runner import Runner
 from collectives.engine.set_backends import SetBackends
 from collectives.engine.silence import Silence
 from collectives.engine.trials import Trials
@@ -59,7 +59,6 @@ class Assembly:
         process_sets: ProcessSets,
         channel: Channel,
         backends: Mapping[int, SetBackends],
-        connect: Connect,
         events: EventStream,
     ) -> None:
         self._topology = topology
@@ -73,7 +72,7 @@ class Assembly:
         self._lookout = self._make_lookout()
         self._link = self._make_link()
         self.works = WorkTable(topology.rank, self._negotiate, self._urge)
-        self.runner = self._make_runner(backends, connect)
+        self.runner = self._make_runner(backends)
         self._worker = Worker(self._parameters)
         self._rounds = Rounds(backends[GLOBAL].board, self._worker, self._link)
         self._negotiated = Negotiated(self._worker, self._link, self._rounds, self.runner)
@@ -91,12 +90,11 @@ class Assembly:
         self._channel.watch(self._on_lost)
         self.driver.start()
 
-    def _make_runner(self, backends: Mapping[int, SetBackends], connect: Connect) -> Runner:
+    def _make_runner(self, backends: Mapping[int, SetBackends]) -> Runner:
         return Runner(
             self._topology.rank,
             self._process_sets,
             backends,
-            connect,
             self.works,
             self._events,
             self._announce,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import TypeAlias
 
 import msgpack
@@ -26,8 +27,7 @@ from collectives.api import (
 from collectives.attempt import ConnectAttempt
 from collectives.backends import table
 from collectives.backends.base import Backend
-from collectives.backends.group import Group
-from collectives.backends.joining import Joining, exchange_offers
+from collectives.backends.joining import Joining
 from collectives.control.base import Channel
 from collectives.control.handshake import Connected, Hello, connect_channel
 from collectives.control.handshake.configuration import brief
@@ -37,13 +37,14 @@ from collectives.control.inproc import InprocHub
 from collectives.cores import usable_cores
 from collectives.engine.ending import Ending
 from collectives.engine.engine import Engine
+from collectives.engine.registration import Form
 from collectives.engine.set_backends import SetBackends
 from collectives.interfaces import address_of
 from collectives.planning.errors import pack, unpack
 from collectives.planning.messages import Abort, decode, encode
 from collectives.planning.process_sets import ProcessSets
 from collectives.rendezvous.client import RendezvousClient
-from collectives.rendezvous.store import MemoryStore, PrefixStore
+from collectives.rendezvous.store import PrefixStore
 from collectives.settings import Settings
 
 __all__ = ["connect"]
@@ -52,7 +53,7 @@ VERDICT_SECONDS = 0.1
 POLL_SECONDS = 0.01
 
 OpenStore: TypeAlias = Callable[[], AbstractContextManager[tuple[Store, Callable[[], None]]]]
-"""The store of the job, needed at the start and for every new process set, and a function that ends calls to it."""
+"""The store of the job, and a function that ends calls to it."""
 
 
 def connect(
@@ -94,12 +95,11 @@ def _explaining_lack(rank: int) -> Iterator[None]:
 
 def _connect_alone(world: World, settings: Settings, sets: ProcessSets) -> Engine:
     topology = replace(world.topology, hosts=(world.host,), cores=usable_cores())
-    store = MemoryStore()
     groups = _Groups(settings, sets, topology, "127.0.0.1")
-    connector = _Connector(settings, topology, "127.0.0.1", lambda: nullcontext((store, lambda: None)), "")
+    form = partial(_Formation, settings, topology, "127.0.0.1")
     with ConnectAttempt(settings.timeouts.connect) as attempt:
         backends = groups.connect([groups.offer()], attempt)
-    return Engine(topology, settings, sets, InprocHub(1).channel(0), backends, connector)
+    return Engine(topology, settings, sets, InprocHub(1).channel(0), backends, form)
 
 
 def _connect_together(
@@ -116,9 +116,8 @@ def _connect_together(
     try:
         with open_store() as (store, close), attempt.interrupts(close):
             connected = connect_channel(end, store, sets, groups.offer_at, starts)
-        scope = f"round-{world.round}/start-{connected.start}"
-        connector = _Connector(settings, groups.topology, address, open_store, scope)
-        return _assemble(settings, sets, groups, connected, connector, attempt)
+        form = partial(_Formation, settings, groups.topology, address)
+        return _assemble(settings, sets, groups, connected, form, attempt)
     except BaseException as error:
         groups.discard(error)
         raise
@@ -207,7 +206,7 @@ def _assemble(
     sets: ProcessSets,
     groups: _Groups,
     connected: Connected,
-    connector: _Connector,
+    form: Form,
     attempt: ConnectAttempt,
 ) -> Engine:
     """Connect the backends, while the channel watches the other ranks, and start the engine."""
@@ -223,7 +222,7 @@ def _assemble(
         channel.watch(lose)
         with _explaining_lack(channel.rank):
             backends = groups.connect(connected.offers, attempt)
-            return Engine(groups.topology, settings, sets, channel, backends, connector)
+            return Engine(groups.topology, settings, sets, channel, backends, form)
     except BaseException as error:
         reason = _verdict(channel, error, losses)
         channel.send_to(range(1, channel.size) if channel.rank == 0 else (0,), encode(Abort(pack(_told(reason)))))
@@ -258,32 +257,25 @@ def _told(error: BaseException) -> HorovodInternalError:
     return ShutDownError(f"a rank was interrupted by {type(error).__name__}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Connector:
-    """Connects the members of a process set that is added while the engine runs. See :class:`Runner`."""
+class _Formation:
+    """See :class:`Formation`. Raises SettingsError and HorovodInternalError."""
 
-    settings: Settings
-    topology: Topology
-    address: str
-    open_store: OpenStore
-    scope: str
+    def __init__(self, settings: Settings, topology: Topology, address: str, members: Sequence[int]) -> None:
+        self._seconds = settings.timeouts.connect
+        self._rank = topology.rank
+        with _explaining_lack(self._rank):
+            self._joinings = table.prepare(members, topology, settings, address)
+        self.offer: bytes = msgpack.packb([joining.offer for joining in self._joinings])
 
-    def __call__(self, members: Sequence[int], scope: str, check: Callable[[], None]) -> SetBackends:
-        group = Group.of(members, self.topology)
-        joinings = table.prepare(members, self.topology, self.settings, self.address)
-        offer = msgpack.packb([joining.offer for joining in joinings])
-        try:
-            with (
-                _explaining_lack(self.topology.rank),
-                self.open_store() as (store, _),
-                ConnectAttempt(self.settings.timeouts.connect, check) as attempt,
-            ):
-                path = "/".join(part for part in (self.scope, scope) if part)
-                offers = exchange_offers(group, offer, PrefixStore(store, path), attempt)
-                return SetBackends.of(_connect_all(joinings, [msgpack.unpackb(each) for each in offers], attempt))
-        except BaseException as error:
-            table.discard(joinings, (), error)
-            raise
+    def connect(self, offers: Sequence[bytes], check: Callable[[], None]) -> SetBackends:
+        """See :class:`Formation`."""
+        of_members = [msgpack.unpackb(offer) for offer in offers]
+        with _explaining_lack(self._rank), ConnectAttempt(self._seconds, check) as attempt:
+            return SetBackends.of(_connect_all(self._joinings, of_members, attempt))
+
+    def close(self) -> None:
+        """See :class:`Formation`."""
+        table.discard(self._joinings, (), ShutDownError("connected"))
 
 
 def _own_address(world: World, settings: Settings) -> str:

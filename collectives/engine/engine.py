@@ -12,7 +12,7 @@ from collectives.control.base import Channel
 from collectives.engine.assembly import Assembly
 from collectives.engine.intake import Intake
 from collectives.engine.link import COORDINATOR
-from collectives.engine.runner import Connect
+from collectives.engine.registration import Form
 from collectives.engine.set_backends import SetBackends
 from collectives.engine.set_calls import ADD, SetCalls
 from collectives.engine.work import Destination, Work
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 class Engine:
     """Collectives among the ranks of a job, submitted in any order, by name.
 
-    ``backends`` has those of each process set this rank is a member of; ``connect`` makes those of sets that are added.
+    ``backends`` has those of each process set this rank is a member of; ``form`` begins those of sets that are added.
     The engine owns ``channel`` and all backends and closes them. All public methods are safe from any thread. A
     ``patient`` engine has no core of its own: it moves no data until a caller waits, or for tens of milliseconds, so
     early submissions bring no gain.
@@ -43,24 +43,25 @@ class Engine:
         process_sets: ProcessSets,
         channel: Channel,
         backends: Mapping[int, SetBackends],
-        connect: Connect,
+        form: Form,
     ) -> None:
         self.topology = topology
         self.process_sets = process_sets
         self.events = EventStream()
         self._timeouts = settings.timeouts
-        parts = Assembly(topology, settings, process_sets, channel, backends, connect, self.events)
+        parts = Assembly(topology, settings, process_sets, channel, backends, self.events)
         self._works, self._exchange, self._ends, self._driver = parts.works, parts.exchange, parts.ends, parts.driver
         notify = self._driver.notify
         self._intake = Intake(topology.rank, process_sets, parts.works, parts.runner, self.events, notify)
         self._set_calls = SetCalls(
+            topology.rank,
             process_sets,
             settings.dynamic_process_sets,
             self._intake,
             parts.works,
             parts.exchange,
             parts.driver,
-            lambda request: self.run(request, None, None, unnamed=True),
+            form,
         )
         parts.start()
 

@@ -93,8 +93,8 @@ class Intake:
             return
         self.reject([Work(request, None, None) for request in requests], unnamed, error)
 
-    def reject(self, works: Sequence[Work], unnamed: bool, error: InvalidRequestError) -> None:
-        """The call is wrong on this rank; members on which it is right must not wait for this rank."""
+    def reject(self, works: Sequence[Work], unnamed: bool, error: Exception) -> None:
+        """The call failed on this rank; members on which it did not must not wait for this rank."""
         for work in works:
             work.fail(fresh(error))  # a copy without traceback, which would keep the caller's tensors
         self._works.reject(works, unnamed)

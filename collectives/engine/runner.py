@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from itertools import chain
+from typing import NamedTuple
 
 from collectives.api import HOST, EngineError, MismatchError, Operation, Request
 from collectives.backends.base import Backend, OnWait, ignore_waits
@@ -12,6 +13,7 @@ from collectives.buffers import Buffer
 from collectives.completion import DONE, Completion
 from collectives.engine.deciders.base import Attempt, Meanwhile, Trial
 from collectives.engine.execution import execute
+from collectives.engine.registration import Formation, Registration
 from collectives.engine.reporter import Reporter, TrialReporter
 from collectives.engine.set_backends import SetBackends
 from collectives.engine.stand_in import stand_in
@@ -23,11 +25,7 @@ from collectives.planning.messages import Response
 from collectives.planning.process_sets import ProcessSets
 from collectives.planning.worker import Batch, Refusal
 
-__all__ = ["Connect", "Runner"]
-
-Connect: TypeAlias = Callable[[Sequence[int], str, Callable[[], None]], SetBackends]
-"""Connects the members of a new process set: their ranks, a name that no other group of the job has, and a function
-that raises when the job has ended -> the backends of the set."""
+__all__ = ["Runner"]
 
 POLL_SECONDS = 0.0002
 """The interval between checks of an operation whose device cannot tell when it is over."""
@@ -57,7 +55,6 @@ class Runner:
         rank: int,
         process_sets: ProcessSets,
         backends: Mapping[int, SetBackends],
-        connect: Connect,
         works: WorkTable,
         events: EventStream,
         announce: Callable[[], None],
@@ -68,7 +65,6 @@ class Runner:
         self._sets = process_sets
         self._backends = dict(backends)
         self.flights: list[_Flight] = []
-        self._connect = connect
         self._works = works
         self._events = events
         self._reporter = Reporter(events)
@@ -253,8 +249,8 @@ class Runner:
         if id != wanted:
             raise EngineError(f"process set {list(ranks)} got the id {id} here, and {wanted} on rank 0")
         if self._rank in ranks:
-            name = f"set-{id}-{response.id}"
-            backends = self._backends[id] = self._connect(self._sets.ranks(id), name, self._check_connecting)
+            formation = self._formation(response)
+            backends = self._backends[id] = formation.connect(response.offers, self._check_connecting)
             for backend in backends.by_device.values():
                 backend.attend(self._on_wait)
                 if self._parameters is not None:
@@ -265,6 +261,12 @@ class Runner:
     def _check_connecting(self) -> None:
         self._on_wait()
         self._check()
+
+    def _formation(self, response: Response) -> Formation:
+        for work in chain.from_iterable(self._works.find([(response,)]) or ()):
+            if isinstance(work, Registration) and work.formation is not None:
+                return work.formation
+        raise EngineError(f"rank {self._rank} has not prepared for process set {list(response.request.splits)}")
 
     def _check(self) -> None:
         if self._aborted is not None:

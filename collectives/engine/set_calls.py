@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TypeAlias
 
 from collectives.api import InvalidRequestError, Operation, Request
 from collectives.engine.driver import Driver
 from collectives.engine.exchange import Exchange
 from collectives.engine.intake import Intake
+from collectives.engine.registration import Form, Registration
 from collectives.engine.work import Work
 from collectives.engine.work_table import WorkTable
 from collectives.planning.process_sets import ProcessSets
@@ -19,37 +19,36 @@ __all__ = ["ADD", "SetCalls"]
 
 ADD = Request("process_set.add", Operation.ADD_PROCESS_SET)
 
-RunUnnamed: TypeAlias = Callable[[Request], Work]
-"""Submits a request without a tensor or a name, waits, and returns the finished work."""
-
 
 class SetCalls:
     """The methods of an engine that concern a whole process set; :class:`Engine` describes them.
 
-    ``dynamic``: process sets may be added.
+    ``dynamic``: process sets may be added. ``form`` begins the formation of one that has this rank as a member.
     """
 
     def __init__(
         self,
+        rank: int,
         process_sets: ProcessSets,
         dynamic: bool,
         intake: Intake,
         works: WorkTable,
         exchange: Exchange,
         driver: Driver,
-        run: RunUnnamed,
+        form: Form,
     ) -> None:
+        self._rank = rank
         self._process_sets = process_sets
         self._dynamic = dynamic
         self._intake = intake
         self._works = works
         self._exchange = exchange
         self._driver = driver
-        self._run = run
+        self._form = form
 
     def barrier(self, process_set: int) -> None:
         """See :meth:`Engine.barrier`."""
-        self._run(Request("barrier", Operation.BARRIER, process_set=process_set))
+        self._run(Work(Request("barrier", Operation.BARRIER, process_set=process_set), None, None))
 
     def join(self, process_set: int) -> int:
         """See :meth:`Engine.join`."""
@@ -75,8 +74,15 @@ class SetCalls:
         request = ADD
         with self._reporting(request):
             self._check_dynamic(ranks)
-            request = replace(request, splits=self._process_sets.check(ranks))
-        return self._run(request).answer
+            members = self._process_sets.check(ranks)
+            formation = self._form(members) if self._rank in members else None
+            offer = formation.offer if formation is not None else b""
+        work = Registration(replace(request, splits=members, offer=offer), formation)
+        try:
+            return self._run(work).answer
+        finally:
+            if not self._works.owns(work):  # or else its end closes it, even if this call is interrupted
+                work.close()
 
     def _check_dynamic(self, ranks: Sequence[int]) -> None:
         if not self._dynamic:
@@ -91,13 +97,22 @@ class SetCalls:
         with self._reporting(request):
             id, ranks = self._process_sets.check_removable(id)
             request = replace(request, root_rank=id, splits=ranks)
-        self._run(request)
+        self._run(Work(request, None, None))
+
+    def _run(self, work: Work) -> Work:
+        """Submit ``work``, which has no tensor and no name, wait, and return it."""
+        work.urged = True
+        with self._driver.inside:
+            self._intake.enter([work], unnamed=True)
+            self._driver.wait(work)
+        work.outcome()
+        return work
 
     @contextmanager
     def _reporting(self, request: Request) -> Iterator[None]:
-        """An error in the arguments of ``request``, which has no name yet, ends it on the other ranks, too."""
+        """An error before ``request`` is submitted, which has no name yet, ends it on the other ranks, too."""
         try:
             yield
-        except InvalidRequestError as error:
+        except Exception as error:
             self._intake.reject([Work(request, None, None)], True, error)
             raise

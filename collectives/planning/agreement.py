@@ -20,6 +20,7 @@ __all__ = [
     "disagreement",
     "explain_rejections",
     "name_ranks",
+    "offers",
     "sizes",
 ]
 
@@ -301,3 +302,10 @@ def sizes(requests: Mapping[int, Request], members: Sequence[int]) -> tuple[int,
         nothing = (0,) * len(members)
         return tuple(count for rank in members for count in (requests[rank].splits if rank in requests else nothing))
     return ()
+
+
+def offers(first: Request, requests: Mapping[int, Request]) -> tuple[bytes, ...]:
+    """The addresses of the members of a process set that is added, in set order; else none."""
+    if first.operation is not Operation.ADD_PROCESS_SET:
+        return ()
+    return tuple(requests[rank].offer for rank in first.splits)

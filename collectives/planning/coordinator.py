@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from collectives.api import EngineError, InvalidRequestError, Operation, Request
 from collectives.parameters import Parameters
-from collectives.planning.agreement import Disagreement, disagreement, explain_rejections, sizes
+from collectives.planning.agreement import Disagreement, disagreement, explain_rejections, offers, sizes
 from collectives.planning.groups import Groups, Member
 from collectives.planning.joins import Joins
 from collectives.planning.messages import Leave, Left, Message, Ready, Rejection, Response, Stop, Together, Unknown
@@ -279,7 +279,9 @@ class Coordinator:
             return why
         request = next(iter(requests.values()))
         try:
-            response = self._releases.introduce(request, self._sizes(request, pending, requests))
+            response = self._releases.introduce(
+                request, self._sizes(request, pending, requests), offers(request, requests)
+            )
         except InvalidRequestError as error:
             return Disagreement(str(error))
         if request.operation not in ONCE:

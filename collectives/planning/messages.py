@@ -47,11 +47,13 @@ class Response:
 
     ``id`` names the tensor from now on. ``request`` is that of the first member rank. ``sizes`` holds, in
     set order, each member's first dimension (allgather) or the splits of all members, row by row (alltoall).
+    ``offers`` has the addresses of each member of a set that is added.
     """
 
     id: int
     request: Request
     sizes: tuple[int, ...] = ()
+    offers: tuple[bytes, ...] = ()
 
 
 class Rejection(NamedTuple):
@@ -251,6 +253,7 @@ def _pack_request(request: Request) -> bytes:
         request.group,
         request.group_size,
         request.tag,
+        *((request.offer,) if request.offer else ()),
     )
     packed: bytes = msgpack.packb(fields)
     return packed
@@ -301,8 +304,17 @@ def _unpack_ready(requests: Any, ids: Any, urgent: Any, urgent_ids: Any, answere
     )
 
 
+def _pack_response(response: Response) -> tuple[Any, ...]:
+    offers = (response.offers,) if response.offers else ()
+    return (response.id, _pack_request(response.request), response.sizes, *offers)
+
+
+def _unpack_response(id: int, request: bytes, sizes: Any, offers: Any = ()) -> Response:
+    return Response(id, _unpack_request(request), tuple(sizes), tuple(offers))
+
+
 def _pack_run(message: Run) -> tuple[Any, ...]:
-    responses = [(response.id, _pack_request(response.request), response.sizes) for response in message.responses]
+    responses = [_pack_response(response) for response in message.responses]
     parameters = None if message.parameters is None else astuple(message.parameters)
     return message.batches, responses, message.forget, message.begins_rounds, message.first, parameters
 
@@ -310,7 +322,7 @@ def _pack_run(message: Run) -> tuple[Any, ...]:
 def _unpack_run(batches: Any, responses: Any, forget: Any, begins_rounds: Any, first: Any, parameters: Any) -> Run:
     return Run(
         tuple(tuple(batch) for batch in batches),
-        tuple(Response(id, _unpack_request(request), tuple(sizes)) for id, request, sizes in responses),
+        tuple(_unpack_response(*fields) for fields in responses),
         tuple(forget),
         begins_rounds,
         first,

@@ -88,10 +88,10 @@ class Releases:
 
     # Ids.
 
-    def introduce(self, request: Request, sizes: tuple[int, ...]) -> Response:
+    def introduce(self, request: Request, sizes: tuple[int, ...], offers: tuple[bytes, ...]) -> Response:
         """A response under a new id, which its members learn with the message that runs it."""
         self._next_id += 1
-        response = self._new[self._next_id] = Response(self._next_id, request, sizes)
+        response = self._new[self._next_id] = Response(self._next_id, request, sizes, offers)
         return response
 
     def learn(self, known: Known) -> None:

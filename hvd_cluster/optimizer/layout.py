@@ -42,14 +42,14 @@ def differences(names: Sequence[str], layouts: Layouts) -> str | None:
         return f"the bucket has {_listed(lengths, ranks)}; {_SAME_SIZE}"
     for name, kinds, counts in zip(names, _columns(layouts, 0), _columns(layouts, 1), strict=True):
         if len(set(counts)) > 1:
-            descriptions, remedy = [f"of {count} elements" for count in counts], _SAME_SIZE
+            said, remedy = [f"of {count} elements" for count in counts], _SAME_SIZE
         elif FROZEN in kinds and len(set(kinds)) > 1:
-            descriptions, remedy = [_described(kind) for kind in kinds], _SAME_TRAINED
+            said, remedy = [_described(kind) for kind in kinds], _SAME_TRAINED
         elif len(set(kinds) - {ABSENT}) > 1:
-            descriptions, remedy = [_described(kind) for kind in kinds], _SAME_KIND
+            said, remedy = [_described(kind) for kind in kinds], _SAME_KIND
         else:
             continue
-        return f"the gradient of {name!r} is {_listed(descriptions, ranks)}; {remedy}"
+        return f"the gradient of {name!r} is {_listed(said, ranks)}; {remedy}"
     return None
 
 
@@ -71,8 +71,8 @@ def _described(kind: int) -> str:
     return _DESCRIPTIONS.get(kind, f"sparse in {kind} dimension{'s' * (kind != 1)}")
 
 
-def _listed(descriptions: Iterable[str], ranks: Iterable[int]) -> str:
+def _listed(said: Iterable[str], ranks: Iterable[int]) -> str:
     groups: dict[str, list[int]] = {}
-    for description, rank in zip(descriptions, ranks, strict=True):
+    for description, rank in zip(said, ranks, strict=True):
         groups.setdefault(description, []).append(rank)
     return ", ".join(f"{description} on {name_ranks(members)}" for description, members in groups.items())

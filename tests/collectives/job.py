@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import os
 import socket
 import threading
@@ -56,6 +57,23 @@ class SocketTransport:
             connection.hang_up()
 
 
+class Formation:
+    """A new process set, whose members meet at a place that the first of them makes up."""
+
+    numbers = itertools.count()
+
+    def __init__(self, connect):
+        self.offer = b"set-%d" % next(self.numbers)
+        self.closed = 0
+        self._connect = connect
+
+    def connect(self, offers, check):
+        return self._connect("new-" + offers[0].decode())
+
+    def close(self):
+        self.closed += 1
+
+
 class Job:
     """``engines[rank]``, each with a backend for the process sets it is a member of, ``backends[rank]`` by set.
 
@@ -93,7 +111,7 @@ class Job:
                 ProcessSets(size, sets),
                 self.channels[rank],
                 self.backends[rank],
-                functools.partial(self._connect, rank),
+                functools.partial(self._form, rank),
             )
             for rank in range(size)
         ]
@@ -102,7 +120,10 @@ class Job:
         members = {id: sets.ranks(id) for id in sets.ids() if rank in sets.ranks(id)}
         return {id: self._set_backends(rank, ranks, f"set-{id}") for id, ranks in members.items()}
 
-    def _connect(self, rank, members, scope, check):
+    def _form(self, rank, members):
+        return Formation(lambda scope: self._connect(rank, members, scope))
+
+    def _connect(self, rank, members, scope):
         return self._set_backends(rank, members, scope)
 
     def _set_backends(self, rank, members, scope):

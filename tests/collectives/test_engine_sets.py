@@ -19,6 +19,7 @@ from collectives.api import (
 from collectives.backends.host_memory import HostMemory
 from collectives.backends.inproc import InprocBackend, InprocGroup
 from collectives.buffers import as_buffer, empty
+from collectives.engine.registration import Registration
 from collectives.engine.runner import Runner
 from collectives.engine.set_backends import SetBackends
 from collectives.engine.stand_in import neutral
@@ -30,7 +31,20 @@ from collectives.planning.messages import Response
 from collectives.planning.process_sets import ProcessSets
 from collectives.planning.worker import Batch
 from tests.backends.members import group_of
-from tests.collectives.job import PATIENCE, Caller, Job, ones, outcome, run, running, submit, total, until, wait
+from tests.collectives.job import (
+    PATIENCE,
+    Caller,
+    Formation,
+    Job,
+    ones,
+    outcome,
+    run,
+    running,
+    submit,
+    total,
+    until,
+    wait,
+)
 
 AVERAGE = ReduceOp.AVERAGE
 
@@ -365,12 +379,12 @@ def test_ranks_that_ask_for_different_sets_are_told_and_go_on():
 
 def test_a_rank_that_is_lost_while_a_set_connects_is_named():
     class Silent(Job):
-        def _connect(self, rank, members, scope, check):
+        def _connect(self, rank, members, scope):
             if rank == 0:
                 self.vanish(1)
                 until(lambda: self.engines[0]._ends.ending.lost is not None)
                 raise CollectiveTimeoutError("a member did not come")
-            return super()._connect(rank, members, scope, check)
+            return super()._connect(rank, members, scope)
 
     job = Silent(3)
     error, _, third = job.outcomes(lambda engine: (engine.add_process_set([0, 1]), run(engine, ones(engine))))
@@ -383,17 +397,20 @@ def test_a_rank_that_is_lost_while_a_set_connects_is_named():
 def test_a_set_that_connects_while_everything_is_aborted_does_not_come_about():
     error = PeerLostError("rank 1 is gone")
 
-    def connect(members, scope, check):
+    def connect(scope):
         runner.abort(error)
         return SetBackends.of([InprocBackend(group_of(2), InprocGroup(2))])
 
     works = WorkTable(0, lambda works: None, lambda work: None)
-    runner = Runner(
-        0, ProcessSets(3), {}, connect, works, EventStream(), lambda: None, lambda parameters: None, lambda: None
-    )
+    runner = Runner(0, ProcessSets(3), {}, works, EventStream(), lambda: None, lambda parameters: None, lambda: None)
     request = Request("add", Operation.ADD_PROCESS_SET, splits=(0, 1))
+    works.enter([Registration(request, Formation(connect))], unnamed=False)
     with pytest.raises(PeerLostError):
-        runner.run(Batch((Response(1, request, (1,)),), begins_rounds=False, id=0, parameters=Parameters()))
+        runner.run(
+            Batch(
+                (Response(1, request, (1,), (b"here", b"there")),), begins_rounds=False, id=0, parameters=Parameters()
+            )
+        )
     assert runner.backends()  # which are aborted and closed with the rest
 
 

@@ -29,6 +29,8 @@ WORKER_THREADS = 2
 CONNECT_SECONDS = 1.0
 """Gloo makes five attempts of this length to connect to a member, in seconds; nothing can end them earlier."""
 PUBLISH_SECONDS = 10.0
+LOOK_SECONDS = 0.2
+"""How often a construction that waits for the entries of the members looks whether the process ends."""
 
 _device_lock = threading.Lock()
 
@@ -175,7 +177,8 @@ def _directory_class() -> Any:
             self.entry = b""
             self.published = threading.Event()
             self._entries: Sequence[bytes] = ()
-            # Owned by this directory; set by hand_over() or abandon(), one of which its owner calls.
+            # Owned by this directory; set by hand_over() or abandon(), one of which its owner calls
+            # unless the process ends.
             self._complete = threading.Event()
 
         def hand_over(self, entries: Sequence[bytes]) -> None:
@@ -190,7 +193,8 @@ def _directory_class() -> Any:
             self.published.set()
 
         def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-            self._complete.wait()
+            while not self._complete.wait(LOOK_SECONDS) and threading.main_thread().is_alive():
+                continue  # the interpreter ends threads like this one before its exit handlers, which close the group
             if not self._entries:
                 raise RuntimeError("the group is not wanted any more")
 
