@@ -1,10 +1,11 @@
-"""Ranks that are killed while two hosts of two ranks connect, at every stage: all others end, and name them."""
+"""Ranks that are killed, or stop, while two hosts of two ranks connect: all others end, and name them."""
 
 import os
 import pickle
 import signal
 import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -23,8 +24,8 @@ STAGES = (
     "in its backend between hosts",
 )
 CONNECT_SECONDS = 20.0
-LATE_SECONDS = 2.0
-BOUND_SECONDS = 10.0
+LATE_SECONDS = 5.0
+BOUND_SECONDS = 15.0
 """Survivors take some milliseconds, a busy machine longer; less than the start timeout, in any case."""
 
 
@@ -44,23 +45,40 @@ def pool():
         pytest.skip(f"no hosts in network namespaces: {reason}")
 
 
-def start_in_fork(number, stage, victim, seconds):
-    """The end of a start in round ``number``: the victim's time of death, or the error of a survivor and its time."""
+def start_in_fork(number, stage, victim, seconds, end=signal.SIGKILL):
+    """The end of a start in round ``number``: the time when the victim got the signal ``end``, or a survivor's error.
+
+    With the time of a victim that was stopped comes its process.
+    """
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            os.write(writer, pickle.dumps(start(number, stage, victim, seconds, writer)))
+            os.write(writer, pickle.dumps(start(number, stage, victim, seconds, partial(meet_end, writer, end))))
         finally:
             os._exit(0)
     os.close(writer)
     with open(reader, "rb") as stream:
-        found = stream.read()
+        found = pickle.load(stream)
+    if isinstance(found, float) and end == signal.SIGSTOP:
+        return found, child
     os.waitpid(child, 0)
-    return pickle.loads(found)
+    return found
 
 
-def start(number, stage, victim, seconds, writer):
+def meet_end(writer, end, *_, **__):
+    os.write(writer, pickle.dumps(time.monotonic()))
+    os.kill(os.getpid(), end)
+
+
+def reap(parent, child):
+    """Remove the process that was stopped, on the rank that started it."""
+    if int(os.environ["HOROVOD_RANK"]) == parent:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def start(number, stage, victim, seconds, die):
     from collectives.engine import bootstrap
     from collectives.settings import Settings, world_from_environment
 
@@ -68,7 +86,7 @@ def start(number, stage, victim, seconds, writer):
     settings = Settings.from_environment(os.environ, world.topology)
     settings = replace(settings, timeouts=replace(settings.timeouts, connect=seconds))
     if world.topology.rank == victim:
-        place_trap(stage, victim, writer)
+        place_trap(stage, die)
     try:
         bootstrap.connect(world, settings).barrier()
     except Exception as error:  # noqa: BLE001
@@ -76,8 +94,8 @@ def start(number, stage, victim, seconds, writer):
     return time.monotonic(), "None", "", ()
 
 
-def place_trap(stage, rank, writer):
-    """Let this process kill itself when it comes to ``stage``."""
+def place_trap(stage, die):
+    """Let this process call ``die`` when it comes to ``stage``."""
     from collectives.backends.gloo.joining import GlooJoining
     from collectives.backends.hierarchical_joining import HierarchicalJoining
     from collectives.control.handshake import member
@@ -85,10 +103,6 @@ def place_trap(stage, rank, writer):
     from collectives.control.handshake.callee import Callee
     from collectives.control.handshake.entries import Entries
     from collectives.engine import bootstrap
-
-    def die(*_, **__):
-        os.write(writer, pickle.dumps(time.monotonic()))
-        os.kill(os.getpid(), signal.SIGKILL)
 
     def die_after(step):
         return lambda *rest: (step(*rest), die())
@@ -120,3 +134,16 @@ def test_every_survivor_names_the_rank_that_was_killed(pool, stage, victim):
         assert kind == "PeerLostError" or (stage == LATE and kind == "CollectiveTimeoutError"), text
         assert ranks == (victim,), text
     assert max(seconds) < BOUND_SECONDS
+
+
+@pytest.mark.parametrize(("stage", "victim"), [("before its offer", 2), ("within its host", 2), ("within its host", 3)])
+def test_every_survivor_names_the_rank_that_stopped(pool, stage, victim):
+    """A stopped process keeps its connections, so the start timeout ends the wait."""
+    number = 100 + STAGES.index(stage) * len(VICTIMS) + victim
+    outcomes = pool.run(start_in_fork, number, stage, victim, LATE_SECONDS, signal.SIGSTOP)
+    stopped, child = outcomes.pop(victim)
+    pool.run(reap, victim, child)
+    for _, kind, text, ranks in outcomes:
+        assert kind == "CollectiveTimeoutError", text
+        assert ranks == (victim,), text
+    assert max(end - stopped for end, *_ in outcomes) < BOUND_SECONDS
