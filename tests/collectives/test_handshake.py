@@ -121,7 +121,7 @@ def test_two_processes_of_one_rank_are_a_mistake_of_the_launcher(rank):
     extra = Hello(rank, 3, "node")
     errors = connect_all_but_first(hellos, extra)
     assert isinstance(errors[0], SettingsError)
-    assert f"two processes say they are rank {rank}" in str(errors[0])
+    assert f"two processes have HOROVOD_RANK={rank}" in str(errors[0])
     assert all(isinstance(error, SettingsError | PeerLostError) for error in errors[1:])
     assert any(isinstance(error, SettingsError) for error in errors[1:])
 

@@ -72,7 +72,7 @@ def test_a_rank_that_gives_up_is_not_blamed_for_the_one_that_did_not_come():
 
 
 def test_a_rank_that_gives_up_hears_which_rank_has_no_addresses_yet():
-    """All ranks have come, but one of them cannot say how to reach it."""
+    """All ranks have come, but one of them cannot find its own addresses."""
 
     def body(rank):
         def offer(hosts, cores):
@@ -107,7 +107,7 @@ def test_a_rank_0_that_stops_after_it_was_reached_is_named(monkeypatch):
         accepting.join(PATIENCE)
         accepted[0].close()
     assert type(error) is CollectiveTimeoutError
-    assert "rank 0 did not say in time which ranks are missing" in str(error)
+    assert "rank 0 did not report the missing ranks in time" in str(error)
     assert error.ranks == (0,)
 
 

@@ -39,6 +39,7 @@ def test_a_hello_of_another_world_is_refused_by_name(ahead):
     assert type(errors[1]) is PeerLostError
     if ahead:  # or else rank 0 goes on waiting for the rank 1 of its own round
         assert text in str(errors[0])
+        assert (type(errors[0]), errors[0].ranks) == (PeerLostError, (1,))
     else:
         assert "ranks [1] of 2 did not connect" in str(errors[0])
 
@@ -58,6 +59,7 @@ def test_a_rank_ahead_of_rank_0_is_refused_by_name_and_waits_for_its_round(monke
     (error,), _ = in_threads(2, body, PATIENCE)
     assert isinstance(error, PeerLostError)
     assert "rank 1 is in round 4 of job 'job', rank 0 in round 3 of job 'job'" in str(error)
+    assert (type(error), error.ranks) == (PeerLostError, (1,))
 
 
 def test_a_rank_ahead_of_rank_0_says_which_round_rank_0_is_in(monkeypatch):

@@ -94,7 +94,7 @@ class _Construction:
         self.close()
         if self._error is not None:
             raise translate(self._error, self._group)
-        raise HorovodInternalError("Gloo did not say in time how to reach it")
+        raise HorovodInternalError("Gloo did not give its address in time")
 
     def finish(self, entries: Sequence[bytes], attempt: ConnectAttempt) -> Any:
         """The process group, once all members have connected; ``entries`` are those that they published."""
@@ -196,7 +196,7 @@ def _directory_class() -> Any:
             while not self._complete.wait(LOOK_SECONDS) and threading.main_thread().is_alive():
                 continue  # the interpreter ends threads like this one before its exit handlers, which close the group
             if not self._entries:
-                raise RuntimeError("the group is not wanted any more")
+                raise RuntimeError("the group is not needed any more")
 
         def get(self, key: str) -> bytes:
             return self._entries[int(key.rpartition("/")[2])]

@@ -59,4 +59,4 @@ def translate(error: Exception, group: Group) -> Exception:
         return timed_out(group, text)
     if "/transport/" in text or "onnect" in text:
         return PeerLostError(f"the connection to {some_of(group)} broke; form a new job ({text})")
-    return EngineError(f"Gloo refused what it was asked to do; report this ({text})")
+    return EngineError(f"Gloo refused an operation; report this ({text})")

@@ -135,7 +135,7 @@ class Admission:
 
     def _without_offer(self, found: Collection[int]) -> CollectiveTimeoutError:
         ranks = sorted(set(self._peers).difference(found))
-        return CollectiveTimeoutError(f"ranks {ranks} did not say in time how to reach them", ranks)
+        return CollectiveTimeoutError(f"ranks {ranks} did not send their addresses in time", ranks)
 
     def _without_confirmation(self, found: Collection[int]) -> CollectiveTimeoutError:
         """Names the ranks that do not answer a question; or, if all do, those that they wait for."""

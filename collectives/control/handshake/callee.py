@@ -128,7 +128,7 @@ class Callee:
     def _reason_for_being_late(self) -> Exception:
         """Time is over. Only the other rank knows the missing ranks: tell it, and wait a moment for its reason."""
         rank, host = self._end.hello.rank, self._host
-        text = f"rank {rank}: rank {host} did not say in time which ranks are missing; its process may be stopped"
+        text = f"rank {rank}: rank {host} did not report the missing ranks in time; its process may be stopped"
         late = CollectiveTimeoutError(text, [host])
         self._leave(pack_farewell(late))
         return self._final_reason(late)

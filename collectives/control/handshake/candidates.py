@@ -181,7 +181,7 @@ class Candidates:
             return
         hello, nonce, listener = unpack_hello(unseal(self._end.secret, candidate.challenge, frame))
         if listener != self._listeners.entry["id"]:
-            raise PeerLostError("it was meant for another process, which listened at this address before")
+            raise PeerLostError("the hello was meant for another process, which listened at this address before")
         self._admit(self._release(candidate.sock.fileno()).sock, hello, nonce)
 
 

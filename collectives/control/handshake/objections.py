@@ -16,7 +16,8 @@ class OtherWorldError(PeerLostError):
     def __init__(self, other: Hello, mine: Hello) -> None:
         super().__init__(
             f"rank {other.rank} is in {other.world}, rank {mine.rank} in {mine.world}; only ranks of one world can "
-            "connect: ask the launcher for the current one"
+            "connect: ask the launcher for the current one",
+            [other.rank],
         )
         self.is_later = other.job == mine.job and other.round > mine.round
 
@@ -31,5 +32,5 @@ def objection(hello: Hello, mine: Hello, missing: Collection[int]) -> OtherWorld
             "start all with one HOROVOD_SIZE"
         )
     if hello.rank not in missing:
-        return SettingsError(f"two processes say they are rank {hello.rank}; each needs its own HOROVOD_RANK")
+        return SettingsError(f"two processes have HOROVOD_RANK={hello.rank}; give each process its own rank")
     return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collectives.api import Store
+from collectives.api import PeerLostError, Store
 from collectives.control.handshake.center import admit_members
 from collectives.control.handshake.connected import Connected, Offer
 from collectives.control.handshake.entries import Entries
@@ -24,6 +24,12 @@ def connect_channel(
     different ways, what ``offer`` raises on any rank, and the error that the attempt was aborted with.
     """
     entries = Entries(end.hello, store, starts or Starts())
-    if end.hello.rank == 0:
-        return admit_members(end, entries, offer)
-    return join_center(end, entries, process_sets, offer)
+    try:
+        if end.hello.rank == 0:
+            return admit_members(end, entries, offer)
+        return join_center(end, entries, process_sets, offer)
+    except PeerLostError as error:
+        if type(error) is PeerLostError:
+            raise
+        # A launcher knows the lost rank as the cause by the printed name of this class; subclasses stay in this folder.
+        raise PeerLostError(str(error), error.ranks, error.hosts) from error
