@@ -8,6 +8,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import numpy as np
@@ -320,17 +321,23 @@ def connect(group, store, timeout=20.0, address=LOOPBACK) -> GlooBackend:
 
 
 def with_backends(size, body, timeout=20.0, address=LOOPBACK):
-    """``body(backend)`` on each member of a group of threads; all backends are closed in the end."""
+    """``body(backend)`` on each member of a group of threads.
+
+    All backends are closed in the end, as ranks do: a member that closes its connections ends the operations of others.
+    """
 
     def member(rank: int) -> None:
         backend = connect(group_of(size, rank), store, timeout, address)
+        stack.callback(backend.close)
         try:
             body(backend)
-        finally:
+        except BaseException:
             backend.close()
+            raise
 
     store = MemoryStore()
-    in_threads(size, member)
+    with ExitStack() as stack:
+        in_threads(size, member)
 
 
 def _work_in_a_process(member: Member) -> str:
