@@ -9,10 +9,14 @@ from multiprocessing import process, resource_tracker
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 
 from hvd_cluster import horovod
 
 PATIENCE_SECONDS = 5.0
+
+settings.register_profile("any machine", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 @pytest.fixture(autouse=True)
