@@ -225,7 +225,9 @@ def _assemble(
             return Engine(groups.topology, settings, sets, channel, backends, form)
     except BaseException as error:
         reason = _verdict(channel, error, losses)
-        channel.send_to(range(1, channel.size) if channel.rank == 0 else (0,), encode(Abort(pack(_told(reason)))))
+        channel.send_to(
+            range(1, channel.size) if channel.rank == 0 else (0,), encode(Abort(pack(_for_other_ranks(reason))))
+        )
         channel.close()
         if reason is error:
             raise
@@ -248,7 +250,7 @@ def _verdict(channel: Channel, error: BaseException, losses: Sequence[PeerLostEr
     return error
 
 
-def _told(error: BaseException) -> HorovodInternalError:
+def _for_other_ranks(error: BaseException) -> HorovodInternalError:
     """The error for the other ranks when this rank ends with ``error``."""
     if isinstance(error, HorovodInternalError):
         return error

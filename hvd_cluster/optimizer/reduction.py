@@ -16,8 +16,8 @@ from hvd_cluster.optimizer.binding import InFlight
 from hvd_cluster.optimizer.bucket import Bucket, Setup
 from hvd_cluster.optimizer.buckets import label
 from hvd_cluster.optimizer.gradients import Gradients
-from hvd_cluster.optimizer.journeys import Journey, go_on, journeys
 from hvd_cluster.optimizer.layout import fingerprint
+from hvd_cluster.optimizer.transfers import Transfer, advance, transfers
 
 __all__ = ["Reduction"]
 
@@ -119,24 +119,24 @@ class Reduction(Generic[P]):
 
         MismatchError where ranks differ, or another rank refuses; InvalidRequestError where this rank does.
         """
-        travelling = list(journeys(self._bucket, self._gradients.members, self._setup, self._gradients.agreed))
+        active = list(transfers(self._bucket, self._gradients.members, self._setup, self._gradients.agreed))
         if self._gradients.has_unknown():
-            yield self._start([self._binding.marker() for _ in travelling], self._label)
+            yield self._start([self._binding.marker() for _ in active], self._label)
             return False
-        yield from self._rounds(travelling)
+        yield from self._rounds(active)
         return True
 
-    def _rounds(self, travelling: list[Journey]) -> Course:
-        combined: Sequence[Tensor | None] = [None] * len(travelling)
+    def _rounds(self, active: list[Transfer]) -> Course:
+        combined: Sequence[Tensor | None] = [None] * len(active)
         for number in count():
             try:
-                going, tensors = go_on(travelling, combined)
+                unfinished, tensors = advance(active, combined)
             except InvalidRequestError as error:
-                self._report(error, number, len(travelling))
+                self._report(error, number, len(active))
                 raise
             if not tensors:
                 return
-            travelling, combined = going, (yield self._start_round(tensors, number))
+            active, combined = unfinished, (yield self._start_round(tensors, number))
             if number == 0:
                 yield from self._pass_first()
 

@@ -1,4 +1,4 @@
-"""The ways of gradients through their compressors: alone, or packed with others into one tensor."""
+"""The exchange of gradients by compressors: of one gradient alone, or of several in one packed tensor."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from hvd_cluster.optimizer.binding import Binding
 from hvd_cluster.optimizer.bucket import Bucket, Setup, pack_of
 from hvd_cluster.optimizer.gradients import gradient_of
 
-__all__ = ["Journey", "go_on", "journeys"]
+__all__ = ["Transfer", "advance", "transfers"]
 
 P = TypeVar("P")
 Tensor: TypeAlias = Any
 """A gradient, or another tensor of the framework."""
-Journey: TypeAlias = Generator[Tensor, Tensor | None, None]
+Transfer: TypeAlias = Generator[Tensor, Tensor | None, None]
 """Yields a tensor to combine over all ranks, receives the result, and ends when gradients are complete."""
 
 
-def journeys(bucket: Bucket[P], parameters: Iterable[P], setup: Setup[P], sparse: Container[P]) -> Iterator[Journey]:
-    """The same number of journeys in the same order, for any ``sparse``.
+def transfers(bucket: Bucket[P], parameters: Iterable[P], setup: Setup[P], sparse: Container[P]) -> Iterator[Transfer]:
+    """The same number of transfers in the same order, for any ``sparse``.
 
-    A journey raises InvalidRequestError if the compressor fails.
+    A transfer raises InvalidRequestError if the compressor fails.
     """
     binding = setup.binding
     packs: dict[Any, list[P]] = {}
@@ -45,37 +45,37 @@ def journeys(bucket: Bucket[P], parameters: Iterable[P], setup: Setup[P], sparse
             yield _guarded(_packed(setup, bucket, kind, dense), setup.names[dense[0]])
 
 
-def go_on(travelling: Iterable[Journey], combined: Iterable[Tensor | None]) -> tuple[list[Journey], list[Tensor]]:
-    """The journeys that do not end with these results, and the next tensor of each."""
-    going, tensors = [], []
-    for journey, tensor in zip(travelling, combined, strict=True):
+def advance(active: Iterable[Transfer], combined: Iterable[Tensor | None]) -> tuple[list[Transfer], list[Tensor]]:
+    """The transfers that do not end with these results, and the next tensor of each."""
+    unfinished, tensors = [], []
+    for transfer, tensor in zip(active, combined, strict=True):
         with suppress(StopIteration):
-            tensors.append(journey.send(tensor))
-            going.append(journey)
-    return going, tensors
+            tensors.append(transfer.send(tensor))
+            unfinished.append(transfer)
+    return unfinished, tensors
 
 
-def _placeholder(binding: Binding[P], parameter: P) -> Journey:
+def _placeholder(binding: Binding[P], parameter: P) -> Transfer:
     yield binding.placeholder(parameter)
 
 
-def _alone(setup: Setup[P], parameter: P) -> Journey:
+def _alone(setup: Setup[P], parameter: P) -> Transfer:
     binding = setup.binding
     gradient = gradient_of(binding, parameter)
     binding.incoming(gradient, (yield from setup.compressors[parameter].rounds(binding.outgoing(gradient))))
 
 
-def _packed(setup: Setup[P], bucket: Bucket[P], kind: Any, parameters: Sequence[P]) -> Journey:
+def _packed(setup: Setup[P], bucket: Bucket[P], kind: Any, parameters: Sequence[P]) -> Transfer:
     binding = setup.binding
     gradients = [gradient_of(binding, parameter) for parameter in parameters]
     pack = bucket.packs[kind] = binding.pack(gradients, bucket.packs.get(kind))
     pack.spread((yield from setup.compressors[parameters[0]].rounds(pack.tensor)), gradients)
 
 
-def _guarded(journey: Journey, name: str) -> Journey:
-    """``journey``, in which the compressor may be code of the user. InvalidRequestError if that fails."""
+def _guarded(transfer: Transfer, name: str) -> Transfer:
+    """``transfer``, in which the compressor may be code of the user. InvalidRequestError if that fails."""
     try:
-        yield from journey
+        yield from transfer
     except HorovodInternalError:  # of a collective in the compressor
         raise
     except Exception as error:
