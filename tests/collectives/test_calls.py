@@ -11,7 +11,7 @@ import pytest
 
 from collectives.api import PeerLostError, Timeouts
 from collectives.attempt import ConnectAttempt
-from collectives.control.handshake import admission, callee, candidates, search
+from collectives.control.handshake import admission, call, callee, candidates, search
 from collectives.control.handshake.hello import Hello, LocalEnd
 from collectives.rendezvous.store import MemoryStore
 from tests.backends.members import in_threads
@@ -91,6 +91,17 @@ def admit_some(admitting):
     for descriptor, _ in admitting._poller.poll(10):
         admitting._candidates.attend(descriptor)
     return bool(admitting._peers)
+
+
+def test_a_call_that_is_refused_is_no_cause_of_itself():
+    """A search along the causes of its error would never end."""
+    with socket.create_server((LOCALHOST, 0)) as gone:
+        entry = {"id": "1", "host": "other", "unix": "", "tcp": gone.getsockname()}
+    with ConnectAttempt(PATIENCE) as attempt:
+        end = LocalEnd(Hello(2, 3, "node"), SECRET, LOCALHOST, Timeouts().heartbeat, attempt)
+        with pytest.raises(callee.NoListenerError) as caught:
+            call.call(end, entry, 1, lambda seconds: None)
+    assert isinstance(caught.value.__cause__, ConnectionRefusedError)
 
 
 def test_a_wrong_secret_is_refused_at_once():

@@ -32,7 +32,9 @@ def call(end: LocalEnd, entry: Mapping[str, Any], host: int, pause: Callable[[fl
         except BrokenCallError as error:
             broken = PeerLostError(str(error), error.ranks)
         except NoListenerError as error:
-            raise broken or error from error
+            if broken is None:
+                raise
+            raise broken from error
     assert broken is not None
     raise broken
 
