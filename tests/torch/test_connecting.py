@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 
+from tests.collectives.job import until
 from tests.namespaces import HOSTS, Network, Unavailable
 
 VICTIMS = range(4)
@@ -45,7 +46,7 @@ def pool():
         pytest.skip(f"no hosts in network namespaces: {reason}")
 
 
-def start_in_fork(number, stage, victim, seconds, end=signal.SIGKILL):
+def start_in_fork(folder, number, stage, victim, seconds, end=signal.SIGKILL):
     """The end of a start in round ``number``: the time when the victim got the signal ``end``, or a survivor's error.
 
     With the time of a victim that was stopped comes its process.
@@ -54,7 +55,9 @@ def start_in_fork(number, stage, victim, seconds, end=signal.SIGKILL):
     child = os.fork()
     if child == 0:
         try:
-            os.write(writer, pickle.dumps(start(number, stage, victim, seconds, partial(meet_end, writer, end))))
+            os.write(
+                writer, pickle.dumps(start(folder, number, stage, victim, seconds, partial(meet_end, writer, end)))
+            )
         finally:
             os._exit(0)
     os.close(writer)
@@ -78,7 +81,9 @@ def reap(parent, child):
         os.waitpid(child, 0)
 
 
-def start(number, stage, victim, seconds, die):
+def start(folder, number, stage, victim, seconds, die):
+    """``folder`` gets a file when a survivor has sent its hello."""
+    from collectives.control.handshake.callee import Callee
     from collectives.engine import bootstrap
     from collectives.settings import Settings, world_from_environment
 
@@ -86,12 +91,25 @@ def start(number, stage, victim, seconds, die):
     settings = Settings.from_environment(os.environ, world.topology)
     settings = replace(settings, timeouts=replace(settings.timeouts, connect=seconds))
     if world.topology.rank == victim:
-        place_trap(stage, die)
+        place_trap(stage, partial(await_hellos, folder, victim, die) if stage == "after its hello" else die)
+    else:
+        Callee._send_hello = followed(Callee._send_hello, (folder / str(world.topology.rank)).touch)
     try:
         bootstrap.connect(world, settings).barrier()
     except Exception as error:  # noqa: BLE001
         return time.monotonic(), type(error).__name__, str(error), getattr(error, "ranks", ())
     return time.monotonic(), "None", "", ()
+
+
+def followed(step, then):
+    """``step``, and ``then()`` after it."""
+    return lambda *rest: (step(*rest), then())
+
+
+def await_hellos(folder, victim, die, *_):
+    """A rank that calls when the start has ended already finds nobody, and has to wait for the next start."""
+    until(lambda: len(list(folder.iterdir())) == len(set(VICTIMS) - {0, victim}))
+    die()
 
 
 def place_trap(stage, die):
@@ -104,13 +122,10 @@ def place_trap(stage, die):
     from collectives.control.handshake.entries import Entries
     from collectives.engine import bootstrap
 
-    def die_after(step):
-        return lambda *rest: (step(*rest), die())
-
     if stage == "before its hello":
-        Callee._send_hello, Entries.publish = die, die_after(Entries.publish)
+        Callee._send_hello, Entries.publish = die, followed(Entries.publish, die)
     elif stage == "after its hello":
-        Callee._send_hello, Admission.answer = die_after(Callee._send_hello), die
+        Callee._send_hello, Admission.answer = followed(Callee._send_hello, die), die
     elif stage == "before its offer":
         bootstrap._Groups.offer_at = die
     elif stage == "within its host":
@@ -125,9 +140,11 @@ def place_trap(stage, die):
 
 @pytest.mark.parametrize("victim", VICTIMS)
 @pytest.mark.parametrize("stage", STAGES)
-def test_every_survivor_names_the_rank_that_was_killed(pool, stage, victim):
+def test_every_survivor_names_the_rank_that_was_killed(pool, stage, victim, tmp_path):
     number = 1 + STAGES.index(stage) * len(VICTIMS) + victim
-    outcomes = pool.run(start_in_fork, number, stage, victim, LATE_SECONDS if stage == LATE else CONNECT_SECONDS)
+    outcomes = pool.run(
+        start_in_fork, tmp_path, number, stage, victim, LATE_SECONDS if stage == LATE else CONNECT_SECONDS
+    )
     died = outcomes.pop(victim)
     seconds = [round(end - died, 3) for end, *_ in outcomes]
     for _, kind, text, ranks in outcomes:
@@ -137,10 +154,10 @@ def test_every_survivor_names_the_rank_that_was_killed(pool, stage, victim):
 
 
 @pytest.mark.parametrize(("stage", "victim"), [("before its offer", 2), ("within its host", 2), ("within its host", 3)])
-def test_every_survivor_names_the_rank_that_stopped(pool, stage, victim):
+def test_every_survivor_names_the_rank_that_stopped(pool, stage, victim, tmp_path):
     """A stopped process keeps its connections, so the start timeout ends the wait."""
     number = 100 + STAGES.index(stage) * len(VICTIMS) + victim
-    outcomes = pool.run(start_in_fork, number, stage, victim, LATE_SECONDS, signal.SIGSTOP)
+    outcomes = pool.run(start_in_fork, tmp_path, number, stage, victim, LATE_SECONDS, signal.SIGSTOP)
     stopped, child = outcomes.pop(victim)
     pool.run(reap, victim, child)
     for _, kind, text, ranks in outcomes:
