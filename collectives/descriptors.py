@@ -35,9 +35,11 @@ def explained(error: Error, rank: int) -> Error | HorovodInternalError:
 
 def _is_lack(error: BaseException | None) -> bool:
     """Whether no descriptor was left for ``error`` or one of its causes. Some libraries say so in their text only."""
-    while error is not None:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:  # an error can be among its own causes
         if (isinstance(error, OSError) and are_exhausted(error)) or "Too many open files" in str(error):
             return True
+        seen.add(id(error))
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return False
 

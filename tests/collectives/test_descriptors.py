@@ -53,6 +53,12 @@ def test_an_error_with_another_reason_stays():
     assert descriptors.explained(error, 3) is error
 
 
+def test_an_error_that_is_its_own_cause_stays():
+    error = ValueError("odd")
+    error.__cause__ = error
+    assert descriptors.explained(error, 3) is error
+
+
 def test_a_reserve_has_all_its_descriptors_or_none():
     before = len(os.listdir("/proc/self/fd"))
     with descriptors.Reserve(3):
