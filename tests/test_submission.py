@@ -98,7 +98,7 @@ def test_each_property_makes_another_request(engine, change):
 
 
 def test_every_field_of_a_request_is_among_the_changes(engine):
-    """A field that a call does not set has its usual value: the device is that of the buffer, groups have a test."""
+    """The rest: the device is that of the buffer, groups have a test, and a call to add a set makes its offer."""
     usual = request_of(engine)
     seen = {
         each.name
@@ -106,7 +106,7 @@ def test_every_field_of_a_request_is_among_the_changes(engine):
         for each in fields(Request)
         if getattr(request_of(engine, **change), each.name) != getattr(usual, each.name)
     }
-    rest = {"device", "group", "group_size"}
+    rest = {"device", "group", "group_size", "offer"}
     assert seen | rest == {each.name for each in fields(Request)}
     assert not seen & rest
 

@@ -21,6 +21,7 @@ UNUSUAL = Request(
     group="group",
     group_size=6,
     tag=7,
+    offer=b"addresses",
 )
 
 
