@@ -12,7 +12,7 @@ import hvd_cluster.torch as hvd
 from tests.collectives.job import until
 from tests.namespaces import HOSTS, Network, Unavailable
 
-CHECK_SECONDS, SHUTDOWN_SECONDS = 0.5, 3.0
+CHECK_SECONDS, SHUTDOWN_SECONDS = 1.0, 5.0
 STALLS = {
     "HOROVOD_STALL_CHECK_TIME_SECONDS": str(CHECK_SECONDS),
     "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(SHUTDOWN_SECONDS),
