@@ -1,4 +1,4 @@
-"""What this rank does while it waits inside an operation."""
+"""The duties of this rank while it waits inside an operation: answers, inquiries, the ends of other ranks."""
 
 from __future__ import annotations
 

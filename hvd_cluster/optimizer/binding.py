@@ -31,7 +31,10 @@ class Pack(Protocol):
 
 
 class Tensors(Protocol[P]):
-    """What both kinds of distributed optimizers need. A parameter is any hashable object with at most one gradient."""
+    """The operations that both kinds of distributed optimizers need.
+
+    A parameter is any hashable object with at most one gradient.
+    """
 
     def gradient(self, parameter: P) -> Tensor | None:
         """The gradient of ``parameter``."""

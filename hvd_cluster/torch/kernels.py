@@ -39,9 +39,9 @@ def _add(first: torch.Tensor, second: torch.Tensor, out: torch.Tensor) -> None:
 def _mean(limit: float, first: torch.Tensor, second: torch.Tensor, out: torch.Tensor) -> bool:
     """torch interpolates in float32: second - (second - first) / 2, rounded once to 16 bits.
 
-    The rounding of the difference never shows, as float32 has more than twice the bits. What may show is a difference
-    or a sum that is not finite. Neither differs from the mean's own if ``second`` is finite and so much below the
-    largest float32 that any ``first`` may be added.
+    The result has the same bits as half of the sum: float32 has more than twice the digits, so the rounding of the
+    difference is lost in the rounding to 16 bits. The two can differ only where a difference or a sum is not finite.
+    That cannot be if ``second`` is finite, and so far below the largest float32 that adding any ``first`` is safe.
     """
     low, high = torch.aminmax(second)
     if not (-limit < low.item() and high.item() < limit):

@@ -19,7 +19,7 @@ def patience(monkeypatch):
 
 @pytest.fixture(params=[False, True], ids=["inproc", "shm"])
 def start(request, monkeypatch):
-    """What starts a job: of threads that share everything, or a gate in shared memory and sockets."""
+    """Starts a job, of threads that share everything or with a gate in shared memory and sockets."""
     if request.param:
         monkeypatch.setattr(Job, "transport", SocketTransport)
     return lambda *args, **kwargs: running(*args, shared_memory=request.param, **kwargs)

@@ -30,7 +30,7 @@ def connect(
 
 
 def connect_all(hellos, store=None, secrets=None, timeout=PATIENCE, tell=lambda connected: connected.hosts):
-    """What each of ``hellos`` finds, or the error it meets, all at once; channels get closed."""
+    """The connection of each of ``hellos``, or its error. All connect at once; their channels are closed afterwards."""
 
     def body(index):
         secret = secrets[index] if secrets else SECRET

@@ -134,7 +134,7 @@ def test_a_rank_with_another_secret_is_not_told_anything():
 
 
 def test_a_false_rank_0_is_found_out():
-    """Who listens at the address but does not know the secret cannot answer the nonce."""
+    """A process that listens at the address without the secret cannot answer the nonce."""
     store = MemoryStore()
     with socket.create_server((LOCALHOST, 0)) as listener:
         entry = {"id": "1", "host": "other", "unix": "", "tcp": listener.getsockname()}

@@ -61,7 +61,7 @@ def test_a_rank_that_fails_within_its_host_ends_the_start_of_all(victim, monkeyp
     ("stopped", "first"), [(LEADER, 0), (LEADER, 2), (2, 0), (2, LEADER), (2, FOLLOWER), (FOLLOWER, 0), (FOLLOWER, 2)]
 )
 def test_a_rank_that_stops_before_it_connects_within_its_host_is_named_by_all(stopped, first, monkeypatch):
-    """Whatever rank gives up ``first``: rank 0, the leader, or a follower. The stopped rank goes on much later."""
+    """Rank 0, the leader or a follower gives up ``first``. The stopped rank goes on much later."""
 
     def stop(rank):
         if rank == stopped:

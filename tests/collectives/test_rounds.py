@@ -169,7 +169,7 @@ class Course:
 
 
 def try_out(verdict, course):
-    """What came of a trial: whether it ran, the worker, the schedules that ran, and the messages to the other rank."""
+    """The result of a trial: whether it ran, the worker, the schedules that ran, and the messages to the other rank."""
     hub, response = InprocHub(2), Response(1, tensor("a"))
     worker, link, schedule = Worker(Parameters()), Used(hub), Schedule(2, ((response,),))
     worker.submit(response.request)

@@ -21,7 +21,7 @@ from tests.collectives.unison_job import (
 
 
 class Steps:
-    """What the ranks of a job do, step by step: mostly one tensor at a time, but not always, nor in the same order."""
+    """The steps of the ranks of a job: most have one tensor, some have more, in an order that differs by rank."""
 
     OTHERS = ("burst", "swapped", "threads", "join", "new", "set", "barrier", "tune")
 

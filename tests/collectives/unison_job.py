@@ -75,7 +75,7 @@ def round_of(engine):
 
 
 def worker_of(engine):
-    """What the engine has in flight."""
+    """The tensors that the engine has in flight."""
     return engine._exchange._decider.worker
 
 

@@ -3,6 +3,7 @@
 import cloudpickle
 import pytest
 
+from tests.namespaces import Network, Unavailable
 from tests.torch.pool import Pool
 
 
@@ -53,6 +54,16 @@ def fresh_pool():
     yield get
     for pool in made:
         pool.close()
+
+
+@pytest.fixture
+def network():
+    """Two hosts in network namespaces of this machine, for one test."""
+    try:
+        with Network() as network:
+            yield network
+    except Unavailable as reason:
+        pytest.skip(f"no hosts in network namespaces: {reason}")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -3,6 +3,7 @@
 import contextlib
 import multiprocessing
 import os
+import time
 from multiprocessing.connection import Connection, wait
 
 import cloudpickle
@@ -45,13 +46,16 @@ class Pool:
     def outcomes(self, function, *args, ranks=None, then=lambda: None):
         """The outcomes by rank, of ``ranks`` only if given; None for a rank whose process has ended.
 
-        ``then`` is called when all ranks have got the function.
+        ``then`` is called when all ranks have got the function. The exception of a rank outside ``ranks`` is raised,
+        if it comes while another rank is waited for.
         """
         task = cloudpickle.dumps((function, args))
         for link in self._links:
             link.send_bytes(task)
         then()
-        return [_answer(self._links[rank]) for rank in ranks or range(self.size)]
+        awaited = [self._links[rank] for rank in ranks or range(self.size)]
+        others = [link for link in self._links if link not in awaited]
+        return [_answer(link, others) for link in awaited]
 
     def close(self):
         """End the processes."""
@@ -65,11 +69,26 @@ class Pool:
         self._job.__exit__(None, None, None)
 
 
-def _answer(link):
-    assert link.poll(ANSWER_SECONDS), f"no answer from a rank within {ANSWER_SECONDS} s"
+def _answer(link, others):
+    deadline = time.monotonic() + ANSWER_SECONDS
+    while not link.poll():
+        ready = wait([link, *others], deadline - time.monotonic())
+        assert ready, f"no answer from a rank within {ANSWER_SECONDS} s"
+        for other in set(others).intersection(ready):
+            others.remove(other)
+            _raise_error(_received(other))
+    return _received(link)
+
+
+def _raise_error(outcome):
+    if outcome is not None:
+        outcome.unwrap()
+
+
+def _received(link):
     try:
         return cloudpickle.loads(link.recv_bytes())
-    except EOFError:
+    except (EOFError, ConnectionResetError):
         return None
 
 

@@ -8,18 +8,9 @@ import torch
 
 import hvd_cluster.torch as hvd
 from hvd_cluster import basics
-from tests.namespaces import HOSTS, Network, Unavailable
+from tests.namespaces import HOSTS
 
 SETS = {(0, 1): "shm", (0, 2): "gloo", (1, 2, 3): "hierarchical", (3,): "single"}
-
-
-@pytest.fixture
-def network():
-    try:
-        with Network() as network:
-            yield network
-    except Unavailable as reason:
-        pytest.skip(f"no hosts in network namespaces: {reason}")
 
 
 @pytest.fixture
@@ -40,7 +31,7 @@ def summed(added):
 
 
 def add(sets):
-    """What :func:`summed` finds for each of ``sets`` that has this rank."""
+    """The result of :func:`summed` for each of ``sets`` that has this rank."""
     found = {}
     for ranks in sets:
         added = hvd.add_process_set(list(ranks))

@@ -67,13 +67,14 @@ def test_a_killed_rank_raises_in_negotiation(fresh_pool):
 
 def die_with_a_child(victim):
     """The child, like one of a DataLoader, outlives the victim and has inherited its connections."""
-    child = os.fork() if hvd.rank() == victim else 0
-    if hvd.rank() == victim and not child:
+    lost = hvd.rank() == victim
+    child = os.fork() if lost else 0
+    if lost and not child:
         assert not hvd.is_initialized()
         signal.alarm(300)
         signal.pause()
     children = hvd.allgather_object(child)
-    if hvd.rank() == victim:
+    if lost:
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(hvd.HorovodInternalError, match=f"rank {victim}"):
         hvd.allreduce(torch.ones(1), name="doomed")
@@ -176,13 +177,13 @@ def test_a_world_of_one_needs_no_launcher():
 
 
 def lose_a_rank_that_connects():
-    """Rank 1 ends when a new process set is about to be connected; what the others meet."""
+    """Rank 1 ends when a new process set is about to be connected. Returns the error of another rank."""
     from collectives.engine import bootstrap
 
     hvd.init()
     hvd.barrier()
     if hvd.rank() == 1:
-        bootstrap._Connector.__call__ = lambda *_: os._exit(1)
+        bootstrap._Formation.connect = lambda *_: os._exit(1)
 
     def add():
         hvd.add_process_set([0, 1])

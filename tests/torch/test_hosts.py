@@ -11,18 +11,9 @@ import torch
 import hvd_cluster.torch as hvd
 from hvd_cluster import basics
 from tests.collectives.job import until
-from tests.namespaces import HOSTS, Network, Unavailable
+from tests.namespaces import HOSTS
 
 HEARTBEAT_SECONDS = 2
-
-
-@pytest.fixture
-def network():
-    try:
-        with Network() as network:
-            yield network
-    except Unavailable as reason:
-        pytest.skip(f"no hosts in network namespaces: {reason}")
 
 
 @pytest.fixture

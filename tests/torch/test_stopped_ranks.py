@@ -10,7 +10,7 @@ import torch
 
 import hvd_cluster.torch as hvd
 from tests.collectives.job import until
-from tests.namespaces import HOSTS, Network, Unavailable
+from tests.namespaces import HOSTS
 
 CHECK_SECONDS, SHUTDOWN_SECONDS = 1.0, 5.0
 STALLS = {
@@ -20,15 +20,6 @@ STALLS = {
 }
 RANKS = range(4)
 SMALL, PIPELINED = 32, 1 << 24
-
-
-@pytest.fixture
-def network():
-    try:
-        with Network() as network:
-            yield network
-    except Unavailable as reason:
-        pytest.skip(f"no hosts in network namespaces: {reason}")
 
 
 def reduce_until_error(nbytes, marker):
@@ -53,7 +44,7 @@ def reduce_until_error(nbytes, marker):
 
 
 def stop(pool, victim, nbytes, marker):
-    """What each of the other ranks finds when ``victim`` is stopped."""
+    """The results of :func:`reduce_until_error` on the other ranks when ``victim`` is stopped."""
     survivors = [rank for rank in RANKS if rank != victim]
 
     def stop_when_running():

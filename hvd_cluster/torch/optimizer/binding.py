@@ -22,7 +22,7 @@ __all__ = ["TorchBinding", "TorchDifferences"]
 
 
 class TorchTensors(Tensors[torch.Tensor]):
-    """What both kinds of distributed optimizers need."""
+    """The operations that both kinds of distributed optimizers need."""
 
     @staticmethod
     def gradient(parameter: torch.Tensor) -> torch.Tensor | None:
