@@ -12,7 +12,10 @@ __all__ = ["THREADS", "share", "thread_remark", "thread_variables", "threads_of"
 
 THREADS = "OMP_NUM_THREADS"
 VARIABLES = ("MKL_NUM_THREADS", THREADS)
-"""Each limits the threads of torch; the first wins. OPENBLAS_NUM_THREADS does not: it holds for NumPy alone."""
+"""Each limits the threads of torch; the first wins."""
+
+CHOICES = (*VARIABLES, "OPENBLAS_NUM_THREADS")
+"""With one of these the user has chosen the threads. The last one limits NumPy, but not torch."""
 
 
 def share(cores: int, ranks: int) -> int:
@@ -30,10 +33,9 @@ def threads_of(environment: Mapping[str, str], cores: int) -> int:
 def thread_variables(environment: Mapping[str, str], cores: int, ranks: int) -> dict[str, str]:
     """The variables that a launcher adds to ``environment`` for each of ``ranks`` ranks of one host.
 
-    None for a single rank, which may use all cores, and none if the user has set one of VARIABLES. With
-    OPENBLAS_NUM_THREADS alone, OpenBLAS keeps the user's number and the other libraries get the share.
+    None for a single rank, which may use all cores, and none if the user has set one of CHOICES.
     """
-    is_chosen = any(environment.get(name, "").strip() for name in VARIABLES)
+    is_chosen = any(environment.get(name, "").strip() for name in CHOICES)
     return {} if ranks == 1 or is_chosen else {THREADS: str(share(cores, ranks))}
 
 

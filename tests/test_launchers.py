@@ -78,7 +78,7 @@ def test_torchrun_itself(tmp_path):
 
 @pytest.fixture
 def two_cores(monkeypatch):
-    for name in (*threads.VARIABLES, "OPENBLAS_NUM_THREADS"):
+    for name in threads.CHOICES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("hvd_cluster.launchers._thread_counts", {})
     monkeypatch.setattr("hvd_cluster.launchers.usable_cores", lambda: 2)
@@ -108,21 +108,21 @@ def test_torch_says_how_many_threads_it_has():
 
 
 @pytest.mark.usefixtures("two_cores")
-@pytest.mark.parametrize(
-    ("variables", "line"),
-    [
-        ({"MKL_NUM_THREADS": "1"}, ""),
-        ({"MKL_NUM_THREADS": "2"}, ""),
-        ({"OPENBLAS_NUM_THREADS": "2"}, SHARE),
-    ],
-)
-def test_hvdrun_keeps_any_number_of_threads_that_the_user_has_set(monkeypatch, capsys, variables, line):
-    set_variables(monkeypatch, variables)
-    (name,) = variables
-    assert main(["-np", "2", "sh", "-c", f"echo ${name}"]) == 0
+@pytest.mark.parametrize("variable", ["MKL_NUM_THREADS=1", "MKL_NUM_THREADS=2", "OPENBLAS_NUM_THREADS=2"])
+def test_hvdrun_keeps_any_number_of_threads_that_the_user_has_set(monkeypatch, capsys, variable):
+    monkeypatch.setenv(*variable.split("="))
+    assert main(["-np", "2", "sh", "-c", "env | grep '^[A-Z]*_NUM_THREADS='"]) == 0
     captured = capsys.readouterr()
-    assert sorted(captured.out.splitlines()) == [f"[{rank}]<stdout>:{variables[name]}" for rank in range(2)]
-    assert captured.err == line
+    assert sorted(captured.out.splitlines()) == [f"[{rank}]<stdout>:{variable}" for rank in range(2)]
+    assert captured.err == ""
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_a_rank_warns_of_too_many_threads_beside_the_users_number_for_openblas(caplog):
+    variables = {"OPENBLAS_NUM_THREADS": "1"}
+    assert threads.thread_variables(variables, 2, 2) == {}
+    warn_of_threads(variables, Topology(0, 2, 0, 2))
+    assert [record.message for record in caplog.records] == [threads.thread_remark(2, 2, 2)]
 
 
 @pytest.mark.usefixtures("two_cores")

@@ -19,7 +19,8 @@ def test_the_share_of_a_rank(cores, ranks, each):
         ({THREADS: "8"}, {}),
         ({THREADS: " "}, {THREADS: "4"}),
         ({"MKL_NUM_THREADS": "1"}, {}),
-        ({"OPENBLAS_NUM_THREADS": "1"}, {THREADS: "4"}),  # torch does not read it
+        ({"OPENBLAS_NUM_THREADS": "1"}, {}),
+        ({"OPENBLAS_NUM_THREADS": ""}, {THREADS: "4"}),
     ],
 )
 def test_a_variable_of_the_user_stays(environment, added):
@@ -35,7 +36,7 @@ def test_a_variable_of_the_user_stays(environment, added):
         ({THREADS: "many"}, 8),
         ({THREADS: "0"}, 8),
         ({"MKL_NUM_THREADS": "2"}, 2),
-        ({"OPENBLAS_NUM_THREADS": "5"}, 8),
+        ({"OPENBLAS_NUM_THREADS": "5"}, 8),  # torch does not read it
         ({THREADS: "3", "MKL_NUM_THREADS": "2"}, 2),
         ({THREADS: "3", "OPENBLAS_NUM_THREADS": "5"}, 3),
     ],
