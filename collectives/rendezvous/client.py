@@ -80,9 +80,13 @@ class RendezvousClient:
         self._sockets: set[socket.socket] = set()
         self._closed = threading.Event()
 
-    def set(self, key: str, value: bytes) -> None:
-        """Create or replace ``key``."""
-        self._expect_done(self._request("PUT", _path("keys", key), bytes(value)))
+    def set(self, key: str, value: bytes, timeout: float | None = None) -> None:
+        """Create or replace ``key``. ``timeout`` bounds the connection and the answer, each instead of connect_timeout.
+
+        That is in seconds.
+        """
+        seconds = self._connect_timeout if timeout is None else timeout
+        self._expect_done(_Request("PUT", _path("keys", key), bytes(value), seconds, seconds))
 
     def get(self, key: str, timeout: float) -> bytes:
         """Wait up to ``timeout`` seconds for ``key``; CollectiveTimeoutError when it is not set by then."""

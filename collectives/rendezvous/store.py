@@ -48,8 +48,8 @@ class MemoryStore:
         self._changed = threading.Condition()
         self._observers: list[Observer] = []
 
-    def set(self, key: str, value: bytes) -> None:
-        """Create or replace ``key``. Raises InvalidRequestError for a bad key."""
+    def set(self, key: str, value: bytes, timeout: float | None = None) -> None:
+        """Create or replace ``key``, at once. Raises InvalidRequestError for a bad key."""
         check_key(key)
         with self._changed:
             self._put(key, bytes(value))
@@ -111,9 +111,9 @@ class PrefixStore:
         self._store = store
         self._prefix = check_key(prefix)
 
-    def set(self, key: str, value: bytes) -> None:
+    def set(self, key: str, value: bytes, timeout: float | None = None) -> None:
         """Create or replace ``key`` under the prefix."""
-        self._store.set(self._full(key), value)
+        self._store.set(self._full(key), value, timeout)
 
     def get(self, key: str, timeout: float) -> bytes:
         """Wait up to ``timeout`` seconds for ``key`` under the prefix."""

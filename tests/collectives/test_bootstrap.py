@@ -21,6 +21,7 @@ from collectives.api import (
 from collectives.attempt import ConnectAttempt
 from collectives.backends import table
 from collectives.backends.gloo import joining
+from collectives.control.handshake import search
 from collectives.control.handshake.starts import Starts
 from collectives.engine import bootstrap
 from collectives.rendezvous.server import RendezvousServer
@@ -109,8 +110,9 @@ def test_a_newcomer_meets_survivors_in_the_round_that_both_were_given(launcher):
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_a_rank_that_missed_starts_that_failed_finds_the_others(launcher, failing):
+def test_a_rank_that_missed_starts_that_failed_finds_the_others(launcher, failing, monkeypatch):
     """One rank tries twice without the other, in vain; both are in the same world and come together then."""
+    monkeypatch.setattr(search, "FIRST_LOOK_SECONDS", PATIENCE)
     quick = Timeouts(connect=0.1, collective=PATIENCE)
 
     def body(rank):

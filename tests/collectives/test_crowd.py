@@ -27,7 +27,7 @@ from collectives.planning.process_sets import ProcessSets
 from collectives.rendezvous.store import MemoryStore
 
 class Announcing(MemoryStore):
-    def set(self, key, value):
+    def set(self, key, value, timeout=None):
         if key == {KEY!r}:
             print(value.hex(), flush=True)
 

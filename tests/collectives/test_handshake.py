@@ -128,8 +128,6 @@ def test_two_processes_of_one_rank_are_a_mistake_of_the_launcher(rank):
 
 def connect_all_but_first(hellos, extra):
     """Like :func:`connect_all`, with one more that joins as a rank other than 0 does, whatever it says."""
-
-    # A rank that comes when the first has given up already tries until its own timeout.
     timeout = PATIENCE / 4
 
     def body(index):

@@ -25,7 +25,7 @@ def test_a_hello_of_another_world_is_refused_by_name(ahead):
         def get(self, key, timeout):
             return super().get(key.replace("round-4", "round-3"), timeout)
 
-        def set(self, key, value):
+        def set(self, key, value, timeout=None):
             super().set(key.replace("round-4", "round-3"), value)
 
     def body(rank):

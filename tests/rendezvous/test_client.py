@@ -74,6 +74,16 @@ class TestClient:
             ):
                 use()
 
+    def test_a_shorter_time_for_a_value(self) -> None:
+        """Whether nobody listens, or the server accepts the connection and does not answer."""
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+            client = RendezvousClient("127.0.0.1", port, SECRET, connect_timeout=600.0)
+            with pytest.raises(PeerLostError, match=r"did not answer within 0\.05 s"):
+                client.set("a", b"", 0.05)
+        with pytest.raises(PeerLostError, match=r"cannot be reached for 0\.05 s"):
+            client.set("a", b"", 0.05)
+
     def test_an_unknown_host(self) -> None:
         with pytest.raises(PeerLostError, match="cannot be reached"):
             RendezvousClient("host..invalid", 1, SECRET, connect_timeout=0.05).set("a", b"")

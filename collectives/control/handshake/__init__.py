@@ -6,8 +6,8 @@ are relays, the ranks of their hosts connect to them, and every rank confirms th
 can, and sends every rank the same reason.
 """
 
+from collectives.control.handshake.channel import connect_channel
 from collectives.control.handshake.connected import Connected, Offer
 from collectives.control.handshake.hello import Hello
-from collectives.control.handshake.start import connect_channel
 
 __all__ = ["Connected", "Hello", "Offer", "connect_channel"]

@@ -76,8 +76,13 @@ class Admission:
         self._listeners.__exit__(kind, error, trace)
         self._candidates.close()
         if error is not None:
-            for peer in self._peers.values():
-                self._refuse(peer, error)
+            self.dismiss(error)
+
+    def dismiss(self, error: BaseException) -> None:
+        """Send ``error`` to the admitted ranks and close their connections."""
+        while self._peers:
+            _, peer = self._peers.popitem()
+            self._refuse(peer, error)
 
     def _refuse(self, peer: Peer, error: BaseException) -> None:
         with suppress(OSError, HorovodInternalError):

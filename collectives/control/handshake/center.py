@@ -23,15 +23,15 @@ RESERVED = 4
 
 
 def admit_members(end: LocalEnd, entries: Entries, offer: Offer) -> Connected:
-    """See :func:`collectives.control.handshake.start.connect_channel`."""
+    """See :func:`collectives.control.handshake.channel.connect_channel`."""
     hello = end.hello
     start = entries.next
-    publishing = partial(_publishing_lack, end, entries, start)
+    publishing = partial(_publishing_failure, end, entries, start)
     with (
-        publishing(None),
+        publishing(),
         descriptors.Reserve(RESERVED) as reserve,
         Admission(end, range(1, hello.size)) as admission,
-        publishing(reserve),  # before the admission closes its listeners
+        publishing(reserve, admission),  # before the admission closes its listeners
     ):
         entries.publish(start, admission.entry)
         peers = admission.admit_all()
@@ -53,19 +53,25 @@ def admit_members(end: LocalEnd, entries: Entries, offer: Offer) -> Connected:
 
 
 @contextmanager
-def _publishing_lack(
-    end: LocalEnd, entries: Entries, start: int, reserve: descriptors.Reserve | None
+def _publishing_failure(
+    end: LocalEnd,
+    entries: Entries,
+    start: int,
+    reserve: descriptors.Reserve | None = None,
+    admission: Admission | None = None,
 ) -> Iterator[None]:
-    """Publish a lack of descriptors in the place of the entry."""
+    """Send an error of the block to the admitted ranks, and publish it in the place of the entry for all others."""
     try:
         yield
-    except Exception as error:
+    except BaseException as error:
         reason = descriptors.explained(error, end.hello.rank)
-        if reason is error:
-            raise
         if reserve is not None:
             reserve.release()
+        if admission is not None:
+            admission.dismiss(reason)
         entries.publish_error(start, reason)
+        if reason is error:
+            raise
         raise reason from error
 
 

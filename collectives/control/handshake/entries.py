@@ -1,4 +1,4 @@
-"""The entries of rank 0 in the rendezvous store: where it listens in each start, or why it cannot."""
+"""The entries of rank 0 in the rendezvous store: where it listens in each start, or why the start has failed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import msgpack
 
-from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError, Store
+from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError, SettingsError, Store
 from collectives.control.handshake.hello import Hello, pack_answer, unpack_answer
 from collectives.control.handshake.starts import Starts
 
@@ -15,6 +15,8 @@ __all__ = ["CURRENT", "Entries"]
 
 CURRENT = "current"
 """The key of the round in which rank 0 listens, or listened last, and of its entry."""
+FAILURE_SECONDS = 0.5
+"""How long rank 0 waits for the store when it leaves the reason of a failed start there, in seconds."""
 
 
 class Entries:
@@ -25,6 +27,7 @@ class Entries:
         self._store = store
         self._starts = starts
         self._world = hello.job, hello.round
+        self._has_failed = False
 
     @property
     def next(self) -> int:
@@ -47,25 +50,37 @@ class Entries:
         self._store.set(CURRENT, msgpack.packb((self._hello.round, entry)))
 
     def publish_error(self, start: int, reason: BaseException) -> None:
-        """Rank 0 cannot connect: a rank that cannot be admitted can still read the reason."""
-        with suppress(OSError, HorovodInternalError):
-            self._store.set(self._key(start), msgpack.packb({"error": pack_answer(None, reason)}))
+        """The start has failed: a rank that comes later, or cannot be admitted, can still read the first reason."""
+        if self._has_failed:
+            return
+        self._has_failed = True
+        with suppress(OSError, HorovodInternalError, SettingsError):
+            self._store.set(self._key(start), msgpack.packb({"error": pack_answer(None, reason)}), FAILURE_SECONDS)
             self.passed(start)
 
     # The other ranks.
 
     def get(self, start: int, seconds: float) -> Any:
-        """The entry of a start; raises the error that rank 0 published instead, or CollectiveTimeoutError."""
-        entry = msgpack.unpackb(self._store.get(self._key(start), seconds))
-        if "error" in entry:
-            self.passed(start)
-            unpack_answer(entry["error"])
-        return entry
+        """The entry of a start, None if the start has failed. Raises CollectiveTimeoutError."""
+        entry = self._get(start, seconds)
+        return None if "error" in entry else entry
 
     def check(self, start: int) -> None:
-        """Raise the error that rank 0 has published since, if any."""
-        with suppress(CollectiveTimeoutError, PeerLostError):
-            self.get(start, 0.0)
+        """Raise the reason why the start has failed, if rank 0 has left one and this process has not raised it yet."""
+        try:
+            entry = self._get(start, 0.0)
+        except (CollectiveTimeoutError, PeerLostError):
+            return
+        if "error" in entry and not self._starts.has_failed(self._world, start):
+            self.failed(start)
+            unpack_answer(entry["error"])
+
+    def failed(self, start: int) -> None:
+        """This process raises an error because of the start."""
+        self._starts.failed(self._world, start)
+
+    def _get(self, start: int, seconds: float) -> Any:
+        return msgpack.unpackb(self._store.get(self._key(start), seconds))
 
     def current(self) -> tuple[int, Any]:
         """The round in which rank 0 listens, or listened last, and its entry; this rank's round if none is known."""

@@ -29,7 +29,7 @@ __all__ = ["join_center"]
 
 
 def join_center(end: LocalEnd, entries: Entries, process_sets: ProcessSets, offer: Offer) -> Connected:
-    """See :func:`collectives.control.handshake.start.connect_channel`."""
+    """See :func:`collectives.control.handshake.channel.connect_channel`."""
     with ExitStack() as stack:
         center, start, (hosts, cores) = find_center(end, entries)
         stack.callback(center.sock.close)

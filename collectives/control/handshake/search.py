@@ -34,15 +34,17 @@ def find_center(end: LocalEnd, entries: Entries) -> tuple[Callee, int, Any]:
     while True:
         entry = _look_up(end, entries, start, refused)
         try:
-            center, first = call(end, entry, 0, partial(_await_later_start, end, entries, start))
-            return center, start, first
+            if entry is not None:
+                center, first = call(end, entry, 0, partial(_await_later_start, end, entries, start))
+                return center, start, first
         except (NoListenerError, _LaterStartError) as error:
-            entries.check(start)
             refused = f"{error}, where it listened for an earlier start"
-            start += 1
-        except PeerLostError:
-            entries.check(start)
+        except BaseException as error:
+            if isinstance(error, PeerLostError):
+                entries.check(start)
+            entries.failed(start)
             raise
+        start += 1
 
 
 def _await_later_start(end: LocalEnd, entries: Entries, start: int, seconds: float) -> None:
@@ -54,7 +56,11 @@ def _await_later_start(end: LocalEnd, entries: Entries, start: int, seconds: flo
 
 
 def _look_up(end: LocalEnd, entries: Entries, start: int, refused: str) -> Any:
-    """Where rank 0 listens in this start; CollectiveTimeoutError, or PeerLostError where an earlier one is over."""
+    """Where rank 0 listens in this start, None if the start has failed.
+
+    Raises CollectiveTimeoutError, PeerLostError where an earlier start is over, and the reason why the one before has
+    failed, if rank 0 does not start again during the first look.
+    """
     seconds, called = FIRST_LOOK_SECONDS, ""
     while True:
         end.attempt.check()
@@ -68,6 +74,8 @@ def _look_up(end: LocalEnd, entries: Entries, start: int, refused: str) -> Any:
                 _call(end, entry)
             if round > end.hello.round:
                 raise _outdated(end.hello, round) from error
+            if start > entries.next:
+                entries.check(start - 1)
             if end.attempt.remaining:
                 continue
             if refused:

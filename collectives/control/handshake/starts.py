@@ -13,11 +13,14 @@ class Starts:
     A static job connects again in the same world after ``shutdown()`` and ``init()``. Each start has a number and an
     entry of its own in the rendezvous store. Rank 0 takes the next number once it has published the address of a start.
     Every other rank looks for rank 0 from the first number on in which it has not connected yet, and goes on to the
-    next one where nothing listens at the address any more. So a rank finds rank 0 even if it missed starts that failed.
+    next one if the entry says that the start has failed, or nothing listens at the address any more. So a rank finds
+    rank 0 even if it missed starts that failed. If rank 0 does not start again soon, the rank raises the reason of the
+    failed start, once.
     """
 
     def __init__(self) -> None:
         self._next: dict[Hashable, int] = {}
+        self._failed: dict[Hashable, int] = {}
 
     def next(self, world: Hashable) -> int:
         """The number to begin with in ``world``."""
@@ -26,3 +29,11 @@ class Starts:
     def passed(self, world: Hashable, number: int) -> None:
         """Start ``number`` of ``world`` was published (rank 0), or has led to a connection."""
         self._next[world] = number + 1
+
+    def failed(self, world: Hashable, number: int) -> None:
+        """This process raises an error because of start ``number`` of ``world``."""
+        self._failed[world] = number
+
+    def has_failed(self, world: Hashable, number: int) -> bool:
+        """Whether this process has raised an error because of start ``number`` of ``world``, or of a later one."""
+        return number <= self._failed.get(world, -1)

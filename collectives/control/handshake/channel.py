@@ -1,4 +1,4 @@
-"""A start of this rank in its world: it connects to the other ranks, as rank 0 or as another one."""
+"""The channel of a rank to the others: the handshake of rank 0, or of another rank."""
 
 from __future__ import annotations
 
