@@ -10,7 +10,7 @@ from collectives.engine.work import Work, fresh
 from collectives.engine.work_table import WorkTable
 from collectives.events import EventStream, Submitted
 from collectives.planning.agreement import SET_CHANGES, check_member, checked
-from collectives.planning.process_sets import ProcessSets
+from collectives.planning.process_sets import GLOBAL, ProcessSets
 
 __all__ = ["Intake"]
 
@@ -46,8 +46,8 @@ class Intake:
     def repeats(self, work: Work) -> bool:
         """Whether ``work`` may enter without further checks, if this rank has submitted its request before.
 
-        The request is then the checked one. A request that was submitted once stays right for the global set, whose
-        members do not change; only a join forbids it.
+        The request is then the checked one, if checks have changed it. A request that was submitted once stays right
+        for the global set, whose members do not change; only a join forbids it.
         """
         if self._joins or self._events.active:
             return False
@@ -57,6 +57,8 @@ class Intake:
         return True
 
     def _keep(self, request: Request, result: Request) -> None:
+        if request.process_set != GLOBAL:  # the next set with this id may have other members
+            return
         if len(self._checked) >= KEPT_CALLS:
             self._checked.clear()
         self._checked[request.key] = request, result

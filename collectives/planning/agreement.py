@@ -68,6 +68,9 @@ def _where(request: Request) -> str:
 
 
 def _integers(request: Request, what: str, values: Sequence[Any]) -> tuple[int, ...]:
+    """``values`` as plain integers; the same tuple where it has them already."""
+    if type(values) is tuple and all([type(value) is int for value in values]):
+        return values
     try:
         return tuple(map(index, values))
     except TypeError:
@@ -110,7 +113,7 @@ def _alltoall(request: Request, members: Sequence[int]) -> Request:
             f"{_where(request)}: splits {list(splits)} must be non-negative and add up to at most the {rows} rows of "
             "the tensor"
         )
-    return request.changed(splits=splits)
+    return request if splits is request.splits else request.changed(splits=splits)
 
 
 def _equal_splits(request: Request, rows: int, size: int) -> tuple[int, ...]:

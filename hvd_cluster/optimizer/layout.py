@@ -71,8 +71,8 @@ def _described(kind: int) -> str:
     return _DESCRIPTIONS.get(kind, f"sparse in {kind} dimension{'s' * (kind != 1)}")
 
 
-def _listed(said: Iterable[str], ranks: Iterable[int]) -> str:
+def _listed(descriptions: Iterable[str], ranks: Iterable[int]) -> str:
     groups: dict[str, list[int]] = {}
-    for description, rank in zip(said, ranks, strict=True):
+    for description, rank in zip(descriptions, ranks, strict=True):
         groups.setdefault(description, []).append(rank)
     return ", ".join(f"{description} on {name_ranks(members)}" for description, members in groups.items())

@@ -94,6 +94,12 @@ def test_equal_shares_are_what_an_alltoall_without_splits_means():
     assert checked(replace(EXCHANGE, shape=(6, 2), splits=()), MEMBERS).splits == (2, 2, 2)
 
 
+def test_a_checked_alltoall_is_not_made_anew():
+    """The engine knows repeated calls by the identity of the checked request."""
+    request = checked(replace(EXCHANGE, shape=(6, 2), splits=()), MEMBERS)
+    assert checked(request, MEMBERS) is request
+
+
 @pytest.mark.parametrize("name", ["\ud800", "a\udfffb", "\u00e4\ud800"])
 def test_a_name_that_cannot_be_sent(name):
     with pytest.raises(InvalidRequestError, match=r"the name '.*' cannot be sent .*surrogates not allowed at position"):

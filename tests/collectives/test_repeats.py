@@ -71,6 +71,26 @@ def test_an_alltoall_without_splits_repeats_itself(job, monkeypatch):
     assert len(seen) < CALLS
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_call_does_not_repeat_that_of_an_earlier_set_with_the_same_id(times):
+    """The new set has other members, and so other equal shares."""
+
+    def exchange(engine, ranks):
+        id = engine.add_process_set(ranks)
+        results = []
+        if engine.topology.rank in ranks:
+            fields = {"op": ReduceOp.SUM, "process_set": id}
+            results = [run(engine, ones(engine, 6), "t", Operation.ALLTOALL, **fields).tolist() for _ in range(times)]
+        engine.barrier()
+        engine.remove_process_set(id)
+        return id, results
+
+    with running(3) as job:
+        job.run(lambda engine: exchange(engine, [0]))
+        mixed = [1.0] * 3 + [2.0] * 3
+        assert job.run(lambda engine: exchange(engine, [0, 1])) == [(1, [mixed] * times)] * 2 + [(1, [])]
+
+
 def test_a_call_with_other_arguments_does_not_repeat(job):
     def change(engine):
         small = [run(engine, ones(engine), "x", op=op).tolist() for op in (ReduceOp.MAX, ReduceOp.SUM, ReduceOp.MAX)]
