@@ -182,7 +182,7 @@ def test_inputs_stay_as_they_are(dtype):
 
 @every("dtype", INTEGERS, **labels)
 @given(data=st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_integers_are_scaled_in_float64_and_truncated(dtype, data):
     factor = data.draw(st.floats(-4, 4, width=32))
     values = data.draw(st.lists(st.integers(*limits(dtype)), max_size=5))
@@ -206,7 +206,7 @@ def test_an_average_of_integers_truncates_towards_zero():
 
 @every("dtype", INTEGERS, **labels)
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_an_average_is_the_exact_sum_divided(dtype, data):
     count = data.draw(st.integers(1, 60))
     rows = data.draw(st.lists(st.lists(st.integers(*limits(dtype)), min_size=3, max_size=3), min_size=count))
@@ -402,7 +402,7 @@ def test_temporaries_are_of_the_size_of_a_chunk(dtype):
 
 @given(st.lists(st.floats(width=32), min_size=1, max_size=20), st.lists(st.floats(width=32), min_size=1, max_size=20))
 @example([3.3895314e38], [0.0])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_bfloat16_sums_agree_with_torch(left, right):
     size = min(len(left), len(right))
     inputs = [stored(np.array(each[:size]), DType.BFLOAT16) for each in (left, right)]

@@ -5,16 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-import msgpack
-
-from collectives.api import CollectiveTimeoutError, Store
 from collectives.attempt import ConnectAttempt
 from collectives.backends.base import Backend
 from collectives.backends.group import Group
 
-__all__ = ["Joining", "exchange_offers", "meet"]
-
-SLICE_SECONDS = 0.2
+__all__ = ["Joining"]
 
 
 class Joining(ABC):
@@ -37,43 +32,3 @@ class Joining(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release the offered address, after :meth:`connect` or instead of it. Idempotent."""
-
-
-def meet(joining: Joining, store: Store, timeout: float) -> Backend:
-    """The backend of ``joining``, whose members exchange their offers through ``store`` within ``timeout`` seconds."""
-    with ConnectAttempt(timeout) as attempt:
-        try:
-            return joining.connect(exchange_offers(joining.group, joining.offer, store, attempt), attempt)
-        finally:
-            joining.close()
-
-
-def exchange_offers(group: Group, offer: bytes, store: Store, attempt: ConnectAttempt) -> list[bytes]:
-    """The offers of all members, by position, through a ``store`` that no other group uses.
-
-    The first member collects them, so that a group of P costs the store 3 P requests, not P * P.
-    """
-    if group.size == 1:
-        return [offer]
-    if group.position:
-        store.set(str(group.position), offer)
-        offers: list[bytes] = msgpack.unpackb(_read(store, "all", group, 0, attempt))
-        return offers
-    offers = [offer, *(_read(store, str(position), group, position, attempt) for position in group.others)]
-    store.set("all", msgpack.packb(offers))
-    return offers
-
-
-def _read(store: Store, key: str, group: Group, position: int, attempt: ConnectAttempt) -> bytes:
-    """The value of ``key``, which the member at ``position`` sets; looks at ``attempt`` now and then."""
-    while True:
-        attempt.check()
-        try:
-            return store.get(key, min(SLICE_SECONDS, attempt.remaining))
-        except CollectiveTimeoutError as error:
-            if not attempt.remaining:
-                raise CollectiveTimeoutError(
-                    f"{group.describe([position])} did not come in time to connect; look at its output, or raise "
-                    "HOROVOD_GLOO_TIMEOUT_SECONDS",
-                    [group.ranks[position]],
-                ) from error

@@ -94,7 +94,7 @@ class Ending:
     def overdue(self, now: float, absent: Sequence[int]) -> ShutDownError | None:
         """The error of an abrupt end, if this rank asked for the end long ago and has not been able to leave.
 
-        It has not, because the ranks ``absent`` have not come to an operation.
+        It has not, because the ranks ``absent`` have not reached an operation.
         """
         if self._asked is None or now <= self._asked + self._seconds:
             return None

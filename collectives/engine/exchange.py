@@ -1,4 +1,4 @@
-"""One rank's part in the protocol: takes what this rank submits, exchanges messages, and runs what is decided.
+"""One rank's part in the protocol: takes what this rank submits, exchanges messages, and runs the decided batches.
 
 Only the backends wait for another rank. A method is for the thread that drives, unless its docstring says that it is
 for any thread.

@@ -142,7 +142,10 @@ class Link(ABC):
         return
 
     def want_rounds(self) -> None:
-        """A decider wants rounds to begin; only the link of the coordinator's rank passes that on."""
+        """Let all ranks begin rounds soon. The deciders of every rank may ask; the link of rank 0 asks the coordinator.
+
+        Without it, the coordinator lets them begin when they have waited for the tensors of a known schedule lately.
+        """
         return
 
     def propose(self, parameters: Parameters) -> None:

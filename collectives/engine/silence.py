@@ -92,4 +92,4 @@ class Silence:
 def explain(topology: Topology, tensors: str, seconds: float) -> str:
     """The report of a rank about its ``tensors`` in flight, when rank 0 has not answered for ``seconds``."""
     silence = describe_silence((0,), topology.hosts, seconds)
-    return f"rank {topology.rank} waits for {tensors}, and rank 0 decides what runs; {silence}"
+    return f"rank {topology.rank} waits for {tensors}, and for the decision of rank 0; {silence}"

@@ -27,7 +27,7 @@ Key = tuple[int, str]
 
 
 class Coordinator:
-    """Collects what each rank has ready and decides what runs, in one order for all process sets.
+    """Collects what each rank has ready and decides which batches run, in one order for all process sets.
 
     Feed it with :meth:`receive`, then ask :meth:`decide`. ``now`` is any monotonic time in seconds. Ready tensors are
     held for at most the cycle time of the ``parameters`` to fuse with others that are half-submitted, and not at all
@@ -255,7 +255,7 @@ class Coordinator:
             learned = self._learn(pending)
             if isinstance(learned, Disagreement):
                 if pending.operation is Operation.JOIN:
-                    self._release()  # what runs with stand-ins comes first
+                    self._release()  # operations with stand-ins come first
                     self._joins.end(key[0])
                 self._refusals.fail(key, pending, learned)
                 return

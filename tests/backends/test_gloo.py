@@ -31,7 +31,6 @@ from collectives.backends.adasum import adasum
 from collectives.backends.gloo import GlooBackend, GlooJoining
 from collectives.backends.gloo.connections import NOWHERE, Connections, open_sockets, unconnected_addresses
 from collectives.backends.gloo.transport import GlooTransport
-from collectives.backends.joining import meet
 from collectives.backends.workspace import Workspace
 from collectives.buffers import Buffer
 from collectives.interfaces import LOOPBACK
@@ -39,6 +38,7 @@ from collectives.rendezvous.store import MemoryStore, PrefixStore
 from collectives.settings import Settings
 from tests.backends.matrix import abort_from_thread, reduce_until_error, run_matrix
 from tests.backends.members import Member, Processes, group_of, in_threads
+from tests.backends.offers import meet
 
 SOON = 4.0  # What a test that breaks connections may leave behind ends after this timeout.
 LENGTHS = pytest.mark.parametrize("length", [8, 1_000_000], ids=["direct", "ring"])

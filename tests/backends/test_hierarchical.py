@@ -12,13 +12,13 @@ from collectives.backends import hierarchical, table
 from collectives.backends.group import Group
 from collectives.backends.hierarchical import HierarchicalBackend
 from collectives.backends.inproc import InprocBackend, InprocGroup
-from collectives.backends.joining import meet
 from collectives.backends.single import SingleBackend
 from collectives.parameters import Parameters
 from collectives.rendezvous.store import PrefixStore
 from collectives.settings import Settings
 from tests.backends.matrix import abort_from_thread, reduce_until_error, run_matrix
 from tests.backends.members import Member, Processes, group_of, in_threads
+from tests.backends.offers import meet
 
 HOSTS = {"2+2": "aabb", "3+1": "aaab", "1+2+3": "abbccc", "interleaved": "ababb"}
 TIMEOUT = 20.0

@@ -7,12 +7,12 @@ import pytest
 
 from collectives.api import ReduceOp
 from collectives.backends.gloo import GlooJoining
-from collectives.backends.joining import meet
 from collectives.backends.phases import phase, phases_in, time_phases
 from collectives.backends.shm import ShmJoining
 from collectives.buffers import as_buffer
 from collectives.rendezvous.store import MemoryStore
 from tests.backends.members import group_of, in_threads
+from tests.backends.offers import meet
 from tests.backends.test_hierarchical import Hosts
 
 TIMEOUT = 20.0

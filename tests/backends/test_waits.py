@@ -6,10 +6,10 @@ import pytest
 
 from collectives.backends.beside import Beside
 from collectives.backends.gloo.joining import GlooJoining
-from collectives.backends.joining import meet
 from collectives.backends.shm import ShmJoining
 from collectives.rendezvous.store import MemoryStore
 from tests.backends.members import group_of, in_threads
+from tests.backends.offers import meet
 
 TIMEOUT = 20.0
 JOININGS = {

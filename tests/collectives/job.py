@@ -13,7 +13,6 @@ import numpy as np
 from collectives.api import Operation, ReduceOp, Request, Timeouts, Topology
 from collectives.backends.group import Group
 from collectives.backends.inproc import InprocBackend, InprocGroup
-from collectives.backends.joining import meet
 from collectives.backends.shm import ShmJoining
 from collectives.buffers import as_buffer, empty
 from collectives.control.base import Channel
@@ -25,6 +24,7 @@ from collectives.planning.process_sets import ProcessSets
 from collectives.rendezvous.store import MemoryStore, PrefixStore
 from collectives.settings import Settings
 from tests.backends.members import in_threads
+from tests.backends.offers import meet
 
 PATIENCE = 20.0
 TIMEOUTS = Timeouts(connect=10.0, collective=10.0, shutdown=5.0)

@@ -46,7 +46,7 @@ class Planned(Outer):
             self._restart(batch.id)
         self.record(batch.id, batch.responses)
         if self.plan is not None and len(self._step) + 1 == len(self.plan.batches) and not self.rounds.on:
-            self.rounds.want()  # the next batch is the last one of the step
+            self.rounds.link.want_rounds()  # the next batch is the last one of the step
         self.fallback.ran(batch)
 
     def record(self, number, batch):

@@ -74,7 +74,7 @@ def test_each_tensor_of_a_batch_is_combined_by_the_formula(size, dtype):
         assert {member[index].tobytes() for member in results} == {results[0][index].tobytes()}
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.sampled_from([2, 4]), st.integers(1, 40), st.randoms(use_true_random=False))
 def test_orthogonal_vectors_add_up_and_parallel_ones_are_averaged(size, length, random):
     orthogonal = [np.zeros(size * length) for _ in range(size)]

@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collectives.api import Operation, Request
@@ -310,7 +310,7 @@ def test_a_step_is_one_message_of_a_host(host):
         host.down(Run(((1, 2),)))
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=250)
 @given(scripts(), st.integers(0, 3), st.sampled_from([0, 30, 1 << 20]), st.booleans(), st.integers(0, 1 << 32))
 def test_with_the_real_coordinator_and_workers(scripted, capacity, threshold, patient, seed):
     size, sets, script = scripted

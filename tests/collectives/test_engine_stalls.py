@@ -85,7 +85,7 @@ def test_every_rank_reports_that_rank_0_does_not_answer(caplog, hold):
         for rank in (1, 2):
             until(lambda rank=rank: len(warnings_of(caplog, rank)) >= 2)
             for text in warnings_of(caplog, rank):
-                assert "waits for 'x', and rank 0 decides what runs" in text
+                assert "waits for 'x', and for the decision of rank 0" in text
                 assert "rank 0 on host 'host-0': no answer for" in text
         resume()
         assert run(job.engines[0], ones(job.engines[0]), "x")[0] == 6.0
@@ -100,7 +100,7 @@ def test_a_rank_that_waits_behind_a_call_it_refused_reports_that_rank_0_does_not
         outcome(lambda: run(second, ones(second), "x", prescale_factor=float("nan")))
         caller = Caller(second, "x")
         until(lambda: warnings_of(caplog, 1))
-        assert "waits for 'x', and rank 0 decides what runs; rank 0 on host 'host-0'" in warnings_of(caplog, 1)[0]
+        assert "waits for 'x', and for the decision of rank 0; rank 0 on host 'host-0'" in warnings_of(caplog, 1)[0]
         resume()
         first = job.engines[0]
         assert isinstance(outcome(lambda: run(first, ones(first), "x")), MismatchError)

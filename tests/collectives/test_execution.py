@@ -62,7 +62,7 @@ def assert_same(results, expected):
             np.testing.assert_array_equal(one, wanted)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.data(), st.integers(1, 4))
 def test_fused_allgathers(data, size):
     dtypes = data.draw(st.lists(st.sampled_from([DType.FLOAT64, DType.INT8, DType.BOOL]), min_size=1, max_size=5))
@@ -85,7 +85,7 @@ def test_fused_allgathers(data, size):
     assert_same(results, expected)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.lists(st.tuples(st.integers(0, 9), shapes), min_size=1, max_size=5),
     st.integers(1, 4),

@@ -7,7 +7,7 @@ import random
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collectives.api import DType, Operation, Request
@@ -144,7 +144,7 @@ def epochs(draw, members):
     return result
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(lives(), st.integers(0, 4), st.sampled_from([0, 60, 1 << 20]), st.booleans(), st.integers(0, 1 << 32))
 def test_whatever_happens_all_ranks_agree_and_nothing_is_lost(lived, capacity, threshold, patient, seed):
     size, all_lives = lived

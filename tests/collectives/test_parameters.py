@@ -5,7 +5,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collectives.api import InvalidRequestError
@@ -47,7 +47,7 @@ def by_id(world):
     return found
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(scripts(), st.lists(changes, max_size=4), st.integers(0, 3), st.integers(0, 1 << 32))
 def test_for_every_batch_all_ranks_use_the_same_version(scripted, proposed, capacity, seed):
     size, sets, script = scripted

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collectives.api import (
@@ -281,7 +281,7 @@ def wrong_scripts(draw):
     return size, sets, Script(calls)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200)
 @given(wrong_scripts(), st.integers(0, 3), st.booleans(), st.integers(0, 1 << 32))
 def test_whatever_the_order_each_call_ends_alike_on_all_ranks(scripted, capacity, hosted, seed):
     size, sets, script = scripted

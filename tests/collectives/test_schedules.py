@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collectives.api import DType, Operation, Request
@@ -379,7 +379,7 @@ def play(size, steps, capacity, threshold, patient, seed):
     return world
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300)
 @given(jobs(), st.sampled_from([0, 3, 16]), st.sampled_from([0, 60, 1 << 20]), st.booleans(), st.integers(0, 1 << 32))
 def test_in_and_out_of_unison_all_ranks_run_the_same(job, capacity, threshold, patient, seed):
     world = play(*job, capacity, threshold, patient, seed)

@@ -21,7 +21,6 @@ from collectives.api import (
 )
 from collectives.attempt import ConnectAttempt
 from collectives.backends.group import Group
-from collectives.backends.joining import meet
 from collectives.backends.shm import ShmJoining
 from collectives.backends.shm.segment import SegmentSource, receive_segment
 from collectives.engine import bootstrap
@@ -31,6 +30,7 @@ from collectives.rendezvous.store import MemoryStore, PrefixStore
 from collectives.settings import Settings
 from tests.backends.matrix import abort_from_thread, reduce_until_error, run_matrix
 from tests.backends.members import Processes, group_of, in_threads
+from tests.backends.offers import meet
 from tests.collectives.job import PATIENCE, ones, outcome, run, total
 
 TIMEOUT = 20.0

@@ -80,5 +80,5 @@ def test_without_a_stall_check_there_is_none():
 
 def test_the_report_names_the_tensors_and_rank_0():
     text = explain(Topology(3, 4, hosts=("a", "a", "b", "b")), "'x'", 6.0)
-    assert "rank 3 waits for 'x', and rank 0 decides what runs" in text
+    assert "rank 3 waits for 'x', and for the decision of rank 0" in text
     assert "rank 0 on host 'a': no answer for 6.0 s" in text

@@ -12,7 +12,6 @@ from collectives.rendezvous import signing
 from collectives.rendezvous.signing import RefusedError, ReplayGuard, check_body, sign, verify
 from tests.rendezvous.wire import (
     SECRET,
-    unhurried,
 )
 
 
@@ -37,7 +36,6 @@ class TestSigning:
         nonces,
     )
 
-    @unhurried
     @given(messages)
     def test_a_signed_message_is_authentic(self, message: tuple[bytes, str, str, bytes, float, str]) -> None:
         secret, method, path, body, timestamp, nonce = message
@@ -45,13 +43,11 @@ class TestSigning:
         check_body(seal.digest, body)
         assert (seal.timestamp, seal.nonce) == (timestamp, nonce)
 
-    @unhurried
     @given(messages, messages)
     def test_two_messages_never_share_a_signature(self, one: tuple, other: tuple) -> None:
         same = sign(*one)[signing.SIGNATURE] == sign(*other)[signing.SIGNATURE]
         assert same == (one == other)
 
-    @unhurried
     @given(messages, st.data())
     def test_any_change_to_any_field_breaks_it(self, message: tuple, data: st.DataObject) -> None:
         secret, method, path, body, _, _ = message
@@ -110,7 +106,6 @@ class TestReplayGuard:
         with pytest.raises(RefusedError, match="forgotten"):
             guard.admit("a", 1000.0, 1100.0)
 
-    @unhurried
     @given(st.lists(st.tuples(st.integers(0, 30), st.integers(800, 1200)), max_size=60))
     def test_full_memory_never_admits_twice(self, requests: list[tuple[int, int]]) -> None:
         guard, admitted = ReplayGuard(capacity=4), set()

@@ -11,14 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import count
 
-from hypothesis import HealthCheck, settings
-
 from collectives.rendezvous.server import RendezvousServer
 from collectives.rendezvous.signing import sign
 
 SECRET = b"the secret of this job"
 BODY_LIMIT = 64 * 1024
-unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 NONCES = (f"{number:032x}" for number in count())
 
 

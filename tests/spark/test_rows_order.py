@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_cluster.spark.order import CHUNK_BYTES, WINDOW_BYTES, Window, growing, mixed
@@ -14,7 +14,6 @@ def windows(rows, window, chunk, seed=0):
     return [each.tolist() for each in mixed(np.random.default_rng(seed), rows, Window(window, chunk))]
 
 
-@settings(deadline=None)
 @given(rows=st.integers(0, 300), window=st.integers(1, 100), chunk=st.integers(1, 100), seed=st.integers(0, 5))
 def test_every_row_is_in_one_window(rows, window, chunk, seed):
     found = windows(rows, window, chunk, seed)
@@ -22,7 +21,6 @@ def test_every_row_is_in_one_window(rows, window, chunk, seed):
     assert [len(each) for each in found[:-1]] == [window] * (len(found) - 1)
 
 
-@settings(deadline=None)
 @given(row_bytes=st.integers(1, 1 << 26), batch_size=st.integers(1, 1 << 20))
 def test_windows_are_whole_batches_of_bounded_size(row_bytes, batch_size):
     window = Window.of(row_bytes, batch_size)

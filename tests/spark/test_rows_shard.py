@@ -10,7 +10,7 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import ArrayType, DoubleType, FloatType, IntegerType, LongType
 from row_feeds import batch, feed_of, inherited, never, opened, rows_of, shard_of
@@ -51,7 +51,6 @@ def flat(batches):
     return list(itertools.chain.from_iterable(batches))
 
 
-@settings(deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 70), max_size=6),
     batch_size=st.integers(1, 50),

@@ -96,7 +96,7 @@ def check_an_object_that_cannot_be_pickled():
 
 
 def check_sparse_tensors_that_differ_stay_so():
-    """Whoever asks again hears the same."""
+    """Every later call raises the same error."""
     for usual, odd in ((torch.eye(2), torch.eye(3)), (torch.eye(2), torch.eye(2).double())):
         finish = hvd.sparse_allreduce_async(odd_one_out(usual, odd).to_sparse(), "mismatch", hvd.Sum)
         first, again = message_of(finish), message_of(finish)

@@ -40,7 +40,7 @@ def lacks_descriptors(error: Exception) -> bool:
 
 
 def timed_out(group: Group, text: str) -> CollectiveTimeoutError:
-    """The error for an operation of ``group`` that took longer than the timeout; ``text`` says what was seen.
+    """The error for an operation of ``group`` that took longer than the timeout; ``text`` describes the failure.
 
     It names all ranks that may be late, as :func:`some_of` does.
     """

@@ -17,7 +17,7 @@ __all__ = ["Rounds", "ScheduledTrial"]
 LARGEST = 0xFFFFFFFF
 """The largest number that a board can compare; schedules with larger ones are negotiated."""
 LATE_SECONDS = 0.25
-"""A rank that has waited this long asks the ranks that have not come to decline."""
+"""A rank that has waited this long asks the ranks that have not reached the round to decline it."""
 
 
 class Rounds:
@@ -43,13 +43,6 @@ class Rounds:
         self._lanes += 1
         return self._lanes - 1
 
-    def want(self) -> None:
-        """Let all ranks begin soon; every rank may ask, and rank 0 passes it on to the coordinator.
-
-        Without it, the coordinator lets them begin when they have waited for the tensors of a known schedule lately.
-        """
-        self.link.want_rounds()
-
     def begin(self, is_busy: bool) -> None:
         """Start the rounds, as the coordinator told all ranks; without a board, do nothing.
 
@@ -69,8 +62,8 @@ class Rounds:
     ) -> bool:
         """Run ``call`` if all ranks attempt ``schedule``, a number; otherwise the rounds end. Return whether they do.
 
-        Until that is known, ``waiting`` is called repeatedly, with the round and the ranks that have not come. If all
-        ranks attempt ``schedule``, ``agreed`` is called then.
+        Until that is known, ``waiting`` is called repeatedly, with the round and the ranks that have not reached it. If
+        all ranks attempt ``schedule``, ``agreed`` is called then.
         """
         board, round, number = self._board, self._round + 1, schedule * self._lanes + lane
         if board is None or not self.on or number > LARGEST:
@@ -87,7 +80,7 @@ class Rounds:
             self.on = False
 
     def ask_to_withdraw(self, round: int) -> None:
-        """Let the ranks that have not come to ``round`` decline it."""
+        """Let the ranks that have not reached ``round`` decline it."""
         if self._asked < round:
             self._asked = round
             self.link.tell_all(Withdraw(round))
