@@ -80,7 +80,7 @@ class DifferenceCombiner(Generic[P]):
         with binding.unrecorded():
             try:
                 changes = self._combined(before) if before else []
-            except Exception:
+            except BaseException:
                 for parameter, start in before.items():
                     binding.restore(parameter, start)
                 raise

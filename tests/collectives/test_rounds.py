@@ -95,6 +95,16 @@ def test_a_round_may_be_withdrawn_before_it_has_begun():
     assert (rounds.on, board.heard) == (True, [0])
 
 
+def test_a_late_request_to_withdraw_does_not_hide_a_later_one():
+    board = Scripted()
+    rounds = rounds_on(board)
+    rounds.withdraw(Withdraw(2))
+    rounds.withdraw(Withdraw(1))
+    rounds.begin(is_busy=False)
+    rounds.begin(is_busy=False)
+    assert (rounds.on, board.heard) == (False, [0, 0])
+
+
 def test_without_a_board_there_is_none():
     rounds = rounds_on(None)
     lane = rounds.lane()

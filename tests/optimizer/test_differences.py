@@ -92,6 +92,24 @@ def test_a_compressor_that_fails_on_one_rank_is_an_error_on_all(on_ranks):
     assert isinstance(own[0].__cause__, ZeroDivisionError)
 
 
+class Interrupted(NoneCompressor):
+    """The user interrupts the step when the changes of all ranks have arrived."""
+
+    @staticmethod
+    def decompress(tensor, ctx):
+        raise KeyboardInterrupt
+
+
+def test_the_parameters_stay_as_they_were_after_an_interrupt(on_ranks):
+    def body(rank):
+        optimizer = Optimizer([Parameter(1)], rank, Interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step([1.0])
+        return values(optimizer)
+
+    assert on_ranks(2, body) == [[[0.0]]] * 2
+
+
 @pytest.mark.parametrize("difference", ["trained", "size"])
 def test_ranks_with_other_parameters(on_ranks, difference):
     """A parameter that one rank does not train, or that has another size."""

@@ -90,7 +90,7 @@ class Rounds:
 
         The request may come before :meth:`begin`, from a rank that has already run the same batch of empty tensors.
         """
-        self._withdrawn = message.round
+        self._withdrawn = max(self._withdrawn, message.round)
         if self._round < self._withdrawn:
             self.decline()
 
