@@ -153,7 +153,10 @@ def test_silent_member(length):
 
 
 def test_abort_before_a_call_and_after_close():
+    connected = threading.Barrier(2)
+
     def body(backend: GlooBackend) -> None:
+        connected.wait(30.0)  # a member that is closed earlier ends the start of the other
         error = HorovodInternalError("told to stop")
         backend.abort(error)
         with pytest.raises(HorovodInternalError) as caught:
