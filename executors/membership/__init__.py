@@ -1,0 +1,50 @@
+"""Which workers are in the next world of a job: pure, without clock, thread, process or socket.
+
+The driver reports events and executes actions. A worker keeps its id for the life of its process; its rank belongs to a
+world. A static job is the same with as many workers at least as at most, and no resets.
+"""
+
+from executors.membership.events import (
+    Action,
+    End,
+    Event,
+    HostDraining,
+    HostFound,
+    HostLost,
+    Members,
+    Publish,
+    Start,
+    Stop,
+    Tick,
+    WorkerDone,
+    WorkerFailed,
+    WorkerRaised,
+    WorkerReady,
+    WorldFormed,
+)
+from executors.membership.hosts import Cooldown
+from executors.membership.limits import Counts, Limits
+from executors.membership.membership import Membership
+
+__all__ = [
+    "Action",
+    "Cooldown",
+    "Counts",
+    "End",
+    "Event",
+    "HostDraining",
+    "HostFound",
+    "HostLost",
+    "Limits",
+    "Members",
+    "Membership",
+    "Publish",
+    "Start",
+    "Stop",
+    "Tick",
+    "WorkerDone",
+    "WorkerFailed",
+    "WorkerRaised",
+    "WorkerReady",
+    "WorldFormed",
+]

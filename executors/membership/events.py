@@ -1,0 +1,145 @@
+"""The events that change the members of a job, and the actions that follow from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = [
+    "Action",
+    "End",
+    "Event",
+    "HostDraining",
+    "HostFound",
+    "HostLost",
+    "Members",
+    "Publish",
+    "Start",
+    "Stop",
+    "Tick",
+    "WorkerDone",
+    "WorkerFailed",
+    "WorkerRaised",
+    "WorkerReady",
+    "WorldFormed",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The ids of the workers of a world, in the order of their ranks on equal hosts. ``round`` is that of the world."""
+
+    round: int
+    workers: tuple[str, ...]
+
+
+# Events.
+
+
+@dataclass(frozen=True, slots=True)
+class HostFound:
+    """``host`` may have ``slots`` workers: a new host, another number of slots, or a host that stays after all."""
+
+    host: str
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostDraining:
+    """``host`` will leave: its workers shall hand over before. It gets no new ones."""
+
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostLost:
+    """``host`` is gone, with its workers, for the reason ``text``."""
+
+    host: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    """A newcomer has imported its modules and built its model; it waits for a world."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailed:
+    """The process of a worker ended, or no longer answers. ``text`` says how."""
+
+    worker: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRaised:
+    """The user's code raised an exception in a worker. ``text`` says which."""
+
+    worker: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDone:
+    """A worker ended with success."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorldFormed:
+    """The workers of ``round`` have connected, and all of them have the state of the training."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = (
+    HostFound | HostDraining | HostLost | WorkerReady | WorkerFailed | WorkerRaised | WorkerDone | WorldFormed | Tick
+)
+
+
+# Actions.
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start ``worker`` on ``host``."""
+
+    worker: str
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the process of ``worker``: it belongs to no world, and none will have it."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """The next world is that of ``members``.
+
+    If it is ``planned``, all workers of the present world are alive: they leave it together after a step. Otherwise
+    they leave it at once. A worker that is not in ``members`` ends by itself when it has left.
+    """
+
+    members: Members
+    planned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The job is over: with success, or with the ``error`` that says why. It is the last action."""
+
+    error: str | None = None
+
+
+Action = Start | Stop | Publish | End

@@ -1,0 +1,111 @@
+"""The hosts of a job, and which of them may get workers now."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+__all__ = ["Cooldown", "Hosts"]
+
+LEAST_SECONDS = 1.0
+MOST_SECONDS = 3600.0
+MOST_DOUBLINGS = 64  # 2.0 ** failures must stay a float
+
+
+@dataclass(frozen=True, slots=True)
+class Cooldown:
+    """How long a host gets no new worker after a failure, in seconds: the time doubles with each further failure.
+
+    Raises ValueError unless 1 <= shortest <= longest <= 3600.
+    """
+
+    shortest: float
+    longest: float
+
+    def __post_init__(self) -> None:
+        if not LEAST_SECONDS <= self.shortest <= self.longest <= MOST_SECONDS:
+            raise ValueError(
+                f"a cool-down of {self.shortest:g} to {self.longest:g} s is not possible; give the shortest time, then "
+                f"the longest one, both from {LEAST_SECONDS:g} to {MOST_SECONDS:g} s"
+            )
+
+    def seconds(self, failures: int, jitter: float) -> float:
+        """The time after failure number ``failures``, from 1 on; ``jitter``, 0 to 1, spreads hosts that fail at once.
+
+        It is shortest * (2 ** failures + jitter), as in Horovod, but at most the longest time.
+        """
+        return min(self.shortest * (2.0 ** min(failures, MOST_DOUBLINGS) + jitter), self.longest)
+
+
+@dataclass(slots=True)
+class _Host:
+    slots: int
+    is_here: bool = True
+    is_draining: bool = False
+    failures: int = 0
+    blacklisted_until: float = -math.inf
+
+
+class Hosts:
+    """All hosts of a job, in the order in which they were found. Without ``cooldown`` a failure blacklists for ever."""
+
+    def __init__(self, cooldown: Cooldown | None) -> None:
+        self._cooldown = cooldown
+        self._hosts: dict[str, _Host] = {}
+
+    def found(self, name: str, slots: int) -> None:
+        """The host has ``slots`` slots, and does not drain. One that comes back is still blacklisted."""
+        host = self._hosts.setdefault(name, _Host(slots))
+        host.slots, host.is_here, host.is_draining = slots, True, False
+
+    def drain(self, name: str) -> bool:
+        """The host will leave. Returns whether it is here, and this is news."""
+        host = self._hosts.get(name)
+        if host is None or not host.is_here or host.is_draining:
+            return False
+        host.is_draining = True
+        return True
+
+    def lost(self, name: str) -> None:
+        """The host is gone."""
+        if name in self._hosts:
+            self._hosts[name].is_here = False
+
+    def failed(self, name: str, now: float, jitter: float) -> None:
+        """A worker of the host failed: the host is blacklisted."""
+        host = self._hosts[name]
+        host.failures += 1
+        wait = self._cooldown.seconds(host.failures, jitter) if self._cooldown else math.inf
+        host.blacklisted_until = max(host.blacklisted_until, now + wait)
+
+    def room(self, name: str) -> int:
+        """How many workers the host may keep; 0 if it drains or is gone. A blacklisted host keeps its workers."""
+        host = self._hosts[name]
+        return host.slots if host.is_here and not host.is_draining else 0
+
+    def is_draining(self, name: str) -> bool:
+        """Whether the host will leave."""
+        return self._hosts[name].is_draining
+
+    def open(self, now: float) -> list[str]:
+        """The hosts that may get new workers."""
+        return [name for name, host in self._hosts.items() if self.room(name) and host.blacklisted_until <= now]
+
+    def openings(self) -> Iterator[float]:
+        """When each blacklisted host may get new workers again; inf for never."""
+        return (host.blacklisted_until for name, host in self._hosts.items() if self.room(name))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}: {_described(host)}" for name, host in self._hosts.items()) or "none was found"
+
+
+def _described(host: _Host) -> str:
+    if not host.is_here:
+        return "gone"
+    if host.is_draining:
+        return "draining"
+    slots = f"{host.slots} {'slot' if host.slots == 1 else 'slots'}"
+    if not host.failures:
+        return slots
+    return f"{slots}, blacklisted after {host.failures} {'failure' if host.failures == 1 else 'failures'}"

@@ -1,0 +1,343 @@
+"""The state machine of the members of a job."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import singledispatchmethod
+
+from executors.membership.events import (
+    Action,
+    End,
+    Event,
+    HostDraining,
+    HostFound,
+    HostLost,
+    Members,
+    Publish,
+    Start,
+    Stop,
+    WorkerDone,
+    WorkerFailed,
+    WorkerRaised,
+    WorkerReady,
+    WorldFormed,
+)
+from executors.membership.hosts import Hosts
+from executors.membership.limits import Counts, Limits
+
+__all__ = ["Membership"]
+
+GATHER_SECONDS = 0.5
+"""A newcomer that is ready waits this long for others that still start, so that they come in by one change."""
+
+NOBODY = Members(-1, ())
+
+
+@dataclass(slots=True)
+class _Worker:
+    host: str
+    ready_at: float | None = None
+    is_newcomer: bool = True
+    """Whether no published world had it yet."""
+    has_state: bool = False
+    """Whether it is in the last world that formed. A worker that left it may be about to end."""
+
+
+class Membership:
+    """Call :meth:`handle` with each event and the time, and execute the actions that it returns.
+
+    Also call it with a Tick at :attr:`deadline`. ``jitter`` returns numbers from 0 to 1. After End it ignores events.
+
+    The first world has the first workers. If one of them is lost, the others go on at once in the next world, if they
+    are enough. Newcomers come in when they are ready, and workers of a draining host leave, by a planned change. The
+    workers with the state of the training keep their order and come before the others.
+    """
+
+    def __init__(self, limits: Limits, jitter: Callable[[], float]) -> None:
+        self.limits = limits
+        self.counts = Counts()
+        self.published = NOBODY
+        self.formed = NOBODY
+        self._unformed: dict[int, Members] = {}
+        self.deadline: float | None = None
+        self._jitter = jitter
+        self._hosts = Hosts(limits.cooldown)
+        self._workers: dict[str, _Worker] = {}
+        self._started = 0
+        self._now = 0.0
+        self._short_since: float | None = None
+        self._last_failure = ""
+        self._is_broken = False
+        self._is_finishing = False
+        self._is_over = False
+        self._actions: list[Action] = []
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """The actions that follow from ``event`` at the time ``now``, in seconds of a clock that never goes back."""
+        self._now, self._actions = now, []
+        if not self._is_over:
+            self._note(event)
+            self._decide()
+        return self._actions
+
+    def host_of(self, worker: str) -> str:
+        """The host of a worker that is alive; KeyError for any other."""
+        return self._workers[worker].host
+
+    # Events.
+
+    @singledispatchmethod
+    def _note(self, event: Event) -> None:
+        """Only the time has changed."""
+
+    @_note.register
+    def _note_found(self, event: HostFound) -> None:
+        self._hosts.found(event.host, event.slots)
+
+    @_note.register
+    def _note_draining(self, event: HostDraining) -> None:
+        if self._hosts.drain(event.host) and self._on(event.host):
+            self.counts.preemptions += 1
+
+    @_note.register
+    def _note_lost(self, event: HostLost) -> None:
+        workers = self._on(event.host)
+        if not all(self._is_leaving(worker) for worker in workers):
+            self._count_failure(event.host, f"host {event.host}: {event.text}")
+        for worker in workers:
+            self._remove(worker)
+        self._hosts.lost(event.host)
+
+    @_note.register
+    def _note_ready(self, event: WorkerReady) -> None:
+        if event.worker in self._workers:
+            self._workers[event.worker].ready_at = self._now
+
+    @_note.register
+    def _note_failed(self, event: WorkerFailed) -> None:
+        if event.worker in self._workers:
+            host = self.host_of(event.worker)
+            if not self._is_leaving(event.worker):
+                self._count_failure(host, f"{event.worker} on host {host}: {event.text}")
+            self._remove(event.worker)
+
+    @_note.register
+    def _note_raised(self, event: WorkerRaised) -> None:
+        if event.worker in self._workers:
+            self._end(f"{event.worker} on host {self.host_of(event.worker)} raised an exception: {event.text}")
+
+    @_note.register
+    def _note_done(self, event: WorkerDone) -> None:
+        if event.worker in self._workers:
+            if event.worker in self.published.workers:
+                self._is_finishing = self._is_broken = True
+            del self._workers[event.worker]
+
+    @_note.register
+    def _note_formed(self, event: WorldFormed) -> None:
+        formed = self._unformed.get(event.round)
+        if formed is not None:
+            self.formed = formed
+            self._unformed = {round: members for round, members in self._unformed.items() if round > event.round}
+            for name, worker in self._workers.items():
+                worker.has_state = name in formed.workers
+
+    # Decisions.
+
+    def _decide(self) -> None:
+        for step in (
+            self._check_limits,
+            self._check_state,
+            self._finish,
+            self._stop,
+            self._start,
+            self._publish,
+            self._check_shortage,
+        ):
+            if not self._is_over:
+                step()
+        self.deadline = None if self._is_over else self._next_moment()
+
+    def _check_limits(self) -> None:
+        excess = self.counts.excess(self.limits)
+        if excess is not None:
+            self._end(f"{excess}. The last failure: {self._last_failure}")
+
+    def _check_state(self) -> None:
+        """Once a world has formed, a job needs a worker that was in one: to go on, or to be done."""
+        if self.formed is NOBODY or any(worker.has_state for worker in self._workers.values()):
+            return
+        if self._is_finishing:
+            self._end()
+        else:
+            self._end(f"every worker with the state of the training is lost. The last failure: {self._last_failure}")
+
+    def _finish(self) -> None:
+        """The last worker that is done ends the job."""
+        if self._is_finishing and not self._alive(self.published.workers):
+            self._end()
+
+    def _stop(self) -> None:
+        """End newcomers that no world will have."""
+        members = self._alive(self.published.workers)
+        room = 0 if self._is_finishing else self.limits.most - sum(self._stays(worker) for worker in members)
+        for worker in self._newcomers():
+            room -= self._stays(worker)
+            if room < 0 or not self._stays(worker):
+                self._actions.append(Stop(worker))
+                del self._workers[worker]
+
+    def _start(self) -> None:
+        """Start workers where slots are free; the first ones when they are enough for the first world."""
+        places = self._free_places()
+        if self._is_finishing or not self._may_start(len(places)):
+            return
+        for host in places:
+            worker = f"worker-{self._started}"
+            self._started += 1
+            self._workers[worker] = _Worker(host)
+            self._actions.append(Start(worker, host))
+
+    def _may_start(self, places: int) -> bool:
+        if self.published is not NOBODY:
+            return self._is_short() or self.counts.allow_resize(self.limits)
+        has_waited = self._short_since is not None and self._now >= self._short_since + self.limits.timeout
+        return places >= (self.limits.least if has_waited else self.limits.size)
+
+    def _publish(self) -> None:
+        workers = self._next_workers()
+        if not self._is_broken and workers == self.published.workers:
+            return
+        if len(workers) < self._needed():
+            return
+        if not self._is_broken and self.published is not NOBODY:
+            if not self._is_time_for(workers):
+                return
+            self._count_resize(workers)
+        planned = not self._is_broken and self.published is not NOBODY
+        self.published = Members(self.published.round + 1, workers)
+        self._unformed[self.published.round] = self.published
+        for worker in workers:
+            self._workers[worker].is_newcomer = False
+        self._is_broken = False
+        self._actions.append(Publish(self.published, planned))
+
+    def _check_shortage(self) -> None:
+        """End a job that waits in vain, or too long, for workers."""
+        if not self._is_short():
+            self._short_since = None
+            return
+        if self._short_since is None:
+            self._short_since = self._now
+        if self._is_hopeless():
+            self._end(f"{self._shortage()}, and no host can start another one. The last failure: {self._last_failure}")
+        elif self._now >= self._short_since + self.limits.timeout:
+            self._end(f"{self._shortage()} within the elastic timeout of {self.limits.timeout:g} s")
+
+    # Parts of decisions.
+
+    def _next_workers(self) -> tuple[str, ...]:
+        """The workers of the next world, in order."""
+        if self.published is NOBODY:
+            return tuple(self._workers)
+        members = self._alive(self.published.workers)
+        staying = self._with_state([worker for worker in members if self._is_finishing or self._stays(worker)])
+        ready = self._ready_newcomers()
+        if len(staying) + len(ready) < self._needed():
+            staying = self._with_state(members)
+        return tuple([*staying, *ready[: max(0, self.limits.most - len(staying))]])
+
+    def _with_state(self, workers: list[str]) -> list[str]:
+        """``workers``, and one more, which leaves later, if none of them could give newcomers the state."""
+        trained = [name for name in self._alive(self.formed.workers) if self._workers[name].has_state]
+        return workers if set(trained) & set(workers) else [*trained[:1], *workers]
+
+    def _newcomers(self) -> list[str]:
+        """The workers that no published world had yet."""
+        return [name for name, worker in self._workers.items() if worker.is_newcomer]
+
+    def _ready_newcomers(self) -> list[str]:
+        return [worker for worker in self._newcomers() if self._workers[worker].ready_at is not None]
+
+    def _needed(self) -> int:
+        return 1 if self._is_finishing else self.limits.least
+
+    def _is_short(self) -> bool:
+        """Whether the job waits for workers: the last published world is broken, or there is none."""
+        return self._is_broken or self.published is NOBODY
+
+    def _is_hopeless(self) -> bool:
+        """Whether no host can ever start another worker."""
+        if self.limits.may_find_hosts or self.published is NOBODY:
+            return False
+        return not self._newcomers() and min(self._hosts.openings(), default=math.inf) == math.inf
+
+    def _is_time_for(self, workers: Sequence[str]) -> bool:
+        """Whether to make a planned change now, or to wait for newcomers that still start."""
+        newcomers = [self._workers[worker] for worker in self._newcomers()]
+        ready = [worker.ready_at for worker in newcomers if worker.ready_at is not None]
+        if not set(self.published.workers) <= set(workers) or len(ready) == len(newcomers):
+            return True
+        return self._now >= min(ready) + GATHER_SECONDS
+
+    def _count_resize(self, workers: Sequence[str]) -> None:
+        gone = set(self.published.workers) - set(workers)
+        if not any(self._hosts.is_draining(self.host_of(worker)) for worker in gone):
+            self.counts.resizes += 1
+
+    def _free_places(self) -> list[str]:
+        """The host of each worker that could be started now."""
+        taken = Counter(worker.host for worker in self._workers.values())
+        free = [host for host in self._hosts.open(self._now) for _ in range(self._hosts.room(host) - taken[host])]
+        return free[: max(0, self.limits.most - sum(self._stays(worker) for worker in self._workers))]
+
+    def _on(self, host: str) -> list[str]:
+        """The workers of a host; those of the present world first, in its order."""
+        members = self._alive(self.published.workers)
+        others = [worker for worker in self._workers if worker not in members]
+        return [worker for worker in (*members, *others) if self._workers[worker].host == host]
+
+    def _stays(self, worker: str) -> bool:
+        """Whether its host has room for it."""
+        host = self.host_of(worker)
+        return worker in self._on(host)[: self._hosts.room(host)]
+
+    def _is_leaving(self, worker: str) -> bool:
+        """Whether its host drains, or the next world is without it."""
+        has_left = not self._workers[worker].is_newcomer and worker not in self.published.workers
+        return has_left or self._hosts.is_draining(self.host_of(worker))
+
+    def _alive(self, workers: Sequence[str]) -> list[str]:
+        return [worker for worker in workers if worker in self._workers]
+
+    # Changes.
+
+    def _count_failure(self, host: str, text: str) -> None:
+        self._last_failure = text
+        self.counts.failures += 1
+        self._hosts.failed(host, self._now, self._jitter())
+
+    def _remove(self, worker: str) -> None:
+        """Forget a lost worker. That breaks the present world if it has the worker, and so the way to the next one."""
+        is_present = any(worker in members.workers for members in (self.formed, *self._unformed.values()))
+        self._is_broken = self._is_broken or is_present
+        del self._workers[worker]
+
+    def _end(self, error: str | None = None) -> None:
+        self._is_over = True
+        self._actions.append(End(error))
+
+    def _shortage(self) -> str:
+        alive = self._alive(self.published.workers)
+        return f"the job has {len(alive)} of at least {self._needed()} workers (hosts: {self._hosts})"
+
+    def _next_moment(self) -> float | None:
+        moments = [moment for moment in self._hosts.openings() if self._now < moment < math.inf]
+        if self._short_since is not None:
+            moments.append(self._short_since + self.limits.timeout)
+        ready = [self._workers[name].ready_at for name in self._newcomers()]
+        moments += [moment + GATHER_SECONDS for moment in ready if moment is not None]
+        return min((moment for moment in moments if moment > self._now), default=None)

@@ -1,0 +1,381 @@
+"""The members of a job: each event, and the actions that follow."""
+
+import pytest
+
+from executors.membership import (
+    Cooldown,
+    End,
+    HostDraining,
+    HostFound,
+    HostLost,
+    Limits,
+    Members,
+    Membership,
+    Publish,
+    Start,
+    Stop,
+    Tick,
+    WorkerDone,
+    WorkerFailed,
+    WorkerRaised,
+    WorkerReady,
+    WorldFormed,
+)
+
+
+class Job:
+    """A membership, its clock, and the actions of the last event."""
+
+    def __init__(self, size, least=None, most=None, **limits):
+        limits = Limits(size, least or size, most or size, **limits)
+        self.membership = Membership(limits, lambda: 0.5)
+        self.now = 100.0
+
+    def on(self, *events):
+        """The actions that follow from ``events``."""
+        return [action for event in events for action in self.membership.handle(event, self.now)]
+
+    def after(self, seconds):
+        """The actions of a tick after ``seconds``."""
+        self.now += seconds
+        return self.on(Tick())
+
+    def form(self):
+        return self.on(WorldFormed(self.membership.published.round))
+
+    @property
+    def counts(self):
+        counts = self.membership.counts
+        return counts.failures, counts.resizes, counts.preemptions
+
+
+def workers(*numbers):
+    return tuple(f"worker-{number}" for number in numbers)
+
+
+def world(round, *numbers, planned=False):
+    return Publish(Members(round, workers(*numbers)), planned)
+
+
+def start(number, host):
+    return Start(f"worker-{number}", host)
+
+
+def failed(number):
+    return WorkerFailed(f"worker-{number}", "killed by signal 9")
+
+
+def ready(number):
+    return WorkerReady(f"worker-{number}")
+
+
+def running(size=3, least=2, most=None, hosts=None, **limits):
+    """A job of workers on host a, or on ``hosts`` with their slots, whose first world has formed."""
+    job = Job(size, least, most, **limits)
+    for host, slots in (hosts or {"a": size}).items():
+        job.on(HostFound(host, slots))
+    assert job.form() == []
+    return job
+
+
+def test_the_first_world_has_the_first_workers():
+    job = Job(3)
+    assert job.on(HostFound("a", 2)) == []
+    assert job.on(HostFound("b", 2)) == [start(0, "a"), start(1, "a"), start(2, "b"), world(0, 0, 1, 2)]
+    assert job.form() == []
+    assert job.on(*[WorkerDone(worker) for worker in workers(2, 0)]) == [world(1, 0, 1), world(2, 1)]
+    assert job.on(WorkerDone("worker-1")) == [End()]
+    assert job.on(HostFound("c", 9), Tick()) == []
+    assert job.counts == (0, 0, 0)
+
+
+def test_the_first_world_has_as_many_workers_as_there_are_slots_up_to_the_largest_number():
+    assert Job(2, 1, 4).on(HostFound("a", 8))[-1] == world(0, 0, 1, 2, 3)
+
+
+def test_a_job_starts_with_fewer_workers_after_the_timeout():
+    job = Job(4, 2, timeout=30.0)
+    job.on(HostFound("a", 3))
+    assert job.membership.deadline == 130.0
+    assert job.after(29.0) == []
+    assert job.after(1.0)[-1] == world(0, 0, 1, 2)
+    assert job.membership.deadline is None
+
+
+def test_a_job_that_cannot_start_says_what_is_missing():
+    job = Job(4, 3, timeout=30.0)
+    job.on(HostFound("a", 2), HostFound("b", 1), HostDraining("b"), HostFound("c", 1), HostLost("c", "link cut"))
+    [end] = job.after(30.0)
+    assert end.error == (
+        "the job has 0 of at least 3 workers (hosts: a: 2 slots, b: draining, c: gone) within the "
+        "elastic timeout of 30 s"
+    )
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_survivors_go_on_at_once_in_their_order(victim):
+    job = running()
+    survivors = [number for number in range(3) if number != victim]
+    assert job.on(failed(victim)) == [world(1, *survivors)]
+    assert job.form() == []
+    assert job.counts == (1, 0, 0)
+
+
+def test_a_second_loss_during_a_recovery_makes_another_world():
+    job = running(4, 2)
+    assert job.on(failed(0)) == [world(1, 1, 2, 3)]
+    assert job.on(failed(2)) == [world(2, 1, 3)]
+    assert job.form() == []
+
+
+def test_a_lost_worker_is_replaced_on_another_host_when_it_is_ready():
+    job = running(3, 2, hosts={"a": 2, "b": 2})
+    assert job.on(failed(0)) == [start(3, "b"), world(1, 1, 2)]
+    assert job.form() == []
+    assert job.on(ready(3)) == [world(2, 1, 2, 3, planned=True)]
+    assert job.counts == (1, 1, 0)
+
+
+def test_a_lost_host_is_one_failure():
+    job = running(4, 2, hosts={"a": 2, "b": 2})
+    assert job.on(HostLost("a", "link cut")) == [world(1, 2, 3)]
+    assert job.counts == (1, 0, 0)
+
+
+def test_a_job_that_is_too_small_waits_for_newcomers():
+    job = running(2, 2, hosts={"a": 2}, timeout=30.0)
+    assert job.on(failed(0)) == []
+    job.now += 10
+    assert job.on(HostFound("b", 1)) == [start(2, "b")]
+    assert job.membership.deadline == 130.0
+    assert job.on(ready(2)) == [world(1, 1, 2)]
+    assert job.membership.deadline is None
+
+
+def test_a_job_that_stays_too_small_ends_after_the_timeout():
+    job = running(2, 2, hosts={"a": 2}, timeout=30.0, cooldown=Cooldown(60.0, 60.0))
+    assert job.on(failed(0)) == []
+    [end] = job.after(30.0)
+    assert "the job has 1 of at least 2 workers" in end.error
+    assert "a: 2 slots, blacklisted after 1 failure" in end.error
+
+
+def test_a_job_ends_at_once_where_no_host_can_start_another_worker():
+    job = running(2, 2, may_find_hosts=False)
+    [end] = job.on(failed(0))
+    assert "no host can start another one" in end.error
+    assert "worker-0 on host a: killed by signal 9" in end.error
+
+
+def test_a_blacklisted_host_gets_workers_again_after_its_cooldown():
+    job = running(2, 1, hosts={"a": 2}, cooldown=Cooldown(2.0, 7.0))
+    assert job.on(failed(0)) == [world(1, 1)]
+    assert job.membership.deadline == job.now + 2 * (2 + 0.5)
+    assert job.after(5.0) == [start(2, "a")]
+    assert job.on(failed(2)) == []
+    assert job.membership.deadline == job.now + 7.0
+    assert job.after(7.0) == [start(3, "a")]
+    assert job.on(ready(3)) == [world(2, 1, 3, planned=True)]
+
+
+def test_a_host_that_comes_back_is_still_blacklisted():
+    job = running(2, 1, hosts={"a": 1, "b": 1})
+    assert job.on(HostLost("b", "gone"), HostFound("b", 1)) == [world(1, 0)]
+
+
+def test_newcomers_come_in_together():
+    job = running(2, 1, 5)
+    assert job.on(HostFound("b", 3)) == [start(number, "b") for number in (2, 3, 4)]
+    assert job.on(ready(3)) == []
+    assert job.membership.deadline == job.now + 0.5
+    job.now += 0.3
+    assert job.on(ready(2)) == []
+    assert job.after(0.2) == [world(1, 0, 1, 2, 3, planned=True)]
+    assert job.on(ready(4)) == [world(2, 0, 1, 2, 3, 4, planned=True)]
+    assert job.counts == (0, 2, 0)
+
+
+def test_a_newcomer_that_fails_disturbs_nobody():
+    job = running(2, 1, 3, cooldown=Cooldown(1.0, 1.0))
+    job.on(HostFound("b", 1))
+    assert job.on(failed(2)) == []
+    assert job.counts == (1, 0, 0)
+    assert job.after(1.0) == [start(3, "b")]
+
+
+def test_a_ready_newcomer_comes_in_when_a_worker_is_lost():
+    job = running(2, 1, 4)
+    job.on(HostFound("b", 2), ready(2))
+    assert job.on(failed(0)) == [world(1, 1, 2)]
+
+
+def test_a_newcomer_lost_before_its_world_has_formed():
+    job = running(2, 1, 3)
+    assert job.on(HostFound("b", 1), ready(2)) == [start(2, "b"), world(1, 0, 1, 2, planned=True)]
+    assert job.on(failed(2)) == [world(2, 0, 1)]
+
+
+def test_newcomers_do_not_go_on_without_the_state():
+    job = running(1, 1, 2)
+    job.on(HostFound("b", 1), ready(1))
+    [end] = job.on(failed(0))
+    assert end.error.startswith("every worker with the state of the training is lost. The last failure: worker-0")
+
+
+def test_a_world_that_formed_late_counts():
+    """Round 2 was published before round 1 had formed; then only newcomers of round 1 are left."""
+    job = running(1, 1, 3)
+    job.on(HostFound("b", 1), ready(1))
+    job.on(HostFound("c", 1), ready(2))
+    assert job.on(WorldFormed(1)) == []
+    assert job.membership.formed == Members(1, workers(0, 1))
+    assert job.on(failed(0)) == [world(3, 1, 2)]
+
+
+def test_the_world_of_an_unknown_round_is_no_news():
+    job = running(2, 1)
+    assert job.on(WorldFormed(5), WorldFormed(0), WorldFormed(-1)) == []
+    assert job.membership.formed.round == 0
+
+
+def test_a_round_that_is_reported_late_is_no_news():
+    job = running(1, 1, 3)
+    job.on(HostFound("b", 1), ready(1))
+    job.on(HostFound("c", 1), ready(2))
+    assert job.on(WorldFormed(2), WorldFormed(1)) == []
+    assert job.membership.formed.round == 2
+
+
+def test_a_worker_that_has_left_cannot_give_the_state_any_more():
+    job = running(4, 2, hosts={"a": 2, "b": 2})
+    job.on(HostDraining("a"))
+    assert job.form() == []
+    assert job.on(failed(2)) == []
+    [end] = job.on(failed(3))
+    assert end.error.startswith("every worker with the state")
+
+
+def test_workers_of_a_draining_host_leave_by_a_planned_change():
+    job = running(4, 2, hosts={"a": 2, "b": 2})
+    assert job.on(HostDraining("a")) == [world(1, 2, 3, planned=True)]
+    assert job.on(HostDraining("a")) == []
+    assert job.form() == []
+    assert job.on(WorkerDone("worker-0"), WorkerDone("worker-1"), HostLost("a", "gone")) == []
+    assert job.counts == (0, 0, 1)
+
+
+def test_workers_of_a_draining_host_wait_for_their_replacement_where_the_job_would_be_too_small():
+    job = running(2, 2, hosts={"a": 2})
+    assert job.on(HostDraining("a")) == []
+    assert job.on(HostFound("b", 2)) == [start(2, "b"), start(3, "b")]
+    assert job.on(ready(3)) == [world(1, 0, 3, planned=True)]
+    assert job.form() == []
+    assert job.on(ready(2)) == [world(2, 3, 2, planned=True)]
+    assert job.counts == (0, 0, 1)
+
+
+def test_a_draining_host_that_is_lost_early_is_no_failure():
+    job = running(4, 2, hosts={"a": 2, "b": 2})
+    assert job.on(HostDraining("a")) == [world(1, 2, 3, planned=True)]
+    assert job.on(HostLost("a", "preempted")) == [world(2, 2, 3)]
+    assert job.counts == (0, 0, 1)
+
+
+def test_a_worker_that_fails_when_it_has_left_is_no_failure():
+    job = running(4, 2, hosts={"a": 2, "b": 2})
+    job.on(HostDraining("a"))
+    job.form()
+    assert job.on(failed(0), failed(1)) == []
+    assert job.counts == (0, 0, 1)
+
+
+def test_a_draining_host_without_workers_is_no_preemption():
+    job = running(2, 1)
+    job.on(HostFound("b", 1), HostDraining("b"))
+    assert job.counts == (0, 0, 0)
+
+
+def test_a_host_that_stays_after_all_keeps_its_workers():
+    job = running(2, 2, 2, hosts={"a": 2})
+    job.on(HostDraining("a"), HostFound("b", 2))
+    assert job.on(HostFound("a", 2)) == [Stop("worker-2"), Stop("worker-3")]
+    assert job.on(Tick()) == []
+
+
+def test_a_host_with_fewer_slots_keeps_the_first_workers():
+    job = running(3, 1)
+    assert job.on(HostFound("a", 1)) == [world(1, 0, planned=True)]
+    assert job.counts == (0, 1, 0)
+
+
+def test_an_exception_of_the_user_ends_the_job():
+    job = running()
+    assert job.on(WorkerRaised("worker-1", "ValueError: boom")) == [
+        End("worker-1 on host a raised an exception: ValueError: boom")
+    ]
+    assert job.on(failed(0)) == []
+
+
+def test_a_worker_that_is_done_ends_growth_but_not_the_job_of_the_others():
+    job = running(2, 2, 4)
+    job.on(HostFound("b", 2), ready(2))
+    assert job.on(WorkerDone("worker-0")) == [Stop("worker-2"), Stop("worker-3"), world(1, 1)]
+    assert job.on(HostFound("c", 2)) == []
+    assert job.on(failed(1)) == [End()]
+
+
+@pytest.mark.parametrize("limit", ["resets", "failures"])
+def test_a_job_ends_when_it_failed_too_often(limit):
+    job = running(4, 1, **{limit: 1})
+    assert job.on(failed(0)) == [world(1, 1, 2, 3)]
+    [end] = job.on(failed(1))
+    assert f"the number of {limit} exceeded its limit of 1 (2 failures, 0 resizes)" in end.error
+    assert end.error.endswith("The last failure: worker-1 on host a: killed by signal 9")
+
+
+@pytest.mark.parametrize("limit", ["resets", "resizes"])
+def test_a_job_does_not_grow_more_often_than_allowed(limit):
+    job = running(1, 1, 4, **{limit: 1})
+    assert job.on(HostFound("b", 1), ready(1))[-1] == world(1, 0, 1, planned=True)
+    assert job.on(HostFound("c", 1)) == []
+
+
+def test_a_job_that_is_too_small_may_always_get_workers():
+    job = running(2, 2, hosts={"a": 2}, resizes=0)
+    job.on(failed(0))
+    assert job.on(HostFound("b", 1)) == [start(2, "b")]
+
+
+def test_events_of_strangers_are_ignored():
+    job = running(2, 1)
+    assert job.on(failed(7), ready(7), WorkerDone("worker-7"), WorkerRaised("worker-7", "")) == []
+    assert job.on(HostDraining("x"), HostLost("x", "")) == []
+    assert job.counts == (0, 0, 0)
+
+
+@pytest.mark.parametrize("numbers", [(0, 0, 1), (1, 2, 3), (3, 1, 2)])
+def test_limits_that_cannot_be_met(numbers):
+    with pytest.raises(ValueError, match="1 <= least number <= number <= largest number"):
+        Limits(*numbers)
+
+
+@pytest.mark.parametrize("limit", ["resets", "failures", "resizes"])
+def test_limits_below_zero(limit):
+    with pytest.raises(ValueError, match=f"the limit of {limit} is -1"):
+        Limits(1, 1, 1, **{limit: -1})
+
+
+def test_a_timeout_below_zero():
+    with pytest.raises(ValueError, match="elastic timeout is -1 s"):
+        Limits(1, 1, 1, timeout=-1)
+
+
+@pytest.mark.parametrize("seconds", [(0.5, 2.0), (3.0, 2.0), (1.0, 4000.0)])
+def test_cooldowns_that_are_not_possible(seconds):
+    with pytest.raises(ValueError, match="both from 1 to 3600 s"):
+        Cooldown(*seconds)
+
+
+def test_a_cooldown_doubles_up_to_its_longest_time():
+    cooldown = Cooldown(2.0, 60.0)
+    assert [cooldown.seconds(failures, 0.5) for failures in (1, 2, 5, 10_000)] == [5.0, 9.0, 60.0, 60.0]
