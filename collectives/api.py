@@ -376,7 +376,7 @@ class Store(Protocol):
     """A small key-value service for bootstrap, shared by all ranks of a job. Never on the data path."""
 
     def set(self, key: str, value: bytes, timeout: float | None = None) -> None:
-        """Create or replace ``key``; ``timeout``, in seconds, may bound the waits for the service."""
+        """Create or replace ``key``. ``timeout``, in seconds, bounds the wait for a service; None is its own bound."""
 
     def get(self, key: str, timeout: float) -> bytes:
         """Wait up to ``timeout`` seconds for ``key`` and return its value; CollectiveTimeoutError otherwise."""

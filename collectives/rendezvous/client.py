@@ -81,9 +81,9 @@ class RendezvousClient:
         self._closed = threading.Event()
 
     def set(self, key: str, value: bytes, timeout: float | None = None) -> None:
-        """Create or replace ``key``. ``timeout`` bounds the connection and the answer, each instead of connect_timeout.
+        """Create or replace ``key``.
 
-        That is in seconds.
+        ``timeout``, in seconds, bounds the connection, and then the answer; None means connect_timeout for each.
         """
         seconds = self._connect_timeout if timeout is None else timeout
         self._expect_done(_Request("PUT", _path("keys", key), bytes(value), seconds, seconds))

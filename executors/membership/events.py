@@ -26,7 +26,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The ids of the workers of a world, in the order of their ranks on equal hosts. ``round`` is that of the world."""
+    """The ids of the workers of the world of ``round``. The ranks follow this order, host by host."""
 
     round: int
     workers: tuple[str, ...]

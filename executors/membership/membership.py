@@ -208,16 +208,11 @@ class Membership:
         return places >= (self.limits.least if has_waited else self.limits.size)
 
     def _publish(self) -> None:
-        workers = self._next_workers()
-        if not self._is_broken and workers == self.published.workers:
+        workers, planned = self._next_workers(), not self._is_short()
+        if len(workers) < self._needed() or (planned and not self._is_time_for(workers)):
             return
-        if len(workers) < self._needed():
-            return
-        if not self._is_broken and self.published is not NOBODY:
-            if not self._is_time_for(workers):
-                return
+        if planned:
             self._count_resize(workers)
-        planned = not self._is_broken and self.published is not NOBODY
         self.published = Members(self.published.round + 1, workers)
         self._unformed[self.published.round] = self.published
         for worker in workers:
@@ -276,10 +271,16 @@ class Membership:
         return not self._newcomers() and min(self._hosts.openings(), default=math.inf) == math.inf
 
     def _is_time_for(self, workers: Sequence[str]) -> bool:
-        """Whether to make a planned change now, or to wait for newcomers that still start."""
+        """Whether to change to ``workers`` now: not if nothing changes, if the job may not grow any more, or if further
+        newcomers may come soon.
+        """
+        if not set(self.published.workers) <= set(workers):
+            return True
+        if workers == self.published.workers or not self.counts.allow_resize(self.limits):
+            return False
         newcomers = [self._workers[worker] for worker in self._newcomers()]
         ready = [worker.ready_at for worker in newcomers if worker.ready_at is not None]
-        if not set(self.published.workers) <= set(workers) or len(ready) == len(newcomers):
+        if len(ready) == len(newcomers):
             return True
         return self._now >= min(ready) + GATHER_SECONDS
 

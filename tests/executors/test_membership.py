@@ -340,6 +340,14 @@ def test_a_job_does_not_grow_more_often_than_allowed(limit):
     assert job.on(HostFound("c", 1)) == []
 
 
+def test_a_newcomer_that_comes_after_the_last_resize_waits_for_a_loss():
+    job = running(2, 1, 4, resizes=1)
+    assert job.on(HostFound("b", 2), ready(2))[-1] == start(3, "b")
+    assert job.after(0.5) == [world(1, 0, 1, 2, planned=True)]
+    assert job.on(ready(3), Tick()) == []
+    assert job.on(failed(0)) == [world(2, 1, 2, 3)]
+
+
 def test_a_job_that_is_too_small_may_always_get_workers():
     job = running(2, 2, hosts={"a": 2}, resizes=0)
     job.on(failed(0))

@@ -79,7 +79,7 @@ class Cluster:
         if self.end is None and membership.deadline is None:
             assert set(membership.published.workers) <= set(self.alive), "a broken world, and nothing that will end it"
 
-    # What may happen.
+    # The events of the cluster.
 
     def find(self, host, slots):
         self.slots[host] = slots
