@@ -10,7 +10,7 @@ HVDRUN = $(BIN)/hvdrun
 # The oldest and the newest version that is supported; make smoke PYTHON=... takes one interpreter instead.
 SMOKE_VERSIONS = 3.10 3.13
 
-BENCHMARKS = allreduce operations training parameters defaults rounds idle memory traffic simulation spark_ingest
+BENCHMARKS = allreduce operations training parameters commits defaults rounds idle memory traffic simulation ray_train spark_ingest
 
 .PHONY: help demo examples test smoke benchmarks environment clean
 
@@ -33,11 +33,15 @@ examples: environment
 	$(HVDRUN) -np 2 $(BIN)/python examples/digits.py
 	$(HVDRUN) -np 2 $(BIN)/python examples/digits_uneven.py
 	$(HVDRUN) -np 2 $(BIN)/python examples/digits_amp.py
+	$(HVDRUN) -np 2 --min-np 1 $(BIN)/python examples/elastic_digits.py
 	$(HVDRUN) -np 2 --horovod-alias $(BIN)/python examples/horovod_digits.py
 	$(HVDRUN) -np 2 $(BIN)/python examples/synthetic_benchmark.py
 	$(HVDRUN) -np 2 $(BIN)/python examples/synthetic_benchmark.py --model mlp --fp16-allreduce
 	$(BIN)/python examples/digits_ray.py
+	$(BIN)/python examples/elastic_ray.py --kill
+	$(BIN)/python examples/tune_ray.py
 	$(BIN)/python examples/spark_digits.py
+	$(BIN)/python examples/elastic_spark.py
 	$(BIN)/python examples/spark_regression.py
 
 test: environment

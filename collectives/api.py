@@ -89,12 +89,16 @@ class PeerLostError(HorovodInternalError):
     """A rank died, left without a message, or cannot be reached any more.
 
     ``ranks`` are the lost ranks and ``hosts`` their hosts, in the same order; both are empty where they are not known.
+    ``has_ended``: whether it is certain that their processes have ended.
     """
 
-    def __init__(self, message: str = "", ranks: Iterable[int] = (), hosts: Iterable[str] = ()) -> None:
+    def __init__(
+        self, message: str = "", ranks: Iterable[int] = (), hosts: Iterable[str] = (), has_ended: bool = False
+    ) -> None:
         super().__init__(message)
         self.ranks = tuple(ranks)
         self.hosts = tuple(hosts)
+        self.has_ended = has_ended
 
 
 class CollectiveTimeoutError(HorovodInternalError):

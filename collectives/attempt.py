@@ -91,6 +91,22 @@ class ConnectAttempt:
                 return [descriptor for descriptor, _ in ready]
 
     @contextmanager
+    def checking(self, check: Callable[[], None]) -> Iterator[None]:
+        """While the block runs, this attempt calls ``check`` as often as the check that it was made with."""
+        before = self._check
+
+        def check_both() -> None:
+            if before is not None:
+                before()
+            check()
+
+        self._check = check_both
+        try:
+            yield
+        finally:
+            self._check = before
+
+    @contextmanager
     def interrupts(self, call: Callable[[], object]) -> Iterator[None]:
         """While the block runs, :meth:`abort` also calls ``call``, to end another kind of wait in the block.
 

@@ -76,7 +76,7 @@ class Reserve:
 def share_of_strangers(reserved: int, least: int, most: int) -> int:
     """The number of unauthenticated connections that a listener may hold at once, from ``least`` to ``most``.
 
-    That is half of the descriptors that are free now, without ``reserved`` ones and a few to spare.
+    The number is half of the descriptors that are free now, after ``reserved`` ones and a few more are set aside.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = limit - len(os.listdir("/proc/self/fd")) - reserved - SPARE_DESCRIPTORS

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -176,19 +177,27 @@ Event: TypeAlias = (
 class EventStream:
     """Hands each event to the subscribers, on the thread where it happened.
 
-    A subscriber that raises is logged and removed: an observer never harms the job. Without subscribers the stream is
-    not ``active``, and no event needs to be built.
+    A subscriber that raises is removed, and logged once: an observer never harms the job. Without subscribers the
+    stream is not ``active``, and no event needs to be built.
     """
 
     def __init__(self) -> None:
+        # Owned by the stream, held for a few instructions while the subscribers change. Reentrant, because a signal
+        # handler may publish.
+        self._changing = threading.RLock()
         self._subscribers: tuple[Callable[[Event], None], ...] = ()
         self.active = False
 
     def subscribe(self, subscriber: Callable[[Event], None]) -> Callable[[], None]:
         """Call ``subscriber`` for every event from now on; the returned function ends that."""
-        self._subscribers = (*self._subscribers, subscriber)
-        self.active = True
-        return lambda: self._remove(subscriber)
+        with self._changing:
+            self._subscribers = (*self._subscribers, subscriber)
+            self.active = True
+
+        def end() -> None:
+            self._remove(subscriber)
+
+        return end
 
     def publish(self, event: Event) -> None:
         """Hand ``event`` to all subscribers."""
@@ -196,9 +205,13 @@ class EventStream:
             try:
                 subscriber(event)
             except Exception:
-                logger.exception("event subscriber %r failed and is removed", subscriber)
-                self._remove(subscriber)
+                if self._remove(subscriber):
+                    logger.exception("event subscriber %r failed and is removed", subscriber)
 
-    def _remove(self, subscriber: Callable[[Event], None]) -> None:
-        self._subscribers = tuple(other for other in self._subscribers if other is not subscriber)
-        self.active = bool(self._subscribers)
+    def _remove(self, subscriber: Callable[[Event], None]) -> bool:
+        """Whether ``subscriber`` was still there: it may raise on several threads at once."""
+        with self._changing:
+            before = self._subscribers
+            self._subscribers = tuple(other for other in before if other is not subscriber)
+            self.active = bool(self._subscribers)
+            return len(self._subscribers) < len(before)

@@ -21,7 +21,8 @@ class Parameters:
     for up to ``patience`` seconds it leaves decided batches to callers that wait. ``cache_capacity`` is a number of
     tensor names (0: no cache). ``hierarchical_allreduce`` and ``hierarchical_allgather`` send these operations through
     the stages of a hierarchical backend, where there is one; an allreduce above ``pipeline_piece`` bytes goes through
-    them in pieces of that size. ``version`` counts the changes; the coordinator sets it.
+    them in pieces of that size. ``next_round`` is the round of the world that all ranks go to after this step, in an
+    elastic job; 0 for none: they stay. ``version`` counts the changes; the coordinator sets it.
 
     Raises InvalidRequestError for values out of range.
     """
@@ -34,6 +35,7 @@ class Parameters:
     hierarchical_allreduce: bool = True
     hierarchical_allgather: bool = True
     pipeline_piece: int = 2 * MEBIBYTE
+    next_round: int = 0
     version: int = 0
 
     def __post_init__(self) -> None:
@@ -49,4 +51,4 @@ class Parameters:
                 )
 
 
-_LEAST_COUNT = {"fusion_threshold": 0, "cache_capacity": 0, "pipeline_piece": 1, "version": 0}
+_LEAST_COUNT = {"fusion_threshold": 0, "cache_capacity": 0, "pipeline_piece": 1, "next_round": 0, "version": 0}

@@ -185,7 +185,7 @@ def _cpu_operations(text: str) -> str:
 
 
 def _remarks(read: _Reader) -> tuple[str, ...]:
-    unused = [variable for variable in UNUSED if read(variable, str, "")]
+    unused = [variable for variable in UNUSED if read(variable, str, "0") != "0"]
     # Launchers set HOROVOD_CONTROLLER=gloo, which is close to the method here.
     if read("HOROVOD_CONTROLLER", _one_of("gloo", "mpi"), "gloo") == "mpi":
         unused.append("HOROVOD_CONTROLLER")

@@ -5,7 +5,7 @@
     RuntimeError
     └── ExecutorError
         ├── CommandNotFoundError  there is no such command: correct it; nothing was started
-        ├── PlacementError        the workers do not fit: ask for less, or add hosts; nothing was started
+        ├── PlacementError        the workers do not fit: ask for less, or add hosts; also a TimeoutError
         ├── StartTimeoutError     workers did not come up in time
         ├── WorkerError           a worker failed; holds rank, host, exit code or remote traceback
         └── RemoteError           cause of a worker's own exception: its rank and remote traceback as text
@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 __all__ = [
@@ -36,8 +37,8 @@ class CommandNotFoundError(ExecutorError):
     """The command of the workers does not exist or cannot be executed. Nothing was started."""
 
 
-class PlacementError(ExecutorError):
-    """The requested workers do not fit the cluster. Nothing was started."""
+class PlacementError(ExecutorError, TimeoutError):
+    """The requested workers do not fit the cluster. Nothing was started. Horovod on Ray raises TimeoutError for it."""
 
 
 class StartTimeoutError(ExecutorError):
@@ -107,6 +108,12 @@ class Slot:
             "HOROVOD_CROSS_RANK": str(self.cross_rank),
             "HOROVOD_CROSS_SIZE": str(self.cross_size),
         }
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Slot:
+        """The slot that :meth:`environment` has described."""
+        names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+        return cls(environment["HOROVOD_HOSTNAME"], *(int(environment[f"HOROVOD_{name}"]) for name in names))
 
 
 @dataclass(frozen=True, slots=True)

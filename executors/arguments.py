@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import operator
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, SupportsIndex, cast
+from typing import Any, SupportsIndex, TypeVar, cast
 
 from collectives.api import LONGEST_SECONDS
 from collectives.settings import ENVIRONMENT_SECRET
@@ -22,8 +23,12 @@ __all__ = [
     "check_variables",
     "interface_names",
     "parse_seconds",
+    "refuse_mpi",
+    "renamed",
     "resolve_seconds",
 ]
+
+T = TypeVar("T")
 
 SECONDS = f"a positive number of seconds, at most {LONGEST_SECONDS}"
 """The values of a timeout that are allowed, for error messages."""
@@ -31,6 +36,10 @@ SECONDS = f"a positive number of seconds, at most {LONGEST_SECONDS}"
 RESERVED = frozenset(Slot("", 0, 1, 0, 1, 0, 1).environment()) | {
     "HOROVOD_GLOO_RENDEZVOUS_ADDR",
     "HOROVOD_GLOO_RENDEZVOUS_PORT",
+    "HOROVOD_ELASTIC",
+    "HOROVOD_NEWCOMER",
+    "HOROVOD_ROUND",
+    "HOROVOD_WORKER_ID",
     ENVIRONMENT_SECRET,
 }
 """The variables that place a worker in its job."""
@@ -106,6 +115,24 @@ def resolve_seconds(seconds: object, argument: str, variable: str, default: floa
         return check_seconds(seconds, argument)
     text = os.environ.get(variable, "").strip()
     return parse_seconds(text, variable) if text else default
+
+
+def refuse_mpi(use_mpi: object, use_gloo: object, mpi_args: object, name: str) -> None:
+    """Raise ValueError if one of the arguments of Horovod asks for MPI; ``name`` is that of ``mpi_args``."""
+    if use_mpi or mpi_args or use_gloo is False:
+        raise ValueError(f"workers find each other without MPI; leave out use_mpi and {name}, and use_gloo=False")
+
+
+def renamed(name: str, value: T | None, old_name: str, old_value: T | None) -> T | None:
+    """The value of an argument that also has an old name, which warns. Raises ValueError if both are given."""
+    if old_value is None:
+        return value
+    if value is not None:
+        raise ValueError(
+            f"{name}={value!r} and its old name {old_name}={old_value!r} are both given; leave {old_name} out"
+        )
+    warnings.warn(f"{old_name} is the old name of {name}; use {name}", DeprecationWarning, stacklevel=3)
+    return old_value
 
 
 def interface_names(nics: Iterable[str] | str | None) -> tuple[str, ...]:

@@ -7,12 +7,16 @@ launcher waits for a moment and compares kinds of failure.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
+from typing import TypeVar
 
 from collectives.api import CollectiveTimeoutError, PeerLostError, RefusedCallError, ShutDownError
 
-__all__ = ["CAUSE_SECONDS", "Kind", "kind_of_end", "kind_of_error"]
+__all__ = ["CAUSE_SECONDS", "Failure", "Kind", "Patience", "kind_of_end", "kind_of_error", "likeliest"]
+
+T = TypeVar("T")
 
 CAUSE_SECONDS = 1.0
 """Seconds for which a launcher waits for a likelier cause after the first reported failure."""
@@ -27,6 +31,8 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 class Kind(IntEnum):
     """A kind of failure of a rank; the smallest of several is the likeliest cause of the others."""
 
+    DEATH = -1
+    """The worker died, and it is one that no failure of its functions ends."""
     EXCEPTION = 0
     """An exception of the user's code."""
     SIGNAL = 1
@@ -75,3 +81,40 @@ def kind_of_end(exit_code: int, last_lines: Sequence[str]) -> Kind:
     names = {line.partition(":")[0] for line in lines}
     kinds = [kind for error, kind in CONSEQUENCES.items() if f"{error.__module__}.{error.__qualname__}" in names]
     return min(kinds, default=Kind.EXCEPTION)
+
+
+def likeliest(failed: Iterable[T], kind: Callable[[T], Kind]) -> T:
+    """The cause of those that ``failed``: the likeliest by its ``kind``, the first among several."""
+    return min(failed, key=kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """For how many seconds a job waits for the other workers, after an exception and after another failure.
+
+    Meanwhile they may end by themselves, or show a likelier cause. Each failure may shorten the wait. A death ends it.
+    """
+
+    exception: float = 0.0
+    other: float = CAUSE_SECONDS
+
+    def seconds(self, kind: Kind) -> float:
+        """The wait after a failure of ``kind``."""
+        if kind is Kind.DEATH:
+            return 0.0
+        return self.exception if kind is Kind.EXCEPTION else self.other
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The end of a worker that did not do its work. ``text`` says how it ended, such as "ended with exit code 1".
+
+    ``exit_code`` is negative for a signal, None when unknown; ``last_lines`` are those of its standard error.
+    ``error`` is the exception of its function, where there is one.
+    """
+
+    kind: Kind
+    text: str
+    exit_code: int | None = None
+    last_lines: tuple[str, ...] = ()
+    error: BaseException | None = None

@@ -5,14 +5,21 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["address_towards", "identity"]
+from collectives.api import SettingsError
+from collectives.interfaces import LOOPBACK, address_of, names
+
+__all__ = ["FOREIGN_ADDRESS", "address_towards", "identity", "is_this_host", "reachable_address"]
 
 # Processes that share these share memory, loopback addresses and process ids.
 NAMESPACES = ("ipc", "mnt", "net", "pid")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 ANY_PORT = 9
+# For documentation, RFC 5737: no host has it, so the default route leads there.
+FOREIGN_ADDRESS = "192.0.2.1"
+OWN_ADDRESSES = (LOOPBACK, "::1")
 
 
 def identity() -> str:
@@ -28,3 +35,21 @@ def address_towards(peer: str) -> str:
         probe.connect(address)  # of a datagram socket: sends nothing
         own: str = probe.getsockname()[0]
         return own
+
+
+def reachable_address(peer: str = FOREIGN_ADDRESS) -> str:
+    """The address of this host for other hosts: that of the route to ``peer``, which is the default route if no peer
+    is known, or of the first interface that has one. Raises SettingsError where there is none.
+    """
+    with suppress(OSError):
+        return address_towards(peer)
+    for interface in names():
+        with suppress(SettingsError):
+            if (address := address_of(interface)) not in OWN_ADDRESSES:
+                return address
+    raise SettingsError("no network interface of this host has an address, so other hosts cannot reach it")
+
+
+def is_this_host(name: str) -> bool:
+    """Whether ``name`` is a name of this host for itself."""
+    return name in {"localhost", "127.0.0.1", "::1", socket.gethostname(), socket.getfqdn()}

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Callable, MutableMapping
 from types import TracebackType
 
 from collectives.api import Store
 from collectives.rendezvous.server import RendezvousServer
+from collectives.rendezvous.store import Observer
 from collectives.settings import ENVIRONMENT_SECRET
 from executors.api import JobSecret, Slot
 
-__all__ = ["Job", "environment_of"]
+__all__ = ["Job", "environment_of", "secret_of", "secret_variable"]
 
 
 class Job:
@@ -51,6 +53,10 @@ class Job:
         """The store of the rendezvous server, in this process."""
         return self._server.store
 
+    def subscribe(self, observer: Observer) -> Callable[[], None]:
+        """Call ``observer(key)`` at each change of the store, until the result is called; see MemoryStore."""
+        return self._server.store.subscribe(observer)
+
     def environment(self, slot: Slot) -> dict[str, str]:
         """The variables that the worker at ``slot`` needs in its environment.
 
@@ -69,10 +75,22 @@ def environment_of(slot: Slot, host: str, port: int, secret: JobSecret) -> dict[
     return {
         **slot.environment(),
         "HOROVOD_CONTROLLER": "gloo",
+        # A worker of an elastic job may start a job of its own.
+        "HOROVOD_ELASTIC": "0",
         "HOROVOD_JOB_ID": hashlib.sha256(b"job" + secret.key).hexdigest()[:12],
         "HOROVOD_ROUND": "0",
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": host,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
         "PYTHONUNBUFFERED": "1",
-        ENVIRONMENT_SECRET: base64.b64encode(secret.key).decode("ascii"),
+        **secret_variable(secret),
     }
+
+
+def secret_variable(secret: JobSecret) -> dict[str, str]:
+    """The variable that has ``secret``; never on a command line."""
+    return {ENVIRONMENT_SECRET: base64.b64encode(secret.key).decode("ascii")}
+
+
+def secret_of(environment: MutableMapping[str, str]) -> JobSecret:
+    """The reverse of :func:`secret_variable`; removes it, so that other processes do not inherit it."""
+    return JobSecret(base64.b64decode(environment.pop(ENVIRONMENT_SECRET)))

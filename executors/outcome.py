@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import cloudpickle
 
 from executors.api import RemoteError, WorkerError
-from executors.failure import Kind, kind_of_error
+from executors.failure import Failure, Kind, kind_of_error, likeliest
 
 __all__ = ["Outcome", "capture", "observe", "values"]
 
@@ -101,6 +101,11 @@ class Outcome:
         error.__cause__ = self._origin()
         return error
 
+    def failure(self) -> Failure:
+        """That of a function that failed."""
+        error = self.exception()
+        return Failure(self.kind, f"raised {_shown(error)}", error=error)
+
     def _load(self) -> object:
         try:
             return pickle.loads(self.payload)
@@ -118,10 +123,11 @@ class Outcome:
 
 def values(outcomes: Iterable[Outcome]) -> list[object]:
     """The values by rank. Raises the failure of the likeliest kind, the first in ``outcomes`` among several of it."""
-    ordered = sorted(outcomes, key=lambda outcome: (not outcome.failed, outcome.kind))
-    if ordered and ordered[0].failed:
-        ordered[0].unwrap()
-    return [outcome.unwrap() for outcome in sorted(ordered, key=lambda outcome: outcome.rank)]
+    given = list(outcomes)
+    failed = [outcome for outcome in given if outcome.failed]
+    if failed:
+        likeliest(failed, lambda outcome: outcome.kind).unwrap()
+    return [outcome.unwrap() for outcome in sorted(given, key=lambda outcome: outcome.rank)]
 
 
 def capture(fn: Callable[[], object], rank: int, host: str, host_name: str = "", dumps: Dumps = _dumps) -> bytes:
@@ -215,6 +221,13 @@ def _exited(error: SystemExit, worker: _Worker) -> WorkerError:
     code = 0 if error.code is None else error.code if isinstance(error.code, int) else 1
     shown = "" if error.code is None else repr(error.code)
     return worker.error(f"{worker} called sys.exit({shown}) instead of returning a value", code)
+
+
+def _shown(error: BaseException | None) -> str:
+    try:
+        return repr(error)
+    except Exception:  # noqa: BLE001  it runs code of the user
+        return "<an exception whose repr() fails>"
 
 
 def _brief(error: BaseException) -> str:

@@ -6,10 +6,12 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from collectives import logs
 from collectives.api import InvalidRequestError, NotInitializedError, Topology, World
+from collectives.attempt import ConnectAttempt
 from collectives.control.handshake.starts import Starts
 from collectives.engine import bootstrap
 from collectives.engine.engine import Engine
@@ -17,9 +19,10 @@ from collectives.planning.process_sets import GLOBAL
 from collectives.process_exit import ProcessExit
 from collectives.settings import Settings, world_from_environment
 from hvd_cluster import memory
-from hvd_cluster.launchers import check_launcher, warn_of_threads
+from hvd_cluster.launchers import Launcher, warn_of_threads
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.secret import Secret
+from hvd_cluster.worlds import Worlds
 
 __all__ = [
     "add_process_set",
@@ -35,8 +38,11 @@ __all__ = [
     "rank",
     "registered_set",
     "remove_process_set",
+    "renew_process_set",
     "shutdown",
     "size",
+    "wanted_sets",
+    "worlds",
 ]
 
 logger = logging.getLogger(__name__)
@@ -52,8 +58,13 @@ class _Process:
         self.engine: Engine | None = None
         self.world: World | None = None
         self.starts = Starts()
+        # In an elastic job.
+        self.worlds: Worlds | None = None
         self.sets: set[ProcessSet] = set()
+        # The sets that the next world shall have, too, in the order in which they were registered.
+        self.wanted: list[ProcessSet] = []
         self.secret = Secret()
+        self.launcher = Launcher()
         # Shut down in a signal handler, which cannot wait.
         self.ending: list[Engine] = []
         self.exit = ProcessExit()
@@ -69,9 +80,10 @@ def init(
 
     ``comm`` must be None or empty: all ranks. ``process_sets`` are registered in order, with ids 1, 2...; all ranks
     give the same. "dynamic" means no sets at the start; sets may be added later in any case, unless
-    HOROVOD_DYNAMIC_PROCESS_SETS is 0. Without a launcher this is a world of one. Raises SettingsError for a bad
-    ``HOROVOD_*`` variable, and in one of several processes that mpirun, srun or torchrun started; InvalidRequestError
-    for bad arguments, CollectiveTimeoutError or PeerLostError when other ranks do not connect.
+    HOROVOD_DYNAMIC_PROCESS_SETS is 0. The processes that mpirun, srun, jsrun, torchrun or a launcher with its variables
+    started find one another by themselves. Without a launcher this is a world of one. Raises SettingsError for a bad
+    ``HOROVOD_*`` variable, and where a launcher offers no way to find rank 0; InvalidRequestError for bad arguments,
+    CollectiveTimeoutError or PeerLostError when other ranks do not connect.
     """
     if comm is not None and not (isinstance(comm, Sequence) and len(comm) == 0):
         raise InvalidRequestError(
@@ -100,18 +112,41 @@ def _as_set(entry: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def _start(sets: list[ProcessSet]) -> None:
-    check_launcher(os.environ)
-    environment = _process.secret.claim(os.environ)
+    environment = _process.launcher.join(_process.secret.claim(os.environ))
     world = _process.world or world_from_environment(environment)
     settings = Settings.from_environment(environment, world.topology)
     logs.configure(settings.log_level, settings.log_hide_time, world.topology.rank)
     for remark in settings.remarks:
         logger.warning(remark)
     warn_of_threads(os.environ, world.topology)
-    engine = bootstrap.connect(world, settings, [tuple(entry.ranks or ()) for entry in sets], _process.starts)
+    worlds = _process.worlds = _process.worlds or Worlds.of(environment, world, settings, _running_engine)
+    _want(sets)
+    if worlds is None:
+        engine = _connect(environment, sets, world)
+    else:
+        sets = [] if worlds.is_alone else sets
+        engine = worlds.connect(world, partial(_connect, environment, sets))
     _process.engine = engine
     for id, entry in enumerate((global_process_set, *sets), start=GLOBAL):
         _register(engine, id, entry)
+    if worlds is not None:
+        worlds.entered()
+
+
+def _connect(
+    environment: Mapping[str, str], sets: Sequence[ProcessSet], world: World, attempt: ConnectAttempt | None = None
+) -> Engine:
+    settings = Settings.from_environment(environment, world.topology)
+    ranks = [tuple(entry.ranks or ()) for entry in sets]
+    return bootstrap.connect(world, settings, ranks, _process.starts, attempt)
+
+
+def _running_engine() -> Engine | None:
+    return _process.engine
+
+
+def _want(sets: Iterable[ProcessSet]) -> None:
+    _process.wanted += [entry for entry in sets if entry not in _process.wanted]
 
 
 def _look_up(sets: list[ProcessSet], engine: Engine) -> None:
@@ -170,6 +205,7 @@ def _shut_down_at_exit() -> None:
     _shut_down(lambda engine: engine.shut_down_at_exit(_process.exit))
     for engine in _process.ending:
         engine.shut_down_at_exit(_process.exit)
+    _process.launcher.close()
 
 
 atexit.register(_shut_down_at_exit)
@@ -182,6 +218,8 @@ def _forget() -> None:
     _process.lock = threading.RLock()
     _process.exit = ProcessExit()
     _process.secret.forget()
+    _process.launcher.forget()
+    _process.worlds = None
     for each in ending:
         each.disown()
     if engine is not None:
@@ -190,6 +228,16 @@ def _forget() -> None:
 
 
 os.register_at_fork(after_in_child=_forget)
+
+
+def worlds() -> Worlds | None:
+    """The worlds of this process in an elastic job; None in any other job, and before ``init()``."""
+    return _process.worlds
+
+
+def wanted_sets() -> list[ProcessSet]:
+    """The process sets that were registered and not removed, in that order; some may not fit the present world."""
+    return list(_process.wanted)
 
 
 def engine() -> Engine:
@@ -204,6 +252,8 @@ def engine() -> Engine:
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Register a process set while the job runs; all ranks call this with the same one. Returns the registered set.
 
+    In a newcomer of an elastic job, which has no ranks yet, it is registered as soon as the others have it.
+
     Raises InvalidRequestError for ranks that cannot form a set or already have one, MismatchError on all ranks when
     they request different sets, NotInitializedError before ``init()``.
     """
@@ -213,8 +263,21 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     except InvalidRequestError as error:
         running.reject_process_set(error)
         raise
+    if _process.worlds is not None and _process.worlds.is_alone:
+        _want([entry])
+        return entry
     _register(running, running.add_process_set(entry.ranks or ()), entry)
+    _want([entry])
     return entry
+
+
+def renew_process_set(entry: ProcessSet) -> None:
+    """Register ``entry``, of an earlier world, in the present one. If it has all ranks now, it is the global set."""
+    running = engine()
+    if len(entry.ranks or ()) == running.topology.size:
+        _register(running, GLOBAL, entry)
+    else:
+        add_process_set(entry)
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
@@ -228,6 +291,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         return False
     registered = [entry for entry in list(_process.sets) if entry.process_set_id == id]
     running.remove_process_set(id)
+    _process.wanted = [entry for entry in _process.wanted if entry not in registered]
     for entry in registered:  # but not a set of another thread, which may have got the id by now
         entry._unregister()
         _process.sets.discard(entry)
@@ -249,7 +313,9 @@ def is_initialized() -> bool:
 
 
 def _topology() -> Topology:
-    return engine().topology
+    """The numbers of this process; those that a newcomer of an elastic job expects, while it is still alone."""
+    topology, worlds = engine().topology, _process.worlds
+    return topology if worlds is None else worlds.place or topology
 
 
 def rank() -> int:

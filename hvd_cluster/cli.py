@@ -2,45 +2,57 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from types import FrameType
 from typing import NoReturn
 
 from executors.api import CommandNotFoundError, ExecutorError, WorkerError
-from executors.arguments import SECONDS
-from executors.local.command import LocalOptions, resolve_start_timeout, run_command
+from executors.discovery import DiscoveryError
+from executors.elastic import ElasticArguments, resolve_limits
+from executors.environment import interface_variables
+from executors.environments.allocation import allocation_of
+from executors.hosts.command import resolve_start_timeout, run_command
+from executors.hosts.job import HostsOptions
+from executors.hosts.places import PlaceArguments, Places
 from executors.local.output import say
-from hvd_cluster import __version__, horovod
+from executors.membership import Limits
+from hvd_cluster import horovod
+from hvd_cluster.hvdrun.command_line import USAGE_ERROR, CommandLine, read_command_line
+from hvd_cluster.hvdrun.flags import variables
 
 __all__ = ["main"]
 
-USAGE_ERROR = 2
 NOT_FOUND = 127
 # A shell says 128 + n for a command that signal n ended.
 BY_SIGNAL = 128
 SHOWN_LINES = 12
+# How each argument about hosts is written here.
+WRITTEN = {name: f"--{name.replace('_', '-')}" for name in (option.name for option in fields(PlaceArguments))}
+WRITTEN |= {"hosts": "-H", "slots": "--slots-per-host", "ssh_port": "-p", "ssh_identity_file": "-i"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv``, by default that of the process; returns the exit status.
 
-    The status is that of the worker that caused the failure, or 128 + n if signal n killed it; 2 for an invalid command
-    line and 127 for a command that does not exist. Raises SystemExit for the former, and for ``--version``.
+    The status is that of the worker that caused the failure, or 128 + n if signal n killed it; 127 for a command that
+    does not exist. Raises SystemExit for an invalid command line, with status 2, and for ``--version`` and the like.
     """
-    arguments = _parse(argv)
+    command, limits, options = _read(argv)
     with _signals_raise(), _log_shown():
-        return _run(arguments)
+        return _run(command, limits, options)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run(command: list[str], limits: Limits, options: HostsOptions) -> int:
     try:
-        run_command(arguments.command, arguments.num_proc, _options(arguments))
+        run_command(command, limits, options)
+    except DiscoveryError as error:
+        return _fail(error, USAGE_ERROR)
     except CommandNotFoundError as error:
         return _fail(error, NOT_FOUND)
     except WorkerError as error:
@@ -72,20 +84,6 @@ def _status(exit_code: int | None) -> int:
     if exit_code is None:
         return 1
     return exit_code if exit_code >= 0 else BY_SIGNAL - exit_code
-
-
-def _options(arguments: argparse.Namespace) -> LocalOptions:
-    return LocalOptions(
-        environment=_environment(arguments.horovod_alias),
-        start_timeout=arguments.start_timeout,
-        output_directory=arguments.output_filename,
-        timestamp=arguments.prefix_output_with_timestamp,
-        verbose=arguments.verbose,
-    )
-
-
-def _environment(horovod_alias: bool) -> dict[str, str]:
-    return {"PYTHONPATH": horovod.search_path(os.environ.get("PYTHONPATH"))} if horovod_alias else {}
 
 
 @contextmanager
@@ -131,84 +129,45 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(BY_SIGNAL + number)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(USAGE_ERROR, f"{self.prog}: {message}\n")
-
-
-def _parser() -> _Parser:
-    parser = _Parser(
-        prog="hvdrun",
-        usage="%(prog)s -np N [options] command [argument ...]",
-        description="Run a command on N processes of this host that train together.",
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
-    add("-np", "--num-proc", type=_count, metavar="N", help="number of processes")
-    add("-n", dest="num_proc", type=_joined_count, help=argparse.SUPPRESS)
-    add("-v", "--version", action="version", version=__version__, help="print the version and exit")
-    add("--verbose", action="store_true", help="log the process id of each rank")
-    add(
-        "--start-timeout",
-        type=_seconds,
-        metavar="SECONDS",
-        help="longest time for the processes to start; HOROVOD_START_TIMEOUT or 30 by default. It does not limit the "
-        "time before init()",
-    )
-    add(
-        "--output-filename",
-        metavar="FOLDER",
-        help="also write the output of the processes to FOLDER/rank.<rank>/stdout and stderr, without prefixes",
-    )
-    add(
-        "-prefix-timestamp",
-        "--prefix-output-with-timestamp",
-        action="store_true",
-        help="put the time before each line that the processes write",
-    )
-    add(
-        "--horovod-alias",
-        action="store_true",
-        help="run a script that was written for Horovod: its import horovod.torch gives hvd_cluster.torch",
-    )
-    add("command", nargs=argparse.REMAINDER, help="the command that each process runs")
-    return parser
-
-
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = _parser()
-    arguments = parser.parse_args(argv)
-    if arguments.command[:1] == ["--"]:
-        del arguments.command[0]
-    if not arguments.command:
-        parser.error("there is no command; put it last, as in: hvdrun -np 2 python train.py")
-    if arguments.num_proc is None:
-        parser.error("the number of processes is missing, as in: hvdrun -np 2 python train.py")
+def _read(argv: Sequence[str] | None) -> tuple[list[str], Limits, HostsOptions]:
+    line = read_command_line(argv)
+    given = _place_arguments(line).within(allocation_of(os.environ))
     try:
-        arguments.start_timeout = resolve_start_timeout(arguments.start_timeout)
+        given.check(WRITTEN)
+        limits = resolve_limits(line["num_proc"], _elastic(line, given))
+        return line.command, limits, _options(line, Places.of(given, limits.size, limits.is_elastic))
     except ValueError as error:
-        parser.error(str(error))
-    return arguments
+        line.fail(str(error))
 
 
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be an integer of at least 1")
-    return int(text)
+def _place_arguments(line: CommandLine) -> PlaceArguments:
+    values = {option.name: line[option.name] for option in fields(PlaceArguments) if option.name != "slots"}
+    return PlaceArguments(**values, slots=line["slots_per_host"])
 
 
-def _joined_count(text: str) -> int:
-    """The count in ``-np2``, which argparse reads as ``-n`` with the value ``p2``."""
-    if not text.startswith("p"):
-        raise argparse.ArgumentTypeError(f"there is no such option; say -np {text}")
-    return _count(text[1:])
+def _elastic(line: CommandLine, given: PlaceArguments) -> ElasticArguments:
+    limits = line["min_np"], line["max_np"], line["reset_limit"], line["elastic_timeout"]
+    has_limits = line["min_np"] is not None or line["max_np"] is not None
+    has_discovery = given.host_discovery_script is not None or (has_limits and given.names_hosts)
+    return ElasticArguments(*limits, line["blacklist_cooldown_range"], has_discovery)
 
 
-def _seconds(text: str) -> float:
-    try:
-        return resolve_start_timeout(float(text))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} must be {SECONDS}") from None
+def _options(line: CommandLine, places: Places) -> HostsOptions:
+    return HostsOptions(
+        environment=_environment(line),
+        start_timeout=resolve_start_timeout(line["start_timeout"]),
+        output_directory=line["output_filename"],
+        timestamp=bool(line["prefix_output_with_timestamp"]),
+        verbose=bool(line["verbose"]),
+        discovery=places.discovery,
+        hosts=places.hosts,
+        shell=places.shell,
+    )
+
+
+def _environment(line: CommandLine) -> dict[str, str]:
+    alias = {"PYTHONPATH": horovod.search_path(os.environ.get("PYTHONPATH"))} if line["horovod_alias"] else {}
+    return {**variables(line.values), **interface_variables(line["network_interfaces"] or ()), **alias}
 
 
 if __name__ == "__main__":

@@ -1,16 +1,18 @@
-"""The checks of ``init()`` about the launcher that started this process."""
+"""What ``init()`` asks of the launcher that started this process."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
 
-from collectives.api import SettingsError, Topology
+from collectives.api import Topology
 from collectives.cores import usable_cores
-from executors.foreign import foreign_rank
+from collectives.settings import Settings
+from executors.environments.table import place_of
+from executors.meetings.joining import Joined, join
 from executors.threads import thread_remark, threads_of
 
-__all__ = ["check_launcher", "register_thread_count", "warn_of_threads"]
+__all__ = ["Launcher", "register_thread_count", "warn_of_threads"]
 
 logger = logging.getLogger(__name__)
 
@@ -22,16 +24,37 @@ def register_thread_count(framework: str, count: Callable[[], int]) -> None:
     _thread_counts[framework] = count
 
 
-def check_launcher(environment: Mapping[str, str]) -> None:
-    """Raise SettingsError if an unsupported launcher started this process as one of several."""
-    rank = foreign_rank(environment)
-    if rank is not None:
-        raise SettingsError(
-            f"{rank.launcher.name} started this process as one of {rank.size} ({rank.launcher.size}={rank.size}), but "
-            "hvd-cluster cannot join the processes of that launcher: each would train a model of its own. Start the "
-            f"script with hvdrun -np {rank.size} python train.py; on several hosts use RayExecutor or "
-            "hvd_cluster.spark.run. Set HOROVOD_SIZE=1 to train separate models on purpose"
-        )
+class Launcher:
+    """The launcher that started this process, where it is none of ours.
+
+    ``join`` finds the other ranks once, for all calls of ``init()``. In rank 0, the rendezvous server of the job runs
+    until :meth:`close`.
+    """
+
+    def __init__(self) -> None:
+        self._joined: Joined | None = None
+
+    def join(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """``environment`` with the variables of a rank; as it is, where no other launcher started several processes.
+
+        Raises what :func:`executors.meetings.joining.join` raises.
+        """
+        place = place_of(environment)
+        if place is None:
+            return dict(environment)
+        if self._joined is None:
+            self._joined = join(place, Settings.from_environment(environment, Topology()).timeouts.connect)
+        return {**environment, **self._joined.environment}
+
+    def close(self) -> None:
+        """End what runs for the job in this process."""
+        joined, self._joined = self._joined, None
+        if joined is not None:
+            joined.close()
+
+    def forget(self) -> None:
+        """In a forked child: all of it is the parent's."""
+        self._joined = None
 
 
 def warn_of_threads(environment: Mapping[str, str], topology: Topology) -> None:

@@ -93,7 +93,7 @@ class Memory:
         return sum(size * len(blocks) for size, blocks in self._unused.copy().items())
 
     def close(self) -> None:
-        """Release the unused blocks, and keep no more until memory is taken again."""
+        """Release the unused blocks. Blocks that are freed later are released at once, until memory is taken again."""
         with self._lock:
             self._stop.set()
             if self._thread is not None and self._thread is not threading.current_thread():

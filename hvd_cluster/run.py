@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from executors.arguments import check_variables
+from executors.arguments import check_integer, check_variables, interface_names, refuse_mpi, renamed
 from executors.call import Call, pickle_call
-from executors.local.command import LocalOptions, resolve_start_timeout
-from executors.local.function import run_function
+from executors.elastic import ElasticArguments, resolve_limits
+from executors.environment import interface_variables
+from executors.environments.allocation import allocation_of
+from executors.hosts.command import resolve_start_timeout
+from executors.hosts.function import run_function
+from executors.hosts.host_list import parse_host_list
+from executors.hosts.job import HostsOptions
+from executors.hosts.places import PlaceArguments, Places
 
 __all__ = ["run"]
 
+LARGEST_PORT = 65535
+WRITTEN = {option.name: option.name for option in fields(PlaceArguments)}
 T = TypeVar("T")
 
 
@@ -22,16 +30,36 @@ def run(
     func: Callable[..., T],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    num_proc: int = 1,
-    *,
+    num_proc: int | None = None,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: Sequence[float] | None = None,
+    hosts: str | None = None,
+    hostfile: str | Path | None = None,
+    host_discovery_script: str | None = None,
     start_timeout: float | None = None,
-    env: Mapping[str, str] | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | Path | None = None,
+    disable_cache: bool | None = None,
     output_filename: str | Path | None = None,
     verbose: bool | int | None = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interface: str | Iterable[str] | None = None,
+    network_interfaces: str | Iterable[str] | None = None,
     executable: str | os.PathLike[str] | None = None,
     np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
+    *,
+    remote_shell: str | None = None,
+    elastic_timeout: float | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> list[T]:
-    """Run ``func(*args, **kwargs)`` on ``num_proc`` processes of this host; return the results by rank.
+    """Run ``func(*args, **kwargs)`` on ``num_proc`` processes; return the results by rank.
 
     The output of the processes appears here, each line after ``[rank]<stdout>:`` or ``[rank]<stderr>:``. The first
     process that fails ends the others.
@@ -40,41 +68,100 @@ def run(
         func: the function; it travels by cloudpickle, so it may be a lambda, a closure or a part of the main script.
         args: its positional arguments.
         kwargs: its keyword arguments.
-        num_proc: number of processes, at least 1.
+        num_proc: number of processes, at least 1; None means ``min_num_proc``, or else 1.
+        min_num_proc: the fewest processes that an elastic job goes on with; None means ``num_proc``.
+        max_num_proc: the most processes of an elastic job; None means ``num_proc``, or as many as the discovered hosts
+            have slots.
+        slots: slots of a host for which the script prints no number.
+        reset_limit: the most failures and resizes together; None means any number.
+        cooldown_range: the shortest and the longest time, in seconds, for which a host with a failed process gets no
+            new one; None means for ever.
+        hosts: hosts with their slots, such as ``"node1:4,node2:4"``, which get ranks in this order; None: this host.
+        hostfile: a file with a line ``node1 slots=4`` for each host.
+        host_discovery_script: a program that prints a line ``host:slots`` for each host, and runs every second.
         start_timeout: seconds that the processes may take to come up; None means HOROVOD_START_TIMEOUT, or else 30.
-        env: variables to add to the environment of the processes, or to replace in it.
+        ssh_port: the port of ssh on other hosts.
+        ssh_identity_file: the key file for ssh.
+        disable_cache: no effect, as there is no cache of checks here.
         output_filename: a folder for the files ``rank.<rank>/stdout`` and ``rank.<rank>/stderr``; made if needed.
         verbose: true to see on standard error which process is which rank.
+        use_gloo, use_mpi, mpi_args: those of Horovod; the processes are started without MPI.
+        network_interface: old name of ``network_interfaces``.
+        network_interfaces: network interfaces for the traffic between hosts: names, or a text with commas.
         executable: the Python of the processes; None means this one. It must be able to import hvd_cluster.
-        np: old name of ``num_proc``.
+        np, min_np, max_np: old names of ``num_proc``, ``min_num_proc``, ``max_num_proc``.
+        remote_shell: a command that runs ``sh`` on another host, such as ``"ssh {host}"``, with the name of the host in
+            the place of ``{host}``; None: ssh for hosts that are given, no other hosts for those of a script.
+        elastic_timeout: seconds to wait for enough processes; None means HOROVOD_ELASTIC_TIMEOUT, or else 600.
+        env: variables to add to the environment of the processes, or to replace in it.
 
     Raises:
         ValueError: an argument has a value that is not allowed; nothing was started.
         TypeError: ``func`` or an argument cannot be called or pickled, as the text says; nothing was started.
         CommandNotFoundError: there is no such ``executable``; nothing was started.
         StartTimeoutError: a process did not come up in time.
+        ExecutorError: the host discovery script failed at the start, or too few processes were there for too long.
         WorkerError: a process died, or called ``sys.exit``, or its result cannot be pickled.
         Exception: an exception of ``func``, as itself; its ``__cause__`` is a RemoteError with rank and traceback.
     """
-    options = LocalOptions(
-        environment=check_variables(env, "env", "run()"),
+    refuse_mpi(use_mpi, use_gloo, mpi_args, "mpi_args")
+    given = PlaceArguments(
+        hosts=_hosts(hosts),
+        hostfile=hostfile,
+        host_discovery_script=_script(host_discovery_script),
+        slots=None if slots is None else check_integer(slots, "slots", 1),
+        remote_shell=remote_shell,
+        ssh_port=_port(ssh_port),
+        ssh_identity_file=ssh_identity_file,
+    )
+    given = given.within(allocation_of(os.environ))
+    given.check(WRITTEN)
+    size = renamed("num_proc", num_proc, "np", np)
+    least = renamed("min_num_proc", min_num_proc, "min_np", min_np)
+    most = renamed("max_num_proc", max_num_proc, "max_np", max_np)
+    has_limits = least is not None or most is not None
+    has_discovery = host_discovery_script is not None or (has_limits and given.names_hosts)
+    elastic = ElasticArguments(least, most, reset_limit, elastic_timeout, cooldown_range, has_discovery)
+    limits = resolve_limits(1 if size is None and least is None else size, elastic)
+    places = Places.of(given, limits.size, limits.is_elastic)
+    nics = renamed("network_interfaces", network_interfaces, "network_interface", network_interface)
+    options = HostsOptions(
+        environment=interface_variables(_interfaces(nics)) | check_variables(env, "env", "run()"),
         start_timeout=resolve_start_timeout(start_timeout),
         output_directory=output_filename,
         verbose=bool(verbose),
+        discovery=places.discovery,
+        hosts=places.hosts,
+        shell=places.shell,
     )
-    size = _check_num_proc(num_proc if np is None else _old_name(np, num_proc))
-    results = run_function(pickle_call(Call.of(func, args, kwargs)), size, options, executable)
+    results = run_function(pickle_call(Call.of(func, args, kwargs)), limits, options, executable)
     return cast("list[T]", results)
 
 
-def _old_name(np: int, num_proc: int) -> int:
-    if num_proc != 1:
-        raise ValueError(f"num_proc={num_proc!r} and its old name np={np!r} are both given; leave np out")
-    warnings.warn("np is the old name of num_proc; use num_proc", DeprecationWarning, stacklevel=3)
-    return np
+def _hosts(text: object) -> dict[str, int] | None:
+    if text is None:
+        return None
+    try:
+        return parse_host_list(text if isinstance(text, str) else "")
+    except ValueError as error:
+        form = "must be hosts with their slots, such as 'node1:4,node2:4'"
+        raise ValueError(f"hosts is {text!r}, but {form}; {error}") from None
 
 
-def _check_num_proc(value: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"num_proc is {value!r}, but must be an integer of at least 1")
-    return value
+def _port(number: object) -> int | None:
+    if number is None:
+        return None
+    port = check_integer(number, "ssh_port", 1)
+    if port > LARGEST_PORT:
+        raise ValueError(f"ssh_port is {port}, but must be at most {LARGEST_PORT}")
+    return port
+
+
+def _script(script: object) -> str | None:
+    if script is not None and (not isinstance(script, str) or not script.strip()):
+        raise ValueError(f"host_discovery_script is {script!r}, but must be a program, or a line for the shell")
+    return script
+
+
+def _interfaces(nics: str | Iterable[str] | None) -> tuple[str, ...]:
+    return interface_names(nics.split(",") if isinstance(nics, str) else nics)

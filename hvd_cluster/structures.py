@@ -36,7 +36,7 @@ def mapped(value: Any, change: Callable[[Any], Any], remake: Callable[[Any, list
 
 
 def paired(value: Any, other: Any, change: Callable[[Any, Any], Any]) -> Any:
-    """``value`` with every leaf changed, which ``change`` gets with the leaf of ``other`` in the same place."""
+    """``value`` with every leaf replaced by ``change(leaf, partner)``; the partner has the same place in ``other``."""
     if isinstance(value, dict):
         return {key: paired(entry, other[key], change) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -47,7 +47,7 @@ def paired(value: Any, other: Any, change: Callable[[Any, Any], Any]) -> Any:
 def named(params: Any, tensor_type: type[T], advice: str) -> list[tuple[str, T]]:
     """The tensors of ``params`` with their names: a mapping, (name, tensor) pairs, or tensors, named by position.
 
-    None is skipped. Mappings are sorted by name, so that all ranks have one order. InvalidRequestError for anything
+    A None is skipped. Mappings are sorted by name, so that all ranks have one order. InvalidRequestError for anything
     else; for an object that has no tensors it ends with ``advice``.
     """
     pairs: list[tuple[Any, Any]]

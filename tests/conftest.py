@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from hvd_cluster import horovod
 
-PATIENCE_SECONDS = 5.0
+PATIENCE_SECONDS = 20.0
 
 settings.register_profile("any machine", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")

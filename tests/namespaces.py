@@ -26,32 +26,33 @@ class Unavailable(RuntimeError):
 class Network:
     """A context manager: HOSTS, two namespaces joined by a veth pair. Raises Unavailable.
 
-    ``address`` is that of the first host. Processes inside must have ended before the end of the block.
+    ``address`` is that of the first host, ``names`` are those of the namespaces. Processes inside must have ended
+    before the end of the block.
     """
 
     address = "10.77.0.1"
 
     def __init__(self):
         prefix = f"hvd-{os.getpid()}-{next(_counter)}"
-        self._names = {host: f"{prefix}-{host}" for host in HOSTS}
+        self.names = {host: f"{prefix}-{host}" for host in HOSTS}
 
     def __enter__(self):
         _check()
         _remove(_abandoned())
         try:
-            self._build(*self._names.values())
+            self._build(*self.names.values())
         except BaseException:
-            _remove(self._names.values())
+            _remove(self.names.values())
             raise
         return self
 
     def __exit__(self, *_):
-        _remove(self._names.values())
+        _remove(self.names.values())
 
     @contextlib.contextmanager
     def inside(self, host):
         """In the block this thread opens its sockets, and starts its processes and threads, on ``host``."""
-        with open("/proc/thread-self/ns/net") as home, open(NAMESPACES / self._names[host]) as namespace:
+        with open("/proc/thread-self/ns/net") as home, open(NAMESPACES / self.names[host]) as namespace:
             _enter(namespace)
             try:
                 yield
@@ -60,7 +61,14 @@ class Network:
 
     def cut(self):
         """Take the link down: packets vanish, and nobody is told."""
-        _run("ip", "-n", self._names[HOSTS[0]], "link", "set", WIRE, "down")
+        self._set_link("down")
+
+    def heal(self):
+        """Take the link up again."""
+        self._set_link("up")
+
+    def _set_link(self, state):
+        _run("ip", "-n", self.names[HOSTS[0]], "link", "set", WIRE, state)
 
     def _build(self, first, second):
         for name in (first, second):

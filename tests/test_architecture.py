@@ -147,10 +147,10 @@ def test_rooms_of_all_bindings_know_no_binding():
 
 
 def test_a_binding_is_thin():
-    """At most 1,300 statements: tensors, autograd, hooks, modules. Code that others would copy belongs beside it."""
+    """At most 1,450 statements: tensors, autograd, hooks, modules, states. Code that others would copy lies beside."""
     sizes = {name: sum(map(_statements, (ROOT / "hvd_cluster" / name).rglob("*.py"))) for name in FRAMEWORKS}
     assert sizes["torch"] > 500
-    assert all(size <= 1300 for size in sizes.values()), sizes
+    assert all(size <= 1450 for size in sizes.values()), sizes
 
 
 def _statements(path):
@@ -175,7 +175,7 @@ def test_nothing_prints():
 
 def test_importing_brings_in_no_framework_and_no_cluster():
     script = (
-        "import json, sys, hvd_cluster.basics, collectives.engine.bootstrap, executors.local.command;"
+        "import json, sys, hvd_cluster.basics, collectives.engine.bootstrap, executors.hosts.command;"
         "json.dump(sorted(sys.modules), sys.stdout)"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, check=True, timeout=60)
@@ -185,8 +185,9 @@ def test_importing_brings_in_no_framework_and_no_cluster():
 SURFACE = {
     "hvd_cluster": ["HorovodInternalError", "HostsUpdatedInterrupt", "__version__", "run"],
     "hvd_cluster.data": ["AsyncDataLoaderMixin", "BaseDataLoader"],
+    "hvd_cluster.elastic": ["GlobalBatches", "ObjectState", "State", "drain", "run"],
     "hvd_cluster.horovod": ["install", "is_requested", "search_path"],
-    "hvd_cluster.spark": ["Shard", "run", "run_on_dataframe"],
+    "hvd_cluster.spark": ["ElasticShard", "Shard", "run", "run_elastic", "run_on_dataframe"],
     "hvd_cluster.spark.conf": [
         "SPARK_CONF_ALWAYS_RESTART_FAILED_TASK",
         "SPARK_CONF_BLACKLIST_DISABLED",
@@ -242,6 +243,7 @@ SURFACE = {
         "broadcast_optimizer_state",
         "broadcast_parameters",
         "ccl_built",
+        "check_extension",
         "cross_rank",
         "cross_size",
         "cuda_built",
@@ -279,7 +281,16 @@ SURFACE = {
         "sparse_allreduce_async",
         "synchronize",
     ],
-    "hvd_cluster.torch.elastic": ["ElasticSampler"],
+    "hvd_cluster.torch.elastic": ["ElasticSampler", "GlobalBatches", "TorchState", "drain", "run"],
+    "hvd_cluster.torch.elastic.state": [
+        "ModelStateHandler",
+        "OptimizerStateHandler",
+        "SamplerStateHandler",
+        "StateHandler",
+        "TorchState",
+        "get_handler_registry",
+        "set_handler_registry",
+    ],
 }
 
 

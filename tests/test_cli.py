@@ -10,11 +10,16 @@ from pathlib import Path
 import psutil
 import pytest
 
+from executors.failure import Patience
+from executors.membership import Cooldown, Limits
 from hvd_cluster.cli import main
 
 ROOT = Path(__file__).parents[1]
 SECONDS = "a positive number of seconds, at most 1000000"
 EXAMPLE = "as in: hvdrun -np 2 python train.py"
+DESCEND = "but they must not descend: give min_num_proc <= num_proc <= max_num_proc"
+ELASTIC = "this is for elastic jobs; give min_num_proc, max_num_proc or a host discovery script as well"
+RANGE = "give the shortest time, then the longest one, both from 1 to 3600 s"
 
 
 def left_behind(folder):
@@ -161,8 +166,9 @@ broadcast_object(2)
 """
 
 
-def test_a_rank_that_raises_is_named_rather_than_those_that_it_leaves(tmp_path, capsys):
+def test_a_rank_that_raises_is_named_rather_than_those_that_it_leaves(tmp_path, capsys, monkeypatch):
     """Rank 0 hears that Horovod was shut down, and ends before rank 1, which raised."""
+    monkeypatch.setattr("executors.driver.PATIENCE", Patience(other=60.0))
     script = tmp_path / "train.py"
     script.write_text(RAISING)
     assert main(["-np", "2", sys.executable, str(script), str(tmp_path / "gone")]) == 1
@@ -184,13 +190,82 @@ def test_a_rank_that_raises_is_named_rather_than_those_that_it_leaves(tmp_path, 
         ("-np two true", "argument -np/--num-proc: 'two' must be an integer of at least 1"),
         ("-np 2 --start-timeout 0 true", f"argument --start-timeout: '0' must be {SECONDS}"),
         ("-np 2 --start-timeout 3e6 true", f"argument --start-timeout: '3e6' must be {SECONDS}"),
-        ("-np 2 --unknown true", "unrecognized arguments: --unknown"),
+        ("-np 2 --unknown true", "there is no option --unknown; see hvdrun --help"),
+        ("-np 2 -c true", "there is no option -c; see hvdrun --help"),
+        ("-np 2 --mpi true", "there is no option --mpi; leave it out: hvdrun starts the ranks itself"),
+        ("-np 2 --config-file= true", "argument --config-file: '' must be some text"),
+        (
+            "-np 2 --cycle-time-ms 1_0 true",
+            "argument --cycle-time-ms: '1_0' must be a number of milliseconds, 0 to 1000000000",
+        ),
+        ("-np 2 --cycle-time 1 true", "there is no option --cycle-time; did you mean --cycle-time-ms?"),
+        ("-np 2 --cycle-time=1 true", "there is no option --cycle-time; did you mean --cycle-time-ms?"),
+        (
+            "-np 2 --log-level loud true",
+            "argument --log-level: 'loud' must be one of: TRACE, DEBUG, INFO, WARNING, ERROR, FATAL",
+        ),
+        (
+            "-np 2 --autotune-gaussian-process-noise 2 true",
+            "argument --autotune-gaussian-process-noise: '2' must be a number from 0 to 1",
+        ),
+        ("-np 2 --min-np 0 true", "argument --min-np/--min-num-proc: '0' must be an integer of at least 1"),
+        ("-np 2 --max-np two true", "argument --max-np/--max-num-proc: 'two' must be an integer of at least 1"),
+        ("-np 2 --min-np 3 true", f"min_num_proc is 3, num_proc is 2 and max_num_proc is 2, {DESCEND}"),
+        ("-np 2 --max-np 1 true", f"min_num_proc is 2, num_proc is 2 and max_num_proc is 1, {DESCEND}"),
+        ("--max-np 3 true", f"the number of processes is missing, {EXAMPLE}"),
+        (
+            "-np 2 -H a:1 --min-np 1 --max-np 1 true",
+            f"min_num_proc is 1, num_proc is 2 and max_num_proc is 1, {DESCEND}",
+        ),
+        ("-np 2 --slots 4 true", "--slots-per-host is for the hosts of a --host-discovery-script, which is missing"),
+        ("-np 2 --reset-limit 1 true", f"reset_limit: {ELASTIC}"),
+        ("-np 2 --elastic-timeout 5 true", f"elastic_timeout: {ELASTIC}"),
+        ("-np 2 --blacklist-cooldown-range 1 2 true", f"cooldown_range: {ELASTIC}"),
+        ("-np 2 --min-np 1 --reset-limit -1 true", "argument --reset-limit: '-1' must be an integer of at least 0"),
+        ("-np 2 --min-np 1 --elastic-timeout 0 true", f"argument --elastic-timeout: '0' must be {SECONDS}"),
+        ("-np 2 --min-np 1 --blacklist-cooldown-range 9 2 true", f"a cool-down of 9 to 2 s is not possible; {RANGE}"),
+        ("-np 2 --min-np 1 --blacklist-cooldown-range 1", "argument --blacklist-cooldown-range: expected 2 arguments"),
     ],
 )
 def test_a_bad_command_line_is_one_sentence(capsys, arguments, text):
     with pytest.raises(SystemExit) as caught:
         main(arguments.split())
     assert caught.value.code == 2
+    assert capsys.readouterr() == ("", f"hvdrun: {text}\n")
+
+
+def test_the_options_of_elastic_jobs_reach_the_job(monkeypatch):
+    seen = []
+    monkeypatch.setattr("hvd_cluster.cli.run_command", lambda *arguments: seen.append(arguments))
+    options = (
+        "-np 2 --min-num-proc 1 --max-num-proc 4 --reset-limit 0 --elastic-timeout 7 --blacklist-cooldown-range 1 9"
+        " --host-discovery-script ./hosts --slots-per-host 3 python train.py --max-np 8"
+    )
+    assert main(options.split()) == 0
+    ((command, limits, placed),) = seen
+    assert command == ["python", "train.py", "--max-np", "8"]
+    assert limits == Limits(2, 1, 4, resets=0, timeout=7.0, cooldown=Cooldown(1.0, 9.0), may_find_hosts=True)
+    assert (placed.discovery._script, placed.discovery._slots) == ("./hosts", 3)
+
+
+@pytest.mark.parametrize(
+    ("script", "problem"),
+    [
+        ("exit 3", "ended with exit code 3; run it by hand to see why"),
+        ("echo a:b", "gave the line 'a:b'; each line must be host:slots, such as node1:4"),
+    ],
+)
+def test_a_discovery_script_that_fails_at_the_start_is_one_sentence(capsys, monkeypatch, script, problem):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert main(["-np", "1", "--host-discovery-script", script, "true"]) == 2
+    assert capsys.readouterr() == ("", f"hvdrun: the host discovery script {script!r} {problem}\n")
+
+
+def test_hosts_other_than_this_one_are_named_and_not_used(capsys, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    script = "echo localhost:1; echo elsewhere:4"
+    assert main(["-np", "1", "--host-discovery-script", script, "true"]) == 0
+    text = "host elsewhere is not used: give --remote-shell to start ranks on other hosts"
     assert capsys.readouterr() == ("", f"hvdrun: {text}\n")
 
 
@@ -206,6 +281,12 @@ def test_a_bad_variable_is_one_sentence(monkeypatch, capsys):
 def test_a_command_that_does_not_exist(capsys):
     assert main(["-np", "2", "no-such-command"]) == 127
     text = "there is no command 'no-such-command' that can be executed; correct its name or PATH"
+    assert capsys.readouterr() == ("", f"hvdrun: {text}\n")
+
+
+def test_a_script_without_its_interpreter(capsys):
+    assert main(["-np", "2", "train.py"]) == 127
+    text = "there is no command 'train.py' that can be executed; say python train.py"
     assert capsys.readouterr() == ("", f"hvdrun: {text}\n")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import runpy
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -54,6 +55,42 @@ def test_all_ranks_agree(name: str, told: str) -> None:
     epoch, verdict = _on_two(name, "--epochs", "1")
     assert re.fullmatch(told, epoch)
     assert re.fullmatch(AGREE, verdict)
+
+
+def test_a_rank_is_killed_and_the_result_is_the_same(tmp_path: Path) -> None:
+    """The images of each step are; the order of the additions is not."""
+    undisturbed = _elastic(tmp_path / "undisturbed", ())
+    disturbed = _elastic(tmp_path / "disturbed", (1,))
+    assert [line for line in undisturbed if line.startswith("parameters")]
+    assert _accuracies(disturbed) == pytest.approx(_accuracies(undisturbed), abs=0.02)
+    assert "ranks 1" in disturbed[-2]
+    assert disturbed[-1].startswith("parameters: bit for bit the same on 1 of 1 ranks")
+
+
+def _elastic(folder: Path, victims: Sequence[int]) -> list[str]:
+    """The lines of rank 0, of a job in which the processes ``victims`` are killed when they train."""
+    folder.mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [*HVDRUN, "-np", "2", "--min-np", "1", sys.executable, str(EXAMPLES / "elastic_digits.py")]
+    pause = ["--pause", "0.02"] if victims else []  # so that they still train when the kill comes
+    with (folder / "err").open("w") as err:
+        job = subprocess.Popen(
+            [*command, "--epochs", "2", *pause], stdout=subprocess.PIPE, stderr=err, text=True, env=environment
+        )
+        assert job.stdout is not None
+        lines = []
+        for line in job.stdout:
+            lines.append(line.rstrip())
+            found = re.fullmatch(r"\[(\d)\]<stdout>:rank \d of 2 is process (\d+)", lines[-1])
+            if found and int(found[1]) in victims:
+                os.kill(int(found[2]), signal.SIGKILL)
+        job.stdout.close()
+        assert job.wait(60) == 0, (folder / "err").read_text()
+    return [line.removeprefix("[0]<stdout>:") for line in lines if line.startswith("[0]")]
+
+
+def _accuracies(lines: Sequence[str]) -> list[float]:
+    return [float(line.rpartition(" ")[2]) for line in lines if line.startswith("epoch")]
 
 
 def test_a_script_for_horovod() -> None:

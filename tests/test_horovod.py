@@ -126,15 +126,31 @@ def test_a_module_that_we_do_not_have(horovod_alias, statement, name):
         ("horovod", "horovod.nothing"),
         ("horovod.common.process_sets", "horovod.common.process_sets.nothing"),
         ("horovod.common.util", "horovod.common.util.nothing"),
-        ("horovod.torch", "'nothing' in hvd_cluster.torch"),
-        ("horovod.torch.mpi_ops", "'nothing' in hvd_cluster.torch.mpi_ops"),
+        ("horovod.torch", "horovod.torch.nothing"),
+        ("horovod.torch.mpi_ops", "horovod.torch.mpi_ops.nothing"),
+        ("horovod.common.exceptions", "horovod.common.exceptions.nothing"),
     ],
 )
 def test_a_name_that_we_do_not_have(horovod_alias, module, said):
     with pytest.raises(ImportError) as caught:
         exec(f"from {module} import nothing")
     assert str(caught.value) == STAND_IN + said
+    with pytest.raises(AttributeError) as missing:
+        importlib.import_module(module).nothing  # noqa: B018  the access is what is tested
+    assert str(missing.value) == STAND_IN + said
     assert not hasattr(importlib.import_module(module), "nothing")
+
+
+def test_a_module_that_is_not_imported_yet(alias_undone):
+    script = (
+        "import horovod\n"
+        "try:\n    horovod.torch\n"
+        "except AttributeError as error:\n    print(error)\n"
+        "import horovod.torch\n"
+        "print(horovod.torch.elastic.run.__module__)\n"
+    )
+    told = python(sys.executable, "-c", script, path=[horovod.STARTUP])
+    assert told == "horovod.torch is not imported yet; say import horovod.torch first\nhvd_cluster.elastic.loop\n"
 
 
 def test_a_question_is_not_an_import(horovod_alias):

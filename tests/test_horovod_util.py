@@ -16,6 +16,7 @@ def util(horovod_alias):
 
 def test_which_bindings_there_are(util, monkeypatch):
     assert [name for name in util.EXTENSIONS if util.extension_available(name)] == ["torch"]
+    assert hvd.check_extension is util.check_extension
     assert util.check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", hvd.__file__, "mpi_lib_v2") is None
     with pytest.raises(ImportError, match=r"horovod\.mxnet needs a binding of hvd-cluster for mxnet"):
         util.check_extension("horovod.mxnet", "HOROVOD_WITH_MXNET", hvd.__file__, "mpi_lib")

@@ -127,7 +127,7 @@ def test_no_more_than_the_limit_is_kept(pool, monkeypatch):
 
 
 def test_memory_is_let_go_when_none_is_taken_for_a_while(pool, monkeypatch):
-    monkeypatch.setattr(memory, "KEPT_SECONDS", 0.02)
+    monkeypatch.setattr(memory, "KEPT_SECONDS", 0.5)
     array = pool.take(SIZE)
     thread = next(thread for thread in threading.enumerate() if thread.name == "hvd-results")
     del array

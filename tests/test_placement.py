@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executors.placement import assign_ranks
+from executors.placement import assign_ranks, slots_of
 
 HOSTS = st.lists(st.sampled_from("abcdef"), max_size=24)
 
@@ -58,3 +58,14 @@ def test_uneven_hosts():
 
 def test_no_workers_have_no_slots():
     assert assign_ranks([]) == []
+
+
+@given(HOSTS)
+def test_ranks_that_a_launcher_has_given_stay(hosts):
+    slots = slots_of(hosts)
+    assert [(slot.rank, slot.host) for slot in slots] == list(enumerate(hosts))
+    for members in group(slots, lambda slot: slot.host):
+        assert [slot.local_rank for slot in members] == list(range(len(members)))
+    for peers in group(slots, lambda slot: slot.local_rank):
+        assert sorted(slot.cross_rank for slot in peers) == list(range(len(peers)))
+        assert {slot.cross_size for slot in peers} == {len(peers)}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from executors.api import RemoteError, WorkerError
+from executors.api import ExecutorError, RemoteError, WorkerError
 from hvd_cluster.run import run
 
 ROOT = Path(__file__).parents[1]
@@ -143,7 +143,7 @@ def test_what_cannot_be_pickled_is_named_before_anything_starts(monkeypatch):
         run(5)
 
 
-@pytest.mark.parametrize("value", [0, -1, 2.0, "2", None, True])
+@pytest.mark.parametrize("value", [0, -1, 2.0, "2", True])
 def test_a_bad_number_of_processes_is_named(monkeypatch, value):
     monkeypatch.setattr("subprocess.Popen", None)
     with pytest.raises(ValueError, match=f"num_proc is {value!r}, but must be an integer of at least 1"):
@@ -175,10 +175,86 @@ def test_other_bad_arguments_are_named(monkeypatch):
         run(place, num_proc=2, np=3)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"min_num_proc": 0}, "min_num_proc is 0, but must be an integer of at least 1"),
+        ({"min_num_proc": 3, "num_proc": 2}, "min_num_proc is 3, num_proc is 2 and max_num_proc is 2, but they must"),
+        ({"max_num_proc": "4"}, "max_num_proc is '4', but must be an integer of at least 1"),
+        ({"reset_limit": 3}, "reset_limit: this is for elastic jobs; give min_num_proc, max_num_proc or a host"),
+        ({"min_num_proc": 1, "reset_limit": -1}, "reset_limit is -1, but must be an integer of at least 0"),
+        ({"min_num_proc": 1, "elastic_timeout": 0}, "elastic_timeout is 0, but must be a positive number of seconds"),
+        ({"min_num_proc": 1, "cooldown_range": 5}, "cooldown_range is 5, but must be two numbers of seconds, such as"),
+        ({"slots": 2}, "slots is for the hosts of a host_discovery_script, which is missing"),
+        (
+            {"remote_shell": "ssh"},
+            "remote_shell is for other hosts; give one of hosts, hostfile, host_discovery_script",
+        ),
+        ({"hosts": "a"}, "hosts is 'a', but must be hosts with their slots, such as 'node1:4,node2:4'; 'a' is not"),
+        ({"hosts": 5}, "hosts is 5, but must be hosts with their slots, such as 'node1:4,node2:4'; "),
+        ({"hosts": "localhost:1", "num_proc": 2}, "2 processes need 2 slots, but the hosts have 1 (localhost:1)"),
+        ({"hosts": "a:1", "hostfile": "b"}, "hosts and hostfile both say which hosts there are; give one"),
+        ({"hostfile": "/nope"}, "the host file '/nope' cannot be read ("),
+        ({"hosts": "a:1", "ssh_port": 70000}, "ssh_port is 70000, but must be at most 65535"),
+        ({"hosts": "a:1", "ssh_port": 1, "remote_shell": "x"}, "ssh_port is for ssh, but remote_shell is another"),
+        ({"use_mpi": True}, "workers find each other without MPI; leave out use_mpi and mpi_args"),
+        ({"mpi_args": "-x"}, "workers find each other without MPI"),
+        ({"network_interfaces": "eth0,"}, "nics is "),
+        ({"slots": 0, "host_discovery_script": "hosts"}, "slots is 0, but must be an integer of at least 1"),
+        ({"host_discovery_script": " "}, "host_discovery_script is ' ', but must be a program, or a line for the"),
+        ({"host_discovery_script": 5}, "host_discovery_script is 5, but must be a program, or a line for the shell"),
+        ({"env": {"HOROVOD_WORKER_ID": "x"}}, "env has HOROVOD_WORKER_ID, which run() sets; leave them out"),
+    ],
+)
+def test_bad_arguments_of_elastic_jobs_are_named(monkeypatch, arguments, text):
+    monkeypatch.setattr("subprocess.Popen", None)
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}"):
+        run(place, **arguments)
+
+
+def test_a_discovery_script_that_fails_is_an_executor_error():
+    with pytest.raises(ExecutorError, match="the host discovery script 'exit 3' ended with exit code 3"):
+        run(place, num_proc=1, host_discovery_script="exit 3")
+
+
+def test_all_slots_that_a_script_finds_are_used():
+    found = run(rank, min_num_proc=1, host_discovery_script="echo localhost:2")
+    assert found == [0, 1]
+
+
+def test_a_job_inside_a_worker_of_an_elastic_job_is_not_elastic():
+    def outer():
+        return os.environ["HOROVOD_ELASTIC"], run(lambda: os.environ["HOROVOD_ELASTIC"])
+
+    assert run(outer, min_num_proc=1) == [("1", ["0"])]
+
+
 def test_np_is_an_old_name():
     with pytest.warns(DeprecationWarning, match="use num_proc") as caught:
         assert run(rank, np=2) == [0, 1]
     assert caught[0].filename == __file__
+
+
+def test_the_arguments_of_horovod_at_their_defaults():
+    defaults = dict.fromkeys(["hosts", "hostfile", "ssh_port", "ssh_identity_file", "mpi_args", "executable", "np"])
+    assert run(rank, (), None, 2, **defaults, use_gloo=True, use_mpi=False, disable_cache=True) == [0, 1]
+
+
+def test_hosts_in_the_order_that_is_given(monkeypatch):
+    monkeypatch.setenv("HOROVOD_GLOO_IFACE", "lo")
+
+    def place():
+        return os.environ["HOROVOD_RANK"], os.environ.get("HVD_TEST_HOST"), os.environ["HOROVOD_LOCAL_SIZE"]
+
+    found = run(place, num_proc=3, hosts="b:2,localhost:4", remote_shell="env HVD_TEST_HOST={host}")
+    assert found == [("0", "b", "2"), ("1", "b", "2"), ("2", None, "1")]
+
+
+def test_network_interfaces_are_variables():
+    def interfaces():
+        return os.environ["HOROVOD_GLOO_IFACE"], os.environ["NCCL_SOCKET_IFNAME"]
+
+    assert run(interfaces, num_proc=1, network_interfaces="lo,eth0") == [("lo", "lo,eth0")]
 
 
 def test_jobs_can_run_at_the_same_time_in_threads():

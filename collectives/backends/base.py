@@ -14,11 +14,14 @@ from collectives.buffers import Buffer
 from collectives.completion import Completion
 from collectives.parameters import Parameters
 
-__all__ = ["Backend", "OnWait", "ignore_waits"]
+__all__ = ["Backend", "OnDeath", "OnWait", "ignore_waits"]
 
 OnWait: TypeAlias = Callable[[], None]
 """Called at least ten times a second on a thread that waits for another member inside an operation. It does not raise:
 an end of the engine aborts the backends instead."""
+
+OnDeath: TypeAlias = Callable[[int], None]
+"""Called with the rank of a member whose process has certainly ended, on a thread of the backend's own."""
 
 
 def ignore_waits() -> None:
@@ -140,6 +143,10 @@ class Backend(ABC):
 
     def attend(self, on_wait: OnWait) -> None:
         """Call ``on_wait`` while an operation waits for another member for long. Other waits have no cost."""
+        return
+
+    def watch(self, on_death: OnDeath) -> None:
+        """Report the deaths of members that this backend notices before their connections end, until :meth:`close`."""
         return
 
     def adopt(self, parameters: Parameters) -> None:

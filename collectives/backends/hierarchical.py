@@ -37,7 +37,7 @@ from typing import NamedTuple
 import numpy as np
 
 from collectives.api import CollectiveTimeoutError, DType, HorovodInternalError, ReduceOp
-from collectives.backends.base import OnWait, ignore_waits
+from collectives.backends.base import OnDeath, OnWait, ignore_waits
 from collectives.backends.beside import Beside
 from collectives.backends.group import Group
 from collectives.backends.host import Array, Bytes, HostBackend
@@ -181,6 +181,10 @@ class HierarchicalBackend(HostBackend):
         self._on_wait = on_wait
         for part in self._parts:
             part.attend(on_wait)
+
+    def watch(self, on_death: OnDeath) -> None:
+        """See :class:`Backend`. Those of the members of this host."""
+        self._local.watch(on_death)
 
     def adopt(self, parameters: Parameters) -> None:
         """See :class:`Backend`."""

@@ -127,7 +127,7 @@ class InprocGroup:
             return
         self._raise_failure(rank)
         missing = sorted(set(range(self.size)) - set(current.payloads))
-        text = f"{member.describe(missing)} did not come within {timeout:g} s; look there"
+        text = f"{member.describe(missing)} did not enter the operation within {timeout:g} s; look at its output"
         raise CollectiveTimeoutError(text, member.ranks_at(missing))
 
     def _raise_failure(self, rank: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 from collectives.api import SettingsError, Topology
 from collectives.backends.base import Backend
@@ -15,7 +16,7 @@ from collectives.interfaces import LOOPBACK
 from collectives.parameters import Parameters
 from collectives.settings import Settings
 
-__all__ = ["DEVICES", "choose", "discard", "prepare", "staged"]
+__all__ = ["DEVICES", "choose", "discard", "preload", "prepare", "staged"]
 
 DEVICES = ("cpu",)
 """The kinds of memory that have a backend."""
@@ -53,6 +54,14 @@ def choose(members: Sequence[int], topology: Topology, settings: Settings, devic
         return settings.cpu_operations
     # On other processors stores may overtake each other, which the gate of shm does not guard against.
     return "shm" if len(hosts) == 1 and platform.machine() == "x86_64" else "gloo"
+
+
+def preload() -> None:
+    """Import the library of the backend between hosts now, if it is there: that takes seconds, and ranks would wait."""
+    from collectives.backends.gloo.library import import_torch
+
+    with suppress(ImportError):  # the user hears of it if a process set needs the backend
+        import_torch()
 
 
 def prepare(members: Sequence[int], topology: Topology, settings: Settings, address: str) -> list[Joining]:

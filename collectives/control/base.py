@@ -62,6 +62,13 @@ class Channel(ABC):
         for rank in ranks:
             self.send(rank, data)
 
+    def skip_relays(self) -> None:
+        """Let :meth:`close` not wait until relays have passed on the messages of this rank.
+
+        For an end whose reason went past them, or to which they have not answered: their processes may be stopped.
+        """
+        return
+
     @abstractmethod
     def receive(self) -> list[tuple[int, bytes]]:
         """The messages that have arrived, as (sender, data); does not wait. Raises EngineError for invalid data.

@@ -79,7 +79,7 @@ class Relay:
             connection.flush()
 
     def _until_due(self) -> float | None:
-        """How long to wait for messages; None: without limit. Ids that were held for too long go up."""
+        """The time to wait for messages, in seconds; None: no limit. Sends up the ids that were held for too long."""
         now = time.monotonic()
         if self._held_until is not None and now >= self._held_until:
             self._tell(self._aggregator.flush())

@@ -15,7 +15,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from collectives.api import EngineError
@@ -191,7 +191,7 @@ class SocketChannel(Channel):
         # Owned by the channel, held for a few instructions: each callback gets each rank once.
         self._watching = threading.Lock()
         self._closed = False
-        # Filled by the watch thread, emptied by receive().
+        # Filled by the watch thread and put_back(), emptied by receive().
         self._aside: deque[tuple[int, bytes]] = deque()
         # The calls that are about to write to _wake: keeps wake() off a descriptor that close() has released. No lock,
         # because a signal handler may call wake() while its thread is in it.
@@ -274,6 +274,11 @@ class SocketChannel(Channel):
                 ) from error
         return messages
 
+    def put_back(self, messages: Sequence[tuple[int, bytes]]) -> None:
+        """Let the next :meth:`receive` return ``messages`` first, which the last one has returned."""
+        self._aside.extendleft(reversed(messages))
+        self.wake()
+
     def _talking(self) -> Iterable[int]:
         """The peers to read from. A single peer is always read: that costs no more than a check for data."""
         if len(self._connections) == 1:
@@ -340,7 +345,7 @@ class SocketChannel(Channel):
             os.close(self._wake)
 
     def _part(self, deadline: float) -> None:
-        """The step between the hang-up and the release, until ``deadline`` in monotonic seconds."""
+        """Called after the hang-up and before the release; may wait until ``deadline``, in monotonic seconds."""
         return
 
     def _release(self) -> None:

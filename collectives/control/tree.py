@@ -7,6 +7,7 @@ messages only where a rank waits for so long that the process of the relay may b
 
 A closing channel hangs up towards the relay first, and on the lifelines when the relay has hung up in answer: then all
 messages are on their way. So a rank that sent the reason for its end is not reported dead before the reason arrives.
+A reason that went over the lifelines, too, needs no such wait: it arrives before their end.
 """
 
 from __future__ import annotations
@@ -48,6 +49,10 @@ class _WithLifelines(SocketChannel):
         super().__init__(rank, size, connections)
         self._relays = [connections[peer] for peer in relayed]
         self._lifelines = dict(lifelines)
+
+    def skip_relays(self) -> None:
+        """See :class:`Channel`."""
+        self._relays = []
 
     def _watched(self) -> dict[int, int]:
         return super()._watched() | {lifeline.fileno(): rank for rank, lifeline in self._lifelines.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from collectives.api import Topology
+from collectives.api import PeerLostError, Topology
 from collectives.backends.table import staged
 from collectives.control.base import Channel
 from collectives.cores import Cores
@@ -64,6 +64,8 @@ class Assembly:
         self._topology = topology
         self._settings = settings
         self._process_sets = process_sets
+        self.on_death: Callable[[PeerLostError], None] = lambda error: None
+        self._backends = backends[GLOBAL].by_device.values()
         self._channel = channel
         self._events = events
         self._parameters = _parameters(topology, settings)
@@ -86,8 +88,10 @@ class Assembly:
         self.driver = self._make_driver()
 
     def start(self) -> None:
-        """Watch the connections, and start the communication thread."""
+        """Watch the connections and the processes, and start the communication thread."""
         self._channel.watch(self._on_lost)
+        for backend in self._backends:
+            backend.watch(lambda rank: self._on_lost(rank, has_ended=True))
         self.driver.start()
 
     def _make_runner(self, backends: Mapping[int, SetBackends]) -> Runner:
@@ -133,7 +137,7 @@ class Assembly:
             self.works,
             self.runner,
             self._make_trials(),
-            self._inquiries,
+            self._attendance,
             self.ends,
             self._commands,
             self._parameters,
@@ -197,11 +201,13 @@ class Assembly:
     def _announce(self) -> None:
         self.driver.announce()
 
-    def _on_lost(self, rank: int) -> None:
-        """On the channel's watch thread: a connection ended."""
-        self.ends.lose(rank)
+    def _on_lost(self, rank: int, has_ended: bool = False) -> None:
+        """On a thread that watches: the connection of ``rank`` or, if it ``has_ended``, its process ended."""
+        error = self.ends.lose(rank, has_ended)
         self.driver.notify()
         self._channel.wake()
+        if has_ended and error is not None:
+            self.on_death(error)
 
 
 def _is_patient(topology: Topology, settings: Settings) -> bool:

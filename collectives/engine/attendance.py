@@ -20,7 +20,7 @@ class Attendance:
     def __init__(self, link: Link, dispatch: Dispatch, inquiries: Inquiries, is_driving: Callable[[], bool]) -> None:
         self._link = link
         self._dispatch = dispatch
-        self._inquiries = inquiries
+        self.inquiries = inquiries
         self._is_driving = is_driving
 
     def wait(self) -> None:
@@ -32,5 +32,5 @@ class Attendance:
         """On the thread that drives: do what may not wait; return whether messages have been kept for later."""
         for message in self._link.attend():
             self._dispatch(message)
-        self._inquiries.look()
+        self.inquiries.look()
         return self._link.has_kept

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -14,7 +13,6 @@ import msgpack
 
 from collectives import descriptors
 from collectives.api import (
-    CollectiveTimeoutError,
     EngineError,
     HorovodInternalError,
     PeerLostError,
@@ -28,29 +26,24 @@ from collectives.attempt import ConnectAttempt
 from collectives.backends import table
 from collectives.backends.base import Backend
 from collectives.backends.joining import Joining
-from collectives.control.base import Channel
 from collectives.control.handshake import Connected, Hello, connect_channel
 from collectives.control.handshake.configuration import brief
 from collectives.control.handshake.hello import LocalEnd
 from collectives.control.handshake.starts import Starts
 from collectives.control.inproc import InprocHub
 from collectives.cores import usable_cores
+from collectives.engine.confirmation import Confirmation
 from collectives.engine.ending import Ending
 from collectives.engine.engine import Engine
 from collectives.engine.registration import Form
 from collectives.engine.set_backends import SetBackends
 from collectives.interfaces import address_of
-from collectives.planning.errors import pack, unpack
-from collectives.planning.messages import Abort, decode, encode
 from collectives.planning.process_sets import ProcessSets
 from collectives.rendezvous.client import RendezvousClient
 from collectives.rendezvous.store import PrefixStore
 from collectives.settings import Settings
 
 __all__ = ["connect"]
-
-VERDICT_SECONDS = 0.1
-POLL_SECONDS = 0.01
 
 OpenStore: TypeAlias = Callable[[], AbstractContextManager[tuple[Store, Callable[[], None]]]]
 """The store of the job, and a function that ends calls to it."""
@@ -69,8 +62,8 @@ def connect(
     ``engine.shutdown()``: with the next world, or with the same one, where ``starts`` must be the object of the earlier
     call. ``attempt`` bounds this call and lets another thread abort it; without it the connect timeout bounds it.
 
-    Raises SettingsError, InvalidRequestError for the process sets, CollectiveTimeoutError or PeerLostError when ranks
-    do not come, end, or are in another world; the same reason on all ranks that have come.
+    Raises SettingsError, InvalidRequestError for the process sets, CollectiveTimeoutError or PeerLostError when a rank
+    does not connect in time, ends, or is in another world. All ranks that have connected raise the same reason.
     """
     sets = ProcessSets(world.topology.size, process_sets)
     with _explaining_lack(world.topology.rank), ExitStack() as stack:
@@ -211,6 +204,7 @@ def _assemble(
 ) -> Engine:
     """Connect the backends, while the channel watches the other ranks, and start the engine."""
     channel = connected.channel
+    confirmation = Confirmation(channel, groups.topology.hosts)
     ending = Ending(groups.topology, settings.timeouts.shutdown)
     losses: list[PeerLostError] = []
 
@@ -221,33 +215,17 @@ def _assemble(
     try:
         channel.watch(lose)
         with _explaining_lack(channel.rank):
-            backends = groups.connect(connected.offers, attempt)
+            with attempt.checking(confirmation.check):
+                backends = groups.connect(connected.offers, attempt)
+            confirmation.confirm(attempt)
             return Engine(groups.topology, settings, sets, channel, backends, form)
     except BaseException as error:
-        reason = _verdict(channel, error, losses)
-        channel.send_to(
-            range(1, channel.size) if channel.rank == 0 else (0,), encode(Abort(pack(_for_other_ranks(reason))))
-        )
+        reason = confirmation.explain(error, losses)
+        confirmation.abort(_for_other_ranks(reason))
         channel.close()
         if reason is error:
             raise
         raise reason from error
-
-
-def _verdict(channel: Channel, error: BaseException, losses: Sequence[PeerLostError]) -> BaseException:
-    """The best explanation of ``error``: the reason that another rank gives, or the rank that is lost."""
-    deadline = time.monotonic() + VERDICT_SECONDS
-    while isinstance(error, PeerLostError | CollectiveTimeoutError):
-        for _, data in channel.receive():
-            message = decode(data)
-            if isinstance(message, Abort):
-                return unpack(message.error)
-        if losses:
-            return losses[0]
-        if time.monotonic() > deadline:
-            break
-        channel.poll(POLL_SECONDS)
-    return error
 
 
 def _for_other_ranks(error: BaseException) -> HorovodInternalError:
@@ -265,9 +243,15 @@ class _Formation:
     def __init__(self, settings: Settings, topology: Topology, address: str, members: Sequence[int]) -> None:
         self._seconds = settings.timeouts.connect
         self._rank = topology.rank
+        self._prepare = partial(table.prepare, members, topology, settings, address)
+        self._joinings: Sequence[Joining] = ()
+
+    def prepare(self) -> bytes:
+        """See :class:`Formation`."""
         with _explaining_lack(self._rank):
-            self._joinings = table.prepare(members, topology, settings, address)
-        self.offer: bytes = msgpack.packb([joining.offer for joining in self._joinings])
+            self._joinings = self._prepare()
+        offer: bytes = msgpack.packb([joining.offer for joining in self._joinings])
+        return offer
 
     def connect(self, offers: Sequence[bytes], check: Callable[[], None]) -> SetBackends:
         """See :class:`Formation`."""

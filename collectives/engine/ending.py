@@ -28,6 +28,7 @@ class Ending:
         self.lost: int | None = None
         self._topology = topology
         self._seconds = seconds
+        self._has_ended = False
         self._asked: float | None = None
         self._deadline: float | None = None
         self._stopping = False
@@ -46,7 +47,7 @@ class Ending:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all ranks are there, as far as this one knows, and the end has not come."""
+        """Whether this rank knows of no lost rank, and the engine has not ended."""
         return self.lost is None and not self.finished
 
     def error(self) -> Exception:
@@ -113,17 +114,19 @@ class Ending:
         self.failure = error
         return True
 
-    def lose(self, rank: int) -> PeerLostError | None:
-        """The connection to ``rank`` ended; returns the error for calls of backends, None if the loss was expected."""
+    def lose(self, rank: int, has_ended: bool = False) -> PeerLostError | None:
+        """The connection to ``rank`` ended or, if it ``has_ended``, its process.
+
+        Returns the error for calls of backends, None if the loss was expected.
+        """
         if self.lost is None:
-            self.lost = rank
+            self.lost, self._has_ended = rank, has_ended
         return None if self._stopping or self.finished else self.loss(rank)
 
     def loss(self, rank: int) -> PeerLostError:
         """The error for the loss of ``rank``."""
-        return PeerLostError(
-            f"rank {rank} on host {self._topology.hosts[rank]!r} is gone: its process ended or its connection broke; "
-            f"look at the output of that rank",
-            [rank],
-            [self._topology.hosts[rank]],
-        )
+        has_ended = self._has_ended and rank == self.lost
+        reason = "its process ended" if has_ended else "its process ended or its connection broke"
+        host = self._topology.hosts[rank]
+        text = f"rank {rank} on host {host!r} is gone: {reason}; look at the output of that rank"
+        return PeerLostError(text, [rank], [host], has_ended)

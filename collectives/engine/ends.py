@@ -102,6 +102,7 @@ class Ends:
         """Finish a polite end that takes too long."""
         if self.ending.is_leaving and self.ending.expire(time.monotonic()):
             logger.warning("rank %d: %s", self._rank, self.ending.unanswered(self._link.unanswered()))
+            self._channel.skip_relays()
 
     # Abrupt.
 
@@ -148,26 +149,33 @@ class Ends:
             self._channel.poll(POLL_SECONDS)
         return verdict(error, (COORDINATOR,), time.monotonic() - began, self._topology.hosts, "")
 
-    def _known_reason(self, or_loss: bool = True) -> HorovodInternalError | None:
-        """The error for which another rank, or rank 0 here, ends the job; or else the loss of a rank."""
+    def _known_reason(self, is_vague: bool = True) -> HorovodInternalError | None:
+        """The error for which another rank, or rank 0 here, ends the job; or else the loss of a rank.
+
+        Where the error of this rank is not vague, a loss is no better, and the error itself is the answer to rank 0.
+        """
         lost = self.ending.lost  # read first, because the last messages of the lost rank may explain more
         for message in self._link.attend():
             if isinstance(message, Abort):
                 return unpack(message.error)
-            if isinstance(message, Ping):
+            if isinstance(message, Ping) and is_vague:
                 self._link.pong(message)
-        return self.ending.loss(lost) if or_loss and lost is not None else None
+        return self.ending.loss(lost) if is_vague and lost is not None else None
 
     def abort(self, error: HorovodInternalError) -> None:
         """End everything with ``error``; from any thread."""
         self._commands.append(lambda: self.fail(error))
         self._runner.abort(error)
 
-    def lose(self, rank: int) -> None:
-        """On the channel's watch thread: the connection to ``rank`` ended."""
-        error = self.ending.lose(rank)
+    def lose(self, rank: int, has_ended: bool = False) -> PeerLostError | None:
+        """On a thread that watches: the connection to ``rank`` or, if it ``has_ended``, its process ended.
+
+        Returns the error, None if the loss was expected.
+        """
+        error = self.ending.lose(rank, has_ended)
         if error is not None:
             self._runner.abort(error)
+        return error
 
     # The last steps of any end.
 

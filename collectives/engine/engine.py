@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from collectives.api import HorovodInternalError, InvalidRequestError, Request, ShutDownError, Topology
+from collectives.api import HorovodInternalError, InvalidRequestError, PeerLostError, Request, ShutDownError, Topology
 from collectives.buffers import Buffer
 from collectives.control.base import Channel
 from collectives.engine.assembly import Assembly
@@ -63,7 +63,15 @@ class Engine:
             parts.driver,
             form,
         )
+        self._parts = parts
         parts.start()
+
+    def on_death(self, call: Callable[[PeerLostError], None]) -> None:
+        """Call ``call`` when it is certain that another rank's process has ended, before its callers hear of it.
+
+        It runs on a thread of the engine and must not wait.
+        """
+        self._parts.on_death = call
 
     @property
     def patient(self) -> bool:
@@ -74,6 +82,16 @@ class Engine:
     def parameters(self) -> Parameters:
         """The parameters of the last batch on this rank; before the first batch, those of its own settings."""
         return self._exchange.parameters
+
+    @property
+    def batches(self) -> int:
+        """The number of batches that this rank knows of, those of sets to which it does not belong included."""
+        return self._exchange.batches
+
+    @property
+    def cut_off_since(self) -> float | None:
+        """When the oldest operation that the end of this engine has cut off was submitted, in monotonic seconds."""
+        return self._works.cut_off_since
 
     def propose(self, parameters: Parameters) -> None:
         """On rank 0: let ``parameters`` hold on all ranks, from the next batch that is decided on.

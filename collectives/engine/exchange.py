@@ -12,11 +12,11 @@ from functools import partial
 
 from collectives.api import Timeouts
 from collectives.control.base import Channel
+from collectives.engine.attendance import Attendance
 from collectives.engine.commands import Commands
 from collectives.engine.deciders.base import Decider
 from collectives.engine.dispatch import Dispatch
 from collectives.engine.ends import Ends
-from collectives.engine.inquiries import Inquiries
 from collectives.engine.link import Link
 from collectives.engine.runner import Runner
 from collectives.engine.trials import Trials
@@ -45,7 +45,7 @@ class Exchange:
         works: WorkTable,
         runner: Runner,
         trials: Trials,
-        inquiries: Inquiries,
+        attendance: Attendance,
         ends: Ends,
         commands: Commands,
         parameters: Parameters,
@@ -63,7 +63,8 @@ class Exchange:
         self._works = works
         self._runner = runner
         self._attempt = trials.attempt
-        self._inquiries = inquiries
+        self._attendance = attendance
+        self._inquiries = attendance.inquiries
 
     @property
     def deadline(self) -> float | None:
@@ -83,6 +84,11 @@ class Exchange:
     def has_batches(self) -> bool:
         """Whether some decided batches have not run yet."""
         return bool(self._decided.batches)
+
+    @property
+    def batches(self) -> int:
+        """The number of batches that were decided, in any way; for any thread."""
+        return self._decider.worker.next_batch
 
     @property
     def has_works(self) -> bool:
@@ -195,13 +201,17 @@ class Exchange:
 
     def _run_decided(self) -> None:
         """Run the decided batches; the peers must hear of them first, or they would not take part."""
-        deadline = time.monotonic() + self._timeouts.collective
-        self._link.settle(lambda: self._ending.is_whole and time.monotonic() <= deadline)
+        self._link.settle(partial(self._may_settle, time.monotonic() + self._timeouts.collective))
         batches = self._decided.batches
         while batches and not self._ending.finished:
             batch = batches.popleft()
             self._runner.run(batch)
             self._decider.ran(batch)
+
+    def _may_settle(self, deadline: float) -> bool:
+        """While messages wait for a rank that does not read: answer the others; return whether to wait for longer."""
+        self._attendance.attend()
+        return self._ending.is_whole and time.monotonic() <= deadline
 
     def stop(self, message: Stop) -> None:
         """The coordinator stops the job: batches that were decided before still run."""

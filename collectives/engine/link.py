@@ -87,7 +87,7 @@ class Link(ABC):
 
     @abstractmethod
     def accuse(self, error: HorovodInternalError) -> None:
-        """An operation failed here because of other ranks: the coordinator answers with an :class:`Abort`, in time."""
+        """An operation failed here because of other ranks. The coordinator soon sends an :class:`Abort`."""
 
     @abstractmethod
     def unanswered(self) -> str:
@@ -102,6 +102,7 @@ class Link(ABC):
         message = Abort(pack(error))
         self.tell_all(message)
         self._send_directly([rank for rank in self._peers if rank in self._channel.relayed], message)
+        self._channel.skip_relays()
 
     def pong(self, _: Ping) -> None:
         """The coordinator asks whether this rank runs."""
@@ -134,7 +135,10 @@ class Link(ABC):
             yield sender, message
 
     def settle(self, may_wait: Callable[[], bool]) -> None:
-        """Send the messages that other ranks need before they can take part in a batch, as long as ``may_wait()``."""
+        """Send the messages that other ranks need before they can take part in a batch, as long as ``may_wait()``.
+
+        It is called while a rank does not read them, and does what else may not wait.
+        """
         return
 
     def used(self, schedule: Schedule) -> None:

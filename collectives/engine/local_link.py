@@ -115,7 +115,7 @@ class LocalLink(Link):
 
     def _hear_of_silence(self, sender: int, message: Inquiry | Pong | Accusation) -> None:
         if isinstance(message, Pong):
-            self._roll_call.answered(sender)
+            self._roll_call.answered(sender, time.monotonic())
         elif isinstance(message, Accusation):
             self.accuse(unpack(message.error))
         else:

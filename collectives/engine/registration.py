@@ -13,9 +13,10 @@ __all__ = ["Form", "Formation", "Registration"]
 
 
 class Formation(Protocol):
-    """This rank's part in the connecting of a new process set; ``offer`` has its addresses for the other members."""
+    """This rank's part in the connecting of a new process set."""
 
-    offer: bytes
+    def prepare(self) -> bytes:
+        """Open the addresses of this rank, and return them for the other members. Call it once."""
 
     def connect(self, offers: Sequence[bytes], check: Callable[[], None]) -> SetBackends:
         """The backends of the set; ``offers`` are those of its members. Call it once.
@@ -24,21 +25,21 @@ class Formation(Protocol):
         """
 
     def close(self) -> None:
-        """Release the offered addresses, after :meth:`connect` or instead of it. Idempotent."""
+        """Release the addresses, at any time. Idempotent."""
 
 
 Form: TypeAlias = Callable[[Sequence[int]], Formation]
-"""The members of a new process set -> the formation of this rank, which is one of them."""
+"""The members of a new process set -> the formation of this rank, which is one of them. It holds nothing yet."""
 
 
 class Registration(Work):
-    """The work that adds a process set; owns ``formation``, None where this rank is no member."""
+    """The work that adds a process set; owns ``formation``, None as long as there is none, and on other ranks."""
 
     __slots__ = ("formation",)
 
-    def __init__(self, request: Request, formation: Formation | None) -> None:
+    def __init__(self, request: Request) -> None:
         super().__init__(request, None, None)
-        self.formation = formation
+        self.formation: Formation | None = None
 
     def finish(self) -> None:
         """See :class:`Work`."""
@@ -51,6 +52,6 @@ class Registration(Work):
         self.close()
 
     def close(self) -> None:
-        """Release the offered addresses. Idempotent."""
+        """Release the addresses of this rank. Idempotent."""
         if self.formation is not None:
             self.formation.close()

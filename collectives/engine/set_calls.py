@@ -23,7 +23,7 @@ ADD = Request("process_set.add", Operation.ADD_PROCESS_SET)
 class SetCalls:
     """The methods of an engine that concern a whole process set; :class:`Engine` describes them.
 
-    ``dynamic``: process sets may be added. ``form`` begins the formation of one that has this rank as a member.
+    ``dynamic``: process sets may be added. ``form`` makes the formation of one that has this rank as a member.
     """
 
     def __init__(
@@ -71,18 +71,24 @@ class SetCalls:
 
     def add(self, ranks: Sequence[int]) -> int:
         """See :meth:`Engine.add_process_set`."""
-        request = ADD
-        with self._reporting(request):
-            self._check_dynamic(ranks)
-            members = self._process_sets.check(ranks)
-            formation = self._form(members) if self._rank in members else None
-            offer = formation.offer if formation is not None else b""
-        work = Registration(replace(request, splits=members, offer=offer), formation)
+        work = Registration(ADD)
         try:
+            with self._reporting(ADD):
+                self._check_dynamic(ranks)
+                members = self._process_sets.check(ranks)
+                offer = self._prepare(work, members)
+            work.request = replace(ADD, splits=members, offer=offer)
             return self._run(work).answer
         finally:
             if not self._works.owns(work):  # or else its end closes it, even if this call is interrupted
                 work.close()
+
+    def _prepare(self, work: Registration, members: Sequence[int]) -> bytes:
+        """The addresses of this rank for the other members; ``work`` owns them, also if an interrupt comes."""
+        if self._rank not in members:
+            return b""
+        work.formation = self._form(members)
+        return work.formation.prepare()
 
     def _check_dynamic(self, ranks: Sequence[int]) -> None:
         if not self._dynamic:

@@ -30,7 +30,8 @@ class WorkTable:
     ``submit`` is called with the works that begin to be negotiated, in their order, with the lock held: it must only
     record them. ``urge`` is called in the same way with a work that waits behind a call that failed here: the other
     ranks may never make that call, which is a stall. ``running`` are the works of the operation that runs now, which
-    are not in the table any more.
+    are not in the table any more. ``cut_off_since`` is when the oldest work that :meth:`close` has found was submitted,
+    in monotonic seconds; None if it found none.
     """
 
     def __init__(self, rank: int, submit: Callable[[Sequence[Work]], None], urge: Callable[[Work], None]) -> None:
@@ -48,6 +49,7 @@ class WorkTable:
         self._ended: Exception | None = None
         self._refused: dict[Key, Exception] = {}
         self.running: Sequence[Work] = ()
+        self.cut_off_since: float | None = None
 
     def __bool__(self) -> bool:
         return bool(self._works or self._queued)
@@ -306,6 +308,8 @@ class WorkTable:
         with self._lock:
             self._ended = self._ended or error
             works = [*self._works.values(), *(work for queue in self._queued.values() for work in queue)]
+            if self.cut_off_since is None:
+                self.cut_off_since = min((work.since for work in (*works, *self.running) if work.since), default=None)
             self._works.clear()
             self._queued.clear()
             self._rejected.clear()

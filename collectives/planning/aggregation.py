@@ -192,7 +192,7 @@ class Aggregator:
         self._ids[request.key] = response.id
 
     def _follow(self, response: Response, forwarded: _Forwarded) -> None:
-        """Apply collectives that are never cached: they change which ranks belong together."""
+        """Apply the collectives that change the process sets or the joined ranks; none of them is ever cached."""
         request = response.request
         if request.operation is Operation.JOIN:
             self._joining.discard(request.process_set)

@@ -52,7 +52,7 @@ _CODECS: dict[type[HorovodInternalError], _Codec] = {
     HorovodInternalError: _text_only(HorovodInternalError),
     MismatchError: _mismatch(MismatchError),
     RefusedCallError: _mismatch(RefusedCallError),
-    PeerLostError: _Codec(lambda error: (error.ranks, error.hosts), PeerLostError),
+    PeerLostError: _Codec(lambda error: (error.ranks, error.hosts, error.has_ended), PeerLostError),
     CollectiveTimeoutError: _Codec(lambda error: (error.ranks,), CollectiveTimeoutError),
     ShutDownError: _text_only(ShutDownError),
     NotInitializedError: _text_only(NotInitializedError),

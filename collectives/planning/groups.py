@@ -62,9 +62,9 @@ class Groups:
         return [member for label in labels for member in self.take(label)]
 
     def refuse(self, label: Label, why: Disagreement, outstanding: Mapping[int, int]) -> None:
-        """The group failed; ``outstanding`` has the number of its tensors still to come from each rank, to be refused.
+        """The group has failed: refuse its tensors that arrive later. ``outstanding`` has their number by rank.
 
-        A rank submits a group at once, but a host may pass its tensors on one by one.
+        A rank submits a group at once, but a relay may pass on its tensors one by one.
         """
         awaited = {rank: count for rank, count in outstanding.items() if count > 0}
         if awaited:

@@ -20,6 +20,7 @@ __all__ = [
     "ARGUMENTS",
     "Abort",
     "Accusation",
+    "Connected",
     "Inquiry",
     "Leave",
     "Left",
@@ -99,7 +100,7 @@ class Together:
 class Run:
     """Coordinator to workers: run these batches, in this order. ``responses`` are new; ``forget`` are dropped ids.
 
-    When the batches have run, the message ``begins_rounds``, in which the ranks may agree among themselves, or not.
+    ``begins_rounds``: after these batches, the ranks may agree among themselves, in rounds.
     ``first`` is the number of the first batch in the order of all batches; the others follow. ``parameters`` hold from
     this message on; None where every receiver has them.
     """
@@ -200,6 +201,11 @@ class Accusation:
 
 
 @dataclass(frozen=True, slots=True)
+class Connected:
+    """Both ways: the backends of this rank (worker), or of all ranks (coordinator), are connected."""
+
+
+@dataclass(frozen=True, slots=True)
 class Abort:
     """Either way: the job failed with this error."""
 
@@ -222,6 +228,7 @@ Message: TypeAlias = (
     | Pong
     | Accusation
     | Abort
+    | Connected
 )
 
 ARGUMENTS = "arguments"
@@ -354,6 +361,7 @@ _PACK: dict[type, tuple[int, Callable[[Any], tuple[Any, ...]]]] = {
     Ping: (12, lambda m: ()),
     Pong: (13, lambda m: ()),
     Accusation: (14, lambda m: (m.error.kind, m.error.text, m.error.details)),
+    Connected: (15, lambda m: ()),
 }
 _UNPACK: dict[int, Callable[..., Message]] = {
     0: _unpack_ready,
@@ -371,6 +379,7 @@ _UNPACK: dict[int, Callable[..., Message]] = {
     12: Ping,
     13: Pong,
     14: lambda kind, text, details: Accusation(ErrorData(kind, text, tuple(details))),
+    15: Connected,
 }
 
 

@@ -12,7 +12,7 @@ __all__ = ["GRACE_SECONDS", "Result", "RollCall", "describe_silence", "verdict"]
 GRACE_SECONDS = 1.0
 """A rank that has not answered for this time is silent. Others answer within tens of milliseconds."""
 MOMENT_SECONDS = 0.1
-"""For this time after an accusation, the rank that caused it may still explain it."""
+"""For this time after an accusation and the last answer to it, the rank that caused it may still explain it."""
 
 
 class Result(NamedTuple):
@@ -38,6 +38,7 @@ class RollCall:
         self._inquirers: set[int] = set()
         self._accusation: HorovodInternalError | None = None
         self._accused = 0.0
+        self._answered = 0.0
 
     def __bool__(self) -> bool:
         return bool(self._inquirers) or self._accusation is not None
@@ -54,7 +55,12 @@ class RollCall:
             return None
         if self._accusation is None:
             return max(self._asked.values(), default=0.0) + GRACE_SECONDS
-        return min([asked + GRACE_SECONDS for asked in self._asked.values()], default=self._accused + MOMENT_SECONDS)
+        return min([asked + GRACE_SECONDS for asked in self._asked.values()], default=self._moment_end)
+
+    @property
+    def _moment_end(self) -> float:
+        """When an accusation counts although all ranks run. A rank may answer just before it explains."""
+        return max(self._accused, self._answered) + MOMENT_SECONDS
 
     def inquire(self, rank: int, now: float) -> Sequence[int]:
         """``rank`` has waited for long; returns the ranks to ask now."""
@@ -72,9 +78,11 @@ class RollCall:
         self._asked.update(dict.fromkeys(asked, now))
         return asked
 
-    def answered(self, rank: int) -> None:
+    def answered(self, rank: int, now: float) -> None:
         """``rank`` runs."""
-        self._asked.pop(rank, None)
+        asked = self._asked.pop(rank, None)
+        if asked is not None and asked <= self._accused:  # later questions must not put the verdict off again and again
+            self._answered = now
 
     def settle(self, now: float) -> Result | None:
         """The result, once: when all ranks have answered, or have had the time to, or the cause of a failure is known.
@@ -93,7 +101,7 @@ class RollCall:
     def _is_known(self, silent: Sequence[int], now: float) -> bool:
         if self._accusation is None:
             return len(silent) == len(self._asked)
-        return bool(silent) or (not self._asked and now >= self._accused + MOMENT_SECONDS)
+        return bool(silent) or (not self._asked and now >= self._moment_end)
 
 
 def describe_silence(ranks: Sequence[int], hosts: Sequence[str], seconds: float) -> str:

@@ -37,11 +37,10 @@ Pending: TypeAlias = Mapping[Key, Waiting]
 
 
 def stalled_join(join: Waiting, heard: Mapping[int, float], waiting: Collection[int]) -> Waiting | None:
-    """The part of ``join``, a join that is not over, that may be a stall; None if no part of it is.
+    """The ranks that may stall ``join``, a join that is not over; None if no rank does.
 
-    Ranks that have joined wait as long as the others have data. So a missing rank counts only from its last message on
-    (``heard``: rank -> time), and not at all while it is one of the ``waiting`` ranks, of which a tensor waits for
-    another rank.
+    Ranks that have joined wait as long as the others have data. So the wait for a missing rank begins with its last
+    message (``heard``: rank -> time). A rank in ``waiting`` stalls nothing: one of its tensors waits for another rank.
     """
     since = {rank: max(join.since, heard.get(rank, join.since)) for rank in join.missing if rank not in waiting}
     if not since:

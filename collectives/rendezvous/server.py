@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from types import TracebackType
 
-from collectives.api import SettingsError, Store
+from collectives.api import SettingsError
 from collectives.rendezvous.connections import HttpServer
 from collectives.rendezvous.service import Service
 from collectives.rendezvous.store import MemoryStore
@@ -72,7 +72,7 @@ class RendezvousServer:
         return self._port
 
     @property
-    def store(self) -> Store:
+    def store(self) -> MemoryStore:
         """The same keys for the driver, without the network; usable before :meth:`start` and after :meth:`stop`."""
         return self._store
 

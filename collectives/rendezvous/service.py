@@ -8,7 +8,7 @@
     POST   /counters/<key>              200 and the new value; the body is the amount, both decimal
 
 A key is percent-encoded. A request that is refused changes nothing and gets one sentence: 400 malformed, 401 not
-authentic or replayed, 404 no such path, 405 wrong method, 408 the body did not come, 413 too large, 503 the server
+authentic or replayed, 404 no such path, 405 wrong method, 408 the body was late, 413 too large, 503 the server
 stops. :mod:`collectives.rendezvous.signing` describes the protection by the signatures.
 """
 
@@ -150,6 +150,8 @@ class Service:
             raise _Refusal(408, f"the body did not arrive within {_BODY_TIMEOUT:g} s") from None
         except web.RequestPayloadError:
             raise _Refusal(400, "the body is not encoded as its headers say") from None
+        except ConnectionResetError:
+            raise _Refusal(400, "the client ended the connection before the end of the body") from None
 
     async def _read_up_to_limit(self, request: web.BaseRequest) -> bytes:
         body = bytearray()

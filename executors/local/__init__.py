@@ -1,1 +1,1 @@
-"""Workers as processes of this host: a command or a function on each of a number of ranks."""
+"""The processes of this host: workers under guards, their output and their messages."""

@@ -6,6 +6,7 @@ import heapq
 import itertools
 import os
 import selectors
+import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,9 +54,9 @@ Event = Started | Received | Ended
 class Crew:
     """Starts workers, reports events, and leaves no process behind at the end of the ``with`` block.
 
-    The loop runs in the thread of the caller; there is no other thread. Leaving the block early, by an exception such
-    as KeyboardInterrupt, asks all workers to end and kills the remaining ones after ``grace`` seconds; a second
-    exception in that time kills at once.
+    The loop runs in the thread of the caller; there is no other thread. Other threads may call :meth:`soon`. Leaving
+    the block early, by an exception such as KeyboardInterrupt, asks all workers to end and kills the remaining ones
+    after ``grace`` seconds; a second exception in that time kills at once.
     """
 
     def __init__(self, grace: float = GRACE_SECONDS) -> None:
@@ -65,6 +66,9 @@ class Crew:
         self._events: deque[Event] = deque()
         self._alarms: list[_Alarm] = []
         self._serial = itertools.count()
+        self._calls: deque[Callable[[], None]] = deque()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._selector.register(self._wake, selectors.EVENT_READ)
 
     def __enter__(self) -> Crew:
         return self
@@ -79,6 +83,7 @@ class Crew:
             raise
         finally:
             self._selector.close()
+            os.close(self._wake)
 
     def launch(
         self,
@@ -88,15 +93,18 @@ class Crew:
         output: Sinks,
         messages: int | None = None,
         descriptors: Sequence[int] = (),
+        stdin: int = subprocess.DEVNULL,
+        in_background: bool = False,
     ) -> None:
-        """Start the worker of ``rank``, which inherits ``descriptors``.
+        """Start the worker of ``rank``, which inherits ``descriptors`` and reads ``stdin``.
 
-        ``messages`` is the reading end of a pipe of :class:`Frames`; the crew takes ownership of it. Raises OSError if
-        a process or a file of ``output`` cannot be made.
+        ``messages`` is the reading end of a pipe of :class:`Frames`; the crew takes ownership of it. A process
+        ``in_background`` is no worker: :meth:`end` asks it to end only when the workers have had the time of grace.
+        Raises OSError if a process or a file of ``output`` cannot be made.
         """
         try:
             sinks = [output.sink(rank, name) for name in ("stdout", "stderr")]
-            process = WorkerProcess(command, environment, self._grace, descriptors)
+            process = WorkerProcess(command, environment, self._grace, descriptors, stdin)
         except BaseException:
             if messages is not None:
                 os.close(messages)
@@ -105,21 +113,28 @@ class Crew:
         if messages is not None:
             outputs.append(Channel(messages, _Frames(rank, self._events)))
         reports = Channel(process.report, _Reports(lambda line: self._report(member, line)))
-        member = self._members[rank] = _Member(rank, process, outputs, reports)
+        member = self._members[rank] = _Member(rank, process, outputs, reports, in_background)
         for channel in (*outputs, reports):
             self._selector.register(channel.fd, selectors.EVENT_READ, channel)
 
-    def events(self) -> Iterator[Event]:
-        """The events, until every worker has ended. Raises OSError if the output cannot be written."""
-        while self._events or self._members:
+    def events(self, is_over: Callable[[], bool] = lambda: True) -> Iterator[Event]:
+        """The events, until every worker has ended and the job ``is_over``. Raises OSError if the output cannot be
+        written.
+        """
+        while self._events or not is_over() or self._members:
             while self._events:
                 yield self._events.popleft()
-            if self._members:
+            if not is_over() or self._members:
                 self._step()
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
         """Call ``action`` between two events, ``seconds`` from now, unless every worker ended before."""
         heapq.heappush(self._alarms, _Alarm(time.monotonic() + seconds, next(self._serial), action))
+
+    def soon(self, action: Callable[[], None]) -> None:
+        """Call ``action`` between two events; from any thread, before the end of the ``with`` block."""
+        self._calls.append(action)
+        os.eventfd_write(self._wake, 1)
 
     def listen(self, descriptor: int, action: Callable[[], None]) -> None:
         """Call ``action`` once, between two events, when ``descriptor`` is readable or its other end is closed.
@@ -128,9 +143,23 @@ class Crew:
         """
         self._selector.register(descriptor, selectors.EVENT_READ, _Wake(descriptor, action))
 
+    def attach(self, channel: Channel) -> None:
+        """Read ``channel`` until its end, and close it then. It does not keep the crew from ending."""
+        self._selector.register(channel.fd, selectors.EVENT_READ, channel)
+
+    def stop(self, rank: int) -> None:
+        """Ask the worker of ``rank`` to end; it is killed after the time of grace. Does nothing if it has ended."""
+        if rank in self._members:
+            self._members[rank].process.terminate()
+
+    def kill(self, rank: int) -> None:
+        """Kill the worker of ``rank``. Does nothing if it has ended."""
+        if rank in self._members:
+            self._members[rank].process.hurry()
+
     def end(self, spare: int | None = None) -> None:
         """Ask all workers to end, and kill the rest after the time of grace; rank ``spare`` is asked only then."""
-        self._terminate(spare)
+        self._terminate(lambda member: member.rank != spare and not member.in_background)
         self.after(self._grace, self._terminate)
         self.after(2 * self._grace + GUARD_SECONDS, self._kill)
 
@@ -148,7 +177,9 @@ class Crew:
     def _step(self) -> None:
         # Bound: the next alarm, or else the end of the job; abort: an exception out of a signal handler.
         for key, _ in self._selector.select(self._patience()):
-            if isinstance(key.data, _Wake):
+            if key.fd == self._wake:
+                self._answer()
+            elif isinstance(key.data, _Wake):
                 self._selector.unregister(key.data.descriptor)
                 key.data.action()
             else:
@@ -157,6 +188,11 @@ class Crew:
             self._gone(member)
         while self._alarms and self._alarms[0].at <= time.monotonic():
             heapq.heappop(self._alarms).action()
+
+    def _answer(self) -> None:
+        os.eventfd_read(self._wake)
+        for _ in range(len(self._calls)):  # a call that comes meanwhile wakes the loop again
+            self._calls.popleft()()
 
     def _patience(self) -> float | None:
         if any(member.reports.ended for member in self._members.values()):
@@ -196,10 +232,9 @@ class Crew:
         self._close(member.reports)
         del self._members[member.rank]
 
-    def _terminate(self, spare: int | None = None) -> None:
-        for member in self._members.values():
-            if member.rank != spare:
-                member.process.terminate()
+    def _terminate(self, is_meant: Callable[[_Member], bool] = lambda member: True) -> None:
+        for member in filter(is_meant, self._members.values()):
+            member.process.terminate()
 
     def _hurry(self) -> None:
         for member in self._members.values():
@@ -221,6 +256,7 @@ class _Member:
     process: WorkerProcess
     outputs: list[Channel]
     reports: Channel
+    in_background: bool
     ended: bool = False
 
 

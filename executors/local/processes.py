@@ -37,6 +37,8 @@ class Channel:
             data = os.read(self.fd, CHUNK)
         except BlockingIOError:
             return False
+        except OSError:  # of a connection: it broke
+            data = b""
         self.ended = not data
         if data and self._sink:
             self._sink.feed(data)
@@ -66,12 +68,18 @@ class WorkerProcess:
     """Starts ``command`` under a guard, which ends it and all processes that it started when this process ends.
 
     ``stdout``, ``stderr`` and ``report`` are the reading ends of pipes, which the caller closes. The worker inherits
-    ``descriptors``. The guard ends with the thread that makes this object: make it in the thread that waits for it.
+    ``descriptors`` and reads ``stdin``. The guard ends with the thread that makes this object: make it in the thread
+    that waits for it.
     Raises OSError where no process can be started.
     """
 
     def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], grace: float, descriptors: Sequence[int] = ()
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        grace: float,
+        descriptors: Sequence[int] = (),
+        stdin: int = subprocess.DEVNULL,
     ) -> None:
         pipes = [os.pipe() for _ in range(3)]
         self.stdout, self.stderr, self.report = (reader for reader, _ in pipes)
@@ -80,7 +88,7 @@ class WorkerProcess:
             self._guard = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(GUARD), str(os.getpid()), str(grace), str(report), *command],
                 env=dict(environment),
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
                 start_new_session=True,

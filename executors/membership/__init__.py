@@ -17,9 +17,11 @@ from executors.membership.events import (
     Stop,
     Tick,
     WorkerDone,
+    WorkerDraining,
     WorkerFailed,
     WorkerRaised,
     WorkerReady,
+    WorldFailed,
     WorldFormed,
 )
 from executors.membership.hosts import Cooldown
@@ -43,8 +45,10 @@ __all__ = [
     "Stop",
     "Tick",
     "WorkerDone",
+    "WorkerDraining",
     "WorkerFailed",
     "WorkerRaised",
     "WorkerReady",
+    "WorldFailed",
     "WorldFormed",
 ]

@@ -17,9 +17,11 @@ __all__ = [
     "Stop",
     "Tick",
     "WorkerDone",
+    "WorkerDraining",
     "WorkerFailed",
     "WorkerRaised",
     "WorkerReady",
+    "WorldFailed",
     "WorldFormed",
 ]
 
@@ -89,6 +91,21 @@ class WorkerDone:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerDraining:
+    """A worker will leave: it shall hand over before. Its slot stays empty until its host is found again."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorldFailed:
+    """The collectives of the world of ``round`` failed, though its workers are alive. ``text`` says how."""
+
+    round: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class WorldFormed:
     """The workers of ``round`` have connected, and all of them have the state of the training."""
 
@@ -101,7 +118,17 @@ class Tick:
 
 
 Event = (
-    HostFound | HostDraining | HostLost | WorkerReady | WorkerFailed | WorkerRaised | WorkerDone | WorldFormed | Tick
+    HostFound
+    | HostDraining
+    | HostLost
+    | WorkerReady
+    | WorkerDraining
+    | WorkerFailed
+    | WorkerRaised
+    | WorkerDone
+    | WorldFailed
+    | WorldFormed
+    | Tick
 )
 
 

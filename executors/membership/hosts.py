@@ -67,6 +67,11 @@ class Hosts:
         host.is_draining = True
         return True
 
+    def close_slot(self, name: str) -> None:
+        """The host has one slot less, until it is found again."""
+        host = self._hosts[name]
+        host.slots = max(0, host.slots - 1)
+
     def lost(self, name: str) -> None:
         """The host is gone."""
         if name in self._hosts:

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 from executors.membership.hosts import Cooldown
 
-__all__ = ["Counts", "Limits"]
+__all__ = ["UNLIMITED", "Counts", "Limits"]
+
+UNLIMITED = 1 << 20
+"""More workers than any job has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,21 @@ class Limits:
                 raise ValueError(f"the limit of {name} is {bound}: give 0 or more, or None for no limit")
         if self.timeout < 0:
             raise ValueError(f"the elastic timeout is {self.timeout:g} s: give 0 or more seconds")
+
+    @classmethod
+    def static(cls, size: int) -> Limits:
+        """Those of a job of ``size`` workers that ends with its first failure."""
+        return cls(size, size, size, resets=0, may_find_hosts=False)
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether the user gave a largest number; otherwise the job takes all slots."""
+        return self.most < UNLIMITED
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the workers may change during the job."""
+        return self.resets != 0 or self.least != self.most
 
 
 @dataclass(slots=True)

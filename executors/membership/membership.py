@@ -20,9 +20,11 @@ from executors.membership.events import (
     Start,
     Stop,
     WorkerDone,
+    WorkerDraining,
     WorkerFailed,
     WorkerRaised,
     WorkerReady,
+    WorldFailed,
     WorldFormed,
 )
 from executors.membership.hosts import Hosts
@@ -42,6 +44,7 @@ class _Worker:
     ready_at: float | None = None
     is_newcomer: bool = True
     """Whether no published world had it yet."""
+    is_draining: bool = False
     has_state: bool = False
     """Whether it is in the last world that formed. A worker that left it may be about to end."""
 
@@ -66,6 +69,7 @@ class Membership:
         self._jitter = jitter
         self._hosts = Hosts(limits.cooldown)
         self._workers: dict[str, _Worker] = {}
+        self._failed: dict[str, _Worker] = {}
         self._started = 0
         self._now = 0.0
         self._short_since: float | None = None
@@ -117,17 +121,27 @@ class Membership:
             self._workers[event.worker].ready_at = self._now
 
     @_note.register
+    def _note_worker_draining(self, event: WorkerDraining) -> None:
+        if event.worker in self._workers and not self._is_leaving(event.worker):
+            self._workers[event.worker].is_draining = True
+            self._hosts.close_slot(self.host_of(event.worker))
+            self.counts.preemptions += 1
+
+    @_note.register
     def _note_failed(self, event: WorkerFailed) -> None:
         if event.worker in self._workers:
             host = self.host_of(event.worker)
             if not self._is_leaving(event.worker):
                 self._count_failure(host, f"{event.worker} on host {host}: {event.text}")
+            self._failed[event.worker] = self._workers[event.worker]
             self._remove(event.worker)
 
     @_note.register
     def _note_raised(self, event: WorkerRaised) -> None:
-        if event.worker in self._workers:
-            self._end(f"{event.worker} on host {self.host_of(event.worker)} raised an exception: {event.text}")
+        """It may have been reported as failed before."""
+        known = self._workers.get(event.worker) or self._failed.get(event.worker)
+        if known is not None:
+            self._end(f"{event.worker} on host {known.host} raised an exception: {event.text}")
 
     @_note.register
     def _note_done(self, event: WorkerDone) -> None:
@@ -135,6 +149,13 @@ class Membership:
             if event.worker in self.published.workers:
                 self._is_finishing = self._is_broken = True
             del self._workers[event.worker]
+
+    @_note.register
+    def _note_world_failed(self, event: WorldFailed) -> None:
+        if event.round == self.published.round and not self._is_broken:
+            self._last_failure = f"world {event.round}: {event.text}"
+            self.counts.failures += 1
+            self._is_broken = True
 
     @_note.register
     def _note_formed(self, event: WorldFormed) -> None:
@@ -182,18 +203,20 @@ class Membership:
 
     def _stop(self) -> None:
         """End newcomers that no world will have."""
-        members = self._alive(self.published.workers)
-        room = 0 if self._is_finishing else self.limits.most - sum(self._stays(worker) for worker in members)
-        for worker in self._newcomers():
-            room -= self._stays(worker)
-            if room < 0 or not self._stays(worker):
+        newcomers = self._newcomers()
+        staying = self._staying() if newcomers else set()
+        members = staying.intersection(self.published.workers)
+        room = 0 if self._is_finishing else self.limits.most - len(members)
+        for worker in newcomers:
+            room -= worker in staying
+            if room < 0 or worker not in staying:
                 self._actions.append(Stop(worker))
                 del self._workers[worker]
 
     def _start(self) -> None:
         """Start workers where slots are free; the first ones when they are enough for the first world."""
-        places = self._free_places()
-        if self._is_finishing or not self._may_start(len(places)):
+        places = [] if self._is_finishing else self._free_places()
+        if not places or not self._may_start(len(places)):
             return
         for host in places:
             worker = f"worker-{self._started}"
@@ -209,7 +232,7 @@ class Membership:
 
     def _publish(self) -> None:
         workers, planned = self._next_workers(), not self._is_short()
-        if len(workers) < self._needed() or (planned and not self._is_time_for(workers)):
+        if len(workers) < self._needed() or (planned and not self._may_plan(workers)):
             return
         if planned:
             self._count_resize(workers)
@@ -239,7 +262,8 @@ class Membership:
         if self.published is NOBODY:
             return tuple(self._workers)
         members = self._alive(self.published.workers)
-        staying = self._with_state([worker for worker in members if self._is_finishing or self._stays(worker)])
+        stay = set(members) if self._is_finishing else self._staying()
+        staying = self._with_state([worker for worker in members if worker in stay])
         ready = self._ready_newcomers()
         if len(staying) + len(ready) < self._needed():
             staying = self._with_state(members)
@@ -270,6 +294,10 @@ class Membership:
             return False
         return not self._newcomers() and min(self._hosts.openings(), default=math.inf) == math.inf
 
+    def _may_plan(self, workers: Sequence[str]) -> bool:
+        """Whether to plan a change to ``workers``: one at a time, because the ranks might take different ones."""
+        return self.published.round not in self._unformed and self._is_time_for(workers)
+
     def _is_time_for(self, workers: Sequence[str]) -> bool:
         """Whether to change to ``workers`` now: not if nothing changes, if the job may not grow any more, or if further
         newcomers may come soon.
@@ -286,30 +314,42 @@ class Membership:
 
     def _count_resize(self, workers: Sequence[str]) -> None:
         gone = set(self.published.workers) - set(workers)
-        if not any(self._hosts.is_draining(self.host_of(worker)) for worker in gone):
+        if not any(self._drains(worker) for worker in gone):
             self.counts.resizes += 1
 
     def _free_places(self) -> list[str]:
         """The host of each worker that could be started now."""
         taken = Counter(worker.host for worker in self._workers.values())
         free = [host for host in self._hosts.open(self._now) for _ in range(self._hosts.room(host) - taken[host])]
-        return free[: max(0, self.limits.most - sum(self._stays(worker) for worker in self._workers))]
+        return free[: max(0, self.limits.most - len(self._staying()))]
 
     def _on(self, host: str) -> list[str]:
-        """The workers of a host; those of the present world first, in its order."""
-        members = self._alive(self.published.workers)
-        others = [worker for worker in self._workers if worker not in members]
-        return [worker for worker in (*members, *others) if self._workers[worker].host == host]
+        """The workers of a host, in the order of :meth:`_in_order`."""
+        return [worker for worker in self._in_order() if self._workers[worker].host == host]
 
-    def _stays(self, worker: str) -> bool:
-        """Whether its host has room for it."""
-        host = self.host_of(worker)
-        return worker in self._on(host)[: self._hosts.room(host)]
+    def _in_order(self) -> list[str]:
+        """All workers; those of the present world first, in its order."""
+        return list(dict.fromkeys([*self._alive(self.published.workers), *self._workers]))
+
+    def _staying(self) -> set[str]:
+        """The workers that their hosts have room for, and that do not leave by themselves."""
+        staying: Counter[str] = Counter()
+        found = set()
+        for name in self._in_order():
+            worker = self._workers[name]
+            if not worker.is_draining and staying[worker.host] < self._hosts.room(worker.host):
+                staying[worker.host] += 1
+                found.add(name)
+        return found
+
+    def _drains(self, worker: str) -> bool:
+        """Whether the worker or its host will leave."""
+        return self._workers[worker].is_draining or self._hosts.is_draining(self.host_of(worker))
 
     def _is_leaving(self, worker: str) -> bool:
-        """Whether its host drains, or the next world is without it."""
+        """Whether it or its host drains, or the next world is without it."""
         has_left = not self._workers[worker].is_newcomer and worker not in self.published.workers
-        return has_left or self._hosts.is_draining(self.host_of(worker))
+        return has_left or self._drains(worker)
 
     def _alive(self, workers: Sequence[str]) -> list[str]:
         return [worker for worker in workers if worker in self._workers]

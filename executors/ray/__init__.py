@@ -13,6 +13,7 @@
     group.py             the actors of a job: start, call, end
     waiting.py           waits for a result of every rank; the first failure ends the wait
     job.py               one running job, with all of these parts
+    train.py             the backend of Ray Train, which starts and ends the actors itself
 """
 
 try:

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import ray
 from ray import ObjectRef
 from ray.actor import ActorHandle
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError, RayError, RuntimeEnvSetupError
 from ray.util import placement_group_table
 
 from executors.api import ExecutorError, Slot, StartTimeoutError
 from executors.placement import assign_ranks
-from executors.ray.placement_group import Reservation
+from executors.ray.death import how
+from executors.ray.placement_group import REMIND_S, WARN_S, Reservation
 from executors.ray.shortage import counted
-from executors.ray.worker import HorovodWorker, Location
+from executors.ray.worker import HorovodWorker, Location, actor_class
 
 __all__ = ["Member", "dismiss", "kill", "launch"]
 
+logger = logging.getLogger(__name__)
+
 POLITE_S = 5.0
 GONE_S = 2.0
+# So many workers of a job may be lost while it starts.
+REPLACEMENTS = 3
+ADVICE = (
+    "a node may have been lost, the group may be in use, or Python is slow to start: raise timeout_s or start again"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +47,18 @@ class Member:
 
 
 def launch(reservation: Reservation, timeout: float) -> list[Member]:
-    """Start the actors; the members are in the order of their ranks.
+    """Start the actors; the members are in the order of their ranks. A few that are lost meanwhile are replaced.
 
     Raises StartTimeoutError after ``timeout`` seconds, ExecutorError when an actor cannot start; none is left then.
     """
-    actors = _create(reservation)
+    starting = _Starting(reservation)
     try:
-        locations = _locations(actors, reservation, timeout)
+        locations = starting.wait(timeout)
     except BaseException:
-        kill(actors)
+        kill(starting.actors)
         raise
     slots = assign_ranks([location.node for location in locations])
-    members = [Member(*columns) for columns in zip(actors, locations, slots, strict=True)]
+    members = [Member(*columns) for columns in zip(starting.actors, locations, slots, strict=True)]
     return sorted(members, key=lambda member: member.slot.rank)
 
 
@@ -69,41 +77,70 @@ def kill(actors: Sequence[ActorHandle[HorovodWorker]]) -> None:
         ray.wait([actor.location.remote() for actor in actors], num_returns=len(actors), timeout=GONE_S)
 
 
-def _create(reservation: Reservation) -> list[ActorHandle[HorovodWorker]]:
-    needs = reservation.request.worker
-    actor_class: Any = ray.remote(num_cpus=needs["CPU"], num_gpus=needs.get("GPU", 0))(HorovodWorker)
-    strategies = [reservation.strategy(worker) for worker in range(reservation.request.size)]
-    return [actor_class.options(scheduling_strategy=strategy).remote() for strategy in strategies]
+class _Starting:
+    """The actors of a job until all of them have told their locations."""
+
+    def __init__(self, reservation: Reservation) -> None:
+        self.actors: list[ActorHandle[HorovodWorker]] = []
+        self._reservation = reservation
+        self._class = actor_class(reservation.request)
+        self._pending: dict[ObjectRef[Location], int] = {}
+        self._locations: dict[int, Location] = {}
+        self._lost = 0
+        for worker in range(reservation.request.size):
+            self.actors.append(self._create(worker))
+
+    def wait(self, timeout: float) -> list[Location]:
+        """The locations of the actors. Raises StartTimeoutError and ExecutorError; the caller then ends the actors."""
+        start = time.monotonic()
+        due = WARN_S
+        while self._pending:
+            waited = time.monotonic() - start
+            if waited >= timeout:
+                raise StartTimeoutError(f"{self._progress(timeout)} (timeout_s); {self._state()}: {ADVICE}")
+            if waited >= due:
+                logger.warning("%s; waiting up to %g s (timeout_s); %s", self._progress(waited), timeout, self._state())
+                due = waited + REMIND_S
+            done, _ = ray.wait(list(self._pending), num_returns=1, timeout=min(timeout, due) - waited)
+            for reference in done:
+                self._take(reference, self._pending.pop(reference))
+        return [self._locations[worker] for worker in range(len(self.actors))]
+
+    def _create(self, worker: int) -> ActorHandle[HorovodWorker]:
+        actor: ActorHandle[HorovodWorker] = self._class.options(
+            scheduling_strategy=self._reservation.strategy(worker)
+        ).remote()
+        self._pending[actor.location.remote()] = worker
+        return actor
+
+    def _take(self, reference: ObjectRef[Location], worker: int) -> None:
+        try:
+            self._locations[worker] = ray.get(reference)
+        except RayError as error:
+            self._replace(worker, error)
+
+    def _replace(self, worker: int, error: RayError) -> None:
+        """Start another actor in place of one that was lost. Ray moves the bundles of a node that died."""
+        self._lost += 1
+        if not isinstance(error, ActorDiedError) or error.actor_init_failed or self._lost > REPLACEMENTS:
+            raise _refusal(error, self._lost) from error
+        logger.warning("a worker %s before it was ready; another one takes its place", how(error))
+        self.actors[worker] = self._create(worker)
+
+    def _progress(self, seconds: float) -> str:
+        return f"{len(self._locations)} of {counted(len(self.actors), 'worker')} started within {seconds:.0f} s"
+
+    def _state(self) -> str:
+        state = placement_group_table(self._reservation.group).get("state", "unknown")
+        return f"their placement group is in state {state}"
 
 
-def _locations(
-    actors: Sequence[ActorHandle[HorovodWorker]], reservation: Reservation, timeout: float
-) -> list[Location]:
-    deadline = time.monotonic() + timeout
-    locations: dict[ObjectRef[Location], Location] = {}
-    order: list[ObjectRef[Location]] = [actor.location.remote() for actor in actors]
-    waiting = order
-    while waiting:
-        done, waiting = ray.wait(waiting, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
-        if not done:
-            raise _too_late(len(locations), reservation, timeout)
-        locations |= {reference: _location(reference) for reference in done}
-    return [locations[reference] for reference in order]
-
-
-def _location(reference: ObjectRef[Location]) -> Location:
-    try:
-        return ray.get(reference)
-    except RayError as error:
-        raise ExecutorError(
-            f"a worker could not be started ({error}); hvd-cluster must be installed on every node of the Ray cluster"
-        ) from error
-
-
-def _too_late(started: int, reservation: Reservation, timeout: float) -> StartTimeoutError:
-    state = placement_group_table(reservation.group).get("state", "unknown")
-    return StartTimeoutError(
-        f"{started} of {counted(reservation.request.size, 'worker')} started within {timeout:g} s (timeout_s); their "
-        f"placement group is in state {state}. A node may have been lost, the group may be in use, or Python is slow "
-        "to start: raise timeout_s or start again"
+def _refusal(error: RayError, lost: int) -> ExecutorError:
+    if isinstance(error, RuntimeEnvSetupError):
+        last = str(error).strip().splitlines()[-1].strip()
+        return ExecutorError(f"the runtime_env of the workers could not be set up: {last}")
+    if lost > REPLACEMENTS:
+        return ExecutorError(f"workers died {lost} times before they were ready; the last one {how(error)}")
+    return ExecutorError(
+        f"a worker could not be started ({error}); hvd-cluster must be installed on every node of the Ray cluster"
     )

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-import ray
 from ray import ObjectRef
 
 from executors.api import ExecutorError, PlacementError
 from executors.call import Call
-from executors.environment import gpu_variables, interface_variables
 from executors.job import Job
 from executors.ray.connection import connection
 from executors.ray.group import Member, dismiss, kill, launch
+from executors.ray.log import Callback, listen
 from executors.ray.placement_group import reserve
 from executors.ray.request import Request
 from executors.ray.settings import MiniSettings
 from executors.ray.shortage import counted
-from executors.ray.waiting import Gathering
+from executors.ray.waiting import TICK_S, Gathering, Send
+from executors.ray.worker import server_host, variables_of
 
 __all__ = ["RayJob"]
 
-LOOPBACK = "127.0.0.1"
+LOG_TICK_S = 0.2
 
 
 class RayJob:
@@ -47,22 +48,26 @@ class RayJob:
         with ExitStack() as stack:
             self._resources = stack
             self._start(request, settings, use_current_group)
-            server = stack.enter_context(Job(request.size, _server_host(self._members)))
-            self._prepare(server, settings, variables or {})
+            self._server = stack.enter_context(
+                Job(request.size, server_host(member.location for member in self._members))
+            )
+            self._prepare(settings, variables or {})
             self._resources = stack.pop_all()
 
-    def call(self, method: str, call: ObjectRef[Call], ranks: int | None = None) -> list[object]:
+    def call(
+        self, method: str, call: ObjectRef[Call], ranks: int | None = None, callbacks: Sequence[Callback] = ()
+    ) -> list[object]:
         """The values of ``method`` ("run", "execute" or "build") for ``call``, on the first ``ranks`` ranks.
 
-        Raises the exception of a worker as itself, and WorkerError when a worker died. When a worker died, did not
-        return soon after another one raised, or the wait was interrupted, all workers are killed, and :meth:`check`
-        raises from then on.
+        ``callbacks`` get what the workers log meanwhile. Raises the exception of a worker as itself, and WorkerError
+        when a worker died. When a worker died, did not return soon after another one raised, or the wait was
+        interrupted, all workers are killed, and :meth:`check` raises from then on.
         """
-        return self._gather(Gathering(self._send(method, call, ranks)))
+        return self._gather(self._members[:ranks], lambda member, _: _call(member, method, call), callbacks)
 
     def submit(self, call: ObjectRef[Call]) -> list[ObjectRef[Any]]:
         """References to the values of ``call`` by rank."""
-        return list(self._send("run_plain", call))
+        return [_call(member, "run_plain", call) for member in self._members]
 
     def check(self) -> None:
         """Raise ExecutorError if the workers have ended; call this before sending anything to them."""
@@ -85,26 +90,26 @@ class RayJob:
         _check_spread(request, self._members)
         reservation.await_keeper(settings.timeout_s)
 
-    def _prepare(self, server: Job, settings: MiniSettings, variables: Mapping[str, str]) -> None:
-        gpus: dict[str, list[tuple[str, ...]]] = defaultdict(list)
-        for member in self._members:
-            gpus[member.location.node].append(member.location.gpus)
-        calls: dict[ObjectRef[Any], Member] = {}
-        for member in self._members:
-            placed = gpu_variables(gpus[member.location.node]) | interface_variables(settings.nics)
-            environment = {**placed, **server.environment(member.slot), **variables}
-            calls[member.actor.prepare.remote(member.slot, environment)] = member
-        self._gather(Gathering(calls, settings.timeout_s))
+    def _prepare(self, settings: MiniSettings, variables: Mapping[str, str]) -> None:
+        placed = variables_of([member.location for member in self._members], settings.nics)
 
-    def _send(self, method: str, call: ObjectRef[Call], ranks: int | None = None) -> dict[ObjectRef[Any], Member]:
-        return {getattr(member.actor, method).remote([call]): member for member in self._members[:ranks]}
+        def send(member: Member, place: Mapping[str, str]) -> ObjectRef[bytes]:
+            return member.actor.prepare.remote(member.slot, {**placed[member.slot.rank], **place, **variables})
 
-    def _gather(self, gathering: Gathering) -> list[object]:
+        self._gather(self._members, send, timeout=settings.timeout_s)
+
+    def _gather(
+        self, members: Sequence[Member], send: Send, callbacks: Sequence[Callback] = (), timeout: float = math.inf
+    ) -> list[object]:
+        gathering = Gathering(members, send, self._server, timeout)
+        stop = listen(self._server, gathering.soon, callbacks)
         try:
-            gathering.wait()
+            gathering.wait(LOG_TICK_S if callbacks else TICK_S)
         except BaseException as error:
             self._end(f"{type(error).__name__} interrupted the wait for its workers")
             raise
+        finally:
+            stop()
         if not gathering.complete:
             self._end(gathering.summary)
         return gathering.values()
@@ -119,6 +124,11 @@ class RayJob:
             action(*args)
 
 
+def _call(member: Member, method: str, call: ObjectRef[Call]) -> ObjectRef[Any]:
+    reference: ObjectRef[Any] = getattr(member.actor, method).remote([call])
+    return reference
+
+
 def _check_spread(request: Request, members: Sequence[Member]) -> None:
     counts = Counter(member.location.node for member in members)
     names = {member.location.node: member.location for member in members}
@@ -129,8 +139,3 @@ def _check_spread(request: Request, members: Sequence[Member]) -> None:
             f"{hosts} with {workers} each were asked for, but the current placement group put {found}; make a group "
             "with one bundle per host and the strategy STRICT_SPREAD, or set use_current_placement_group=False"
         )
-
-
-def _server_host(members: Sequence[Member]) -> str:
-    own: str = ray.util.get_node_ip_address()
-    return LOOPBACK if all(member.location.address == own for member in members) else own

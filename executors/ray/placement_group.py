@@ -13,15 +13,19 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from executors.api import PlacementError
+from executors.ray.autoscaler import may_grow
+from executors.ray.capacity import fits
 from executors.ray.keeper import keep
 from executors.ray.request import Request
-from executors.ray.shortage import ClusterState, counted, explain, show
+from executors.ray.shortage import ClusterState, capacity, counted, explain, show
 
 __all__ = ["Reservation", "cluster_state", "reserve"]
 
 logger = logging.getLogger(__name__)
 
+# A wait is explained after so long, and then again from time to time.
 WARN_S = 5.0
+REMIND_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +65,15 @@ class Reservation:
 def reserve(request: Request, timeout: float, use_current: bool = True) -> Reservation:
     """The caller's own placement group if it has one, or else a new one that is ready.
 
-    Raises PlacementError after ``timeout`` seconds, or at once when the caller's group is too small; no group is left.
+    Raises PlacementError after ``timeout`` seconds, or at once when the caller's group, or a cluster that no autoscaler
+    enlarges, is too small; no group is left.
     """
     current = get_current_placement_group() if use_current else None
     if current is not None:
-        _check_size(request, current)
+        _check_current(request, current)
         return Reservation(request, current, owned=False)
-    reservation = Reservation(request, placement_group(request.bundles, strategy=request.strategy), owned=True)
+    _check_possible(request)
+    reservation = Reservation(request, _new_group(request), owned=True)
     try:
         reservation = replace(reservation, keeper=keep(reservation.group))
         _wait_ready(reservation, timeout)
@@ -83,28 +89,52 @@ def cluster_state() -> ClusterState:
     return ClusterState(
         available=ray.available_resources(),
         total=ray.cluster_resources(),
-        hosts={f"{node['NodeManagerHostname']} {node['NodeID'][:8]}": node["Resources"] for node in nodes},
+        hosts={_name(node): node["Resources"] for node in nodes},
+        labels={_name(node): node.get("Labels") or {} for node in nodes},
     )
+
+
+def _name(node: dict[str, Any]) -> str:
+    return f"{node['NodeManagerHostname']} {node['NodeID'][:8]}"
+
+
+def _new_group(request: Request) -> PlacementGroup:
+    labels = {"bundle_label_selector": request.selectors} if request.selectors else {}
+    group: PlacementGroup = placement_group(request.bundles, strategy=request.strategy, **labels)
+    return group
 
 
 def _wait_ready(reservation: Reservation, timeout: float) -> None:
     start = time.monotonic()
-    warned = False
+    due = WARN_S
     # Whole seconds: Ray cuts off the fraction.
     while not reservation.group.wait(1):
+        _check_possible(reservation.request)
         waited = time.monotonic() - start
         if waited >= timeout:
             text = explain(reservation.request, cluster_state())
             raise PlacementError(f"{text}\n  waited {timeout:g} s (placement_group_timeout_s)")
-        if waited >= WARN_S and not warned:
+        if waited >= due:
             text = explain(reservation.request, cluster_state())
             logger.warning("%s\n  waiting up to %g s for it (placement_group_timeout_s)", text, timeout)
-            warned = True
+            due = waited + REMIND_S
 
 
-def _check_size(request: Request, group: PlacementGroup) -> None:
+def _check_possible(request: Request) -> None:
+    """Raise PlacementError if the nodes are too small, even when all are idle, and no autoscaler adds others."""
+    state = cluster_state()
+    if capacity(request, state) < len(request.bundles) and not may_grow():
+        raise PlacementError(f"{explain(request, state)}\n  no autoscaler adds hosts to this cluster, so nothing waits")
+
+
+def _check_current(request: Request, group: PlacementGroup) -> None:
+    if request.of_a_new_group:
+        raise PlacementError(
+            f"{' and '.join(request.of_a_new_group)} cannot change the current placement group, whose bundles are "
+            "placed already; leave that out, or set use_current_placement_group=False"
+        )
     bundles = group.bundle_specs
-    room = sum(min(int(bundle.get(key, 0) // need) for key, need in request.worker.items()) for bundle in bundles)
+    room = sum(fits(request.worker, bundle) for bundle in bundles)
     if room < request.size:
         raise PlacementError(
             f"the current placement group has room for {room} of {counted(request.size, 'worker')} with "

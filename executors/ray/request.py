@@ -2,34 +2,50 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, SupportsIndex, cast
+
+from executors.ray.labels import check_labels
+from executors.ray.needs import check_amount, check_resources
 
 __all__ = ["Request"]
+
+STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The number of workers, their placement, and the resources of each.
+    """The number of workers, their placement, and what each gets.
 
-    Either ``num_workers``, packed on as few hosts as possible, or ``num_hosts`` different hosts with
-    ``num_workers_per_host`` workers each. Raises ValueError if the numbers make no sense.
+    Either ``num_workers``, packed on as few hosts as possible unless ``placement_strategy`` is another one of Ray's, or
+    ``num_hosts`` different hosts with ``num_workers_per_host`` workers each. ``label_selector`` names the labels of
+    their hosts, ``bundle_label_selector`` those of each bundle: of a worker, or of all workers of a host. Raises
+    ValueError if that makes no sense.
     """
 
     num_workers: int | None = None
     num_hosts: int | None = None
     num_workers_per_host: int | None = 1
-    cpus_per_worker: int = 1
+    cpus_per_worker: float = 1
     use_gpu: bool = False
     gpus_per_worker: int | None = None
+    resources_per_worker: Mapping[str, float] | None = None
+    placement_strategy: str | None = None
+    label_selector: Mapping[str, str] | None = None
+    bundle_label_selector: Sequence[Mapping[str, str]] | None = None
+    runtime_env: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        _check_count("num_workers", self.num_workers, optional=True)
-        _check_count("num_hosts", self.num_hosts, optional=True)
-        _check_count("num_workers_per_host", self.num_workers_per_host, optional=True)
-        _check_count("cpus_per_worker", self.cpus_per_worker)
-        _check_count("gpus_per_worker", self.gpus_per_worker, optional=True)
+        for name in ("num_workers", "num_hosts", "num_workers_per_host", "gpus_per_worker"):
+            object.__setattr__(self, name, _count(name, getattr(self, name)))
+        object.__setattr__(self, "cpus_per_worker", check_amount("cpus_per_worker", self.cpus_per_worker))
+        check_resources(self.resources_per_worker)
         self._check_shape()
         self._check_gpus()
+        self._check_strategy()
+        self._check_labels()
 
     @property
     def size(self) -> int:
@@ -40,7 +56,7 @@ class Request:
     def worker(self) -> dict[str, float]:
         """The resources of one worker."""
         gpus = {"GPU": float(self.gpus_per_worker or 1)} if self.use_gpu else {}
-        return {"CPU": float(self.cpus_per_worker), **gpus}
+        return {"CPU": float(self.cpus_per_worker), **gpus, **(self.resources_per_worker or {})}
 
     @property
     def bundle(self) -> dict[str, float]:
@@ -53,6 +69,13 @@ class Request:
         return [self.bundle] * (self.size // self._per_bundle)
 
     @property
+    def selectors(self) -> list[dict[str, str]]:
+        """The labels of each bundle's host; empty where any host will do."""
+        if self.bundle_label_selector is not None:
+            return [dict(selector) for selector in self.bundle_label_selector]
+        return [dict(self.label_selector)] * len(self.bundles) if self.label_selector else []
+
+    @property
     def total(self) -> dict[str, float]:
         """The resources of all workers."""
         return {name: amount * self.size for name, amount in self.worker.items()}
@@ -60,7 +83,13 @@ class Request:
     @property
     def strategy(self) -> str:
         """Ray's placement strategy."""
-        return "PACK" if self.num_hosts is None else "STRICT_SPREAD"
+        return self.placement_strategy or ("PACK" if self.num_hosts is None else "STRICT_SPREAD")
+
+    @property
+    def of_a_new_group(self) -> list[str]:
+        """The arguments that only a placement group of our own can obey."""
+        names = ("placement_strategy", "label_selector", "bundle_label_selector")
+        return [name for name in names if getattr(self, name) is not None]
 
     def bundle_of(self, worker: int) -> int:
         """The index of the bundle that ``worker`` belongs in."""
@@ -90,10 +119,47 @@ class Request:
         if self.gpus_per_worker is not None and not self.use_gpu:
             raise ValueError(f"gpus_per_worker is {self.gpus_per_worker}, but use_gpu is False; set use_gpu=True")
 
+    def _check_strategy(self) -> None:
+        if self.placement_strategy is None:
+            return
+        if self.placement_strategy not in STRATEGIES:
+            raise ValueError(
+                f"placement_strategy is {self.placement_strategy!r}, but must be one of {', '.join(STRATEGIES)}"
+            )
+        if self.num_hosts is not None and self.placement_strategy != "STRICT_SPREAD":
+            raise ValueError(
+                f"placement_strategy is {self.placement_strategy!r}, but num_hosts are different hosts, which is "
+                "STRICT_SPREAD; give num_workers instead of num_hosts for another strategy"
+            )
 
-def _check_count(name: str, value: object, optional: bool = False) -> None:
-    if value is None and optional:
-        return
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        allowed = "a positive integer" + (" or left out" if optional else "")
-        raise ValueError(f"{name} is {value!r}, but must be {allowed}")
+    def _check_labels(self) -> None:
+        check_labels(self.label_selector, "label_selector")
+        if self.bundle_label_selector is None:
+            return
+        if self.label_selector is not None:
+            raise ValueError(
+                "label_selector and bundle_label_selector are both given; give label_selector, the labels for all "
+                "workers, or bundle_label_selector, those for each bundle"
+            )
+        given, bundles = self.bundle_label_selector, len(self.bundles)
+        if isinstance(given, str | Mapping) or not isinstance(given, Sequence) or len(given) != bundles:
+            unit = "worker" if self.num_hosts is None else "host"
+            raise ValueError(
+                f"bundle_label_selector is {given!r}, but must be a list of {bundles} dicts, one for each {unit}; "
+                "label_selector takes one dict for all"
+            )
+        for index, selector in enumerate(given):
+            check_labels(selector, f"bundle_label_selector[{index}]")
+
+
+def _count(name: str, value: object) -> int | None:
+    """A count of any type that is an integer to Python, such as NumPy's."""
+    if value is None:
+        return None
+    try:
+        count = 0 if isinstance(value, bool) else operator.index(cast("SupportsIndex", value))
+    except TypeError:
+        count = 0
+    if count < 1:
+        raise ValueError(f"{name} is {value!r}, but must be a positive integer or left out")
+    return count

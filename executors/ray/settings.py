@@ -6,10 +6,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from ray.runtime_env import RuntimeEnv
 
 from executors.arguments import check_seconds, check_variables, interface_names
+from executors.discovery import HostDiscovery
 
-__all__ = ["MiniSettings", "check_extra", "save_ssh_key"]
+__all__ = ["MiniSettings", "check_extra", "check_runtime_env", "save_ssh_key"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +22,14 @@ class MiniSettings:
 
     ``timeout_s`` bounds the start of the workers, ``placement_group_timeout_s`` the wait for free resources. ``nics``
     are the network interfaces to use; empty means any. ``ssh_identity_file`` is kept for compatibility and not used:
-    Ray starts the workers.
+    Ray starts the workers. ``discovery`` is for an elastic job with ``override_discovery=False``.
     """
 
     timeout_s: float = 30
     placement_group_timeout_s: float = 100
     ssh_identity_file: str | None = None
     nics: tuple[str, ...] = ()
+    discovery: HostDiscovery | None = None
 
     def __post_init__(self) -> None:
         for name in ("timeout_s", "placement_group_timeout_s"):
@@ -43,7 +48,28 @@ def save_ssh_key(text: str, path: str) -> None:
 
 
 def check_extra(variables: Mapping[str, object] | None) -> dict[str, str]:
-    """The user's variables, their values as strings. Raises ValueError for one that the executor sets."""
+    """The user's variables, numbers and paths as strings. Raises ValueError for others, and for the executor's own."""
     if isinstance(variables, Mapping):
-        variables = {name: str(value) for name, value in variables.items()}
+        variables = {
+            name: str(value) if isinstance(value, int | float | os.PathLike) else value
+            for name, value in variables.items()
+        }
     return check_variables(variables, "extra_env_vars", "RayExecutor")
+
+
+def check_runtime_env(given: object) -> Mapping[str, Any] | None:
+    """The runtime environment of the workers. Raises ValueError where Ray does not take it, or for our variables."""
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise ValueError(f'runtime_env is {given!r}, but must be a dict of Ray\'s, such as {{"pip": ["lightning"]}}')
+    unknown = sorted(set(map(str, given)) - RuntimeEnv.known_fields)
+    if unknown:
+        raise ValueError(
+            f"runtime_env has {', '.join(unknown)}, but its fields are {', '.join(sorted(RuntimeEnv.known_fields))}"
+        )
+    check_variables(given.get("env_vars"), "runtime_env['env_vars']", "RayExecutor")
+    try:
+        return RuntimeEnv(**given)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"runtime_env is {given!r}, which Ray does not take: {error}") from error

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from executors.ray.capacity import fits
+from executors.ray.labels import matches
 from executors.ray.request import Request
 
 __all__ = ["ClusterState", "capacity", "counted", "explain", "show"]
@@ -16,17 +19,25 @@ SHOWN_HOSTS = 16
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """The resources of a cluster: free now, in all, and in all on each live host."""
+    """The resources of a cluster: free now, in all, and in all on each live host; and the labels of the hosts."""
 
     available: Resources = field(default_factory=dict)
     total: Resources = field(default_factory=dict)
     hosts: Mapping[str, Resources] = field(default_factory=dict)
+    labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def matching(self, selector: Mapping[str, str]) -> list[Resources]:
+        """The hosts whose labels match ``selector``."""
+        return [host for name, host in self.hosts.items() if matches(self.labels.get(name, {}), selector)]
 
 
-def capacity(request: Request, hosts: Sequence[Resources]) -> int:
-    """How many of the request's bundles ``hosts`` can hold when nothing else runs."""
-    limit = 1 if request.strategy == "STRICT_SPREAD" else len(request.bundles)
-    return sum(min(limit, _fits(request.bundle, host)) for host in hosts)
+def capacity(request: Request, state: ClusterState) -> int:
+    """How many of the request's bundles the hosts can hold when nothing else runs.
+
+    No more than that: bundles with different labels may compete for one host.
+    """
+    groups = Counter(tuple(selector.items()) for selector in request.selectors) or {(): len(request.bundles)}
+    return sum(min(count, _room(request, state.matching(dict(selector)))) for selector, count in groups.items())
 
 
 def explain(request: Request, state: ClusterState) -> str:
@@ -37,6 +48,7 @@ def explain(request: Request, state: ClusterState) -> str:
         f"requested: {_shape(request)}, {show(request.total)} in all",
         f"available: {_only(names, state.available)}",
         f"total: {_only(names, state.total)}{_each(request, state)}",
+        *_labels(request, state),
         f"missing: {_missing(request, state)}",
     ]
     return "\n  ".join(lines)
@@ -56,14 +68,25 @@ def _only(names: Iterable[str], resources: Resources) -> str:
     return show({name: resources.get(name, 0.0) for name in names})
 
 
-def _fits(bundle: Resources, host: Resources) -> int:
-    return min(int(host.get(name, 0.0) // amount) for name, amount in bundle.items())
+def _room(request: Request, hosts: Sequence[Resources]) -> int:
+    counts = [fits(request.bundle, host) for host in hosts]
+    if request.strategy == "STRICT_PACK":
+        return max(counts, default=0)
+    return sum(min(1, count) for count in counts) if request.strategy == "STRICT_SPREAD" else sum(counts)
 
 
 def _shape(request: Request) -> str:
     if request.strategy == "STRICT_SPREAD":
         return f"{counted(len(request.bundles), 'different host')} with {show(request.bundle)} each"
-    return f"{counted(request.size, 'worker')} with {show(request.bundle)} each"
+    together = ", together on one host" if request.strategy == "STRICT_PACK" else ""
+    return f"{counted(request.size, 'worker')} with {show(request.bundle)} each{together}"
+
+
+def _labels(request: Request, state: ClusterState) -> list[str]:
+    """For each selector of the request, how many hosts match it."""
+    selectors = {tuple(selector.items()): selector for selector in request.selectors if selector}
+    found = [f"{len(state.matching(selector))} match {selector}" for selector in selectors.values()]
+    return [f"labels: of {counted(len(state.hosts), 'host')}, {'; '.join(found)}"] if found else []
 
 
 def _each(request: Request, state: ClusterState) -> str:
@@ -75,7 +98,7 @@ def _each(request: Request, state: ClusterState) -> str:
 
 def _missing(request: Request, state: ClusterState) -> str:
     wanted = len(request.bundles)
-    room = capacity(request, list(state.hosts.values()))
+    room = capacity(request, state)
     if room < wanted:
         unit = "host" if request.strategy == "STRICT_SPREAD" else "worker"
         return (

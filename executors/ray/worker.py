@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray import ObjectRef
+from ray._private.ray_constants import LOG_PREFIX_ACTOR_NAME
 
 from executors.api import Slot
 from executors.call import Call
+from executors.environment import gpu_variables, interface_variables
 from executors.outcome import capture
+from executors.ray.log import configure
+from executors.ray.needs import actor_options
+from executors.ray.request import Request
 
-__all__ = ["HorovodWorker", "Location"]
+__all__ = ["HorovodWorker", "Location", "actor_class", "here", "server_host", "variables_of"]
+
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +41,32 @@ class Location:
         return f"{self.hostname} ({self.address}, node {self.node[:8]})"
 
 
+def here() -> Location:
+    """The location of this process, which runs a task or an actor."""
+    context = ray.get_runtime_context()
+    return Location(
+        node=context.get_node_id(),
+        address=ray.util.get_node_ip_address(),
+        hostname=socket.gethostname(),
+        pid=os.getpid(),
+        gpus=tuple(context.get_accelerator_ids().get("GPU", ())),
+    )
+
+
+def variables_of(locations: Sequence[Location], nics: Sequence[str]) -> list[dict[str, str]]:
+    """The variables that depend on the hosts, for each of ``locations``, which are in the order of the ranks."""
+    gpus: dict[str, list[tuple[str, ...]]] = defaultdict(list)
+    for location in locations:
+        gpus[location.node].append(location.gpus)
+    return [gpu_variables(gpus[location.node]) | interface_variables(nics) for location in locations]
+
+
+def server_host(locations: Iterable[Location]) -> str:
+    """The address at which the workers at ``locations`` reach a server of this process."""
+    own: str = ray.util.get_node_ip_address()
+    return LOOPBACK if all(location.address == own for location in locations) else own
+
+
 class HorovodWorker:
     """One rank: its environment, its executable, and the functions of the user, all in the process's main thread.
 
@@ -46,18 +81,13 @@ class HorovodWorker:
 
     def location(self) -> Location:
         """The location of this worker."""
-        context = ray.get_runtime_context()
-        return Location(
-            node=context.get_node_id(),
-            address=ray.util.get_node_ip_address(),
-            hostname=socket.gethostname(),
-            pid=os.getpid(),
-            gpus=tuple(context.get_accelerator_ids().get("GPU", ())),
-        )
+        return here()
 
     def prepare(self, slot: Slot, environment: Mapping[str, str]) -> bytes:
         """Take a rank and its environment; comes before any function of the user."""
         self._slot, self._host_name = slot, str(self.location())
+        configure(environment)
+        _name_output(environment.get("HOROVOD_WORKER_ID") or f"rank {slot.rank}")
         return self._capture(lambda: os.environ.update(environment))
 
     def build(self, call: list[ObjectRef[Call]]) -> bytes:
@@ -85,6 +115,21 @@ class HorovodWorker:
         return capture(fn, self._slot.rank, self._slot.host, self._host_name, ray.cloudpickle.dumps)
 
 
+def actor_class(request: Request) -> Any:
+    """HorovodWorker as Ray's class of actors, each with what a worker of ``request`` gets."""
+    options = actor_options(request.worker)
+    if request.runtime_env is not None:
+        options["runtime_env"] = dict(request.runtime_env)
+    return ray.remote(**options)(HorovodWorker)
+
+
 def _run(call: list[ObjectRef[Call]], *first: object) -> Any:
     [reference] = call
     return ray.get(reference)(*first)
+
+
+def _name_output(name: str) -> None:
+    """Let Ray print ``name`` in front of each line of this process, instead of the name of the actor's class."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.write(f"{LOG_PREFIX_ACTOR_NAME}{name}\n")
+        stream.flush()

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from collectives.control.sockets import end_in_silence
 from collectives.retries import attempts
 from executors.api import JobSecret
+from executors.listening import receive
 from executors.local.frames import Frames
 from executors.local.output import Sink
 
@@ -49,6 +50,7 @@ GOODBYE = b"."
 FAILURE = b"f"
 WARNING = b"w"
 LONGEST_FRAME = 1 << 20
+CLOSED = "it closed the connection"
 DIAL_SECONDS = 5.0
 # A driver with hundreds of tasks may be slow to accept; one behind a firewall never accepts.
 REACH_SECONDS = 15.0
@@ -184,21 +186,11 @@ def connect_to_driver(
 
 
 def _introduce(sock: socket.socket, secret: JobSecret, identity: TaskIdentity) -> DriverConnection:
-    nonce = _receive(sock, NONCE_BYTES)
+    nonce = receive(sock, NONCE_BYTES, CLOSED)
     message = identity.seal(secret, nonce)
     sock.sendall(Frames.header(message) + message)
-    if _receive(sock, 1) != ACCEPTED:
+    if receive(sock, 1, CLOSED) != ACCEPTED:
         raise ConnectionRefusedError(f"the driver has another task of rank {identity.rank}, or is about to end")
     end_in_silence(sock, SILENCE_SECONDS)
     sock.settimeout(None)
     return DriverConnection(sock, secret, nonce)
-
-
-def _receive(sock: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        piece = sock.recv(size - len(data))
-        if not piece:
-            raise ConnectionAbortedError("it closed the connection")
-        data += piece
-    return data

@@ -7,14 +7,13 @@ import functools
 import logging
 import secrets
 import socket
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from types import TracebackType
 
 from collectives.control.sockets import end_in_silence
-from executors.api import ExecutorError, JobSecret
+from executors.api import JobSecret
+from executors.listening import ServerThread, Started, listen
 from executors.local.frames import Frames
 from executors.local.output import Sinks
 from executors.spark.connection import (
@@ -35,7 +34,6 @@ from executors.spark.display import Display
 __all__ = ["Console"]
 
 HELLO_SECONDS = 5.0
-START_SECONDS = 30.0
 # Spark kills the Python of a cancelled task after this time.
 LATE_SECONDS = 4.0
 # A task may take this long to end its worker after the driver has closed the connection.
@@ -80,31 +78,25 @@ class Console:
         self._all_connected: asyncio.Event | None = None
         self._failing = False
         self._stopping = False
-        self._thread: threading.Thread | None = None
-        self._stop: Callable[[], object] = lambda: None
+        self._thread = ServerThread("hvd-console", self._serve)
 
     def __enter__(self) -> Console:
-        listener = _listen(self._host)
+        advice = "; set spark.driver.bindAddress to an address of this host"
+        listener = listen(self._host, "its workers", advice)
         self.port = listener.getsockname()[1]
-        started: Future[Callable[[], object]] = Future()
-        run = functools.partial(asyncio.run, self._serve(listener, started))
-        self._thread = threading.Thread(target=run, name="hvd-console", daemon=True)
         self._display.__enter__()
-        self._thread.start()
-        self._stop = started.result(START_SECONDS)
+        self._thread.start(listener)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._failing = kind is not None
-        self._stop()
-        if self._thread is not None:
-            # Bound: LATE_SECONDS and STOP_SECONDS for the tasks, and as much for the remaining work.
-            self._thread.join(LATE_SECONDS + 2 * STOP_SECONDS)
+        # Bound: LATE_SECONDS and STOP_SECONDS for the tasks, and as much for the remaining work.
+        self._thread.stop(LATE_SECONDS + 2 * STOP_SECONDS)
         self._display.__exit__(kind, error, trace)
 
-    async def _serve(self, listener: socket.socket, started: Future[Callable[[], object]]) -> None:
+    async def _serve(self, listener: socket.socket, started: Started) -> None:
         loop, stop, self._all_connected = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
         server = await asyncio.start_server(self._accept, sock=listener)
         started.set_result(functools.partial(loop.call_soon_threadsafe, stop.set))
@@ -189,17 +181,6 @@ class _RankOutput:
     def close(self) -> None:
         for sink in self._sinks.values():
             self._display.show(sink, b"")
-
-
-def _listen(host: str) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, 0), family=family)
-    except OSError as error:
-        raise ExecutorError(
-            f"the driver cannot listen on {host} for its workers ({error}); set spark.driver.bindAddress to an address "
-            "of this host"
-        ) from error
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:

@@ -12,7 +12,10 @@ from collectives.api import Store
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["Feed", "Feeder", "FeedingTask"]
+__all__ = ["PARTITION", "Feed", "Feeder", "FeedingTask"]
+
+PARTITION = "HVD_CLUSTER_SPARK_PARTITION"
+"""The variable with the number of the partition whose rows a worker of an elastic job gets."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,26 @@
-"""Divides a DataFrame into one partition for each worker, with a plan that a barrier stage can run."""
+"""Divides a DataFrame into one partition for each worker."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from pyspark.sql import functions
+
 from executors.spark.session import Session
 
-__all__ = ["divided"]
+__all__ = ["divided", "repeatable"]
+
+
+def repeatable(frame: Any, size: int) -> Any:
+    """``frame`` with its rows evenly distributed over ``size`` partitions, each in the order of hashes of its rows.
+
+    So a partition that Spark computes again has the same order, whatever blocks of the shuffle arrive first.
+    """
+    return frame.repartition(size).sortWithinPartitions(functions.xxhash64(*frame.columns))
 
 
 def divided(session: Session, frame: Any, size: int, repartition: bool = False) -> Any:
-    """``frame`` in ``size`` partitions: as it is if it has them already, otherwise with its rows evenly distributed.
+    """``frame``, for a barrier stage, in ``size`` partitions: as it is, or with its rows evenly distributed.
 
     With ``repartition`` the rows are always distributed.
     """

@@ -22,6 +22,7 @@ __all__ = ["Session"]
 SETTLE_SECONDS = 5.0
 FIRST_EXECUTOR_SECONDS = 30.0
 LOOK_SECONDS = 0.1
+MOST_TASKS = 1 << 20
 
 logger = logging.getLogger(__name__)
 
@@ -107,11 +108,41 @@ class Session:
         if self.connect:
             return self._tasks.get(tag, 0) > 0
         tracker = self.spark.sparkContext.statusTracker()
-        jobs = [
-            tracker.getJobInfo(job) for job in self.spark.sparkContext._jsc.sc().statusTracker().getJobIdsForTag(tag)
-        ]
-        stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
+        stages = [tracker.getStageInfo(stage) for stage in self._stages(tag)]
         return any(stage is not None and stage.numActiveTasks > 0 for stage in stages)
+
+    def leaving_tasks(self, tag: str) -> set[int]:
+        """The ids of the tasks with ``tag`` on executors that will be decommissioned.
+
+        A client of Spark Connect knows of none.
+        """
+        if self.connect:
+            return set()
+        context = self.spark.sparkContext._jsc.sc()
+        scheduler, store = context.taskScheduler(), context.statusStore()
+        executors = store.executorList(True)
+        ids = [executors.apply(index).id() for index in range(executors.size())]
+        if not any(scheduler.getExecutorDecommissionState(id).isDefined() for id in ids):
+            return set()
+        tasks = (task for stage in self._stages(tag) for task in self._tasks_of(store, stage))
+        return {
+            int(task.taskId())
+            for task in tasks
+            if scheduler.getExecutorDecommissionState(task.executorId()).isDefined()
+        }
+
+    def _tasks_of(self, store: Any, stage: int) -> Iterator[Any]:
+        """The tasks of all attempts of a stage: Spark repeats one whose input was lost, while its tasks still run."""
+        info = self.spark.sparkContext.statusTracker().getStageInfo(stage)
+        for attempt in range(0 if info is None else info.currentAttemptId + 1):
+            tasks = store.taskList(stage, attempt, MOST_TASKS)
+            yield from (tasks.apply(index) for index in range(tasks.size()))
+
+    def _stages(self, tag: str) -> list[int]:
+        """The numbers of the stages of the jobs with ``tag``."""
+        tracker = self.spark.sparkContext.statusTracker()
+        ids = self.spark.sparkContext._jsc.sc().statusTracker().getJobIdsForTag(tag)
+        return [stage for job in map(tracker.getJobInfo, ids) if job is not None for stage in job.stageIds]
 
     @contextmanager
     def tagged(self, tag: str) -> Iterator[None]:

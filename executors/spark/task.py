@@ -20,7 +20,7 @@ from executors.spark.plan import Plan, chunks
 from executors.spark.rendezvous import Member, NoServerError, rendezvous
 from executors.spark.worker import Worker
 
-__all__ = ["no_rows", "run_task"]
+__all__ = ["folder", "no_rows", "run_task"]
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def _observe(member: Member, action: Callable[[], None]) -> Outcome:
 def _feed(stack: ExitStack, plan: Plan, member: Member, batches: Iterator[pyarrow.RecordBatch], worker: Worker) -> None:
     """Start the ``worker`` and feed it; the ``stack`` owns the feed."""
     if plan.feeder is not None:
-        task = FeedingTask(member.slot.rank, plan.size, _folder(), member.store, functools.partial(_warn, member))
+        task = FeedingTask(member.slot.rank, plan.size, folder(), member.store, functools.partial(_warn, member))
         feed = stack.enter_context(plan.feeder.open(task))
         worker.start(feed)
         feed.feed(batches, worker.stopped)
@@ -93,7 +93,7 @@ def _unbroken(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.Record
         raise PeerLostError(f"the rows from Spark broke off ({error})") from error
 
 
-def _folder() -> str:
+def folder() -> str:
     """A folder that Spark removes with the executor. Spark has several if there are several disks."""
     folders = os.environ["SPARK_LOCAL_DIRS"].split(",")
     return folders[os.getpid() % len(folders)]

@@ -12,10 +12,10 @@ from types import TracebackType
 from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError
 from executors.api import StartTimeoutError
 from executors.failure import CAUSE_SECONDS
-from executors.local.command import check_command, died
 from executors.local.crew import Crew, Ended, Event, Received
-from executors.local.function import TEARDOWN_SECONDS
+from executors.local.ends import TEARDOWN_SECONDS, died
 from executors.local.output import ConsoleSink, Sink
+from executors.local.programs import check_command
 from executors.local.python import call_file, launch_call, search_path
 from executors.outcome import Outcome
 from executors.spark.feeding import Feed

@@ -33,6 +33,7 @@ class ElasticPartition:
         self.seed = seed
         self.epoch = 0
         self.processed_num = 0
+        self._kept: tuple[tuple[int, bool, int, int], list[int]] | None = None
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
@@ -75,10 +76,18 @@ class ElasticPartition:
         return self.num_samples
 
     def _order(self) -> list[int]:
-        indices = list(range(len(self.dataset)))
-        if self.shuffle:
-            random.Random(self.seed + self.epoch).shuffle(indices)
-        return indices
+        """That of the last call is kept: shuffling takes long, and a change of ranks should not."""
+        key = (len(self.dataset), self.shuffle, self.seed, self.epoch)
+        if self._kept is None or self._kept[0] != key:
+            self._kept = key, _shuffled(*key)
+        return self._kept[1]
+
+
+def _shuffled(length: int, shuffle: bool, seed: int, epoch: int) -> list[int]:
+    indices = list(range(length))
+    if shuffle:
+        random.Random(seed + epoch).shuffle(indices)
+    return indices
 
 
 def _share(indices: Sequence[int], rank: int, size: int) -> list[int]:

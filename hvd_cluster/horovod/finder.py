@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.abc import Loader
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.metadata import Distribution, DistributionFinder
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +23,14 @@ HOROVOD_VERSION = "0.28.1+hvd.cluster"
 # The few modules that exist under Horovod's names only.
 MODULES = os.path.join(os.path.dirname(os.path.realpath(__file__)), "modules")
 # Horovod's modules that have another name here; a module horovod.x is hvd_cluster.x otherwise.
-MOVED = {"horovod.common.exceptions": "hvd_cluster.exceptions"}
+MOVED = {
+    "horovod.common.exceptions": "hvd_cluster.exceptions",
+    "horovod.ray.elastic_v2": "hvd_cluster.ray.elastic",
+    "horovod.ray.runner": "hvd_cluster.ray.executor",
+    "horovod.ray.worker": "hvd_cluster.ray.base_worker",
+}
+# The names under which modules of ours were imported.
+_names: dict[str, str] = {}
 STAND_IN = f"hvd-cluster {__version__}, which stands in for Horovod here, does not have"
 
 
@@ -33,12 +41,12 @@ class HorovodFinder(DistributionFinder):
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """See :class:`importlib.abc.MetaPathFinder`. Raises for a missing module, but only where it is imported."""
-        top = fullname.partition(".")[0]
-        if top == "horovod":
+        if fullname.partition(".")[0] == "horovod":
             return _own(fullname) or _alias(fullname)
-        if top == "hvd_cluster" and "_handle_fromlist" in _callers() and PathFinder.find_spec(fullname, path) is None:
-            module, _, name = fullname.rpartition(".")
-            raise ImportError(f"{STAND_IN} {name!r} in {module}", name=module)
+        module, _, name = fullname.rpartition(".")
+        asked = _names.get(module)
+        if asked and "_handle_fromlist" in _callers() and PathFinder.find_spec(fullname, path) is None:
+            raise ImportError(f"{STAND_IN} {asked}.{name}", name=module)
         return None
 
     def find_distributions(
@@ -52,7 +60,10 @@ class HorovodFinder(DistributionFinder):
 
 def _own(fullname: str) -> ModuleSpec | None:
     parents = fullname.split(".")[:-1]
-    return PathFinder.find_spec(fullname, [os.path.join(MODULES, *parents)])
+    spec = PathFinder.find_spec(fullname, [os.path.join(MODULES, *parents)])
+    if spec is not None and spec.origin is not None:
+        spec.loader = _Own(fullname, spec.origin)
+    return spec
 
 
 def _alias(fullname: str) -> ModuleSpec | None:
@@ -88,6 +99,33 @@ def _callers() -> set[str]:
     return names
 
 
+def _explain(module: ModuleType, asked: str) -> None:
+    """Let the error for a name that ``module`` lacks say that ``asked`` was asked for it."""
+    own: Callable[[str], object] | None = module.__dict__.get("__getattr__")
+
+    def missing(name: str) -> object:
+        if own is not None:
+            with suppress(AttributeError):
+                return own(name)
+        text = f"{STAND_IN} {asked}.{name}"
+        if not name.startswith("_") and _exists(f"{asked}.{name}"):
+            text = f"{asked}.{name} is not imported yet; say import {asked}.{name} first"
+        raise AttributeError(text, name=name, obj=module)
+
+    module.__dict__["__getattr__"] = missing
+    # Without a path, importlib would refuse a submodule without a call of this finder.
+    module.__dict__.setdefault("__path__", [])
+
+
+class _Own(SourceFileLoader):
+    """Loads a module that exists under Horovod's name only."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the file."""
+        _explain(module, module.__name__)
+        super().exec_module(module)
+
+
 class _Alias(Loader):
     """Puts a module of ours, which keeps its name and its spec, under a second name."""
 
@@ -100,8 +138,9 @@ class _Alias(Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Import the real module."""
         real = import_module(self._real)
-        # Without a path, importlib would refuse a submodule without a call of this finder.
-        real.__dict__.setdefault("__path__", [])
+        if self._real not in _names:
+            _names[self._real] = module.__name__
+            _explain(real, module.__name__)
         sys.modules[module.__name__] = real
 
 

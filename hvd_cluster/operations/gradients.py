@@ -37,7 +37,7 @@ def name_of_backward(name: str | None) -> str | None:
 
 
 def require_linear(op: ReduceOp) -> None:
-    """InvalidRequestError unless an allreduce with ``op`` has a gradient."""
+    """Raise InvalidRequestError if an allreduce with ``op`` has no gradient."""
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise InvalidRequestError(
             f"an allreduce with op {op.name.capitalize()} has no gradient; use Average or Sum, or detach() the "

@@ -25,7 +25,7 @@ Longer ones are mostly alltoalls on many ranks, with other splits each time: to 
 
 
 class _NotKeptError(Exception):
-    """Has a ``request`` that is too long to be kept: a cache keeps no errors."""
+    """Carries a ``request`` that is too long to be kept past the cache, which keeps no errors."""
 
     def __init__(self, request: Request) -> None:
         self.request = request

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeAlias, TypeVar
 
-from collectives.api import HorovodInternalError, InvalidRequestError, MismatchError
+from collectives.api import HorovodInternalError, InvalidRequestError, MismatchError, NotInitializedError
+from collectives.engine.engine import Engine
 from hvd_cluster import basics
 from hvd_cluster.optimizer.binding import Binding
 from hvd_cluster.optimizer.bucket import Bucket, Setup
@@ -48,6 +50,8 @@ class GradientCombiner(Generic[P]):
             options.process_set, inventory.names_in_use, lambda: inventory.buckets, lambda: self.is_under_way
         )
         self.claim = rivals.add(optimizer, member)
+        self._engine = weakref.ref(basics.engine())
+        self.claim.enter(basics.engine())
         self._setup = Setup(binding, inventory.names, inventory.compressors, options, self.claim)
         self._reductions: dict[Bucket[P], Reduction[P]] = {}
         self._progress = Progress(binding, passes)
@@ -83,7 +87,10 @@ class GradientCombiner(Generic[P]):
 
         AssertionError for more passes than agreed.
         """
-        if basics.size() == 1:
+        engine = basics.engine()
+        if engine is not self._engine():
+            self._begin_again(engine)
+        if engine.topology.size == 1:
             return
         progress = self._progress
         if not (self._reductions or progress.countdown):
@@ -98,7 +105,7 @@ class GradientCombiner(Generic[P]):
                 f"{self.passes} times before step(). Raise backward_passes_per_step, or {self._binding.send_remedy}"
             )
         progress.countdown[parameter] = left
-        if left == 0 and not basics.engine().patient and self._may_travel(bucket):
+        if left == 0 and not engine.patient and self._may_travel(bucket):
             self._send_early(bucket)
 
     def _may_travel(self, bucket: Bucket[P]) -> bool:
@@ -163,6 +170,8 @@ class GradientCombiner(Generic[P]):
         Raises MismatchError, on all ranks, when the ranks have gradients of different kinds or sizes,
         HorovodInternalError when a rank is lost, InvalidRequestError when gradients were changed after they were sent.
         """
+        if basics.engine() is not self._engine():
+            self._begin_again(basics.engine())
         self.adopt()
         changed, names = self._progress.changed(), self._setup.names
         lost = [parameter for parameter in changed if self.buckets.get(parameter) in self._reductions]
@@ -238,17 +247,37 @@ class GradientCombiner(Generic[P]):
 
     def forget(self, caller: str = "forget") -> None:
         """Reset to the state before the first gradient. AssertionError, with the ``caller``, if some are in flight."""
+        if self._reductions and self._has_left():
+            self.discard()
         if self._reductions:
             raise AssertionError(f"{caller}() was called while gradients are in flight; {self._binding.send_remedy}")
         self._progress.forget()
 
     def restart(self) -> None:
         """Forget gradients, in flight or not, and the state of compressors."""
+        self.discard()
+        self.inventory.restart_compressors()
+
+    def discard(self) -> None:
+        """Forget gradients, in flight or not."""
         for reduction in self._reductions.values():
             reduction.abandon()
         self._reductions.clear()
         self.forget()
-        self.inventory.restart_compressors()
+
+    def _has_left(self) -> bool:
+        """Whether the world in which this rank combined gradients last has ended."""
+        try:
+            return basics.engine() is not self._engine()
+        except NotInitializedError:
+            return True
+
+    def _begin_again(self, engine: Engine) -> None:
+        """The ranks are others, some of them new: nothing counts on which those of the earlier world have agreed."""
+        self.discard()
+        self._engine = weakref.ref(engine)
+        self.claim.enter(engine)
+        self.inventory.begin_again()
 
     def has_all_gradients(self) -> bool:
         """Whether every trained parameter has a gradient."""

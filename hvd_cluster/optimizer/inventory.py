@@ -95,6 +95,13 @@ class Inventory(Generic[P]):
             if parameter in self._watches:
                 self._watches.pop(parameter)()
 
+    def begin_again(self) -> None:
+        """Name all parameters and put them into buckets again, as on a rank that starts now."""
+        self.parameters = []
+        self.names.clear()
+        self.buckets.clear()
+        self.compressors.clear()
+
     def restart_compressors(self) -> None:
         """Give each parameter a compressor without state."""
         for parameter in self.compressors:

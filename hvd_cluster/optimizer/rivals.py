@@ -70,6 +70,13 @@ class Claim:
         self._rivals = rivals
         self._seen: tuple[int, int] | None = None
         self._has_rivals = False
+        self._world: weakref.ref[object] | None = None
+
+    def enter(self, world: object) -> None:
+        """Numbers of earlier worlds than ``world`` do not count, those of rivals included: newcomers know none."""
+        for each in (self, *self._rivals.of(self)):
+            if each._world is None or each._world() is not world:
+                each.number, each.is_agreed, each._world = None, False, weakref.ref(world)
 
     @property
     def prefix(self) -> str:

@@ -13,12 +13,23 @@ from typing import Any, TextIO, TypeVar, cast
 
 from pyspark.sql import DataFrame
 
+from executors.arguments import renamed
 from executors.call import Call
-from hvd_cluster.spark.dataframe import ROW_ARGUMENTS, check_names, launch_on_rows, rows_of, run_on_dataframe
+from executors.elastic import ElasticArguments
+from hvd_cluster.spark.dataframe import (
+    COOLDOWN,
+    ROW_ARGUMENTS,
+    check_df,
+    check_names,
+    launch_on_rows,
+    named_rows,
+    run_on_dataframe,
+)
+from hvd_cluster.spark.elastic_shard import ElasticShard
 from hvd_cluster.spark.launch import Launch
 from hvd_cluster.spark.shard import Shard
 
-__all__ = ["Shard", "run", "run_on_dataframe"]
+__all__ = ["ElasticShard", "Shard", "run", "run_elastic", "run_on_dataframe"]
 
 T = TypeVar("T")
 
@@ -98,9 +109,81 @@ def run(
     )
     call = Call.of(fn, args, kwargs)
     if df is None:
-        if rows:
-            raise TypeError(f"run() got {', '.join(rows)}, but no df with rows")
+        check_df("run", rows)
         return cast("list[T]", launch.run(call))
-    if "label_cols" not in rows:
-        raise TypeError("run() got a df, but no label_cols, which say where its labels are")
-    return launch_on_rows(launch, call, df, rows_of(df, **rows))
+    return launch_on_rows(launch, call, df, named_rows("run", df, rows))
+
+
+def run_elastic(
+    fn: Callable[..., T],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    start_timeout: float | None = None,
+    elastic_timeout: float | None = None,
+    reset_limit: int | None = None,
+    env: Mapping[str, str] | None = None,
+    stdout: TextIO | None = None,
+    stderr: TextIO | None = None,
+    verbose: int = 1,
+    nics: Iterable[str] | str | None = None,
+    prefix_output_with_timestamp: bool = False,
+    min_np: int | None = None,
+    max_np: int | None = None,
+    *,
+    executable: str | os.PathLike[str] | None = None,
+    df: DataFrame | None = None,
+    **rows: Any,
+) -> list[T]:
+    """Run ``fn(*args, **kwargs)`` on workers that come and go with the executors of the active session.
+
+    ``fn`` calls a function that :func:`hvd_cluster.torch.elastic.run` decorates. The job starts when ``num_proc`` tasks
+    of Spark run. It goes on as long as ``min_num_proc`` do, and grows to ``max_num_proc`` when there are more slots,
+    such as those of dynamic allocation. Spark starts a lost task again, up to ``spark.task.maxFailures`` times; its
+    worker is a newcomer. When Spark decommissions an executor, its workers hand over first. The results are those of
+    the workers in the world in which the first one returned, by rank.
+
+    Args:
+        fn: the function, see :func:`run`.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        num_proc: number of workers at the start; None means ``min_num_proc``, or else ``spark.default.parallelism``.
+        min_num_proc: the fewest workers to go on with; None means ``num_proc``.
+        max_num_proc: the most workers; None means ``num_proc``.
+        start_timeout: seconds in which a worker must come up; None means HOROVOD_SPARK_START_TIMEOUT, or else 600.
+        elastic_timeout: seconds to wait for enough workers; None means HOROVOD_ELASTIC_TIMEOUT, or else 600.
+        reset_limit: the most losses and resizes together; None means any number.
+        env, stdout, stderr, verbose, nics, prefix_output_with_timestamp, executable: see :func:`run`.
+        min_np: old name of ``min_num_proc``.
+        max_np: old name of ``max_num_proc``.
+        df: a DataFrame whose rows the workers share: the same as :func:`run_on_dataframe` with these numbers.
+        rows: arguments of :func:`run_on_dataframe` about the rows, such as ``label_cols``.
+
+    Raises:
+        ValueError, TypeError: as :func:`run`; nothing was started.
+        WorkerError: too many workers were lost for the job to go on.
+        ExecutorError: there is no active session, too few workers were there for too long, or Spark ended the stage.
+        Exception: an exception of ``fn``, as itself; its ``__cause__`` is a RemoteError with rank and traceback.
+    """
+    check_names("run_elastic", rows, ROW_ARGUMENTS)
+    launch = Launch.of(
+        num_proc,
+        start_timeout,
+        env=env,
+        stdout=stdout,
+        stderr=stderr,
+        verbose=verbose,
+        nics=nics,
+        prefix_output_with_timestamp=prefix_output_with_timestamp,
+        executable=executable,
+    )
+    least = renamed("min_num_proc", min_num_proc, "min_np", min_np)
+    most = renamed("max_num_proc", max_num_proc, "max_np", max_np)
+    arguments = ElasticArguments(least, most, reset_limit, elastic_timeout, COOLDOWN, has_discovery=True)
+    call = Call.of(fn, args, kwargs)
+    if df is None:
+        check_df("run_elastic", rows)
+        return cast("list[T]", launch.run_elastic(call, arguments))
+    return launch_on_rows(launch, call, df, named_rows("run_elastic", df, rows), arguments)

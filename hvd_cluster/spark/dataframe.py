@@ -10,13 +10,17 @@ from typing import Any, TypeVar, cast
 from pyspark.sql import DataFrame
 
 from executors.call import Call
+from executors.elastic import ElasticArguments, resolve_limits
 from hvd_cluster.spark.columns import ColumnNames
 from hvd_cluster.spark.launch import Launch
 from hvd_cluster.spark.rows import Rows
 
-__all__ = ["ROW_ARGUMENTS", "check_names", "launch_on_rows", "rows_of", "run_on_dataframe"]
+__all__ = ["COOLDOWN", "ROW_ARGUMENTS", "check_df", "check_names", "launch_on_rows", "named_rows", "run_on_dataframe"]
 
 T = TypeVar("T")
+
+COOLDOWN = (1, 60)
+"""In seconds: a task whose worker crashed gets another one after twice the first number, then ever later."""
 
 
 def run_on_dataframe(
@@ -33,6 +37,10 @@ def run_on_dataframe(
     seed: int = 0,
     sample_weight_col: str | None = None,
     repartition: bool = False,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    elastic_timeout: float | None = None,
+    reset_limit: int | None = None,
     **launch: Any,
 ) -> list[T]:
     """Run ``fn(shard, *args, **kwargs)`` on workers in Spark's executors, each with its part of the rows of ``df``.
@@ -54,6 +62,11 @@ def run_on_dataframe(
     copy elsewhere. As a rule ``df`` is repartitioned; it is taken as it is only in classic Spark, with ``num_proc``
     partitions, if its plan is not an adaptive one and can be a barrier stage. ``shard``, a :class:`Shard`, gives the
     batches of any number of epochs, as NumPy arrays or as tensors; each row comes once in an epoch, on one rank.
+
+    With ``min_num_proc`` or ``max_num_proc`` workers come and go with the executors, as in
+    :func:`hvd_cluster.spark.run_elastic`. The rows are in ``max_num_proc`` partitions, and ``shard`` is an
+    :class:`ElasticShard`: all ranks know how far each partition is, so the successor of a lost worker goes on with its
+    rows. "Workers that come and go" in docs/spark.md says which rows are seen once, twice or never.
 
     What a batch is:
 
@@ -85,7 +98,9 @@ def run_on_dataframe(
             ``for features, labels, weights in shard``; None for batches of features and labels.
         repartition: whether Spark distributes the rows evenly even where the DataFrame has ``num_proc`` partitions.
             Without it such partitions may be used as shards unchanged; if one has more than 1.5 times the batches of
-            another, a warning gives the numbers of rows.
+            another, a warning gives the numbers of rows. Elastic jobs always distribute them.
+        min_num_proc, max_num_proc, elastic_timeout, reset_limit: see :func:`hvd_cluster.spark.run_elastic`. The time in
+            which Spark computes the rows counts as a wait for workers: raise ``elastic_timeout`` if it takes long.
         launch: the other arguments of :func:`run`, such as ``num_proc``, by name.
 
     Raises:
@@ -98,13 +113,12 @@ def run_on_dataframe(
     """
     check_names("run_on_dataframe", launch, LAUNCH_ARGUMENTS)
     rows = rows_of(df, label_cols, feature_cols, batch_size, validation, shuffle, seed, sample_weight_col, repartition)
-    return cast("list[T]", launch_on_rows(Launch.of(**launch), Call.of(fn, args, kwargs), df, rows))
+    elastic = _elastic(ElasticArguments(min_num_proc, max_num_proc, reset_limit, elastic_timeout))
+    return cast("list[T]", launch_on_rows(Launch.of(**launch), Call.of(fn, args, kwargs), df, rows, elastic))
 
 
 LAUNCH_ARGUMENTS = frozenset(inspect.signature(Launch.of).parameters)
-ROW_ARGUMENTS = frozenset(
-    name for name, each in inspect.signature(run_on_dataframe).parameters.items() if each.kind is each.KEYWORD_ONLY
-)
+ROW_ARGUMENTS = frozenset(inspect.signature(Rows.of).parameters) - {"schema"}
 """The names of the arguments about the rows."""
 
 
@@ -113,6 +127,27 @@ def check_names(function: str, given: Iterable[str], known: Collection[str]) -> 
     for name in given:
         if name not in known:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+
+
+def _elastic(arguments: ElasticArguments) -> ElasticArguments | None:
+    """None for a job that is not elastic. Raises ValueError if it has arguments that only elastic jobs have."""
+    if arguments.is_elastic:
+        return replace(arguments, cooldown=COOLDOWN, has_discovery=True)
+    resolve_limits(1, arguments)
+    return None
+
+
+def check_df(function: str, rows: Iterable[str]) -> None:
+    """Raise TypeError if ``function`` got arguments about rows, but no DataFrame."""
+    if names := ", ".join(rows):
+        raise TypeError(f"{function}() got {names}, but no df with rows")
+
+
+def named_rows(function: str, df: DataFrame, rows: Mapping[str, Any]) -> Rows:
+    """The rows of ``df``, with arguments that ``function`` got by name. Raises TypeError, ValueError."""
+    if "label_cols" not in rows:
+        raise TypeError(f"{function}() got a df, but no label_cols, which say where its labels are")
+    return rows_of(df, **rows)
 
 
 def rows_of(df: DataFrame, *args: Any, **kwargs: Any) -> Rows:
@@ -126,11 +161,15 @@ def rows_of(df: DataFrame, *args: Any, **kwargs: Any) -> Rows:
     return Rows.of(df.schema, *args, **kwargs)
 
 
-def launch_on_rows(launch: Launch, call: Call, df: DataFrame, rows: Rows) -> list[Any]:
+def launch_on_rows(
+    launch: Launch, call: Call, df: DataFrame, rows: Rows, elastic: ElasticArguments | None = None
+) -> list[Any]:
     """The values of ``call`` by rank; its function gets the shard before its arguments."""
     # Under our own names, because mapInArrow() fails if a name has a dot or a backtick.
     # They are assigned by position, because Spark ignores case in names.
     names = df.columns
     columns = df.toDF(*(f"c{position}" for position in range(len(names))))
     columns = columns.select(*(f"c{names.index(name)}" for name in rows.columns))
+    if elastic is not None:
+        return launch.run_elastic(replace(call, function=rows.on_elastic_shard(call.function)), elastic, columns, rows)
     return launch.run(replace(call, function=rows.on_shard(call.function)), columns, rows, rows.repartition)

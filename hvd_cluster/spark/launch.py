@@ -7,12 +7,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, SupportsIndex, TextIO
 
-from executors.arguments import check_integer, check_variables, interface_names, resolve_seconds
+from executors.arguments import check_integer, check_variables, interface_names, refuse_mpi, resolve_seconds
 from executors.call import Call, pickle_call
+from executors.elastic import ElasticArguments, resolve_limits
 from executors.local.output import Output
+from executors.spark.elastic import run_elastic_on_spark
 from executors.spark.feeding import Feeder
-from executors.spark.frame import divided
-from executors.spark.job import SparkOptions, run_on_spark
+from executors.spark.frame import divided, repeatable
+from executors.spark.job import run_on_spark
+from executors.spark.options import SparkOptions
 from executors.spark.session import Session
 from hvd_cluster import horovod
 
@@ -49,7 +52,7 @@ class Launch:
         executable: str | os.PathLike[str] | None = None,
     ) -> Launch:
         """From the arguments as they are given. Raises ValueError."""
-        _check_mpi(use_mpi, use_gloo, extra_mpi_args)
+        refuse_mpi(use_mpi, use_gloo, extra_mpi_args, "extra_mpi_args")
         size = None if num_proc is None else check_integer(num_proc, "num_proc", 1)
         options = SparkOptions(
             start_timeout=resolve_seconds(start_timeout, "start_timeout", START_TIMEOUT, START_TIMEOUT_SECONDS),
@@ -77,12 +80,22 @@ class Launch:
         output = Output(size, None, self.timestamp, self.stdout, self.stderr)
         return run_on_spark(session, frame, size, data, output, replace(self.options, feeder=feeder))
 
+    def run_elastic(
+        self, call: Call, arguments: ElasticArguments, df: Any = None, feeder: Feeder | None = None
+    ) -> list[Any]:
+        """The values of ``call`` by rank, from workers that come and go with the executors of the session.
 
-def _check_mpi(use_mpi: bool | None, use_gloo: bool | None, extra_mpi_args: str | None) -> None:
-    if use_mpi or extra_mpi_args or use_gloo is False:
-        raise ValueError(
-            "workers in Spark find each other without MPI; leave out use_mpi and extra_mpi_args, and use_gloo=False"
-        )
+        With ``df`` they are beside its rows, and ``feeder`` feeds them. Raises the errors of
+        :func:`hvd_cluster.spark.run_elastic`.
+        """
+        data = pickle_call(call)
+        session = Session.active() if df is None else Session(df.sparkSession)
+        size = self.num_proc or (arguments.least if arguments.least is not None else _default_size(session))
+        limits = resolve_limits(size, replace(arguments, most=size if arguments.most is None else arguments.most))
+        most = limits.most
+        frame = session.spark.range(0, most, 1, most) if df is None else repeatable(df, most)
+        output = Output(most, None, self.timestamp, self.stdout, self.stderr)
+        return run_elastic_on_spark(session, frame, data, limits, output, replace(self.options, feeder=feeder))
 
 
 def _check_stream(name: str, stream: Any) -> None:

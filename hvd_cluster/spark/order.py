@@ -42,8 +42,8 @@ def growing(window: Window, batch_size: int) -> Iterator[int]:
 def mixed(generator: np.random.Generator, rows: int, window: Window) -> Iterator[Indices]:
     """All indices below ``rows`` in a random order, a window at a time.
 
-    Each window has chunks of neighbouring rows from anywhere, and mixes their rows. The chunks begin at random places,
-    too, so that other rows are neighbours each time. No more than a window of indices is in memory.
+    A window consists of random chunks, whose rows are shuffled together. A chunk has neighbouring rows, and begins at a
+    random row, so that each call has other chunks. No more than a window of indices is in memory.
     """
     if rows == 0:
         return

@@ -13,9 +13,10 @@ import numpy as np
 import pyarrow as pa
 
 from executors.arguments import check_integer
-from executors.spark.feeding import FeedingTask
+from executors.spark.feeding import PARTITION, FeedingTask
 from hvd_cluster.spark.columns import Column, ColumnNames, Selection, select
 from hvd_cluster.spark.conversion import Array, Converter
+from hvd_cluster.spark.elastic_shard import ElasticShard
 from hvd_cluster.spark.epochs import open_epoch_log
 from hvd_cluster.spark.shard import Order, Shard, Source
 from hvd_cluster.spark.skew import warn_of_skew
@@ -79,9 +80,20 @@ class Rows:
 
         return call
 
+    def on_elastic_shard(self, fn: Callable[..., T]) -> Callable[..., T]:
+        """The same for workers that come and go: ``shard`` is an :class:`.elastic_shard.ElasticShard`."""
+
+        @functools.wraps(fn)
+        def call(*args: Any, **kwargs: Any) -> T:
+            number = int(os.environ[PARTITION])
+            with self.shard(number) as shard:
+                return fn(ElasticShard(shard, number), *args, **kwargs)
+
+        return call
+
     @contextmanager
     def shard(self, rank: int) -> Iterator[Shard]:
-        """The rows of this worker, which is ``rank``; once in a process."""
+        """The rows of this worker, which is ``rank``; once in a process. ``rank`` is a part of the seed of orders."""
         selection, order = self.selection, Order(self.batch_size, self.shuffle, self.seed, rank)
         forms = [Form(stack.dtype, stack.flat) for stack in selection.stacks]
         splits = 2 if selection.has_validation else 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -22,6 +23,7 @@ Array = npt.NDArray[Any]
 Cut: TypeAlias = Callable[[Array, int], Iterator[Any]]
 
 BATCHES_AT_ONCE = 1024
+DIGEST_ROWS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,55 @@ class Shard:
     def tensorflow(self) -> Shard:
         """The same epochs as tensors of TensorFlow."""
         return self._as(_cut_tensorflow)
+
+    # For workers that come and go: the same batches in any process that has the same rows in the same order.
+
+    @property
+    def batch_size(self) -> int:
+        """The number of rows of each batch but the last."""
+        return self._order.batch_size
+
+    def widths(self) -> tuple[int, ...]:
+        """The number of elements of a row in each array; zeros if there are no rows. Waits for the last one."""
+        return self._source.spill.widths if self.rows else ()
+
+    def digest(self) -> int:
+        """A checksum of all rows in their order. Waits for the last one."""
+        rows, value = self.rows, 0
+        for first in range(0, rows, DIGEST_ROWS):
+            for array in self._source.spill.view(self._source.split, first, min(first + DIGEST_ROWS, rows)):
+                value = zlib.crc32(array.reshape(-1).view(np.uint8).data, value)
+        return value
+
+    def rest(self, epoch: int, first: int) -> Iterator[tuple[Any, ...]]:
+        """The batches of ``epoch`` from number ``first`` on. Waits for the last row."""
+        return itertools.chain.from_iterable(map(self._batches_of, self._rest(epoch, first)))
+
+    def filler(self, widths: Sequence[int]) -> tuple[Any, ...]:
+        """A batch of the first rows, or of zeros of these ``widths`` if there are no rows.
+
+        It is a whole one, because batch norm needs more than one row.
+        """
+        source, size = self._source, self.batch_size
+        rows = min(self.rows, size)
+        arrays = source.spill.view(source.split, 0, rows) if rows else source.spill.zeros(widths, size)
+        return next(self._batches_of(arrays))
+
+    def _rest(self, epoch: int, first: int) -> Iterator[list[Array]]:
+        source, order = self._source, self._order
+        rows, begin = source.wait(), first * order.batch_size
+        if rows == 0:
+            return
+        window = Window.of(source.spill.row_bytes(), order.batch_size)
+        if not order.shuffle:
+            for start in range(begin, rows, window.rows):
+                yield source.spill.view(source.split, start, min(start + window.rows, rows))
+            return
+        windows = mixed(np.random.default_rng([order.seed, order.rank, epoch]), rows, window)
+        for number, indices in enumerate(windows):
+            left = indices[max(0, begin - number * window.rows) :]
+            if len(left):
+                yield source.spill.take(source.split, left)
 
     def _as(self, cut: Cut) -> Shard:
         # A copy, which counts the epochs together with this one.

@@ -188,6 +188,16 @@ class SpillReader:
         end.register(self._end, 0)
         return bool(end.poll(pause))
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The number of elements of a row in each array; zeros until the first row has arrived."""
+        return self._widths
+
+    def zeros(self, widths: Sequence[int], rows: int) -> list[Array]:
+        """The arrays of ``rows`` rows of zeros, of these ``widths``."""
+        shapes = (((rows,) if form.flat else (rows, width)) for form, width in zip(self._forms, widths, strict=True))
+        return [np.zeros(shape, form.dtype) for shape, form in zip(shapes, self._forms, strict=True)]
+
     def row_bytes(self) -> int:
         """The bytes of a row in all arrays; 0 until the first row has arrived."""
         return sum(self._itemsize(index) for index in range(len(self._forms)))

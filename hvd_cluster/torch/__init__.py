@@ -8,6 +8,7 @@ except ModuleNotFoundError as error:
     raise ImportError('hvd_cluster.torch needs PyTorch: pip install "hvd-cluster[torch]"') from error
 
 from hvd_cluster.basics import add_process_set, remove_process_set
+from hvd_cluster.bindings import check_extension
 from hvd_cluster.compression import GradientCompressor
 from hvd_cluster.launchers import register_thread_count as _register_thread_count
 from hvd_cluster.objects import allgather_object, broadcast_object
@@ -108,6 +109,7 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "ccl_built",
+    "check_extension",
     "cross_rank",
     "cross_size",
     "cuda_built",

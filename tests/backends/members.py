@@ -26,7 +26,7 @@ def group_of(size: int, position: int = 0, hosts: str = "") -> Group:
     return Group(tuple(range(size)), position, tuple(hosts or "a" * size))
 
 
-def in_threads(size: int, body: Callable[[int], Any], timeout: float = 60.0) -> list[Any]:
+def in_threads(size: int, body: Callable[[int], Any], timeout: float = 100.0) -> list[Any]:
     """``body(rank)`` in one thread for each rank; what they return. Raises the first error of the lowest rank."""
     results: dict[int, Any] = {}
     errors: dict[int, BaseException] = {}
@@ -57,6 +57,12 @@ class Member:
         self.size = size
         self.store = store
         self.tell: Callable[[object], None] = line.send
+
+    def meet_others(self, place: str) -> None:
+        """Return when all members have come to ``place``, which each of them does once."""
+        self.store.set(f"{place}/{self.rank}", b"here")
+        for rank in range(self.size):
+            self.store.get(f"{place}/{rank}", 60.0)
 
 
 class Processes:
@@ -94,7 +100,7 @@ class Processes:
         """SIGKILL."""
         os.kill(self._processes[rank].pid, signal.SIGKILL)
 
-    def hear(self, rank: int, timeout: float = 60.0) -> Any:
+    def hear(self, rank: int, timeout: float = 100.0) -> Any:
         """The next thing that ``rank`` tells; the last is what its body returned. Raises what the body raised."""
         assert self._lines[rank].poll(timeout), f"rank {rank} said nothing for {timeout} s"
         word = self._lines[rank].recv()

@@ -30,6 +30,7 @@ from collectives.backends import table
 from collectives.backends.adasum import adasum
 from collectives.backends.gloo import GlooBackend, GlooJoining
 from collectives.backends.gloo.connections import NOWHERE, Connections, open_sockets, unconnected_addresses
+from collectives.backends.gloo.joining import _Construction
 from collectives.backends.gloo.transport import GlooTransport
 from collectives.backends.workspace import Workspace
 from collectives.buffers import Buffer
@@ -39,6 +40,7 @@ from collectives.settings import Settings
 from tests.backends.matrix import abort_from_thread, reduce_until_error, run_matrix
 from tests.backends.members import Member, Processes, group_of, in_threads
 from tests.backends.offers import meet
+from tests.interrupts import interrupted
 
 SOON = 4.0  # What a test that breaks connections may leave behind ends after this timeout.
 LENGTHS = pytest.mark.parametrize("length", [8, 1_000_000], ids=["direct", "ring"])
@@ -57,8 +59,8 @@ def test_killed_member():
             assert processes.hear(rank) == "reducing"
         processes.kill(1)
         killed = time.monotonic()
-        assert [processes.hear(rank, 10) for rank in (0, 2)] == ["PeerLostError"] * 2
-        assert time.monotonic() - killed < 5
+        assert [processes.hear(rank) for rank in (0, 2)] == ["PeerLostError"] * 2
+        assert time.monotonic() - killed < 15  # Gloo's timeout is 20 s
 
 
 @pytest.mark.parametrize("size", [1, 4])
@@ -153,10 +155,7 @@ def test_silent_member(length):
 
 
 def test_abort_before_a_call_and_after_close():
-    connected = threading.Barrier(2)
-
     def body(backend: GlooBackend) -> None:
-        connected.wait(30.0)  # a member that is closed earlier ends the start of the other
         error = HorovodInternalError("told to stop")
         backend.abort(error)
         with pytest.raises(HorovodInternalError) as caught:
@@ -220,7 +219,6 @@ def test_a_lack_of_descriptors_is_no_lost_connection(call, monkeypatch):
 
     def body(backend: GlooBackend) -> None:
         connections = backend._transport._connections
-        connected.wait(20)
         if backend.rank == 0:
             with monkeypatch.context() as patch:
                 patch.setattr(os, call, refuse)
@@ -230,7 +228,7 @@ def test_a_lack_of_descriptors_is_no_lost_connection(call, monkeypatch):
             assert isinstance(reduce_until_error(backend, 8, 20), PeerLostError)
         left.wait(20)
 
-    connected, left = threading.Barrier(2), threading.Barrier(2)
+    left = threading.Barrier(2)
     with_backends(2, body, SOON)
 
 
@@ -246,7 +244,16 @@ def test_a_lack_of_descriptors_is_named_where_gloo_begins_to_listen(monkeypatch)
 
 def test_nobody_comes():
     with pytest.raises(CollectiveTimeoutError, match=r"rank 1 on host '.*' did not come in time to connect"):
-        connect(group_of(2), MemoryStore(), 0.05)
+        connect(group_of(2), MemoryStore(), patience=0.05)
+
+
+def test_an_interrupt_at_any_line_of_the_preparation_leaves_no_thread_and_no_descriptor():
+    made, number = [], 0
+    functions = GlooJoining.__init__, _Construction.__init__, _Construction.begin
+    while interrupted(number, functions, lambda: made.append(GlooJoining(group_of(2), SOON))):
+        number += 1
+    made[0].close()
+    assert number > 10
 
 
 def test_an_address_of_another_host():
@@ -319,26 +326,33 @@ def test_an_operation_that_stays_unfinished_without_its_connection(timeout, expe
         transport.barrier()
 
 
-def connect(group, store, timeout=20.0, address=LOOPBACK) -> GlooBackend:
-    return meet(GlooJoining(group, timeout, address), store, timeout)
+def connect(group, store, timeout=20.0, address=LOOPBACK, patience=20.0) -> GlooBackend:
+    """``timeout`` bounds operations, ``patience`` the start."""
+    return meet(GlooJoining(group, timeout, address), store, patience)
 
 
 def with_backends(size, body, timeout=20.0, address=LOOPBACK):
-    """``body(backend)`` on each member of a group of threads.
+    """``body(backend)`` on each member of a group of threads, once all members are connected.
 
-    All backends are closed in the end, as ranks do: a member that closes its connections ends the operations of others.
+    All backends are closed in the end, as ranks do: a member that closes its connections ends the operations of others,
+    and their start.
     """
 
     def member(rank: int) -> None:
-        backend = connect(group_of(size, rank), store, timeout, address)
-        stack.callback(backend.close)
+        try:
+            backend = connect(group_of(size, rank), store, timeout, address)
+            stack.callback(backend.close)
+            connected.wait(20)
+        except BaseException:
+            connected.abort()
+            raise
         try:
             body(backend)
         except BaseException:
             backend.close()
             raise
 
-    store = MemoryStore()
+    store, connected = MemoryStore(), threading.Barrier(size)
     with ExitStack() as stack:
         in_threads(size, member)
 
@@ -346,8 +360,10 @@ def with_backends(size, body, timeout=20.0, address=LOOPBACK):
 def _work_in_a_process(member: Member) -> str:
     backend = _join(member, "matrix")
     run_matrix(backend, member.rank, member.size)
+    member.meet_others("matrix-done")  # a member that closes earlier ends the operations of others
     backend.close()
     backend = _join(member, "abort")
+    member.meet_others("connected")
     if member.rank == 0:
         abort_from_thread(backend, np.ones(1_000_000, np.float32))
     else:

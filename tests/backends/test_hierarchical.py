@@ -177,10 +177,12 @@ def _work_in_a_process(member: Member) -> str:
     backend = _connect(member, "matrix")
     assert [part.name for part in backend._parts] == ["shm", "gloo", "gloo"]
     run_matrix(backend, member.rank, member.size, roundings=2)
+    member.meet_others("matrix-done")
     backend.close()
     backend = _connect(member, "gloo", cpu_operations="gloo")
     assert [part.name for part in backend._parts] == ["gloo"] * 3
     backend.barrier()
+    member.meet_others("barrier-done")
     backend.close()
     return "done"
 

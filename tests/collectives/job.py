@@ -63,9 +63,12 @@ class Formation:
     numbers = itertools.count()
 
     def __init__(self, connect):
-        self.offer = b"set-%d" % next(self.numbers)
-        self.closed = 0
+        self.prepared = self.closed = 0
         self._connect = connect
+
+    def prepare(self):
+        self.prepared += 1
+        return b"set-%d" % next(self.numbers)
 
     def connect(self, offers, check):
         return self._connect("new-" + offers[0].decode())
@@ -290,5 +293,5 @@ class Greedy(Watched):
 
     def is_asleep(self):
         """Whether one thread sleeps here, for longer than any test, and nothing is about to wake it."""
-        limits = [PATIENCE + 1 if limit is None else limit for limit in self.sleeping.values()]
+        limits = [PATIENCE + 1 if limit is None else limit for limit in list(self.sleeping.values())]
         return not self._woken.is_set() and len(limits) == 1 and limits[0] > PATIENCE

@@ -46,6 +46,8 @@ def launcher():
 
 
 CORES = len(os.sched_getaffinity(0))
+LONG = Timeouts(connect=8 * PATIENCE, collective=8 * PATIENCE)
+"""Longer than a test may take."""
 
 
 def started(launched, body, **arguments):
@@ -113,12 +115,12 @@ def test_a_newcomer_meets_survivors_in_the_round_that_both_were_given(launcher):
 def test_a_rank_that_missed_starts_that_failed_finds_the_others(launcher, failing, monkeypatch):
     """One rank tries twice without the other, in vain; both are in the same world and come together then."""
     monkeypatch.setattr(search, "FIRST_LOOK_SECONDS", PATIENCE)
-    quick = Timeouts(connect=0.1, collective=PATIENCE)
 
     def body(rank):
         starts = Starts()
         for _ in range(2 if rank == failing else 0):
-            error = outcome(lambda: bootstrap.connect(*launcher(rank, 2, timeouts=quick), starts=starts))
+            with ConnectAttempt(0.1) as attempt:
+                error = outcome(lambda: bootstrap.connect(*launcher(rank, 2), starts=starts, attempt=attempt))
             assert isinstance(error, CollectiveTimeoutError)
         ready.wait(PATIENCE)
         return [started(launcher(rank, 2), lambda engine: run(engine, ones(engine))[0], starts=starts) for _ in "ab"]
@@ -216,7 +218,7 @@ def test_ranks_connect_by_ipv6():
     except SettingsError as error:
         pytest.skip(f"no IPv6 here: {error}")
     try:
-        assert in_threads(2, body, PATIENCE) == [3.0, 3.0]
+        assert in_threads(2, body) == [3.0, 3.0]
     finally:
         server.stop()
 
@@ -245,12 +247,12 @@ def test_a_rank_that_cannot_connect_its_backend_ends_the_start_of_all(
         return [fail(entrant) for entrant in prepare(members, topology, *rest)]
 
     def body(rank):
-        launched = launcher(rank, 3, cpu_operations=operations)
+        launched = launcher(rank, 3, cpu_operations=operations, timeouts=LONG)
         return outcome(lambda: started(launched, lambda engine: run(engine, ones(engine))))
 
     monkeypatch.setattr(joining, "CONNECT_SECONDS", 0.05)
     monkeypatch.setattr(table, "prepare", prepared)
-    errors = in_threads(3, body, PATIENCE / 2)
+    errors = in_threads(3, body)
     assert [str(error) for error in errors] == ["no memory"] * 3
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("hvd-engine")]
 
@@ -264,10 +266,10 @@ def test_a_rank_that_dies_before_its_backends_have_connected_is_named(moment, op
     with RendezvousServer(secret) as server:
         body = functools.partial(_die_while_connecting, server.port, secret, moment, operations, victim)
         with Processes(3, body) as processes:
-            assert processes.hear(victim, PATIENCE) == "ready to die"
+            assert processes.hear(victim) == "ready to die"
             processes.kill(victim)
             for rank in {0, 1, 2} - {victim}:
-                kind, text, ranks = processes.hear(rank, PATIENCE / 2)
+                kind, text, ranks = processes.hear(rank)
                 assert kind == "PeerLostError", text
                 assert victim in ranks, text
 
@@ -291,7 +293,7 @@ def _die_while_connecting(port, secret, moment, operations, victim, member):
         table.prepare = prepared
     topology = Topology(member.rank, member.size, member.rank, member.size, hosts=(), cores=0)
     world = World("test", 0, topology, "node", ("127.0.0.1", port))
-    settings = Settings(secret=secret, cpu_operations=operations)
+    settings = Settings(secret=secret, cpu_operations=operations, timeouts=LONG)
     error = outcome(lambda: started((world, settings), lambda engine: run(engine, ones(engine))))
     return type(error).__name__, str(error), getattr(error, "ranks", ())
 

@@ -95,9 +95,9 @@ def admit_some(admitting):
 
 def test_a_call_that_is_refused_is_no_cause_of_itself():
     """A search along the causes of its error would never end."""
-    with socket.create_server((LOCALHOST, 0)) as gone:
+    with socket.socket() as gone, ConnectAttempt(PATIENCE) as attempt:
+        gone.bind((LOCALHOST, 0))  # it keeps the port from others, and does not listen
         entry = {"id": "1", "host": "other", "unix": "", "tcp": gone.getsockname()}
-    with ConnectAttempt(PATIENCE) as attempt:
         end = LocalEnd(Hello(2, 3, "node"), SECRET, LOCALHOST, Timeouts().heartbeat, attempt)
         with pytest.raises(callee.NoListenerError) as caught:
             call.call(end, entry, 1, lambda seconds: None)
@@ -199,7 +199,7 @@ def test_a_port_that_belongs_to_another_process_is_named_when_the_time_is_over()
 
         stranger = threading.Thread(target=answer)
         stranger.start()
-        (error,) = connect_all([Hello(1, 2, "node")], store, timeout=0.3)
+        (error,) = connect_all([Hello(1, 2, "node")], store, timeout=1.0)
         stranger.join(PATIENCE)
     assert type(error) is PeerLostError
     assert "another process listens at" in str(error)

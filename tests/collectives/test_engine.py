@@ -176,7 +176,7 @@ def test_where_cores_are_scarce_a_batch_is_left_to_the_caller_who_comes_soon(pat
         threads = ran_on(other)
         late = submit(other, ones(other), "x")
         caller = Caller(engine, "x")
-        until(lambda: other._exchange.has_batches)
+        until(lambda: other._exchange.has_batches and not other._driver._driving.locked())
         assert not late.done
         np.testing.assert_array_equal(wait(other, late), total(2))
         np.testing.assert_array_equal(caller.result(), total(2))
@@ -209,17 +209,18 @@ def test_a_caller_who_leaves_with_his_own_work_wakes_who_runs_the_rest(patience)
     """A polled batch is left to a waiting caller, whose own tensor is refused in the same step."""
     with running(2, local_size=1000) as job:
         engine, other = job.engines
-        pause, polled = threading.Event(), submit(other, ones(other), "x")
-        other._exchange.commands.append(lambda: pause.wait(PATIENCE))
+        paused, pause, polled = threading.Event(), threading.Event(), submit(other, ones(other), "x")
+        other._exchange.commands.append(lambda: (paused.set(), pause.wait(PATIENCE)))
         other._driver.notify()
-        until(other._driver._driving.locked)
+        assert paused.wait(PATIENCE)
         refused = Caller(other, body=lambda engine: run(engine, ones(engine, 4), "bad"))
         until(lambda: other._driver._waiters)
         theirs = [submit(engine, ones(engine), name) for name in ("bad", "x")]
         assert not [engine.poll(work) for work in theirs if work.done]
         other.poll(polled)
         pause.set()
-        until(lambda: other.poll(polled) and engine.poll(theirs[1]))
+        until(lambda: all([other.poll(polled), engine.poll(theirs[1])]))
+        assert [wait(each, work)[0] for each, work in ((engine, theirs[1]), (other, polled))] == [3.0, 3.0]
         assert isinstance(refused.result(), MismatchError)
 
 

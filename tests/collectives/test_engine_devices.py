@@ -148,6 +148,7 @@ def test_works_are_done_when_their_operation_is_and_in_any_order(job):
     order = []
     job.engines[0].events.subscribe(lambda seen: order.extend(seen.names) if isinstance(seen, Finished) else None)
     assert job.run(body) == [[6.0] * 3] * 3
+    until(lambda: len(order) == 3)
     assert set(order[:-1]) == {"early", "host"}
     assert order[-1] == "late"
 

@@ -21,7 +21,7 @@ from collectives.api import (
 )
 from collectives.buffers import as_buffer
 from collectives.engine import driver
-from collectives.events import Started
+from collectives.events import Sent, Started
 from tests.collectives.job import PATIENCE, Caller, Job, Watched, ones, outcome, run, running, submit, until, wait
 
 pytestmark = pytest.mark.usefixtures("transport")
@@ -63,7 +63,7 @@ def test_a_communication_thread_that_ends_does_not_wait_for_callers_to_drive(mon
         return engine.is_ending
 
     monkeypatch.setattr(driver, "LONG_PARK_SECONDS", 10 * PATIENCE)
-    with running(2, timeouts=Timeouts(connect=10.0, collective=1.0, shutdown=1.0)) as job:
+    with running(2) as job:
         assert job.run(body) == [False, False]
 
 
@@ -172,6 +172,23 @@ def test_a_fault_of_a_backend_is_raised_on_all_ranks(rank, step):
         assert [(type(error), str(error)) for error in errors] == [(HorovodInternalError, "injected")] * 3
         assert job.group.fired == {(rank, step): 1}
         all_raise(job, HorovodInternalError, "injected")
+
+
+def test_a_rank_that_has_the_reason_sends_it_as_its_only_answer(monkeypatch):
+    """Rank 0 takes a rank that answers first for one without a reason, if the reason is late."""
+
+    def break_off_later(error):
+        until(job.channels[1].peek)  # the question of rank 0
+        break_off(error)
+
+    heard = []
+    with running(2, faults={(1, 0): HorovodInternalError("injected")}) as job:
+        break_off = job.engines[1]._ends.break_off
+        monkeypatch.setattr(job.engines[1]._ends, "break_off", break_off_later)
+        job.engines[1].events.subscribe(heard.append)
+        errors = job.outcomes(lambda engine: run(engine, ones(engine), "x"))
+    assert [str(error) for error in errors] == ["injected"] * 2
+    assert {event.message for event in heard if isinstance(event, Sent)} == {"Ready", "Abort"}
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -59,6 +59,7 @@ def test_events_tell_what_happened_in_order():
             assert (story[0].nbytes, story[2].operation, story[2].backend) == (24, "allreduce", "inproc")
             assert story[2].nbytes == 24 * len(story[2].names)
         odd = [event for event in events if "odd" in names_of(event) and not isinstance(event, Heard)]
+        odd.sort(key=lambda event: event.time)
         assert [type(event) for event in odd] == [Submitted, Failed]
         assert isinstance(odd[1].error, MismatchError)
         assert odd[1].batch is None
@@ -71,7 +72,7 @@ def test_a_tensor_in_flight_at_the_end_fails():
         submit(job.engines[0], np.ones(3), "x")
         job.engines[1].shutdown()
         until(lambda: kinds(heard, Failed))
-    story = [event for event in heard if not isinstance(event, Sent | Received)]
+    story = sorted([event for event in heard if not isinstance(event, Sent | Received)], key=lambda event: event.time)
     assert [type(event) for event in story] == [Submitted, Heard, Failed]
     assert isinstance(story[2].error, ShutDownError)
     assert story[2].batch is None
@@ -153,13 +154,17 @@ def test_phases_of_a_backend_carry_the_batch(monkeypatch):
         job.run(lambda engine: run(engine, ones(engine), "x"))
         end = job.engines[0].events.subscribe(heard.append)
         job.run(lambda engine: run(engine, ones(engine), "x"))
+        until(lambda: [event for event in kinds(heard, Finished) if event.batch == kinds(heard, Started)[0].batch])
         end()
         job.run(lambda engine: run(engine, ones(engine), "x"))
-    (started,), (phased,), (finished,) = (kinds(heard, kind) for kind in (Started, Phase, Finished))
+    (started,), (phased,) = kinds(heard, Started), kinds(heard, Phase)
+    # The end of the first run may come late.
+    (finished,) = [event for event in kinds(heard, Finished) if event.batch == started.batch]
     assert (phased.name, phased.batch) == ("exchange", started.batch)
     assert started.time <= phased.time <= phased.end <= finished.time
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_phases_in_unison_belong_to_the_batch_that_is_decided_meanwhile():
     heard = [[], []]
 
@@ -182,6 +187,7 @@ def test_phases_in_unison_belong_to_the_batch_that_is_decided_meanwhile():
         assert all(begin <= end <= finished[batch] for batch, (begin, end) in spans.items())
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_phases_of_a_trial_that_does_not_run_are_dropped():
     heard = []
 
@@ -232,12 +238,13 @@ def test_control_messages_are_events_on_both_ends():
     heard = [[], [], []]
 
     def body(engine):
-        engine.events.subscribe(heard[engine.topology.rank].append)
         engine.barrier()
         run(engine, ones(engine), "x")
         engine.barrier()
 
     with running(3) as job:
+        for engine in job.engines:
+            engine.events.subscribe(heard[engine.topology.rank].append)
         job.run(body)
     for rank in (1, 2):
         sent, received = kinds(heard[rank], Sent), kinds(heard[rank], Received)
@@ -257,11 +264,12 @@ def test_a_stall_is_an_event_on_each_rank_that_waits():
         for engine in job.engines:
             engine.events.subscribe(heard[engine.topology.rank].append)
         callers = [Caller(job.engines[rank], "x") for rank in (0, 2)]
-        until(lambda: kinds(heard[0], Stalled) and kinds(heard[2], Stalled))
+        until(lambda: (1,) in [event.missing for event in kinds(heard[0], Stalled)] and kinds(heard[2], Stalled))
         run(job.engines[1], ones(job.engines[1]), "x")
         assert [caller.result()[0] for caller in callers] == [6.0, 6.0]
     for event in kinds(heard[0], Stalled):
-        assert (event.name, event.process_set, event.missing) == ("x", 0, (1,))
+        assert (event.name, event.process_set) == ("x", 0)
+        assert 1 in event.missing  # the first report may come before ranks 0 and 2 both have
         assert event.seconds >= 0.05
     assert {(event.name, event.missing) for event in kinds(heard[2], Stalled)} == {("x", ())}
     assert not kinds(heard[1], Stalled)
@@ -296,7 +304,7 @@ def test_a_subscriber_that_raises_is_dropped_and_harms_nobody(caplog):
             engine.events.subscribe(heard.append)
         for _ in range(3):
             job.run(lambda engine: run(engine, ones(engine), "x"))
-        assert len(kinds(heard, Finished)) == 6
+    assert len(kinds(heard, Finished)) == 6
     assert caplog.text.count("is removed") == 2
 
 

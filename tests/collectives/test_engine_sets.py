@@ -256,7 +256,7 @@ def test_a_rank_that_has_joined_submits_nothing():
     with running(2, sets=[(0,)]) as job:
         engine, other = job.engines
         joined = Caller(engine, body=lambda engine: engine.join())
-        until(lambda: engine._intake._joins)
+        until(lambda: engine._works)
         for call in (lambda: submit(engine, ones(engine), "x"), engine.join, engine.barrier):
             error = outcome(call)
             assert isinstance(error, InvalidRequestError)
@@ -404,7 +404,9 @@ def test_a_set_that_connects_while_everything_is_aborted_does_not_come_about():
     works = WorkTable(0, lambda works: None, lambda work: None)
     runner = Runner(0, ProcessSets(3), {}, works, EventStream(), lambda: None, lambda parameters: None, lambda: None)
     request = Request("add", Operation.ADD_PROCESS_SET, splits=(0, 1))
-    works.enter([Registration(request, Formation(connect))], unnamed=False)
+    registration = Registration(request)
+    registration.formation = Formation(connect)
+    works.enter([registration], unnamed=False)
     with pytest.raises(PeerLostError):
         runner.run(
             Batch(

@@ -1,6 +1,7 @@
 """The stream of events."""
 
 import logging
+import threading
 
 from collectives.events import EventStream, Finished
 
@@ -48,6 +49,22 @@ def test_who_raises_is_logged_and_removed_and_harms_nobody(caplog):
     assert heard == ["clumsy", "other", "other"]
     assert "clumsy" in caplog.text
     assert "oops" in caplog.text
+
+
+def test_who_raises_on_two_threads_at_once_is_logged_once(caplog):
+    def clumsy(event):
+        meeting.wait(20.0)
+        raise KeyError("oops")
+
+    stream, meeting = EventStream(), threading.Barrier(2)
+    stream.subscribe(clumsy)
+    threads = [threading.Thread(target=stream.publish, args=(EVENT,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20.0)
+    assert not stream.active
+    assert caplog.text.count("is removed") == 1
 
 
 def test_a_subscriber_may_end_itself():

@@ -18,6 +18,7 @@ from collectives.api import (
     World,
 )
 from collectives.control.handshake import Hello, entries, search
+from collectives.control.handshake.admission import Admission
 from collectives.control.handshake.callee import Callee
 from collectives.control.handshake.starts import Starts
 from collectives.engine import bootstrap
@@ -132,7 +133,7 @@ def test_a_rank_raises_the_reason_once_and_waits_for_the_next_start():
         starts = Starts()
         if rank == 2:
             over.wait(PATIENCE)
-        errors = [start(rank, store, starts=starts, timeout=LONG if rank else 0.3)]
+        errors = [start(rank, store, starts=starts, timeout=LONG if rank else 1.0)]
         over.set()
         failed.wait(PATIENCE)
         if rank == 0:
@@ -155,7 +156,7 @@ def test_the_admitted_ranks_hear_the_reason_before_the_store():
             super().set(key, value)
 
     def body(rank):
-        result = start(rank, store, timeout=LONG if rank else 0.3)
+        result = start(rank, store, timeout=LONG if rank else 1.0)
         if rank:
             heard.set()
         return result
@@ -176,7 +177,9 @@ def test_a_store_that_is_gone_does_not_replace_the_reason():
     assert start(0, Ended(), size=2, timeout=0.05).ranks == (1,)
 
 
-def test_a_start_that_succeeds_uses_the_store_as_rarely_as_possible():
+def test_a_start_that_succeeds_uses_the_store_as_rarely_as_possible(monkeypatch):
+    monkeypatch.setattr(search, "FIRST_LOOK_SECONDS", PATIENCE)
+
     class Counting(MemoryStore):
         def get(self, key, timeout):
             calls.append(("get", key))
@@ -191,22 +194,25 @@ def test_a_start_that_succeeds_uses_the_store_as_rarely_as_possible():
     assert sorted(calls) == [("get", KEY), ("set", entries.CURRENT), ("set", KEY)]
 
 
-def test_a_process_that_starts_after_another_was_killed_names_that_one():
-    """Rank 1 is killed after its hello; rank 2 comes when rank 0 has ended the start."""
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_process_that_starts_after_another_was_killed_names_that_one(victim):
+    """The victim is killed after the hello of rank 1; rank 2 comes when the other rank has ended the start."""
     secret = secrets.token_bytes(16)
     with (
         RendezvousServer(secret) as server,
-        Processes(3, functools.partial(_start, server.port, secret)) as processes,
+        Processes(3, functools.partial(_start, server.port, secret, victim)) as processes,
     ):
-        first, late = (processes.hear(rank, 3 * PATIENCE) for rank in (0, 2))
+        first, late = (processes.hear(rank, 3 * PATIENCE) for rank in (1 - victim, 2))
     assert first == late
-    assert (late[0], late[2]) == ("PeerLostError", (1,))
+    assert (late[0], late[2]) == ("PeerLostError", (victim,))
 
 
-def _start(port, secret, member):
-    if member.rank == 1:
-        send_hello = Callee._send_hello
-        Callee._send_hello = lambda *rest: (send_hello(*rest), os.kill(os.getpid(), signal.SIGKILL))
+def _start(port, secret, victim, member):
+    if member.rank == victim:
+        die = functools.partial(os.kill, os.getpid(), signal.SIGKILL)
+        step, owner = ("_send_hello", Callee) if victim else ("_admit", Admission)
+        whole = getattr(owner, step)
+        setattr(owner, step, lambda *rest: (whole(*rest), die()))
     if member.rank == 2:
         member.store.get("over", 3 * PATIENCE)
     topology = Topology(member.rank, member.size, member.rank, member.size, hosts=(), cores=0)

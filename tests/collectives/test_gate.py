@@ -136,7 +136,7 @@ def test_who_comes_right_after_the_time_is_up_has_come(monkeypatch):
         members[1].arrive()
         return False
 
-    members = gates(2)
+    members = gates(2, 0.2)
     monkeypatch.setattr(members[0], "_sleep", sleep)
     members[0].cross()
 

@@ -14,7 +14,7 @@ from collectives.api import (
     Timeouts,
 )
 from collectives.attempt import ConnectAttempt
-from collectives.control.handshake import Hello, callee, connect_channel, frames
+from collectives.control.handshake import Hello, admission, callee, connect_channel, frames
 from collectives.control.handshake.hello import LocalEnd, pack_farewell, unpack_answer
 from collectives.planning.errors import unpack
 from collectives.planning.messages import Abort, Stop, decode, encode
@@ -25,8 +25,14 @@ from tests.collectives.handshakes import KEY, LOCALHOST, SECRET, connect, connec
 from tests.collectives.job import PATIENCE, outcome
 
 
+@pytest.fixture
+def reasons_come(monkeypatch):
+    """A rank that gives up waits for the reason of rank 0, however slow this machine is."""
+    monkeypatch.setattr(callee, "REASON_SECONDS", PATIENCE)
+
+
 def test_a_missing_rank_is_named():
-    errors = connect_all([Hello(0, 4, "node"), Hello(2, 4, "node")], timeout=0.2)
+    errors = connect_all([Hello(0, 4, "node"), Hello(2, 4, "node")], timeout=1.0)
     assert type(errors[0]) is CollectiveTimeoutError
     assert isinstance(errors[1], CollectiveTimeoutError | PeerLostError)
     assert str(errors[0]).startswith("ranks [1, 3] of 4 did not connect to rank 0 in time; ")
@@ -50,7 +56,7 @@ def test_a_rank_that_came_hears_which_rank_did_not():
     """Its own patience is longer than that of rank 0."""
 
     def body(rank):
-        return outcome(lambda: connect(Hello(rank, 3, "node"), store, timeout=PATIENCE if rank else 0.2))
+        return outcome(lambda: connect(Hello(rank, 3, "node"), store, timeout=PATIENCE if rank else 1.0))
 
     store = MemoryStore()
     first, second = in_threads(2, body, PATIENCE)
@@ -59,11 +65,12 @@ def test_a_rank_that_came_hears_which_rank_did_not():
     assert second.ranks == (2,)
 
 
+@pytest.mark.usefixtures("reasons_come")
 def test_a_rank_that_gives_up_is_not_blamed_for_the_one_that_did_not_come():
     """It began before rank 0, and so its time is over first."""
 
     def body(rank):
-        return outcome(lambda: connect(Hello(rank, 3, "node"), store, timeout=0.3 if rank else PATIENCE))
+        return outcome(lambda: connect(Hello(rank, 3, "node"), store, timeout=1.0 if rank else PATIENCE))
 
     store = MemoryStore()
     first, second = in_threads(2, body, PATIENCE)
@@ -71,6 +78,7 @@ def test_a_rank_that_gives_up_is_not_blamed_for_the_one_that_did_not_come():
     assert first.ranks == second.ranks == (2,)
 
 
+@pytest.mark.usefixtures("reasons_come")
 def test_a_rank_that_gives_up_hears_which_rank_has_no_addresses_yet():
     """All ranks have come, but one of them cannot find its own addresses."""
 
@@ -82,7 +90,7 @@ def test_a_rank_that_gives_up_hears_which_rank_has_no_addresses_yet():
 
         try:
             return outcome(
-                lambda: connect(Hello(rank, 3, "node"), store, timeout=(PATIENCE, 0.5, PATIENCE)[rank], offer=offer)
+                lambda: connect(Hello(rank, 3, "node"), store, timeout=(PATIENCE, 1.0, PATIENCE)[rank], offer=offer)
             )
         finally:
             over.set()
@@ -103,7 +111,7 @@ def test_a_rank_0_that_stops_after_it_was_reached_is_named(monkeypatch):
         )
         accepted = []
         accepting.start()
-        (error,) = connect_all([Hello(1, 2, "node")], store, timeout=0.3)
+        (error,) = connect_all([Hello(1, 2, "node")], store, timeout=1.0)
         accepting.join(PATIENCE)
         accepted[0].close()
     assert type(error) is CollectiveTimeoutError
@@ -111,15 +119,20 @@ def test_a_rank_0_that_stops_after_it_was_reached_is_named(monkeypatch):
     assert error.ranks == (0,)
 
 
-def test_a_rank_that_is_interrupted_says_so():
+def test_a_rank_that_is_interrupted_says_so(monkeypatch):
+    def admit_and_interrupt(*arguments):
+        admit(*arguments)
+        attempts[1].abort(ShutDownError("interrupted by a person"))
+
     def body(rank):
         with ConnectAttempt(PATIENCE) as attempt:
+            attempts[rank] = attempt
             end = LocalEnd(Hello(rank, 3, "node"), SECRET, LOCALHOST, Timeouts().heartbeat, attempt)
-            if rank:
-                threading.Timer(0.2, attempt.abort, [ShutDownError("interrupted by a person")]).start()
             return outcome(lambda: connect_channel(end, store, ProcessSets(3), lambda *_: b""))
 
-    store = MemoryStore()
+    admit = admission.Admission._admit
+    monkeypatch.setattr(admission.Admission, "_admit", admit_and_interrupt)
+    store, attempts = MemoryStore(), {}
     first, second = in_threads(2, body, PATIENCE)
     assert type(first) is PeerLostError
     assert first.ranks == (1,)

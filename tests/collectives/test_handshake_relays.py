@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from collectives.api import CollectiveTimeoutError, PeerLostError, ShutDownError
-from collectives.control.handshake import admission, member
+from collectives.control.handshake import admission, callee, member
 from collectives.control.tree import relays
 from collectives.rendezvous.store import MemoryStore
 from tests.backends.members import in_threads
@@ -14,6 +14,13 @@ from tests.collectives.job import PATIENCE, outcome
 
 HOSTS = ("a", "b", "b", "b")
 LEADER, FOLLOWER = 1, 3
+
+
+@pytest.fixture(autouse=True)
+def slow_machine(monkeypatch):
+    """No rank that runs is too slow to answer."""
+    monkeypatch.setattr(callee, "REASON_SECONDS", PATIENCE)
+    monkeypatch.setattr(admission, "QUESTION_SECONDS", 1.0)
 
 
 def errors(monkeypatch, name, stop, timeouts=None):
@@ -74,7 +81,7 @@ def test_a_rank_that_stops_before_it_connects_within_its_host_is_named_by_all(st
 
     others_ended, leave = threading.Event(), admission.Admission.__exit__
     monkeypatch.setattr(admission.Admission, "__exit__", body_ended)
-    found = errors(monkeypatch, "_connect_host", stop, {first: 0.4})
+    found = errors(monkeypatch, "_connect_host", stop, {first: 1.0})
     for rank, error in enumerate(found):
         if rank != stopped:
             assert type(error) is CollectiveTimeoutError, (rank, error)

@@ -161,6 +161,7 @@ def test_all_ranks_switch_at_the_same_tensor():
 
 
 @pytest.mark.parametrize("shared_memory", [False, True])
+@pytest.mark.usefixtures("unhurried")
 def test_ranks_in_unison_leave_it_for_new_parameters(shared_memory):
     def body(engine):
         for _ in range(6):

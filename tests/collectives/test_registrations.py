@@ -25,11 +25,13 @@ from collectives.api import (
 from collectives.backends import table
 from collectives.engine import bootstrap
 from collectives.engine.registration import Registration
+from collectives.engine.set_calls import SetCalls
 from collectives.planning.messages import Ready, Response, Run, decode, encode
 from collectives.rendezvous.server import RendezvousServer
 from collectives.settings import Settings
 from tests.backends.members import in_threads
 from tests.collectives.job import PATIENCE, Caller, Job, ones, outcome, run, running, until
+from tests.interrupts import interrupted
 
 SIZE = 3
 
@@ -41,14 +43,14 @@ def engines():
 
     def start(**settings):
         secret = secrets.token_bytes(16)
-        chosen = Settings(secret=secret, timeouts=Timeouts(connect=PATIENCE, collective=PATIENCE), **settings)
+        chosen = Settings(secret=secret, timeouts=Timeouts(connect=3 * PATIENCE, collective=PATIENCE), **settings)
 
         def connect(rank):
             topology = Topology(rank, SIZE, rank, SIZE, hosts=(), cores=0)
             return bootstrap.connect(World("test", 0, topology, "node", ("127.0.0.1", server.port)), chosen)
 
         with RendezvousServer(secret) as server:
-            made.extend(in_threads(SIZE, connect, PATIENCE))
+            made.extend(in_threads(SIZE, connect))  # which may import torch
         return made
 
     yield start
@@ -165,6 +167,29 @@ def test_a_call_after_the_end_releases_what_it_prepared():
     assert [formation.closed for formation in job.formations] == [1]
 
 
+def test_an_interrupt_at_any_line_of_the_call_releases_what_it_prepared():
+    prepared, number = [], 0
+    while (formations := formations_after_interrupt(number)) is not None:
+        prepared += [formation for formation in formations if formation.prepared]
+        number += 1
+    assert len(prepared) > 5
+    assert all(formation.closed for formation in prepared)
+
+
+def formations_after_interrupt(number):
+    """The formations of rank 0 whose call was interrupted at the n-th line, None if it has fewer lines."""
+    job = Formations(2)
+    other = Caller(job.engines[1], body=lambda engine: engine.add_process_set([0]))
+    try:
+        functions = SetCalls.add, SetCalls._prepare, SetCalls._run
+        if interrupted(number, functions, lambda: job.engines[0].add_process_set([0])):
+            return job.formations
+        assert other.result() == 1
+        return None
+    finally:
+        job.shutdown()
+
+
 def test_a_rank_that_vanishes_while_others_wait_for_its_call_is_named():
     job = Formations(3)
     callers = [Caller(job.engines[rank], body=lambda engine: engine.add_process_set([0, 1])) for rank in (0, 1)]
@@ -180,7 +205,7 @@ def test_a_rank_that_vanishes_while_others_wait_for_its_call_is_named():
 
 def test_a_rank_without_preparation_is_an_error_of_the_engine():
     with running(3) as job:
-        works = [Registration(Request("odd", Operation.ADD_PROCESS_SET, splits=(0, 1)), None) for _ in "abc"]
+        works = [Registration(Request("odd", Operation.ADD_PROCESS_SET, splits=(0, 1))) for _ in "abc"]
         for engine, work in zip(job.engines, works, strict=True):
             engine.submit_group([work])
         errors = [

@@ -421,6 +421,7 @@ def test_a_call_that_every_rank_refuses_leaves_nothing_behind():
         until(lambda: not any(engine._works._rejected for engine in job.engines))
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_a_refused_call_ends_the_unison_and_the_others_hear_of_it():
     def body(engine):
         for _ in range(6):

@@ -6,11 +6,15 @@ from contextlib import contextmanager
 
 import pytest
 
-from collectives.api import EngineError, Operation, PeerLostError, Request
+from collectives.api import EngineError, HorovodInternalError, Operation, PeerLostError, Request
 from collectives.control import envelope, relay, sockets
 from collectives.control.relay import Relay
 from collectives.control.sockets import HEADER, Connection, SocketChannel
 from collectives.control.tree import Center, Leader, Leaf
+from collectives.engine.confirmation import Confirmation
+from collectives.engine.link import RemoteLink
+from collectives.engine.local_link import LocalLink
+from collectives.events import EventStream
 from collectives.planning.aggregation import Aggregator
 from collectives.planning.errors import ErrorData, pack
 from collectives.planning.messages import (
@@ -131,7 +135,8 @@ def test_one_frame_serves_all_ranks_of_a_host(monkeypatch):
         assert job.channels[LEADER].receive() == []
 
 
-def test_ids_arrive_together():
+def test_ids_arrive_together(monkeypatch):
+    monkeypatch.setattr(relay, "HOLD_SECONDS", 10 * PATIENCE)
     with tree() as job:
         job.channels[0].send_to(HERE, RUN)
         for rank in HERE:
@@ -175,6 +180,28 @@ def test_large_messages_of_all_at_once():
     assert [message for message in center if message != Leave()] == [Abort(ErrorData("up", text))] * 4
     assert one == [Abort(ErrorData("down", text))]
     assert all(found.count(Abort(ErrorData("down", text))) == 1 for found in others)
+
+
+def link(channel):
+    """The link of an engine that only ends the job."""
+    if channel.rank == 0:
+        return LocalLink(channel, None, None, EventStream(), (), "")
+    return RemoteLink(channel, EventStream())
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+@pytest.mark.parametrize("part", [link, lambda channel: Confirmation(channel, ())], ids=["job", "start"])
+def test_a_rank_that_aborts_does_not_wait_for_a_stopped_relay(stopped_relay, monkeypatch, part, rank):
+    with tree() as job:
+        job.watch()
+        with monkeypatch.context() as patch:
+            patch.setattr(Connection, "await_hang_up", lambda *_: pytest.fail("the rank waits for the relay"))
+            part(job.channels[rank]).abort(HorovodInternalError("why"))
+            job.channels[rank].close()
+        other = 3 - rank
+        until(lambda: job.lost[other] == [rank])
+        assert (rank, decode(ABORT)) in [(sender, decode(data)) for sender, data in job.channels[other].receive()]
+        stopped_relay.set()
 
 
 # The end.
@@ -294,12 +321,12 @@ def test_a_broken_envelope_is_refused(frame):
 
 def test_closing_ends_the_relay_though_nobody_reads(monkeypatch):
     monkeypatch.setattr(relay, "FLUSH_SECONDS", 0.05)
-    monkeypatch.setattr(sockets, "FLUSH_SECONDS", 0.2)
+    monkeypatch.setattr(sockets, "FLUSH_SECONDS", 1.0)
     with tree() as job:
         job.channels[0].send_to(HERE, encode(Abort(ErrorData("kind", "x" * (4 << 20)))))
         for channel in job.channels:
             channel.close()
-        assert not job.relay._thread.is_alive()
+        until(lambda: not job.relay._thread.is_alive())
 
 
 def test_a_forked_child_closes_everything():

@@ -19,9 +19,9 @@ def call():
     return RollCall(range(1, 4))
 
 
-def answer(call, *ranks):
+def answer(call, *ranks, now=10.0):
     for rank in ranks:
-        call.answered(rank)
+        call.answered(rank, now)
 
 
 def test_an_inquiry_asks_all_others_and_names_the_silent_ranks_after_the_grace(call):
@@ -83,6 +83,24 @@ def test_an_accusation_of_ranks_that_all_run_leaves_them_a_moment_to_explain(cal
     assert call.settle(SOON) is None
     assert call.deadline == MOMENT
     assert call.settle(MOMENT) == Result((), 0.0, (), BROKEN)
+
+
+def test_a_rank_that_answers_late_has_a_moment_to_explain_too(call):
+    """It answers first if its error comes between two of its steps."""
+    call.accuse(BROKEN, 10.0)
+    answer(call, 1, 2)
+    answer(call, 3, now=10.5)
+    assert call.settle(10.5) is None
+    assert call.deadline == 10.5 + MOMENT_SECONDS
+    assert call.settle(10.5 + MOMENT_SECONDS) == Result((), 0.0, (), BROKEN)
+
+
+def test_answers_to_later_questions_do_not_put_the_verdict_off(call):
+    call.accuse(BROKEN, 10.0)
+    answer(call, 1, 2, 3)
+    assert call.inquire(1, SOON) == [1, 2, 3]
+    answer(call, 1, 2, 3, now=SOON)
+    assert call.settle(MOMENT) == Result((), 0.0, (1,), BROKEN)
 
 
 def test_the_first_accusation_counts(call):

@@ -6,6 +6,7 @@ import os
 import secrets
 import socket
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,8 +38,8 @@ TIMEOUT = 20.0
 
 
 def connect(group, store, timeout):
-    """The backend of a member of a group that has ``store`` for itself."""
-    return meet(ShmJoining(group, timeout, crowded=False), store, timeout)
+    """The backend of a member of a group that has ``store`` for itself; ``timeout`` bounds its operations."""
+    return meet(ShmJoining(group, timeout, crowded=False), store, TIMEOUT)
 
 
 def mappings():
@@ -58,7 +59,8 @@ def descriptors():
 def test_processes(size):
     """One launch for all that needs real processes but no death, because starting them takes longest."""
     with Processes(size, _work_in_a_process) as processes:
-        for rank, (memories, left, names) in enumerate(processes.results()):
+        results = [processes.hear(rank, 5 * PATIENCE) for rank in range(size)]
+        for rank, (memories, left, names) in enumerate(results):
             assert (rank, memories, left) == (rank, 1, (0, 0))
             assert not [name for name in names if "hvd" in name]
 
@@ -88,14 +90,43 @@ def test_a_killed_rank_is_named_on_the_survivors(moment, victim):
         body = functools.partial(_reduce_until_error, server.port, secret, victim, moment)
         with Processes(3, body) as processes:
             for rank in range(3):
-                assert processes.hear(rank, PATIENCE) == "started"
+                assert processes.hear(rank) == "started"
             assert processes.hear(victim, PATIENCE) == "ready to die"
             processes.kill(victim)
             for rank in {0, 1, 2} - {victim}:
-                kind, text, left = processes.hear(rank, 5.0)
+                kind, text, left, deaths = processes.hear(rank, PATIENCE)
+                assert deaths in ([], [(victim,)])
                 assert (kind, left) == ("PeerLostError", 0)
                 assert f"rank {victim} on host 'node' is gone" in text
     assert not {name for name in os.listdir("/dev/shm") if "hvd" in name} - shared
+
+
+def test_a_rank_is_lost_although_a_process_that_it_started_keeps_its_connections(tmp_path):
+    os.mkfifo(tmp_path / "end")
+    secret = secrets.token_bytes(16)
+    with RendezvousServer(secret) as server:
+        body = functools.partial(_reduce_until_error, server.port, secret, 1, tmp_path / "end")
+        with Processes(3, body) as processes:
+            for rank in range(3):
+                assert processes.hear(rank) == "started"
+            assert processes.hear(1, PATIENCE) == "ready to die"
+            processes.kill(1)
+            try:
+                errors = [processes.hear(rank, PATIENCE) for rank in (0, 2)]
+            finally:
+                open(tmp_path / "end", "w").close()
+    text = "rank 1 on host 'node' is gone: its process ended; look at the output of that rank"
+    assert [error[:3] for error in errors] == [("PeerLostError", text, 0)] * 2
+    # A rank that hears of the loss from the other one first does not report the death again.
+    assert {str(error[3]) for error in errors} in ({"[(1,)]"}, {"[]", "[(1,)]"})
+
+
+def _keep_connections(end):
+    """In a process of its own, until somebody opens and closes the pipe ``end``."""
+    if os.fork() == 0:
+        with open(end) as file:
+            file.read()
+        os._exit(0)
 
 
 def _reduce_until_error(port, secret, victim, moment, member):
@@ -103,6 +134,8 @@ def _reduce_until_error(port, secret, victim, moment, member):
     world = World(topology=topology, host="node", rendezvous=("127.0.0.1", port))
     engine = bootstrap.connect(world, Settings(secret=secret))
     np.testing.assert_array_equal(run(engine, ones(engine)), total(member.size))
+    deaths = []
+    engine.on_death(lambda error: deaths.append(error.ranks))
     member.tell("started")
     if member.rank == victim:
         _prepare_to_die(engine, moment, member)
@@ -111,7 +144,7 @@ def _reduce_until_error(port, secret, victim, moment, member):
     kind, text = type(error).__name__, str(error)
     del error  # its traceback may hold views of the shared memory
     gc.collect()
-    return kind, text, mappings()
+    return kind, text, mappings(), deaths
 
 
 def _prepare_to_die(engine, moment, member):
@@ -122,10 +155,12 @@ def _prepare_to_die(engine, moment, member):
 
     if moment == "inside":
         engine.events.subscribe(stay)
-    else:
-        member.tell("ready to die")
-        if moment == "idle":
-            threading.Event().wait()
+        return
+    if isinstance(moment, Path):
+        _keep_connections(moment)
+    member.tell("ready to die")
+    if moment != "busy":
+        threading.Event().wait()
 
 
 def _reduce_for_ever(engine):
@@ -179,16 +214,17 @@ def test_all_silent_members_are_named_and_no_others(length):
     """By their global ranks; the other members come to the same operation."""
 
     def body(position):
-        backend = connect(Group((2, 3, 5, 7), position, tuple("aaaa")), store, 0.2)
+        backend = connect(Group((2, 3, 5, 7), position, tuple("aaaa")), store, 1.0)
+        come.wait(TIMEOUT)
         if position in (0, 2):
             error = reduce_until_error(backend, length, 20)
             assert isinstance(error, CollectiveTimeoutError)
-            assert "ranks 3, 7 on host 'a' did not come to the operation within 0.2 s" in str(error)
+            assert "ranks 3, 7 on host 'a' did not enter the operation within 1 s" in str(error)
             assert error.ranks == (3, 7)
         done.wait(TIMEOUT)
         backend.close()
 
-    store, done = MemoryStore(), threading.Barrier(4)
+    store, come, done = MemoryStore(), threading.Barrier(4), threading.Barrier(4)
     in_threads(4, body)
 
 
@@ -199,6 +235,7 @@ def test_a_view_in_a_traceback_does_not_keep_a_backend_from_closing():
         backend.close()
         return slab
 
+    gc.collect()  # what other tests kept
     before = mappings()
     slabs = with_backends(2, body)
     assert mappings() > before

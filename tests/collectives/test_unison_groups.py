@@ -15,7 +15,7 @@ from collectives.api import (
 )
 from collectives.buffers import as_buffer, empty
 from collectives.engine.work import Work
-from collectives.events import Decided, Finished, Started, Submitted
+from collectives.events import Decided, Finished, Started
 from tests.collectives.job import (
     Caller,
     ones,
@@ -31,6 +31,7 @@ from tests.collectives.unison_job import (
     results_of,
     round_of,
     rounds_of,
+    stories,
 )
 
 MIXED = {
@@ -118,18 +119,18 @@ def test_several_batches_have_the_events_and_numbers_of_any_others(start):
         for _ in range(10):
             for work in group_of(engine, "group", arrays):
                 engine.synchronize(work)
-        return [event for event in seen if isinstance(event, Submitted | Decided | Started | Finished)]
+        return seen
 
     with start(2) as job:
         of_ranks = job.run(body)
     for seen in of_ranks:
-        assert [event.batch for event in seen if isinstance(event, Finished)] == list(range(30))
-        assert [event.batch for event in seen if isinstance(event, Started)] == list(range(30))
-        decided = [event.batch for event in seen if isinstance(event, Decided)]
-        assert decided == list(range(30))
-        kinds = [type(event) for event in seen]
-        step = [Submitted] * 3 + [Decided] * 3 + [Started, Finished] * 3
-        assert kinds == step * 10
+        submitted, others = stories(seen)
+        assert [event.batch for event in others if isinstance(event, Finished)] == list(range(30))
+        assert [event.batch for event in others if isinstance(event, Started)] == list(range(30))
+        decided = [event for event in others if isinstance(event, Decided)]
+        assert [event.batch for event in decided] == list(range(30))
+        assert [type(event) for event in others] == ([Decided] * 3 + [Started, Finished] * 3) * 10
+        assert all(call.time <= batch.time for call, batch in zip(submitted, decided, strict=True))
 
 
 @pytest.mark.usefixtures("unhurried")

@@ -11,6 +11,7 @@ from collectives.api import (
 )
 from collectives.buffers import as_buffer, empty
 from collectives.engine.work import Work
+from collectives.events import Decided, Finished, Started, Submitted
 from tests.collectives.job import (
     Watched,
     ones,
@@ -103,6 +104,26 @@ def group_of(engine, name, arrays, kinds=None, in_place=False, **fields):
         works[-1].urged = True  # or the communication thread may take up the group before a caller waits
     engine.submit_group(works)
     return works
+
+
+def submit_at_once(engine, names):
+    """Put tensors in flight that are no group, but that the coordinator hears of in one message of this rank."""
+    source = as_buffer(ones(engine))
+    fresh = functools.partial(empty, source.dtype)
+    requests = [Request(name, Operation.ALLREDUCE, source.dtype, source.shape, op=ReduceOp.SUM) for name in names]
+    works = [Work(request, source, fresh) for request in requests]
+    engine._works.enter(works, unnamed=False)
+    engine._driver.notify()
+    return works
+
+
+def stories(seen):
+    """The events of the calls, and those of their batches, in the order in which a rank told them.
+
+    The caller publishes the ones, and the thread that drives the others.
+    """
+    submitted = [event for event in seen if isinstance(event, Submitted)]
+    return submitted, [event for event in seen if isinstance(event, Decided | Started | Finished)]
 
 
 def results_of(engine, works):

@@ -55,6 +55,7 @@ def test_the_kind_of_a_process_that_ended(code, lines, kind):
 
 def test_consequences_are_the_least_likely_causes():
     assert sorted(Kind) == [
+        Kind.DEATH,
         Kind.EXCEPTION,
         Kind.SIGNAL,
         Kind.EXIT,

@@ -16,9 +16,11 @@ from executors.membership import (
     Stop,
     Tick,
     WorkerDone,
+    WorkerDraining,
     WorkerFailed,
     WorkerRaised,
     WorkerReady,
+    WorldFailed,
     WorldFormed,
 )
 
@@ -170,6 +172,7 @@ def test_a_job_ends_at_once_where_no_host_can_start_another_worker():
 def test_a_blacklisted_host_gets_workers_again_after_its_cooldown():
     job = running(2, 1, hosts={"a": 2}, cooldown=Cooldown(2.0, 7.0))
     assert job.on(failed(0)) == [world(1, 1)]
+    assert job.form() == []
     assert job.membership.deadline == job.now + 2 * (2 + 0.5)
     assert job.after(5.0) == [start(2, "a")]
     assert job.on(failed(2)) == []
@@ -191,8 +194,20 @@ def test_newcomers_come_in_together():
     job.now += 0.3
     assert job.on(ready(2)) == []
     assert job.after(0.2) == [world(1, 0, 1, 2, 3, planned=True)]
+    assert job.form() == []
     assert job.on(ready(4)) == [world(2, 0, 1, 2, 3, 4, planned=True)]
     assert job.counts == (0, 2, 0)
+
+
+def test_one_change_is_planned_at_a_time():
+    """Ranks that leave a world at the same commit must know the same next world."""
+    job = running(2, 1, 5)
+    job.on(HostFound("b", 2), HostFound("c", 1))
+    assert job.on(ready(2), ready(3), ready(4)) == [world(1, 0, 1, 2, 3, 4, planned=True)]
+    assert job.on(HostDraining("b")) == []
+    assert job.form() == [world(2, 0, 1, 4, planned=True)]
+    assert job.on(HostDraining("c")) == []
+    assert job.on(failed(0)) == [world(3, 1)]
 
 
 def test_a_newcomer_that_fails_disturbs_nobody():
@@ -223,13 +238,12 @@ def test_newcomers_do_not_go_on_without_the_state():
 
 
 def test_a_world_that_formed_late_counts():
-    """Round 2 was published before round 1 had formed; then only newcomers of round 1 are left."""
-    job = running(1, 1, 3)
-    job.on(HostFound("b", 1), ready(1))
-    job.on(HostFound("c", 1), ready(2))
+    """Round 2 was published before round 1 had formed; then only a newcomer of round 1 is left."""
+    job = running(2, 1, 3)
+    job.on(HostFound("b", 1), ready(2), failed(0))
     assert job.on(WorldFormed(1)) == []
-    assert job.membership.formed == Members(1, workers(0, 1))
-    assert job.on(failed(0)) == [world(3, 1, 2)]
+    assert job.membership.formed == Members(1, workers(0, 1, 2))
+    assert job.on(failed(1)) == [world(3, 2)]
 
 
 def test_the_world_of_an_unknown_round_is_no_news():
@@ -239,9 +253,8 @@ def test_the_world_of_an_unknown_round_is_no_news():
 
 
 def test_a_round_that_is_reported_late_is_no_news():
-    job = running(1, 1, 3)
-    job.on(HostFound("b", 1), ready(1))
-    job.on(HostFound("c", 1), ready(2))
+    job = running(2, 1, 3)
+    job.on(HostFound("b", 1), ready(2), failed(0))
     assert job.on(WorldFormed(2), WorldFormed(1)) == []
     assert job.membership.formed.round == 2
 
@@ -387,3 +400,36 @@ def test_cooldowns_that_are_not_possible(seconds):
 def test_a_cooldown_doubles_up_to_its_longest_time():
     cooldown = Cooldown(2.0, 60.0)
     assert [cooldown.seconds(failures, 0.5) for failures in (1, 2, 5, 10_000)] == [5.0, 9.0, 60.0, 60.0]
+
+
+def test_a_worker_that_will_leave_is_left_out_and_its_slot_stays_empty():
+    job = Job(3, 1)
+    job.on(HostFound("a", 3))
+    job.form()
+    assert job.on(WorkerDraining("worker-1")) == [world(1, 0, 2, planned=True)]
+    job.form()
+    assert job.on(WorkerDone("worker-1")) == []
+    assert job.counts == (0, 0, 1)
+    assert job.on(WorkerDraining("worker-1"), WorkerDraining("worker-9")) == []
+    assert job.on(HostFound("a", 3)) == [start(3, "a")]
+
+
+def test_a_worker_that_will_leave_stays_while_there_are_too_few():
+    job = Job(2, 2)
+    job.on(HostFound("a", 2))
+    job.form()
+    assert job.on(WorkerDraining("worker-0")) == []
+    assert job.on(HostFound("b", 1)) == [start(2, "b")]
+    assert job.on(WorkerReady("worker-2")) == [world(1, 1, 2, planned=True)]
+
+
+def test_a_world_that_failed_is_made_again():
+    job = Job(2, 1, resets=1)
+    job.on(HostFound("a", 2))
+    job.form()
+    assert job.on(WorldFailed(0, "timed out")) == [world(1, 0, 1)]
+    assert job.on(WorldFailed(0, "timed out, too")) == []
+    assert job.counts == (1, 0, 0)
+    [end] = job.on(WorldFailed(1, "timed out again"))
+    assert "limit of 1" in end.error
+    assert "world 1: timed out again" in end.error

@@ -16,8 +16,10 @@ from executors.membership import (
     Stop,
     Tick,
     WorkerDone,
+    WorkerDraining,
     WorkerFailed,
     WorkerReady,
+    WorldFailed,
     WorldFormed,
 )
 
@@ -109,6 +111,15 @@ class Cluster:
             self.is_finishing = self.is_finishing or worker in self.membership.published.workers
             self.tell(WorkerDone(worker))
 
+    def leave(self, _, number):
+        if worker := self._worker(number):
+            host = self.alive[worker]
+            if worker in self.membership.published.workers and self.slots[host]:
+                self.tell(WorkerDraining(worker))
+
+    def break_world(self, _, number):
+        self.tell(WorldFailed(self.round - number // 4, "timed out"))
+
     def form(self, _, __):
         members = self.membership.published.workers
         if set(members) <= set(self.alive):
@@ -125,7 +136,10 @@ class Cluster:
         return workers[number % len(workers)] if workers else None
 
 
-KINDS = ("find", "drain", "lose", "ready", "ready", "ready", "fail", "form", "form", "wait", "finish")
+KINDS = (
+    *("find", "drain", "lose", "leave", "break_world", "wait", "finish"),
+    *("ready", "ready", "ready", "fail", "form", "form"),
+)
 HAPPENINGS = st.lists(
     st.tuples(st.sampled_from(KINDS), st.sampled_from(HOSTS), st.integers(0, 4)), min_size=10, max_size=60
 )

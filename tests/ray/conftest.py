@@ -19,8 +19,8 @@ def cluster():
 
 @pytest.fixture
 def nothing_left(cluster):
-    """Every placement group and every worker is gone after the test."""
-    from ray_cluster import eventually, groups_left, workers_left
+    """Every placement group and every worker is gone after the test, and their resources are free."""
+    from ray_cluster import all_are_free, eventually, groups_left, workers_left
 
     yield
-    eventually(lambda: not groups_left() and not workers_left(), 10)
+    eventually(lambda: not groups_left() and not workers_left() and all_are_free(), 60)

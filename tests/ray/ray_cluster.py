@@ -13,7 +13,10 @@ import ray
 from ray.cluster_utils import Cluster
 
 HERE = Path(__file__).parent
+EXAMPLES = HERE.parents[1] / "examples"
 STORE_BYTES = 80 << 20
+# Ours, and those of Ray Train.
+ACTORS = tuple(f"ray::{name}" for name in ("HorovodWorker", "GroupKeeper", "RayTrainWorker", "TrainController"))
 # Ray says after 2 seconds, instead of after 12, that a node died.
 HEALTH = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000, "health_check_failure_threshold": 2}
 
@@ -21,7 +24,7 @@ HEALTH = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000,
 @contextmanager
 def running_cluster() -> Iterator[Cluster]:
     """The cluster, with this process as its driver; fails when a node outlives it."""
-    paths = [str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
+    paths = [str(HERE), str(HERE.parents[1]), str(EXAMPLES), os.environ.get("PYTHONPATH", "")]
     # The folder's name is a part of the paths of Unix sockets, which have to be short.
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="hvd-") as folder:
         patch.setenv("RAY_AUTH_MODE", "disabled")
@@ -54,12 +57,13 @@ def groups_left() -> list[dict[str, object]]:
     return [group for group in ray.util.placement_group_table().values() if group["state"] != "REMOVED"]
 
 
+def all_are_free() -> bool:
+    """Whether Ray says so; it tells late what was given back."""
+    return ray.available_resources().get("CPU", 0.0) >= ray.cluster_resources()["CPU"]
+
+
 def workers_left() -> list[psutil.Process]:
-    return [
-        process
-        for process in psutil.Process().children(recursive=True)
-        if _title(process).startswith(("ray::HorovodWorker", "ray::GroupKeeper"))
-    ]
+    return [process for process in psutil.Process().children(recursive=True) if _title(process).startswith(ACTORS)]
 
 
 def eventually(condition: Callable[[], bool], seconds: float) -> None:

@@ -13,7 +13,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from ray_cluster import add_node, connect, eventually, groups_left, workers_left
 
 from executors.api import ExecutorError, PlacementError, StartTimeoutError, WorkerError
-from executors.ray import keeper, waiting
+from executors.ray import keeper, waiting, worker
 from hvd_cluster.ray import RayExecutor
 
 # Ray keeps its connections, and starts worker processes before they are needed.
@@ -21,11 +21,12 @@ pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.leaves("descr
 
 HANG_S = 600
 NAME = r"\S+ \([\d.]+, node \w{8}\)"
-SECONDS = 20
+SECONDS = 60
 
 
 def executor_of(**arguments):
-    settings = RayExecutor.create_settings(placement_group_timeout_s=arguments.pop("patience", 30))
+    patience = arguments.pop("patience", 30)
+    settings = RayExecutor.create_settings(timeout_s=100, placement_group_timeout_s=patience)
     return RayExecutor(settings, **arguments)
 
 
@@ -44,6 +45,12 @@ def node():
 def die_on_1():
     if rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(HANG_S)
+
+
+def interrupt_on_1(driver):
+    if rank() == 1:
+        os.kill(driver, signal.SIGINT)
     time.sleep(HANG_S)
 
 
@@ -137,20 +144,22 @@ class TestPlacement:
         assert sorted(seen) == ["0", "1", "2", "3"]
         assert seen[:2] == [own[0][0], own[1][0]]
 
-    def test_too_many_workers(self):
+    def test_too_many_workers_are_refused_at_once(self):
         with pytest.raises(PlacementError) as caught:
-            executor_of(num_workers=5, patience=1).start()
+            executor_of(num_workers=5, patience=HANG_S).start()
+        assert isinstance(caught.value, TimeoutError)
         text = str(caught.value)
         assert "requested: 5 workers with 1 CPU each, 5 CPU in all" in text
         assert "available: 4 CPU" in text
         assert "total: 4 CPU on 2 hosts" in text
         assert "missing: 1 of 5 workers" in text
-        assert "waited 1 s (placement_group_timeout_s)" in text
+        assert "no autoscaler adds hosts to this cluster, so nothing waits" in text
         assert not groups_left()
 
-    def test_a_wait_is_explained_before_it_ends(self, monkeypatch, caplog):
+    def test_a_wait_for_an_autoscaler_ends(self, monkeypatch, caplog):
         monkeypatch.setattr("executors.ray.placement_group.WARN_S", 0.5)
-        with pytest.raises(PlacementError):
+        monkeypatch.setattr("executors.ray.placement_group.may_grow", lambda: True)
+        with pytest.raises(PlacementError, match=r"waited 3 s \(placement_group_timeout_s\)"):
             executor_of(num_workers=5, patience=3).start()
         [record] = [record for record in caplog.records if record.name == "executors.ray.placement_group"]
         assert record.message.startswith(
@@ -160,7 +169,39 @@ class TestPlacement:
 
     def test_too_many_hosts(self):
         with pytest.raises(PlacementError, match="missing: 1 of 3 hosts with 1 CPU each"):
-            executor_of(num_hosts=3, patience=1).start()
+            executor_of(num_hosts=3).start()
+
+    def test_everything_that_a_worker_may_get(self, cluster):
+        head, resource = cluster.head_node.node_id, "node:__internal_head__"
+        executor = executor_of(
+            num_workers=2,
+            cpus_per_worker=0.5,
+            resources_per_worker={resource: 0.25, "memory": 1e6},
+            placement_strategy="STRICT_PACK",
+            label_selector={"ray.io/node-id": head},
+            runtime_env={"env_vars": {"FLAVOUR": "cherry"}},
+        )
+        with executor:
+            assert executor.run(node) == [head] * 2
+            assert executor.run(os.getenv, ["FLAVOUR"]) == ["cherry"] * 2
+            got = executor.run(lambda: ray.get_runtime_context().get_assigned_resources())
+        assert [(each["CPU"], each[resource], each["memory"]) for each in got] == [(0.5, 0.25, 1e6)] * 2
+
+    def test_labels_of_each_worker(self, cluster):
+        head = cluster.head_node.node_id
+        others = [{"ray.io/node-id": f"!{head}"}, {"ray.io/node-id": head}]
+        with executor_of(num_workers=2, bundle_label_selector=others) as executor:
+            first, second = executor.run(node)
+        assert first != second
+
+    def test_labels_that_no_node_has(self):
+        with pytest.raises(PlacementError, match=r"labels: of 2 hosts, 0 match {'zone': 'moon'}\n  missing: 2 of 2"):
+            executor_of(num_workers=2, label_selector={"zone": "moon"}).start()
+
+    def test_gpus_of_several_workers_on_a_host(self):
+        executor = executor_of(num_hosts=1, num_workers_per_host=2, use_gpu=True, gpus_per_worker=2)
+        with executor:
+            assert {tuple(sorted(seen)) for seen in executor.run(visible)} == {("0", "1", "2", "3")}
 
     @pytest.mark.parametrize("reuse", [True, False])
     def test_inside_a_placement_group(self, reuse):
@@ -176,6 +217,11 @@ class TestPlacement:
     def test_the_current_group_is_too_small(self):
         with pytest.raises(PlacementError, match="room for 2 of 3 workers with 1 CPU each; its bundles are: 1 CPU; 1"):
             in_group([{"CPU": 1}, {"CPU": 1}], executor_of(num_workers=3).start)
+
+    def test_the_current_group_is_placed_already(self):
+        start = executor_of(num_workers=1, placement_strategy="SPREAD", label_selector={"a": "b"}).start
+        with pytest.raises(PlacementError, match="placement_strategy and label_selector cannot change the current"):
+            in_group([{"CPU": 1}], start)
 
     def test_the_current_group_is_busy(self):
         settings = RayExecutor.create_settings(timeout_s=2)
@@ -239,6 +285,48 @@ class TestStart:
         assert not groups_left()
 
 
+class Fragile(worker.HorovodWorker):
+    """Dies when it shall tell where it is: so often that ``DEATHS`` files are in the folder ``MARKS``."""
+
+    def location(self):
+        marks = Path(os.environ["MARKS"])
+        if len(list(marks.iterdir())) < int(os.environ["DEATHS"]):
+            (marks / str(os.getpid())).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().location()
+
+
+class TestLostBeforeTheStart:
+    @pytest.fixture
+    def fragile(self, monkeypatch, tmp_path):
+        monkeypatch.setattr(worker, "HorovodWorker", Fragile)
+
+        def fragile(deaths):
+            variables = {"MARKS": str(tmp_path), "DEATHS": str(deaths)}
+            return executor_of(num_workers=2, runtime_env={"env_vars": variables})
+
+        return fragile
+
+    def test_another_one_takes_its_place(self, fragile, tmp_path, caplog):
+        with fragile(deaths=1) as executor:
+            assert executor.run(rank) == [0, 1]
+        told = [record.message for record in caplog.records if record.message.startswith("a worker died: ")]
+        # Both may have died at the same moment.
+        assert 1 <= len(list(tmp_path.iterdir())) == len(told) <= 2
+        assert told[0].endswith(" before it was ready; another one takes its place")
+
+    def test_it_happens_again_and_again(self, fragile, monkeypatch):
+        monkeypatch.setattr("executors.ray.group.REPLACEMENTS", 1)
+        with pytest.raises(ExecutorError, match=r"workers died 2 times before they were ready; the last one died: "):
+            fragile(deaths=100).start()
+
+    def test_a_runtime_environment_that_fails(self):
+        # Nothing listens on the port 9 of a test machine.
+        executor = executor_of(num_workers=1, runtime_env={"working_dir": "https://127.0.0.1:9/x.zip"})
+        with pytest.raises(ExecutorError, match=r"runtime_env of the workers could not be set up: .*onnection"):
+            executor.start()
+
+
 class TestFailure:
     def test_a_death_ends_the_job_at_once(self):
         executor = executor_of(num_hosts=2)
@@ -285,11 +373,8 @@ class TestFailure:
 
     def test_ctrl_c(self):
         with executor_of(num_workers=2) as executor:
-            timer = threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT])
-            timer.start()
             with pytest.raises(KeyboardInterrupt):
-                executor.run(time.sleep, [HANG_S])
-            timer.join(SECONDS)
+                executor.run(interrupt_on_1, [os.getpid()])
             with pytest.raises(ExecutorError, match="KeyboardInterrupt interrupted the wait"):
                 executor.run(rank)
 

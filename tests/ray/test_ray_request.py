@@ -1,15 +1,21 @@
 """Parts that need no cluster: requests, missing resources, settings, variables."""
 
 import importlib
+import json
 import re
 import stat
 import sys
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import ray
 
-from executors.api import ExecutorError
+from executors.api import ExecutorError, StartTimeoutError
 from executors.environment import gpu_variables, interface_variables
+from executors.job import Job
+from executors.ray.autoscaler import mirrors
+from executors.ray.needs import actor_options
 from executors.ray.request import Request
 from executors.ray.settings import check_extra
 from executors.ray.shortage import ClusterState, capacity, explain
@@ -18,7 +24,7 @@ from hvd_cluster.ray import RayExecutor
 
 SETTINGS = RayExecutor.create_settings()
 TWO = {"a": {"CPU": 4.0, "GPU": 2.0}, "b": {"CPU": 4.0}}
-COUNTS = ["num_workers", "num_hosts", "num_workers_per_host", "cpus_per_worker", "gpus_per_worker"]
+COUNTS = ["num_workers", "num_hosts", "num_workers_per_host", "gpus_per_worker"]
 
 
 class TestRequest:
@@ -34,11 +40,34 @@ class TestRequest:
         assert request.bundles == [{"CPU": 3, "GPU": 6}] * 2
         assert [request.bundle_of(worker) for worker in range(6)] == [0, 0, 0, 1, 1, 1]
 
+    @pytest.mark.parametrize("name", COUNTS)
+    def test_takes_any_integer(self, name):
+        shape = {} if name == "num_workers" else {"num_hosts": 1}
+        request = Request(**{**shape, "use_gpu": True, name: np.int64(2)})
+        assert type(getattr(request, name)) is int
+
     def test_use_gpu_means_one(self):
         assert Request(num_workers=1, use_gpu=True).worker == {"CPU": 1, "GPU": 1}
 
     def test_workers_per_host_may_be_none_with_num_workers(self):
         assert Request(num_workers=2, num_workers_per_host=None).size == 2
+
+    def test_cpus_may_be_a_fraction(self):
+        request = Request(num_hosts=2, num_workers_per_host=3, cpus_per_worker=np.float64(0.5))
+        assert request.worker == {"CPU": 0.5}
+        assert request.bundles == [{"CPU": 1.5}] * 2
+
+    def test_other_resources(self):
+        request = Request(num_workers=2, use_gpu=True, resources_per_worker={"TPU": 4, "memory": 1e9, "disk": 0.5})
+        assert request.bundles == [{"CPU": 1, "GPU": 1, "TPU": 4, "memory": 1e9, "disk": 0.5}] * 2
+        options = {"num_cpus": 1, "num_gpus": 1, "memory": 1e9, "resources": {"TPU": 4, "disk": 0.5}}
+        assert actor_options(request.worker) == options
+
+    def test_labels_of_all_workers_or_of_each_bundle(self):
+        assert Request(num_workers=2).selectors == []
+        assert Request(num_workers=2, label_selector={"zone": "a"}).selectors == [{"zone": "a"}] * 2
+        each = [{"zone": "a"}, {}]
+        assert Request(num_hosts=2, num_workers_per_host=2, bundle_label_selector=each).selectors == each
 
     @pytest.mark.parametrize("name", COUNTS)
     @pytest.mark.parametrize("value", [0, -1, 1.5, "2", True])
@@ -55,11 +84,37 @@ class TestRequest:
             ({"num_hosts": 2, "num_workers_per_host": None}, "must be a positive integer when num_hosts"),
             ({"num_workers": 2, "gpus_per_worker": 1}, "use_gpu is False; set use_gpu=True"),
             ({"num_workers": 2, "use_gpu": 1}, "use_gpu is 1, but must be True or False"),
+            ({"resources_per_worker": ["TPU"]}, r"resources_per_worker is \['TPU'\], but must be a dict of resources"),
+            ({"resources_per_worker": {"CPU": 2}}, "resources_per_worker has 'CPU'; give cpus_per_worker instead"),
+            ({"resources_per_worker": {"GPU": 2}}, "resources_per_worker has 'GPU'; give use_gpu and gpus_per_worker"),
+            ({"resources_per_worker": {"object_store_memory": 2}}, "which Ray does not reserve for actors"),
+            ({"resources_per_worker": {"x": -1}}, r"resources_per_worker\['x'\] is -1, but must be a positive number"),
+            ({"placement_strategy": "NEAR"}, "'NEAR', but must be one of PACK, SPREAD, STRICT_PACK, STRICT_SPREAD"),
+            ({"num_hosts": 2, "placement_strategy": "PACK"}, "num_hosts are different hosts, which is STRICT_SPREAD"),
+            ({"label_selector": {"a": 1}}, "label_selector is {'a': 1}, but must be a dict of labels"),
+            ({"bundle_label_selector": {"a": "1"}}, "but must be a list of 2 dicts, one for each worker"),
+            (
+                {"num_hosts": 1, "bundle_label_selector": []},
+                r"is \[\], but must be a list of 1 dicts, one for each host",
+            ),
+            ({"bundle_label_selector": [{}, 5]}, r"bundle_label_selector\[1\] is 5, but must be a dict of labels"),
+            ({"bundle_label_selector": [{}, {}], "label_selector": {}}, "are both given; give label_selector, the"),
+            ({"runtime_env": "pip"}, "runtime_env is 'pip', but must be a dict of Ray's"),
+            ({"runtime_env": {"pips": []}}, "runtime_env has pips, but its fields are .*working_dir"),
+            ({"runtime_env": {"env_vars": {"A": 1}}}, r"runtime_env\['env_vars'\] has 'A': 1, but names and values"),
+            ({"runtime_env": {"env_vars": {"HOROVOD_RANK": "1"}}}, "has HOROVOD_RANK, which RayExecutor sets"),
+            ({"runtime_env": {"working_dir": "/none"}}, "which Ray does not take: /none is not a valid path"),
         ],
     )
     def test_refuses_a_combination(self, arguments, text):
+        given = arguments if not arguments or "num_hosts" in arguments else {"num_workers": 2, **arguments}
         with pytest.raises(ValueError, match=text):
-            RayExecutor(SETTINGS, **arguments)
+            RayExecutor(SETTINGS, **given)
+
+    @pytest.mark.parametrize("value", [0, -1, 1e-5, "2", True, None, float("nan"), float("inf")])
+    def test_refuses_cpus(self, value):
+        with pytest.raises(ValueError, match=f"cpus_per_worker is {value!r}, but must be a positive number"):
+            RayExecutor(SETTINGS, num_workers=1, cpus_per_worker=value)
 
 
 class TestShortage:
@@ -84,11 +139,30 @@ class TestShortage:
 
     def test_a_bundle_needs_one_host(self):
         request = Request(num_workers=2, use_gpu=True, gpus_per_worker=2)
-        assert capacity(request, list(TWO.values())) == 1
+        assert capacity(request, self.state()) == 1
         assert "missing: 1 of 2 workers with 1 CPU + 2 GPU" in explain(request, self.state(CPU=8.0, GPU=2.0))
 
     def test_hosts_must_differ(self):
         assert "missing: 1 of 3 hosts with 1 CPU each" in explain(Request(num_hosts=3), self.state(CPU=8.0))
+
+    def test_one_host_for_all(self):
+        request = Request(num_workers=6, placement_strategy="STRICT_PACK")
+        assert capacity(request, self.state()) == 4
+        text = explain(request, self.state())
+        assert "requested: 6 workers with 1 CPU each, together on one host, 6 CPU in all" in text
+        assert "missing: 2 of 6 workers" in text
+
+    def test_fractions_are_not_cut(self):
+        assert capacity(Request(num_workers=50, cpus_per_worker=0.1), ClusterState({}, {}, {"a": {"CPU": 1.0}})) == 10
+
+    def test_labels(self):
+        state = ClusterState({}, {}, TWO, {"a": {"zone": "x"}, "b": {"zone": "y"}})
+        all_in_x = Request(num_workers=5, label_selector={"zone": "x"})
+        assert capacity(all_in_x, state) == 4
+        assert "labels: of 2 hosts, 1 match {'zone': 'x'}\n" in explain(all_in_x, state)
+        each = Request(num_workers=3, bundle_label_selector=[{"zone": "x"}, {"zone": "z"}, {}])
+        assert capacity(each, state) == 2
+        assert "labels: of 2 hosts, 1 match {'zone': 'x'}; 0 match {'zone': 'z'}\n" in explain(each, state)
 
     def test_what_others_use(self):
         assert "missing: 2 CPU, which others use" in explain(Request(num_workers=5), self.state(CPU=3.0))
@@ -103,6 +177,21 @@ class TestShortage:
         assert "host-15" in text
         assert "host-16" not in text
         assert "and 4 more" in text
+
+
+class TestAutoscaler:
+    """Which report shows that nobody adds nodes: those that Ray writes for nodes without an autoscaler."""
+
+    @pytest.mark.parametrize(
+        ("nodes", "expected"),
+        [({"node_" + "f1" * 28: 1}, True), ({"ray.head.default": 1}, False), ({}, False), (None, False)],
+    )
+    def test_report(self, nodes, expected):
+        assert mirrors(json.dumps({"autoscaler_report": {"active_nodes": nodes}}).encode()) is expected
+
+    @pytest.mark.parametrize("report", [None, b"{}", b'{"autoscaler_report": null}'])
+    def test_no_report_yet(self, report):
+        assert not mirrors(report)
 
 
 class TestVariables:
@@ -120,7 +209,7 @@ class TestVariables:
     def test_extra_variables_become_text(self):
         assert check_extra({"HOROVOD_CYCLE_TIME": 5}) == {"HOROVOD_CYCLE_TIME": "5"}
 
-    @pytest.mark.parametrize("variables", [5, ["A=b"], {5: "a"}, {"": "a"}, {"A=": "b"}, {"A": "\0"}])
+    @pytest.mark.parametrize("variables", [5, ["A=b"], {5: "a"}, {"A": None}, {"": "a"}, {"A=": "b"}, {"A": "\0"}])
     def test_extra_variables_are_variables(self, variables):
         with pytest.raises(ValueError, match=r"extra_env_vars (is|has)"):
             check_extra(variables)
@@ -187,7 +276,17 @@ class TestWithoutRay:
         executor.shutdown()
 
     def test_gathering_nothing(self):
-        gathering = Gathering({})
+        gathering = Gathering([], pytest.fail, Job(1))
         gathering.wait()
         assert gathering.complete
         assert gathering.values() == []
+
+    def test_gathering_that_is_late_already(self, monkeypatch):
+        """Its time is over before Ray is asked, so nothing waits for Ray."""
+        monkeypatch.setattr(ray, "wait", lambda *_, **__: pytest.fail("nothing is left to wait for"))
+        member = SimpleNamespace(location=SimpleNamespace(node="a"))
+        gathering = Gathering([member], lambda *_: "answer", Job(1), timeout=0.0)
+        gathering.wait()
+        assert not gathering.complete
+        with pytest.raises(StartTimeoutError, match="did not answer in time"):
+            gathering.values()

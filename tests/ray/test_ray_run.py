@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -9,9 +10,10 @@ import threading
 import numpy as np
 import pytest
 import ray
+from ray.util.queue import Queue
 
 from executors.api import ExecutorError, RemoteError, WorkerError
-from hvd_cluster.ray import RayExecutor
+from hvd_cluster.ray import BaseHorovodWorker, RayExecutor, log
 
 # Ray keeps its connections, and starts worker processes before they are needed.
 pytestmark = pytest.mark.leaves("descriptors", "processes")
@@ -33,7 +35,7 @@ class SpecialError(Exception):
 
 @pytest.fixture(scope="module")
 def executor(cluster):
-    with RayExecutor(RayExecutor.create_settings(), num_workers=SIZE) as executor:
+    with RayExecutor(RayExecutor.create_settings(timeout_s=100), num_workers=SIZE) as executor:
         yield executor
 
 
@@ -78,7 +80,7 @@ def attempt(run):
 
 
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
-with RayExecutor(RayExecutor.create_settings(), num_workers=1) as executor:
+with RayExecutor(RayExecutor.create_settings(timeout_s=100), num_workers=1) as executor:
     [loss] = executor.run(train, [False])
     caught = attempt(lambda: executor.run(train, [True]))
     executed = executor.execute_single(lambda _: Loss(1.0))
@@ -93,6 +95,79 @@ def test_classes_of_the_main_script_come_back_as_what_they_are(cluster, tmp_path
     command = [sys.executable, str(script), cluster.address]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("[True, True, True, 'bad batch']\n", 0), done.stderr
+
+
+OUTPUT_SCRIPT = """
+import os
+import sys
+
+import ray
+
+from hvd_cluster.ray import RayExecutor
+
+
+def speak():
+    print("step of", os.environ["HOROVOD_RANK"])
+    print("warning of", os.environ["HOROVOD_RANK"], file=sys.stderr)
+
+
+ray.init(address=sys.argv[1], logging_level="ERROR")
+with RayExecutor(RayExecutor.create_settings(timeout_s=100), num_workers=2, cpus_per_worker=0.5) as executor:
+    executor.run(speak)
+    sys.stdin.read()
+ray.shutdown()
+"""
+
+
+def test_the_rank_is_in_front_of_what_a_worker_prints(cluster, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(OUTPUT_SCRIPT)
+    missing = {f"(rank {rank} {text} of {rank}" for rank in (0, 1) for text in ("step", "warning")}
+    process = subprocess.Popen(
+        [sys.executable, str(script), cluster.address],
+        # Ray merges lines that differ in their numbers only.
+        env={**os.environ, "RAY_DEDUP_LOGS": "0", "RAY_COLOR_PREFIX": "0"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    with process:
+        try:
+            lines = []
+            while missing:
+                lines.append(process.stdout.readline())
+                assert lines[-1], f"the script ended without {missing}: {lines}"
+                missing.discard(re.sub(r"\x1b\[\d*m|pid=\d+(, ip=[\d.]+)?\) ", "", lines[-1].rstrip()))
+        finally:
+            process.stdin.close()
+
+
+class Counter:
+    def __init__(self, start, step=1):
+        self.value = start + step
+
+
+def test_a_worker_of_ones_own():
+    remote = ray.remote(num_cpus=0, runtime_env={"env_vars": {"OF_THE_USER": "1"}})(BaseHorovodWorker).remote(1, 4)
+    call = lambda method, *args: ray.get(getattr(remote, method).remote(*args), timeout=100)  # noqa: E731
+    call("update_env_vars", {"FLAVOUR": 7})
+    variables = call("env_vars")
+    node = call("node_id")
+    names = ("HOROVOD_HOSTNAME", "HOROVOD_RANK", "HOROVOD_SIZE", "FLAVOUR", "OF_THE_USER")
+    assert [variables[name] for name in names] == [node, "1", "4", "7", "1"]
+    assert node in {each["NodeID"] for each in ray.nodes()}
+    assert call("hostname") == socket.gethostname()
+    assert call("get_gpu_ids") == []
+    assert call("execute", lambda executable: executable) is None
+    call("start_executable", Counter, [3], {"step": 2})
+    assert call("execute", lambda executable: executable.value) == 5
+    queue = Queue(actor_options={"num_cpus": 0})
+    call("set_queue", queue)
+    call("execute", lambda _: log({"loss": 0.5}))
+    assert queue.get(timeout=100) == {"loss": 0.5}
+    queue.shutdown()
+    ray.kill(remote)
 
 
 def test_each_worker_has_threads_for_its_cpus(executor):

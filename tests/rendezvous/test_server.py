@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import socket
+import struct
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -69,6 +71,21 @@ class TestLifecycle:
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((server.address, server.port))
 
+    def test_a_client_that_is_killed_while_it_sends_is_no_error(
+        self, server: RendezvousServer, client: RendezvousClient, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        headers = signed("PUT", "/keys/half", b"ten bytes!") | {"content-length": "10"}
+        with socket.create_connection((server.address, server.port), 30) as connection:
+            connection.sendall(encode("PUT", "/keys/half", headers, b"ten"))
+            for _ in range(3):  # the server has read the half by now; a reset throws away what was not read
+                client.set("key", b"value")
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if sys.version_info < (3, 12):  # later versions cancel the handler, and nothing is said
+            eventually(lambda: "before the end of the body" in caplog.text)
+        for _ in range(3):
+            client.set("key", b"value")
+        assert {record.levelname for record in caplog.records} <= {"WARNING"}
+
     def test_the_store_outlives_the_service(self) -> None:
         server = RendezvousServer(SECRET)
         server.store.set("key", b"before")
@@ -106,7 +123,8 @@ class TestLifecycle:
         process, threads = psutil.Process(), threading.active_count()
         before = process.num_fds()
         self.serve_rude_peers()
-        assert (process.num_fds(), threading.active_count()) == (before, threads)
+        # Libraries that other tests have started may open and close some meanwhile.
+        eventually(lambda: (process.num_fds() <= before) and (threading.active_count() <= threads))
 
     @staticmethod
     def serve_rude_peers() -> None:

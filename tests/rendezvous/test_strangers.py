@@ -47,7 +47,7 @@ def test_a_crowd_of_idle_connections_does_not_starve_the_server(without_a_limit:
 
 @pytest.mark.parametrize("said", [b"", b"GET /keys/a HTTP/1.1\r\n", encode("GET", "/keys/a", {})], ids=repr)
 def test_a_connection_has_to_prove_itself_before_a_deadline(monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
-    monkeypatch.setattr(connections, "DEADLINE", 0.05)
+    monkeypatch.setattr(connections, "DEADLINE", 0.5)
     with RendezvousServer(SECRET) as server, socket.create_connection((server.address, server.port), 30) as sock:
         sock.sendall(said)
         while sock.recv(4096):  # a refusal, if any, and then the end
@@ -56,7 +56,7 @@ def test_a_connection_has_to_prove_itself_before_a_deadline(monkeypatch: pytest.
 
 def test_a_connection_that_has_proved_itself_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also beyond the deadline: an idle connection that came later has met its own by then."""
-    monkeypatch.setattr(connections, "DEADLINE", 0.05)
+    monkeypatch.setattr(connections, "DEADLINE", 0.5)
     with RendezvousServer(SECRET) as server:
         server.store.set("a", b"value")
         kept = http.client.HTTPConnection(server.address, server.port, timeout=30)

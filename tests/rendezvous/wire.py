@@ -20,7 +20,7 @@ NONCES = (f"{number:032x}" for number in count())
 
 
 def eventually(condition: Callable[[], object]) -> None:
-    for _ in range(2000):
+    for _ in range(6000):  # half a minute or more
         if condition():
             return
         threading.Event().wait(0.005)

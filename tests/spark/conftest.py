@@ -47,4 +47,5 @@ def nothing_left(spark):
     from spark_cluster import eventually, workers_left
 
     yield
-    eventually(lambda: not workers_left(), 15)
+    spark.sparkContext.cancelAllJobs()  # that of a test that failed would keep its slots
+    eventually(lambda: not workers_left(), 60)

@@ -63,7 +63,7 @@ def running_session() -> Iterator[SparkSession]:
         yield spark
         spark.stop()
         _end_java()
-        _, alive = psutil.wait_procs(started, timeout=20)
+        _, alive = psutil.wait_procs(started, timeout=60)
     assert not alive, f"processes of Spark outlived the tests: {alive}"
 
 

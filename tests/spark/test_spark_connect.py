@@ -105,6 +105,8 @@ def wait(batches):
         time.sleep(0.05)
     yield from batches
 
+# A server that has just started is slow to begin a stage.
+spark.range(0, 2, 1, 2).mapInArrow(lambda batches: batches, "id long").toArrow()
 Session.busy = look
 df = spark.range(0, 100, 1, 2).mapInArrow(wait, "id long").selectExpr("id", "id * 2 as x")
 rows = run_on_dataframe(lambda shard: shard.rows, df, num_proc=2, label_cols="id", start_timeout=10)

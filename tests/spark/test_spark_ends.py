@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -13,12 +14,13 @@ from spark_cluster import eventually, variables
 
 from executors.api import WorkerError
 from hvd_cluster.spark import run
+from tests.conftest import LOOK
 
 # Each driver starts Spark.
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 HANG_S = 600
-SECONDS = 30
+SECONDS = 60
 
 # Both ranks say that they are there, with a collective in between, and then wait for their end.
 SCRIPT = """
@@ -63,7 +65,7 @@ class Driver:
         self.processes = []
 
     def wait(self):
-        eventually(self._there, 90)
+        eventually(self._there, 180)
         self.processes = psutil.Process(self.process.pid).children(recursive=True)
         return self
 
@@ -77,8 +79,9 @@ class Driver:
     def close(self):
         self.process.kill()
         self.process.wait(SECONDS)
-        for process in psutil.wait_procs(self.processes, timeout=0)[1]:
-            process.kill()
+        for process in self.processes:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 @pytest.fixture
@@ -97,14 +100,14 @@ def driver(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_driver_that_ends_takes_all_with_it(driver, tmp_path, number):
-    memory = set(os.listdir("/dev/shm"))
+    memory = LOOK["shared_memory"]()
     started = driver("local-cluster[2,1,1024]" if number == signal.SIGKILL else "local[2]")
     assert len(started.processes) >= 7  # Java, twice a worker with its guard and the Python of Spark
     started.process.send_signal(number)
     assert started.process.wait(SECONDS) != 0
     eventually(started.all_gone, SECONDS)
     assert (tmp_path / "left").exists() is (number == signal.SIGINT)
-    assert set(os.listdir("/dev/shm")) <= memory
+    eventually(lambda: LOOK["shared_memory"]() <= memory, SECONDS)
     assert not [path for path in (tmp_path / "local").rglob("*") if path.is_file()]
 
 
@@ -128,12 +131,12 @@ def kill_on_1(folder, victim):
 @pytest.mark.leaves("descriptors", "processes")
 @pytest.mark.parametrize("victim", [executor_of, lambda worker: worker.parent().parent()], ids=["executor", "task"])
 def test_a_lost_executor_or_task_ends_the_job_without_another_attempt(spark, tmp_path, victim):
-    memory = set(os.listdir("/dev/shm"))
+    memory = LOOK["shared_memory"]()
     with pytest.raises(WorkerError, match=r"the task of rank 1 on .* was lost: its executor was killed") as caught:
         run(kill_on_1, (tmp_path, victim), num_proc=2)
     assert caught.value.rank == 1
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"attempts.0": "x", "attempts.1": "x"}
-    eventually(lambda: set(os.listdir("/dev/shm")) <= memory, SECONDS)
+    eventually(lambda: LOOK["shared_memory"]() <= memory, SECONDS)
     assert run(os.getpid, num_proc=1)
 
 

@@ -127,7 +127,8 @@ class TestLine:
         assert driver.stdout.getvalue() == "[0]<stdout>:the last words\n"
         task.join()
 
-    def test_a_task_that_comes_when_the_driver_ends_is_refused(self):
+    def test_a_task_that_comes_when_the_driver_ends_is_refused(self, monkeypatch):
+        monkeypatch.setattr(consoles, "LATE_SECONDS", 60.0)
         refused = []
 
         def come():

@@ -109,6 +109,7 @@ TRAIN = """
 import os
 from executors.api import PlacementError
 from hvd_cluster.spark import run
+from spark_cluster import eventually
 
 def place():
     from hvd_cluster import basics
@@ -124,6 +125,7 @@ def place():
         "visible": os.environ["CUDA_VISIBLE_DEVICES"].split(","),
     }
 
+eventually(lambda: spark.sparkContext.defaultParallelism == 4, 60)  # executors come one after the other
 places = run(place)
 try:
     run(place, num_proc=5)

@@ -153,11 +153,37 @@ def test_every_survivor_names_the_rank_that_was_killed(pool, stage, victim, tmp_
     assert max(seconds) < BOUND_SECONDS
 
 
-@pytest.mark.parametrize(("stage", "victim"), [("before its offer", 2), ("within its host", 2), ("within its host", 3)])
+@pytest.mark.parametrize(
+    ("stage", "victim"),
+    [
+        ("before its offer", 2),
+        ("within its host", 2),
+        ("within its host", 3),
+        ("before its backends", 0),
+        ("in its first backend", 3),
+        ("in its backend between hosts", 2),
+    ],
+)
 def test_every_survivor_names_the_rank_that_stopped(pool, stage, victim, tmp_path):
     """A stopped process keeps its connections, so the start timeout ends the wait."""
-    number = 100 + STAGES.index(stage) * len(VICTIMS) + victim
-    outcomes = pool.run(start_in_fork, tmp_path, number, stage, victim, LATE_SECONDS, signal.SIGSTOP)
+    check_stop(pool, 100 + STAGES.index(stage) * len(VICTIMS) + victim, stage, victim, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("operations", "stage", "victim"),
+    [
+        ("shm", "before its backends", 1),
+        ("gloo", "before its backends", 0),
+        ("gloo", "in its backend between hosts", 2),
+    ],
+)
+def test_every_survivor_on_one_host_names_the_rank_that_stopped(fresh_pool, operations, stage, victim, tmp_path):
+    """Gloo connects to a stopped process, for which the kernel answers."""
+    check_stop(fresh_pool(3, None, {"HOROVOD_CPU_OPERATIONS": operations}), 1, stage, victim, tmp_path)
+
+
+def check_stop(pool, number, stage, victim, folder):
+    outcomes = pool.run(start_in_fork, folder, number, stage, victim, LATE_SECONDS, signal.SIGSTOP)
     stopped, child = outcomes.pop(victim)
     pool.run(reap, victim, child)
     for _, kind, text, ranks in outcomes:

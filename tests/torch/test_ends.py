@@ -3,11 +3,14 @@
 import os
 import signal
 import threading
+from contextlib import suppress
 
 import pytest
 import torch
 
 import hvd_cluster.torch as hvd
+from hvd_cluster import basics
+from tests.collectives.job import until
 
 PLACES = {"shm": ["one"] * 3, "gloo": ["one", "two", "three"]}
 
@@ -50,7 +53,8 @@ def wait_for_a_name_that_never_comes(victim):
         hvd.barrier()
         os.kill(os.getpid(), signal.SIGKILL)
     handle = hvd.allreduce_async(torch.ones(3), name="lonely")
-    hvd.barrier()
+    with suppress(hvd.HorovodInternalError):  # this rank may hear of the death before it has left the barrier
+        hvd.barrier()
     with pytest.raises(hvd.HorovodInternalError, match=f"rank {victim}"):
         hvd.synchronize(handle)
     hvd.shutdown()
@@ -65,8 +69,11 @@ def test_a_killed_rank_raises_in_negotiation(fresh_pool):
     outcomes[2].unwrap()
 
 
-def die_with_a_child(victim):
-    """The child, like one of a DataLoader, outlives the victim and has inherited its connections."""
+def die_with_a_child(victim, told):
+    """The child, like one of a DataLoader, outlives the victim and has inherited its connections.
+
+    The other rank touches ``told`` when it knows the child.
+    """
     lost = hvd.rank() == victim
     child = os.fork() if lost else 0
     if lost and not child:
@@ -75,7 +82,9 @@ def die_with_a_child(victim):
         signal.pause()
     children = hvd.allgather_object(child)
     if lost:
+        until(told.exists)
         os.kill(os.getpid(), signal.SIGKILL)
+    told.touch()
     with pytest.raises(hvd.HorovodInternalError, match=f"rank {victim}"):
         hvd.allreduce(torch.ones(1), name="doomed")
     hvd.shutdown()
@@ -83,17 +92,24 @@ def die_with_a_child(victim):
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_forked_child_does_not_hide_a_death(fresh_pool, victim):
+def test_a_forked_child_does_not_hide_a_death(fresh_pool, victim, tmp_path):
     pool = fresh_pool(2)
     pool.run(initialize)
-    [outcome] = pool.outcomes(die_with_a_child, victim, ranks=[1 - victim])
+    [outcome] = pool.outcomes(die_with_a_child, victim, tmp_path / "told", ranks=[1 - victim])
     os.kill(outcome.unwrap(), signal.SIGKILL)
+
+
+def shut_down_when_inside(*_):
+    """On a signal that comes again and again, until it finds this thread inside a call that drives."""
+    if hvd.is_initialized() and basics.engine()._driver.is_driven_by(threading.get_ident()):
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        hvd.shutdown()
 
 
 def shut_down_in_a_signal_handler():
     if hvd.rank() == 1:
-        signal.signal(signal.SIGALRM, lambda *_: hvd.shutdown())
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        signal.signal(signal.SIGALRM, shut_down_when_inside)
+        signal.setitimer(signal.ITIMER_REAL, 0.2, 0.05)
         with pytest.raises(hvd.HorovodInternalError, match="in a signal handler"):
             hvd.allreduce(torch.ones(1), name="lonely")
         assert not hvd.is_initialized()
@@ -124,9 +140,11 @@ def test_many_names_at_once(fresh_pool, hosts):
 
 
 def inventory():
+    """What this process has; a thread of Gloo may end a moment after what it did."""
     with open("/proc/self/maps") as maps:
         mapped = sum("memfd:hvd" in line for line in maps)
-    return threading.active_count(), len(os.listdir("/proc/self/fd")), mapped, sorted(os.listdir("/dev/shm"))
+    files = {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}  # which any process makes
+    return threading.active_count(), len(os.listdir("/proc/self/fd")), mapped, files
 
 
 def start_and_stop_often(times):
@@ -137,7 +155,7 @@ def start_and_stop_often(times):
         hvd.init()
         assert hvd.allreduce(torch.ones(5), op=hvd.Sum).tolist() == [float(hvd.size())] * 5
         hvd.shutdown()
-    assert inventory() == before
+    until(lambda: all(now <= then for now, then in zip(inventory(), before, strict=True)))
 
 
 @pytest.mark.parametrize(("times", "hosts"), [(100, ["one", "one"]), (20, ["one", "two"])])

@@ -76,7 +76,7 @@ def test_a_cut_link_ends_all_ranks_which_name_one_of_the_other_host(pool, networ
     marker = tmp_path / "running"
     with ThreadPoolExecutor(1) as background:
         ends = background.submit(pool.run, reduce_until_error, nbytes, marker)
-        until(marker.exists)
+        until(marker.exists, 60)
         network.cut()
         found = ends.result()
     for rank, (kind, text, named) in enumerate(found):

@@ -4,6 +4,7 @@ import itertools
 import logging
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +20,8 @@ STALLS = {
     "HOROVOD_GLOO_TIMEOUT_SECONDS": "300",
 }
 RANKS = range(4)
+START_SECONDS = 60.0
+"""Twenty operations of 16 MB between two hosts take some seconds on a machine that does nothing else."""
 SMALL, PIPELINED = 32, 1 << 24
 
 
@@ -48,7 +51,7 @@ def stop(pool, victim, nbytes, marker):
     survivors = [rank for rank in RANKS if rank != victim]
 
     def stop_when_running():
-        until(marker.exists)
+        until(marker.exists, START_SECONDS)
         os.kill(pool.processes[victim].pid, signal.SIGSTOP)
 
     pool.run(hvd.init)
@@ -85,3 +88,37 @@ def test_every_rank_names_a_stopped_leader_whose_relay_is_stopped_too(fresh_pool
 def test_every_rank_of_one_host_names_the_rank_that_was_stopped(fresh_pool, operations, victim, tmp_path):
     pool = fresh_pool(4, None, STALLS | {"HOROVOD_CPU_OPERATIONS": operations})
     check(stop(pool, victim, SMALL, tmp_path / "running"), victim)
+
+
+def stop_before_the_decision(victim):
+    """The error of a rank that submits a group, and the ranks that it names.
+
+    ``victim`` stops when rank 0 has its part of the group. The decision of rank 0 is larger than a socket holds.
+    """
+    group = [torch.ones(1)] * 1000, None, "x" * 1000
+    if hvd.rank() == victim:
+        hvd.grouped_allreduce_async(*group)
+    pids = hvd.allgather(torch.tensor([os.getpid()]), name="pids").tolist()
+    if hvd.rank() == victim:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    until(lambda: is_stopped(pids[victim]))
+    with pytest.raises(hvd.HorovodInternalError) as caught:
+        hvd.grouped_allreduce(*group)
+    hvd.shutdown()
+    return str(caught.value), caught.value.ranks
+
+
+def is_stopped(process):
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def test_rank_0_answers_while_its_messages_wait_for_a_stopped_rank(fresh_pool):
+    """Rank 1 waits inside the operation then, and asks whether rank 0 runs."""
+    pool = fresh_pool(3, None, STALLS)
+    pool.run(hvd.init)
+    try:
+        found = [outcome.unwrap() for outcome in pool.outcomes(stop_before_the_decision, 2, ranks=(0, 1))]
+    finally:
+        pool.processes[2].kill()
+    for text, ranks in found:
+        assert ranks == (2,), text

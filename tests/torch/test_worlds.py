@@ -2,36 +2,18 @@
 
 import os
 import signal
-from dataclasses import replace
+from contextlib import contextmanager
 
 import pytest
 import torch
 
 import hvd_cluster.torch as hvd
-from collectives.api import NotInitializedError, ShutDownError, Topology
-from collectives.settings import world_from_environment
+from collectives.api import NotInitializedError, ShutDownError
 from hvd_cluster import basics
 from tests.collectives.job import until
+from tests.torch.worlds import go_to, start_in
 
 CORES = sorted(os.sched_getaffinity(0))
-
-
-def place(rank, size):
-    """On the one host of these worlds."""
-    return Topology(rank, size, rank, size, hosts=(), cores=0)
-
-
-def go_to(round, rank, size):
-    """Change to the world ``round``, as ``rank``."""
-    basics.change_world(replace(world_from_environment(os.environ), round=round, topology=place(rank, size)))
-
-
-def start_in(round, rank, size):
-    """init(), in a process that the launcher starts in the world ``round``."""
-    changed = {"HOROVOD_ROUND": round, "HOROVOD_RANK": rank, "HOROVOD_SIZE": size}
-    changed |= {"HOROVOD_LOCAL_RANK": rank, "HOROVOD_LOCAL_SIZE": size}
-    os.environ.update({name: str(value) for name, value in changed.items()})
-    hvd.init()
 
 
 def numbers():
@@ -102,7 +84,10 @@ def fail_and_go_on():
     hvd.init()
     rank = hvd.rank()
     hvd.barrier()
-    with pytest.raises(hvd.HorovodInternalError, match=r"ranks \[2\] of 3 did not connect"):
+    with (
+        connecting_for(3),
+        pytest.raises(hvd.HorovodInternalError, match=r"ranks \[2\] of 3 did not connect"),
+    ):
         go_to(1, rank, 3)
     assert not hvd.is_initialized()
     with pytest.raises(NotInitializedError):
@@ -115,8 +100,17 @@ def fail_and_go_on():
 
 def test_after_a_change_that_failed_the_next_one_works(fresh_pool):
     """Rank 2 of the world in between never comes."""
-    pool = fresh_pool(2, environment={"HOROVOD_GLOO_TIMEOUT_SECONDS": "3"})
-    assert pool.run(fail_and_go_on) == [0, 1]
+    assert fresh_pool(2).run(fail_and_go_on) == [0, 1]
+
+
+@contextmanager
+def connecting_for(seconds):
+    """In the block this rank waits only for a short time, so not in a world that all ranks reach."""
+    os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(seconds)
+    try:
+        yield
+    finally:
+        del os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"]
 
 
 def fail_and_try_again(failed):
@@ -126,13 +120,12 @@ def fail_and_try_again(failed):
         start_in(0, rank, 2)
         hvd.barrier()
     if rank == 1:
-        with pytest.raises(hvd.HorovodInternalError):
+        with connecting_for(1), pytest.raises(hvd.HorovodInternalError):
             go_to(1, 1, 3)
         failed.touch()
     else:
         hvd.shutdown()
         until(failed.exists)
-    os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] = "60"
     if rank == 1:
         hvd.init()
     elif rank == 0:
@@ -145,11 +138,11 @@ def fail_and_try_again(failed):
 
 
 def test_init_after_a_change_that_failed_connects_in_the_world_of_the_change(fresh_pool, tmp_path):
-    pool = fresh_pool(3, environment={"HOROVOD_GLOO_TIMEOUT_SECONDS": "1"})
-    assert pool.run(fail_and_try_again, tmp_path / "failed") == [seen(rank, 3) for rank in range(3)]
+    assert fresh_pool(3).run(fail_and_try_again, tmp_path / "failed") == [seen(rank, 3) for rank in range(3)]
 
 
 def reduce_for_ever():
+    hvd.barrier()  # a rank may hear of the death before it has left the barrier
     while True:
         hvd.allreduce(torch.ones(4), name="x")
 
@@ -157,8 +150,8 @@ def reduce_for_ever():
 def survive(victim):
     hvd.init()
     rank = hvd.rank()
-    hvd.barrier()
     if rank == victim:
+        hvd.barrier()
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(hvd.HorovodInternalError) as caught:
         reduce_for_ever()
@@ -183,6 +176,7 @@ def cores_of_the_communication_thread():
     def core():
         (thread,) = (each for each in threading.enumerate() if each.name.startswith("hvd-engine"))
         hvd.barrier()
+        until(lambda: len(os.sched_getaffinity(thread.native_id)) == 1)  # the thread binds itself when it begins
         return os.sched_getaffinity(thread.native_id)
 
     hvd.init()

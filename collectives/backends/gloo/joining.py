@@ -49,7 +49,11 @@ class GlooJoining(Joining):
         self._timeout = timeout
         self._connections = Connections(end)
         self._construction = _Construction(group, device, timeout)
-        super().__init__(group, msgpack.packb((end, self._construction.entry())))
+        try:
+            super().__init__(group, msgpack.packb((end, self._construction.begin())))
+        except BaseException:
+            self._construction.close()
+            raise
 
     def connect(self, offers: Sequence[bytes], attempt: ConnectAttempt) -> GlooBackend:
         """See :class:`Joining`."""
@@ -80,18 +84,20 @@ class _Construction:
         self._error: Exception | None = None
         # Held for a few instructions; owned by this construction.
         self._lock = threading.Lock()
-        self._done: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._done: int | None = None
         # Owned by this construction. It waits for the entries of the members, which close() ends, and then at most five
-        # times CONNECT_SECONDS in Gloo. Not a daemon: the process would abort if it ended inside Gloo.
+        # times CONNECT_SECONDS inside Gloo. Nothing ends this second wait: Gloo does not read its store then, an end of
+        # its connections makes it try again, and an end of its listening socket ends the process. So it may outlive a
+        # failed start. Not a daemon: the process would abort if it ended inside Gloo.
         self._thread = threading.Thread(target=self._construct, args=(device,), name="hvd-gloo-connect")
-        self._thread.start()
 
-    def entry(self) -> bytes:
-        """The entry that Gloo publishes for the other members."""
+    def begin(self) -> bytes:
+        """Start the construction; the entry that Gloo publishes for the other members."""
+        self._done = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread.start()
         if self._directory.published.wait(PUBLISH_SECONDS):
             entry: bytes = self._directory.entry
             return entry
-        self.close()
         if self._error is not None:
             raise translate(self._error, self._group)
         raise HorovodInternalError("Gloo did not give its address in time")

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from collectives.api import DType, ReduceOp
-from collectives.backends.base import OnWait
+from collectives.backends.base import OnDeath, OnWait
 from collectives.backends.group import Group
 from collectives.backends.host import Array, Bytes, HostBackend
 from collectives.backends.shm.allreduce import Allreduce
 from collectives.backends.shm.board import ShmBoard
+from collectives.backends.shm.deaths import DeathWatch, deaths_bytes
 from collectives.backends.shm.gate import Gate, gate_bytes
 from collectives.backends.shm.movement import Movement
 from collectives.backends.shm.segment import Segment
@@ -37,8 +38,10 @@ class ShmBackend(HostBackend, OffersBoard):
         super().__init__(group)
         rank, size = group.position, group.size
         self._segment = segment
-        base = _slabs_start(size)
-        self._gate = Gate(segment.array[: gate_bytes(size)], group, timeout, crowded)
+        base, gate = _slabs_start(size), gate_bytes(size)
+        self._gate = Gate(segment.array[:gate], group, timeout, crowded)
+        self._words = segment.array[gate : gate + deaths_bytes(size)]
+        self._deaths: DeathWatch | None = None
         self._slabs = Slabs(segment.array[base : base + slabs_bytes(size)], size)
         self._allreduce = Allreduce(rank, size, self._slabs, self._gate)
         self._movement = Movement(rank, size, self._slabs, self._gate)
@@ -92,6 +95,11 @@ class ShmBackend(HostBackend, OffersBoard):
         """See :class:`Backend`."""
         self._gate.on_wait = on_wait
 
+    def watch(self, on_death: OnDeath) -> None:
+        """See :class:`Backend`."""
+        ranks = self.group.ranks
+        self._deaths = DeathWatch(self._words, self.group.position, lambda position: on_death(ranks[position]))
+
     def phased(self) -> Sequence[object]:
         """See :class:`Backend`."""
         return self._allreduce, self._movement, self._gate
@@ -104,6 +112,9 @@ class ShmBackend(HostBackend, OffersBoard):
         """See :class:`HostBackend`."""
         if not self._closed:
             self._closed = True
+            if self._deaths is not None:
+                self._deaths.close()
+            del self._words
             self._gate.close()
             self._slabs.close()
             self._segment.close()
@@ -119,4 +130,4 @@ def segment_bytes(size: int) -> int:
 
 
 def _slabs_start(size: int) -> int:
-    return -(-gate_bytes(size) // PAGE) * PAGE
+    return -(-(gate_bytes(size) + deaths_bytes(size)) // PAGE) * PAGE

@@ -129,7 +129,7 @@ class Gate:
         absent = [] if over else self._absent()
         if absent:
             raise CollectiveTimeoutError(
-                f"{self._group.describe(absent)} did not come to the operation within {self._timeout:g} s",
+                f"{self._group.describe(absent)} did not enter the operation within {self._timeout:g} s",
                 self._group.ranks_at(absent),
             )
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from collectives.api import PeerLostError
-from collectives.control.handshake.callee import BrokenCallError, Callee, NoListenerError
+from collectives.control.handshake.callee import BrokenCallError, Callee, GoneError, NoListenerError
 from collectives.control.handshake.dial import dial
 from collectives.control.handshake.hello import LocalEnd
 from collectives.retries import attempts
@@ -23,7 +23,7 @@ def call(end: LocalEnd, entry: Mapping[str, Any], host: int, pause: Callable[[fl
 
     A listener drops silent connections where it has too many, and this rank may be slow: a connection that breaks
     before the answer is made again. ``pause`` waits some seconds, and may raise to end the call. Raises the errors of
-    :meth:`Callee.greet`, and NoListenerError if nobody listens and no connection broke.
+    :meth:`Callee.greet`, GoneError, and NoListenerError if nobody listens and no connection broke.
     """
     broken: PeerLostError | None = None
     for _ in attempts(end.attempt.remaining, pause):
@@ -34,7 +34,7 @@ def call(end: LocalEnd, entry: Mapping[str, Any], host: int, pause: Callable[[fl
         except NoListenerError as error:
             if broken is None:
                 raise
-            raise broken from error
+            raise GoneError(str(broken), broken.ranks) from error
     assert broken is not None
     raise broken
 

@@ -14,7 +14,7 @@ from collectives.attempt import ConnectAttempt
 from collectives.control.handshake.frames import NONCE_BYTES, Wire, nonce, seal, unseal
 from collectives.control.handshake.hello import LocalEnd, pack_answer, pack_farewell, pack_hello, unpack_answer
 
-__all__ = ["BrokenCallError", "Callee", "NoListenerError"]
+__all__ = ["BrokenCallError", "Callee", "GoneError", "NoListenerError"]
 
 REASON_SECONDS = 0.5
 """How long a rank that gives up waits for the other rank's reason, in seconds."""
@@ -26,6 +26,10 @@ class BrokenCallError(PeerLostError):
 
 class NoListenerError(PeerLostError):
     """Nobody, or another process, listens at the address of the rank: it has ended, or is in another start."""
+
+
+class GoneError(PeerLostError):
+    """The connection broke before the first answer, and nobody listens at the address any more: the rank has ended."""
 
 
 class Callee:

@@ -16,7 +16,7 @@ __all__ = ["CURRENT", "Entries"]
 CURRENT = "current"
 """The key of the round in which rank 0 listens, or listened last, and of its entry."""
 FAILURE_SECONDS = 0.5
-"""How long rank 0 waits for the store when it leaves the reason of a failed start there, in seconds."""
+"""How long a rank waits for the store when it leaves the reason of a failed start there, in seconds."""
 
 
 class Entries:
@@ -55,8 +55,11 @@ class Entries:
             return
         self._has_failed = True
         with suppress(OSError, HorovodInternalError, SettingsError):
-            self._store.set(self._key(start), msgpack.packb({"error": pack_answer(None, reason)}), FAILURE_SECONDS)
+            self._put_error(start, reason)
             self.passed(start)
+
+    def _put_error(self, start: int, reason: BaseException) -> None:
+        self._store.set(self._key(start), msgpack.packb({"error": pack_answer(None, reason)}), FAILURE_SECONDS)
 
     # The other ranks.
 
@@ -66,7 +69,7 @@ class Entries:
         return None if "error" in entry else entry
 
     def check(self, start: int) -> None:
-        """Raise the reason why the start has failed, if rank 0 has left one and this process has not raised it yet."""
+        """Raise the reason why the start has failed, if a rank has left one and this process has not raised it yet."""
         try:
             entry = self._get(start, 0.0)
         except (CollectiveTimeoutError, PeerLostError):
@@ -74,6 +77,11 @@ class Entries:
         if "error" in entry and not self._starts.has_failed(self._world, start):
             self.failed(start)
             unpack_answer(entry["error"])
+
+    def leave_reason(self, start: int, reason: PeerLostError) -> None:
+        """Rank 0 has ended without a reason: a rank that comes later hears that of this rank."""
+        with suppress(OSError, HorovodInternalError):
+            self._put_error(start, reason)
 
     def failed(self, start: int) -> None:
         """This process raises an error because of the start."""

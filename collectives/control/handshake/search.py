@@ -10,7 +10,7 @@ from typing import Any
 from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError, SettingsError
 from collectives.attempt import ConnectAttempt
 from collectives.control.handshake.call import call
-from collectives.control.handshake.callee import Callee, NoListenerError
+from collectives.control.handshake.callee import Callee, GoneError, NoListenerError
 from collectives.control.handshake.dial import dial
 from collectives.control.handshake.entries import Entries
 from collectives.control.handshake.hello import Hello, LocalEnd
@@ -42,6 +42,8 @@ def find_center(end: LocalEnd, entries: Entries) -> tuple[Callee, int, Any]:
         except BaseException as error:
             if isinstance(error, PeerLostError):
                 entries.check(start)
+            if isinstance(error, GoneError):
+                entries.leave_reason(start, error)
             entries.failed(start)
             raise
         start += 1
@@ -104,7 +106,7 @@ def _outdated(hello: Hello, round: int) -> PeerLostError:
 
 
 def _without_center(hello: Hello, round: int) -> CollectiveTimeoutError:
-    """Rank 0 did not come; the last that it has announced is ``round``."""
+    """Rank 0 has published no start of this world; ``round`` is the last round that it has published."""
     behind = f": it is still in round {round}" if round < hello.round else ""
     text = f"rank 0 of {hello.world} did not come in time{behind}; look at its output, or raise "
     return CollectiveTimeoutError(text + "HOROVOD_GLOO_TIMEOUT_SECONDS", [0])

@@ -19,8 +19,8 @@ from collectives.planning.worker import Batch, Worker
 __all__ = ["Attempt", "Decided", "Decider", "Meanwhile", "Outer", "Trial"]
 
 Meanwhile = Callable[[Sequence[int]], bool]
-"""Called every few milliseconds while a trial waits, with the ranks that have not come; returns whether this rank has
-other things to do. It does not raise: an end of the engine aborts the backends instead."""
+"""Called every few milliseconds while a trial waits, with the ranks that have not entered its round yet. It returns
+whether this rank has other work. It does not raise: an end of the engine aborts the backends instead."""
 
 
 Follow = Callable[[Completion, Sequence[Work], int], None]

@@ -18,7 +18,7 @@ from hvd_cluster.torch.operations.operands import in_place, start, start_group, 
 from hvd_cluster.torch.operations.sparse import sparse_allreduce_async
 from hvd_cluster.torch.optimizer.packs import Pack
 
-__all__ = ["TorchBinding", "TorchDifferences"]
+__all__ = ["TorchBinding", "TorchDifferences", "is_shared"]
 
 
 class TorchTensors(Tensors[torch.Tensor]):
@@ -156,7 +156,7 @@ class TorchBinding(TorchTensors, Binding[torch.Tensor]):
     @staticmethod
     def outgoing(gradient: torch.Tensor) -> torch.Tensor:
         """See :class:`Binding`."""
-        return gradient.clone() if _is_shared(gradient) else gradient
+        return gradient.clone() if is_shared(gradient) else gradient
 
     @staticmethod
     def incoming(gradient: torch.Tensor, combined: torch.Tensor) -> None:
@@ -164,7 +164,7 @@ class TorchBinding(TorchTensors, Binding[torch.Tensor]):
         if combined.data_ptr() == gradient.data_ptr():
             return
         is_plain = gradient.is_contiguous() and combined.is_contiguous() and combined.dtype is gradient.dtype
-        if is_plain and not _is_shared(gradient):
+        if is_plain and not is_shared(gradient):
             gradient.data = combined.view(gradient.shape)
         else:
             gradient.copy_(combined.reshape(gradient.shape))
@@ -220,6 +220,6 @@ def _sharers(tensor: torch.Tensor) -> int:
 _ALONE = _sharers(torch.empty(1))
 
 
-def _is_shared(gradient: torch.Tensor) -> bool:
+def is_shared(gradient: torch.Tensor) -> bool:
     """Whether other tensors use the memory: a user's flat buffer, or autograd's, which two parameters may share."""
     return _sharers(gradient) > _ALONE

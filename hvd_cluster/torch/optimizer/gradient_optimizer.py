@@ -161,6 +161,11 @@ class GradientOptimizer(torch.optim.Optimizer):
         self._synchronized = self._combined_for_scaler = False
         super().zero_grad(set_to_none)
 
+    def _discard(self) -> None:
+        """Drop gradients that travel, because their step was cut off."""
+        self._combiner.discard()
+        self._clear_flags()
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in the wrapped optimizer; earlier gradients and the state of compressors are forgotten."""
         self._combiner.restart()

@@ -1,1 +1,1 @@
-"""Modules that Horovod's bindings share: ``exceptions``, ``process_sets`` and ``util``."""
+"""Modules that Horovod's bindings share."""

@@ -4,6 +4,3 @@ from hvd_cluster.basics import add_process_set, remove_process_set
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 
 __all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
-
-# Without a path, importlib would refuse a submodule without a call of the alias's finder.
-__path__: list[str] = []

@@ -12,10 +12,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from hvd_cluster import capabilities
+from hvd_cluster.bindings import EXTENSIONS, check_extension, extension_available
 from hvd_cluster.operations.arguments import choose_op
 
 __all__ = [
@@ -37,29 +37,11 @@ __all__ = [
     "split_list",
 ]
 
-# Without a path, importlib would refuse a submodule without a call of the alias's finder.
-__path__: list[str] = []
 T = TypeVar("T")
 
-EXTENSIONS = ["tensorflow", "torch", "mxnet"]
 RELEASE = re.compile(r"v?(\d+(?:\.\d+)*)[._-]?(a|b|c|dev|pre|rc)?", re.IGNORECASE)
 
 _cache = functools.cache  # also a name of Horovod's
-
-
-def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether there is a binding for the framework ``ext_base_name``, such as "torch", and the framework itself."""
-    return all(find_spec(name) is not None for name in (f"hvd_cluster.{ext_base_name}", ext_base_name))
-
-
-def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
-    """ImportError where there is no binding ``ext_name``, such as "horovod.torch"; the other arguments are not needed.
-
-    They are about how Horovod's extensions are compiled.
-    """
-    framework = ext_name.removeprefix("horovod.")
-    if not extension_available(framework):
-        raise ImportError(f"{ext_name} needs a binding of hvd-cluster for {framework}, and {framework} itself")
 
 
 def check_installed_version(name: str, version: str, exception: BaseException | None = None) -> None:

@@ -1,0 +1,36 @@
+"""Pure: the line that says how the workers of a job changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from executors.api import Slot
+from executors.worlds import Published
+
+__all__ = ["describe", "summary"]
+
+
+def describe(before: Published, after: Published, lost: Mapping[str, str]) -> str:
+    """How the workers changed from ``before`` to ``after``, such as "rank 2 on host b lost (killed by signal 9)".
+
+    ``lost`` has the reason for each worker that was lost.
+    """
+    former, present = before.slots(), after.slots()
+    gone = [worker for worker in former if worker not in present]
+    come = [worker for worker in present if worker not in former]
+    parts = [f"{_place(former[worker])} lost ({lost[worker]})" for worker in gone if worker in lost]
+    parts += [f"{_place(former[worker])} left" for worker in gone if worker not in lost]
+    parts += [f"{_place(present[worker])} joined" for worker in come]
+    return ", ".join(parts) or "the same ranks again"
+
+
+def summary(world: Published, pause: float, steps: int) -> str:
+    """The line about the change to ``world``, once it has formed."""
+    size = len(world.workers)
+    ranks = f"{size} {'rank' if size == 1 else 'ranks'}"
+    lost = f"{steps} {'step' if steps == 1 else 'steps'} lost"
+    return f"world {world.round}: {ranks}, {world.text}, resumed after {pause:.2f} s, {lost}"
+
+
+def _place(slot: Slot) -> str:
+    return f"rank {slot.rank} on host {slot.host}"

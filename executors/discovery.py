@@ -1,0 +1,216 @@
+"""Which hosts a job may use: found once, or again and again while the job runs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import Protocol
+
+from executors.api import ExecutorError
+
+__all__ = ["DiscoveryError", "FixedHosts", "HostDiscovery", "HostDiscoveryScript", "Watch", "parse_hosts"]
+
+logger = logging.getLogger(__name__)
+
+SCRIPT_SECONDS = 30.0
+INTERVAL_SECONDS = 1.0
+LEAVE_SECONDS = 5.0
+SHOWN_BYTES = 200
+MOST_DIGITS = 6
+
+
+class DiscoveryError(ExecutorError):
+    """The hosts could not be found out."""
+
+
+class HostDiscovery(Protocol):
+    """Finds the hosts that a job may use now."""
+
+    def find_available_hosts_and_slots(self) -> Mapping[str, int]:
+        """How many workers each host may have. Raises DiscoveryError; the hosts then stay as they were."""
+
+
+class FixedHosts:
+    """The same hosts until :meth:`set` gives others."""
+
+    def __init__(self, slots: Mapping[str, int]) -> None:
+        self._slots = dict(slots)
+
+    def set(self, slots: Mapping[str, int]) -> None:
+        """From now on these hosts, each with its slots; from any thread."""
+        self._slots = dict(slots)
+
+    def find_available_hosts_and_slots(self) -> Mapping[str, int]:
+        """See :class:`HostDiscovery`."""
+        return self._slots
+
+
+class HostDiscoveryScript:
+    """Runs the program ``script``, which prints a line ``host:slots`` or ``host`` for each host.
+
+    A host without a number has ``slots`` slots. The program has ``seconds`` seconds; then it is killed, with all
+    processes of its group. ``script`` may also be a line for the shell.
+    """
+
+    def __init__(self, script: str, slots: int | None = None, seconds: float = SCRIPT_SECONDS) -> None:
+        self._script = script
+        self._slots = slots
+        self._seconds = seconds
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_closed = False
+
+    def find_available_hosts_and_slots(self) -> Mapping[str, int]:
+        """See :class:`HostDiscovery`."""
+        return parse_hosts(self._output(), self._slots, f"the host discovery script {self._script!r}")
+
+    def close(self) -> None:
+        """Kill the program if it runs, now or later; from any thread."""
+        self._is_closed = True
+        process = self._process
+        if process is not None:
+            _kill(process)
+
+    def _output(self) -> str:
+        try:
+            process = self._process = subprocess.Popen(
+                self._command(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise self._error(f"cannot be run ({error.strerror})") from error
+        if self._is_closed:
+            _kill(process)
+        with process:
+            try:
+                # Bound: the seconds given; abort: close() kills the script.
+                output, errors = process.communicate(timeout=self._seconds)
+            except BaseException as error:
+                _kill(process)
+                if isinstance(error, subprocess.TimeoutExpired):
+                    raise self._error(f"did not end within {self._seconds:g} s, and was killed") from None
+                raise
+            finally:
+                self._process = None
+        if process.returncode:
+            said = errors.decode("utf-8", "replace").strip()[-SHOWN_BYTES:]
+            raise self._error(f"{_how(process.returncode)}" + (f": {said}" if said else ""))
+        return output.decode("utf-8", "replace")
+
+    def _command(self) -> list[str]:
+        """A file is run as the shell would, so also without a first line that names its interpreter."""
+        is_program = os.path.isfile(self._script) and os.access(self._script, os.X_OK)
+        return ["sh", "-c", '"$0"', os.path.abspath(self._script)] if is_program else ["sh", "-c", self._script]
+
+    def _error(self, text: str) -> DiscoveryError:
+        return DiscoveryError(f"the host discovery script {self._script!r} {text}; run it by hand to see why")
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill the group of ``process``, which leads it; processes that it has left behind count, too."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _how(code: int) -> str:
+    return f"ended with exit code {code}" if code >= 0 else f"was killed by signal {-code}"
+
+
+def parse_hosts(text: str, slots: int | None, source: str) -> dict[str, int]:
+    """The slots of each host in lines of ``text``; ``slots`` for a host without a number.
+
+    Raises DiscoveryError, which names ``source``, for any other line, and for a host that is named twice.
+    """
+    hosts: dict[str, int] = {}
+    for line in filter(None, map(str.strip, text.splitlines())):
+        host, count = _parse_host(line, slots, source)
+        if host in hosts:
+            raise DiscoveryError(f"{source} names host {host!r} twice; name each host once, with all of its slots")
+        hosts[host] = count
+    return hosts
+
+
+def _parse_host(line: str, slots: int | None, source: str) -> tuple[str, int]:
+    host, colon, number = line.rpartition(":") if ":" in line else (line, "", "")
+    is_number = number.isascii() and number.isdigit() and len(number) <= MOST_DIGITS and int(number) > 0
+    is_name = bool(host) and not host.startswith("-") and not any(character.isspace() for character in host)
+    if not is_name or (colon and not is_number):
+        shown = line[:SHOWN_BYTES]
+        raise DiscoveryError(f"{source} gave the line {shown!r}; each line must be host:slots, such as node1:4")
+    if not colon and slots is None:
+        raise DiscoveryError(f"{source} gave {host!r} without slots; print {host}:4, or set --slots-per-host")
+    return host, int(number) if colon else slots or 1
+
+
+class Watch:
+    """Finds the hosts again every second: a context manager.
+
+    ``found`` gets them in the loop of the driver, by ``soon``, when they have changed. The first time is when the block
+    is entered, and raises DiscoveryError; later errors are logged once, and the hosts stay as they were. Owns the
+    daemon thread "hvd-discovery", which ends with the block: a discovery that runs then is closed, if it can be.
+    """
+
+    def __init__(
+        self,
+        discovery: HostDiscovery,
+        found: Callable[[Mapping[str, int]], None],
+        soon: Callable[[Callable[[], None]], None],
+        interval: float = INTERVAL_SECONDS,
+    ) -> None:
+        self._discovery = discovery
+        self._found = found
+        self._soon = soon
+        self._interval = interval
+        self._hosts: Mapping[str, int] = {}
+        self._problem = ""
+        self._stopped = threading.Event()
+        self._lock = threading.Lock()  # Held while `soon` is called, so that no call comes after the block.
+        self._thread = threading.Thread(target=self._run, name="hvd-discovery", daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._hosts = dict(self._discovery.find_available_hosts_and_slots())
+        self._found(self._hosts)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._stopped.set()
+        # Bound: LEAVE_SECONDS; a discovery of the user that runs longer is left behind.
+        if isinstance(self._discovery, HostDiscoveryScript):
+            self._discovery.close()
+        self._thread.join(LEAVE_SECONDS)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._interval):
+            try:
+                hosts = dict(self._discovery.find_available_hosts_and_slots())
+            except Exception as error:  # noqa: BLE001  a discovery of the user may raise anything
+                if not self._stopped.is_set():
+                    self._warn(str(error))
+                continue
+            self._problem = ""
+            self._tell(hosts)
+
+    def _warn(self, problem: str) -> None:
+        if problem != self._problem:
+            logger.warning("%s; the job keeps the hosts that it has", problem)
+        self._problem = problem
+
+    def _tell(self, hosts: Mapping[str, int]) -> None:
+        if hosts == self._hosts:
+            return
+        self._hosts = hosts
+        with self._lock:
+            if not self._stopped.is_set():
+                self._soon(lambda: self._found(hosts))

@@ -1,0 +1,419 @@
+"""The driver of a job: executes what the membership decides."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from executors.agents import Agents
+from executors.api import ExecutorError, Slot, StartTimeoutError, WorkerError
+from executors.changes import describe, summary
+from executors.failure import CAUSE_SECONDS, Failure, Kind, Patience, likeliest
+from executors.job import Job, environment_of
+from executors.membership import (
+    Action,
+    End,
+    Event,
+    HostDraining,
+    HostFound,
+    HostLost,
+    Limits,
+    Membership,
+    Publish,
+    Start,
+    Stop,
+    Tick,
+    WorkerDone,
+    WorkerDraining,
+    WorkerFailed,
+    WorkerRaised,
+    WorkerReady,
+    WorldFailed,
+    WorldFormed,
+)
+from executors.worlds import REPORTS, Published, Report, world_key
+
+__all__ = ["Driver"]
+
+logger = logging.getLogger(__name__)
+
+# A worker that others accuse may have ended; for so long its agent may say how.
+ACCUSED_SECONDS = 1.0
+# How a worker ended, until its agent says more. The other workers notice it first.
+ENDED = Failure(Kind.EXIT, "ended")
+
+NO_WORLD = Published(-1)
+PATIENCE = Patience()
+
+
+class Driver:
+    """Starts and ends the workers of ``job`` by ``agents``, until the job is over, and publishes its worlds.
+
+    Every method is called in the loop of ``agents``. :meth:`found` begins. A job with as many workers at least as at
+    most, and no resets, is static: its first failure ends it, after the time of ``patience`` (None: PATIENCE), in which
+    a likelier cause may be reported. ``machine`` is the machine of a host: hosts of one machine share its memory.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        job: Job,
+        agents: Agents,
+        start_timeout: float,
+        clock: Callable[[], float] = time.monotonic,
+        machine: Callable[[str], str] = str,
+        patience: Patience | None = None,
+    ) -> None:
+        self._clock = clock
+        self._machine = machine
+        self._patience = patience or PATIENCE
+        self._limits = limits
+        self._job = job
+        self._agents = agents
+        self._start_timeout = start_timeout
+        self._membership = Membership(limits, random.random)
+        self._slots: dict[str, int] = {}
+        self._hosts: dict[str, str] = {}  # the machine of each worker
+        self._places: dict[str, str] = {}  # its host, as the agents name it
+        self._coming_up: set[str] = set()
+        self._published = NO_WORLD
+        self._ranked: dict[str, Slot] = {}  # the slots of that world
+        # By round: the worlds since the last one that formed or was not planned; ranks may be in any of them.
+        self._present: dict[int, Published] = {}
+        # Changes are told since this world: it is the last one that formed, or else the first one.
+        self._formed_last = NO_WORLD
+        self._former: set[str] = set()
+        self._lost: dict[str, str] = {}
+        # Workers whose agents have still to say how they ended, and changes that are told then.
+        self._unexplained: set[str] = set()
+        self._untold: list[Callable[[], None]] = []
+        self._failures: list[_Failed] = []
+        self._last: _Failed | None = None  # of those that happened before the end
+        self._order: tuple[str, ...] = ()
+        self._end: End | None = None
+        self._timeout: StartTimeoutError | None = None
+        self._is_ending = False
+        self._unsubscribe = job.subscribe(self._note_key) if limits.is_elastic else lambda: None
+
+    # Events.
+
+    def found(self, slots: Mapping[str, int]) -> None:
+        """The hosts that the job may use now, each with its slots; others drain."""
+        for host in self._slots.keys() - slots.keys():
+            self._handle(HostDraining(host))
+        for host, count in slots.items():
+            if self._slots.get(host) != count:
+                self._handle(HostFound(host, count))
+        self._slots = dict(slots)
+        self._handle(Tick())  # A job without any host waits for no longer than the elastic timeout.
+
+    def host_lost(self, host: str, text: str) -> None:
+        """``host`` is gone, with its workers."""
+        self._slots.pop(host, None)
+        lost = [worker for worker, place in self._places.items() if place == host]
+        self._lost |= {worker: text for worker in lost}
+        self._coming_up.difference_update(lost)
+        self._handle(HostLost(host, text))
+
+    def up(self, worker: str) -> None:
+        """``worker`` came up."""
+        self._coming_up.discard(worker)
+
+    def done(self, worker: str) -> None:
+        """``worker`` has ended with success."""
+        self._settle(worker)
+        self._coming_up.discard(worker)
+        if worker in self.members:
+            self._order = self._order or self.members
+        self._handle(WorkerDone(worker))
+
+    def failed(self, worker: str, failure: Failure) -> None:
+        """``worker`` has ended without success; that of a worker that had to leave is no failure.
+
+        Ignored once the driver ends the workers itself. Of several failures of one worker the first one counts; in a
+        static job, where they are reports of one end, the likeliest one.
+        """
+        if worker in self._unexplained and not self._is_ending:
+            self._explain(worker, failure)
+        known = next((failed for failed in self._failures if failed.worker == worker), None)
+        if self._is_ending:
+            return
+        if known is not None:
+            if not self._limits.is_elastic and failure.kind < known.failure.kind:
+                self._failures.remove(known)
+                self._failures.append(replace(known, failure=failure))
+            return
+        if worker in self._former:
+            self.done(worker)
+            return
+        self._coming_up.discard(worker)
+        self._lost[worker] = failure.text
+        self._failures.append(_Failed(worker, self._published.rank_of(worker), failure))
+        has_raised = failure.kind is Kind.EXCEPTION
+        self._handle(WorkerRaised(worker, failure.text) if has_raised else WorkerFailed(worker, failure.text))
+        if self._end is not None:
+            self._end_within(self._patience.seconds(failure.kind))
+
+    def _explain(self, worker: str, failure: Failure) -> None:
+        """How ``worker`` ended, which was lost already."""
+        self._lost[worker] = failure.text
+        known = next(failed for failed in self._failures if failed.worker == worker)
+        explained = replace(known, failure=failure)
+        self._failures[self._failures.index(known)] = explained
+        self._last = explained if self._last is known else self._last
+        self._settle(worker)
+        if failure.kind is Kind.EXCEPTION:
+            self._handle(WorkerRaised(worker, failure.text))
+
+    def _settle(self, worker: str) -> None:
+        """Nothing more will be known of the end of ``worker``."""
+        self._unexplained.discard(worker)
+        while self._untold and not self._unexplained:
+            self._untold.pop(0)()
+
+    # The end.
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no further worker will be started."""
+        return self._end is not None
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the driver ends the workers."""
+        return self._is_ending
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The workers of the world that was published last."""
+        return tuple(worker for worker, _ in self._published.workers)
+
+    def host_of(self, worker: str) -> str:
+        """The host that ``worker`` was started on."""
+        return self._hosts[worker]
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The workers in the order of their ranks in the world of the first one that was done."""
+        return self._order
+
+    def close(self) -> None:
+        """Take no more reports of workers."""
+        self._unsubscribe()
+        for worker in list(self._unexplained):
+            self._settle(worker)
+
+    def check(self) -> None:
+        """Raise the cause of a failed job: an exception of the user's code as itself, otherwise a WorkerError."""
+        if self._timeout is not None:
+            raise self._timeout
+        if self._end is None or self._end.error is None:
+            return
+        if not self._failures:
+            raise ExecutorError(self._end.error)
+        cause = self._cause()
+        if self._limits.is_elastic and cause.failure.kind is not Kind.EXCEPTION:
+            raise self._error(self._last or cause, self._end.error)
+        raise cause.failure.error or self._error(cause)
+
+    def _cause(self) -> _Failed:
+        return likeliest(self._failures, lambda failed: failed.failure.kind)
+
+    def _error(self, failed: _Failed, text: str = "") -> WorkerError:
+        host, failure = self._hosts[failed.worker], failed.failure
+        rank = _number(failed.worker) if failed.rank is None else failed.rank
+        text = text or f"rank {rank} on {host} {failure.text}"
+        return WorkerError(text, rank, host, failure.exit_code, failure.last_lines)
+
+    def _end_within(self, seconds: float) -> None:
+        if seconds > 0:
+            self._agents.after(seconds, self._end_workers)
+        else:
+            self._end_workers()
+
+    def _end_workers(self) -> None:
+        if not self._is_ending:
+            self._is_ending = True
+            self._agents.end(self._cause().worker if self._failures else None)
+
+    # Actions.
+
+    def _handle(self, event: Event) -> None:
+        actions = self._membership.handle(event, self._clock())
+        self._publish(actions)
+        for action in actions:
+            if isinstance(action, Start):
+                self._start(action)
+            elif isinstance(action, Stop):
+                self._former.add(action.worker)
+                self._agents.stop(action.worker)
+            elif isinstance(action, End):
+                self._finish(action)
+        if self._membership.deadline is not None:
+            self._agents.after(self._membership.deadline - self._clock(), self._tick)
+
+    def _tick(self) -> None:
+        deadline = self._membership.deadline
+        if deadline is not None and deadline <= self._clock():
+            self._handle(Tick())
+
+    def _publish(self, actions: list[Action]) -> None:
+        """Publish worlds before their workers start. A static job has one world, also when some workers are done."""
+        starts = [action for action in actions if isinstance(action, Start)]
+        self._hosts |= {action.worker: self._machine(action.host) for action in starts}
+        self._places |= {action.worker: action.host for action in starts}
+        for action in actions:
+            if isinstance(action, Publish) and (self._limits.is_elastic or self._published is NO_WORLD):
+                members = tuple((worker, self._hosts[worker]) for worker in action.members.workers)
+                world = Published(action.members.round, members, action.planned)
+                text = describe(self._formed_last, world, self._lost)
+                self._show(Published(world.round, members, action.planned, text))
+
+    def _show(self, world: Published) -> None:
+        self._former = (self._former | set(self.members)) - {worker for worker, _ in world.workers}
+        self._published = world
+        self._ranked = world.slots()
+        self._present = {**(self._present if world.planned else {}), world.round: world}
+        self._formed_last = world if self._formed_last is NO_WORLD else self._formed_last
+        if self._limits.is_elastic:
+            logger.debug("world %d: %s", world.round, world.text)
+            self._job.store.set(world_key(world.round), world.encode())
+
+    def _start(self, action: Start) -> None:
+        self._coming_up.add(action.worker)
+        self._agents.after(self._start_timeout, lambda: self._check_up(action.worker))
+        self._agents.start(action.worker, action.host, self._environment(action.worker, self._hosts[action.worker]))
+
+    def _environment(self, worker: str, host: str) -> dict[str, str]:
+        """The place of ``worker``: that of a newcomer is the one it would have if it joined now."""
+        is_newcomer = worker not in self._ranked
+        joined = Published(-1, (*self._published.workers, (worker, host)))
+        slot = joined.slots()[worker] if is_newcomer else self._ranked[worker]
+        place = environment_of(slot, self._job.host, self._job.port, self._job.secret)
+        if not self._limits.is_elastic:
+            return place
+        return {
+            **place,
+            "HOROVOD_ELASTIC": "1",
+            "HOROVOD_ELASTIC_TIMEOUT": str(self._limits.timeout),
+            "HOROVOD_WORKER_ID": worker,
+            "HOROVOD_ROUND": str(self._published.round),
+            "HOROVOD_NEWCOMER": str(int(is_newcomer)),
+        }
+
+    def _check_up(self, worker: str) -> None:
+        if worker not in self._coming_up or self._is_ending:
+            return
+        if self._limits.is_elastic:
+            self._agents.kill(worker)
+            self.failed(worker, Failure(Kind.EXIT, f"did not come up within {self._start_timeout:g} s"))
+            return
+        missing = ", ".join(sorted(map(str, map(_number, self._coming_up))))
+        self._timeout = StartTimeoutError(
+            f"of {self._limits.size} ranks on {', '.join(self._slots)}, these did not come up within "
+            f"{self._start_timeout:g} s: {missing}; raise the start timeout if this host is slow "
+            "(start_timeout, --start-timeout or HOROVOD_START_TIMEOUT)"
+        )
+        self._end = self._end or End(str(self._timeout))
+        self._end_workers()
+
+    def _finish(self, end: End) -> None:
+        self._end = end
+        self._last = self._failures[-1] if self._failures else None
+        if self._limits.is_elastic:
+            over = Published(self._published.round + 1, text=end.error or "the job is done", is_over=True)
+            self._job.store.set(world_key(over.round), over.encode())
+        if end.error is None:
+            self._is_ending = True
+            # Newcomers that are on their way, and former workers that do not end by themselves.
+            self._agents.after(CAUSE_SECONDS, self._agents.end)
+        else:
+            self._end_within(self._patience.seconds(self._cause().failure.kind) if self._failures else 0.0)
+
+    # Reports of workers.
+
+    def _note_key(self, key: str) -> None:
+        """In the thread of the rendezvous server."""
+        if key.startswith(REPORTS):
+            self._agents.soon(lambda: self._take(key))
+
+    def _take(self, key: str) -> None:
+        worker = key.removeprefix(REPORTS).partition("/")[0]
+        if worker not in self._hosts or self.is_over:
+            return
+        report = Report.decode(self._job.store.get(key, 0.0))
+        self._job.store.delete(key)
+        answer = self._answer(worker).get(report.kind)
+        if answer is not None:
+            answer(report)
+
+    def _answer(self, worker: str) -> dict[str, Callable[[Report], None]]:
+        return {
+            "ready": lambda report: self._handle(WorkerReady(worker)),
+            "draining": lambda report: self._drain(worker),
+            "failed": lambda report: self._agents.after(ACCUSED_SECONDS, lambda: self._judge(worker, report)),
+            "lost": self._lose,
+            "formed": self._formed,
+        }
+
+    def _drain(self, worker: str) -> None:
+        rank = self._published.rank_of(worker)
+        name = worker if rank is None else f"rank {rank}"
+        logger.info("%s on host %s was asked to end; it hands over first", name, self._hosts[worker])
+        self._handle(WorkerDraining(worker))
+
+    def _formed(self, report: Report) -> None:
+        self._present = {round: world for round, world in self._present.items() if round >= report.round}
+        if report.round == self._published.round:
+            if report.round:
+                self._untold.append(partial(self._tell, self._formed_last, self._published, report))
+            for worker in self._unexplained:
+                self._agents.after(CAUSE_SECONDS, partial(self._settle, worker))
+            self._settle("")
+            self._formed_last = self._published
+        self._handle(WorldFormed(report.round))
+
+    def _tell(self, before: Published, world: Published, report: Report) -> None:
+        text = describe(before, world, self._lost)
+        logger.info(summary(replace(world, text=text), report.pause, report.lost))
+
+    def _lose(self, report: Report) -> None:
+        """Go on without workers that have ended; their agents will say how. A job that may end waits for that."""
+        lost = [worker for worker in self.members if self._published.rank_of(worker) in report.ranks]
+        may_end = self._limits.resets is not None or len(self.members) - len(lost) < self._limits.least
+        if report.round != self._published.round or may_end:
+            return
+        for worker in lost:
+            self.failed(worker, ENDED)
+            self._unexplained.add(worker)
+
+    def _judge(self, accuser: str, report: Report) -> None:
+        """End the workers that others have lost, unless the present world is without them.
+
+        They may have been lost in a world whose successor, with them, was already planned.
+        """
+        world = self._present.get(report.round)
+        if world is None or self.is_over:
+            return
+        accused = ({world.worker_of(rank) for rank in report.ranks} - {accuser}) & set(self.members)
+        for worker in sorted(filter(None, accused)):
+            self._agents.kill(worker)
+            self.failed(worker, Failure(Kind.EXIT, "no longer answered"))
+        if not accused:
+            self._handle(WorldFailed(report.round, report.text))
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    worker: str
+    rank: int | None
+    failure: Failure
+
+
+def _number(worker: str) -> int:
+    """The number of a worker: its rank in a static job."""
+    return int(worker.rpartition("-")[2])

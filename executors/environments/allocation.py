@@ -1,0 +1,61 @@
+"""Pure: the hosts that a batch system has given to the job in which hvdrun runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from executors.environments.lsf import slots_of_hosts
+from executors.environments.place import number, text
+from executors.environments.slurm import expand
+
+__all__ = ["Allocation", "allocation_of"]
+
+SRUN = "srun --overlap --nodes=1 --ntasks=1 --nodelist={host}"
+COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """The hosts of a job of ``system`` with their slots; ``shell`` runs ``sh`` on one of them, None: ssh does."""
+
+    system: str
+    hosts: dict[str, int]
+    shell: str | None = None
+
+
+def allocation_of(environment: Mapping[str, str]) -> Allocation | None:
+    """The allocation of the process with ``environment``; None without one, or if it has this host alone."""
+    found = _slurm(environment) or _lsf(environment)
+    return found if found is not None and len(found.hosts) > 1 else None
+
+
+def _slurm(environment: Mapping[str, str]) -> Allocation | None:
+    """In the batch script or under salloc; not in a task of srun, which is one of several launchers."""
+    if (number(environment, "SLURM_STEP_NUM_TASKS") or 1) > 1:
+        return None
+    names, slots = expand(text(environment, "SLURM_JOB_NODELIST")), _slots_of_slurm(environment)
+    if not names or len(names) != len(slots):
+        return None
+    return Allocation("SLURM", dict(zip(names, slots, strict=True)), SRUN)
+
+
+def _slots_of_slurm(environment: Mapping[str, str]) -> list[int]:
+    """The tasks of each node where the user has asked for tasks, else the cores, less those that a task needs."""
+    if text(environment, "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"):
+        return _counts(text(environment, "SLURM_TASKS_PER_NODE"))
+    each = number(environment, "SLURM_CPUS_PER_TASK") or 1
+    return [max(1, cores // each) for cores in _counts(text(environment, "SLURM_JOB_CPUS_PER_NODE"))]
+
+
+def _counts(repeated: str) -> list[int]:
+    """The numbers in a list of SLURM: "2(x3),1" -> 2, 2, 2, 1; an empty list where it cannot be read."""
+    matches = [COUNT.fullmatch(part.strip()) for part in repeated.split(",")]
+    counts = [[int(match[1])] * int(match[2] or 1) for match in matches if match]
+    return [count for each in counts for count in each] if len(counts) == len(matches) else []
+
+
+def _lsf(environment: Mapping[str, str]) -> Allocation | None:
+    hosts = slots_of_hosts(environment) if text(environment, "LSB_JOBID") else {}
+    return Allocation("LSF", hosts) if hosts else None

@@ -1,0 +1,30 @@
+"""Pure: the launchers that are not ours, in the order of the search."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from executors.environments.lsf import Jsrun
+from executors.environments.mpi import Hydra, Mvapich, OpenMpi
+from executors.environments.place import Launcher, Place, text
+from executors.environments.slurm import Srun
+from executors.environments.torch_distributed import TorchDistributed
+
+__all__ = ["LAUNCHERS", "place_of"]
+
+LAUNCHERS: tuple[Launcher, ...] = (TorchDistributed(), OpenMpi(), Mvapich(), Hydra(), Jsrun(), Srun())
+"""srun comes last, because it starts the daemons of the others on the hosts of its job."""
+
+OURS = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_SIZE")
+
+
+def place_of(environment: Mapping[str, str]) -> Place | None:
+    """The place of the process with ``environment`` in a job of a launcher that is not ours, or None.
+
+    None also for a process of one of our launchers, for a launcher that started one process only, and where the user
+    has set HOROVOD_SIZE.
+    """
+    if text(environment, *OURS):
+        return None
+    places = (launcher.place(environment) for launcher in LAUNCHERS)
+    return next((place for place in places if place is not None and place.size > 1), None)

@@ -1,0 +1,50 @@
+"""Pure: torchrun, and all launchers that set its variables: Azure ML, Kubeflow's PyTorchJob, a Job of Kubernetes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from executors.environments.place import Place, number, text
+from executors.meetings.known_ports import KnownPorts, Trust, ports_of
+
+__all__ = ["TorchDistributed"]
+
+
+class TorchDistributed:
+    """RANK, WORLD_SIZE and MASTER_ADDR; torchrun adds the place on the host.
+
+    Rank 0 does not listen on MASTER_PORT, which torch.distributed needs, but on a port that is derived from it.
+    """
+
+    def place(self, environment: Mapping[str, str]) -> Place | None:
+        """See :class:`.Launcher`."""
+        rank, size = number(environment, "RANK"), number(environment, "WORLD_SIZE")
+        master = text(environment, "MASTER_ADDR")
+        if rank is None or size is None or not (master or text(environment, "LOCAL_RANK")):
+            return None
+        names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+        job = " ".join(["torch", *(text(environment, name) for name in names)])
+        is_one_host = number(environment, "LOCAL_WORLD_SIZE") == size
+        return Place(
+            launcher="torchrun" if text(environment, "LOCAL_RANK") else "a launcher for torch.distributed",
+            variable="WORLD_SIZE",
+            rank=rank,
+            size=size,
+            job=job,
+            meeting=self._meeting(environment, master, job, is_one_host),
+            node=_node(environment),
+            remedy="set MASTER_ADDR to the address of the host of rank 0",
+        )
+
+    def _meeting(self, environment: Mapping[str, str], master: str, job: str, is_one_host: bool) -> KnownPorts | None:
+        ports = ports_of(environment, job)
+        if is_one_host:
+            return KnownPorts.on_this_host(ports)
+        # A home directory that all hosts share is rare among the users of these launchers.
+        return KnownPorts((master,), ports, Trust.NETWORK) if master else None
+
+
+def _node(environment: Mapping[str, str]) -> str:
+    """torchrun may run several groups of ranks, each with its own local ranks, on one machine."""
+    group = text(environment, "GROUP_RANK")
+    return f"group {group}" if group else ""

@@ -1,0 +1,283 @@
+"""One job: the agents of its driver are the loop that watches the workers of this host, and the agents of others."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from collectives.cores import usable_cores
+from collectives.interfaces import LOOPBACK, address_of
+from executors.api import ExecutorError
+from executors.discovery import HostDiscovery, Watch
+from executors.driver import Driver
+from executors.failure import Failure, Kind
+from executors.host import FOREIGN_ADDRESS, is_this_host, reachable_address
+from executors.hosts.others import AgentPlan, OtherHosts
+from executors.hosts.shell import RemoteShell
+from executors.job import Job
+from executors.local.crew import GRACE_SECONDS, Crew, Ended, Event, Received, Started
+from executors.local.output import Output, say
+from executors.local.tail import Tails
+from executors.local.work import Work
+from executors.membership import Limits
+from executors.threads import THREADS, thread_variables
+
+__all__ = ["HOST", "START_TIMEOUT_SECONDS", "HostsJob", "HostsOptions", "Program"]
+
+logger = logging.getLogger(__name__)
+
+HOST = "localhost"
+START_TIMEOUT_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class HostsOptions:
+    """How to run a job on hosts.
+
+    ``environment`` is added to that of this process and of the job, and must not set the variables that place a worker.
+    The workers have ``start_timeout`` seconds to come up, and ``grace`` seconds between being asked to end and being
+    killed. ``output_directory`` and ``timestamp`` are those of :class:`executors.local.output.Output`; ``verbose``
+    prints on standard error which process is which rank. ``discovery`` finds the hosts while the job runs; ``hosts``
+    are those of a static job, with the slots that it takes, in the order of the ranks; without both, it is this host,
+    with as many slots as the job needs at most. ``shell`` starts the agents of other hosts; without it, they are not
+    used.
+    """
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    start_timeout: float = START_TIMEOUT_SECONDS
+    grace: float = GRACE_SECONDS
+    output_directory: str | Path | None = None
+    timestamp: bool = False
+    verbose: bool = False
+    discovery: HostDiscovery | None = None
+    hosts: Mapping[str, int] | None = None
+    shell: RemoteShell | None = None
+
+
+class Program(Protocol):
+    """Handles the events of the workers of a job; workers have numbers."""
+
+    def started(self, job: HostsJob, number: int) -> None:
+        """Its process has started."""
+
+    def received(self, job: HostsJob, number: int, message: bytes) -> None:
+        """It sent ``message``."""
+
+    def failure(self, number: int, code: int, last_lines: tuple[str, ...]) -> Failure | None:
+        """The failure of a worker whose process ended with ``code``; None if it did its work."""
+
+
+class HostsJob:
+    """One job, from the rendezvous server to the last worker: a context manager.
+
+    A failure ends a static job, and so the other workers. Leaving the block ends the workers that still run, see
+    :class:`.crew.Crew`, and raises the failure, if there was one. Of several failures it raises the likeliest cause.
+    """
+
+    def __init__(self, limits: Limits, options: HostsOptions, work: Work, program: Program) -> None:
+        self._limits = limits
+        self._options = options
+        self._work = work
+        self._program = program
+        self._hosts = _named(options.hosts or {})
+        self._has_begun = False
+        self._job = Job(limits.size, _address(options))
+        self._output = Output(limits.size, options.output_directory, options.timestamp)
+        self._unused: set[str] = set()
+        self._wanted_here = 0
+        self._others: OtherHosts | None = None
+        self._stack = ExitStack()
+        self._tails = Tails(self._output)
+        # A discovery may find any number of slots; with more ranks than cores, each has one thread in any case.
+        ranks = self._hosts.get(HOST, 1) if self._hosts else min(limits.most, max(limits.size, usable_cores()))
+        self._threads = _threads({**os.environ, **options.environment}, ranks)
+
+    def __enter__(self) -> HostsJob:
+        with ExitStack() as stack:
+            stack.enter_context(self._job)
+            stack.enter_context(self._output)
+            self._launch = stack.enter_context(self._work.opened())
+            self.crew = stack.enter_context(Crew(self._options.grace))
+            self.driver = Driver(self._limits, self._job, self, self._options.start_timeout)
+            stack.callback(self.driver.close)
+            if self._options.shell is not None:
+                self._others = stack.enter_context(self._other_hosts(self._options.shell))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+        if error is None:
+            self.driver.check()
+
+    def run(self) -> None:
+        """Return when every worker has ended and none will be started."""
+        self._find_hosts()
+        for event in self.crew.events(self._is_over):
+            self.happened(event)
+
+    # Agents.
+
+    def start(self, worker: str, host: str, environment: Mapping[str, str]) -> None:
+        """See :class:`executors.agents.Agents`. Raises OSError where no process can be started."""
+        number, given = _number(worker), {**environment, **self._options.environment}
+        if self._others is None or host == HOST:
+            self._launch(self.crew, number, {**os.environ, **given, **self._threads}, self._tails)
+        else:
+            self._others.start(number, host, given)
+
+    def stop(self, worker: str) -> None:
+        """See :class:`executors.agents.Agents`."""
+        self.crew.stop(_number(worker))
+        if self._others is not None:
+            self._others.stop(_number(worker))
+
+    def kill(self, worker: str) -> None:
+        """See :class:`executors.agents.Agents`."""
+        self.crew.kill(_number(worker))
+        if self._others is not None:
+            self._others.kill(_number(worker))
+
+    def end(self, spare: str | None = None) -> None:
+        """See :class:`executors.agents.Agents`."""
+        number = None if spare is None else _number(spare)
+        self.crew.end(number)
+        if self._others is not None:
+            self._others.end(number)
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        """See :class:`executors.agents.Agents`."""
+        self.crew.after(seconds, action)
+
+    def soon(self, action: Callable[[], None]) -> None:
+        """See :class:`executors.agents.Agents`."""
+        self.crew.soon(action)
+
+    # Hosts.
+
+    def _find_hosts(self) -> None:
+        if self._options.discovery is not None:
+            self._stack.enter_context(Watch(self._options.discovery, self._found, self.soon))
+        elif self._hosts:
+            if self._others is not None:
+                self._others.wanted({name: count for name, count in self._hosts.items() if name != HOST})
+            self.agents_changed()
+        else:
+            self.driver.found({HOST: self._limits.most})
+
+    def _found(self, slots: Mapping[str, int]) -> None:
+        others = {name: count for name, count in slots.items() if not is_this_host(name)}
+        self._wanted_here = sum(slots.values()) - sum(others.values())
+        if self._others is not None:
+            self._others.wanted(others)
+        else:
+            for name in others.keys() - self._unused:
+                logger.warning("host %s is not used: give --remote-shell to start ranks on other hosts", name)
+            self._unused |= others.keys()
+        self.agents_changed()
+
+    def agents_changed(self) -> None:
+        """See :class:`.others.Reporter`."""
+        ready = {} if self._others is None else self._others.ready()
+        if not self._hosts:
+            self.driver.found(({HOST: self._wanted_here} if self._wanted_here else {}) | ready)
+        elif not self._has_begun and self._hosts.keys() <= {HOST, *ready}:
+            self._has_begun = True
+            self.driver.found(self._hosts)
+
+    def host_lost(self, host: str, text: str) -> None:
+        """See :class:`.others.Reporter`."""
+        self.driver.host_lost(host, text)
+
+    def host_unusable(self, host: str, text: str) -> None:
+        """See :class:`.others.Reporter`. A static job needs all of its hosts at the start."""
+        text = f"host {host} cannot be used: {text}"
+        if self._hosts and not self._has_begun:
+            raise ExecutorError(text)
+        logger.warning(text)
+
+    def _other_hosts(self, shell: RemoteShell) -> OtherHosts:
+        plan = AgentPlan(shell, self._work, self._options.start_timeout, self._options.grace, self._limits.most)
+        return OtherHosts(self._job, plan, self.crew, self._tails, self)
+
+    def _is_over(self) -> bool:
+        return self.driver.is_over and (self._others is None or self._others.leave())
+
+    # Events.
+
+    def happened(self, event: Event) -> None:
+        """Act on an event of a worker, here or on another host."""
+        if event.rank < 0:
+            self._agent_happened(event)
+        elif isinstance(event, Started):
+            self._started(event)
+        elif isinstance(event, Received):
+            self._program.received(self, event.rank, event.message)
+        else:
+            self._ended(event)
+
+    def not_started(self, number: int, text: str) -> None:
+        """See :class:`.others.Reporter`."""
+        self.driver.failed(f"worker-{number}", Failure(Kind.EXIT, text))
+
+    def _agent_happened(self, event: Event) -> None:
+        if isinstance(event, Ended) and self._others is not None:
+            self._others.agent_ended(event)
+
+    def _started(self, event: Started) -> None:
+        if self._options.verbose:
+            host = self.driver.host_of(f"worker-{event.rank}")
+            name = f"worker-{event.rank}" if self._limits.is_elastic else f"rank {event.rank} of {self._limits.size}"
+            say(f"{name} is process {event.pid} on {host}")
+        self._program.started(self, event.rank)
+
+    def _ended(self, event: Ended) -> None:
+        worker = f"worker-{event.rank}"
+        failure = self._program.failure(event.rank, event.code, self._tails.last_lines(event.rank))
+        if failure is None:
+            self.driver.done(worker)
+        else:
+            self.driver.failed(worker, failure)
+
+
+def _number(worker: str) -> int:
+    return int(worker.rpartition("-")[2])
+
+
+def _named(hosts: Mapping[str, int]) -> dict[str, int]:
+    """``hosts`` with one name for this host, also if it has several of its names."""
+    named: dict[str, int] = {}
+    for name, count in hosts.items():
+        known = HOST if is_this_host(name) else name
+        named[known] = named.get(known, 0) + count
+    return named
+
+
+def _address(options: HostsOptions) -> str:
+    """The address of this host for the others: on the way to the first of them where the hosts are known."""
+    if options.shell is None:
+        return LOOPBACK
+    interface = {**os.environ, **options.environment}.get("HOROVOD_GLOO_IFACE", "").strip()
+    others = [name for name in options.hosts or () if not is_this_host(name)]
+    return address_of(interface) if interface else reachable_address(others[0] if others else FOREIGN_ADDRESS)
+
+
+def _threads(environment: Mapping[str, str], size: int) -> dict[str, str]:
+    """The variables that give each rank its share of the cores; the log shows the share.
+
+    A number that the user has set may be too large. The first rank of a host says so, because it knows the framework's.
+    """
+    cores = usable_cores()
+    variables = thread_variables(environment, cores, size)
+    if variables:
+        text = "%s=%s for each of the %d ranks, its share of %d cores; set the variable to choose another number"
+        logger.info(text, THREADS, variables[THREADS], size, cores)
+    return variables

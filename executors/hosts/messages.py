@@ -1,0 +1,123 @@
+"""The messages between the driver and the agent of a host. All but the hello are pickles in authenticated frames."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+from collectives.version import VERSION
+from executors.local.crew import Event
+from executors.local.work import Work
+
+__all__ = [
+    "PYTHON",
+    "Begin",
+    "EndAll",
+    "Failed",
+    "FromAgent",
+    "FromDriver",
+    "Hello",
+    "Kill",
+    "Launch",
+    "Leave",
+    "Stop",
+    "Wrote",
+]
+
+
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The first message of an agent: that of ``host``, with the versions of its library and of its Python."""
+
+    host: str
+    version: str = VERSION
+    python: str = PYTHON
+
+    def encode(self) -> bytes:
+        """The content of its frame, in a form that all versions can read."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, content: bytes) -> Hello:
+        """The reverse of :meth:`encode`. Raises ValueError or TypeError for anything else."""
+        return cls(**json.loads(content))
+
+
+# From the driver.
+
+
+@dataclass(frozen=True)
+class Begin:
+    """The first message of the driver: the work, and the number of ranks that share the host.
+
+    ``grace`` is the time between the request to end and the kill, in seconds.
+    """
+
+    work: Work
+    ranks: int
+    grace: float
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Start worker ``number`` with ``environment``, which has its place in the job, but not the secret."""
+
+    number: int
+    environment: Mapping[str, str] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Ask worker ``number`` to end."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Kill:
+    """Kill worker ``number``."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class EndAll:
+    """Ask all workers to end, ``spare`` last."""
+
+    spare: int | None
+
+
+@dataclass(frozen=True)
+class Leave:
+    """End yourself, when all workers have ended."""
+
+
+FromDriver = Begin | Launch | Stop | Kill | EndAll | Leave
+
+
+# From the agent, which also sends the events of its crew.
+
+
+@dataclass(frozen=True)
+class Wrote:
+    """Worker ``number`` wrote ``data`` to ``stream``, or has closed it if there are none."""
+
+    number: int
+    stream: str
+    data: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Worker ``number`` could not be started, for the reason ``text``."""
+
+    number: int
+    text: str
+
+
+FromAgent = Event | Wrote | Failed

@@ -1,0 +1,149 @@
+"""The driver's end of the connections from the agents of other hosts."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import pickle
+import socket
+from contextlib import suppress
+from types import TracebackType
+from typing import Protocol
+
+from collectives.control.sockets import end_in_silence
+from executors.api import JobSecret
+from executors.hosts.agent import SILENCE_SECONDS
+from executors.hosts.link import LONGEST_HELLO, NONCE_BYTES, Opener, Sealer, keys
+from executors.hosts.messages import FromAgent, FromDriver, Hello
+from executors.listening import ServerThread, Started, listen
+from executors.local.frames import Frames
+
+__all__ = ["Link", "Listener", "Switchboard"]
+
+HELLO_SECONDS = 10.0
+STOP_SECONDS = 5.0
+READ_BYTES = 1 << 16
+
+logger = logging.getLogger(__name__)
+
+
+class Link:
+    """The connection of one agent. Any thread may use it."""
+
+    def __init__(self, hello: Hello, loop: asyncio.AbstractEventLoop, writer: asyncio.StreamWriter, key: bytes) -> None:
+        self.hello = hello
+        self._loop = loop
+        self._writer = writer
+        self._sealer = Sealer(key)
+
+    def send(self, message: FromDriver) -> None:
+        """Send ``message``, in the order of the calls, without waiting. If the agent is lost, it is dropped."""
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._send, pickle.dumps(message))
+
+    def close(self) -> None:
+        """Close the connection, which ends the agent and its workers."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._writer.transport.abort)
+
+    def _send(self, content: bytes) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(self._sealer.seal(content))
+
+
+class Listener(Protocol):
+    """Hears from agents, in the thread of the switchboard."""
+
+    def connected(self, link: Link) -> None:
+        """An agent has connected."""
+
+    def received(self, link: Link, message: FromAgent) -> None:
+        """An agent sent ``message``."""
+
+    def disconnected(self, link: Link, text: str) -> None:
+        """The connection of an agent has ended: ``text`` says how."""
+
+
+class Switchboard:
+    """Listens on ``address`` for agents that know ``secret``: a context manager, which can be entered once.
+
+    Owns the daemon thread "hvd-agents", which ends with the block, and closes the connections.
+    """
+
+    def __init__(self, address: str, secret: JobSecret, listener: Listener) -> None:
+        self.address = address
+        self.port = 0
+        self._secret = secret
+        self._listener = listener
+        self._connections: set[asyncio.Task[None]] = set()
+        self._thread = ServerThread("hvd-agents", self._serve)
+
+    def __enter__(self) -> Switchboard:
+        # A driver of many hosts accepts many agents at once.
+        listener = listen(self.address, "the agents of other hosts", backlog=128)
+        self.port = listener.getsockname()[1]
+        self._thread.start(listener)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Bound: STOP_SECONDS for the connections; their tasks are cancelled then.
+        self._thread.stop(2 * STOP_SECONDS)
+
+    async def _serve(self, listener: socket.socket, started: Started) -> None:
+        loop, stop = asyncio.get_running_loop(), asyncio.Event()
+        server = await asyncio.start_server(self._accept, sock=listener)
+        started.set_result(functools.partial(loop.call_soon_threadsafe, stop.set))
+        await stop.wait()
+        server.close()
+        for task in self._connections:
+            task.cancel()
+        if self._connections:
+            await asyncio.wait(self._connections, timeout=STOP_SECONDS)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is None:
+            return
+        self._connections.add(task)
+        try:
+            await self._talk(reader, writer)
+        except asyncio.CancelledError:
+            return  # the end of the switchboard
+        finally:
+            self._connections.discard(task)
+            writer.transport.abort()
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            link, opener = await asyncio.wait_for(self._introduce(reader, writer), HELLO_SECONDS)
+        except (OSError, EOFError, ValueError, TypeError, asyncio.TimeoutError) as error:
+            logger.warning("a connection to the driver came from a process that is no agent of this job (%s)", error)
+            return
+        self._listener.connected(link)
+        try:
+            text = await self._listen_to(link, opener, reader)
+        except Exception as error:  # noqa: BLE001  a message that cannot be read must not go unnoticed
+            text = f"the connection to its agent broke ({error})"
+        self._listener.disconnected(link, text)
+
+    async def _introduce(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[Link, Opener]:
+        end_in_silence(writer.get_extra_info("socket"), SILENCE_SECONDS)
+        nonce = os.urandom(NONCE_BYTES)
+        writer.write(nonce)
+        agent, driver = keys(self._secret, await reader.readexactly(NONCE_BYTES), nonce)
+        size = int.from_bytes(await reader.readexactly(Frames.HEADER), "big")
+        if size > LONGEST_HELLO:
+            raise ValueError(f"its first message has {size} bytes")
+        opener = Opener(agent)
+        hello = Hello.decode(opener.open(await reader.readexactly(size)))
+        return Link(hello, asyncio.get_running_loop(), writer, driver), opener
+
+    async def _listen_to(self, link: Link, opener: Opener, reader: asyncio.StreamReader) -> str:
+        while data := await reader.read(READ_BYTES):
+            for content in opener.feed(data):
+                self._listener.received(link, pickle.loads(content))
+        return "its agent has ended"

@@ -1,0 +1,64 @@
+"""A server of the driver: a socket that listens, and the thread in which its asyncio loop runs."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import socket
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any
+
+from executors.api import ExecutorError
+
+__all__ = ["ServerThread", "Started", "listen", "receive"]
+
+START_SECONDS = 30.0
+
+Started = Future[Callable[[], object]]
+"""Gets the function that ends the server, from any thread, once the server runs."""
+
+
+class ServerThread:
+    """The daemon thread ``name``, which runs ``serve``. Its owner calls :meth:`start`, and :meth:`stop` once."""
+
+    def __init__(self, name: str, serve: Callable[[socket.socket, Started], Coroutine[Any, Any, None]]) -> None:
+        self._name = name
+        self._serve = serve
+        self._thread: threading.Thread | None = None
+        self._stop: Callable[[], object] = lambda: None
+
+    def start(self, listener: socket.socket) -> None:
+        """Serve ``listener``, which the server closes."""
+        started: Started = Future()
+        run = functools.partial(asyncio.run, self._serve(listener, started))
+        self._thread = threading.Thread(target=run, name=self._name, daemon=True)
+        self._thread.start()
+        self._stop = started.result(START_SECONDS)
+
+    def stop(self, seconds: float) -> None:
+        """End the server, and wait for that for ``seconds`` at most."""
+        self._stop()
+        if self._thread is not None:
+            self._thread.join(seconds)
+
+
+def listen(address: str, whom: str, advice: str = "", backlog: int | None = None) -> socket.socket:
+    """A socket that listens on ``address`` for ``whom``. Raises ExecutorError, whose text ends with ``advice``."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        return socket.create_server((address, 0), family=family, backlog=backlog)
+    except OSError as error:
+        raise ExecutorError(f"the driver cannot listen on {address} for {whom} ({error}){advice}") from error
+
+
+def receive(sock: socket.socket, size: int, end: str) -> bytes:
+    """The next ``size`` bytes. Raises ConnectionAbortedError with the text ``end`` if the connection ends before."""
+    data = b""
+    while len(data) < size:
+        piece = sock.recv(size - len(data))
+        if not piece:
+            raise ConnectionAbortedError(end)
+        data += piece
+    return data

@@ -1,0 +1,104 @@
+"""Rank 0 tells its address and the secret over a channel of the launcher: PMI, PMIx, or MPI itself."""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from collectives.api import SettingsError
+from collectives.rendezvous.server import RendezvousServer
+from executors.api import JobSecret
+from executors.meetings.addresses import own_addresses
+from executors.meetings.base import Found, Led
+from executors.meetings.known_ports import GREETING, find
+from executors.meetings.pmi import Pmi
+from executors.meetings.pmix import Pmix
+
+__all__ = ["ByBroadcast", "Channel"]
+
+MOST_ADDRESSES = 16
+
+
+class Channel(Protocol):
+    """A connection of this process to its launcher, or to the other ranks."""
+
+    def broadcast(self, value: bytes | None) -> bytes:
+        """Every rank calls this once, rank 0 with a value and the others with None; returns the value of rank 0."""
+
+    def close(self) -> None:
+        """End the connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByBroadcast:
+    """The first of ``channels`` that this process has; the job has ``size`` ranks."""
+
+    channels: tuple[str, ...]
+    size: int
+
+    def lead(self, job: str) -> Led:
+        """See :class:`.Meeting`. The secret is a random one."""
+        channel = self._open()
+        secret = JobSecret()
+        server = RendezvousServer(secret.key, "0.0.0.0")
+        server.store.set(GREETING, job.encode())
+        server.start()
+        key = base64.b64encode(secret.key).decode()
+        offer = {"addresses": own_addresses()[:MOST_ADDRESSES], "port": server.port, "key": key}
+        channel.broadcast(json.dumps(offer, separators=(",", ":")).encode())
+        return Led(server, secret, channel.close)
+
+    def follow(self, job: str, seconds: float) -> Found:
+        """See :class:`.Meeting`."""
+        channel = self._open()
+        offer = json.loads(channel.broadcast(None))
+        secret = JobSecret(base64.b64decode(offer["key"]))
+        found = find(offer["addresses"], [offer["port"]], secret, job, seconds)
+        return Found(found.address, found.port, secret, channel.close)
+
+    def _open(self) -> Channel:
+        for name in self.channels:
+            channel = CHANNELS[name](self.size)
+            if channel is not None:
+                return channel
+        raise SettingsError(
+            "the ranks of this mpirun have no way to find one another: pip install mpi4py, built for this MPI, or let "
+            "mpirun set MASTER_ADDR for all ranks, to the address of the host of rank 0"
+        )
+
+
+class Mpi:
+    """MPI by mpi4py, which calls MPI_Init if nobody did, and MPI_Finalize when the process ends."""
+
+    def broadcast(self, value: bytes | None) -> bytes:
+        """See :class:`Channel`."""
+        result: bytes = importlib.import_module("mpi4py.MPI").COMM_WORLD.bcast(value, 0)
+        return result
+
+    def close(self) -> None:
+        """mpi4py does it."""
+
+
+def _mpi(size: int) -> Channel | None:
+    """None also for an mpi4py that was built for another MPI than the one of mpirun: there, each rank is alone."""
+    if importlib.util.find_spec("mpi4py") is None:
+        return None
+    return Mpi() if importlib.import_module("mpi4py.MPI").COMM_WORLD.Get_size() == size else None
+
+
+def _mpi_in_use(size: int) -> Channel | None:
+    return _mpi(size) if "mpi4py.MPI" in sys.modules else None
+
+
+CHANNELS: dict[str, Callable[[int], Channel | None]] = {
+    "mpi4py if in use": _mpi_in_use,
+    "mpi4py": _mpi,
+    "pmi": lambda size: Pmi.open(),
+    "pmix": lambda size: Pmix.open(),
+}

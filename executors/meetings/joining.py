@@ -1,0 +1,139 @@
+"""A process that a launcher of others started becomes a rank: it finds rank 0, and gets the place of every rank."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from collectives.api import CollectiveTimeoutError, SettingsError, Store
+from collectives.interfaces import LOOPBACK
+from collectives.rendezvous.client import RendezvousClient
+from executors import host
+from executors.api import JobSecret
+from executors.environments.place import Place
+from executors.job import environment_of
+from executors.meetings.base import nothing
+from executors.placement import slots_of
+
+__all__ = ["Joined", "join"]
+
+logger = logging.getLogger(__name__)
+
+PLACES = "places"
+WORLD = "world"
+# Rank 0 knows which ranks are missing, and says it first.
+GRACE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The variables that a launcher of ours would have set. ``close`` ends what runs for the job in this process."""
+
+    environment: dict[str, str]
+    close: Callable[[], None] = nothing
+
+
+def join(place: Place, seconds: float) -> Joined:
+    """Find the other ranks of the job of ``place``, each of which calls this, within ``seconds``.
+
+    Raises SettingsError where the launcher offers no way; CollectiveTimeoutError if rank 0 or other ranks do not come,
+    PeerLostError if rank 0 ends meanwhile.
+    """
+    if place.meeting is None:
+        raise SettingsError(_impossible(place))
+    logger.info("rank %d of %d of %s looks for the others", place.rank, place.size, place.launcher)
+    return _lead(place, seconds) if place.rank == 0 else _follow(place, seconds)
+
+
+def _impossible(place: Place) -> str:
+    return (
+        f"{place.launcher} started this process as one of {place.size} ({place.variable}={place.size}), but its "
+        f"variables do not say where rank 0 is: {place.remedy}. Or start the script with "
+        f"hvdrun -np {place.size} python train.py. Set HOROVOD_SIZE=1 to train separate models on purpose"
+    )
+
+
+def _lead(place: Place, seconds: float) -> Joined:
+    led = place.meeting.lead(place.job)  # type: ignore[union-attr]
+    store = led.server.store
+    try:
+        _report(store, place, LOOPBACK)
+        store.set(WORLD, json.dumps(_world(store, place, seconds)).encode())
+        environment = _environment(store, place, LOOPBACK, led.server.port, led.secret, seconds)
+    except BaseException:
+        led.server.stop()
+        led.close()
+        raise
+
+    def close() -> None:
+        led.server.stop()
+        led.close()
+
+    return Joined(environment, close)
+
+
+def _follow(place: Place, seconds: float) -> Joined:
+    found = place.meeting.follow(place.job, seconds)  # type: ignore[union-attr]
+    try:
+        with RendezvousClient(found.address, found.port, found.secret.key, seconds) as store:
+            _report(store, place, found.address)
+            return Joined(_environment(store, place, found.address, found.port, found.secret, seconds), found.close)
+    except BaseException:
+        found.close()
+        raise
+
+
+def _report(store: Store, place: Place, address: str) -> None:
+    """Tell all ranks the host of this one, and the address at which it reaches rank 0."""
+    text = json.dumps([f"{host.identity()} {place.node}".strip(), address])
+    store.set(f"{PLACES}/{place.rank}", text.encode())
+
+
+def _world(store: Store, place: Place, seconds: float) -> dict[str, Any]:
+    """What rank 0 tells all: the host of each rank and its own address, or the ranks that are missing."""
+    deadline = time.monotonic() + seconds
+    missing = [rank for rank in range(place.size) if not _is_here(store, rank, deadline - time.monotonic())]
+    if missing:
+        return {
+            "error": f"of {place.size} ranks that {place.launcher} started, {_shown(missing)} did not come within "
+            f"{seconds:g} s; look at the log of the first of them; HOROVOD_GLOO_TIMEOUT_SECONDS is the time to wait"
+        }
+    reports = [json.loads(store.get(f"{PLACES}/{rank}", 0.0)) for rank in range(place.size)]
+    return {"hosts": [node for node, _ in reports], "address": _address(reports)}
+
+
+def _is_here(store: Store, rank: int, seconds: float) -> bool:
+    try:
+        store.get(f"{PLACES}/{rank}", max(seconds, 0.0))
+    except CollectiveTimeoutError:
+        return False
+    return True
+
+
+def _shown(ranks: Sequence[int]) -> str:
+    listed = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
+
+
+def _address(reports: Sequence[Sequence[str]]) -> str:
+    """The address of rank 0 for the ranks of its host: one that other hosts reach, if there are any.
+
+    Ranks are known by the address that they have on the way to it.
+    """
+    return next((address for node, address in reports if node != reports[0][0]), LOOPBACK)
+
+
+def _environment(
+    store: Store, place: Place, address: str, port: int, secret: JobSecret, seconds: float
+) -> dict[str, str]:
+    world = json.loads(store.get(WORLD, seconds + GRACE_SECONDS))
+    if "error" in world:
+        raise CollectiveTimeoutError(world["error"])
+    hosts = world["hosts"]
+    slot = slots_of(hosts)[place.rank]
+    own = world["address"] if slot.host == hosts[0] else address
+    return environment_of(slot, own, port, secret)

@@ -1,0 +1,215 @@
+"""One elastic job: actors that come and go one by one, as the driver decides."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+
+import ray
+
+from executors.api import ExecutorError, PlacementError, WorkerError
+from executors.discovery import HostDiscovery, Watch
+from executors.driver import Driver
+from executors.environment import interface_variables
+from executors.failure import Failure
+from executors.job import Job
+from executors.loop import Loop
+from executors.membership import Limits
+from executors.outcome import Outcome
+from executors.ray.actors import Actors, Work
+from executors.ray.demand import Demand
+from executors.ray.discovery import NodeDiscovery
+from executors.ray.log import Callback, listen
+from executors.ray.names import Names
+from executors.ray.nodes import death_of, places_now
+from executors.ray.placement_group import cluster_state
+from executors.ray.request import Request
+from executors.ray.shortage import explain
+
+__all__ = ["ElasticOptions", "ElasticRayJob", "run_elastic"]
+
+logger = logging.getLogger(__name__)
+
+# Ray answers within a millisecond; a node shall get its workers within two seconds.
+DISCOVERY_S = 0.5
+DEMAND_S = 1.0
+# A job that has no world yet says after so long what is missing, and then again from time to time.
+WARN_S = 5.0
+REMIND_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticOptions:
+    """How to run an elastic job.
+
+    Each worker gets what one of ``shape`` does, ``variables`` and the interfaces ``nics``, and has ``start_timeout``
+    seconds to come up. ``discovery`` finds nodes and their slots; None: what the job can get of the nodes whose labels
+    match the selector of ``shape``.
+    """
+
+    shape: Request
+    start_timeout: float = 30.0
+    nics: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    discovery: HostDiscovery | None = None
+
+    @property
+    def need(self) -> Mapping[str, float]:
+        """The resources of a worker."""
+        return self.shape.worker
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The labels that its node must have."""
+        return self.shape.label_selector or {}
+
+
+def run_elastic(
+    work: Work, limits: Limits, options: ElasticOptions, callbacks: Sequence[Callback] = ()
+) -> list[object]:
+    """Do ``work`` on workers that may change; the values by rank, in the world in which the first worker was done.
+
+    ``callbacks`` get what the workers log. Raises the exception of a function as itself, with a RemoteError as its
+    cause; WorkerError if the job cannot go on after a loss; ExecutorError for too few workers, and PlacementError if
+    they never were enough; DiscoveryError if the nodes cannot be found.
+    """
+    with ElasticRayJob(work, limits, options, callbacks) as job:
+        job.run()
+    return job.values()
+
+
+class ElasticRayJob:
+    """The agents of the driver of one job, and its loop: a context manager that leaves no actor behind."""
+
+    def __init__(self, work: Work, limits: Limits, options: ElasticOptions, callbacks: Sequence[Callback] = ()) -> None:
+        self._limits = limits
+        self._options = options
+        self._callbacks = callbacks
+        # Any node may join, so the address must be one that other nodes can reach.
+        self._job = Job(limits.size, ray.util.get_node_ip_address())
+        self._loop = Loop()
+        self._actors = Actors(options.shape, work, self, self._loop.soon)
+        self._outcomes: dict[str, Outcome] = {}
+        wanted = limits.most if limits.is_bounded else limits.size
+        self._demand = Demand(wanted, options.need, options.labels)
+        self._names = Names(places_now)
+        self._known: set[str] = set()
+        self._stack = ExitStack()
+
+    def __enter__(self) -> ElasticRayJob:
+        with ExitStack() as stack:
+            stack.enter_context(self._job)
+            self.driver = Driver(self._limits, self._job, self, self._options.start_timeout)
+            stack.callback(self.driver.close)
+            stack.callback(listen(self._job, self.soon, self._callbacks))
+            stack.callback(self._actors.close)
+            stack.callback(self._demand.withdraw)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def run(self) -> None:
+        """Return when every worker has ended and none will be started. Raises the failure, if there was one."""
+        options = self._options
+        discovery = options.discovery or NodeDiscovery(options.need, self._actors.shares, options.labels)
+        self._stack.enter_context(Watch(discovery, self._found, self.soon, DISCOVERY_S))
+        self._demand_more()
+        self._loop.after(WARN_S, self._explain_wait)
+        self._loop.run(lambda: self.driver.is_over and not self._actors.running)
+        try:
+            self.driver.check()
+        except WorkerError:
+            raise
+        except ExecutorError as error:
+            raise self._explained(error) from error.__cause__
+
+    def values(self) -> list[object]:
+        """The values of the workers in the order of their ranks."""
+        return [self._outcomes[worker].unwrap() for worker in self.driver.order if worker in self._outcomes]
+
+    # Agents.
+
+    def start(self, worker: str, host: str, environment: Mapping[str, str]) -> None:
+        """See :class:`executors.agents.Agents`."""
+        given = {**interface_variables(self._options.nics), **environment, **self._options.variables}
+        self._actors.start(worker, self._names.node(host), given)
+
+    def stop(self, worker: str) -> None:
+        """See :class:`executors.agents.Agents`. Such a worker has nothing to hand over."""
+        self._actors.kill(worker)
+
+    def kill(self, worker: str) -> None:
+        """See :class:`executors.agents.Agents`."""
+        self._actors.kill(worker)
+
+    def end(self, spare: str | None = None) -> None:
+        """See :class:`executors.agents.Agents`."""
+        self._actors.end()
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        """See :class:`executors.agents.Agents`."""
+        self._loop.after(seconds, action)
+
+    def soon(self, action: Callable[[], None]) -> None:
+        """See :class:`executors.agents.Agents`."""
+        self._loop.soon(action)
+
+    # Events.
+
+    def up(self, worker: str) -> None:
+        """See :class:`executors.ray.actors.Events`."""
+        self.driver.up(worker)
+
+    def returned(self, worker: str, outcome: Outcome) -> None:
+        """See :class:`executors.ray.actors.Events`."""
+        self._outcomes[worker] = outcome
+        self.driver.done(worker)
+
+    def raised(self, worker: str, outcome: Outcome) -> None:
+        """See :class:`executors.ray.actors.Events`."""
+        self.driver.failed(worker, outcome.failure())
+
+    def lost(self, worker: str, node: str, failure: Failure) -> None:
+        """See :class:`executors.ray.actors.Events`."""
+        reason = death_of(node)
+        if reason is None:
+            self.driver.failed(worker, failure)
+        else:
+            self._lose(node, reason)
+
+    def _found(self, slots: Mapping[str, int]) -> None:
+        named = self._names.slots(slots)
+        for name in self._known - named.keys():
+            node = self._names.node(name)
+            reason = death_of(node)
+            if reason is not None:
+                self._lose(node, reason)
+        self._known = set(named)
+        self.driver.found(named)
+
+    def _lose(self, node: str, reason: str) -> None:
+        self._actors.lose(node)
+        name = self._names.name(node)
+        if name is not None:
+            self._known.discard(name)
+            self.driver.host_lost(name, reason)
+
+    def _demand_more(self) -> None:
+        self._demand.update(self._actors.shares())
+        self._loop.after(DEMAND_S, self._demand_more)
+
+    def _explain_wait(self) -> None:
+        if not self.driver.members:
+            logger.warning("%s\n  waiting up to %g s for it (elastic_timeout)", self._shortage(), self._limits.timeout)
+            self._loop.after(REMIND_S, self._explain_wait)
+
+    def _shortage(self) -> str:
+        return explain(replace(self._options.shape, num_workers=self._limits.least), cluster_state())
+
+    def _explained(self, error: ExecutorError) -> ExecutorError:
+        """The error of a job that never had enough workers says what the cluster lacks."""
+        return error if self.driver.members else PlacementError(f"{error}\n{self._shortage()}")

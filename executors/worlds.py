@@ -1,0 +1,115 @@
+"""The messages of an elastic job between driver and workers: worlds one way, reports the other way. Pure.
+
+They are values of the rendezvous store. The world of round n is at ``worlds/<n>``, so each worker waits for the next
+number. Report k of a worker is at ``reports/<worker>/<k>``.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from collectives.api import Topology, World
+from executors.api import Slot
+from executors.placement import assign_ranks
+
+__all__ = ["REPORTS", "Published", "Report", "report_key", "world_key"]
+
+REPORTS = "reports/"
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The world of ``round``: its ``workers`` and the host of each, in the order in which they get ranks.
+
+    If it is ``planned``, the workers of the world before leave that one together after a step; otherwise at once.
+    ``text`` says what has changed. If the job ``is_over``, there is no such world, and none will come.
+    """
+
+    round: int
+    workers: tuple[tuple[str, str], ...] = ()
+    planned: bool = False
+    text: str = ""
+    is_over: bool = False
+
+    def encode(self) -> bytes:
+        """The value in the store."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Published:
+        """The reverse of :meth:`encode`."""
+        fields = json.loads(data)
+        fields["workers"] = tuple((worker, host) for worker, host in fields["workers"])
+        return cls(**fields)
+
+    def world(self, worker: str, job: str, rendezvous: tuple[str, int]) -> World | None:
+        """The world as ``worker`` has it; None if it is no member. A rank that is alone needs no rendezvous."""
+        slot = self.slots().get(worker)
+        if slot is None:
+            return None
+        topology = Topology(
+            rank=slot.rank,
+            size=slot.size,
+            local_rank=slot.local_rank,
+            local_size=slot.local_size,
+            cross_rank=slot.cross_rank,
+            cross_size=slot.cross_size,
+            hosts=(),
+            cores=0,
+        )
+        return World(job, self.round, topology, slot.host, rendezvous if slot.size > 1 else None)
+
+    def slots(self) -> dict[str, Slot]:
+        """The slot of each worker."""
+        slots = assign_ranks([host for _, host in self.workers])
+        return {worker: slot for (worker, _), slot in zip(self.workers, slots, strict=True)}
+
+    def worker_of(self, rank: int) -> str | None:
+        """The worker that has ``rank``; None if there is no such rank."""
+        return next((worker for worker, slot in self.slots().items() if slot.rank == rank), None)
+
+    def rank_of(self, worker: str) -> int | None:
+        """The rank of ``worker``; None if it is no member."""
+        slot = self.slots().get(worker)
+        return None if slot is None else slot.rank
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A message of a worker, of one ``kind``:
+
+    * ``ready``: a newcomer is ready for its first world.
+    * ``draining``: the worker was asked to end, and will leave.
+    * ``failed``: the collectives of ``round`` failed for the reason ``text``; ``ranks`` are those to blame, if known.
+    * ``lost``: it is certain that the processes of ``ranks`` of the world of ``round`` have ended.
+    * ``formed``: the world of ``round`` has formed, ``pause`` seconds after the last step before it; the ranks repeat
+      ``lost`` steps.
+    """
+
+    kind: str
+    round: int = 0
+    ranks: tuple[int, ...] = ()
+    text: str = ""
+    pause: float = 0.0
+    lost: int = 0
+
+    def encode(self) -> bytes:
+        """The value in the store."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Report:
+        """The reverse of :meth:`encode`."""
+        fields = json.loads(data)
+        return cls(**{**fields, "ranks": tuple(fields["ranks"])})
+
+
+def world_key(round: int) -> str:
+    """The key of the world of ``round``."""
+    return f"worlds/{round}"
+
+
+def report_key(worker: str, number: int) -> str:
+    """The key of a report of ``worker``."""
+    return f"{REPORTS}{worker}/{number}"

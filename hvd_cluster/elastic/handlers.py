@@ -1,0 +1,187 @@
+"""States some of whose values have handlers, such as models; and the handlers that need no framework."""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from hvd_cluster import basics
+from hvd_cluster.elastic.parts import Part
+from hvd_cluster.elastic.state import ObjectState
+from hvd_cluster.objects import broadcast_object
+from hvd_cluster.process_sets import global_process_set
+from hvd_cluster.structures import broadcast_structure
+
+__all__ = ["HandledState", "Registry", "SamplerStateHandler", "SnapshotHandler", "StateDictHandler", "StateHandler"]
+
+
+class StateHandler(Part):
+    """Keeps and sends one ``value`` of a state. Write your own as a subclass with :meth:`save` and its two opposites.
+
+    Such a handler has one copy, which each commit makes again, and sends its value from rank 0.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    @abstractmethod
+    def save(self) -> None:
+        """Keep the present value."""
+
+    @abstractmethod
+    def restore(self) -> None:
+        """Go back to the value that was kept last."""
+
+    @abstractmethod
+    def sync(self) -> None:
+        """Give all ranks the value of rank 0."""
+
+    def set_value(self, value: Any) -> None:
+        """From now on this is the value; it is kept at once."""
+        self.value = value
+        self.save()
+
+    def light(self) -> Any:
+        """See :class:`Part`."""
+        self.save()
+
+    def put_light(self, light: Any) -> None:
+        """See :class:`Part`."""
+        self.restore()
+
+    def share(self, root_rank: int) -> None:
+        """See :class:`Part`."""
+        self.sync()
+
+    @property
+    def keeps_one_copy(self) -> bool:
+        """See :class:`Part`."""
+        return True
+
+    @property
+    def gives(self) -> bool:
+        """See :class:`Part`."""
+        return basics.rank() == 0
+
+
+class SnapshotHandler(StateHandler):
+    """A handler whose copies are values, and which sends from any rank."""
+
+    _saved: tuple[Any, Any] | None = None
+
+    def save(self) -> None:
+        """See :class:`StateHandler`."""
+        self._saved = self.light(), self.heavy(None)
+
+    def restore(self) -> None:
+        """See :class:`StateHandler`; does nothing before the first :meth:`save`."""
+        if self._saved is not None:
+            light, heavy = self._saved
+            self.put_heavy(heavy)
+            self.put_light(light)
+
+    def sync(self) -> None:
+        """See :class:`StateHandler`."""
+        self.share(root_rank=0)
+
+    def set_value(self, value: Any) -> None:
+        """See :class:`StateHandler`; the state makes the copy."""
+        self.value, self._saved = value, None
+
+    @abstractmethod
+    def light(self) -> Any:
+        """See :class:`Part`."""
+
+    @abstractmethod
+    def put_light(self, light: Any) -> None:
+        """See :class:`Part`."""
+
+    @abstractmethod
+    def share(self, root_rank: int) -> None:
+        """See :class:`Part`."""
+
+    @property
+    def keeps_one_copy(self) -> bool:
+        """See :class:`Part`."""
+        return False
+
+    @property
+    def gives(self) -> bool:
+        """See :class:`Part`."""
+        return True
+
+
+class StateDictHandler(SnapshotHandler):
+    """For small values with ``state_dict`` and ``load_state_dict``, such as schedulers of learning rates."""
+
+    def light(self) -> Any:
+        """See :class:`Part`."""
+        return copy.deepcopy(self.value.state_dict())
+
+    def put_light(self, light: Any) -> None:
+        """See :class:`Part`."""
+        self.value.load_state_dict(copy.deepcopy(light))
+
+    def share(self, root_rank: int) -> None:
+        """See :class:`Part`."""
+        kind = type(self.value).__name__
+        state = broadcast_structure(
+            self.value.state_dict, f"the state of the {kind}", root_rank, f"state.{kind}", global_process_set
+        )
+        if basics.rank() != root_rank:
+            self.value.load_state_dict(state)
+
+
+class SamplerStateHandler(StateDictHandler):
+    """For samplers, whose share of the samples depends on the ranks."""
+
+    def begin_world(self) -> None:
+        """See :class:`Part`."""
+        reset = getattr(self.value, "reset", None)
+        if reset is not None:
+            reset()
+
+
+Registry: TypeAlias = Sequence[tuple[type, Callable[[Any], StateHandler]]]
+"""Types of values, each with its handler; the first that fits is taken."""
+
+
+class HandledState(ObjectState):
+    """An :class:`ObjectState` whose values have a handler if the ``registry`` has one for their type.
+
+    A new value that is assigned to an attribute takes the place of the old one, also in the last commit.
+    """
+
+    def __init__(self, registry: Registry, get_rank: Callable[[], int] = basics.rank, **kwargs: Any) -> None:
+        self._handlers: dict[str, StateHandler] = {}
+        self._registry = tuple(registry)
+        super().__init__(broadcast_object, get_rank, **kwargs)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A value of a state gets a new object: its handler, too."""
+        super().__setattr__(name, value)
+        if name in self.__dict__.get("_names", ()):
+            self._handle(name, value)
+
+    def _handle(self, name: str, value: Any) -> None:
+        handler = self._handlers.get(name)
+        make = next((make for kind, make in self._registry if isinstance(value, kind)), None)
+        if handler is None and make is None:
+            return
+        if make is None:
+            del self._handlers[name]
+        elif type(handler) is not make or handler is None:
+            self._handlers[name] = make(value)
+        elif handler.value is not value:
+            handler.set_value(value)
+        else:
+            return
+        self._ledger.replaced(name, "")
+
+    def _values(self) -> Mapping[str, Any]:
+        return {name: value for name, value in super()._values().items() if name not in self._handlers}
+
+    def _parts(self) -> Mapping[str, Part]:
+        return {"": self._attributes, **dict(sorted(self._handlers.items()))}

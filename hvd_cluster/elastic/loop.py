@@ -1,0 +1,89 @@
+"""``run``: a training function that goes on when ranks leave or come."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
+
+from collectives.api import HorovodInternalError, HostsUpdatedInterrupt, MismatchError
+from hvd_cluster.elastic import session
+
+__all__ = ["run"]
+
+
+class Recoverable(Protocol):
+    """What :func:`run` needs from a state."""
+
+    def interrupted(self) -> None:
+        """The training function was cut off; :meth:`sync` will find the state to go on with."""
+
+    def on_reset(self) -> None:
+        """The ranks have changed."""
+
+    def sync(self) -> None:
+        """Give all ranks one state."""
+
+
+P = ParamSpec("P")
+S = TypeVar("S", bound=Recoverable)
+T = TypeVar("T")
+
+
+def run(func: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Decorate a training function: it is called again, with the state of the last commit, when the ranks change.
+
+    The first argument is the state, which ``commit()`` saves. When a rank is lost, the others continue from the last
+    commit of any of them; when ranks come or leave by plan, from the commit that they have just made. A newcomer waits
+    here for its first world. A process that the next world is without ends here, by ``sys.exit(0)``.
+
+    In a job that is not elastic, the function is called once. An exception of the function that is no
+    HorovodInternalError, and a MismatchError, end the job.
+    """
+
+    @functools.wraps(func)
+    def wrapper(state: S, *args: P.args, **kwargs: P.kwargs) -> T:
+        return _Run(state).call(lambda: func(state, *args, **kwargs))
+
+    return cast("Callable[Concatenate[S, P], T]", wrapper)
+
+
+class _Run:
+    def __init__(self, state: Recoverable) -> None:
+        self._state = state
+        self._is_new = False
+        self._skip_sync = False
+        self._since = 0.0
+
+    def call(self, function: Callable[[], T]) -> T:
+        session.enter()
+        self._since = time.monotonic()
+        while True:
+            try:
+                self._begin()
+                return function()
+            except MismatchError:
+                raise
+            except HorovodInternalError as error:
+                self._leave()
+                self._state.interrupted()
+                session.change_after(error)
+                self._skip_sync = False
+            except HostsUpdatedInterrupt as interrupt:
+                self._leave()
+                self._skip_sync = session.change_as_planned() and interrupt.skip_sync
+
+    def _leave(self) -> None:
+        """The present world has ended. One that ends before all ranks have a state prolongs the pause."""
+        if not self._is_new:
+            self._since, self._is_new = session.cut_off_since(), True
+
+    def _begin(self) -> None:
+        """Agree on one state in a new world."""
+        if self._is_new:
+            self._state.on_reset()
+        if not self._skip_sync:
+            self._state.sync()
+        session.formed(self._since, getattr(self._state, "lost_commits", 0))
+        self._is_new = False

@@ -1,0 +1,125 @@
+"""The parts of a state: what a commit copies, what it need not copy, and how the values come from another rank."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import cloudpickle
+
+from collectives.api import InvalidRequestError
+from hvd_cluster import basics
+from hvd_cluster.objects import described
+from hvd_cluster.process_sets import global_process_set
+from hvd_cluster.structures import broadcast_structure
+
+__all__ = ["Attributes", "Part"]
+
+
+class Part(ABC):
+    """Values of a state that are kept, and sent, in one way.
+
+    *Light* are those that may change at any time, and are small: each commit copies them. *Heavy* are those that
+    change only when an optimizer steps, or by hand, such as parameters: few commits copy them. A copy is not changed
+    any more, and outlives later ones.
+    """
+
+    @abstractmethod
+    def light(self) -> Any:
+        """A copy of the light values."""
+
+    @abstractmethod
+    def put_light(self, light: Any) -> None:
+        """Go back to a result of :meth:`light`."""
+
+    def heavy(self, earlier: Any) -> Any:
+        """A copy of the heavy values, in the memory of the ``earlier`` copy where that fits."""
+        return None
+
+    def put_heavy(self, heavy: Any) -> None:
+        """Go back to a result of :meth:`heavy`."""
+        return
+
+    def versions(self) -> int:
+        """A number that grows with changes of heavy values by hand."""
+        return 0
+
+    def layout(self) -> list[tuple[str, str]]:
+        """The entries that all ranks must have alike, each with its description."""
+        return []
+
+    @abstractmethod
+    def share(self, root_rank: int) -> None:
+        """Take the values of the rank ``root_rank``, light and heavy. All ranks call this; that rank sends them."""
+
+    def forget(self) -> None:
+        """Drop what a cycle that was cut off has left, such as gradients."""
+        return
+
+    def begin_world(self) -> None:
+        """The number of ranks, or this rank's own number, may be another one from now on."""
+        return
+
+    @property
+    def keeps_one_copy(self) -> bool:
+        """Whether :meth:`light` overwrites its earlier result, so that only the last one can be put back."""
+        return False
+
+    @property
+    def gives(self) -> bool:
+        """Whether this rank can be the one that sends."""
+        return True
+
+
+class Attributes(Part):
+    """The plain attributes of a state; ``values`` gives them by name, and ``put`` sets them."""
+
+    def __init__(self, values: Callable[[], Mapping[str, Any]], put: Callable[[Mapping[str, Any]], None]) -> None:
+        self._values = values
+        self._put = put
+
+    def light(self) -> dict[str, Any]:
+        """See :class:`Part`. InvalidRequestError if an attribute cannot be copied."""
+        values: dict[str, Any] = _tried(copy.deepcopy, dict(self._values()), "copied")
+        return values
+
+    def put_light(self, light: Mapping[str, Any]) -> None:
+        """See :class:`Part`."""
+        self._put(copy.deepcopy(light))
+
+    def layout(self) -> list[tuple[str, str]]:
+        """See :class:`Part`."""
+        return [(name, "an attribute") for name in sorted(self._values())]
+
+    def share(self, root_rank: int) -> None:
+        """See :class:`Part`. InvalidRequestError on all ranks if an attribute cannot be pickled."""
+        name = "state.attributes"
+        pickled = broadcast_structure(self._pickled, "the state", root_rank, name, global_process_set)
+        if basics.rank() != root_rank:
+            self._put(cloudpickle.loads(pickled))
+
+    def _pickled(self) -> bytes:
+        pickled: bytes = _tried(cloudpickle.dumps, dict(self._values()), "pickled")
+        return pickled
+
+
+def _tried(call: Callable[[Any], Any], values: dict[str, Any], done: str) -> Any:
+    """``call(values)``; if that fails, InvalidRequestError with the name of the value that is to blame."""
+    try:
+        return call(values)
+    except Exception as error:
+        raise _blamed(call, values, done, error) from error
+
+
+def _blamed(call: Callable[[Any], Any], values: dict[str, Any], done: str, error: Exception) -> InvalidRequestError:
+    for name, value in values.items():
+        try:
+            call(value)
+        except Exception as reason:  # noqa: BLE001  code of the user
+            return InvalidRequestError(
+                f"state.{name}, a {type(value).__name__}, cannot be {done} ({described(reason)}); keep plain data in "
+                "the state, and make locks, files and connections where they are used"
+            )
+    return InvalidRequestError(f"the attributes of the state cannot be {done} together ({described(error)})")

@@ -1,0 +1,134 @@
+"""Pure: from the reports of all ranks to the one state with which they go on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from collectives.api import InvalidRequestError
+from collectives.planning.agreement import name_ranks
+
+__all__ = ["Layout", "Recovery", "Report", "check_versions", "decide", "difference", "have_one_layout"]
+
+Layout = Sequence[tuple[str, str]]
+"""The name of each entry of a state, and its description, such as the shape and the dtype of a parameter."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """A rank's part in the agreement.
+
+    ``commit``: the number of its last commit; None for a newcomer, whose state was never that of the job. ``exact``:
+    whether its present state is exactly that commit. ``copy``: the commit of which it has a full copy. ``settled``:
+    nothing happened since the last sync that would make ranks differ, so the user wants the state of the first rank.
+    ``gives``: whether this rank can send its state. ``layout``: a digest of its :data:`Layout`. ``version``: that of
+    the library.
+    """
+
+    rank: int
+    commit: int | None
+    exact: bool
+    copy: int | None
+    settled: bool
+    gives: bool
+    layout: str
+    version: str
+
+    @property
+    def offer(self) -> int | None:
+        """The latest commit whose state this rank can show; None if there is none."""
+        return self.commit if self.exact or self.commit is None else self.copy
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """The state with which all ranks go on is that of ``commit``; ``source`` sends it to the ``receivers``.
+
+    The ranks of ``returning`` go back to their full copy first. ``lost``: the number of later commits, which no rank
+    can show any more. ``present``: the state of the source as it is now becomes the commit, whatever the last one was.
+    """
+
+    source: int
+    commit: int
+    receivers: frozenset[int]
+    returning: frozenset[int] = frozenset()
+    lost: int = 0
+    present: bool = False
+
+
+def check_versions(versions: Mapping[int, str]) -> None:
+    """InvalidRequestError, the same on all ranks, unless all ranks (rank -> version) have one version."""
+    if len(set(versions.values())) > 1:
+        raise InvalidRequestError(
+            f"the ranks run different versions: {_listed(versions)}; install one version of hvd-cluster on all hosts"
+        )
+
+
+def have_one_layout(reports: Sequence[Report]) -> bool:
+    """Whether the states of all ranks have the same entries."""
+    return len({report.layout for report in reports}) == 1
+
+
+def difference(layouts: Mapping[int, Layout]) -> str | None:
+    """The text of the error, the same on all ranks, for the first entry that differs (rank -> layout); or None."""
+    ranks = sorted(layouts)
+    for entries in zip_longest(*(layouts[rank] for rank in ranks)):
+        if len(set(entries)) > 1:
+            found = {
+                rank: "nothing more" if entry is None else _described(entry) for rank, entry in _zip(ranks, entries)
+            }
+            return f"the states of the ranks differ, first in {_listed(found)}; make the same state on all ranks"
+    return None
+
+
+def _zip(ranks: Sequence[int], entries: Sequence[tuple[str, str] | None]) -> list[tuple[int, tuple[str, str] | None]]:
+    return list(zip(ranks, entries, strict=True))
+
+
+def _described(entry: tuple[str, str]) -> str:
+    name, description = entry
+    return f"{name}: {description}"
+
+
+def _listed(texts: Mapping[int, str]) -> str:
+    groups: dict[str, list[int]] = {}
+    for rank, text in sorted(texts.items()):
+        groups.setdefault(text, []).append(rank)
+    return ", ".join(f"{text} on {name_ranks(ranks)}" for text, ranks in groups.items())
+
+
+def decide(reports: Sequence[Report]) -> Recovery:
+    """The same on all ranks, from the reports of all ranks in their order.
+
+    Where no rank has the state of the job yet, or nothing happened since the last sync, that of the first rank counts,
+    as it is. Otherwise the latest commit that some rank can show counts: no later one is known to be whole on any rank.
+    Raises InvalidRequestError if no rank can send a state.
+    """
+    veterans = [report for report in reports if report.commit is not None]
+    if not veterans or all(report.settled and report.commit is not None for report in reports):
+        return _from_first(reports)
+    offers = {report.rank: report.offer for report in veterans}
+    commit = max((offer for report in veterans if report.gives and (offer := report.offer) is not None), default=None)
+    if commit is None:
+        raise InvalidRequestError(
+            f"no rank can send a state: {name_ranks([report.rank for report in veterans])} of {len(reports)} have one, "
+            "without a commit to which they can go back, or with a handler that sends from rank 0 only; call commit()"
+        )
+    holders = [report for report in veterans if offers[report.rank] == commit]
+    source = min((not report.exact, report.rank) for report in holders if report.gives)[1]
+    return Recovery(
+        source,
+        commit,
+        frozenset(report.rank for report in reports) - {report.rank for report in holders},
+        frozenset(report.rank for report in holders if not report.exact),
+        max(report.commit or 0 for report in veterans) - commit,
+    )
+
+
+def _from_first(reports: Sequence[Report]) -> Recovery:
+    source = reports[0].rank
+    known = [report.commit + 1 for report in reports if report.commit is not None]
+    return Recovery(
+        source, max(known, default=0), frozenset(report.rank for report in reports) - {source}, present=True
+    )

@@ -1,0 +1,164 @@
+"""This process in an elastic job: newcomers come in, all ranks go on to the next world, removed ones leave."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import FrameType
+
+from collectives.api import HorovodInternalError, InvalidRequestError, MismatchError, NotInitializedError, World
+from executors.worlds import Report
+from hvd_cluster import basics
+from hvd_cluster.objects import broadcast_object
+from hvd_cluster.process_sets import ProcessSet
+from hvd_cluster.worlds import RemovedError, Worlds
+
+__all__ = ["change_after", "change_as_planned", "check", "cut_off_since", "drain", "enter", "formed", "is_elastic"]
+
+logger = logging.getLogger(__name__)
+
+
+def is_elastic() -> bool:
+    """Whether a driver of an elastic job started this process."""
+    return basics.worlds() is not None
+
+
+def check() -> None:
+    """Raise HostsUpdatedInterrupt if the ranks leave this world at this commit. A job that is not elastic never does.
+
+    All ranks do at the same commit, as long as no operation is in flight.
+    """
+    worlds = basics.worlds()
+    if worlds is not None:
+        worlds.check(basics.engine())
+
+
+def drain() -> None:
+    """Ask the driver to go on without this process: it hands over at one of its next commits, and ends.
+
+    Raises InvalidRequestError outside of an elastic job.
+    """
+    worlds = basics.worlds()
+    if worlds is None:
+        raise InvalidRequestError("drain() is for elastic jobs; start this one with hvdrun --min-np")
+    worlds.report(Report("draining"))
+
+
+def enter() -> None:
+    """A newcomer waits for its first world; the other ranks hear of it now. Does nothing in any other process."""
+    worlds = basics.worlds()
+    if worlds is None:
+        return
+    _heed_notice(worlds)
+    if worlds.is_alone:
+        _go_to(worlds.join)
+
+
+def change_after(error: HorovodInternalError) -> None:
+    """Go on to the next world after ``error``; raises it where the job is not elastic."""
+    worlds = basics.worlds()
+    if worlds is None or worlds.is_over:
+        raise error
+    logger.info("round %d: %s", worlds.round, error)
+    _go_to(lambda: worlds.after(error))
+
+
+def change_as_planned() -> bool:
+    """Go on to the next world after a HostsUpdatedInterrupt.
+
+    Returns whether its ranks left the world before together, so that they have one state; all of them know that.
+    """
+    worlds = basics.worlds()
+    if worlds is None:
+        basics.shutdown()
+        basics.init()
+        return True
+    before = worlds.round
+    _go_to(worlds.planned)
+    return worlds.came_together(before)
+
+
+def cut_off_since() -> float:
+    """When the oldest operation that the end of the present world has cut off was submitted, in monotonic seconds; now
+    if there was none.
+    """
+    try:
+        since = basics.engine().cut_off_since
+    except NotInitializedError:
+        since = None
+    return time.monotonic() if since is None else since
+
+
+def formed(since: float, lost: int) -> None:
+    """All ranks of the present world have the state; ``since`` is when the last one ended, in monotonic seconds."""
+    worlds = basics.worlds()
+    if worlds is not None and basics.rank() == 0:
+        worlds.report_later(Report("formed", worlds.round, pause=time.monotonic() - since, lost=lost))
+
+
+def _go_to(find: Callable[[], World]) -> None:
+    with _leaving_if_removed():
+        while True:
+            basics.change_world(find())
+            try:
+                return _make_sets()
+            except MismatchError:
+                raise
+            except HorovodInternalError as error:
+                find = partial(_after, error)
+
+
+def _after(error: HorovodInternalError) -> World:
+    worlds = basics.worlds()
+    if worlds is None:
+        raise error
+    return worlds.after(error)
+
+
+@contextmanager
+def _leaving_if_removed() -> Iterator[None]:
+    try:
+        yield
+    except RemovedError as error:
+        logger.info("%s; this process ends", error)
+        basics.shutdown()
+        sys.exit(0)
+
+
+def _make_sets() -> None:
+    """Register the process sets of rank 0 again, as far as this world has their ranks."""
+    own = {tuple(entry.ranks or ()): entry for entry in basics.wanted_sets()}
+    for ranks in broadcast_object(list(own), name="elastic.sets"):
+        if max(ranks) < basics.size():
+            basics.renew_process_set(own.get(ranks) or ProcessSet(ranks))
+
+
+def _heed_notice(worlds: Worlds) -> None:
+    """Let SIGTERM be a notice: this process hands over and ends, unless the job is over, or the user handles it."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        return
+
+    def heed(number: int, frame: FrameType | None) -> None:
+        if worlds.is_over or worlds.is_alone or worlds.is_abandoned:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        # A thread of its own, which ends with the call: a signal handler must not wait for the network.
+        threading.Thread(target=_give_notice, args=(worlds,), name="hvd-notice", daemon=True).start()
+
+    signal.signal(signal.SIGTERM, heed)
+
+
+def _give_notice(worlds: Worlds) -> None:
+    try:
+        worlds.give_notice()
+    except HorovodInternalError as error:
+        logger.warning("%s ends now: it could not tell the driver that it will end: %s", worlds.identity.worker, error)
+        worlds.is_abandoned = True
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,287 @@
+"""The state of a training that survives changes of the ranks."""
+
+from __future__ import annotations
+
+import queue
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from hashlib import blake2b
+from typing import Any
+
+from collectives.api import HostsUpdatedInterrupt, InvalidRequestError
+from hvd_cluster import __version__, basics
+from hvd_cluster.elastic import session
+from hvd_cluster.elastic.ledger import Ledger
+from hvd_cluster.elastic.parts import Attributes, Part
+from hvd_cluster.elastic.recovery import Recovery, Report, check_versions, decide, difference, have_one_layout
+from hvd_cluster.objects import allgather_object, broadcast_object
+
+__all__ = ["ObjectState", "State"]
+
+NO_UPDATE, REMOVED = 0, 1
+"""Horovod's codes of a change of hosts; others are 2, added, and 3, both."""
+
+
+class State:
+    """What a training keeps when the ranks change. A subclass has :meth:`save`, :meth:`restore` and :meth:`sync`.
+
+    ``bcast_object`` and ``get_rank`` are functions of a binding; a subclass may use them.
+    """
+
+    def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int]) -> None:
+        self._bcast_object = bcast_object
+        self._rank = get_rank
+        self._host_messages: queue.Queue[tuple[float, int]] = queue.Queue()
+        self._last_updated_timestamp: float = 0
+        self._reset_callbacks: list[Callable[[], None]] = []
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
+        """Call each of ``callbacks`` when the ranks have changed, before the state is shared with all of them.
+
+        They may call ``rank()`` and ``size()``, to change the learning rate or to divide data anew.
+        """
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """The ranks have changed: call :meth:`reset` and the callbacks."""
+        self._host_messages = queue.Queue()
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
+        """Let the next :meth:`check_host_updates` raise, for tests and for drivers of your own: call it on all ranks.
+
+        ``update_res``: 1 if hosts were only removed, 2 if added, 3 for both. An earlier ``timestamp`` is ignored.
+        """
+        self._host_messages.put((timestamp, update_res))
+
+    def commit(self) -> None:
+        """Save the state, and go on with other ranks if they have changed. All ranks call it, for example each step.
+
+        Raises HostsUpdatedInterrupt, for ``run``, if they have.
+        """
+        self.save()
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:
+        """Raise HostsUpdatedInterrupt if the ranks are to change. All ranks call it at the same points."""
+        update = self._news()
+        if update != NO_UPDATE:
+            raise HostsUpdatedInterrupt(skip_sync=update == REMOVED)
+        session.check()
+
+    def _news(self) -> int:
+        update = NO_UPDATE
+        while not self._host_messages.empty():
+            timestamp, result = self._host_messages.get()
+            if timestamp > self._last_updated_timestamp:
+                self._last_updated_timestamp = timestamp
+                update |= result
+        return update
+
+    def interrupted(self) -> None:
+        """A collective failed in the training function: be ready for a :meth:`sync` among other ranks."""
+        self.restore()
+
+    def save(self) -> None:
+        """Keep the present state."""
+        raise NotImplementedError(f"{type(self).__name__} has no save()")
+
+    def restore(self) -> None:
+        """Go back to the state that was kept last."""
+        raise NotImplementedError(f"{type(self).__name__} has no restore()")
+
+    def sync(self) -> None:
+        """Give all ranks one state."""
+        raise NotImplementedError(f"{type(self).__name__} has no sync()")
+
+    def reset(self) -> None:
+        """Adapt to other ranks, before the callbacks; a subclass may do more than this, which does nothing."""
+        return
+
+
+class ObjectState(State):
+    """Keeps its attributes, those of ``kwargs``, which cloudpickle must be able to pickle::
+
+        state = ObjectState(hvd.broadcast_object, hvd.rank, epoch=0, batch=0)
+
+    :meth:`sync` gives all ranks one state. At first it is that of rank 0, and so it is in any sync of ranks that have
+    not changed. After a change of ranks, it is the one of the latest commit that any rank has. Where all ranks have it
+    already, nothing is sent. Ranks agree by their numbers of commits, so all call :meth:`commit` equally often.
+
+    InvalidRequestError on all ranks if an attribute cannot be pickled, or if the ranks' states have other entries.
+
+    ``lost_commits``: how many commits the last sync had to give up, because no rank could show them any more.
+    """
+
+    def __init__(
+        self,
+        bcast_object: Callable[..., Any] = broadcast_object,
+        get_rank: Callable[[], int] = basics.rank,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(bcast_object, get_rank)
+        self._names: list[str] = []
+        self._attributes = Attributes(self._values, self._put)
+        self._ledger = Ledger(self._parts)
+        self._committing = False
+        self._synced = False
+        self._in_doubt = False
+        self._world: weakref.ref[Any] | None = None
+        self.lost_commits = 0
+        for name, value in kwargs.items():
+            self._adopt(name, value)
+        self._ledger.record(0, full=True)
+
+    def _adopt(self, name: str, value: Any) -> None:
+        """A new entry of the state."""
+        if hasattr(type(self), name) or name in self.__dict__:
+            raise InvalidRequestError(f"a state cannot have an attribute {name!r}, which is its own; use another name")
+        self._names.append(name)
+        setattr(self, name, value)
+
+    def _values(self) -> Mapping[str, Any]:
+        return {name: getattr(self, name) for name in self._names}
+
+    def _put(self, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            setattr(self, name, value)
+
+    def _parts(self) -> Mapping[str, Part]:
+        """In the same order on all ranks."""
+        return {"": self._attributes}
+
+    def save(self) -> None:
+        """Make a full copy of the present state, which is a commit; :meth:`commit` copies only what it must."""
+        self._ledger.close_cycle(full=not self._committing)
+
+    def commit(self) -> None:
+        """The present state counts from now on, see :class:`State`.
+
+        Parameters and the state of optimizers are not copied where that is not needed, see ``steps``: the last full
+        copy may be older. A state that a loss finds in the middle of a step, on all ranks, goes back to it, and a
+        warning in the log says so.
+        """
+        self._committing = True
+        try:
+            self.save()
+            self.check_host_updates()
+        finally:
+            self._committing = False
+
+    def check_host_updates(self) -> None:
+        """See :class:`State`. The present state counts, as after a commit, if the ranks change here."""
+        try:
+            super().check_host_updates()
+        except HostsUpdatedInterrupt:
+            if not self._committing:
+                self._ledger.close_cycle(full=False)
+            self._in_doubt = True
+            raise
+
+    def interrupted(self) -> None:
+        """See :class:`State`. Which state counts is decided in :meth:`sync`, so nothing changes yet."""
+        self._in_doubt = True
+
+    def restore(self) -> None:
+        """Go back to the last commit, or to the last full copy if parameters have changed since; then call sync()."""
+        self._in_doubt = True
+        self._ledger.go_back()
+        self._forget()
+
+    def on_reset(self) -> None:
+        """See :class:`State`."""
+        self._in_doubt = True
+        self._begin_world()
+        super().on_reset()
+
+    def _begin_world(self) -> None:
+        self._ledger.begin_world()
+        for part in self._parts().values():
+            part.begin_world()
+
+    def _forget(self) -> None:
+        for part in self._parts().values():
+            part.forget()
+
+    # Agreement.
+
+    def sync(self) -> None:
+        """See the class. All ranks call it. Raises HorovodInternalError when a rank is lost; call it again then.
+
+        After an error of this method a rank still has the state of its last commit or full copy.
+        """
+        is_settled, is_first = self._is_settled(), not self._synced
+        recovery = decide(self._reports(is_settled))
+        if not (is_settled or is_first):
+            self._forget()
+        self._follow(recovery)
+        self.lost_commits = recovery.lost
+        self._ledger.record(recovery.commit, recovery.present or is_first or self._ledger.lacks_copy(recovery.commit))
+        self._synced, self._in_doubt, self._world = True, False, weakref.ref(basics.engine())
+
+    def _is_settled(self) -> bool:
+        """Whether nothing has happened since the last sync that may have made ranks differ."""
+        if self._world is None:
+            return False
+        is_new = self._world() is not basics.engine()
+        if is_new:
+            self._begin_world()
+        return not (is_new or self._in_doubt)
+
+    def _reports(self, is_settled: bool) -> list[Report]:
+        """Those of all ranks. They travel as plain data, which ranks of other versions can read."""
+        layout = self._layout()
+        found = allgather_object(asdict(self._report(is_settled, _digest(layout))), "state.reports")
+        check_versions({rank: each["version"] for rank, each in enumerate(found)})
+        reports = [Report(**each) for each in found]
+        if not have_one_layout(reports):
+            layouts = allgather_object(layout, "state.layouts")
+            raise InvalidRequestError(difference(dict(enumerate(layouts))) or "the states of the ranks differ")
+        return reports
+
+    def _report(self, is_settled: bool, layout: str) -> Report:
+        ledger = self._ledger
+        is_exact = ledger.is_exact
+        ledger.is_unsafe |= not is_exact
+        return Report(
+            rank=basics.rank(),
+            commit=ledger.commit if self._synced else None,
+            exact=is_exact and self._synced,
+            copy=ledger.copied if self._synced else None,
+            settled=is_settled,
+            gives=all(part.gives for part in self._parts().values()),
+            layout=layout,
+            version=__version__,
+        )
+
+    def _layout(self) -> list[tuple[str, str]]:
+        return [entry for part in self._parts().values() for entry in part.layout()]
+
+    def _follow(self, recovery: Recovery) -> None:
+        """Have the state of ``recovery``, and give it to the receivers.
+
+        A rank that is lost on the way leaves receivers with values of two states: they are no source any more.
+        """
+        rank, ledger = basics.rank(), self._ledger
+        if rank in recovery.receivers:
+            ledger.is_broken = True
+        elif rank in recovery.returning:
+            ledger.go_back()
+        elif recovery.present:
+            ledger.record(recovery.commit, full=False)
+        else:
+            ledger.put_light()
+        if recovery.receivers or not self._synced:
+            try:
+                for part in self._parts().values():
+                    part.share(recovery.source)
+            finally:
+                if rank not in recovery.receivers:  # it has got the values that it had
+                    ledger.confirm()
+
+
+def _digest(layout: list[tuple[str, str]]) -> str:
+    return blake2b(repr(layout).encode(), digest_size=16).hexdigest()

@@ -1,0 +1,1 @@
+"""What Horovod's launcher shares with Ray and Spark."""

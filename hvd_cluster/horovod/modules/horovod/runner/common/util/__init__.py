@@ -1,0 +1,1 @@
+"""Hosts, secrets and timeouts of launchers."""

@@ -1,0 +1,1 @@
+"""How an elastic job finds its hosts."""

@@ -1,0 +1,139 @@
+"""The workers of a RayExecutor: a fixed number for all calls, or those of an elastic job for each call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from executors.api import ExecutorError
+from executors.call import Call
+from executors.membership import Limits
+from executors.ray.actors import Work
+from executors.ray.call import store
+from executors.ray.connection import check_connection
+from executors.ray.elastic import ElasticOptions, run_elastic
+from executors.ray.job import RayJob
+from executors.ray.log import Callback
+from executors.ray.request import Request
+from executors.ray.settings import MiniSettings
+from hvd_cluster import basics, horovod
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+
+__all__ = ["ElasticWorkers", "FixedWorkers", "Workers"]
+
+
+class Workers(Protocol):
+    """What RayExecutor needs; its methods say what they raise."""
+
+    def start(self, build: Call | None, variables: Mapping[str, str]) -> None:
+        """Begin, with ``variables`` for each worker and ``build`` as the call that makes the executable."""
+
+    def call(self, method: str, call: Call, callbacks: Sequence[Callback]) -> list[Any]:
+        """The values of ``method``, "run" or "execute", by rank."""
+
+    def first(self, call: Call) -> Any:
+        """The value of "execute" on rank 0 alone."""
+
+    def submit(self, call: Call) -> list[ObjectRef[Any]]:
+        """References to the values of "run" by rank."""
+
+    def close(self) -> None:
+        """Release everything."""
+
+
+class FixedWorkers:
+    """Actors of a :class:`RayJob`."""
+
+    def __init__(self, request: Request, settings: MiniSettings, use_current_group: bool) -> None:
+        self._request = request
+        self._settings = settings
+        self._use_current_group = use_current_group
+        self._started: RayJob | None = None
+
+    def start(self, build: Call | None, variables: Mapping[str, str]) -> None:
+        """See :class:`Workers`."""
+        building = store(build) if build else None
+        job = RayJob(self._request, self._settings, self._use_current_group, variables)
+        _set_up(job, building)
+        self._started = job
+
+    def call(self, method: str, call: Call, callbacks: Sequence[Callback]) -> list[Any]:
+        """See :class:`Workers`."""
+        job = self._job()
+        return job.call(method, store(call), callbacks=callbacks)
+
+    def first(self, call: Call) -> Any:
+        """See :class:`Workers`."""
+        job = self._job()
+        [value] = job.call("execute", store(call), ranks=1)
+        return value
+
+    def submit(self, call: Call) -> list[ObjectRef[Any]]:
+        """See :class:`Workers`."""
+        job = self._job()
+        return job.submit(store(call))
+
+    def close(self) -> None:
+        """See :class:`Workers`."""
+        if self._started is not None:
+            self._started.close()
+
+    def _job(self) -> RayJob:
+        if self._started is None:
+            raise ExecutorError("the workers are not started; call start() first")
+        self._started.check()
+        return self._started
+
+
+def _set_up(job: RayJob, building: ObjectRef[Call] | None) -> None:
+    try:
+        if horovod.is_requested():
+            job.call("run", store(Call.of(horovod.install)))
+        if building:
+            job.call("build", building)
+    except BaseException:
+        job.close()
+        raise
+
+
+@dataclass(slots=True)
+class ElasticWorkers:
+    """Each call is a job of its own, with new workers; ``options`` without the variables of ``start``."""
+
+    limits: Limits
+    options: ElasticOptions
+    _build: ObjectRef[Call] | None = None
+    _variables: Mapping[str, str] = field(default_factory=dict)
+
+    def start(self, build: Call | None, variables: Mapping[str, str]) -> None:
+        """See :class:`Workers`."""
+        self._build = store(build) if build else None
+        self._variables = variables
+
+    def call(self, method: str, call: Call, callbacks: Sequence[Callback]) -> list[Any]:
+        """See :class:`Workers`."""
+        check_connection()
+        work = Work(
+            store(call),
+            executes=method == "execute",
+            before=[store(Call.of(horovod.install))] if horovod.is_requested() else [],
+            build=self._build,
+            # A rank that is done tells the others so, before Ray ends its process.
+            after=[store(Call.of(basics.shutdown))],
+        )
+        return run_elastic(work, self.limits, replace(self.options, variables=self._variables), callbacks)
+
+    def first(self, call: Call) -> Any:
+        """See :class:`Workers`."""
+        raise NotImplementedError("execute_single() is for a fixed number of workers; use execute(), or num_workers")
+
+    def submit(self, call: Call) -> list[ObjectRef[Any]]:
+        """See :class:`Workers`."""
+        raise NotImplementedError("run_remote() is for a fixed number of workers; use run(), or num_workers alone")
+
+    def close(self) -> None:
+        """See :class:`Workers`. Between two calls there is no worker."""
+        self._build = None

@@ -1,0 +1,270 @@
+"""The worlds of this process in an elastic job, one after the other."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from collectives.api import (
+    CollectiveTimeoutError,
+    HorovodInternalError,
+    HostsUpdatedInterrupt,
+    MismatchError,
+    PeerLostError,
+    ShutDownError,
+    Topology,
+    World,
+)
+from collectives.attempt import ConnectAttempt
+from collectives.backends.table import preload
+from collectives.engine.engine import Engine
+from collectives.interfaces import LOOPBACK
+from collectives.rendezvous.client import RendezvousClient
+from collectives.settings import Settings
+from executors.member import Identity, Member
+from executors.worlds import Published, Report
+
+__all__ = ["RemovedError", "Worlds"]
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_TIMEOUT_SECONDS = 600.0
+# A job that waits too long for workers is ended by its driver; this wait is a little longer.
+DRIVER_SECONDS = 30.0
+# The driver hears of the end of a process as soon as the other ranks. Only if it does not, they tell it.
+SOON_SECONDS = 0.1
+
+Connect = Callable[[World, ConnectAttempt | None], Engine]
+EngineNow = Callable[[], Engine | None]
+
+
+class RemovedError(Exception):
+    """The next world is without this process, which shall end."""
+
+
+class SupersededError(HorovodInternalError):
+    """The driver has published another world while this process was connecting."""
+
+
+class Worlds:
+    """The present world of this process, and the next ones, as the driver of the job publishes them.
+
+    ``place`` are the numbers that a newcomer expects, while it is alone; None later. ``engine`` returns the engine that
+    runs. ``is_abandoned``: whether a notice did not reach the driver. Owns a :class:`.Member`, whose thread ends with
+    the job or the process.
+    """
+
+    def __init__(
+        self, identity: Identity, world: World, client: RendezvousClient, seconds: float, engine: EngineNow
+    ) -> None:
+        self.identity = identity
+        self.is_alone = identity.is_newcomer
+        self.place: Topology | None = world.topology if identity.is_newcomer else None
+        self.round = identity.round
+        self._job = world.job
+        self._rendezvous = world.rendezvous or ("", 0)
+        self._seconds = seconds
+        self._timeout = DEFAULT_TIMEOUT_SECONDS
+        self._engine = engine
+        self._attempt: tuple[ConnectAttempt, int] | None = None
+        self._has_notice = False
+        self._told = -1  # the round of the last loss that was reported
+        self._is_first = False  # whether a newcomer is on its way to its first world
+        self.is_abandoned = False
+        self._member = Member(client, identity, self._hear)
+        self._member.start()
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str], world: World, settings: Settings, engine: EngineNow) -> Worlds | None:
+        """Those of a worker with ``environment``, which has ``world`` first; None if its job is not elastic."""
+        identity = Identity.of(environment)
+        if identity is None or world.rendezvous is None:
+            return None
+        if world.rendezvous[0] != LOOPBACK:  # ranks of other hosts may join
+            preload()
+        client = RendezvousClient(*world.rendezvous, settings.secret, settings.timeouts.connect)
+        worlds = cls(identity, world, client, settings.timeouts.connect, engine)
+        worlds._timeout = float(environment.get("HOROVOD_ELASTIC_TIMEOUT", DEFAULT_TIMEOUT_SECONDS))
+        return worlds
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the driver has ended the job."""
+        return self._member.is_over
+
+    # Connecting.
+
+    def connect(self, world: World, connect: Connect) -> Engine:
+        """The engine of this process in ``world``, or in a later one that replaces it meanwhile.
+
+        A newcomer gets an engine without other ranks. Raises RemovedError if the later world is without this process,
+        ShutDownError if the job is over, and what ``connect`` raises that is no HorovodInternalError.
+        """
+        if self.is_alone:
+            return connect(_alone(world), None)
+        while True:
+            try:
+                return self._connect_once(world, connect)
+            except MismatchError:
+                raise
+            except HorovodInternalError as error:
+                world = self._instead_of(world, error)
+
+    def _connect_once(self, world: World, connect: Connect) -> Engine:
+        self.round = world.round
+        with ConnectAttempt(self._seconds) as attempt:
+            self._attempt = attempt, world.round
+            try:
+                self._abort_if_superseded(self._member.newest())
+                return connect(world, attempt)
+            finally:
+                self._attempt = None
+
+    def _instead_of(self, world: World, error: HorovodInternalError) -> World:
+        """The world to try after ``error``: the next one, or the same one if the other ranks may still come.
+
+        A newcomer waits until they have finished a step. They come together, so one that is late does not come.
+        """
+        newest = self._member.newest()
+        is_newest = newest is None or newest.round <= world.round
+        if is_newest and self._is_first and isinstance(error, CollectiveTimeoutError):
+            logger.info("round %d: the other ranks still finish a step; %s", world.round, error)
+            return world
+        return self.after(error)
+
+    def entered(self) -> None:
+        """The engine of this process runs, in the world of ``round``."""
+        newest, engine = self._member.newest(), self._engine()
+        self._is_first = False
+        if engine is not None:
+            engine.on_death(self._report_lost)
+        if newest is not None and not self.is_alone:
+            self._react(newest)
+
+    # The next world.
+
+    def check(self, engine: Engine) -> None:
+        """Raise HostsUpdatedInterrupt if the ranks leave the present world after this step."""
+        due = engine.parameters.next_round
+        if engine.topology.size == 1:
+            newest = self._member.newest()
+            due = newest.round if newest is not None and not self.is_alone and not newest.is_over else 0
+        if due > self.round:
+            self._interrupt(due)
+
+    def _interrupt(self, round: int) -> None:
+        coming = self._wait(lambda world: world.round >= round)
+        present = self._member.world_of(self.round)
+        members = dict(present.workers) if present else {}
+        raise HostsUpdatedInterrupt(skip_sync=all(worker in members for worker, _ in coming.workers))
+
+    def join(self) -> World:
+        """Say that this newcomer is ready; its first world, as soon as there is one. Raises as :meth:`after`."""
+        self._member.report(Report("ready"))
+        worker = self.identity.worker
+        published = self._wait(lambda world: worker in dict(world.workers))
+        self.is_alone, self.place, self._is_first = False, None, True
+        return self._world(published)
+
+    def planned(self) -> World:
+        """The world after a HostsUpdatedInterrupt. Raises as :meth:`after`."""
+        return self._world(self._wait(lambda world: world.round > self.round))
+
+    def after(self, error: HorovodInternalError) -> World:
+        """The world after ``error`` has ended the present one.
+
+        Raises RemovedError if it is without this process, ShutDownError if the job is over, CollectiveTimeoutError if
+        the driver publishes none.
+        """
+        if isinstance(error, PeerLostError) and error.has_ended:
+            self._report_lost(error)
+        try:
+            return self._world(self._member.wait(self._replaces, SOON_SECONDS))
+        except CollectiveTimeoutError:
+            ranks = tuple(getattr(error, "ranks", ()))
+            self._member.report(Report("failed", self.round, ranks, str(error)))
+        return self.planned()
+
+    def _replaces(self, world: Published) -> bool:
+        """Whether ``world`` follows from the end of the present one. One that was planned before has the lost ranks."""
+        return world.round > self.round and not world.planned
+
+    def _report_lost(self, error: PeerLostError) -> None:
+        """Tell the driver, unless it knows: the agent of the lost worker notices its end later."""
+        newest = self._member.newest()
+        if self._told < self.round and (newest is None or newest.round <= self.round):
+            self._told = self.round
+            self.report_later(Report("lost", self.round, error.ranks, str(error)))
+
+    def came_together(self, before: int) -> bool:
+        """Whether all ranks of the present world come from that of round ``before``, and left it by plan."""
+        present, earlier = self._member.world_of(self.round), self._member.world_of(before)
+        if present is None or earlier is None:
+            return False
+        return present.planned and {name for name, _ in present.workers} <= {name for name, _ in earlier.workers}
+
+    def report(self, report: Report) -> None:
+        """Send ``report`` to the driver."""
+        self._member.report(report)
+
+    def report_later(self, report: Report) -> None:
+        """Send ``report`` to the driver, without waiting for its answer. A failure is logged."""
+        # Owner: none, it ends with the report, whose time the store bounds.
+        threading.Thread(target=self._try_report, args=(report,), name="hvd-report", daemon=True).start()
+
+    def _try_report(self, report: Report) -> None:
+        try:
+            self.report(report)
+        except HorovodInternalError as error:
+            logger.warning("%s could not report to the driver: %s", self.identity.worker, error)
+
+    def give_notice(self) -> None:
+        """This process was asked to end: tell the driver. If the job is over meanwhile, it is asked once more."""
+        self._has_notice = True
+        if not self.is_over:
+            self.report(Report("draining"))
+
+    def _wait(self, is_wanted: Callable[[Published], bool]) -> Published:
+        return self._member.wait(is_wanted, self._timeout + DRIVER_SECONDS)
+
+    def _world(self, published: Published) -> World:
+        if published.is_over:
+            raise ShutDownError(f"the job is over: {published.text}")
+        world = published.world(self.identity.worker, self._job, self._rendezvous)
+        if world is None:
+            raise RemovedError(f"world {published.round} is without {self.identity.worker}: {published.text}")
+        return world
+
+    # On the thread of the member.
+
+    def _hear(self, world: Published) -> None:
+        if world.is_over and self._has_notice:
+            os.kill(os.getpid(), signal.SIGTERM)
+        self._abort_if_superseded(world)
+        self._react(world)
+
+    def _abort_if_superseded(self, world: Published | None) -> None:
+        attempt = self._attempt
+        if world is None or attempt is None or world.round <= attempt[1]:
+            return
+        if not world.planned or world.is_over:
+            attempt[0].abort(SupersededError(f"world {world.round} replaces world {attempt[1]}: {world.text}"))
+
+    def _react(self, world: Published) -> None:
+        """Let the engine of this process hear of ``world``: at once, or after a step of all ranks."""
+        engine = self._engine()
+        if engine is None or world.round <= self.round or self.is_alone or world.is_over:
+            return
+        if not world.planned:
+            engine.abort(PeerLostError(f"world {self.round} has ended: {world.text}"))
+        elif engine.topology.rank == 0:
+            engine.propose(replace(engine.parameters, next_round=world.round))
+
+
+def _alone(world: World) -> World:
+    """The world of a newcomer, which no other rank is in."""
+    return World(world.job, world.round, Topology(hosts=(), cores=0), world.host)

@@ -1,0 +1,127 @@
+"""Ranks find one another without a launcher of ours: threads here, whose hosts are names."""
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from collectives.api import CollectiveTimeoutError, HorovodInternalError, SettingsError
+from collectives.settings import Settings, world_from_environment
+from executors.environments.place import Place
+from executors.meetings import known_ports
+from executors.meetings.joining import join
+from executors.meetings.known_ports import KnownPorts, Trust, ports_of
+
+SECONDS = 60.0
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("HOROVOD_SECRET_KEY", raising=False)
+
+
+@pytest.fixture
+def job(request):
+    return f"job of {request.node.nodeid}"
+
+
+def place(job, rank, size, node="", meeting=None):
+    return Place("srun", "N", rank, size, job, meeting or KnownPorts.on_this_host(ports_of({}, job)), node)
+
+
+def joined(places, seconds=SECONDS):
+    """The variables of each rank, or the error that it got."""
+
+    def body(each):
+        try:
+            return join(each, seconds)
+        except (SettingsError, HorovodInternalError) as error:
+            return error
+
+    with ThreadPoolExecutor(len(places)) as pool:
+        results = list(pool.map(body, places))
+    for result in results:
+        if not isinstance(result, Exception):
+            result.close()
+    return [result if isinstance(result, Exception) else result.environment for result in results]
+
+
+def test_ranks_of_two_hosts_in_turn(job):
+    environments = joined([place(job, rank, 5, "abaab"[rank]) for rank in range(5)])
+    worlds = [world_from_environment(environment) for environment in environments]
+    numbers = [(w.topology.rank, w.topology.local_rank, w.topology.local_size, w.topology.cross_rank) for w in worlds]
+    assert numbers == [(0, 0, 3, 0), (1, 0, 2, 1), (2, 1, 3, 0), (3, 2, 3, 0), (4, 1, 2, 1)]
+    assert [w.topology.cross_size for w in worlds] == [2, 2, 2, 1, 2]
+    assert [w.host == worlds[0].host for w in worlds] == [True, False, True, True, False]
+    assert len({(w.job, w.rendezvous) for w in worlds}) == 1
+    assert len({Settings.from_environment(environment).secret for environment in environments}) == 1
+
+
+def test_a_port_that_is_taken_is_passed_over(job):
+    first, second, *_ = ports_of({}, job)
+    with socket.create_server(("127.0.0.1", first)):
+        environments = joined([place(job, rank, 2) for rank in range(2)])
+    assert {environment["HOROVOD_GLOO_RENDEZVOUS_PORT"] for environment in environments} == {str(second)}
+
+
+def test_the_server_of_another_job_is_passed_over(job):
+    meeting = KnownPorts.on_this_host(ports_of({}, job))
+    led = meeting.lead("another job")
+    try:
+        environments = joined([place(job, rank, 2, meeting=meeting) for rank in range(2)])
+    finally:
+        led.server.stop()
+    assert {environment["HOROVOD_GLOO_RENDEZVOUS_PORT"] for environment in environments} == {str(meeting.ports[1])}
+
+
+def test_all_ports_are_taken(job):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SettingsError, match=rf"rank 0 cannot listen on any of the ports {port}; set HOROVOD_GLOO_"):
+            join(place(job, 0, 2, meeting=KnownPorts(("127.0.0.1",), (port,), Trust.USER)), SECONDS)
+
+
+def test_a_rank_that_does_not_come_is_named(job):
+    results = joined([place(job, rank, 4) for rank in (0, 2)], 0.5)
+    assert isinstance(results[0], CollectiveTimeoutError)
+    assert "of 4 ranks that srun started, ranks 1, 3 did not come within 0.5 s" in str(results[0])
+    assert isinstance(results[1], HorovodInternalError)
+
+
+def test_rank_0_does_not_come(job):
+    with pytest.raises(CollectiveTimeoutError, match=r"rank 0 was not found within 0.1 s on 127.0.0.1, port \d+, \d+"):
+        join(place(job, 1, 2), 0.1)
+
+
+def test_hosts_with_different_keys_say_so(job, monkeypatch):
+    meeting = KnownPorts.on_this_host(ports_of({}, job))
+    led = meeting.lead(job)
+    monkeypatch.setenv("HOROVOD_SECRET_KEY", "another one")
+    try:
+        with pytest.raises(CollectiveTimeoutError, match=r"has another secret: if the hosts do not share the home dir"):
+            join(place(job, 1, 2, meeting=meeting), 0.5)
+    finally:
+        led.server.stop()
+
+
+def test_rank_0_warns_where_everybody_may_know_the_secret(job, monkeypatch, caplog):
+    monkeypatch.setattr(known_ports, "LOOPBACK", "")
+    meeting = KnownPorts(("127.0.0.1",), ports_of({}, job), Trust.NETWORK)
+    meeting.lead(job).server.stop()
+    assert "can join this job; to prevent that, set HOROVOD_SECRET_KEY" in caplog.text
+    caplog.clear()
+    monkeypatch.setenv("HOROVOD_SECRET_KEY", "ours")
+    meeting.lead(job).server.stop()
+    assert not caplog.text
+
+
+def test_a_launcher_that_does_not_say_where_rank_0_is():
+    lost = Place("srun", "SLURM_STEP_NUM_TASKS", 1, 4, "job", None, remedy="set MASTER_ADDR to the host of task 0")
+    with pytest.raises(SettingsError) as caught:
+        join(lost, 1.0)
+    assert str(caught.value) == (
+        "srun started this process as one of 4 (SLURM_STEP_NUM_TASKS=4), but its variables do not say where rank 0 is: "
+        "set MASTER_ADDR to the host of task 0. Or start the script with hvdrun -np 4 python train.py. Set "
+        "HOROVOD_SIZE=1 to train separate models on purpose"
+    )

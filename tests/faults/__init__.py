@@ -1,0 +1,1 @@
+"""A campaign of random faults against elastic jobs; ``scripts/faults`` runs it."""

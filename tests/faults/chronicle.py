@@ -1,0 +1,141 @@
+"""What the workers of a job have noted, and what must be true of it."""
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from tests.faults.replay import Replay
+from tests.faults.training import SAMPLES
+
+LARGEST_DIFFERENCE = 1e-9
+
+
+class ViolationError(Exception):
+    """The job has broken a promise."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """``worker`` finished ``step`` in the world ``round`` of ``workers``, in the order of their ranks."""
+
+    worker: str
+    time: float
+    step: int
+    round: int
+    epoch: int
+    digest: str
+    workers: tuple[str, ...]
+    samples: tuple[tuple[int, ...], ...]
+
+
+@dataclass
+class Chronicle:
+    """The steps of a job, by the files in ``folder``; :meth:`read` takes what is new in them.
+
+    ``kept`` has each step as the job has it in the end: in the last world that made it. Raises ViolationError when the
+    ranks of a world differ after a step.
+    """
+
+    folder: Path
+    pids: dict[str, int] = field(default_factory=dict)
+    results: dict[str, list[float]] = field(default_factory=dict)
+    last: dict[str, Step] = field(default_factory=dict)
+    ends: dict[str, dict[int, Step]] = field(default_factory=dict)
+    kept: dict[int, Step] = field(default_factory=dict)
+    rounds: dict[int, Step] = field(default_factory=dict)
+    _read: dict[Path, int] = field(default_factory=dict)
+
+    def read(self):
+        for path in sorted(self.folder.glob("worker-*")):
+            with path.open("rb") as file:
+                file.seek(self._read.get(path, 0))
+                data = file.read()
+            whole = data[: data.rfind(b"\n") + 1]
+            self._read[path] = self._read.get(path, 0) + len(whole)
+            for line in whole.splitlines():
+                self._take(path.name, json.loads(line))
+
+    def _take(self, worker, note):
+        if "pid" in note:
+            self.pids[worker] = note["pid"]
+        elif "result" in note:
+            self.results[worker] = note["result"]
+        else:
+            members, samples = tuple(note.pop("workers")), tuple(map(tuple, note.pop("samples")))
+            self._add(Step(worker=worker, workers=members, samples=samples, **note))
+
+    def _add(self, step):
+        self.last[step.worker] = step
+        self.ends.setdefault(step.worker, {})[step.round] = step
+        first = self.rounds.setdefault(step.round, step)
+        self.rounds[step.round] = min(first, step, key=lambda each: each.time)
+        known = self.kept.get(step.step)
+        if known is None or known.round < step.round:
+            self.kept[step.step] = step
+        elif known.round == step.round:
+            check_agreement(known, step)
+
+    @property
+    def newest(self):
+        """The first step in the newest world; None before the first one."""
+        return self.rounds[max(self.rounds)] if self.rounds else None
+
+    def latest_before(self, worker, round):
+        """The last step that ``worker`` made in a world before ``round``; none if it was in no such world."""
+        return [step for number, step in self.ends.get(worker, {}).items() if number < round][-1:]
+
+    def check_epochs(self):
+        """Each epoch that is over has seen each sample once, and the steps have no gap."""
+        check_order(self.kept)
+        over = max((step.epoch for step in self.kept.values()), default=0)
+        for epoch in range(over):
+            check_epoch(epoch, [step for step in self.kept.values() if step.epoch == epoch])
+
+
+def check_agreement(one, other):
+    """Two ranks of a world have made the same step."""
+    if (one.digest, one.samples, one.epoch) != (other.digest, other.samples, other.epoch):
+        raise ViolationError(
+            f"{one.worker} and {other.worker} differ after step {one.step} in world {one.round}: {one}, {other}"
+        )
+
+
+def check_order(kept):
+    """The steps are numbered from 1 on, and epochs do not descend."""
+    if sorted(kept) != list(range(1, len(kept) + 1)):
+        missing = sorted(set(range(1, max(kept) + 1)) - set(kept))
+        raise ViolationError(f"no rank made the steps {missing}")
+    epochs = [kept[number].epoch for number in sorted(kept)]
+    if epochs != sorted(epochs):
+        raise ViolationError(f"an epoch came after a later one: {epochs}")
+
+
+def check_epoch(epoch, steps):
+    """The ``steps`` of ``epoch`` had each sample once."""
+    seen = Counter(sample for step in steps for samples in step.samples for sample in samples)
+    wrong = {sample: seen[sample] for sample in range(SAMPLES) if seen[sample] != 1}
+    if wrong:
+        raise ViolationError(f"epoch {epoch} has not seen each sample once, but (sample: times) {wrong}")
+
+
+def check_values(kept):
+    """Each step gave the parameters that one process, alone, has after the same samples, bit for bit."""
+    model = Replay()
+    state = model.alone()
+    for number in sorted(kept):
+        step = kept[number]
+        if model.repeat(state, step.samples) != step.digest:
+            raise ViolationError(f"step {number} in world {step.round} gave other parameters than its samples: {step}")
+
+
+def check_result(chronicle):
+    """The relative difference of the last parameters from those of a training that nothing disturbed."""
+    found = np.array(next(iter(chronicle.results.values())))
+    wanted = Replay().undisturbed(max(chronicle.kept)).ravel()
+    difference = float(np.abs(found - wanted).max() / np.abs(wanted).max())
+    if not difference < LARGEST_DIFFERENCE:
+        raise ViolationError(f"the parameters differ from those of an undisturbed training by {difference}, relatively")
+    return difference

@@ -1,0 +1,66 @@
+"""An elastic job on two hosts: network namespaces, whose link can be cut."""
+
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import psutil
+
+from tests.faults.arena import LocalArena
+from tests.faults.events import TWO_HOSTS
+from tests.namespaces import HOSTS, NAMESPACES, Network
+
+AGENT = "executors.hosts.agent"
+
+
+class HostsArena(LocalArena):
+    """An hvdrun on the first host of a :class:`Network`; half of its ranks are on the other one."""
+
+    options = ("--remote-shell", "ip netns exec {host}")
+    repertoire = TWO_HOSTS
+
+    def __init__(self, folder, ranks, model, samples="sampler", epochs=1 << 20):
+        with ExitStack() as stack:
+            self._network = stack.enter_context(Network())
+            with self._network.inside(HOSTS[0]):
+                super().__init__(folder, ranks, model, samples, epochs)
+            self._stack = stack.pop_all()
+
+    def __exit__(self, *exception):
+        with self._stack:
+            super().__exit__(*exception)
+
+    def remote(self, workers):
+        other = (NAMESPACES / self._network.names[HOSTS[1]]).stat().st_ino
+        return tuple(rank for rank, worker in enumerate(workers) if self._namespace(worker) == other)
+
+    def _namespace(self, worker):
+        with suppress(FileNotFoundError, psutil.NoSuchProcess):
+            return Path(f"/proc/{self._process(worker).pid}/ns/net").stat().st_ino
+
+    def _hosts(self, slots, offers):
+        """Both hosts have other numbers of slots each time, and the first one has a slot always."""
+        here = max(1, slots // 2)
+        more = offers % 2 if slots >= self.most else 0
+        lines = {"localhost": here + more, self._network.names[HOSTS[1]]: slots - here + more}
+        return "".join(f"{host}:{count}\n" for host, count in lines.items() if count)
+
+    def hit(self, kind, worker):
+        links = {"cut": self._network.cut, "heal": self._network.heal}
+        links.get(kind, lambda: super(HostsArena, self).hit(kind, worker))()
+
+    def _strike(self, kind, process):
+        if kind == "agent":
+            next(each for each in process.parents() if _is_agent(each)).kill()
+        else:
+            super()._strike(kind, process)
+
+    def _processes(self):
+        yield from super()._processes()
+        for process in psutil.process_iter(["cmdline"]):
+            with suppress(psutil.Error):
+                if _is_agent(process) and process.environ().get("TMPDIR") == self._folders()["TMPDIR"]:
+                    yield process
+
+
+def _is_agent(process):
+    return AGENT in process.cmdline()

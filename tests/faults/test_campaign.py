@@ -1,0 +1,50 @@
+"""A short campaign; ``scripts/faults`` runs long ones."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.faults.arena import ROOT
+from tests.faults.campaign import Campaign
+from tests.faults.hosts import HostsArena
+from tests.namespaces import Network, Unavailable
+
+pytestmark = pytest.mark.timeout(400)
+
+
+def test_a_short_campaign():
+    lines = []
+    campaign = Campaign(seed=5, events=6, ranks=3, tell=lines.append)
+    campaign.run()
+    assert len(lines) == 6
+    assert len(campaign.outcomes) >= 5
+
+
+def test_a_short_campaign_on_two_hosts():
+    """Its first event kills the agent of the other host; long campaigns cut the link, too."""
+    lines = []
+    try:
+        with Network():
+            pass
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    Campaign(seed=2, events=3, ranks=3, arena=HostsArena, tell=lines.append).run()
+    assert "agent rank" in lines[0]
+    assert len(lines) == 3
+
+
+def test_the_script():
+    command = [ROOT / "scripts" / "faults", "--help"]
+    environment = {**os.environ, "VENV": sys.prefix}
+    shown = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=60)
+    assert "--seed" in shown.stdout
+
+
+def test_the_result_is_that_of_an_undisturbed_training():
+    """The long form: scripts/faults --samples batches --model torch --events 20."""
+    campaign = Campaign(seed=8, events=5, ranks=3, samples="batches")
+    campaign.run()
+    assert len(campaign.outcomes) == 5
+    assert campaign.difference < 1e-9

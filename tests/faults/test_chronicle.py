@@ -1,0 +1,83 @@
+"""The checks of a campaign find what they are for."""
+
+import json
+
+import pytest
+
+from tests.faults.chronicle import Chronicle, ViolationError, check_result, check_values
+from tests.faults.replay import Replay
+from tests.faults.training import BATCH, SAMPLES
+
+WORKERS = ["worker-0", "worker-1"]
+
+
+def history():
+    """Two ranks train an epoch and begin the next: the notes of both, by step."""
+    model, notes = Replay(), []
+    state = model.alone()
+    starts = [*range(0, SAMPLES, 2 * BATCH), 0]
+    for step, start in enumerate(starts):
+        samples = [list(range(start + rank, start + 2 * BATCH, 2)) for rank in (0, 1)]
+        digest = model.repeat(state, samples)
+        note = {"time": step, "step": step + 1, "round": 0, "epoch": step // (len(starts) - 1), "digest": digest}
+        notes.append({**note, "workers": WORKERS, "samples": samples})
+    return notes
+
+
+def read(folder, *notes):
+    for worker, own in zip(WORKERS, notes, strict=False):
+        lines = [json.dumps(note) for note in ({"pid": 1}, *own)]
+        (folder / worker).write_text("\n".join(lines) + "\n{")  # the last line is on its way
+    chronicle = Chronicle(folder)
+    chronicle.read()
+    return chronicle
+
+
+def test_a_faultless_history(tmp_path):
+    chronicle = read(tmp_path, history(), history())
+    chronicle.check_epochs()
+    check_values(chronicle.kept)
+    assert chronicle.newest.workers == tuple(WORKERS)
+    assert chronicle.pids == {"worker-0": 1, "worker-1": 1}
+
+
+def test_ranks_that_differ(tmp_path):
+    notes = history()
+    with pytest.raises(ViolationError, match="worker-0 and worker-1 differ after step 3 in world 0"):
+        read(tmp_path, notes, [*notes[:2], {**notes[2], "digest": "other"}])
+
+
+def test_a_step_that_was_done_again_counts_once(tmp_path):
+    notes = history()
+    again = [{**note, "round": 1} for note in notes[5:]]
+    read(tmp_path, [*notes[:7], *again]).check_epochs()
+
+
+def test_a_step_that_is_missing(tmp_path):
+    notes = history()
+    with pytest.raises(ViolationError, match=r"no rank made the steps \[4\]"):
+        read(tmp_path, notes[:3] + notes[4:]).check_epochs()
+
+
+def test_a_sample_that_was_seen_twice(tmp_path):
+    notes = history()
+    notes[1]["samples"][0][0] = 3
+    with pytest.raises(ViolationError, match=r"epoch 0 has not seen each sample once, .* \{3: 2, 24: 0\}"):
+        read(tmp_path, notes).check_epochs()
+
+
+def test_parameters_that_the_samples_do_not_give(tmp_path):
+    notes = history()
+    notes[2]["digest"] = "other"
+    with pytest.raises(ViolationError, match="step 3 in world 0 gave other parameters than its samples"):
+        check_values(read(tmp_path, notes).kept)
+
+
+def test_a_result_that_differs(tmp_path):
+    notes = history()
+    chronicle = read(tmp_path, notes)
+    chronicle.results["worker-0"] = wanted = Replay().undisturbed(len(notes)).ravel().tolist()
+    assert check_result(chronicle) == 0
+    wanted[0] *= 1 + 1e-6
+    with pytest.raises(ViolationError, match="differ from those of an undisturbed training by"):
+        check_result(chronicle)

@@ -1,0 +1,49 @@
+"""The draw of events."""
+
+import random
+
+import pytest
+
+from tests.faults.events import EXECUTORS, LONG_SECONDS, NODES, TWO_HOSTS, Blow, draw
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_one_rank_is_always_left_alone(size):
+    for seed in range(300):
+        blows = draw(random.Random(seed), size, 4)
+        assert len({blow.target for blow in blows if blow.kind not in {"offer", "newcomer", "driver"}}) < max(size, 2)
+        assert all(blow.target < size for blow in blows if blow.removes)
+
+
+@pytest.mark.parametrize(("repertoire", "kinds"), [(TWO_HOSTS, {"agent", "cut"}), (NODES, {"node"})])
+def test_a_host_is_lost_with_all_its_ranks_and_never_with_all_of_the_job(repertoire, kinds):
+    def hosts(remote):
+        drawn = [draw(random.Random(seed), 3, 3, repertoire, remote) for seed in range(300)]
+        return [blow for blows in drawn for blow in blows if blow.kind in {"agent", "cut", "node"}]
+
+    assert {blow.kind for blow in hosts((0, 2))} == kinds
+    assert {blow.removes for blow in hosts((0, 2))} == {(0, 2)}
+    assert not hosts(())
+    assert not hosts((0, 1, 2))
+
+
+@pytest.mark.parametrize("repertoire", [NODES, EXECUTORS])
+def test_clusters_are_offered_nothing_and_keep_their_driver(repertoire):
+    drawn = [draw(random.Random(seed), 3, 3, repertoire) for seed in range(300)]
+    kinds = {blow.kind for blows in drawn for blow in blows}
+    assert kinds == {*repertoire.hits, "stop", "newcomer"}
+
+
+def test_all_kinds_come_and_a_seed_repeats_them():
+    drawn = [draw(random.Random(seed), 3, 3) for seed in range(300)]
+    kinds = {blow.kind for blows in drawn for blow in blows}
+    assert kinds == {"kill", "guard", "stop", "drain", "newcomer", "offer", "driver"}
+    assert drawn == [draw(random.Random(seed), 3, 3) for seed in range(300)]
+
+
+def test_what_an_event_says():
+    assert str(Blow("stop", 2, seconds=LONG_SECONDS)) == "stop rank 2 for 10 s"
+    assert str(Blow("kill", 1, 0.25)) == "kill rank 1 after 0.25 s"
+    assert str(Blow("offer", 3)) == "offer 3 slots"
+    assert str(Blow("cut", 0, seconds=8.0, beside=(2,))) == "cut rank 0, 2 for 8 s"
+    assert str(Blow("newcomer")) == "kill the newcomer"

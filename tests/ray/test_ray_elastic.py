@@ -1,0 +1,114 @@
+"""Elastic jobs: workers and nodes are killed, come and go, while the others train."""
+
+import os
+import re
+import signal
+import time
+
+import pytest
+import ray
+from elastic_run import ElasticRun
+from ray_cluster import add_node
+
+from executors.api import PlacementError
+
+PREEMPTION = 2  # a reason that Ray never rejects
+
+pytest.importorskip("torch")
+# Ray keeps its connections, and starts worker processes before they are needed.
+pytestmark = [
+    pytest.mark.usefixtures("nothing_left"),
+    pytest.mark.leaves("descriptors", "processes"),
+    pytest.mark.timeout(400),
+]
+
+
+@pytest.fixture
+def start(cluster, tmp_path):
+    """Start a job, which ends with the test."""
+    runs = []
+
+    def start(**arguments):
+        runs.append(ElasticRun(tmp_path, **arguments))
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        run.close()
+
+
+def test_survivors_go_on_and_a_newcomer_replaces_the_lost(start):
+    job = start(min_workers=1, num_workers=3, max_workers=3)
+    first = job.world(3)
+    os.kill(first[1]["pid"], signal.SIGKILL)
+    second = job.world(2)
+    assert [each["worker"] for each in second] == [first[0]["worker"], first[2]["worker"]]
+    third = job.world(3, without=[first[1]["worker"]])
+    assert [each["pid"] for each in third[:2]] == [each["pid"] for each in second]
+    values = job.end()
+    assert [value[1:] for value in values] == [(0, 0), (1, 0), (2, 0)]
+    assert [value[0] for value in values] == [each["worker"] for each in third]
+
+
+def test_an_exception_ends_the_job_as_itself(start):
+    job = start(min_workers=1, num_workers=2, max_workers=2, fails="worker-1")
+    with pytest.raises(ValueError, match="bad batch of worker-1") as caught:
+        job.result()
+    assert caught.value.__cause__.rank == 1
+    assert "in go" in caught.value.__cause__.traceback
+
+
+def test_nodes_come_drain_and_die(cluster, start, caplog):
+    caplog.set_level("INFO", "executors.driver")
+    folder, home = cluster.head_node._ray_params.temp_dir, cluster.head_node.node_id
+    [other] = [node.node_id for node in cluster.list_all_nodes() if node.node_id != home]
+    job = start(min_workers=1, num_workers=2, max_workers=3, label_selector={"ray.io/node-id": f"!in({other})"})
+    first = job.world(2)
+    assert {each["node"] for each in first} == {home}
+
+    drained = add_node(cluster, folder)
+    three = job.world(3)
+    assert [each["pid"] for each in three[:2]] == [each["pid"] for each in first]
+    assert three[2]["node"] == drained.node_id
+    drain(cluster, drained)
+    gone = [three[2]["worker"]]
+    job.world(2, gone)
+    cluster.remove_node(drained, allow_graceful=True)
+
+    killed = add_node(cluster, folder)
+    three = job.world(3, gone)
+    assert three[2]["node"] == killed.node_id
+    cluster.remove_node(killed, allow_graceful=False)
+    job.world(2, [*gone, three[2]["worker"]])
+
+    assert [value[1:] for value in job.end()] == [(0, 0), (1, 0)]
+    told = [record.message for record in caplog.records]
+    lines = [re.sub(r" on host \S+|, resumed .*", "", text) for text in told if ", resumed after" in text]
+    assert lines[-4:-1] == [
+        "world 1: 3 ranks, rank 2 joined",
+        "world 2: 2 ranks, rank 2 left",
+        "world 3: 3 ranks, rank 2 joined",
+    ]
+    assert lines[-1].startswith("world 4: 2 ranks, rank 2 lost (its Ray node has died (")
+
+
+def test_too_few_workers(start, monkeypatch, caplog):
+    monkeypatch.setattr("executors.ray.elastic.WARN_S", 0.1)
+    job = start(min_workers=5, elastic_timeout=1)
+    with pytest.raises(PlacementError) as caught:
+        job.result()
+    text = str(caught.value)
+    assert "the job has 0 of at least 5 workers" in text
+    assert "within the elastic timeout of 1 s" in text
+    assert "missing: 1 of 5 workers with 1 CPU each" in text
+    [warning] = [record.message for record in caplog.records if record.name == "executors.ray.elastic"]
+    assert warning.startswith("the cluster has no room for 5 workers\n  requested: 5 workers with 1 CPU each")
+    assert warning.endswith("waiting up to 1 s for it (elastic_timeout)")
+
+
+def drain(cluster, node):
+    """Tell Ray that ``node`` will be preempted in a minute."""
+    deadline = int((time.time() + 60) * 1000)
+    client = ray._raylet.GcsClient(address=cluster.gcs_address)
+    accepted, reason = client.drain_node(node.node_id, PREEMPTION, "the test wants it", deadline)
+    assert accepted, reason

@@ -1,0 +1,116 @@
+"""``python train.py`` under launchers that are not ours: the ranks find one another in init()."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import slurm
+
+ROOT = Path(__file__).parents[1]
+SECONDS = 100
+MPI = Path(sys.prefix, "mpi")
+SCRIPT = r"""
+import numpy, os
+from hvd_cluster import basics
+from hvd_cluster.objects import allgather_object
+basics.init()
+places = [getattr(basics, kind + name)() for kind in ("", "local_", "cross_") for name in ("rank", "size")]
+together = allgather_object(places)
+basics.shutdown()
+basics.init()  # the same ranks again
+assert allgather_object(places) == together
+text = " ".join(map(str, together[0] + together[-1]))
+os.write(1, f"{text}\n".encode())  # in one piece
+"""
+ONE_HOST = "0 {0} 0 {0} 0 1 {1} {0} {1} {0} 0 1"
+
+
+@pytest.fixture
+def script(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return str(tmp_path / "train.py")
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """Root may start processes by Open MPI; each test has a home directory of its own."""
+    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1"}
+    return {**os.environ, **allowed, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
+
+
+def lines(command, environment):
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [line for line in done.stdout.splitlines() if line]
+
+
+def mpirun(name):
+    found = MPI / name / "bin" / "mpirun"
+    if not found.exists():
+        pytest.skip(f"there is no {found}: scripts/environment installs it")
+    return str(found)
+
+
+def test_torchrun(script, environment):
+    pytest.importorskip("torch")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]
+    assert lines(command, environment) == [ONE_HOST.format(2, 1)] * 2
+
+
+def test_processes_with_the_variables_of_torch_distributed(script, environment):
+    """As in a Job of Kubernetes: nothing but rank, size and the address of rank 0."""
+    with socket.create_server(("127.0.0.1", 0)) as master:  # torch.distributed may use this port
+        variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(master.getsockname()[1])}
+        ranks = [
+            subprocess.Popen([sys.executable, script], env={**environment, **variables, "RANK": str(rank)}, stdout=-1)
+            for rank in range(2)
+        ]
+        outputs = [rank.communicate(timeout=SECONDS)[0].decode().strip() for rank in ranks]
+    assert outputs == [ONE_HOST.format(2, 1)] * 2
+
+
+@pytest.mark.parametrize(("mpi", "flags"), [("openmpi", ["--oversubscribe"]), ("mpich", [])])
+def test_mpirun(script, environment, mpi, flags):
+    command = [mpirun(mpi), *flags, "-n", "3", sys.executable, script]
+    assert lines(command, environment) == [ONE_HOST.format(3, 2)] * 3
+
+
+def test_the_ranks_of_open_mpi_on_several_hosts_meet_by_pmix(script, environment):
+    """Open MPI's variables here say that half of the ranks are on another host."""
+    change = "import os, runpy, sys; os.environ['OMPI_COMM_WORLD_LOCAL_SIZE'] = '1'; runpy.run_path(sys.argv[1])"
+    command = [mpirun("openmpi"), "--oversubscribe", "-n", "2", sys.executable, "-c", change, script]
+    assert lines(command, environment) == [ONE_HOST.format(2, 1)] * 2
+
+
+def test_a_rank_that_fails_before_init_ends_the_job(environment):
+    command = [mpirun("openmpi"), "--oversubscribe", "-n", "2", sys.executable, "-c", "raise SystemExit(3)"]
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=SECONDS, check=False)
+    assert done.returncode == 3
+
+
+@pytest.fixture(scope="module")
+def slurm_cluster(tmp_path_factory):
+    if slurm.missing():
+        pytest.skip(slurm.missing())
+    with slurm.cluster(tmp_path_factory.mktemp("slurm")) as environment:
+        yield environment["SLURM_CONF"]
+
+
+@pytest.mark.leaves("processes")
+@pytest.mark.parametrize("flags", [[], ["--mpi=pmi2"]], ids=["plain", "pmi2"])
+def test_srun_on_two_nodes(script, environment, slurm_cluster, flags):
+    command = [shutil.which("srun"), *flags, "-N", "2", "-n", "4", sys.executable, script]
+    assert lines(command, {**environment, "SLURM_CONF": slurm_cluster}) == ["0 4 0 2 0 2 3 4 1 2 1 2"] * 4
+
+
+@pytest.mark.leaves("processes")
+def test_hvdrun_in_a_job_of_slurm_uses_its_nodes(script, environment, slurm_cluster):
+    hvdrun = [sys.executable, "-m", "hvd_cluster", "-np", "4", sys.executable, script]
+    command = [shutil.which("salloc"), "-N", "2", "-n", "4", *hvdrun]
+    expected = [f"[{rank}]<stdout>:0 4 0 2 0 2 3 4 1 2 1 2" for rank in range(4)]
+    assert sorted(lines(command, {**environment, "SLURM_CONF": slurm_cluster})) == expected
