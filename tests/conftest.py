@@ -25,6 +25,7 @@ def nothing_left_behind(request):
 
     ``@pytest.mark.leaves("threads", ...)`` names the kinds that a library keeps on purpose.
     """
+    process.current_process()._config["semprefix"] = SEMAPHORES  # a library may have set its own
     kept = {kind for marker in request.node.iter_markers("leaves") for kind in marker.args}
     assert kept <= set(LOOK), f"leaves({', '.join(kept)}): the kinds are {', '.join(LOOK)}"
     kinds = [kind for kind in LOOK if kind not in kept]
@@ -81,7 +82,6 @@ def _target(descriptor):
 # Semaphores of multiprocessing have random names, also those of other jobs on this machine. So this process, and the
 # children that multiprocessing starts, which inherit it, get a prefix of their own.
 SEMAPHORES = f"/mp-{os.getpid()}"
-process.current_process()._config["semprefix"] = SEMAPHORES
 
 
 def _shared_memory():

@@ -68,6 +68,7 @@ def test_env_is_added():
 def test_workers_find_modules_where_the_driver_does(tmp_path, monkeypatch):
     (tmp_path / "only_here.py").write_text("def answer():\n    return 42\n")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
     only_here = __import__("only_here")
     path = run(lambda: (only_here.answer(), sys.path))
     assert path[0][0] == 42

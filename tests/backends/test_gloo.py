@@ -210,6 +210,21 @@ def test_a_hundred_groups_leave_nothing():
     assert _threads_and_descriptors() <= (threads, descriptors)
 
 
+def test_a_duplicate_that_another_thread_held_for_a_moment_is_no_lost_connection():
+    def body(backend: GlooBackend) -> None:
+        connections = backend._transport._connections
+        duplicates = [os.dup(each) for each in open_sockets()]
+        backend.barrier()
+        connections.find(connections._peers)
+        backend.barrier()
+        for each in duplicates:
+            os.close(each)
+        backend.barrier()
+        assert not connections.broken()
+
+    with_backends(2, body)
+
+
 @pytest.mark.parametrize("call", ["dup", "listdir"])
 def test_a_lack_of_descriptors_is_no_lost_connection(call, monkeypatch):
     """Connections are found without a free descriptor, and can be shut down."""

@@ -13,7 +13,6 @@ import ray
 from ray.cluster_utils import Cluster
 
 HERE = Path(__file__).parent
-EXAMPLES = HERE.parents[1] / "examples"
 STORE_BYTES = 80 << 20
 # Ours, and those of Ray Train.
 ACTORS = tuple(f"ray::{name}" for name in ("HorovodWorker", "GroupKeeper", "RayTrainWorker", "TrainController"))
@@ -24,7 +23,7 @@ HEALTH = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000,
 @contextmanager
 def running_cluster() -> Iterator[Cluster]:
     """The cluster, with this process as its driver; fails when a node outlives it."""
-    paths = [str(HERE), str(HERE.parents[1]), str(EXAMPLES), os.environ.get("PYTHONPATH", "")]
+    paths = [str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
     # The folder's name is a part of the paths of Unix sockets, which have to be short.
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="hvd-") as folder:
         patch.setenv("RAY_AUTH_MODE", "disabled")

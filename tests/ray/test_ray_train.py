@@ -1,9 +1,7 @@
 """HvdTrainer: worker groups of Ray Train as jobs of ours."""
 
-import importlib
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -13,7 +11,6 @@ from pathlib import Path
 import pytest
 import ray
 from ray.exceptions import RayActorError
-from ray_cluster import EXAMPLES
 
 from executors.api import StartTimeoutError
 from tests.doc_blocks import blocks, execute
@@ -245,17 +242,3 @@ def test_the_example_of_the_docs_goes_on_after_a_worker_was_killed(tmp_path):
 
 def rank(fact):
     return fact["rank"]
-
-
-@pytest.mark.timeout(240)
-@pytest.mark.leaves("environment")  # scikit-learn sets variables
-@pytest.mark.usefixtures("cluster", "nothing_left", "hasty")
-def test_the_example_of_ray_tune(monkeypatch, tmp_path, capsys):
-    monkeypatch.syspath_prepend(EXAMPLES)
-    monkeypatch.setenv("TUNE_DISABLE_SIGNAL_HANDLER", "1")
-    example = importlib.import_module("tune_ray")
-    options = importlib.import_module("digits").Options(epochs=1)
-    example.show(example.search([0.03], 2, options, str(tmp_path)))
-    trial, best = capsys.readouterr().out.splitlines()[-2:]
-    assert re.fullmatch(r"rate 0\.03   2 ranks   epoch 1   loss \d\.\d{4}   held-out accuracy [01]\.\d{4}", trial)
-    assert best == f"best: {trial}"

@@ -37,6 +37,9 @@ ADDRESS_BYTES = 28
 
 NOWHERE = bytes(ADDRESS_BYTES)
 
+Ends = tuple[bytes, bytes]
+"""The local and the remote address of a connection."""
+
 # Not Python's socket: creating one from a descriptor changes its flags for all its holders if a default timeout is set.
 _libc = ctypes.CDLL(None)
 
@@ -47,21 +50,25 @@ class Connections:
     def __init__(self, address: bytes) -> None:
         self._address = address
         self._peers: frozenset[bytes] = frozenset()
-        self._count = 0
+        self._found: frozenset[Ends] = frozenset()
 
     def find(self, peers: frozenset[bytes]) -> None:
         """Call this once when the group is connected: ``peers`` are the addresses that the members listen on."""
         self._peers = peers
-        self._count = sum(1 for _ in self._open())
+        self._found = self._ends()
 
     def broken(self) -> bool:
         """Whether Gloo has closed any of them."""
-        return sum(1 for _ in self._open()) < self._count
+        return not self._found <= self._ends()
 
     def shut_down(self) -> None:
         """End every operation that uses them."""
         for connection in self._open():
             _libc.shutdown(connection, socket.SHUT_RDWR)
+
+    def _ends(self) -> frozenset[Ends]:
+        """Other threads may hold duplicates of a connection for a moment; they have the same two addresses."""
+        return frozenset((_local(connection), _remote(connection)) for connection in self._open())
 
     def _open(self) -> Iterator[int]:
         """A duplicate of each, because a descriptor number may be reused for another socket at any time.
