@@ -329,7 +329,7 @@ def _alltoall(backend: HostBackend, unit: int, even: bool) -> None:
 
 def _once(function: Callable[..., Array]) -> Callable[..., Array]:
     """Members that are threads of one process compute what all of them need once."""
-    cached, lock = functools.lru_cache(maxsize=16)(function), threading.Lock()
+    cached, lock = functools.lru_cache(maxsize=8)(function), threading.Lock()
 
     def call(*arguments: object) -> Array:
         with lock:
@@ -338,7 +338,6 @@ def _once(function: Callable[..., Array]) -> Callable[..., Array]:
     return call
 
 
-@_once
 def _values(size: int, length: int, dtype: DType) -> Array:
     """Small whole numbers, one row for each member, the same on all members; negative ones where the dtype has any.
 
@@ -346,8 +345,12 @@ def _values(size: int, length: int, dtype: DType) -> Array:
     """
     if dtype is DType.BOOL:
         return _integers(size, length, 0, 2)
-    values = _integers(size, length, 1, 4)
-    return values if dtype is DType.UINT8 else values * (2 * _integers(size, length, 0, 2) - 1)
+    return _integers(size, length, 1, 4) if dtype is DType.UINT8 else _signed(size, length)
+
+
+@_once
+def _signed(size: int, length: int) -> Array:
+    return _integers(size, length, 1, 4) * (2 * _integers(size, length, 0, 2) - 1)
 
 
 @_once

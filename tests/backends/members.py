@@ -20,6 +20,9 @@ from collectives.rendezvous.server import RendezvousServer
 
 __all__ = ["Member", "Processes", "group_of", "in_threads"]
 
+# The last one is not on every machine.
+PRELOADED = ["numpy", "pytest", "hypothesis", "collectives.rendezvous.server", "collectives.engine.bootstrap", "torch"]
+
 
 def group_of(size: int, position: int = 0, hosts: str = "") -> Group:
     """As the member at ``position`` sees it. Each letter of ``hosts`` is the host of a member, by default one host."""
@@ -68,17 +71,19 @@ class Member:
 class Processes:
     """``body(member)`` in one fresh process for each rank; those that are left are killed at the end.
 
-    ``body`` is a function of a module that the new process can import.
+    ``body`` is a function of a module that the new process can import. The processes are forked from a server that has
+    imported the large libraries, and has no threads.
     """
 
     def __init__(self, size: int, body: Callable[[Member], Any]) -> None:
         secret = secrets.token_bytes(16)
         self._server = RendezvousServer(secret)
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
         self._lines, theirs = zip(*(context.Pipe(duplex=False) for _ in range(size)), strict=True)
         port = self._server.start()
         self._processes = [
-            context.Process(target=_run, args=(body, rank, size, secret, port, line), daemon=True)
+            context.Process(target=_run, args=(body, rank, size, secret, port, line, dict(os.environ)), daemon=True)
             for rank, line in enumerate(theirs)
         ]
         for process, line in zip(self._processes, theirs, strict=True):
@@ -118,7 +123,17 @@ class _Failure:
         self.text = text
 
 
-def _run(body: Callable[[Member], Any], rank: int, size: int, secret: bytes, port: int, line: Connection) -> None:
+def _run(
+    body: Callable[[Member], Any],
+    rank: int,
+    size: int,
+    secret: bytes,
+    port: int,
+    line: Connection,
+    environment: dict[str, str],
+) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
     client = RendezvousClient("127.0.0.1", port, secret)
     try:
         line.send(body(Member(rank, size, client, line)))
