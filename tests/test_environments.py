@@ -93,6 +93,28 @@ def test_a_rank_that_fails_before_init_ends_the_job(environment):
     assert done.returncode == 3
 
 
+ALLREDUCE = """
+import numpy, os
+from collectives.api import Operation, ReduceOp
+from hvd_cluster import basics
+from hvd_cluster.objects import global_process_set
+from hvd_cluster.operations.arrays import in_place
+from hvd_cluster.operations.operands import run
+basics.init()
+numbers = numpy.array([basics.rank() + 1.0])
+run(Operation.ALLREDUCE, in_place, numbers, "numbers", global_process_set, op=ReduceOp.SUM)
+os.write(1, f"{basics.rank()} of {basics.size()}: {numbers[0]}\\n".encode())
+"""
+
+
+@pytest.mark.parametrize(("mpi", "prefix"), [("openmpi", "[1,{}]<stdout>: "), ("mpich", "[{}] ")])
+def test_hvdrun_starts_ranks_by_mpirun(environment, mpi, prefix):
+    path = f"{Path(mpirun(mpi)).parent}:{environment['PATH']}"
+    command = [sys.executable, "-m", "hvd_cluster", "--mpi", "-np", "2", sys.executable, "-c", ALLREDUCE]
+    said = sorted(lines(command, {**environment, "PATH": path}))
+    assert said == [f"{prefix.format(rank)}{rank} of 2: 3.0" for rank in range(2)]
+
+
 @pytest.fixture(scope="module")
 def slurm_cluster(tmp_path_factory):
     if slurm.missing():
