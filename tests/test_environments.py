@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests import slurm
+from tests.mpi import ALLREDUCE, mpirun
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 100
-MPI = Path(sys.prefix, "mpi")
 SCRIPT = r"""
 import numpy, os
 from hvd_cluster import basics
@@ -47,13 +47,6 @@ def lines(command, environment):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return [line for line in done.stdout.splitlines() if line]
-
-
-def mpirun(name):
-    found = MPI / name / "bin" / "mpirun"
-    if not found.exists():
-        pytest.skip(f"there is no {found}: scripts/environment installs it")
-    return str(found)
 
 
 def test_torchrun(script, environment):
@@ -91,20 +84,6 @@ def test_a_rank_that_fails_before_init_ends_the_job(environment):
     command = [mpirun("openmpi"), "--oversubscribe", "-n", "2", sys.executable, "-c", "raise SystemExit(3)"]
     done = subprocess.run(command, env=environment, capture_output=True, timeout=SECONDS, check=False)
     assert done.returncode == 3
-
-
-ALLREDUCE = """
-import numpy, os
-from collectives.api import Operation, ReduceOp
-from hvd_cluster import basics
-from hvd_cluster.objects import global_process_set
-from hvd_cluster.operations.arrays import in_place
-from hvd_cluster.operations.operands import run
-basics.init()
-numbers = numpy.array([basics.rank() + 1.0])
-run(Operation.ALLREDUCE, in_place, numbers, "numbers", global_process_set, op=ReduceOp.SUM)
-os.write(1, f"{basics.rank()} of {basics.size()}: {numbers[0]}\\n".encode())
-"""
 
 
 @pytest.mark.parametrize(("mpi", "prefix"), [("openmpi", "[1,{}]<stdout>: "), ("mpich", "[{}] ")])
