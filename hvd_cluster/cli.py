@@ -26,7 +26,7 @@ from hvd_cluster.hvdrun.by_mpi import OURS, ForeignLaunch, check_controller
 from hvd_cluster.hvdrun.command_line import USAGE_ERROR, CommandLine, read_command_line
 from hvd_cluster.hvdrun.flags import variables
 
-__all__ = ["main"]
+__all__ = ["horovodrun", "main"]
 
 Launch = Callable[[], int]
 """Runs a job; returns its exit code, negative for a signal."""
@@ -49,6 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     launch = _read(argv)
     with _signals_raise(), _log_shown():
         return _run(launch)
+
+
+def horovodrun() -> int:
+    """The command ``horovodrun``, which another distribution installs: ``hvdrun --horovod-alias``."""
+    return main(["--horovod-alias", *sys.argv[1:]])
 
 
 def _run(launch: Launch) -> int:
