@@ -67,6 +67,24 @@ def test_the_ranks_get_variables_by_their_names(program, capsys, monkeypatch):
     assert "3.25" not in command
 
 
+@pytest.mark.parametrize(("address", "kept"), [(None, "7777"), ("10.0.0.1", "none")])
+def test_the_port_of_the_user_is_kept_and_that_of_another_job_is_not(program, capsys, monkeypatch, address, kept):
+    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", "7777")
+    if address is not None:
+        monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", address)
+    program("mpirun", "echo ${HOROVOD_GLOO_RENDEZVOUS_PORT-none}")
+    assert main(["--mpi", "-np", "2", "true"]) == 0
+    assert capsys.readouterr().out == f"{kept}\n"
+
+
+def test_mpirun_gets_the_hosts_of_a_job_of_slurm(program, capsys, monkeypatch):
+    for name, value in {"JOB_NODELIST": "n[1-2]", "NTASKS": "4", "TASKS_PER_NODE": "2(x2)"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    program("mpirun", 'echo "$5 $6"')
+    assert main(["--mpi", "-np", "4", "true"]) == 0
+    assert capsys.readouterr().out == "-H n1:2,n2:2\n"
+
+
 @pytest.mark.parametrize(("script", "status"), [("exit 3", 3), ("kill -9 $$", 137)])
 def test_the_exit_status_is_that_of_mpirun(program, capsys, script, status):
     program("mpirun", f"echo to-out; echo to-err >&2; {script}")
@@ -190,6 +208,11 @@ def test_jsrun_with_a_binding_of_the_user(lsf, capsys, tmp_path):
     out, logs = capsys.readouterr().out, tmp_path / "logs"
     assert out == f"-n 2 --stdio_stdout {logs}/stdout --stdio_stderr {logs}/stderr --smpiargs -gpu true\n"
     assert logs.is_dir()
+
+
+def test_jsrun_cannot_show_the_time(lsf, capsys):
+    assert main(["--jsrun", "-prefix-timestamp", "-np", "2", "true"]) == 0
+    assert capsys.readouterr().err == "hvdrun: jsrun cannot put the time before lines\n"
 
 
 def test_a_host_that_is_not_in_the_job_of_lsf(lsf, capsys):

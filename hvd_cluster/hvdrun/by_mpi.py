@@ -43,6 +43,9 @@ FOR_OTHERS = ("mpi_args", "binding_args")
 PLACING = RESERVED | {"RANK", "WORLD_SIZE", "LOCAL_RANK"}
 """Variables that would tell all ranks that they are the same one."""
 
+ADDRESS, PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
+
+WITHOUT_TIME = "{} cannot put the time before lines"
 SIBLINGS = Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
 
 
@@ -81,7 +84,7 @@ class ForeignLaunch:
             return cls(_job(line, used), variables, is_verbose=bool(line["verbose"]))
         cores = _cores_of_lsf()
         used = hosts or jsrun.evenly(line["num_proc"], cores)
-        file = "" if line["binding_args"] else jsrun.rank_file(used, cores, _threads_of_core())
+        file = "" if line["binding_args"] is not None else jsrun.rank_file(used, cores, _threads_of_core())
         return cls(_job(line, used), variables, file, bool(line["verbose"]))
 
     def run(self) -> int:
@@ -91,8 +94,6 @@ class ForeignLaunch:
         """
         environment = self._environment()
         check_command(self.job.command[0], environment)
-        if self.job.output_directory is not None:
-            Path(self.job.output_directory).mkdir(parents=True, exist_ok=True)
         if self.rank_file is None:
             return self._by_mpirun(environment)
         return self._by_jsrun(environment, self.rank_file)
@@ -100,25 +101,31 @@ class ForeignLaunch:
     def _by_mpirun(self, environment: Mapping[str, str]) -> int:
         found = find_mpirun(environment)
         if self.job.has_timestamp and found.library in (Library.MPICH, Library.INTEL):
-            say(f"{found.library.value} cannot put the time before lines")
+            say(WITHOUT_TIME.format(found.library.value))
         command = mpirun.command_of(found, replace(self.job, variables=exported(environment)))
         return self._run(command.words, {**environment, **command.variables})
 
     def _by_jsrun(self, environment: Mapping[str, str], content: str) -> int:
         check_command("jsrun", environment)
+        if self.job.has_timestamp:
+            say(WITHOUT_TIME.format("jsrun"))
         with _file(content) as name:
             return self._run(jsrun.command_of(self.job, name), environment)
 
     def _run(self, words: list[str], environment: Mapping[str, str]) -> int:
         if self.is_verbose:
             say(shlex.join(words))
+        if self.job.output_directory is not None:
+            Path(self.job.output_directory).mkdir(parents=True, exist_ok=True)
         with Crew() as crew:
             crew.launch(0, words, environment, _Console())
             codes = [event.code for event in crew.events() if isinstance(event, Ended)]
         return codes[0]
 
     def _environment(self) -> dict[str, str]:
-        own = {name: value for name, value in os.environ.items() if name not in PLACING}
+        # Without an address, the port is the one that the user wants rank 0 to have.
+        placing = PLACING if ADDRESS in os.environ else PLACING - {PORT}
+        own = {name: value for name, value in os.environ.items() if name not in placing}
         given = {**own, "PYTHONUNBUFFERED": "1", **self.variables}
         is_here = all(map(is_this_host, self.job.hosts))
         return {**given, **(shared_threads(given, usable_cores(), self.job.size) if is_here else {})}
