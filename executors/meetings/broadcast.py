@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import base64
 import importlib
 import importlib.util
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from collectives.api import SettingsError
-from collectives.rendezvous.server import RendezvousServer
-from executors.api import JobSecret
-from executors.meetings.addresses import own_addresses
 from executors.meetings.base import Found, Led
-from executors.meetings.known_ports import GREETING, find
+from executors.meetings.known_ports import find
+from executors.meetings.offer import Offer, serve
 from executors.meetings.pmi import Pmi
 from executors.meetings.pmix import Pmix
 
 __all__ = ["ByBroadcast", "Channel"]
-
-MOST_ADDRESSES = 16
 
 
 class Channel(Protocol):
@@ -45,22 +39,16 @@ class ByBroadcast:
     def lead(self, job: str) -> Led:
         """See :class:`.Meeting`. The secret is a random one."""
         channel = self._open()
-        secret = JobSecret()
-        server = RendezvousServer(secret.key, "0.0.0.0")
-        server.store.set(GREETING, job.encode())
-        server.start()
-        key = base64.b64encode(secret.key).decode()
-        offer = {"addresses": own_addresses()[:MOST_ADDRESSES], "port": server.port, "key": key}
-        channel.broadcast(json.dumps(offer, separators=(",", ":")).encode())
-        return Led(server, secret, channel.close)
+        server, offer = serve(job)
+        channel.broadcast(offer.pack())
+        return Led(server, offer.secret, channel.close)
 
     def follow(self, job: str, seconds: float) -> Found:
         """See :class:`.Meeting`."""
         channel = self._open()
-        offer = json.loads(channel.broadcast(None))
-        secret = JobSecret(base64.b64decode(offer["key"]))
-        found = find(offer["addresses"], [offer["port"]], secret, job, seconds)
-        return Found(found.address, found.port, secret, channel.close)
+        offer = Offer.unpack(channel.broadcast(None))
+        found = find(offer.addresses, [offer.port], offer.secret, job, seconds)
+        return Found(found.address, found.port, offer.secret, channel.close)
 
     def _open(self) -> Channel:
         for name in self.channels:
@@ -69,7 +57,8 @@ class ByBroadcast:
                 return channel
         raise SettingsError(
             "the ranks of this mpirun have no way to find one another: pip install mpi4py, built for this MPI, or let "
-            "mpirun set MASTER_ADDR for all ranks, to the address of the host of rank 0"
+            "mpirun set MASTER_ADDR for all ranks, to the address of the host of rank 0, or HOROVOD_RENDEZVOUS_FOLDER, "
+            "to a folder that all hosts share"
         )
 
 
