@@ -16,6 +16,7 @@ from collectives.settings import ENVIRONMENT_SECRET
 from executors.api import Slot
 
 __all__ = [
+    "RESERVED",
     "SECONDS",
     "check_arguments",
     "check_integer",
