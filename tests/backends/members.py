@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from typing import Any
 
 from collectives.api import Store
@@ -18,7 +19,7 @@ from collectives.backends.group import Group
 from collectives.rendezvous.client import RendezvousClient
 from collectives.rendezvous.server import RendezvousServer
 
-__all__ = ["Member", "Processes", "group_of", "in_threads"]
+__all__ = ["Member", "Processes", "forking_context", "group_of", "in_threads"]
 
 # The last one is not on every machine.
 PRELOADED = ["numpy", "pytest", "hypothesis", "collectives.rendezvous.server", "collectives.engine.bootstrap", "torch"]
@@ -52,6 +53,16 @@ def _keep(body: Callable[[int], Any], rank: int, results: dict[int, Any], errors
         errors[rank] = error
 
 
+def forking_context() -> ForkServerContext:
+    """Processes are forked from a server that has imported the large libraries, and has no threads.
+
+    They have the variables of the server, which are those of the first test that uses it.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context
+
+
 class Member:
     """The arguments of a body in its process: its position, the store of the job, and a connection to the test."""
 
@@ -71,15 +82,13 @@ class Member:
 class Processes:
     """``body(member)`` in one fresh process for each rank; those that are left are killed at the end.
 
-    ``body`` is a function of a module that the new process can import. The processes are forked from a server that has
-    imported the large libraries, and has no threads.
+    ``body`` is a function of a module that the new process can import.
     """
 
     def __init__(self, size: int, body: Callable[[Member], Any]) -> None:
         secret = secrets.token_bytes(16)
         self._server = RendezvousServer(secret)
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
+        context = forking_context()
         self._lines, theirs = zip(*(context.Pipe(duplex=False) for _ in range(size)), strict=True)
         port = self._server.start()
         self._processes = [
