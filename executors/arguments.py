@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, SupportsIndex, TypeVar, cast
 
 from collectives.api import LONGEST_SECONDS
@@ -136,8 +136,11 @@ def renamed(name: str, value: T | None, old_name: str, old_value: T | None) -> T
 
 
 def interface_names(nics: Iterable[str] | str | None) -> tuple[str, ...]:
-    """One name of a network interface, several, or none, as a tuple. Raises ValueError for an impossible name."""
+    """One name of a network interface, several, or none, as a tuple; a set is sorted.
+
+    Raises ValueError for an impossible name.
+    """
     names = (nics,) if isinstance(nics, str) or not isinstance(nics, Iterable | None) else tuple(nics or ())
     if not all(isinstance(name, str) and name for name in names):
         raise ValueError(f"nics is {nics!r}, but must be names of network interfaces, such as ['eth0']")
-    return names
+    return tuple(sorted(names)) if isinstance(nics, Set) else names
