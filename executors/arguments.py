@@ -9,6 +9,7 @@ import operator
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence, Set
+from numbers import Real
 from typing import Any, SupportsIndex, TypeVar, cast
 
 from collectives.api import LONGEST_SECONDS
@@ -95,10 +96,11 @@ def check_integer(value: object, argument: str, least: int) -> int:
 
 
 def check_seconds(value: object, argument: str) -> float:
-    """A timeout. Raises ValueError."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LONGEST_SECONDS:
+    """A timeout, of any type that is a real number to Python, such as NumPy's. Raises ValueError."""
+    seconds = float(value) if isinstance(value, Real) and not isinstance(value, bool) else 0.0
+    if not 0 < seconds <= LONGEST_SECONDS:
         raise ValueError(f"{argument} is {value!r}, but must be {SECONDS}")
-    return float(value)
+    return seconds
 
 
 def parse_seconds(text: str, variable: str) -> float:

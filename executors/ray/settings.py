@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,7 @@ def check_extra(variables: Mapping[str, object] | None) -> dict[str, str]:
     """The user's variables, numbers and paths as strings. Raises ValueError for others, and for the executor's own."""
     if isinstance(variables, Mapping):
         variables = {
-            name: str(value) if isinstance(value, int | float | os.PathLike) else value
-            for name, value in variables.items()
+            name: str(value) if isinstance(value, Real | os.PathLike) else value for name, value in variables.items()
         }
     return check_variables(variables, "extra_env_vars", "RayExecutor")
 

@@ -6,6 +6,7 @@ import pickle
 import re
 import stat
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -236,7 +237,8 @@ class TestVariables:
         assert interface_variables([]) == {}
 
     def test_extra_variables_become_text(self):
-        assert check_extra({"HOROVOD_CYCLE_TIME": 5}) == {"HOROVOD_CYCLE_TIME": "5"}
+        given = {"HOROVOD_CYCLE_TIME": 5, "OMP_NUM_THREADS": np.int64(2), "PATH": Path("/a")}
+        assert check_extra(given) == {"HOROVOD_CYCLE_TIME": "5", "OMP_NUM_THREADS": "2", "PATH": "/a"}
 
     @pytest.mark.parametrize("variables", [5, ["A=b"], {5: "a"}, {"A": None}, {"": "a"}, {"A=": "b"}, {"A": "\0"}])
     def test_extra_variables_are_variables(self, variables):
@@ -254,6 +256,11 @@ class TestSettings:
     def test_refuses_a_timeout(self, name, value):
         with pytest.raises(ValueError, match=f"{name} is {value!r}, but must be a positive number of seconds"):
             RayExecutor.create_settings(**{name: value})
+
+    @pytest.mark.parametrize("value", [7, 7.0, np.int64(7), np.float32(7)])
+    def test_takes_any_number_of_seconds(self, value):
+        settings = RayExecutor.create_settings(timeout_s=value)
+        assert (type(settings.timeout_s), settings.timeout_s) == (float, 7.0)
 
     @pytest.mark.parametrize(("nics", "expected"), [("eth0", ("eth0",)), (["a", "b"], ("a", "b")), (None, ())])
     def test_interfaces(self, nics, expected):
