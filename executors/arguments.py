@@ -5,6 +5,7 @@ Each error names the argument, its value and the values that are allowed.
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 import warnings
@@ -97,7 +98,10 @@ def check_integer(value: object, argument: str, least: int) -> int:
 
 def check_seconds(value: object, argument: str) -> float:
     """A timeout, of any type that is a real number to Python, such as NumPy's. Raises ValueError."""
-    seconds = float(value) if isinstance(value, Real) and not isinstance(value, bool) else 0.0
+    try:
+        seconds = float(value) if isinstance(value, Real) and not isinstance(value, bool) else 0.0
+    except OverflowError:
+        seconds = math.inf
     if not 0 < seconds <= LONGEST_SECONDS:
         raise ValueError(f"{argument} is {value!r}, but must be {SECONDS}")
     return seconds

@@ -129,6 +129,8 @@ class TestPlacement:
     def test_workers_are_packed_and_leave_no_room_for_others(self):
         with executor_of(num_workers=2) as executor:
             assert len(set(executor.run(node))) == 1
+            # Ray tells late what is used.
+            eventually(lambda: ray.available_resources()["CPU"] == 2, SECONDS)
             with pytest.raises(PlacementError, match="missing: 1 CPU, which others use"):
                 executor_of(num_workers=3, patience=1).start()
 
