@@ -46,6 +46,7 @@ DIFFERENCES = {
         "placement_strategy is added": "Ray's placement strategies",
         "runtime_env is added": "Ray's environment of processes",
     },
+    "RayExecutor.run": {"datasets is added": "the rows of each rank, from Ray Data"},
     "RayExecutor.create_settings": {"discovery is added": "for override_discovery=False"},
     "ElasticRayExecutor.create_settings": {"elastic_timeout is None, not 600": ELASTIC_TIMEOUT},
 }
