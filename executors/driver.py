@@ -11,7 +11,7 @@ from functools import partial
 
 from executors.agents import Agents
 from executors.api import ExecutorError, Slot, StartTimeoutError, WorkerError
-from executors.changes import describe, summary
+from executors.changes import describe, losses, summary
 from executors.failure import CAUSE_SECONDS, Failure, Kind, Patience, likeliest
 from executors.job import Job, environment_of
 from executors.membership import (
@@ -379,7 +379,9 @@ class Driver:
 
     def _tell(self, before: Published, world: Published, report: Report) -> None:
         text = describe(before, world, self._lost)
-        logger.info(summary(replace(world, text=text), report.pause, report.lost))
+        # A script that sets up no log shows warnings, but no more.
+        level = logging.WARNING if losses(before, world, self._lost) else logging.INFO
+        logger.log(level, summary(replace(world, text=text), report.pause, report.lost))
 
     def _lose(self, report: Report) -> None:
         """Go on without workers that have ended; their agents will say how. A job that may end waits for that."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from executors.arguments import check_integer, resolve_seconds
 from executors.membership import Cooldown, Limits
 from executors.membership.limits import UNLIMITED
 
-__all__ = ["ELASTIC_TIMEOUT_SECONDS", "ElasticArguments", "resolve_limits"]
+__all__ = ["ELASTIC_TIMEOUT_SECONDS", "ElasticArguments", "ResetLimit", "resolve_limits"]
 
 ELASTIC_TIMEOUT_SECONDS = 600.0
+
+ResetLimit = int | Mapping[str, int] | None
+"""The most failures and resizes together; or each of them alone, as {"failures": 3, "resizes": 10}."""
+COUNTED = ("failures", "resizes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,14 +24,14 @@ class ElasticArguments:
     """What a user may say about an elastic job; None: the default of it.
 
     ``least`` workers are the fewest that go on, ``most`` the most that run: by default as many as start, or as many as
-    the hosts have slots if these are discovered (``has_discovery``). ``reset_limit`` bounds failures and resizes
-    together. ``timeout`` is how long the job waits for too few workers, in seconds, and ``cooldown`` the shortest and
-    the longest time for which a host with failures gets no new worker.
+    the hosts have slots if these are discovered (``has_discovery``). ``reset_limit`` bounds failures and resizes,
+    together or each. ``timeout`` is how long the job waits for too few workers, in seconds, and ``cooldown`` the
+    shortest and the longest time for which a host with failures gets no new worker.
     """
 
     least: int | None = None
     most: int | None = None
-    reset_limit: int | None = None
+    reset_limit: ResetLimit = None
     timeout: float | None = None
     cooldown: Sequence[float] | None = None
     has_discovery: bool = False
@@ -57,7 +62,7 @@ def resolve_limits(size: int | None, arguments: ElasticArguments) -> Limits:
         size,
         least,
         most,
-        resets=None if arguments.reset_limit is None else check_integer(arguments.reset_limit, "reset_limit", 0),
+        **_resets(arguments.reset_limit),
         timeout=resolve_seconds(
             arguments.timeout, "elastic_timeout", "HOROVOD_ELASTIC_TIMEOUT", ELASTIC_TIMEOUT_SECONDS
         ),
@@ -70,6 +75,19 @@ def _most(size: int, arguments: ElasticArguments) -> int:
     if arguments.most is not None:
         return check_integer(arguments.most, "max_num_proc", 1)
     return UNLIMITED if arguments.has_discovery else size
+
+
+def _resets(limit: ResetLimit) -> dict[str, Any]:
+    if limit is None:
+        return {}
+    if not isinstance(limit, Mapping):
+        return {"resets": check_integer(limit, "reset_limit", 0)}
+    if not limit or set(limit) - set(COUNTED):
+        raise ValueError(
+            f"reset_limit is {dict(limit)!r}, but must be an integer of at least 0 for failures and resizes together, "
+            'or limits of each, such as {"failures": 3, "resizes": 10}'
+        )
+    return {name: check_integer(count, f'reset_limit["{name}"]', 0) for name, count in limit.items()}
 
 
 def _cooldown(seconds: Sequence[float] | None) -> Cooldown | None:
