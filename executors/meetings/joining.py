@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from collectives.api import CollectiveTimeoutError, SettingsError, Store
@@ -27,6 +27,8 @@ PLACES = "places"
 WORLD = "world"
 # Rank 0 knows which ranks are missing, and says it first.
 GRACE_SECONDS = 5.0
+# A rank 0 that has ended is not waited for.
+REACH_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ def _lead(place: Place, seconds: float) -> Joined:
 def _follow(place: Place, seconds: float) -> Joined:
     found = place.meeting.follow(place.job, seconds)  # type: ignore[union-attr]
     try:
-        with RendezvousClient(found.address, found.port, found.secret.key, seconds) as store:
+        with RendezvousClient(found.address, found.port, found.secret.key, min(seconds, REACH_SECONDS)) as store:
             _report(store, place, found.address)
             return Joined(_environment(store, place, found.address, found.port, found.secret, seconds), found.close)
     except BaseException:
@@ -88,22 +90,27 @@ def _follow(place: Place, seconds: float) -> Joined:
 
 
 def _report(store: Store, place: Place, address: str) -> None:
-    """Tell all ranks the host of this one, and the address at which it reaches rank 0."""
-    text = json.dumps([f"{host.identity()} {place.node}".strip(), address])
+    """Tell all ranks the host and the node of this one, and the address at which it reaches rank 0.
+
+    Ranks of one host share memory. A node is a machine, whose devices its ranks share by their local ranks; each of its
+    containers is a host.
+    """
+    text = json.dumps([f"{host.identity()} {place.node}".strip(), place.node or host.machine(), address])
     store.set(f"{PLACES}/{place.rank}", text.encode())
 
 
 def _world(store: Store, place: Place, seconds: float) -> dict[str, Any]:
-    """What rank 0 tells all: the host of each rank and its own address, or the ranks that are missing."""
+    """What rank 0 tells all: the hosts and nodes of the ranks, and its own address; or the ranks that are missing."""
     deadline = time.monotonic() + seconds
     missing = [rank for rank in range(place.size) if not _is_here(store, rank, deadline - time.monotonic())]
     if missing:
         return {
             "error": f"of {place.size} ranks that {place.launcher} started, {_shown(missing)} did not come within "
-            f"{seconds:g} s; look at the log of the first of them; HOROVOD_GLOO_TIMEOUT_SECONDS is the time to wait"
+            f"{seconds:g} s; look at the log of the first of them, or raise HOROVOD_START_TIMEOUT"
         }
     reports = [json.loads(store.get(f"{PLACES}/{rank}", 0.0)) for rank in range(place.size)]
-    return {"hosts": [node for node, _ in reports], "address": _address(reports)}
+    hosts, nodes, addresses = zip(*reports, strict=True)
+    return {"hosts": hosts, "nodes": nodes, "address": _address(hosts, addresses)}
 
 
 def _is_here(store: Store, rank: int, seconds: float) -> bool:
@@ -119,12 +126,13 @@ def _shown(ranks: Sequence[int]) -> str:
     return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
 
 
-def _address(reports: Sequence[Sequence[str]]) -> str:
+def _address(hosts: Sequence[str], addresses: Sequence[str]) -> str:
     """The address of rank 0 for the ranks of its host: one that other hosts reach, if there are any.
 
     Ranks are known by the address that they have on the way to it.
     """
-    return next((address for node, address in reports if node != reports[0][0]), LOOPBACK)
+    others = (address for host, address in zip(hosts, addresses, strict=True) if host != hosts[0])
+    return next(others, LOOPBACK)
 
 
 def _environment(
@@ -134,6 +142,6 @@ def _environment(
     if "error" in world:
         raise CollectiveTimeoutError(world["error"])
     hosts = world["hosts"]
-    slot = slots_of(hosts)[place.rank]
+    slot = replace(slots_of(world["nodes"])[place.rank], host=hosts[place.rank])
     own = world["address"] if slot.host == hosts[0] else address
     return environment_of(slot, own, port, secret)

@@ -59,6 +59,7 @@ JSRUN = {
         ({**SRUN, "MASTER_ADDR": "a"}, "srun", 2, 4, ("a",), Trust.USER, "n2"),
         (JSRUN, "jsrun", 6, 12, ("h41n04", "h41n05"), Trust.USER, ""),
         ({**JSRUN, "JSM_NAMESPACE_LOCAL_SIZE": "12"}, "jsrun", 6, 12, ("127.0.0.1",), Trust.USER, ""),
+        ({**JSRUN, **OPEN_MPI}, "jsrun", 6, 12, ("h41n04", "h41n05"), Trust.USER, ""),
         ({**SRUN, "WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}, "srun", 2, 4, ("n1",), Trust.USER, "n2"),
     ],
 )
@@ -118,7 +119,6 @@ def test_a_process_alone_or_of_a_launcher_of_ours(environment):
         (SRUN, {"SLURM_JOB_ID": "8"}),
         (SRUN, {"SLURM_STEP_ID": "1"}),
         (SRUN, {"SLURM_RESTART_COUNT": "1"}),
-        (TORCHRUN, {"TORCHELASTIC_RESTART_COUNT": "1"}),
         (TORCHRUN, {"MASTER_PORT": "29501"}),
         (OPEN_MPI_HERE, {"PMIX_NAMESPACE": "prterun-a-78@1"}),
         (JSRUN, {"LSB_JOBID": "89"}),
@@ -131,6 +131,11 @@ def test_all_ranks_have_one_job_and_no_other_job_has_it(environment, change):
     assert (own.job, own.meeting) == (first.job, first.meeting)
     assert own.job != other.job
     assert own.meeting != other.meeting
+
+
+def test_agents_of_torchrun_that_count_their_own_failures_agree():
+    first, second = (place_of({**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": count}) for count in "01")
+    assert (first.job, first.meeting) == (second.job, second.meeting)
 
 
 def test_the_user_chooses_the_port():

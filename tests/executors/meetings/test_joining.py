@@ -1,5 +1,6 @@
 """Ranks find one another without a launcher of ours: threads here, whose hosts are names."""
 
+import itertools
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
@@ -7,6 +8,7 @@ import pytest
 
 from collectives.api import CollectiveTimeoutError, HorovodInternalError, SettingsError
 from collectives.settings import Settings, world_from_environment
+from executors import host
 from executors.environments.place import Place
 from executors.meetings import known_ports
 from executors.meetings.joining import join
@@ -56,6 +58,17 @@ def test_ranks_of_two_hosts_in_turn(job):
     assert [w.host == worlds[0].host for w in worlds] == [True, False, True, True, False]
     assert len({(w.job, w.rendezvous) for w in worlds}) == 1
     assert len({Settings.from_environment(environment).secret for environment in environments}) == 1
+
+
+def test_containers_of_one_node_share_its_local_ranks(job, monkeypatch):
+    """Each thread here is a container: the host is another one whenever it is asked for."""
+    numbers = itertools.count()
+    monkeypatch.setattr(host, "identity", lambda: f"container-{next(numbers)}")
+    for nodes in ("aabb", ["", "", "", ""]):
+        environments = joined([place(job, rank, 4, nodes[rank]) for rank in range(4)])
+        worlds = [world_from_environment(environment) for environment in environments]
+        assert len({world.host for world in worlds}) == 4
+        assert [world.topology.local_rank for world in worlds] == ([0, 1, 0, 1] if nodes[0] else [0, 1, 2, 3])
 
 
 def test_a_port_that_is_taken_is_passed_over(job):
