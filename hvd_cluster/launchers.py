@@ -62,8 +62,10 @@ class Launcher:
             joined.close()
 
     def forget(self) -> None:
-        """In a forked child: all of it is the parent's."""
-        self._joined = None
+        """In a forked child: all of it is the parent's. Takes no lock."""
+        joined, self._joined = self._joined, None
+        if joined is not None:
+            joined.disown()
 
 
 def _start_timeout(environment: Mapping[str, str]) -> float:

@@ -8,11 +8,13 @@ import importlib.util
 import json
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Protocol
 
-from collectives.api import SettingsError
-from collectives.rendezvous.server import RendezvousServer
+from collectives.api import CollectiveTimeoutError, PeerLostError, SettingsError
+from collectives.rendezvous.server import RendezvousServer, everywhere
+from collectives.retries import attempts
 from executors.api import JobSecret
 from executors.meetings.addresses import own_addresses
 from executors.meetings.base import Found, Led
@@ -23,13 +25,19 @@ from executors.meetings.pmix import Pmix
 __all__ = ["ByBroadcast", "Channel"]
 
 MOST_ADDRESSES = 16
+MOST_BYTES = 2048
+ADVICE = "let mpirun set MASTER_ADDR for all ranks, to the address of the host of rank 0"
 
 
 class Channel(Protocol):
     """A connection of this process to its launcher, or to the other ranks."""
 
-    def broadcast(self, value: bytes | None) -> bytes:
-        """Every rank calls this once, rank 0 with a value and the others with None; returns the value of rank 0."""
+    def broadcast(self, value: bytes | None, seconds: float) -> bytes:
+        """Every rank calls this once, rank 0 with a value and the others with None; returns the value of rank 0.
+
+        Raises CollectiveTimeoutError if ranks do not come within ``seconds``, PeerLostError if the launcher ends, and
+        SettingsError for an answer that cannot be used.
+        """
 
     def close(self) -> None:
         """End the connection."""
@@ -42,25 +50,25 @@ class ByBroadcast:
     channels: tuple[str, ...]
     size: int
 
-    def lead(self, job: str) -> Led:
+    def lead(self, job: str, seconds: float) -> Led:
         """See :class:`.Meeting`. The secret is a random one."""
-        channel = self._open()
-        secret = JobSecret()
-        server = RendezvousServer(secret.key, "0.0.0.0")
-        server.store.set(GREETING, job.encode())
-        server.start()
-        key = base64.b64encode(secret.key).decode()
-        offer = {"addresses": own_addresses()[:MOST_ADDRESSES], "port": server.port, "key": key}
-        channel.broadcast(json.dumps(offer, separators=(",", ":")).encode())
+        with ExitStack() as stack:
+            channel = stack.enter_context(closing(self._open()))
+            secret = JobSecret()
+            server = stack.enter_context(RendezvousServer(secret.key, everywhere()))
+            server.store.set(GREETING, job.encode())
+            channel.broadcast(_Offer(own_addresses()[:MOST_ADDRESSES], server.port, secret).encode(), seconds)
+            stack.pop_all()
         return Led(server, secret, channel.close)
 
     def follow(self, job: str, seconds: float) -> Found:
         """See :class:`.Meeting`."""
-        channel = self._open()
-        offer = json.loads(channel.broadcast(None))
-        secret = JobSecret(base64.b64decode(offer["key"]))
-        found = find(offer["addresses"], [offer["port"]], secret, job, seconds)
-        return Found(found.address, found.port, secret, channel.close)
+        with ExitStack() as stack:
+            channel = stack.enter_context(closing(self._open()))
+            offer = _Offer.decode(channel.broadcast(None, seconds))
+            found = find(offer.addresses, [offer.port], offer.secret, job, seconds)
+            stack.pop_all()
+        return Found(found.address, found.port, offer.secret, channel.close)
 
     def _open(self) -> Channel:
         for name in self.channels:
@@ -68,18 +76,56 @@ class ByBroadcast:
             if channel is not None:
                 return channel
         raise SettingsError(
-            "the ranks of this mpirun have no way to find one another: pip install mpi4py, built for this MPI, or let "
-            "mpirun set MASTER_ADDR for all ranks, to the address of the host of rank 0"
+            "the ranks of this mpirun have no way to find one another: pip install mpi4py, built for this MPI, or "
+            f"{ADVICE}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """Where the server of the meeting is, and its secret."""
+
+    addresses: list[str]
+    port: int
+    secret: JobSecret
+
+    def encode(self) -> bytes:
+        key = base64.b64encode(self.secret.key).decode()
+        return json.dumps([self.addresses, self.port, key], separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> _Offer:
+        """The reverse of :meth:`encode`. Raises SettingsError."""
+        try:
+            addresses, port, key = json.loads(data)
+            return cls([str(address) for address in addresses], int(port), JobSecret(base64.b64decode(key)))
+        except (ValueError, TypeError) as error:
+            raise SettingsError(
+                f"the address of rank 0 came as {len(data)} bytes that cannot be read ({error}); all ranks need the "
+                "same version of hvd-cluster"
+            ) from error
 
 
 class Mpi:
     """MPI by mpi4py, which calls MPI_Init if nobody did, and MPI_Finalize when the process ends."""
 
-    def broadcast(self, value: bytes | None) -> bytes:
-        """See :class:`Channel`."""
-        result: bytes = importlib.import_module("mpi4py.MPI").COMM_WORLD.bcast(value, 0)
-        return result
+    def broadcast(self, value: bytes | None, seconds: float) -> bytes:
+        """See :class:`Channel`. It does not block: a rank that does not come must not hold this one for ever."""
+        mpi = importlib.import_module("mpi4py.MPI")
+        buffer = bytearray((value or b"").ljust(MOST_BYTES))
+        try:
+            request = mpi.COMM_WORLD.Ibcast([buffer, mpi.BYTE], 0)
+            for _ in attempts(seconds):
+                if request.Test():
+                    return bytes(buffer).strip()
+        except mpi.Exception as error:
+            raise PeerLostError(f"MPI_Ibcast of the address of rank 0 failed: {error}; {ADVICE}") from error
+        whom = "rank 0" if value is None else "all other ranks"
+        raise CollectiveTimeoutError(
+            f"MPI_Ibcast of the address of rank 0 was not over within {seconds:g} s: look at the log of {whom}, raise "
+            f"HOROVOD_START_TIMEOUT, or {ADVICE}",
+            [] if value is not None else [0],
+        )
 
     def close(self) -> None:
         """mpi4py does it."""

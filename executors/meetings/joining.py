@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 import logging
+import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
 from collectives.api import CollectiveTimeoutError, SettingsError, Store
 from collectives.interfaces import LOOPBACK
 from collectives.rendezvous.client import RendezvousClient
+from collectives.rendezvous.server import RendezvousServer
 from executors import host
 from executors.api import JobSecret
 from executors.environments.place import Place
@@ -25,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 PLACES = "places"
 WORLD = "world"
+READ = "read"
+NONCE_BYTES = 16
 # Rank 0 knows which ranks are missing, and says it first.
 GRACE_SECONDS = 5.0
 # A rank 0 that has ended is not waited for.
@@ -33,10 +39,14 @@ REACH_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The variables that a launcher of ours would have set. ``close`` ends what runs for the job in this process."""
+    """The variables that a launcher of ours would have set.
+
+    ``close`` ends what runs for the job in this process; ``disown`` leaves it to the parent, in a forked child.
+    """
 
     environment: dict[str, str]
     close: Callable[[], None] = nothing
+    disown: Callable[[], None] = nothing
 
 
 def join(place: Place, seconds: float) -> Joined:
@@ -60,33 +70,43 @@ def _impossible(place: Place) -> str:
 
 
 def _lead(place: Place, seconds: float) -> Joined:
-    led = place.meeting.lead(place.job)  # type: ignore[union-attr]
-    store = led.server.store
-    try:
-        _report(store, place, LOOPBACK)
-        store.set(WORLD, json.dumps(_world(store, place, seconds)).encode())
-        environment = _environment(store, place, LOOPBACK, led.server.port, led.secret, seconds)
-    except BaseException:
-        led.server.stop()
-        led.close()
-        raise
-
-    def close() -> None:
-        led.server.stop()
-        led.close()
-
-    return Joined(environment, close)
+    """Rank 0 serves the meeting until all have the world, and the job, with a secret of its own, until it ends."""
+    secret = JobSecret()
+    with ExitStack() as stack:
+        led = place.meeting.lead(place.job, seconds)  # type: ignore[union-attr]
+        stack.callback(led.close)
+        with ExitStack() as meeting:
+            meeting.callback(led.server.stop)
+            server = RendezvousServer(secret.key, led.server.address)
+            stack.enter_context(server)
+            store = led.server.store
+            _report(store, place, LOOPBACK)
+            world = _world(store, place, seconds) | {"port": server.port, "secret": _sealed(secret, led.secret)}
+            store.set(WORLD, json.dumps(world).encode())
+            environment = _environment(store, place, LOOPBACK, led.secret, seconds)
+            _await_readers(store, place.size)
+        close = stack.pop_all().close
+    return Joined(environment, close, server.disown)
 
 
 def _follow(place: Place, seconds: float) -> Joined:
     found = place.meeting.follow(place.job, seconds)  # type: ignore[union-attr]
-    try:
-        with RendezvousClient(found.address, found.port, found.secret.key, min(seconds, REACH_SECONDS)) as store:
+    with ExitStack() as stack:
+        stack.callback(found.close)
+        # Rank 0 runs: it has answered already.
+        reach = min(seconds, REACH_SECONDS)
+        with RendezvousClient(found.address, found.port, found.secret.key, reach) as store:
             _report(store, place, found.address)
-            return Joined(_environment(store, place, found.address, found.port, found.secret, seconds), found.close)
-    except BaseException:
-        found.close()
-        raise
+            environment = _environment(store, place, found.address, found.secret, seconds)
+            store.set(f"{READ}/{place.rank}", b"")
+        return Joined(environment, stack.pop_all().close)
+
+
+def _await_readers(store: Store, size: int) -> None:
+    """Wait until all ranks have read the world, or have had the time for it."""
+    deadline = time.monotonic() + REACH_SECONDS
+    for rank in range(1, size):
+        _has(store, f"{READ}/{rank}", deadline - time.monotonic())
 
 
 def _report(store: Store, place: Place, address: str) -> None:
@@ -102,20 +122,21 @@ def _report(store: Store, place: Place, address: str) -> None:
 def _world(store: Store, place: Place, seconds: float) -> dict[str, Any]:
     """What rank 0 tells all: the hosts and nodes of the ranks, and its own address; or the ranks that are missing."""
     deadline = time.monotonic() + seconds
-    missing = [rank for rank in range(place.size) if not _is_here(store, rank, deadline - time.monotonic())]
+    ranks = range(place.size)
+    missing = [rank for rank in ranks if not _has(store, f"{PLACES}/{rank}", deadline - time.monotonic())]
     if missing:
         return {
             "error": f"of {place.size} ranks that {place.launcher} started, {_shown(missing)} did not come within "
             f"{seconds:g} s; look at the log of the first of them, or raise HOROVOD_START_TIMEOUT"
         }
-    reports = [json.loads(store.get(f"{PLACES}/{rank}", 0.0)) for rank in range(place.size)]
+    reports = [json.loads(store.get(f"{PLACES}/{rank}", 0.0)) for rank in ranks]
     hosts, nodes, addresses = zip(*reports, strict=True)
     return {"hosts": hosts, "nodes": nodes, "address": _address(hosts, addresses)}
 
 
-def _is_here(store: Store, rank: int, seconds: float) -> bool:
+def _has(store: Store, key: str, seconds: float) -> bool:
     try:
-        store.get(f"{PLACES}/{rank}", max(seconds, 0.0))
+        store.get(key, max(seconds, 0.0))
     except CollectiveTimeoutError:
         return False
     return True
@@ -135,13 +156,27 @@ def _address(hosts: Sequence[str], addresses: Sequence[str]) -> str:
     return next(others, LOOPBACK)
 
 
-def _environment(
-    store: Store, place: Place, address: str, port: int, secret: JobSecret, seconds: float
-) -> dict[str, str]:
+def _environment(store: Store, place: Place, address: str, meeting: JobSecret, seconds: float) -> dict[str, str]:
     world = json.loads(store.get(WORLD, seconds + GRACE_SECONDS))
     if "error" in world:
         raise CollectiveTimeoutError(world["error"])
     hosts = world["hosts"]
     slot = replace(slots_of(world["nodes"])[place.rank], host=hosts[place.rank])
     own = world["address"] if slot.host == hosts[0] else address
-    return environment_of(slot, own, port, secret)
+    return environment_of(slot, own, world["port"], _unsealed(world["secret"], meeting))
+
+
+def _sealed(secret: JobSecret, meeting: JobSecret) -> list[str]:
+    """The secret of the job, for those who have the secret of the meeting: under a pad that is used once."""
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    return [nonce.hex(), _padded(secret.key, meeting, nonce).hex()]
+
+
+def _unsealed(sealed: Sequence[str], meeting: JobSecret) -> JobSecret:
+    nonce, content = map(bytes.fromhex, sealed)
+    return JobSecret(_padded(content, meeting, nonce))
+
+
+def _padded(content: bytes, meeting: JobSecret, nonce: bytes) -> bytes:
+    pad = hmac.digest(meeting.key, b"hvd-cluster secret of the job" + nonce, "sha256")
+    return bytes(a ^ b for a, b in zip(content, pad, strict=True))

@@ -52,6 +52,7 @@ JSRUN = {
         (AZURE_TORCH, "torchrun", 1, 4, ("10.0.0.1",), Trust.NETWORK, ""),
         (POD, "a launcher for torch.distributed", 2, 4, ("train-0.train",), Trust.NETWORK, ""),
         (OPEN_MPI_HERE, "mpirun (Open MPI)", 3, 4, ("127.0.0.1",), Trust.USER, ""),
+        ({**OPEN_MPI_HERE, "PMIX_HOSTNAME": "n1"}, "mpirun (Open MPI)", 3, 4, ("127.0.0.1",), Trust.USER, "n1"),
         (AZURE_MPI, "mpirun (Open MPI)", 3, 4, ("10.0.0.4",), Trust.NETWORK, ""),
         ({**OPEN_MPI, "MASTER_ADDR": "a"}, "mpirun (Open MPI)", 3, 4, ("a",), Trust.NETWORK, ""),
         (SRUN, "srun", 2, 4, ("n1",), Trust.USER, "n2"),
@@ -142,6 +143,14 @@ def test_the_user_chooses_the_port():
     assert place_of({**SRUN, "HOROVOD_GLOO_RENDEZVOUS_PORT": "4711"}).meeting.ports == (4711,)
     with pytest.raises(SettingsError, match=r"HOROVOD_GLOO_RENDEZVOUS_PORT is '70000', but must be a port number"):
         place_of({**SRUN, "HOROVOD_GLOO_RENDEZVOUS_PORT": "70000"})
+
+
+@pytest.mark.parametrize(
+    ("variables", "node"),
+    [({}, ""), ({"PMI_HOSTNAME": "n1"}, "n1"), ({"PMI_HOSTNAME": "localhost", "SLURMD_NODENAME": "n2"}, "n2")],
+)
+def test_the_node_of_a_rank_with_pmi(variables, node):
+    assert place_of({**HYDRA, **variables}).node == node
 
 
 @pytest.mark.parametrize(

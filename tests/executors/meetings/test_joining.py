@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from collectives.api import CollectiveTimeoutError, HorovodInternalError, SettingsError
+from collectives.interfaces import LOOPBACK
+from collectives.rendezvous.client import RendezvousClient
 from collectives.settings import Settings, world_from_environment
 from executors import host
 from executors.environments.place import Place
@@ -71,21 +73,49 @@ def test_containers_of_one_node_share_its_local_ranks(job, monkeypatch):
         assert [world.topology.local_rank for world in worlds] == ([0, 1, 0, 1] if nodes[0] else [0, 1, 2, 3])
 
 
-def test_a_port_that_is_taken_is_passed_over(job):
+def listening(caplog):
+    """The ports on which the servers of the meeting and of the job have listened."""
+    return [record.args[1] for record in caplog.records if "listens on" in record.message]
+
+
+def test_a_port_that_is_taken_is_passed_over(job, caplog):
+    caplog.set_level("INFO", "collectives.rendezvous")
     first, second, *_ = ports_of({}, job)
     with socket.create_server(("127.0.0.1", first)):
-        environments = joined([place(job, rank, 2) for rank in range(2)])
-    assert {environment["HOROVOD_GLOO_RENDEZVOUS_PORT"] for environment in environments} == {str(second)}
+        joined([place(job, rank, 2) for rank in range(2)])
+    assert listening(caplog)[0] == second
 
 
-def test_the_server_of_another_job_is_passed_over(job):
+def test_the_server_of_another_job_is_passed_over(job, caplog):
+    caplog.set_level("INFO", "collectives.rendezvous")
     meeting = KnownPorts.on_this_host(ports_of({}, job))
-    led = meeting.lead("another job")
+    led = meeting.lead("another job", SECONDS)
     try:
-        environments = joined([place(job, rank, 2, meeting=meeting) for rank in range(2)])
+        joined([place(job, rank, 2, meeting=meeting) for rank in range(2)])
     finally:
         led.server.stop()
-    assert {environment["HOROVOD_GLOO_RENDEZVOUS_PORT"] for environment in environments} == {str(meeting.ports[1])}
+    assert listening(caplog)[1] == meeting.ports[1]
+
+
+def test_nothing_of_the_meeting_is_left_when_all_ranks_have_come(job):
+    """Its secret may stay where others can read it; that of the job is another one."""
+    meeting = KnownPorts.on_this_host(ports_of({}, job))
+    places = [place(job, rank, 2, meeting=meeting) for rank in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(join, places, [SECONDS] * 2))
+    try:
+        with socket.create_server((LOOPBACK, meeting.ports[0])):
+            pass
+        settings = [Settings.from_environment(result.environment) for result in results]
+        assert settings[0].secret == settings[1].secret != meeting._secret(job).key
+        port = int(results[0].environment["HOROVOD_GLOO_RENDEZVOUS_PORT"])
+        with pytest.raises(SettingsError, match=r"not to be trusted|signature is wrong"):
+            RendezvousClient(LOOPBACK, port, meeting._secret(job).key, 5.0).get("world", 0.0)
+        with pytest.raises(CollectiveTimeoutError):
+            RendezvousClient(LOOPBACK, port, settings[0].secret, 5.0).get("world", 0.0)
+    finally:
+        for result in results:
+            result.close()
 
 
 def test_all_ports_are_taken(job):
@@ -109,7 +139,7 @@ def test_rank_0_does_not_come(job):
 
 def test_hosts_with_different_keys_say_so(job, monkeypatch):
     meeting = KnownPorts.on_this_host(ports_of({}, job))
-    led = meeting.lead(job)
+    led = meeting.lead(job, SECONDS)
     monkeypatch.setenv("HOROVOD_SECRET_KEY", "another one")
     try:
         with pytest.raises(CollectiveTimeoutError, match=r"has another secret: if the hosts do not share the home dir"):
@@ -121,11 +151,11 @@ def test_hosts_with_different_keys_say_so(job, monkeypatch):
 def test_rank_0_warns_where_everybody_may_know_the_secret(job, monkeypatch, caplog):
     monkeypatch.setattr(known_ports, "LOOPBACK", "")
     meeting = KnownPorts(("127.0.0.1",), ports_of({}, job), Trust.NETWORK)
-    meeting.lead(job).server.stop()
+    meeting.lead(job, SECONDS).server.stop()
     assert "can join this job; to prevent that, set HOROVOD_SECRET_KEY" in caplog.text
     caplog.clear()
     monkeypatch.setenv("HOROVOD_SECRET_KEY", "ours")
-    meeting.lead(job).server.stop()
+    meeting.lead(job, SECONDS).server.stop()
     assert not caplog.text
 
 
