@@ -5,6 +5,7 @@ import logging
 import multiprocessing
 import os
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from collectives.api import SettingsError, Topology
 from executors import threads
 from executors.meetings.joining import Joined
-from executors.meetings.mark import JOINED
+from executors.meetings.mark import JOINED, erase_mark
 from hvd_cluster import basics, launchers
 from hvd_cluster.cli import main
 from hvd_cluster.launchers import Launcher, register_thread_count, warn_of_threads
@@ -87,6 +88,20 @@ def test_a_process_that_a_rank_starts_is_no_rank(waits, monkeypatch):
         with multiprocessing.get_context("fork").Pool(1) as pool:
             assert pool.apply(child_of_a_rank)["A"] == "B"
     assert JOINED not in os.environ
+
+
+def test_a_forked_child_of_rank_0_drops_the_server(waits, monkeypatch):
+    told = []
+    monkeypatch.setattr(
+        launchers, "join", lambda *_: Joined({}, partial(told.append, "closed"), lambda: told.append(1))
+    )
+    launcher = Launcher()
+    with closing(launcher):
+        launcher.join(os.environ)
+        launcher.forget()
+        launcher.forget()
+    erase_mark(os.environ)
+    assert told == [1]
 
 
 @pytest.mark.parametrize(("given", "seconds"), [("", 300.0), ("20", 20.0)])
