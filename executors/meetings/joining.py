@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hmac
 import json
 import logging
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -21,6 +19,7 @@ from executors.api import JobSecret
 from executors.environments.place import Place
 from executors.job import environment_of
 from executors.meetings.base import nothing
+from executors.meetings.sealing import sealed, unsealed
 from executors.placement import slots_of
 
 __all__ = ["Joined", "join"]
@@ -30,7 +29,6 @@ logger = logging.getLogger(__name__)
 PLACES = "places"
 WORLD = "world"
 READ = "read"
-NONCE_BYTES = 16
 # Rank 0 knows which ranks are missing, and says it first.
 GRACE_SECONDS = 5.0
 # A rank 0 that has ended is not waited for.
@@ -81,7 +79,7 @@ def _lead(place: Place, seconds: float) -> Joined:
             stack.enter_context(server)
             store = led.server.store
             _report(store, place, LOOPBACK)
-            world = _world(store, place, seconds) | {"port": server.port, "secret": _sealed(secret, led.secret)}
+            world = _world(store, place, seconds) | {"port": server.port, "secret": sealed(secret, led.secret)}
             store.set(WORLD, json.dumps(world).encode())
             environment = _environment(store, place, LOOPBACK, led.secret, seconds)
             _await_readers(store, place.size)
@@ -163,20 +161,4 @@ def _environment(store: Store, place: Place, address: str, meeting: JobSecret, s
     hosts = world["hosts"]
     slot = replace(slots_of(world["nodes"])[place.rank], host=hosts[place.rank])
     own = world["address"] if slot.host == hosts[0] else address
-    return environment_of(slot, own, world["port"], _unsealed(world["secret"], meeting))
-
-
-def _sealed(secret: JobSecret, meeting: JobSecret) -> list[str]:
-    """The secret of the job, for those who have the secret of the meeting: under a pad that is used once."""
-    nonce = secrets.token_bytes(NONCE_BYTES)
-    return [nonce.hex(), _padded(secret.key, meeting, nonce).hex()]
-
-
-def _unsealed(sealed: Sequence[str], meeting: JobSecret) -> JobSecret:
-    nonce, content = map(bytes.fromhex, sealed)
-    return JobSecret(_padded(content, meeting, nonce))
-
-
-def _padded(content: bytes, meeting: JobSecret, nonce: bytes) -> bytes:
-    pad = hmac.digest(meeting.key, b"hvd-cluster secret of the job" + nonce, "sha256")
-    return bytes(a ^ b for a, b in zip(content, pad, strict=True))
+    return environment_of(slot, own, world["port"], unsealed(world["secret"], meeting))

@@ -6,13 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from collectives.api import CollectiveTimeoutError, HorovodInternalError, SettingsError
+from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError, SettingsError
 from collectives.interfaces import LOOPBACK
 from collectives.rendezvous.client import RendezvousClient
 from collectives.settings import Settings, world_from_environment
 from executors import host
 from executors.environments.place import Place
-from executors.meetings import known_ports
+from executors.meetings import joining, known_ports
 from executors.meetings.joining import join
 from executors.meetings.known_ports import KnownPorts, Trust, ports_of
 
@@ -78,7 +78,8 @@ def listening(caplog):
     return [record.args[1] for record in caplog.records if "listens on" in record.message]
 
 
-def test_a_port_that_is_taken_is_passed_over(job, caplog):
+def test_a_port_that_is_taken_is_passed_over(job, caplog, monkeypatch):
+    monkeypatch.setattr(known_ports, "ANSWER_SECONDS", 0.5)  # the other program is silent
     caplog.set_level("INFO", "collectives.rendezvous")
     first, second, *_ = ports_of({}, job)
     with socket.create_server(("127.0.0.1", first)):
@@ -130,6 +131,38 @@ def test_a_rank_that_does_not_come_is_named(job):
     assert isinstance(results[0], CollectiveTimeoutError)
     assert "of 4 ranks that srun started, ranks 1, 3 did not come within 0.5 s" in str(results[0])
     assert isinstance(results[1], HorovodInternalError)
+
+
+@pytest.fixture
+def other(job, monkeypatch):
+    """A follower of a rank 0 that the test plays, and the server of the meeting."""
+    monkeypatch.setattr(joining, "REACH_SECONDS", 0.2)
+    meeting = KnownPorts.on_this_host(ports_of({}, job))
+    led = meeting.lead(job, SECONDS)
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(join, place(job, 1, 2, meeting=meeting), SECONDS), led.server
+        led.server.stop()
+
+
+def test_a_rank_0_that_ends_is_not_waited_for(other):
+    follower, server = other
+    server.store.get("places/1", SECONDS)
+    server.stop()
+    with pytest.raises(PeerLostError):
+        follower.result(SECONDS)
+
+
+def test_a_rank_that_ends_before_it_has_read_the_world_is_left_to_the_engine(job, monkeypatch):
+    monkeypatch.setattr(joining, "REACH_SECONDS", 0.1)
+    meeting = KnownPorts.on_this_host(ports_of({}, job))
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(join, place(job, 0, 2, meeting=meeting), SECONDS)
+        found = meeting.follow(job, SECONDS)
+        client = RendezvousClient(found.address, found.port, found.secret.key, SECONDS)
+        client.set("places/1", client.get("places/0", SECONDS))
+        result = first.result(SECONDS)
+    assert result.environment["HOROVOD_SIZE"] == "2"
+    result.close()
 
 
 def test_rank_0_does_not_come(job):
