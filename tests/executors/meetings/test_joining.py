@@ -8,6 +8,7 @@ import pytest
 
 from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError, SettingsError
 from collectives.interfaces import LOOPBACK
+from collectives.rendezvous import client
 from collectives.rendezvous.client import RendezvousClient
 from collectives.settings import Settings, world_from_environment
 from executors import host
@@ -79,7 +80,7 @@ def listening(caplog):
 
 
 def test_a_port_that_is_taken_is_passed_over(job, caplog, monkeypatch):
-    monkeypatch.setattr(known_ports, "ANSWER_SECONDS", 0.5)  # the other program is silent
+    monkeypatch.setattr(client, "_ANSWER_GRACE", 1.0)  # the other program is silent
     caplog.set_level("INFO", "collectives.rendezvous")
     first, second, *_ = ports_of({}, job)
     with socket.create_server(("127.0.0.1", first)):
@@ -158,8 +159,8 @@ def test_a_rank_that_ends_before_it_has_read_the_world_is_left_to_the_engine(job
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(join, place(job, 0, 2, meeting=meeting), SECONDS)
         found = meeting.follow(job, SECONDS)
-        client = RendezvousClient(found.address, found.port, found.secret.key, SECONDS)
-        client.set("places/1", client.get("places/0", SECONDS))
+        store = RendezvousClient(found.address, found.port, found.secret.key, SECONDS)
+        store.set("places/1", store.get("places/0", SECONDS))
         result = first.result(SECONDS)
     assert result.environment["HOROVOD_SIZE"] == "2"
     result.close()
