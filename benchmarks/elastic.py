@@ -300,6 +300,10 @@ class Job:
             time.sleep(POLL_SECONDS)
 
 
+# Restarted workers of torchrun 2.13 find addresses of the workers before them in the agent's store, and fail.
+OF_PEERS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
 @contextmanager
 def running_job(
     side: str, size: int, arguments: argparse.Namespace, *flags: str, network: Network | None = None
@@ -314,7 +318,7 @@ def running_job(
         script = ["-m", "benchmarks.elastic"] if side != "torchrun" else [str(Path(__file__))]
         script = [*script, "--side", side, "--folder", folder, "--step", str(arguments.step)]
         command = [sys.executable, *(["-m", *launcher] if launcher else []), *script]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled"}
+        environment = {**os.environ, **OF_PEERS, "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled"}
         place = network.inside(HOSTS[0]) if network else nullcontext()
         with open(Path(folder) / "log", "w") as log, place:
             process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)

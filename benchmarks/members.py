@@ -19,6 +19,7 @@ from benchmarks.elastic import STEP_SECONDS, Job, Step, running_job
 from benchmarks.measure import add_json_argument, tabulate
 
 RANKS = 3
+APART_SECONDS = 1.5
 COLOURS = {signal.SIGKILL: "tab:red", signal.SIGTERM: "tab:orange"}
 
 
@@ -63,9 +64,9 @@ def _disturb(job: Job) -> list[Event]:
     events = [Event("kill -9", job.signal(1, signal.SIGKILL), signal.SIGKILL)]
     job.await_calm(RANKS)
     events.append(Event("SIGTERM", job.signal(0, signal.SIGTERM), signal.SIGTERM))
-    job.await_calm(RANKS - 1)
+    job.await_calm(RANKS - 1, since=events[-1].time + APART_SECONDS)
     events.append(Event("kill -9", job.signal(1, signal.SIGKILL), signal.SIGKILL))
-    job.await_calm(RANKS - 1, since=events[-1].time + 1.0)
+    job.await_calm(RANKS - 1, since=events[-1].time + APART_SECONDS)
     return events
 
 

@@ -5,10 +5,12 @@ Each error names the argument, its value and the values that are allowed.
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
+from numbers import Real
 from typing import Any, SupportsIndex, TypeVar, cast
 
 from collectives.api import LONGEST_SECONDS
@@ -16,6 +18,7 @@ from collectives.settings import ENVIRONMENT_SECRET
 from executors.api import Slot
 
 __all__ = [
+    "RESERVED",
     "SECONDS",
     "check_arguments",
     "check_integer",
@@ -95,10 +98,14 @@ def check_integer(value: object, argument: str, least: int) -> int:
 
 
 def check_seconds(value: object, argument: str) -> float:
-    """A timeout. Raises ValueError."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LONGEST_SECONDS:
+    """A timeout, of any type that is a real number to Python, such as NumPy's. Raises ValueError."""
+    try:
+        seconds = float(value) if isinstance(value, Real) and not isinstance(value, bool) else 0.0
+    except OverflowError:
+        seconds = math.inf
+    if not 0 < seconds <= LONGEST_SECONDS:
         raise ValueError(f"{argument} is {value!r}, but must be {SECONDS}")
-    return float(value)
+    return seconds
 
 
 def parse_seconds(text: str, variable: str) -> float:
@@ -136,8 +143,11 @@ def renamed(name: str, value: T | None, old_name: str, old_value: T | None) -> T
 
 
 def interface_names(nics: Iterable[str] | str | None) -> tuple[str, ...]:
-    """One name of a network interface, several, or none, as a tuple. Raises ValueError for an impossible name."""
+    """One name of a network interface, several, or none, as a tuple; a set is sorted.
+
+    Raises ValueError for an impossible name.
+    """
     names = (nics,) if isinstance(nics, str) or not isinstance(nics, Iterable | None) else tuple(nics or ())
     if not all(isinstance(name, str) and name for name in names):
         raise ValueError(f"nics is {nics!r}, but must be names of network interfaces, such as ['eth0']")
-    return names
+    return tuple(sorted(names)) if isinstance(nics, Set) else names

@@ -6,9 +6,12 @@ threads, which slows a training step down several times. Ray and Spark limit the
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
-__all__ = ["THREADS", "share", "thread_remark", "thread_variables", "threads_of"]
+__all__ = ["THREADS", "share", "shared_threads", "thread_remark", "thread_variables", "threads_of"]
+
+logger = logging.getLogger(__name__)
 
 THREADS = "OMP_NUM_THREADS"
 VARIABLES = ("MKL_NUM_THREADS", THREADS)
@@ -37,6 +40,18 @@ def thread_variables(environment: Mapping[str, str], cores: int, ranks: int) -> 
     """
     is_chosen = any(environment.get(name, "").strip() for name in CHOICES)
     return {} if ranks == 1 or is_chosen else {THREADS: str(share(cores, ranks))}
+
+
+def shared_threads(environment: Mapping[str, str], cores: int, ranks: int) -> dict[str, str]:
+    """The result of :func:`thread_variables`; the log shows the share.
+
+    A number that the user has set may be too large. The first rank of a host says so, because it knows the framework's.
+    """
+    variables = thread_variables(environment, cores, ranks)
+    if variables:
+        text = "%s=%s for each of the %d ranks, its share of %d cores; set the variable to choose another number"
+        logger.info(text, THREADS, variables[THREADS], ranks, cores)
+    return variables
 
 
 def thread_remark(threads: int, cores: int, ranks: int) -> str:

@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from types import FrameType
@@ -21,12 +21,15 @@ from executors.hosts.command import resolve_start_timeout, run_command
 from executors.hosts.job import HostsOptions
 from executors.hosts.places import PlaceArguments, Places
 from executors.local.output import say
-from executors.membership import Limits
 from hvd_cluster import horovod
+from hvd_cluster.hvdrun.by_mpi import OURS, ForeignLaunch, check_controller
 from hvd_cluster.hvdrun.command_line import USAGE_ERROR, CommandLine, read_command_line
 from hvd_cluster.hvdrun.flags import variables
 
-__all__ = ["main"]
+__all__ = ["horovodrun", "main"]
+
+Launch = Callable[[], int]
+"""Runs a job; returns its exit code, negative for a signal."""
 
 NOT_FOUND = 127
 # A shell says 128 + n for a command that signal n ended.
@@ -43,14 +46,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     The status is that of the worker that caused the failure, or 128 + n if signal n killed it; 127 for a command that
     does not exist. Raises SystemExit for an invalid command line, with status 2, and for ``--version`` and the like.
     """
-    command, limits, options = _read(argv)
+    launch = _read(argv)
     with _signals_raise(), _log_shown():
-        return _run(command, limits, options)
+        return _run(launch)
 
 
-def _run(command: list[str], limits: Limits, options: HostsOptions) -> int:
+def horovodrun() -> int:
+    """The command ``horovodrun``, which another distribution installs: ``hvdrun --horovod-alias``."""
+    return main(["--horovod-alias", *sys.argv[1:]])
+
+
+def _run(launch: Launch) -> int:
     try:
-        run_command(command, limits, options)
+        return _status(launch())
     except DiscoveryError as error:
         return _fail(error, USAGE_ERROR)
     except CommandNotFoundError as error:
@@ -65,7 +73,6 @@ def _run(command: list[str], limits: Limits, options: HostsOptions) -> int:
         return _fail(error, 1)
     except KeyboardInterrupt:
         return _fail("interrupted; the ranks were ended", BY_SIGNAL + signal.SIGINT)
-    return 0
 
 
 def _explain(error: WorkerError) -> str:
@@ -129,15 +136,35 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(BY_SIGNAL + number)
 
 
-def _read(argv: Sequence[str] | None) -> tuple[list[str], Limits, HostsOptions]:
+def _read(argv: Sequence[str] | None) -> Launch:
     line = read_command_line(argv)
-    given = _place_arguments(line).within(allocation_of(os.environ))
     try:
-        given.check(WRITTEN)
-        limits = resolve_limits(line["num_proc"], _elastic(line, given))
-        return line.command, limits, _options(line, Places.of(given, limits.size, limits.is_elastic))
+        check_controller(line)
+        return _ours(line) if line.controller == OURS else _foreign(line)
     except ValueError as error:
         line.fail(str(error))
+
+
+def _ours(line: CommandLine) -> Launch:
+    given = _place_arguments(line).within(allocation_of(os.environ))
+    given.check(WRITTEN)
+    limits = resolve_limits(line["num_proc"], _elastic(line, given))
+    options = _options(line, Places.of(given, limits.size, limits.is_elastic))
+
+    def launch() -> int:
+        run_command(line.command, limits, options)
+        return 0
+
+    return launch
+
+
+def _foreign(line: CommandLine) -> Launch:
+    # jsrun knows the hosts of its job, with all of their cores.
+    allocation = allocation_of(os.environ) if line.controller == "mpi" else None
+    given = _place_arguments(line).within(allocation)
+    given.check(WRITTEN)
+    hosts = Places.of(given, line["num_proc"], False).hosts
+    return ForeignLaunch.of(line, hosts, _environment(line)).run
 
 
 def _place_arguments(line: CommandLine) -> PlaceArguments:

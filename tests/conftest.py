@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 import time
-from multiprocessing import process, resource_tracker
+from multiprocessing import forkserver, process, resource_tracker
 
 import psutil
 import pytest
@@ -62,14 +62,15 @@ def _threads():
 
 
 def _processes():
-    tracker = resource_tracker._resource_tracker._pid  # multiprocessing keeps it for as long as this process lives
-    return {child for child in psutil.Process().children(recursive=True) if child.pid != tracker}
+    # Multiprocessing keeps these for as long as this process lives.
+    own = (resource_tracker._resource_tracker._pid, forkserver._forkserver._forkserver_pid)
+    return {child for child in psutil.Process().children(recursive=True) if child.pid not in own}
 
 
 def _descriptors():
-    tracker = resource_tracker._resource_tracker._fd
+    own = (resource_tracker._resource_tracker._fd, forkserver._forkserver._forkserver_alive_fd)
     found = {(int(name), _target(name)) for name in os.listdir("/proc/self/fd")}
-    return {(descriptor, target) for descriptor, target in found if target and descriptor != tracker}
+    return {(descriptor, target) for descriptor, target in found if target and descriptor not in own}
 
 
 def _target(descriptor):

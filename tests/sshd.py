@@ -61,6 +61,12 @@ def sshd_on(network, folder):
         process.wait(SECONDS)
 
 
+def trust(folder, address):
+    """Make the key of the host known, as mpirun expects it."""
+    options = ["-o", "StrictHostKeyChecking=no", "-p", str(PORT), "-i", folder / "user"]
+    subprocess.run(["ssh", *options, address, "true"], env=environment(folder), check=True, timeout=SECONDS)
+
+
 def environment(folder):
     """The environment in which ``ssh`` is that of :func:`sshd_on`."""
     return {**os.environ, "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}

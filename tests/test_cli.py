@@ -192,7 +192,6 @@ def test_a_rank_that_raises_is_named_rather_than_those_that_it_leaves(tmp_path, 
         ("-np 2 --start-timeout 3e6 true", f"argument --start-timeout: '3e6' must be {SECONDS}"),
         ("-np 2 --unknown true", "there is no option --unknown; see hvdrun --help"),
         ("-np 2 -c true", "there is no option -c; see hvdrun --help"),
-        ("-np 2 --mpi true", "there is no option --mpi; leave it out: hvdrun starts the ranks itself"),
         ("-np 2 --config-file= true", "argument --config-file: '' must be some text"),
         (
             "-np 2 --cycle-time-ms 1_0 true",

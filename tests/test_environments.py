@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests import slurm
+from tests.mpi import ALLREDUCE, mpirun
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 100
-MPI = Path(sys.prefix, "mpi")
 SCRIPT = r"""
 import numpy, os
 from hvd_cluster import basics
@@ -47,13 +47,6 @@ def lines(command, environment):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return [line for line in done.stdout.splitlines() if line]
-
-
-def mpirun(name):
-    found = MPI / name / "bin" / "mpirun"
-    if not found.exists():
-        pytest.skip(f"there is no {found}: scripts/environment installs it")
-    return str(found)
 
 
 def test_torchrun(script, environment):
@@ -91,6 +84,14 @@ def test_a_rank_that_fails_before_init_ends_the_job(environment):
     command = [mpirun("openmpi"), "--oversubscribe", "-n", "2", sys.executable, "-c", "raise SystemExit(3)"]
     done = subprocess.run(command, env=environment, capture_output=True, timeout=SECONDS, check=False)
     assert done.returncode == 3
+
+
+@pytest.mark.parametrize(("mpi", "prefix"), [("openmpi", "[1,{}]<stdout>: "), ("mpich", "[{}] ")])
+def test_hvdrun_starts_ranks_by_mpirun(environment, mpi, prefix):
+    path = f"{Path(mpirun(mpi)).parent}:{environment['PATH']}"
+    command = [sys.executable, "-m", "hvd_cluster", "--mpi", "-np", "2", sys.executable, "-c", ALLREDUCE]
+    said = sorted(lines(command, {**environment, "PATH": path}))
+    assert said == [f"{prefix.format(rank)}{rank} of 2: 3.0" for rank in range(2)]
 
 
 @pytest.fixture(scope="module")

@@ -169,6 +169,7 @@ logging: {level: info, with_timestamp: no}
 
 def test_the_configuration_file(tmp_path):
     assert read_config(config(tmp_path, EXAMPLE)) == {
+        "gloo": True,
         "num_proc": 2,
         "fusion_threshold_mb": 32,
         "cycle_time_ms": 5.0,
@@ -242,7 +243,8 @@ def test_the_command_line_has_precedence_over_the_file(tmp_path, order):
         ("other: {a: 1}", "there is no key other; "),
         ("elastic: {blacklist_cooldown_range: 1}", "elastic.blacklist_cooldown_range is 1, but must be 2 values"),
         ("autotune: {enabled: 3}", "autotune.enabled is 3, but must be true or false"),
-        ("controller: mpi", "controller must be gloo, because hvdrun starts the ranks itself"),
+        ("controller: ddl", "controller is 'ddl', but must be one of: gloo, mpi, jsrun"),
+        ("controller: [mpi]", "controller is ['mpi'], but must be one of: gloo, mpi, jsrun"),
         ("- 1", "a configuration file has keys and values, such as num_proc: 2"),
     ],
 )
@@ -252,6 +254,35 @@ def test_a_file_with_a_mistake(tmp_path, capsys, text, problem):
         main(["-np", "2", "--config-file", str(path), "true"])
     assert caught.value.code == 2
     assert f"hvdrun: {path}: {problem}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "controller"),
+    [
+        ("", [], "gloo"),
+        ("controller: mpi", [], "mpi"),
+        ("controller: jsrun", ["--mpi"], "mpi"),
+        ("controller: mpi", ["--gloo"], "gloo"),
+        ("mpi: false", [], "gloo"),
+        ("mpi: true", [], "mpi"),
+    ],
+)
+def test_the_controller(tmp_path, text, options, controller):
+    line = read_command_line(["-np", "2", "--config-file", str(config(tmp_path, text)), *options, "true"])
+    assert line.controller == controller
+
+
+def test_one_controller_in_a_file(tmp_path, capsys):
+    path = config(tmp_path, "controller: mpi\njsrun: true")
+    with pytest.raises(SystemExit):
+        read_command_line(["-np", "2", "--config-file", str(path), "true"])
+    text = "--mpi and --jsrun say differently what starts the ranks; give one"
+    assert capsys.readouterr().err == f"hvdrun: {text}\n"
+
+
+def test_words_for_another_launcher():
+    line = read_command_line(["-np", "2", "--mpi-args=-v -x 'a b'", "--binding-args", "--map-by core", "true"])
+    assert (line["mpi_args"], line["binding_args"]) == (("-v", "-x", "a b"), ("--map-by", "core"))
 
 
 @pytest.mark.parametrize("text", [None, "a: [", b"\xff"])

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from tests import sshd
+from tests.mpi import ALLREDUCE, mpirun
 from tests.namespaces import HOSTS, Network, Unavailable
 
 ROOT = Path(__file__).parents[1]
@@ -46,13 +47,13 @@ def hvdrun(hosts, tmp_path):
     network, folder, address = hosts
     started = []
 
-    def start(*arguments, key=folder / "user", port=sshd.PORT):
+    def start(*arguments, key=folder / "user", port=sshd.PORT, **variables):
         ssh = ["-p", port, "-i", key]
         words = [str(word).format(there=address) for word in (*ssh, *arguments)]
         with network.inside(HOSTS[0]):
             process = subprocess.Popen(
                 ["env", "--default-signal=INT", sys.executable, "-m", "hvd_cluster", *words],
-                env={**sshd.environment(folder), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+                env={**sshd.environment(folder), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables},
                 cwd=tmp_path,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -73,6 +74,18 @@ def test_ranks_of_two_hosts_meet(hvdrun, tmp_path):
     out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, err
     assert sorted(out.splitlines()) == [f"[{rank}]<stdout>:{rank} 2 True" for rank in range(3)]
+
+
+def test_mpirun_starts_ranks_on_two_hosts(hvdrun, hosts):
+    network, folder, address = hosts
+    path = f"{Path(mpirun('openmpi')).parent}:{sshd.environment(folder)['PATH']}"
+    with network.inside(HOSTS[0]):
+        sshd.trust(folder, address)
+    options = ("--mpi", "-np", 3, "-H", f"{network.address}:1,{{there}}:2")
+    process = hvdrun(*options, sys.executable, "-c", ALLREDUCE.replace("{", "{{").replace("}", "}}"), PATH=path)
+    out, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, err
+    assert sorted(out.splitlines()) == [f"[1,{rank}]<stdout>: {rank} of 3: 6.0" for rank in range(3)]
 
 
 def test_an_elastic_job_finds_a_host_of_ssh(hvdrun, tmp_path):

@@ -33,6 +33,8 @@ __all__ = ["Service"]
 _log = logging.getLogger(__name__)
 
 _BODY_TIMEOUT = 30.0
+# At the end of a job workers wait for keys, and a worker that is lost does not finish its request.
+_ORDINARY = frozenset({408, 503})
 _TARGET = re.compile(r"/(?P<kind>keys|counters)/(?P<key>[^?]+)(\?wait=(?P<wait>[0-9]{1,9}(\.[0-9]{1,9})?))?", re.ASCII)
 
 _Answer = tuple[int, bytes]
@@ -69,7 +71,8 @@ class Service:
             status, body = await self._answer(request, on_authentic)
         except _Refusal as refusal:
             status, body = refusal.status, str(refusal).encode()
-            _log.warning("refused %s %r from %s: %s", request.method, request.raw_path, request.remote, refusal)
+            level = logging.DEBUG if status in _ORDINARY else logging.WARNING
+            _log.log(level, "refused %s %r from %s: %s", request.method, request.raw_path, request.remote, refusal)
         headers = sign_answer(self._secret, status, body, request.headers.get(NONCE, ""))
         response = web.Response(status=status, body=body, headers=headers)
         if status == 401:

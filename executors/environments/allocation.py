@@ -27,7 +27,7 @@ COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?", re.ASCII)
 class Allocation:
     """The hosts of a job of ``system`` with their slots; ``shell`` runs ``sh`` on one of them, None: ssh does.
 
-    This host is "localhost", if it is one of them.
+    This host is "localhost", if it is the only one.
     """
 
     system: str
@@ -49,13 +49,18 @@ def _slurm(environment: Mapping[str, str]) -> Allocation | None:
     names, slots = expand(text(environment, "SLURM_JOB_NODELIST")), _slots_of_slurm(environment)
     if not names or len(names) != len(slots):
         return None
-    hosts = _with_this_host(dict(zip(names, slots, strict=True)), text(environment, "SLURMD_NODENAME"))
+    hosts = _named(dict(zip(names, slots, strict=True)), text(environment, "SLURMD_NODENAME"))
     return Allocation("SLURM", hosts, SRUN if hosts.keys() - {HOST} else None)
 
 
-def _with_this_host(hosts: Mapping[str, int], own: str) -> dict[str, int]:
-    """``hosts`` with HOST in place of this host, which its batch system knows as ``own``."""
-    return {HOST if name == own or is_this_host(name) else name: slots for name, slots in hosts.items()}
+def _named(hosts: Mapping[str, int], own: str) -> dict[str, int]:
+    """``hosts`` as they can be reached; this one, which its batch system knows as ``own``, has another name if alone.
+
+    Among others it keeps its name: mpirun of a batch system knows no other.
+    """
+    first = next(iter(hosts), "")
+    is_alone = len(hosts) == 1 and (first == own or is_this_host(first))
+    return {HOST: hosts[first]} if is_alone else dict(hosts)
 
 
 def _slots_of_slurm(environment: Mapping[str, str]) -> list[int]:
@@ -77,4 +82,4 @@ def _lsf(environment: Mapping[str, str]) -> Allocation | None:
     """The batch script runs on the first host, which may not compute."""
     hosts = slots_of_hosts(environment) if text(environment, "LSB_JOBID") else {}
     first = text(environment, "LSB_MCPU_HOSTS", "LSB_HOSTS").partition(" ")[0]
-    return Allocation("LSF", _with_this_host(hosts, first)) if hosts else None
+    return Allocation("LSF", _named(hosts, first)) if hosts else None

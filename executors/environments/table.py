@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 
 from executors.environments.lsf import Jsrun
 from executors.environments.mpi import Hydra, Mvapich, OpenMpi
 from executors.environments.place import Launcher, Place, text
 from executors.environments.slurm import Srun
 from executors.environments.torch_distributed import TorchDistributed
+from executors.meetings.shared_folder import FOLDER, SharedFolder
 
 __all__ = ["LAUNCHERS", "place_of"]
 
@@ -29,9 +32,11 @@ def place_of(environment: Mapping[str, str]) -> Place | None:
     """The place of the process with ``environment`` in a job of a launcher that is not ours, or None.
 
     None also for a process of one of our launchers, for a launcher that started one process only, and where the user
-    has set HOROVOD_SIZE.
+    has set HOROVOD_SIZE. The user's HOROVOD_RENDEZVOUS_FOLDER comes before what the launcher offers.
     """
     if text(environment, *OURS):
         return None
     places = (launcher.place(environment) for launcher in LAUNCHERS)
-    return next((place for place in places if place is not None and place.size > 1), None)
+    found = next((place for place in places if place is not None and place.size > 1), None)
+    folder = text(environment, FOLDER)
+    return replace(found, meeting=SharedFolder(Path(folder))) if found and folder else found

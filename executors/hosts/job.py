@@ -26,7 +26,7 @@ from executors.local.output import Output, say
 from executors.local.tail import Tails
 from executors.local.work import Work
 from executors.membership import Limits
-from executors.threads import THREADS, thread_variables
+from executors.threads import shared_threads
 
 __all__ = ["HOST", "START_TIMEOUT_SECONDS", "HostsJob", "HostsOptions", "Program"]
 
@@ -96,7 +96,7 @@ class HostsJob:
         self._tails = Tails(self._output)
         # A discovery may find any number of slots; with more ranks than cores, each has one thread in any case.
         ranks = self._hosts.get(HOST, 1) if self._hosts else min(limits.most, max(limits.size, usable_cores()))
-        self._threads = _threads({**os.environ, **options.environment}, ranks)
+        self._threads = shared_threads({**os.environ, **options.environment}, usable_cores(), ranks)
 
     def __enter__(self) -> HostsJob:
         with ExitStack() as stack:
@@ -268,16 +268,3 @@ def _address(options: HostsOptions) -> str:
     interface = {**os.environ, **options.environment}.get("HOROVOD_GLOO_IFACE", "").strip()
     others = [name for name in options.hosts or () if not is_this_host(name)]
     return address_of(interface) if interface else reachable_address(others[0] if others else FOREIGN_ADDRESS)
-
-
-def _threads(environment: Mapping[str, str], size: int) -> dict[str, str]:
-    """The variables that give each rank its share of the cores; the log shows the share.
-
-    A number that the user has set may be too large. The first rank of a host says so, because it knows the framework's.
-    """
-    cores = usable_cores()
-    variables = thread_variables(environment, cores, size)
-    if variables:
-        text = "%s=%s for each of the %d ranks, its share of %d cores; set the variable to choose another number"
-        logger.info(text, THREADS, variables[THREADS], size, cores)
-    return variables

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Protocol, TextIO
 
-__all__ = ["ConsoleSink", "FileSink", "Lines", "Output", "Sink", "Sinks", "TeeSink", "say"]
+__all__ = ["ConsoleSink", "FileSink", "Lines", "Output", "PlainSink", "Sink", "Sinks", "TeeSink", "say"]
 
 # A progress bar ends its lines with a carriage return. A newline may still follow one at the end of the data.
 LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
@@ -61,13 +61,11 @@ class Lines:
             yield rest if rest.endswith(b"\r") else rest + b"\n"
 
 
-class ConsoleSink:
-    """Writes each line as a whole to ``stream``, after the prefix ``[rank]<name>:`` and, if wanted, the time."""
+class PlainSink:
+    """Writes each line as a whole to ``stream``."""
 
-    def __init__(self, rank: int, name: str, stream: TextIO, timestamp: bool = False) -> None:
-        self._prefix = f"[{rank}]<{name}>:"
+    def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._timestamp = timestamp
         self._lines = Lines()
 
     def feed(self, data: bytes) -> None:
@@ -79,13 +77,26 @@ class ConsoleSink:
         self._write(self._lines.flush())
 
     def _write(self, lines: Iterator[bytes]) -> None:
-        text = "".join(self._prefixed(line) for line in lines)
+        text = "".join(self.prefix() + line.decode("utf-8", "replace") for line in lines)
         if text:
             _write(self._stream, text)
 
-    def _prefixed(self, line: bytes) -> str:
-        now = time.asctime() if self._timestamp else ""
-        return now + self._prefix + line.decode("utf-8", "replace")
+    def prefix(self) -> str:
+        """What comes before a line that is written now."""
+        return ""
+
+
+class ConsoleSink(PlainSink):
+    """Writes each line as a whole to ``stream``, after the prefix ``[rank]<name>:`` and, if wanted, the time."""
+
+    def __init__(self, rank: int, name: str, stream: TextIO, timestamp: bool = False) -> None:
+        super().__init__(stream)
+        self._prefix = f"[{rank}]<{name}>:"
+        self._timestamp = timestamp
+
+    def prefix(self) -> str:
+        """See :class:`PlainSink`."""
+        return f"{time.asctime() if self._timestamp else ''}{self._prefix}"
 
 
 class FileSink:

@@ -18,11 +18,16 @@ def nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Led:
-    """The server of the meeting, which runs in this process. ``close`` ends what else the meeting has opened."""
+    """The server of the meeting, which runs in this process.
+
+    ``end`` removes what the other ranks have read, when all have come; ``close`` ends what else the meeting has opened,
+    when the process ends.
+    """
 
     server: RendezvousServer
     secret: JobSecret
     close: Callable[[], None] = nothing
+    end: Callable[[], None] = nothing
 
 
 @dataclass(frozen=True, slots=True)

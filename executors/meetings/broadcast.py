@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import importlib
 import importlib.util
-import json
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -13,20 +11,20 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from collectives.api import CollectiveTimeoutError, PeerLostError, SettingsError
-from collectives.rendezvous.server import RendezvousServer, everywhere
 from collectives.retries import attempts
-from executors.api import JobSecret
-from executors.meetings.addresses import own_addresses
 from executors.meetings.base import Found, Led
-from executors.meetings.known_ports import GREETING, find
+from executors.meetings.known_ports import find
+from executors.meetings.offer import Offer, serve
 from executors.meetings.pmi import Pmi
 from executors.meetings.pmix import Pmix
 
 __all__ = ["ByBroadcast", "Channel"]
 
-MOST_ADDRESSES = 16
 MOST_BYTES = 2048
-ADVICE = "let mpirun set MASTER_ADDR for all ranks, to the address of the host of rank 0"
+ADVICE = (
+    "let mpirun set MASTER_ADDR for all ranks, to the address of the host of rank 0, or HOROVOD_RENDEZVOUS_FOLDER, to "
+    "a folder that all hosts share"
+)
 
 
 class Channel(Protocol):
@@ -54,18 +52,17 @@ class ByBroadcast:
         """See :class:`.Meeting`. The secret is a random one."""
         with ExitStack() as stack:
             channel = stack.enter_context(closing(self._open()))
-            secret = JobSecret()
-            server = stack.enter_context(RendezvousServer(secret.key, everywhere()))
-            server.store.set(GREETING, job.encode())
-            channel.broadcast(_Offer(own_addresses()[:MOST_ADDRESSES], server.port, secret).encode(), seconds)
+            server, offer = serve(job)
+            stack.callback(server.stop)
+            channel.broadcast(offer.pack(), seconds)
             stack.pop_all()
-        return Led(server, secret, channel.close)
+        return Led(server, offer.secret, channel.close)
 
     def follow(self, job: str, seconds: float) -> Found:
         """See :class:`.Meeting`."""
         with ExitStack() as stack:
             channel = stack.enter_context(closing(self._open()))
-            offer = _Offer.decode(channel.broadcast(None, seconds))
+            offer = Offer.unpack(channel.broadcast(None, seconds))
             found = find(offer.addresses, [offer.port], offer.secret, job, seconds)
             stack.pop_all()
         return Found(found.address, found.port, offer.secret, channel.close)
@@ -79,31 +76,6 @@ class ByBroadcast:
             "the ranks of this mpirun have no way to find one another: pip install mpi4py, built for this MPI, or "
             f"{ADVICE}"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Offer:
-    """Where the server of the meeting is, and its secret."""
-
-    addresses: list[str]
-    port: int
-    secret: JobSecret
-
-    def encode(self) -> bytes:
-        key = base64.b64encode(self.secret.key).decode()
-        return json.dumps([self.addresses, self.port, key], separators=(",", ":")).encode()
-
-    @classmethod
-    def decode(cls, data: bytes) -> _Offer:
-        """The reverse of :meth:`encode`. Raises SettingsError."""
-        try:
-            addresses, port, key = json.loads(data)
-            return cls([str(address) for address in addresses], int(port), JobSecret(base64.b64decode(key)))
-        except (ValueError, TypeError) as error:
-            raise SettingsError(
-                f"the address of rank 0 came as {len(data)} bytes that cannot be read ({error}); all ranks need the "
-                "same version of hvd-cluster"
-            ) from error
 
 
 class Mpi:

@@ -75,6 +75,7 @@ def _lead(place: Place, seconds: float) -> Joined:
         stack.callback(led.close)
         with ExitStack() as meeting:
             meeting.callback(led.server.stop)
+            meeting.callback(led.end)
             server = RendezvousServer(secret.key, led.server.address)
             stack.enter_context(server)
             store = led.server.store

@@ -5,10 +5,12 @@
     settings.py          how long to wait, which interfaces; validated and frozen
     request.py           pure: the user's request -> bundles and strategy
     shortage.py          pure: a request and the state of a cluster -> the missing resources
+    outlook.py           pure: whether a request that does not fit may fit later
     connection.py        is this process connected to a cluster, and still to the same one
     placement_group.py   reserves the bundles, or reuses the caller's group
     keeper.py            removes the group when the actor or task that made it is killed
     call.py              a call, in the object store
+    datasets.py          the parts of datasets of Ray Data, by rank
     worker.py            the actor: location, environment, executable, running functions
     group.py             the actors of a job: start, call, end
     waiting.py           waits for a result of every rank; the first failure ends the wait

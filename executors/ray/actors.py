@@ -160,7 +160,7 @@ class Actors:
         if error is None:
             answer(worker, done.result())
             return
-        self._forget(worker)
+        self.kill(worker.name)  # it may only be out of reach
         self._events.lost(worker.name, worker.node, Failure(Kind.EXIT, how(error)))
 
     def _located(self, worker: _Worker, location: Location) -> None:

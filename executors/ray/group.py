@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import ray
 from ray import ObjectRef
 from ray.actor import ActorHandle
-from ray.exceptions import ActorDiedError, RayError, RuntimeEnvSetupError
+from ray.exceptions import RayActorError, RayError, RuntimeEnvSetupError
 from ray.util import placement_group_table
 
 from executors.api import ExecutorError, Slot, StartTimeoutError
@@ -122,9 +122,12 @@ class _Starting:
     def _replace(self, worker: int, error: RayError) -> None:
         """Start another actor in place of one that was lost. Ray moves the bundles of a node that died."""
         self._lost += 1
-        if not isinstance(error, ActorDiedError) or error.actor_init_failed or self._lost > REPLACEMENTS:
+        if not isinstance(error, RayActorError) or error.actor_init_failed or self._lost > REPLACEMENTS:
             raise _refusal(error, self._lost) from error
         logger.warning("a worker %s before it was ready; another one takes its place", how(error))
+        # It may only be out of reach, and would come back to the place of the other one.
+        with contextlib.suppress(RayError):
+            ray.kill(self.actors[worker])
         self.actors[worker] = self._create(worker)
 
     def _progress(self, seconds: float) -> str:
@@ -140,7 +143,7 @@ def _refusal(error: RayError, lost: int) -> ExecutorError:
         last = str(error).strip().splitlines()[-1].strip()
         return ExecutorError(f"the runtime_env of the workers could not be set up: {last}")
     if lost > REPLACEMENTS:
-        return ExecutorError(f"workers died {lost} times before they were ready; the last one {how(error)}")
+        return ExecutorError(f"workers were lost {lost} times before they were ready; the last one {how(error)}")
     return ExecutorError(
         f"a worker could not be started ({error}); hvd-cluster must be installed on every node of the Ray cluster"
     )

@@ -16,8 +16,9 @@ from executors.api import PlacementError
 from executors.ray.autoscaler import may_grow
 from executors.ray.capacity import fits
 from executors.ray.keeper import keep
+from executors.ray.outlook import Outlook
 from executors.ray.request import Request
-from executors.ray.shortage import ClusterState, capacity, counted, explain, show
+from executors.ray.shortage import ClusterState, counted, explain, show
 
 __all__ = ["Reservation", "cluster_state", "reserve"]
 
@@ -65,14 +66,13 @@ class Reservation:
 def reserve(request: Request, timeout: float, use_current: bool = True) -> Reservation:
     """The caller's own placement group if it has one, or else a new one that is ready.
 
-    Raises PlacementError after ``timeout`` seconds, or at once when the caller's group, or a cluster that no autoscaler
-    enlarges, is too small; no group is left.
+    Raises PlacementError after ``timeout`` seconds; at once when the caller's group is too small; and a few
+    seconds after the last host joined a cluster that is too small, if no autoscaler enlarges it. No group is left.
     """
     current = get_current_placement_group() if use_current else None
     if current is not None:
         _check_current(request, current)
         return Reservation(request, current, owned=False)
-    _check_possible(request)
     reservation = Reservation(request, _new_group(request), owned=True)
     try:
         reservation = replace(reservation, keeper=keep(reservation.group))
@@ -107,10 +107,13 @@ def _new_group(request: Request) -> PlacementGroup:
 def _wait_ready(reservation: Reservation, timeout: float) -> None:
     start = time.monotonic()
     due = WARN_S
+    outlook = Outlook(reservation.request, may_grow)
+    outlook.check(cluster_state(), start)
     # Whole seconds: Ray cuts off the fraction.
     while not reservation.group.wait(1):
-        _check_possible(reservation.request)
-        waited = time.monotonic() - start
+        now = time.monotonic()
+        outlook.check(cluster_state(), now)
+        waited = now - start
         if waited >= timeout:
             text = explain(reservation.request, cluster_state())
             raise PlacementError(f"{text}\n  waited {timeout:g} s (placement_group_timeout_s)")
@@ -118,13 +121,6 @@ def _wait_ready(reservation: Reservation, timeout: float) -> None:
             text = explain(reservation.request, cluster_state())
             logger.warning("%s\n  waiting up to %g s for it (placement_group_timeout_s)", text, timeout)
             due = waited + REMIND_S
-
-
-def _check_possible(request: Request) -> None:
-    """Raise PlacementError if the nodes are too small, even when all are idle, and no autoscaler adds others."""
-    state = cluster_state()
-    if capacity(request, state) < len(request.bundles) and not may_grow():
-        raise PlacementError(f"{explain(request, state)}\n  no autoscaler adds hosts to this cluster, so nothing waits")
 
 
 def _check_current(request: Request, group: PlacementGroup) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,15 @@ from executors.discovery import HostDiscovery
 __all__ = ["MiniSettings", "check_extra", "check_runtime_env", "save_ssh_key"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MiniSettings:
-    """The result of :meth:`RayExecutor.create_settings`.
+    """The result of :meth:`RayExecutor.create_settings`; what is set later counts from the next start.
 
     ``timeout_s`` bounds the start of the workers, ``placement_group_timeout_s`` the wait for free resources. ``nics``
-    are the network interfaces to use; empty means any. ``ssh_identity_file`` is kept for compatibility and not used:
-    Ray starts the workers. ``discovery`` is for an elastic job with ``override_discovery=False``.
+    are the network interfaces to use; empty means any. ``discovery`` is for an elastic job with
+    ``override_discovery=False``. RayExecutor sets ``elastic``. ``verbose``, ``ssh_port`` and ``ssh_identity_file`` are
+    Horovod's and have no use: Ray starts the workers, and the levels of ``logging`` choose what is logged. Setting a
+    value that cannot be used raises ValueError.
     """
 
     timeout_s: float = 30
@@ -30,11 +33,21 @@ class MiniSettings:
     ssh_identity_file: str | None = None
     nics: tuple[str, ...] = ()
     discovery: HostDiscovery | None = None
+    verbose: int = 1
+    ssh_port: int | None = None
+    elastic: bool = False
 
-    def __post_init__(self) -> None:
-        for name in ("timeout_s", "placement_group_timeout_s"):
-            check_seconds(getattr(self, name), name)
-        interface_names(self.nics)
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("timeout_s", "placement_group_timeout_s"):
+            value = check_seconds(value, name)
+        if name == "nics":
+            value = interface_names(value)
+        object.__setattr__(self, name, value)
+
+    @property
+    def start_timeout(self) -> float:
+        """Horovod's name of ``timeout_s``."""
+        return self.timeout_s
 
 
 def save_ssh_key(text: str, path: str) -> None:
@@ -51,8 +64,7 @@ def check_extra(variables: Mapping[str, object] | None) -> dict[str, str]:
     """The user's variables, numbers and paths as strings. Raises ValueError for others, and for the executor's own."""
     if isinstance(variables, Mapping):
         variables = {
-            name: str(value) if isinstance(value, int | float | os.PathLike) else value
-            for name, value in variables.items()
+            name: str(value) if isinstance(value, Real | os.PathLike) else value for name, value in variables.items()
         }
     return check_variables(variables, "extra_env_vars", "RayExecutor")
 

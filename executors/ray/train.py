@@ -15,9 +15,11 @@ import ray
 from ray.exceptions import GetTimeoutError
 from ray.train.backend import Backend, BackendConfig
 
-from executors.api import StartTimeoutError
+# Ray has no public name for the failures of a start that it tries again.
+from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
+
 from executors.job import Job
-from executors.placement import assign_ranks
+from executors.placement import slots_of
 from executors.ray.shortage import counted
 from executors.ray.worker import here, server_host, variables_of
 
@@ -66,7 +68,11 @@ class JobBackend(Backend):
         self._job: ExitStack | None = None
 
     def on_start(self, worker_group: BaseWorkerGroup, backend_config: BackendConfig) -> None:
-        """Start a job, and tell the workers; raises StartTimeoutError, or Ray's error if a worker is lost."""
+        """Start a job, and tell the workers, whose ranks are those of Ray Train.
+
+        Raises WorkerGroupStartupFailedError if they do not answer in time, RayActorError if one is lost: Ray Train then
+        starts the group again, as often as ``FailureConfig(controller_failure_limit=...)`` says.
+        """
         # Ray Train tells nobody about the end of a group that has failed while it started.
         self._end()
         assert isinstance(backend_config, JobConfig)
@@ -84,14 +90,15 @@ class JobBackend(Backend):
 
 def _start(group: BaseWorkerGroup, config: JobConfig) -> ExitStack:
     locations = _all(group.execute_async(here))
-    slots = assign_ranks([location.node for location in locations])
+    slots = slots_of([location.node for location in locations])
     placed = variables_of(locations, config.nics)
     with ExitStack() as stack:
         job = stack.enter_context(Job(len(slots), server_host(locations)))
+        environments = [{**place, **job.environment(slot)} for place, slot in zip(placed, slots, strict=True)]
         _all(
             [
-                group.execute_single_async(worker, enter, {**placed[worker], **job.environment(slot)}, config.before)
-                for worker, slot in enumerate(slots)
+                group.execute_single_async(rank, enter, environment, config.before)
+                for rank, environment in enumerate(environments)
             ]
         )
         return stack.pop_all()
@@ -108,7 +115,7 @@ def _all(references: list[Any]) -> list[Any]:
     try:
         return ray.get(references, timeout=START_S)
     except GetTimeoutError as error:
-        raise StartTimeoutError(
+        raise WorkerGroupStartupFailedError(
             f"{counted(len(references), 'worker')} of Ray Train did not all answer within {START_S:g} s; a node may "
             "have been lost, or may be overloaded"
         ) from error

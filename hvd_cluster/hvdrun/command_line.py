@@ -6,28 +6,23 @@ import argparse
 import difflib
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from hvd_cluster import __version__
 from hvd_cluster.hvdrun.check_build import build_summary
 from hvd_cluster.hvdrun.config_file import read_config
-from hvd_cluster.hvdrun.flags import GROUPS, Flag
+from hvd_cluster.hvdrun.flags import CONTROLLERS, GROUPS, Flag
 from hvd_cluster.hvdrun.values import Parse, count
 from hvd_cluster.hvdrun.values import text as some_text
 
 __all__ = ["USAGE_ERROR", "CommandLine", "read_command_line"]
 
 USAGE_ERROR = 2
-# Flags of Horovod that hvdrun lacks, and what to do instead.
-ABSENT = {
-    "--mpi": "leave it out: hvdrun starts the ranks itself",
-    "--mpi-args": "leave it out: hvdrun starts the ranks itself",
-    "--binding-args": "leave it out: see --thread-affinity",
-    "--jsrun": "leave it out, and name the hosts with -H",
-}
 UNKNOWN = re.compile(r"unrecognized arguments: (\S+)")
+WITHOUT_WORDS = re.compile(r"argument (--\w+-args): expected one argument")
+JOINED = r"\g<0>; if it begins with a dash, write \1='...'"
 EXAMPLE = "as in: hvdrun -np 2 python train.py"
 
 
@@ -42,6 +37,11 @@ class CommandLine:
 
     def __getitem__(self, name: str) -> Any:
         return self.values.get(name)
+
+    @property
+    def controller(self) -> str:
+        """What starts the ranks: one of CONTROLLERS."""
+        return next((name for name in CONTROLLERS if self[name]), CONTROLLERS[0])
 
 
 def read_command_line(argv: Sequence[str] | None) -> CommandLine:
@@ -58,7 +58,7 @@ def read_command_line(argv: Sequence[str] | None) -> CommandLine:
     if not command:
         parser.error(f"there is no command; put it last, {EXAMPLE}")
     try:
-        values = ({} if config is None else read_config(config)) | given
+        values = _together({} if config is None else read_config(config), given)
     except ValueError as error:
         parser.error(str(error))
     if "num_proc" not in values and "min_np" not in values:
@@ -66,10 +66,20 @@ def read_command_line(argv: Sequence[str] | None) -> CommandLine:
     return CommandLine(command, values, parser.error)
 
 
+def _together(file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of both; those that are ``given`` have precedence. Raises ValueError for several controllers."""
+    replaced = set(CONTROLLERS) if set(CONTROLLERS) & given.keys() else set()
+    values = {name: value for name, value in file.items() if name not in replaced} | dict(given)
+    controllers = [f"--{name}" for name in CONTROLLERS if values.get(name)]
+    if len(controllers) > 1:
+        raise ValueError(f"{' and '.join(controllers)} say differently what starts the ranks; give one")
+    return values
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         unknown = UNKNOWN.match(message)
-        text = self._suggest(unknown[1].partition("=")[0]) if unknown else message
+        text = self._suggest(unknown[1].partition("=")[0]) if unknown else WITHOUT_WORDS.sub(JOINED, message)
         self.exit(USAGE_ERROR, f"{self.prog}: {text}\n")
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
@@ -78,8 +88,6 @@ class _Parser(argparse.ArgumentParser):
         return [each for each in found if option_string.startswith(each[1])]
 
     def _suggest(self, option: str) -> str:
-        if option in ABSENT:
-            return f"there is no option {option}; {ABSENT[option]}"
         known = [name for name in self._option_string_actions if name.startswith("--")]
         similar = difflib.get_close_matches(option, known, 1)
         advice = f"did you mean {similar[0]}?" if similar else "see hvdrun --help"

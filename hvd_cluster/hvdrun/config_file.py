@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hvd_cluster.hvdrun.flags import Flag, all_flags
+from hvd_cluster.hvdrun.flags import CONTROLLERS, Flag, all_flags
 
 __all__ = ["read_config"]
 
@@ -30,14 +30,20 @@ def _values(content: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
     flags = {flag.key: flag for flag in all_flags()}
     sections = {key.partition(".")[0] for key in flags if "." in key}
     for key, value in _flatten(content, sections):
-        if key == CONTROLLER and value != "gloo":
-            raise ValueError(f"{CONTROLLER} must be gloo, because hvdrun starts the ranks itself")
         if key in sections:
             raise ValueError(f"{key} is {value!r}, but must have keys, such as {_example(key, flags)}")
-        if key != CONTROLLER and key not in flags:
-            raise ValueError(_unknown(key, [*flags, CONTROLLER]))
-        if key in flags:
+        if key == CONTROLLER:
+            yield _controller(value), True
+        elif key in flags:
             yield flags[key].name, _value(flags[key], value)
+        else:
+            raise ValueError(_unknown(key, [*flags, CONTROLLER]))
+
+
+def _controller(value: object) -> str:
+    if not isinstance(value, str) or value not in CONTROLLERS:
+        raise ValueError(f"{CONTROLLER} is {value!r}, but must be one of: {', '.join(CONTROLLERS)}")
+    return value
 
 
 def _load(path: str | Path) -> Mapping[str, Any]:

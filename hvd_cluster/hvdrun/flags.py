@@ -22,9 +22,10 @@ from hvd_cluster.hvdrun.values import (
     seconds,
     switch,
     text,
+    words,
 )
 
-__all__ = ["GROUPS", "Flag", "all_flags", "variables"]
+__all__ = ["CONTROLLERS", "GROUPS", "Flag", "all_flags", "variables"]
 
 MEBIBYTE = 1 << 20
 
@@ -111,8 +112,12 @@ GENERAL = (
         key="horovod_alias",
     ),
     Flag(("--disable-cache",), "no effect: there is no cache of checks here", key="disable_cache"),
-    Flag(("--gloo",), "no effect: hvdrun always starts the ranks itself", key="gloo"),
+    Flag(("--gloo",), "hvdrun starts the ranks itself, which is the default", key="gloo"),
+    Flag(("--mpi",), "mpirun starts the ranks", key="mpi"),
+    Flag(("--jsrun",), "jsrun starts the ranks, within a job of LSF", key="jsrun"),
 )
+CONTROLLERS = ("gloo", "mpi", "jsrun")
+"""The names of the flags that say what starts the ranks."""
 TUNEABLE = (
     Flag(
         ("--fusion-threshold-mb",),
@@ -286,9 +291,16 @@ STALL = (
 LIBRARY = (
     _pair(
         "mpi-threads-disable",
-        "no effect: MPI is not used",
+        "no effect: tensors do not travel by MPI",
         "HOROVOD_MPI_THREADS_DISABLE",
         "library_options.mpi_threads_disable",
+    ),
+    Flag(
+        ("--mpi-args",),
+        "more words for mpirun, as in --mpi-args='--oversubscribe -v'; for MPI below jsrun with --jsrun",
+        "WORDS",
+        words,
+        key="library_options.mpi_args",
     ),
     Flag(
         ("--tcp",),
@@ -296,6 +308,13 @@ LIBRARY = (
         negatives=("--no-tcp",),
         key="library_options.tcp",
         variable="NCCL_IB_DISABLE",
+    ),
+    Flag(
+        ("--binding-args",),
+        "the words that bind ranks to cores, in place of those that hvdrun gives to mpirun or jsrun",
+        "WORDS",
+        words,
+        key="library_options.binding_args",
     ),
     Flag(
         ("--num-nccl-streams",),

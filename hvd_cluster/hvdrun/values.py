@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,7 @@ __all__ = [
     "seconds",
     "switch",
     "text",
+    "words",
 ]
 
 LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
@@ -87,6 +89,14 @@ def names(given: str) -> tuple[str, ...]:
     if not all(found):
         raise ValueError("names with commas between them, such as eth0,eth1")
     return found
+
+
+def words(given: str) -> tuple[str, ...]:
+    """Words for a program, as a shell reads them."""
+    try:
+        return tuple(shlex.split(given))
+    except ValueError as error:
+        raise ValueError(f"words as for a shell; {error}") from None
 
 
 def hosts(given: str) -> dict[str, int]:

@@ -19,9 +19,9 @@ __all__ = ["ElasticRayExecutor", "ElasticSettings", "RayHostDiscovery"]
 
 @dataclass(slots=True)
 class ElasticSettings:
-    """The result of :meth:`ElasticRayExecutor.create_settings`; ``discovery`` may be set later.
+    """The result of :meth:`ElasticRayExecutor.create_settings`; what is set before the executor is made counts.
 
-    The fields are arguments of :class:`RayExecutor` and of its ``create_settings``.
+    The fields are arguments of :class:`RayExecutor`, and fields of its settings.
     """
 
     min_num_proc: int = 1
@@ -33,6 +33,8 @@ class ElasticSettings:
     ssh_identity_file: str | None = None
     nics: tuple[str, ...] = ()
     discovery: HostDiscovery | None = None
+    verbose: int = 1
+    ssh_port: int | None = None
 
 
 class ElasticRayExecutor:
@@ -59,7 +61,6 @@ class ElasticRayExecutor:
 
         Raises TypeError for an unknown argument, ValueError for values that cannot be used.
         """
-        kwargs.pop("verbose", None)
         settings = ElasticSettings(
             min_num_proc=min_num_proc if min_np is None else min_np,
             max_num_proc=max_num_proc if max_np is None else max_np,

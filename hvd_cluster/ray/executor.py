@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from executors.arguments import interface_names
 from executors.call import Call
 from executors.discovery import HostDiscovery
 from executors.ray.connection import check_connection
-from executors.ray.elastic import ElasticOptions
+from executors.ray.datasets import Sharded
 from executors.ray.limits import ElasticRequest
 from executors.ray.log import Callback
 from executors.ray.request import Request
@@ -21,6 +22,7 @@ from hvd_cluster.ray.workers import ElasticWorkers, FixedWorkers, Workers
 if TYPE_CHECKING:
     # At run time executors.ray is imported first, because its error tells how to install Ray.
     from ray import ObjectRef
+    from ray.data import Dataset
 
 __all__ = ["MiniSettings", "RayExecutor"]
 
@@ -98,12 +100,11 @@ class RayExecutor:
         }
         if wanted.is_elastic:
             wanted.check_shape(places)
-            shape = Request(1, **share)
-            options = ElasticOptions(shape, settings.timeout_s, settings.nics, {}, wanted.discovery(settings))
-            self._workers: Workers = ElasticWorkers(wanted.limits(), options)
+            self._workers: Workers = ElasticWorkers(wanted, Request(1, **share), settings)
         else:
             wanted.check_static()
             self._workers = FixedWorkers(Request(num_workers, **places, **share), settings, use_current_placement_group)
+        settings.elastic = wanted.is_elastic
         self._is_started = False
 
     @classmethod
@@ -116,7 +117,7 @@ class RayExecutor:
         nics: Iterable[str] | str | None = None,
         discovery: HostDiscovery | None = None,
     ) -> MiniSettings:
-        """How a job is started.
+        """How a job is started; the fields of the result may be set later.
 
         ``placement_group_timeout_s`` limits the wait for free resources; the workers then have ``timeout_s`` seconds to
         come up. ``nics`` are the network interfaces to use. ``ssh_str`` is written to ``ssh_identity_file``, for the
@@ -139,12 +140,12 @@ class RayExecutor:
     ) -> None:
         """Start the workers with ``extra_env_vars`` in their environment, and make one ``executable_cls`` in each.
 
-        Raises PlacementError, which is a TimeoutError, when the workers do not fit: at once where no autoscaler can add
-        nodes, else in the end; StartTimeoutError when they do not come up in time, WorkerError when one dies,
-        ValueError for variables that the executor itself sets, TypeError for what cannot be pickled, ExecutorError
-        without ``ray.init()``, when started already, or when a node cannot start a worker, and what the constructor of
-        ``executable_cls`` raises. Nothing is left behind then. The workers of an elastic job come later, when
-        :meth:`run` is called.
+        Raises PlacementError, which is a TimeoutError, when the workers do not fit: 5 s after the last node came if no
+        autoscaler can add others, else in the end; StartTimeoutError when they do not come up in time, WorkerError when
+        one dies, ValueError for variables that the executor itself sets, TypeError for what cannot be pickled,
+        ExecutorError without ``ray.init()``, when started already, or when a node cannot start a worker, and what the
+        constructor of ``executable_cls`` raises. Nothing is left behind then. The workers of an elastic job come later,
+        when :meth:`run` is called.
         """
         if self._is_started:
             raise ExecutorError("the executor was started already; call shutdown() before start()")
@@ -160,8 +161,12 @@ class RayExecutor:
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
         callbacks: Sequence[Callback] | None = None,
+        datasets: Mapping[str, Dataset] | None = None,
     ) -> list[Any]:
         """Call ``fn(*args, **kwargs)`` on every worker; the values are in the order of the ranks.
+
+        ``datasets`` are datasets of Ray Data by name, whose rows are shared out among a fixed number of workers:
+        :func:`hvd_cluster.ray.get_dataset_shard` gives each its part, and all parts have the same number of rows.
 
         Each of ``callbacks`` is called here, meanwhile, with each value that a worker gives to :func:`hvd_cluster.ray.
         log`. In an elastic job, the values are those of the world in which the first worker was done.
@@ -174,7 +179,10 @@ class RayExecutor:
         *Elastic:* WorkerError when the job cannot go on after a loss, ExecutorError when too few workers are there for
         too long, and PlacementError when they never were; DiscoveryError when the nodes cannot be found.
         """
-        return self._running().call("run", Call.of(fn, args, kwargs), _checked(callbacks))
+        workers, call, callbacks = self._running(), Call.of(fn, args, kwargs), _checked(callbacks)
+        if datasets is not None:
+            call = replace(call, function=Sharded(fn, workers.split(datasets)))
+        return workers.call("run", call, callbacks)
 
     def run_remote(
         self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from executors.api import ExecutorError
 from executors.call import Call
-from executors.membership import Limits
 from executors.ray.actors import Work
 from executors.ray.call import store
 from executors.ray.connection import check_connection
+from executors.ray.datasets import split
 from executors.ray.elastic import ElasticOptions, run_elastic
 from executors.ray.job import RayJob
+from executors.ray.limits import ElasticRequest
 from executors.ray.log import Callback
 from executors.ray.request import Request
 from executors.ray.settings import MiniSettings
@@ -21,6 +22,7 @@ from hvd_cluster import basics, horovod
 
 if TYPE_CHECKING:
     from ray import ObjectRef
+    from ray.data import DataIterator, Dataset
 
 __all__ = ["ElasticWorkers", "FixedWorkers", "Workers"]
 
@@ -33,6 +35,9 @@ class Workers(Protocol):
 
     def call(self, method: str, call: Call, callbacks: Sequence[Callback]) -> list[Any]:
         """The values of ``method``, "run" or "execute", by rank."""
+
+    def split(self, datasets: Mapping[str, Dataset]) -> Mapping[str, Sequence[DataIterator]]:
+        """The part of each rank, by the name of the dataset."""
 
     def first(self, call: Call) -> Any:
         """The value of "execute" on rank 0 alone."""
@@ -64,6 +69,10 @@ class FixedWorkers:
         """See :class:`Workers`."""
         job = self._job()
         return job.call(method, store(call), callbacks=callbacks)
+
+    def split(self, datasets: Mapping[str, Dataset]) -> Mapping[str, Sequence[DataIterator]]:
+        """See :class:`Workers`."""
+        return split(datasets, self._request.size)
 
     def first(self, call: Call) -> Any:
         """See :class:`Workers`."""
@@ -101,12 +110,27 @@ def _set_up(job: RayJob, building: ObjectRef[Call] | None) -> None:
 
 @dataclass(slots=True)
 class ElasticWorkers:
-    """Each call is a job of its own, with new workers; ``options`` without the variables of ``start``."""
+    """Each call is a job of its own, with new workers of ``shape``.
 
-    limits: Limits
-    options: ElasticOptions
+    The constructor raises ValueError for what makes no sense.
+    """
+
+    wanted: ElasticRequest
+    shape: Request
+    settings: MiniSettings
     _build: ObjectRef[Call] | None = None
     _variables: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.wanted.limits()
+        self.wanted.discovery(self.settings)
+
+    @property
+    def options(self) -> ElasticOptions:
+        """How to run a job now."""
+        settings = self.settings
+        discovery = self.wanted.discovery(settings)
+        return ElasticOptions(self.shape, settings.timeout_s, settings.nics, self._variables, discovery)
 
     def start(self, build: Call | None, variables: Mapping[str, str]) -> None:
         """See :class:`Workers`."""
@@ -124,7 +148,11 @@ class ElasticWorkers:
             # A rank that is done tells the others so, before Ray ends its process.
             after=[store(Call.of(basics.shutdown))],
         )
-        return run_elastic(work, self.limits, replace(self.options, variables=self._variables), callbacks)
+        return run_elastic(work, self.wanted.limits(), self.options, callbacks)
+
+    def split(self, datasets: Mapping[str, Dataset]) -> Mapping[str, Sequence[DataIterator]]:
+        """See :class:`Workers`."""
+        raise NotImplementedError("datasets are for a fixed number of workers; use num_workers alone")
 
     def first(self, call: Call) -> Any:
         """See :class:`Workers`."""

@@ -12,7 +12,7 @@ import hashlib
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -260,7 +260,7 @@ def _allreduce(
 ) -> None:
     what = ("allreduce", dtype, op, lengths, prescale, postscale)
     values = [_values(backend.size, length, dtype) for length in lengths]
-    expected = [_reduced(value, dtype, op, prescale, postscale) for value in values]
+    expected = [_reduced(backend.size, length, dtype, op, prescale, postscale) for length in lengths]
     mine = [encode(value[backend.rank], dtype) for value in values]
     sources, destinations = [_frozen(each) for each in mine], [np.empty_like(each) for each in mine]
     backend.allreduce_arrays(sources, destinations, dtype, op, prescale, postscale)
@@ -302,7 +302,8 @@ def _reducescatter(
 ) -> None:
     values = _values(backend.size, sum(counts), dtype)
     start = sum(counts[: backend.rank])
-    expected = _reduced(values, dtype, op, prescale, postscale)[start : start + counts[backend.rank]]
+    reduced = _reduced(backend.size, sum(counts), dtype, op, prescale, postscale)
+    expected = reduced[start : start + counts[backend.rank]]
     source = _frozen(encode(values[backend.rank], dtype))
     for pieces in PIECES:
         destination = np.empty_like(expected)
@@ -326,6 +327,17 @@ def _alltoall(backend: HostBackend, unit: int, even: bool) -> None:
         assert_same(source, expected, ("alltoall in place", unit))
 
 
+def _once(function: Callable[..., Array]) -> Callable[..., Array]:
+    """Members that are threads of one process compute what all of them need once."""
+    cached, lock = functools.lru_cache(maxsize=8)(function), threading.Lock()
+
+    def call(*arguments: object) -> Array:
+        with lock:
+            return cached(*arguments)
+
+    return call
+
+
 def _values(size: int, length: int, dtype: DType) -> Array:
     """Small whole numbers, one row for each member, the same on all members; negative ones where the dtype has any.
 
@@ -333,16 +345,22 @@ def _values(size: int, length: int, dtype: DType) -> Array:
     """
     if dtype is DType.BOOL:
         return _integers(size, length, 0, 2)
-    values = _integers(size, length, 1, 4)
-    return values if dtype is DType.UINT8 else values * (2 * _integers(size, length, 0, 2) - 1)
+    return _integers(size, length, 1, 4) if dtype is DType.UINT8 else _signed(size, length)
 
 
-@functools.lru_cache(maxsize=16)
+@_once
+def _signed(size: int, length: int) -> Array:
+    return _integers(size, length, 1, 4) * (2 * _integers(size, length, 0, 2) - 1)
+
+
+@_once
 def _integers(size: int, length: int, low: int, high: int) -> Array:
     return np.random.default_rng([length, high]).integers(low, high, (size, length))
 
 
-def _reduced(values: Array, dtype: DType, op: ReduceOp, prescale: float, postscale: float) -> Array:
+@_once
+def _reduced(size: int, length: int, dtype: DType, op: ReduceOp, prescale: float, postscale: float) -> Array:
+    values = _values(size, length, dtype)
     if prescale == postscale == 1.0:
         return encode(combine(values, dtype, op), dtype)
     if dtype in FLOATS:

@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from typing import Any
 
 from collectives.api import Store
@@ -18,7 +19,10 @@ from collectives.backends.group import Group
 from collectives.rendezvous.client import RendezvousClient
 from collectives.rendezvous.server import RendezvousServer
 
-__all__ = ["Member", "Processes", "group_of", "in_threads"]
+__all__ = ["Member", "Processes", "forking_context", "group_of", "in_threads"]
+
+# The last one is not on every machine.
+PRELOADED = ["numpy", "pytest", "hypothesis", "collectives.rendezvous.server", "collectives.engine.bootstrap", "torch"]
 
 
 def group_of(size: int, position: int = 0, hosts: str = "") -> Group:
@@ -49,6 +53,16 @@ def _keep(body: Callable[[int], Any], rank: int, results: dict[int, Any], errors
         errors[rank] = error
 
 
+def forking_context() -> ForkServerContext:
+    """Processes are forked from a server that has imported the large libraries, and has no threads.
+
+    They have the variables of the server, which are those of the first test that uses it.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context
+
+
 class Member:
     """The arguments of a body in its process: its position, the store of the job, and a connection to the test."""
 
@@ -74,11 +88,11 @@ class Processes:
     def __init__(self, size: int, body: Callable[[Member], Any]) -> None:
         secret = secrets.token_bytes(16)
         self._server = RendezvousServer(secret)
-        context = multiprocessing.get_context("spawn")
+        context = forking_context()
         self._lines, theirs = zip(*(context.Pipe(duplex=False) for _ in range(size)), strict=True)
         port = self._server.start()
         self._processes = [
-            context.Process(target=_run, args=(body, rank, size, secret, port, line), daemon=True)
+            context.Process(target=_run, args=(body, rank, size, secret, port, line, dict(os.environ)), daemon=True)
             for rank, line in enumerate(theirs)
         ]
         for process, line in zip(self._processes, theirs, strict=True):
@@ -118,7 +132,17 @@ class _Failure:
         self.text = text
 
 
-def _run(body: Callable[[Member], Any], rank: int, size: int, secret: bytes, port: int, line: Connection) -> None:
+def _run(
+    body: Callable[[Member], Any],
+    rank: int,
+    size: int,
+    secret: bytes,
+    port: int,
+    line: Connection,
+    environment: dict[str, str],
+) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
     client = RendezvousClient("127.0.0.1", port, secret)
     try:
         line.send(body(Member(rank, size, client, line)))

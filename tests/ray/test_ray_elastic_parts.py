@@ -169,7 +169,7 @@ class TestElasticRayExecutor:
     def test_settings_become_those_of_the_executor(self):
         settings = ElasticRayExecutor.create_settings(min_num_proc=2, max_num_proc=4, reset_limit=3, verbose=2)
         executor = ElasticRayExecutor(settings, cpus_per_slot=2)
-        limits = executor._executor._workers.limits
+        limits = executor._executor._workers.wanted.limits()
         assert (limits.size, limits.least, limits.most, limits.resets, limits.timeout) == (2, 2, 4, 3, 600.0)
         assert executor._executor._workers.options.need == {"CPU": 2.0}
 

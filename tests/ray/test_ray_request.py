@@ -2,25 +2,30 @@
 
 import importlib
 import json
+import pickle
 import re
 import stat
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import ray
 
-from executors.api import ExecutorError, StartTimeoutError
+from executors.api import ExecutorError, PlacementError, StartTimeoutError
+from executors.call import Call
 from executors.environment import gpu_variables, interface_variables
 from executors.job import Job
 from executors.ray.autoscaler import mirrors
+from executors.ray.datasets import Sharded, split
 from executors.ray.needs import actor_options
+from executors.ray.outlook import Outlook
 from executors.ray.request import Request
 from executors.ray.settings import check_extra
 from executors.ray.shortage import ClusterState, capacity, explain
 from executors.ray.waiting import Gathering
-from hvd_cluster.ray import RayExecutor
+from hvd_cluster.ray import RayExecutor, get_dataset_shard
 
 SETTINGS = RayExecutor.create_settings()
 TWO = {"a": {"CPU": 4.0, "GPU": 2.0}, "b": {"CPU": 4.0}}
@@ -179,6 +184,31 @@ class TestShortage:
         assert "and 4 more" in text
 
 
+class TestOutlook:
+    """The request needs three hosts."""
+
+    def check(self, *seen, may_grow=False):
+        """A check for each (time, number of hosts)."""
+        outlook = Outlook(Request(num_hosts=3), lambda: may_grow)
+        for now, hosts in seen:
+            outlook.check(ClusterState(hosts={str(host): {"CPU": 4.0} for host in range(hosts)}), now)
+
+    def test_hosts_have_time_to_join(self):
+        self.check((100.0, 1), (104.9, 1), (105.5, 2), (110.4, 2), (111.0, 3), (200.0, 3))
+
+    def test_no_host_joins(self):
+        with pytest.raises(PlacementError, match=r"(?s)missing: 1 of 3 hosts.* no host has joined the cluster for 5 s"):
+            self.check((100.0, 1), (104.0, 2), (109.0, 2))
+
+    def test_a_host_that_leaves_may_come_back(self):
+        self.check((100.0, 3), (200.0, 3), (200.5, 2), (204.9, 2), (205.0, 3))
+        with pytest.raises(PlacementError):
+            self.check((100.0, 3), (200.0, 3), (200.5, 2), (205.0, 2))
+
+    def test_an_autoscaler_takes_its_time(self):
+        self.check((100.0, 1), (1000.0, 1), may_grow=True)
+
+
 class TestAutoscaler:
     """Which report shows that nobody adds nodes: those that Ray writes for nodes without an autoscaler."""
 
@@ -207,7 +237,8 @@ class TestVariables:
         assert interface_variables([]) == {}
 
     def test_extra_variables_become_text(self):
-        assert check_extra({"HOROVOD_CYCLE_TIME": 5}) == {"HOROVOD_CYCLE_TIME": "5"}
+        given = {"HOROVOD_CYCLE_TIME": 5, "OMP_NUM_THREADS": np.int64(2), "PATH": Path("/a")}
+        assert check_extra(given) == {"HOROVOD_CYCLE_TIME": "5", "OMP_NUM_THREADS": "2", "PATH": "/a"}
 
     @pytest.mark.parametrize("variables", [5, ["A=b"], {5: "a"}, {"A": None}, {"": "a"}, {"A=": "b"}, {"A": "\0"}])
     def test_extra_variables_are_variables(self, variables):
@@ -221,10 +252,15 @@ class TestVariables:
 
 class TestSettings:
     @pytest.mark.parametrize("name", ["timeout_s", "placement_group_timeout_s"])
-    @pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan"), 3e6, "30", None, True])
+    @pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan"), 3e6, 10**400, "30", None, True])
     def test_refuses_a_timeout(self, name, value):
         with pytest.raises(ValueError, match=f"{name} is {value!r}, but must be a positive number of seconds"):
             RayExecutor.create_settings(**{name: value})
+
+    @pytest.mark.parametrize("value", [7, 7.0, np.int64(7), np.float32(7)])
+    def test_takes_any_number_of_seconds(self, value):
+        settings = RayExecutor.create_settings(timeout_s=value)
+        assert (type(settings.timeout_s), settings.timeout_s) == (float, 7.0)
 
     @pytest.mark.parametrize(("nics", "expected"), [("eth0", ("eth0",)), (["a", "b"], ("a", "b")), (None, ())])
     def test_interfaces(self, nics, expected):
@@ -235,9 +271,40 @@ class TestSettings:
         with pytest.raises(ValueError, match=re.escape(f"nics is {nics!r}, but must be names of network interfaces")):
             RayExecutor.create_settings(nics=nics)
 
-    def test_frozen(self):
-        with pytest.raises(AttributeError):
-            SETTINGS.timeout_s = 1
+    def test_what_is_set_later_counts_from_the_next_start(self, monkeypatch):
+        monkeypatch.setattr("hvd_cluster.ray.executor.check_connection", lambda: None)
+        started = []
+        monkeypatch.setattr("hvd_cluster.ray.workers.RayJob", lambda _, settings, *__: started.append(settings))
+        settings = RayExecutor.create_settings()
+        executor = RayExecutor(settings, num_workers=1)
+        settings.nics = {"eth1", "eth0"}
+        settings.timeout_s = 7
+        executor.start()
+        assert [(each.nics, each.start_timeout) for each in started] == [(("eth0", "eth1"), 7)]
+
+    def test_what_is_set_later_for_an_elastic_job(self):
+        settings = RayExecutor.create_settings()
+        executor = RayExecutor(settings, min_workers=1)
+        settings.nics, settings.timeout_s = "eth0", 7
+        options = executor._workers.options
+        assert (options.nics, options.start_timeout) == (("eth0",), 7)
+
+    @pytest.mark.parametrize(("name", "value"), [("nics", {""}), ("timeout_s", 0), ("placement_group_timeout_s", "1")])
+    def test_refuses_what_is_set_later(self, name, value):
+        settings = RayExecutor.create_settings()
+        with pytest.raises(ValueError, match=f"{name} is .*, but must be"):
+            setattr(settings, name, value)
+
+    def test_the_fields_of_horovod(self):
+        settings = RayExecutor.create_settings(ssh_identity_file="key.pem")
+        assert (settings.verbose, settings.ssh_port, settings.ssh_identity_file) == (1, None, "key.pem")
+        for arguments in ({"num_workers": 1}, {"min_workers": 1}):
+            RayExecutor(settings, **arguments)
+            assert settings.elastic is ("min_workers" in arguments)
+
+    def test_an_unknown_field(self):
+        with pytest.raises(AttributeError, match="nic"):
+            RayExecutor.create_settings().nic = "eth0"
 
     def test_writes_the_key_for_the_owner_only_and_once(self, tmp_path):
         path = tmp_path / "key.pem"
@@ -253,6 +320,44 @@ class TestSettings:
     def test_refuses_other_settings(self):
         with pytest.raises(ValueError, match=r"the result of RayExecutor\.create_settings\(\)"):
             RayExecutor({"timeout_s": 30}, num_workers=1)
+
+
+class FakeDataset:
+    def streaming_split(self, ranks, *, equal):
+        assert equal
+        return [f"rows of {rank}" for rank in range(ranks)]
+
+
+class TestDatasets:
+    def test_each_rank_has_its_part_while_the_function_runs(self, monkeypatch):
+        monkeypatch.setenv("HOROVOD_RANK", "1")
+        splits = split({"train": FakeDataset(), "test": FakeDataset()}, 2)
+        sharded = pickle.loads(ray.cloudpickle.dumps(Sharded(get_dataset_shard, splits)))
+        assert sharded("test") == "rows of 1"
+        with pytest.raises(ExecutorError, match=r"no dataset 'other' .* \(datasets: 'train', 'test'\)"):
+            sharded("other")
+        with pytest.raises(ExecutorError, match=r"no dataset 'train' .* \(datasets: none\); call RayExecutor"):
+            get_dataset_shard()
+
+    def test_the_function_keeps_its_name_in_errors(self):
+        assert Call.of(Sharded(self.check, {})).name == "TestDatasets.check"
+
+    def check(self, executor, datasets, error, text):
+        with pytest.raises(error, match=text):
+            executor.run(print, datasets=datasets)
+
+    @pytest.mark.parametrize("datasets", [5, [FakeDataset()], {"train": [1, 2]}, FakeDataset()])
+    def test_refuses_what_is_no_dict_of_datasets(self, monkeypatch, datasets):
+        monkeypatch.setattr("hvd_cluster.ray.executor.check_connection", lambda: None)
+        monkeypatch.setattr("hvd_cluster.ray.workers.RayJob", lambda *_: None)
+        executor = RayExecutor(SETTINGS, num_workers=1)
+        executor.start()
+        self.check(executor, datasets, TypeError, "but must be a dict of datasets of Ray Data by name")
+
+    def test_not_for_elastic_jobs(self, monkeypatch):
+        monkeypatch.setattr("hvd_cluster.ray.executor.check_connection", lambda: None)
+        with RayExecutor(SETTINGS, min_workers=1) as executor:
+            self.check(executor, {}, NotImplementedError, "datasets are for a fixed number of workers")
 
 
 class TestWithoutRay:

@@ -150,7 +150,7 @@ class Counter:
         self.value = start + step
 
 
-def test_a_worker_of_ones_own():
+def test_a_worker_of_ones_own(cluster):
     remote = ray.remote(num_cpus=0, runtime_env={"env_vars": {"OF_THE_USER": "1"}})(BaseHorovodWorker).remote(1, 4)
     call = lambda method, *args: ray.get(getattr(remote, method).remote(*args), timeout=100)  # noqa: E731
     call("update_env_vars", {"FLAVOUR": 7})

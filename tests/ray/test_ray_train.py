@@ -12,15 +12,16 @@ import pytest
 import ray
 from ray.exceptions import RayActorError
 
-from executors.api import StartTimeoutError
 from tests.doc_blocks import blocks, execute
 
 pytest.importorskip("torch")
 pytest.importorskip("pandas")
 pytest.importorskip("pyarrow")
 
-from ray.train import ScalingConfig
+from ray.train import FailureConfig, ScalingConfig
+from ray.train.v2._internal.execution.failure_handling import FailureDecision, create_failure_policy
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+from ray.train.v2.api.exceptions import ControllerError
 
 from executors.ray import train as backend_module
 from executors.ray.train import JobBackend, JobConfig, enter
@@ -92,6 +93,15 @@ def test_each_worker_gets_the_environment_of_its_place(backend):
     assert group.column("HOROVOD_GLOO_RENDEZVOUS_ADDR") == [ray.util.get_node_ip_address()] * 3
 
 
+def test_ranks_are_those_of_ray_train_in_any_order_of_nodes(backend):
+    group = Group(place("a", 1, ("0",)), place("b", 2, ("0",)), place("a", 3, ("1",)))
+    backend.on_start(group, JobConfig())
+    assert group.column("HOROVOD_RANK") == ["0", "1", "2"]
+    assert group.column("HOROVOD_LOCAL_RANK") == ["0", "0", "1"]
+    assert group.column("HOROVOD_CROSS_RANK") == ["0", "1", "0"]
+    assert group.column("CUDA_VISIBLE_DEVICES") == ["0,1", "0", "0,1"]
+
+
 def test_the_server_lives_as_long_as_the_group_and_the_next_group_has_a_job_of_its_own(backend):
     own = ray.util.get_node_ip_address()
     first, second = Group(place("a", 1, address=own)), Group(place("a", 2, address=own))
@@ -123,7 +133,7 @@ def test_a_worker_that_is_lost_while_the_group_starts_leaves_no_server(backend):
     assert not is_served(group.environments[0])
 
 
-def test_a_worker_that_does_not_answer(backend, monkeypatch):
+def test_a_worker_that_does_not_answer_and_ray_train_tries_again(backend, monkeypatch):
     monkeypatch.setattr(backend_module, "START_S", 0.1)
 
     @ray.remote(resources={"nowhere": 1})
@@ -132,8 +142,10 @@ def test_a_worker_that_does_not_answer(backend, monkeypatch):
 
     pending = []
     group = Group(place("a", 1), sending=lambda _: pending.append(never.remote()) or pending[0])
-    with pytest.raises(StartTimeoutError, match=r"1 worker of Ray Train did not all answer within 0\.1 s"):
+    with pytest.raises(Exception, match=r"1 worker of Ray Train did not all answer within 0\.1 s") as caught:
         backend.on_start(group, JobConfig())
+    policy = create_failure_policy(FailureConfig())
+    assert policy.make_decision(ControllerError(caught.value)) is FailureDecision.RETRY
     ray.cancel(pending[0])
     assert not is_served(group.environments[0])
 

@@ -15,6 +15,7 @@ import pytest
 from collectives.api import (
     CollectiveTimeoutError,
 )
+from collectives.rendezvous import service
 from collectives.rendezvous.client import RendezvousClient
 from collectives.rendezvous.server import RendezvousServer
 from tests.rendezvous.wire import (
@@ -126,6 +127,34 @@ class TestService:
         headers = signed("PUT", "/keys/a", b"not gzip") | {"content-encoding": "gzip"}
         assert send(server, "PUT", "/keys/a", headers, b"not gzip")[0] == 200
         assert server.store.get("a", 0) == b"not gzip"
+
+    def test_a_worker_that_waits_at_the_end_of_the_job_is_no_warning(
+        self, server: RendezvousServer, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.DEBUG, "collectives.rendezvous.service")
+        path = "/keys/never?wait=60"
+        with in_thread(lambda: send(server, "GET", path, signed("GET", path))) as answer:
+            eventually(lambda: server.waiting == 1)
+            server.stop()
+            assert answer()[0] == 503
+        assert self.levels(caplog) == ["DEBUG"]
+
+    def test_a_body_that_is_late_is_no_warning(
+        self, server: RendezvousServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        caplog.set_level(logging.DEBUG, "collectives.rendezvous.service")
+        monkeypatch.setattr(service, "_BODY_TIMEOUT", 0.05)
+        headers = signed("PUT", "/keys/a", b"ten bytes!") | {"content-length": "10"}
+        assert transmit(server, encode("PUT", "/keys/a", headers, b"ten"))[0] == 408
+        assert self.levels(caplog) == ["DEBUG"]
+
+    def test_any_other_refusal_is_a_warning(self, server: RendezvousServer, caplog: pytest.LogCaptureFixture) -> None:
+        assert send(server, "PUT", "/keys/a", {}, b"evil")[0] == 401
+        assert self.levels(caplog) == ["WARNING"]
+
+    @staticmethod
+    def levels(caplog: pytest.LogCaptureFixture) -> list[str]:
+        return [record.levelname for record in caplog.records if record.message.startswith("refused ")]
 
     def test_a_malformed_chunk(self, server: RendezvousServer) -> None:
         head = encode("PUT", "/keys/a", signed("PUT", "/keys/a") | {"transfer-encoding": "chunked"})

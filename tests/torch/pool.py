@@ -11,6 +11,7 @@ import cloudpickle
 from executors.job import Job
 from executors.outcome import capture
 from executors.placement import assign_ranks
+from tests.backends.members import forking_context
 
 ANSWER_SECONDS = 100  # pytest ends a test soon after
 
@@ -27,11 +28,12 @@ class Pool:
         inside = network.inside if network else lambda host: contextlib.nullcontext()
         with inside(hosts[0] if hosts else None):
             self._job.__enter__()
-        context = multiprocessing.get_context("spawn")
+        # A forked process would be in the namespace of the server that forks it.
+        context = multiprocessing.get_context("spawn") if network else forking_context()
         self._links, self.processes = [], []
         for slot in assign_ranks(hosts or ["here"] * size):
             link, far_link = context.Pipe()
-            variables = {**self._job.environment(slot), **(environment or {})}
+            variables = {**os.environ, **self._job.environment(slot), **(environment or {})}
             process = context.Process(target=_serve, args=(far_link, slot.rank, variables), daemon=True)
             with inside(slot.host):
                 process.start()
@@ -94,6 +96,7 @@ def _received(link):
 
 def _serve(link: Connection, rank, variables):
     # Or torch.compile would start processes that stay as long as the rank.
+    os.environ.clear()
     os.environ.update(variables, OMP_NUM_THREADS="1", TORCHINDUCTOR_COMPILE_THREADS="1")
     import torch
 

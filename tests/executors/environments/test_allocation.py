@@ -44,10 +44,10 @@ ONE_NODE = {"SLURM_JOB_NODELIST": "n1", "SLURM_JOB_CPUS_PER_NODE": "8"}
         ({"LSB_JOBID": "3", "LSB_MCPU_HOSTS": "a 4"}, {"localhost": 4}, None),
         ({"LSB_JOBID": "3", "LSB_HOSTS": "a a"}, {"localhost": 2}, None),
         ({"LSB_JOBID": "3", "LSB_MCPU_HOSTS": "batch 1 a 4"}, {"a": 4}, None),
-        ({**SBATCH, "SLURMD_NODENAME": "n2"}, {"n1": 8, "localhost": 8, "n3": 4}, SRUN),
+        ({**SBATCH, "SLURMD_NODENAME": "n2"}, {"n1": 8, "n2": 8, "n3": 4}, SRUN),
     ],
 )
-def test_this_host_needs_no_shell(environment, hosts, shell):
+def test_this_host_alone_needs_no_shell(environment, hosts, shell):
     found = allocation_of(environment)
     assert (found.hosts, found.shell) == (hosts, shell)
 

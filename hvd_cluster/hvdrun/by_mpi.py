@@ -1,0 +1,179 @@
+"""``hvdrun --mpi`` and ``--jsrun``: mpirun or jsrun starts the ranks, which find one another in ``init()``."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from collectives.cores import usable_cores
+from executors.arguments import RESERVED
+from executors.environments.lsf import slots_of_hosts
+from executors.host import is_this_host
+from executors.hosts.exported import exported
+from executors.local.crew import Crew, Ended
+from executors.local.output import PlainSink, Sink, say
+from executors.local.programs import check_command
+from executors.mpi import jsrun, mpirun
+from executors.mpi.library import Library, find_mpirun
+from executors.mpi.mpirun import MpiJob
+from executors.threads import shared_threads
+from hvd_cluster.hvdrun.command_line import CommandLine
+from hvd_cluster.hvdrun.flags import CONTROLLERS, all_flags
+
+__all__ = ["OURS", "ForeignLaunch", "check_controller"]
+
+OURS = CONTROLLERS[0]
+FOR_OURS = (
+    "min_np",
+    "max_np",
+    "slots_per_host",
+    "elastic_timeout",
+    "reset_limit",
+    "blacklist_cooldown_range",
+    "host_discovery_script",
+    "remote_shell",
+)
+FOR_OTHERS = ("mpi_args", "binding_args")
+PLACING = RESERVED | {"RANK", "WORLD_SIZE", "LOCAL_RANK"}
+"""Variables that would tell all ranks that they are the same one."""
+
+ADDRESS, PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
+
+WITHOUT_TIME = "{} cannot put the time before lines"
+SIBLINGS = Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
+
+
+def check_controller(line: CommandLine) -> None:
+    """Raise ValueError for an option that the controller of ``line`` cannot heed."""
+    controller = line.controller
+    refused = FOR_OTHERS if controller == OURS else FOR_OURS
+    given = next((flag.options[0] for flag in all_flags() if flag.name in refused and line[flag.name] is not None), "")
+    if given and controller == OURS:
+        raise ValueError(f"{given} is for --mpi and --jsrun; give one of them, or leave it out")
+    if given:
+        text = f"{given} is for ranks that hvdrun starts itself, and --{controller} lets another program start them"
+        raise ValueError(f"{text}; leave out one of the two")
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignLaunch:
+    """``job``, which mpirun starts, or jsrun if there is a ``rank_file``: its content, empty if it is not needed.
+
+    The ranks get the ``variables`` besides those of this process.
+    """
+
+    job: MpiJob
+    variables: Mapping[str, str]
+    rank_file: str | None = None
+    is_verbose: bool = False
+
+    @classmethod
+    def of(cls, line: CommandLine, hosts: Mapping[str, int] | None, variables: Mapping[str, str]) -> ForeignLaunch:
+        """From a checked ``line`` and ``hosts`` with the slots that the ranks take. Raises ValueError.
+
+        None: this host for mpirun, those of the job of LSF for jsrun.
+        """
+        if line.controller == "mpi":
+            used = hosts or {"localhost": line["num_proc"]}
+            return cls(_job(line, used), variables, is_verbose=bool(line["verbose"]))
+        cores = _cores_of_lsf()
+        used = hosts or jsrun.evenly(line["num_proc"], cores)
+        file = "" if line["binding_args"] is not None else jsrun.rank_file(used, cores, _threads_of_core())
+        return cls(_job(line, used), variables, file, bool(line["verbose"]))
+
+    def run(self) -> int:
+        """Return the exit code of the launcher when it has ended; negative for a signal.
+
+        Raises CommandNotFoundError and ExecutorError before anything is started, and OSError.
+        """
+        environment = self._environment()
+        check_command(self.job.command[0], environment)
+        if self.rank_file is None:
+            return self._by_mpirun(environment)
+        return self._by_jsrun(environment, self.rank_file)
+
+    def _by_mpirun(self, environment: Mapping[str, str]) -> int:
+        found = find_mpirun(environment)
+        if self.job.has_timestamp and found.library in (Library.MPICH, Library.INTEL):
+            say(WITHOUT_TIME.format(found.library.value))
+        command = mpirun.command_of(found, replace(self.job, variables=exported(environment)))
+        return self._run(command.words, {**environment, **command.variables})
+
+    def _by_jsrun(self, environment: Mapping[str, str], content: str) -> int:
+        check_command("jsrun", environment)
+        if self.job.has_timestamp:
+            say(WITHOUT_TIME.format("jsrun"))
+        with _file(content) as name:
+            return self._run(jsrun.command_of(self.job, name), environment)
+
+    def _run(self, words: list[str], environment: Mapping[str, str]) -> int:
+        if self.is_verbose:
+            say(shlex.join(words))
+        if self.job.output_directory is not None:
+            Path(self.job.output_directory).mkdir(parents=True, exist_ok=True)
+        with Crew() as crew:
+            crew.launch(0, words, environment, _Console())
+            codes = [event.code for event in crew.events() if isinstance(event, Ended)]
+        return codes[0]
+
+    def _environment(self) -> dict[str, str]:
+        # Without an address, the port is the one that the user wants rank 0 to have.
+        placing = PLACING if ADDRESS in os.environ else PLACING - {PORT}
+        own = {name: value for name, value in os.environ.items() if name not in placing}
+        given = {**own, "PYTHONUNBUFFERED": "1", **self.variables}
+        is_here = all(map(is_this_host, self.job.hosts))
+        return {**given, **(shared_threads(given, usable_cores(), self.job.size) if is_here else {})}
+
+
+def _job(line: CommandLine, hosts: Mapping[str, int]) -> MpiJob:
+    folder = line["output_filename"]
+    return MpiJob(
+        command=line.command,
+        hosts=hosts,
+        nics=line["network_interfaces"] or (),
+        ssh_port=line["ssh_port"],
+        ssh_identity_file=line["ssh_identity_file"],
+        has_tcp_only=bool(line["tcp"]),
+        output_directory=None if folder is None else os.path.abspath(folder),
+        has_timestamp=bool(line["prefix_output_with_timestamp"]),
+        mpi_args=line["mpi_args"] or (),
+        binding_args=line["binding_args"],
+    )
+
+
+def _cores_of_lsf() -> dict[str, int]:
+    """The cores of each host of the job of LSF, for which a core is a slot. Raises ValueError outside of such a job."""
+    cores = slots_of_hosts(os.environ) if os.environ.get("LSB_JOBID") else {}
+    if not cores:
+        raise ValueError("--jsrun is for jobs of LSF, and LSB_JOBID and LSB_MCPU_HOSTS name none; submit it with bsub")
+    return cores
+
+
+def _threads_of_core() -> int:
+    """The hardware threads of a core of this host: the hosts of such a cluster are of one kind."""
+    try:
+        ranges = [part.partition("-") for part in SIBLINGS.read_text().strip().split(",")]
+    except OSError:
+        return 1
+    return sum(int(last or first) - int(first) + 1 for first, _, last in ranges)
+
+
+@contextmanager
+def _file(content: str) -> Iterator[str]:
+    with tempfile.NamedTemporaryFile("w", prefix="hvdrun-", suffix=".erf") as file:
+        file.write(content)
+        file.flush()
+        yield file.name
+
+
+class _Console:
+    """The output of the launcher, which has put the rank before each line."""
+
+    def sink(self, rank: int, name: str) -> Sink:
+        return PlainSink(getattr(sys, name))

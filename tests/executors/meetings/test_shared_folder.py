@@ -1,0 +1,80 @@
+"""Ranks find one another by a file in a folder that all hosts share."""
+
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from collectives.api import CollectiveTimeoutError, SettingsError
+from executors.environments.place import Place
+from executors.environments.table import place_of
+from executors.meetings.joining import join
+from executors.meetings.shared_folder import FOLDER, SharedFolder
+
+SECONDS = 60.0
+
+
+def joined(folder, size, job="a job"):
+    places = [Place("srun", "N", rank, size, job, SharedFolder(folder)) for rank in range(size)]
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(lambda place: join(place, SECONDS), places))
+
+
+def end(results):
+    for each in results:
+        each.close()
+
+
+def test_ranks_find_one_another_and_leave_nothing(tmp_path):
+    results = joined(tmp_path, 3)
+    assert not list(tmp_path.iterdir())
+    end(results)
+    assert [each.environment["HOROVOD_RANK"] for each in results] == ["0", "1", "2"]
+    assert len({each.environment["_HOROVOD_SECRET_KEY"] for each in results}) == 1
+
+
+@pytest.mark.parametrize("damage", ["stopped", "short", "no offer"])
+def test_a_file_that_an_earlier_rank_0_left_is_passed_over(tmp_path, damage):
+    led = SharedFolder(tmp_path).lead("a job", SECONDS)
+    led.server.stop()
+    [file] = tmp_path.iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    if damage != "stopped":
+        file.write_bytes(file.read_bytes()[:20] if damage == "short" else b"{}")
+    end(joined(tmp_path, 2))
+
+
+def test_a_later_rank_0_keeps_its_file(tmp_path):
+    first, second = (SharedFolder(tmp_path).lead("a job", SECONDS) for _ in range(2))
+    first.server.stop()
+    first.end()
+    found = SharedFolder(tmp_path).follow("a job", SECONDS)
+    assert found.port == second.server.port
+    second.server.stop()
+    second.end()
+
+
+def test_jobs_with_different_names_share_a_folder(tmp_path):
+    first, second = (SharedFolder(tmp_path).lead(job, SECONDS) for job in ("one", "two"))
+    ports = [SharedFolder(tmp_path).follow(job, SECONDS).port for job in ("one", "two")]
+    assert ports == [first.server.port, second.server.port]
+    for led in (first, second):
+        led.server.stop()
+        led.end()
+
+
+def test_no_such_folder(tmp_path):
+    with pytest.raises(SettingsError, match=r"HOROVOD_RENDEZVOUS_FOLDER is '.*/none', where rank 0 cannot write \("):
+        SharedFolder(tmp_path / "none").lead("a job", SECONDS)
+
+
+def test_no_rank_0(tmp_path):
+    with pytest.raises(CollectiveTimeoutError, match=r"not found within 0\.05 s by its file .*hvd-cluster-\w+\.json"):
+        SharedFolder(tmp_path).follow("a job", 0.05)
+
+
+def test_the_folder_of_the_user_comes_before_what_the_launcher_offers():
+    environment = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}
+    assert place_of({**environment, FOLDER: "/shared/job"}).meeting == SharedFolder(Path("/shared/job"))
+    assert not isinstance(place_of(environment).meeting, SharedFolder)

@@ -1,0 +1,115 @@
+"""The command of mpirun, for each MPI."""
+
+import pytest
+
+from executors.api import ExecutorError
+from executors.mpi.library import Library, Mpirun
+from executors.mpi.mpirun import Command, MpiJob, command_of
+
+TRAIN = ["python", "train.py", "-x", "a b"]
+
+
+def command(library, hosts=None, **options):
+    job = MpiJob(TRAIN, hosts or {"a": 2, "b": 2}, variables=["PATH", "HOROVOD_CYCLE_TIME", "PMI_RANK"], **options)
+    return command_of(Mpirun(library, "/bin/mpirun"), job)
+
+
+def words(text):
+    """``text`` as a command, whose last words are those of the ranks."""
+    return Command(["/bin/mpirun", *text.split(), *TRAIN])
+
+
+OPEN_MPI = "--allow-run-as-root --tag-output -np 4 -H a:2,b:2"
+MCA = "--mca pml ob1 --mca btl ^openib"
+EXPORTS = "-x HOROVOD_CYCLE_TIME -x PATH"
+GENVLIST = "-l -genvlist HOROVOD_CYCLE_TIME,PATH"
+
+
+@pytest.mark.parametrize(
+    ("library", "expected"),
+    [
+        (Library.OPEN_MPI, f"{OPEN_MPI} --bind-to none --map-by slot {MCA} {EXPORTS}"),
+        (Library.SPECTRUM, f"{OPEN_MPI} --bind-to socket --map-by socket --rank-by core {EXPORTS}"),
+        (Library.MPICH, f"-np 4 -hosts a:2,b:2 -bind-to none {GENVLIST}"),
+        (Library.INTEL, f"-np 4 -ppn 2 -hosts a,b {GENVLIST}"),
+    ],
+)
+def test_a_plain_job(library, expected):
+    """The variables are names only, without those of an MPI itself."""
+    assert command(library) == words(expected)
+
+
+@pytest.mark.parametrize(
+    ("library", "expected"),
+    [
+        (Library.OPEN_MPI, f"{OPEN_MPI} -bind-to core -q {MCA} {EXPORTS} --more -v"),
+        (Library.SPECTRUM, f"{OPEN_MPI} -bind-to core -q {EXPORTS} --more -v"),
+        (Library.MPICH, f"-np 4 -hosts a:2,b:2 -bind-to core -q {GENVLIST} --more -v"),
+        (Library.INTEL, f"-np 4 -ppn 2 -hosts a,b -bind-to core -q {GENVLIST} --more -v"),
+    ],
+)
+def test_words_of_the_user(library, expected):
+    assert command(library, mpi_args=["--more", "-v"], binding_args=["-bind-to", "core", "-q"]) == words(expected)
+
+
+def test_no_binding_at_all():
+    assert command(Library.OPEN_MPI, binding_args=[]) == words(f"{OPEN_MPI} {MCA} {EXPORTS}")
+
+
+def test_network_interfaces():
+    expected = f"{OPEN_MPI} --bind-to none --map-by slot {MCA} --mca btl_tcp_if_include eth0,eth1 {EXPORTS}"
+    assert command(Library.OPEN_MPI, nics=("eth0", "eth1")) == words(expected)
+    for library in (Library.MPICH, Library.INTEL):
+        assert " -iface eth0 -l " in " ".join(command(library, nics=("eth0", "eth1")).words)
+
+
+@pytest.mark.parametrize(
+    ("library", "expected"),
+    [
+        (Library.OPEN_MPI, ["--mca", "plm_rsh_args", "-p 22 -i key"]),
+        (Library.SPECTRUM, ["--mca", "plm_rsh_args", "-p 22 -i key"]),
+        (Library.INTEL, ["-bootstrap", "ssh", "-bootstrap-exec-args", "-p 22 -i key"]),
+        (Library.MPICH, ["-launcher", "ssh"]),
+    ],
+)
+def test_options_of_ssh(library, expected):
+    found = command(library, ssh_port=22, ssh_identity_file="key")
+    assert f"|{'|'.join(expected)}|" in "|".join(found.words)
+    assert found.variables == ({"HYDRA_LAUNCHER_EXTRA_ARGS": "-p 22 -i key"} if library is Library.MPICH else {})
+
+
+def test_a_large_cluster():
+    extra = ["--mca", "plm_rsh_no_tree_spawn", "true", "--mca", "plm_rsh_num_concurrent", "64"]
+    large = command(Library.OPEN_MPI, {f"n{number}": 1 for number in range(64)}).words
+    assert large[large.index("plm_rsh_no_tree_spawn") - 1 :][: len(extra)] == extra
+    assert "plm_rsh_no_tree_spawn" not in command(Library.OPEN_MPI, {f"n{number}": 1 for number in range(63)}).words
+
+
+@pytest.mark.parametrize(
+    ("library", "expected"),
+    [
+        (Library.OPEN_MPI, "--output-filename /logs/rank --timestamp-output"),
+        (Library.SPECTRUM, "--output-filename /logs/rank --timestamp-output"),
+        (Library.MPICH, "-outfile-pattern /logs/rank.%r.stdout -errfile-pattern /logs/rank.%r.stderr"),
+        (Library.INTEL, "-outfile-pattern /logs/rank.%r.stdout -errfile-pattern /logs/rank.%r.stderr"),
+    ],
+)
+def test_output(library, expected):
+    assert f" {expected} " in " ".join(command(library, output_directory="/logs", has_timestamp=True).words)
+
+
+def test_tcp_only():
+    assert "-tcp" in command(Library.SPECTRUM, has_tcp_only=True).words
+    assert "-tcp" not in command(Library.OPEN_MPI, has_tcp_only=True).words
+
+
+@pytest.mark.parametrize("hosts", [{"a": 4, "b": 4}, {"a": 4, "b": 4, "c": 1}, {"a": 4, "b": 2}, {"a": 4}])
+def test_intel_fills_hosts_with_equal_slots(hosts):
+    found = command(Library.INTEL, hosts).words
+    assert found[found.index("-ppn") + 1] == "4"
+
+
+@pytest.mark.parametrize("hosts", [{"a": 2, "b": 4}, {"a": 4, "b": 2, "c": 4}])
+def test_intel_cannot_be_told_of_different_slots(hosts):
+    with pytest.raises(ExecutorError, match=r"one number of slots for all hosts, but these differ \(a:.*-machinefile"):
+        command(Library.INTEL, hosts)
