@@ -257,6 +257,14 @@ def test_the_first_end_counts(noted):
     assert start(0, store).ranks == (1,)
 
 
+@pytest.mark.parametrize("ended", [0, 1])
+def test_a_note_may_have_any_text(noted, ended):
+    note, store = noted
+    note.leave(ended, "node", "raised Error('\udc80')")
+    (error,) = in_threads(1, lambda _: start(1 - ended, store, size=2), PATIENCE)
+    assert f"rank {ended} on host node raised Error('?') before" in str(error)
+
+
 def test_notes_that_were_withdrawn_do_not_count(noted):
     note, store = noted
     for rank in range(2):

@@ -36,6 +36,7 @@ class EndNotes:
 
         Rank 0 waits for all others, and tells them; they wait for rank 0. The first note counts.
         """
+        text = text.encode(errors="replace").decode()  # an exception may show anything
         if not rank:
             self._keys |= self._entries.end(_error(rank, host, text))
         elif KEY not in self._keys:
