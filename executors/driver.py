@@ -345,8 +345,10 @@ class Driver:
         worker = key.removeprefix(REPORTS).partition("/")[0]
         if worker not in self._hosts or self.is_over:
             return
-        report = Report.decode(self._job.store.get(key, 0.0))
-        self._job.store.delete(key)
+        sent = self._job.take(key)
+        if sent is None:
+            return
+        report = Report.decode(sent)
         answer = self._answer(worker).get(report.kind)
         if answer is not None:
             answer(report)
