@@ -251,7 +251,7 @@ def test_the_options_of_elastic_jobs_reach_the_job(monkeypatch):
     ("script", "problem"),
     [
         ("exit 3", "ended with exit code 3; run it by hand to see why"),
-        ("echo a:b", "gave the line 'a:b'; each line must be host:slots, such as node1:4"),
+        ("echo a:b", "gave the line 'a:b'; each line must be host:slots, such as node1:4 or [fd00::1]:4"),
     ],
 )
 def test_a_discovery_script_that_fails_at_the_start_is_one_sentence(capsys, monkeypatch, script, problem):
