@@ -21,6 +21,7 @@ from executors.membership import (
     HostDraining,
     HostFound,
     HostLost,
+    HostUnusable,
     Limits,
     Membership,
     Publish,
@@ -118,6 +119,10 @@ class Driver:
         self._lost |= {worker: text for worker in lost}
         self._coming_up.difference_update(lost)
         self._handle(HostLost(host, text))
+
+    def host_unusable(self, host: str, text: str | None) -> None:
+        """The job wants ``host``, but cannot use it, for the reason ``text``; None: it does not want it any more."""
+        self._handle(HostUnusable(host, text))
 
     def up(self, worker: str) -> None:
         """``worker`` came up."""
