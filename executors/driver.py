@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
+from collectives.control.handshake.notes import EndNotes
 from executors.agents import Agents
 from executors.api import ExecutorError, Slot, StartTimeoutError, WorkerError
-from executors.changes import describe, summary
+from executors.changes import describe, losses, summary
 from executors.failure import CAUSE_SECONDS, Failure, Kind, Patience, likeliest
 from executors.job import Job, environment_of
 from executors.membership import (
@@ -98,6 +99,8 @@ class Driver:
         self._end: End | None = None
         self._timeout: StartTimeoutError | None = None
         self._is_ending = False
+        # Ranks that wait in init() for one that has ended hear of it; in an elastic job they get another world.
+        self._notes = None if limits.is_elastic else EndNotes(job.store, job.id)
         self._unsubscribe = job.subscribe(self._note_key) if limits.is_elastic else lambda: None
 
     # Events.
@@ -128,8 +131,9 @@ class Driver:
         """``worker`` came up."""
         self._coming_up.discard(worker)
 
-    def done(self, worker: str) -> None:
-        """``worker`` has ended with success."""
+    def done(self, worker: str, text: str = "ended with exit code 0") -> None:
+        """``worker`` has ended with success; ``text`` says how."""
+        self._note_end(worker, text)
         self._settle(worker)
         self._coming_up.discard(worker)
         if worker in self.members:
@@ -147,6 +151,7 @@ class Driver:
         known = next((failed for failed in self._failures if failed.worker == worker), None)
         if self._is_ending:
             return
+        self._note_end(worker, failure.text)
         if known is not None:
             if not self._limits.is_elastic and failure.kind < known.failure.kind:
                 self._failures.remove(known)
@@ -162,6 +167,10 @@ class Driver:
         self._handle(WorkerRaised(worker, failure.text) if has_raised else WorkerFailed(worker, failure.text))
         if self._end is not None:
             self._end_within(self._patience.seconds(failure.kind))
+
+    def _note_end(self, worker: str, text: str) -> None:
+        if self._notes is not None and worker in self._ranked:
+            self._notes.leave(self._ranked[worker].rank, self._hosts[worker], text)
 
     def _explain(self, worker: str, failure: Failure) -> None:
         """How ``worker`` ended, which was lost already."""
@@ -207,8 +216,10 @@ class Driver:
         return self._order
 
     def close(self) -> None:
-        """Take no more reports of workers."""
+        """Take no more reports of workers; those of a later driver may start again."""
         self._unsubscribe()
+        if self._notes is not None:
+            self._notes.withdraw()
         for worker in list(self._unexplained):
             self._settle(worker)
 
@@ -386,7 +397,9 @@ class Driver:
 
     def _tell(self, before: Published, world: Published, report: Report) -> None:
         text = describe(before, world, self._lost)
-        logger.info(summary(replace(world, text=text), report.pause, report.lost))
+        # A script that sets up no log shows warnings, but no more.
+        level = logging.WARNING if losses(before, world, self._lost) else logging.INFO
+        logger.log(level, summary(replace(world, text=text), report.pause, report.lost))
 
     def _lose(self, report: Report) -> None:
         """Go on without workers that have ended; their agents will say how. A job that may end waits for that."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from executors.arguments import check_integer, resolve_seconds
 from executors.membership import Cooldown, Limits
 from executors.membership.limits import UNLIMITED
 
-__all__ = ["ELASTIC_TIMEOUT_SECONDS", "WRITTEN", "ElasticArguments", "resolve_limits"]
+__all__ = ["ELASTIC_TIMEOUT_SECONDS", "WRITTEN", "ElasticArguments", "ResetLimit", "resolve_limits"]
 
 ELASTIC_TIMEOUT_SECONDS = 600.0
 WRITTEN = {
@@ -18,20 +19,24 @@ WRITTEN = {
 }
 """The arguments by the names that they have in Python."""
 
+ResetLimit = int | Mapping[str, int] | None
+"""The most failures and resizes together; or each of them alone, as {"failures": 3, "resizes": 10}."""
+COUNTED = ("failures", "resizes")
+
 
 @dataclass(frozen=True, slots=True)
 class ElasticArguments:
     """What a user may say about an elastic job; None: the default of it.
 
     ``least`` workers are the fewest that go on, ``most`` the most that run: by default as many as start, or as many as
-    the hosts have slots if these are discovered (``has_discovery``). ``reset_limit`` bounds failures and resizes
-    together. ``timeout`` is how long the job waits for too few workers, in seconds, and ``cooldown`` the shortest and
-    the longest time for which a host with failures gets no new worker.
+    the hosts have slots if these are discovered (``has_discovery``). ``reset_limit`` bounds failures and resizes,
+    together or each. ``timeout`` is how long the job waits for too few workers, in seconds, and ``cooldown`` the
+    shortest and the longest time for which a host with failures gets no new worker.
     """
 
     least: int | None = None
     most: int | None = None
-    reset_limit: int | None = None
+    reset_limit: ResetLimit = None
     timeout: float | None = None
     cooldown: Sequence[float] | None = None
     has_discovery: bool = False
@@ -52,12 +57,11 @@ def resolve_limits(size: int | None, arguments: ElasticArguments, written: Mappi
         _check_static(size, arguments, written)
         return Limits.static(check_integer(size, written["num_proc"], 1))
     least, number, most = _numbers(size, arguments, written)
-    resets = arguments.reset_limit
     return Limits(
         number,
         least,
         most,
-        resets=None if resets is None else check_integer(resets, written["reset_limit"], 0),
+        **_resets(arguments.reset_limit, written["reset_limit"]),
         timeout=resolve_seconds(
             arguments.timeout, written["elastic_timeout"], "HOROVOD_ELASTIC_TIMEOUT", ELASTIC_TIMEOUT_SECONDS
         ),
@@ -79,6 +83,19 @@ def _numbers(size: int | None, arguments: ElasticArguments, written: Mapping[str
     number = given.get("num_proc", given.get("min_num_proc", 1))
     most = UNLIMITED if arguments.has_discovery else number
     return given.get("min_num_proc", number), number, given.get("max_num_proc", most)
+
+
+def _resets(limit: ResetLimit, name: str) -> dict[str, Any]:
+    if limit is None:
+        return {}
+    if not isinstance(limit, Mapping):
+        return {"resets": check_integer(limit, name, 0)}
+    if not limit or set(limit) - set(COUNTED):
+        raise ValueError(
+            f"{name} is {dict(limit)!r}, but must be an integer of at least 0 for failures and resizes together, "
+            'or limits of each, such as {"failures": 3, "resizes": 10}'
+        )
+    return {each: check_integer(count, f'{name}["{each}"]', 0) for each, count in limit.items()}
 
 
 def _cooldown(seconds: Sequence[float] | None, name: str) -> Cooldown | None:

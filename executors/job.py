@@ -46,6 +46,11 @@ class Job:
         self._port = 0
 
     @property
+    def id(self) -> str:
+        """The name of the job, which all of its ranks have."""
+        return _id_of(self.secret)
+
+    @property
     def port(self) -> int:
         """The port of the rendezvous server; 0 while it is down."""
         return self._port
@@ -83,13 +88,17 @@ def environment_of(slot: Slot, host: str, port: int, secret: JobSecret) -> dict[
         "HOROVOD_CONTROLLER": "gloo",
         # A worker of an elastic job may start a job of its own.
         "HOROVOD_ELASTIC": "0",
-        "HOROVOD_JOB_ID": hashlib.sha256(b"job" + secret.key).hexdigest()[:12],
+        "HOROVOD_JOB_ID": _id_of(secret),
         "HOROVOD_ROUND": "0",
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": host,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
         "PYTHONUNBUFFERED": "1",
         **secret_variable(secret),
     }
+
+
+def _id_of(secret: JobSecret) -> str:
+    return hashlib.sha256(b"job" + secret.key).hexdigest()[:12]
 
 
 def secret_variable(secret: JobSecret) -> dict[str, str]:

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from collectives.api import PeerLostError
 from executors.api import ExecutorError, RemoteError, WorkerError
+from hvd_cluster import basics
 from hvd_cluster.run import run
 
 ROOT = Path(__file__).parents[1]
@@ -120,6 +122,16 @@ def test_a_worker_without_a_result_is_named_and_the_others_are_ended(end, code, 
     with pytest.raises(WorkerError, match=f"rank 1 on localhost {text}") as caught:
         run(function, num_proc=3)
     assert (caught.value.rank, caught.value.host, caught.value.exit_code) == (1, "localhost", code)
+
+
+@pytest.mark.parametrize("ended", [0, 1])
+def test_ranks_that_wait_in_init_for_one_that_has_ended_hear_of_it_at_once(ended):
+    def function():
+        if rank() != ended:
+            basics.init()
+
+    with pytest.raises(PeerLostError, match=f"rank {ended} on host localhost ended with exit code 0 before hvd.init"):
+        run(function, num_proc=2)
 
 
 def test_large_arguments_and_results():

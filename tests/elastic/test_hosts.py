@@ -103,6 +103,19 @@ def test_a_lost_agent_takes_its_workers_along_and_comes_back(on_hosts, offer):
     assert re.search(r"world \d: 1 rank, rank 1 on host b (lost \(its agent has ended\)|left)", job.log)
 
 
+def test_an_agent_that_is_asked_to_end_lets_its_workers_hand_over(on_hosts, offer):
+    job = on_hosts("--reset-limit", 1)  # the newcomer is the one resize
+    offer("localhost:1\nb:1\n")
+    job.until_training(0, 1)
+    (agent,) = agents(job)
+    offer("localhost:1\n")
+    agent.terminate()
+    job.until_training(0)
+    assert job.end() == 0, job.log
+    assert_agreement(job, 0)
+    assert re.fullmatch(r"world \d: 1 rank, rank 1 on host b left", job.changes[-1])
+
+
 def test_a_killed_driver_leaves_no_agent_and_no_worker(on_hosts, offer):
     job = on_hosts()
     offer("localhost:1\nb:1\n")

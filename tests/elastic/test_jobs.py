@@ -57,9 +57,13 @@ def test_a_rank_killed_during_the_recovery_of_another(start):
     assert_agreement(job, 0, 2)
 
 
-def test_a_rank_that_is_asked_to_end_leaves_after_a_step_and_is_no_failure(start):
+@pytest.mark.parametrize("notice", ["SIGTERM", "drain()"])
+def test_a_rank_that_is_asked_to_end_leaves_after_a_step_and_is_no_failure(start, notice):
     job = start(3, "--reset-limit", 0)
-    job.kill(1, number=signal.SIGTERM)
+    if notice == "SIGTERM":
+        job.kill(1, number=signal.SIGTERM)
+    else:
+        job.want("drain", 1)
     job.until_training(0, 2)
     assert job.end() == 0, job.log
     assert_agreement(job, 0, 2)

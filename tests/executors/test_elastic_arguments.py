@@ -56,6 +56,27 @@ class TestElastic:
         assert limits.most > 100_000
         assert limits.may_find_hosts
 
+    def test_a_limit_of_resets_and_limits_of_each_kind(self):
+        together, each = resolve(2, least=1, reset_limit=4), resolve(2, least=1, reset_limit={"failures": 3})
+        assert (together.resets, together.failures, together.resizes) == (4, None, None)
+        assert (each.resets, each.failures, each.resizes) == (None, 3, None)
+
+    @pytest.mark.parametrize(
+        ("limit", "message"),
+        [
+            (
+                {"losses": 1},
+                "reset_limit is {'losses': 1}, but must be an integer of at least 0 for failures",
+            ),
+            ({}, "reset_limit is {}, but must be an integer of at least 0"),
+            ({"resizes": -1}, 'reset_limit["resizes"] is -1, but must be an integer of at least 0'),
+            (-1, "reset_limit is -1, but must be an integer of at least 0"),
+        ],
+    )
+    def test_what_is_no_limit_of_resets(self, limit, message):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            resolve(2, least=1, reset_limit=limit)
+
     def test_defaults(self, monkeypatch):
         monkeypatch.delenv("HOROVOD_ELASTIC_TIMEOUT", raising=False)
         limits = resolve(2, least=1)
