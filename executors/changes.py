@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from executors.api import Slot
+from executors.counted import counted
 from executors.worlds import Published
 
 __all__ = ["describe", "losses", "summary"]
@@ -32,10 +33,8 @@ def losses(before: Published, after: Published, lost: Mapping[str, str]) -> list
 
 def summary(world: Published, pause: float, steps: int) -> str:
     """The line about the change to ``world``, once it has formed."""
-    size = len(world.workers)
-    ranks = f"{size} {'rank' if size == 1 else 'ranks'}"
-    lost = f"{steps} {'step' if steps == 1 else 'steps'} lost"
-    return f"world {world.round}: {ranks}, {world.text}, resumed after {pause:.2f} s, {lost}"
+    ranks = counted(len(world.workers), "rank")
+    return f"world {world.round}: {ranks}, {world.text}, resumed after {pause:.2f} s, {counted(steps, 'step')} lost"
 
 
 def _place(slot: Slot) -> str:

@@ -22,6 +22,7 @@ from executors.membership import (
     HostDraining,
     HostFound,
     HostLost,
+    HostUnusable,
     Limits,
     Membership,
     Publish,
@@ -121,6 +122,10 @@ class Driver:
         self._lost |= {worker: text for worker in lost}
         self._coming_up.difference_update(lost)
         self._handle(HostLost(host, text))
+
+    def host_unusable(self, host: str, text: str | None) -> None:
+        """The job wants ``host``, but cannot use it, for the reason ``text``; None: it does not want it any more."""
+        self._handle(HostUnusable(host, text))
 
     def up(self, worker: str) -> None:
         """``worker`` came up."""
@@ -356,8 +361,10 @@ class Driver:
         worker = key.removeprefix(REPORTS).partition("/")[0]
         if worker not in self._hosts or self.is_over:
             return
-        report = Report.decode(self._job.store.get(key, 0.0))
-        self._job.store.delete(key)
+        sent = self._job.take(key)
+        if sent is None:
+            return
+        report = Report.decode(sent)
         answer = self._answer(worker).get(report.kind)
         if answer is not None:
             answer(report)

@@ -192,7 +192,7 @@ def test_other_bad_arguments_are_named(monkeypatch):
     ("arguments", "text"),
     [
         ({"min_num_proc": 0}, "min_num_proc is 0, but must be an integer of at least 1"),
-        ({"min_num_proc": 3, "num_proc": 2}, "min_num_proc is 3, num_proc is 2 and max_num_proc is 2, but they must"),
+        ({"min_num_proc": 3, "num_proc": 2}, "min_num_proc is 3 and num_proc is 2, but they must"),
         ({"max_num_proc": "4"}, "max_num_proc is '4', but must be an integer of at least 1"),
         ({"reset_limit": 3}, "reset_limit: this is for elastic jobs; give min_num_proc, max_num_proc or a host"),
         ({"min_num_proc": 1, "reset_limit": -1}, "reset_limit is -1, but must be an integer of at least 0"),

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import logging
-import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import FrameType
 
 from collectives.api import HorovodInternalError, InvalidRequestError, MismatchError, NotInitializedError, World
 from executors.worlds import Report
 from hvd_cluster import basics
+from hvd_cluster.elastic.notice import heed_notice
 from hvd_cluster.objects import broadcast_object
 from hvd_cluster.process_sets import ProcessSet
-from hvd_cluster.worlds import RemovedError, Worlds
+from hvd_cluster.worlds import RemovedError
 
 __all__ = ["change_after", "change_as_planned", "check", "cut_off_since", "drain", "enter", "formed", "is_elastic"]
 
@@ -56,7 +53,7 @@ def enter() -> None:
     worlds = basics.worlds()
     if worlds is None:
         return
-    _heed_notice(worlds)
+    heed_notice(worlds)
     if worlds.is_alone:
         _go_to(worlds.join)
 
@@ -138,27 +135,3 @@ def _make_sets() -> None:
     for ranks in broadcast_object(list(own), name="elastic.sets"):
         if max(ranks) < basics.size():
             basics.renew_process_set(own.get(ranks) or ProcessSet(ranks))
-
-
-def _heed_notice(worlds: Worlds) -> None:
-    """Let SIGTERM be a notice: this process hands over and ends, unless the job is over, or the user handles it."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        return
-
-    def heed(number: int, frame: FrameType | None) -> None:
-        if worlds.is_over or worlds.is_alone or worlds.is_abandoned:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-        # A thread of its own, which ends with the call: a signal handler must not wait for the network.
-        threading.Thread(target=_give_notice, args=(worlds,), name="hvd-notice", daemon=True).start()
-
-    signal.signal(signal.SIGTERM, heed)
-
-
-def _give_notice(worlds: Worlds) -> None:
-    try:
-        worlds.give_notice()
-    except HorovodInternalError as error:
-        logger.warning("%s ends now: it could not tell the driver that it will end: %s", worlds.identity.worker, error)
-        worlds.is_abandoned = True
-        os.kill(os.getpid(), signal.SIGTERM)

@@ -136,9 +136,10 @@ def test_too_few_workers_for_too_long(start, tmp_path):
 
 
 def test_no_host_at_all_for_too_long(start):
-    job = start(1, "--elastic-timeout", 1, "--host-discovery-script", "true", trains=False)
+    job = start(1, "--elastic-timeout", 1, "--host-discovery-script", "echo Error:404", trains=False)
     assert job.wait() == 1
-    assert "the job has 0 of at least 1 workers (hosts: none was found) within the elastic timeout of 1 s" in job.log
+    assert "the job has 0 of at least 1 workers (hosts: none was found) within the elastic timeout of 1 s; " in job.log
+    assert ". Host Error cannot be used: give --remote-shell to start ranks on other hosts\n" in job.log
 
 
 def test_a_stopped_rank_is_replaced(start):

@@ -263,6 +263,19 @@ class TestWorlds:
         with pytest.raises(Exception, match="reports/worker-0/0"):
             job.store.get(report_key("worker-0", 0), 0.0)
 
+    @pytest.mark.parametrize("is_taken_between", [False, True])
+    def test_a_report_that_is_sent_again_counts_once(self, job, agents, caplog, is_taken_between):
+        """A client sends it again when the answer is lost with a connection."""
+        caplog.set_level("INFO", "executors.driver")
+        begun(elastic(2), job, agents)
+        for _ in range(2):
+            job.store.set(report_key("worker-1", 0), Report("draining").encode())
+            if is_taken_between:
+                agents.call()
+        agents.call()
+        assert len(caplog.records) == 1
+        assert job.store.peek(report_key("worker-1", 0)) is None
+
     def test_a_report_of_a_stranger_or_of_an_unknown_kind_changes_nothing(self, job, agents):
         begun(elastic(2), job, agents)
         report(job, agents, "worker-9", 0, kind="draining")
