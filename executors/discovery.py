@@ -24,7 +24,7 @@ SCRIPT_SECONDS = 30.0
 INTERVAL_SECONDS = 1.0
 LEAVE_SECONDS = 5.0
 SHOWN_BYTES = 200
-LINE = re.compile(r"(?:(?P<name>\w[\w.-]*)|\[(?P<address>[^]]+)])(?::(?P<slots>\d{1,6}))?", re.ASCII)
+LINE = re.compile(r"(?:(?P<name>(?:\w[\w.-]*@)?\w[\w.-]*)|\[(?P<address>[^]]+)])(?::(?P<slots>\d{1,6}))?", re.ASCII)
 FORM = "host:slots, such as node1:4 or [fd00::1]:4"
 
 
