@@ -88,6 +88,7 @@ class Driver:
         self._formed_last = NO_WORLD
         self._former: set[str] = set()
         self._lost: dict[str, str] = {}
+        self._raised: dict[str, str] = {}  # exceptions that workers have reported, on their way out
         # Workers whose agents have still to say how they ended, and changes that are told then.
         self._unexplained: set[str] = set()
         self._untold: list[Callable[[], None]] = []
@@ -137,6 +138,7 @@ class Driver:
         Ignored once the driver ends the workers itself. Of several failures of one worker the first one counts; in a
         static job, where they are reports of one end, the likeliest one.
         """
+        failure = self._with_exception(worker, failure)
         if worker in self._unexplained and not self._is_ending:
             self._explain(worker, failure)
         known = next((failed for failed in self._failures if failed.worker == worker), None)
@@ -157,6 +159,13 @@ class Driver:
         self._handle(WorkerRaised(worker, failure.text) if has_raised else WorkerFailed(worker, failure.text))
         if self._end is not None:
             self._end_within(self._patience.seconds(failure.kind))
+
+    def _with_exception(self, worker: str, failure: Failure) -> Failure:
+        """``failure``, with the exception that the worker has reported: its standard error may not show it."""
+        text = self._raised.get(worker, "")
+        if not text or failure.kind not in (Kind.SIGNAL, Kind.EXIT):
+            return failure
+        return replace(failure, kind=Kind.EXCEPTION, text=f"raised {text}, and {failure.text}")
 
     def _explain(self, worker: str, failure: Failure) -> None:
         """How ``worker`` ended, which was lost already."""
@@ -354,6 +363,7 @@ class Driver:
     def _answer(self, worker: str) -> dict[str, Callable[[Report], None]]:
         return {
             "ready": lambda report: self._handle(WorkerReady(worker)),
+            "raised": lambda report: self._raised.update({worker: report.text}),
             "draining": lambda report: self._drain(worker),
             "failed": lambda report: self._agents.after(ACCUSED_SECONDS, lambda: self._judge(worker, report)),
             "lost": self._lose,
@@ -384,7 +394,9 @@ class Driver:
     def _lose(self, report: Report) -> None:
         """Go on without workers that have ended; their agents will say how. A job that may end waits for that."""
         lost = [worker for worker in self.members if self._published.rank_of(worker) in report.ranks]
-        may_end = self._limits.resets is not None or len(self.members) - len(lost) < self._limits.least
+        has_raised = any(self._raised.get(worker) for worker in lost)
+        is_short = len(self.members) - len(lost) < self._limits.least
+        may_end = self._limits.resets is not None or is_short or has_raised
         if report.round != self._published.round or may_end:
             return
         for worker in lost:

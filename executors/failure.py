@@ -7,14 +7,25 @@ launcher waits for a moment and compares kinds of failure.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeVar
 
 from collectives.api import CollectiveTimeoutError, PeerLostError, RefusedCallError, ShutDownError
 
-__all__ = ["CAUSE_SECONDS", "Failure", "Kind", "Patience", "kind_of_end", "kind_of_error", "likeliest"]
+__all__ = [
+    "CAUSE_SECONDS",
+    "Failure",
+    "Kind",
+    "Patience",
+    "brief",
+    "kind_of_chain",
+    "kind_of_end",
+    "kind_of_error",
+    "likeliest",
+]
 
 T = TypeVar("T")
 
@@ -65,6 +76,25 @@ def kind_of_error(error: BaseException) -> Kind:
     if isinstance(error, SystemExit):
         return Kind.EXIT
     return next((kind for error_type, kind in CONSEQUENCES.items() if isinstance(error, error_type)), Kind.EXCEPTION)
+
+
+def kind_of_chain(error: BaseException) -> Kind:
+    """The kind of ``error`` as a traceback shows it: an error of this package anywhere in its chain decides."""
+    kinds = [kind for each in _chain(error) if (kind := kind_of_error(each)).is_consequence]
+    return min(kinds, default=kind_of_error(error))
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def brief(error: BaseException) -> str:
+    """The type and the text of ``error``, also if its ``str()`` fails."""
+    return traceback.format_exception_only(type(error), error)[-1].strip()
 
 
 def kind_of_end(exit_code: int, last_lines: Sequence[str]) -> Kind:

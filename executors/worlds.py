@@ -80,6 +80,7 @@ class Report:
     """A message of a worker, of one ``kind``:
 
     * ``ready``: a newcomer is ready for its first world.
+    * ``raised``: the user's code raised the exception ``text``, which is on its way out; "": the user has caught it.
     * ``draining``: the worker was asked to end, and will leave.
     * ``failed``: the collectives of ``round`` failed for the reason ``text``; ``ranks`` are those to blame, if known.
     * ``lost``: it is certain that the processes of ``ranks`` of the world of ``round`` have ended.

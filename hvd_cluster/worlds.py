@@ -37,6 +37,8 @@ DEFAULT_TIMEOUT_SECONDS = 600.0
 DRIVER_SECONDS = 30.0
 # The driver hears of the end of a process as soon as the other ranks. Only if it does not, they tell it.
 SOON_SECONDS = 0.1
+# An exception may have the whole of a tensor in its text.
+LONGEST_TEXT = 1000
 
 Connect = Callable[[World, ConnectAttempt | None], Engine]
 EngineNow = Callable[[], Engine | None]
@@ -75,6 +77,7 @@ class Worlds:
         self._told = -1  # the round of the last loss that was reported
         self._is_first = False  # whether a newcomer is on its way to its first world
         self.is_abandoned = False
+        self._has_told = False  # whether the driver knows of an exception of the user
         self._member = Member(client, identity, self._hear)
         self._member.start()
 
@@ -227,6 +230,17 @@ class Worlds:
         self._has_notice = True
         if not self.is_over:
             self.report(Report("draining"))
+
+    def tell_exception(self, text: str) -> None:
+        """The exception ``text`` of the user's code is on its way out of this process. A failure is logged."""
+        self._has_told = True
+        self._try_report(Report("raised", self.round, text=text[:LONGEST_TEXT]))
+
+    def forget_exception(self) -> None:
+        """The user's code has caught the exception that the driver was told of, if there was one."""
+        if self._has_told:
+            self._has_told = False
+            self._try_report(Report("raised", self.round))
 
     def _wait(self, is_wanted: Callable[[Published], bool]) -> Published:
         return self._member.wait(is_wanted, self._timeout + DRIVER_SECONDS)

@@ -44,7 +44,8 @@ def run(func: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
 
     @functools.wraps(func)
     def wrapper(state: S, *args: P.args, **kwargs: P.kwargs) -> T:
-        return _Run(state).call(lambda: func(state, *args, **kwargs))
+        with session.telling_of_errors():
+            return _Run(state).call(lambda: func(state, *args, **kwargs))
 
     return cast("Callable[Concatenate[S, P], T]", wrapper)
 

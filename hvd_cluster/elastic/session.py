@@ -14,13 +14,24 @@ from functools import partial
 from types import FrameType
 
 from collectives.api import HorovodInternalError, InvalidRequestError, MismatchError, NotInitializedError, World
+from executors.failure import Kind, brief, kind_of_chain
 from executors.worlds import Report
 from hvd_cluster import basics
 from hvd_cluster.objects import broadcast_object
 from hvd_cluster.process_sets import ProcessSet
 from hvd_cluster.worlds import RemovedError, Worlds
 
-__all__ = ["change_after", "change_as_planned", "check", "cut_off_since", "drain", "enter", "formed", "is_elastic"]
+__all__ = [
+    "change_after",
+    "change_as_planned",
+    "check",
+    "cut_off_since",
+    "drain",
+    "enter",
+    "formed",
+    "is_elastic",
+    "telling_of_errors",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +60,25 @@ def drain() -> None:
     if worlds is None:
         raise InvalidRequestError("drain() is for elastic jobs; start this one with hvdrun --min-np")
     worlds.report(Report("draining"))
+
+
+@contextmanager
+def telling_of_errors() -> Iterator[None]:
+    """Tell the driver which exception of the user's code leaves the block: the process may show it to nobody.
+
+    The driver judges it when the process ends, since a caller may catch the exception.
+    """
+    worlds = basics.worlds()
+    if worlds is not None:
+        worlds.forget_exception()
+    try:
+        yield
+    except Exception as error:
+        worlds = basics.worlds()
+        is_own = isinstance(error, HorovodInternalError) and not isinstance(error, MismatchError)
+        if worlds is not None and not is_own and kind_of_chain(error) is Kind.EXCEPTION:
+            worlds.tell_exception(brief(error))
+        raise
 
 
 def enter() -> None:

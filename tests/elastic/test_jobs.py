@@ -115,6 +115,16 @@ def test_an_exception_of_the_user_ends_the_job_with_rank_and_traceback(start):
     assert not job.changes
 
 
+def test_an_exception_that_no_traceback_shows_ends_the_job_too(start):
+    job = start(2, *COOLDOWN)
+    job.want("crash", 1)
+    assert job.wait() == 1
+    said = "hvdrun: rank 1 on localhost raised ValueError: bad batch, and ended with exit code 1; the other ranks were"
+    assert said in job.log
+    assert job.log.endswith("    crashed\n")
+    assert not job.changes
+
+
 def test_the_reset_limit(start):
     job = start(3, "--reset-limit", 1)
     job.kill(2)

@@ -52,6 +52,9 @@ class Training:
             self.note(f"step {state.step} {basics.size()}")
             if self.wanted("raise"):
                 raise ValueError("bad batch")
+            if self.wanted("crash"):
+                sys.excepthook = lambda *error: sys.stderr.write("crashed\n")
+                raise ValueError("bad batch")
             if self.wanted("leave"):
                 return
             state.commit()

@@ -388,6 +388,55 @@ class TestLossesThatOthersNotice:
             driver.check()
 
 
+class TestExceptionsThatWorkersReport:
+    """Their standard error may show nothing of them."""
+
+    def raise_in(self, job, agents, worker, number=0, text="KeyError: 'user bug'"):
+        report(job, agents, worker, number, kind="raised", text=text)
+
+    def test_the_end_of_the_worker_ends_the_job_with_the_exception(self, job, agents):
+        driver = begun(elastic(3), job, agents)
+        self.raise_in(job, agents, "worker-1")
+        assert not driver.is_over
+        driver.failed("worker-1", Failure(Kind.EXIT, "ended with exit code 1", 1, ("CRASH",)))
+        assert agents.ended == ["worker-1"]
+        text = "rank 1 on a raised KeyError: 'user bug', and ended with exit code 1"
+        with pytest.raises(WorkerError, match=text) as caught:
+            driver.check()
+        assert (caught.value.exit_code, caught.value.last_lines) == (1, ("CRASH",))
+
+    def test_others_that_notice_the_end_first_do_not_hide_it(self, job, agents):
+        driver = begun(elastic(3), job, agents)
+        self.raise_in(job, agents, "worker-1")
+        report(job, agents, "worker-0", 0, kind="lost", round=0, ranks=(1,), text="gone")
+        driver.failed("worker-1", Failure(Kind.EXIT, "ended with exit code 1", 1, ("CRASH",)))
+        with pytest.raises(WorkerError, match="raised KeyError") as caught:
+            driver.check()
+        assert caught.value.last_lines == ("CRASH",)
+
+    def test_one_that_is_caught_is_no_failure(self, job, agents):
+        driver = begun(elastic(2), job, agents)
+        self.raise_in(job, agents, "worker-1")
+        driver.done("worker-1")
+        driver.done("worker-0")
+        driver.check()
+
+    def test_one_that_was_caught_is_not_the_reason_of_a_later_end(self, job, agents):
+        driver = begun(elastic(2), job, agents)
+        self.raise_in(job, agents, "worker-1")
+        self.raise_in(job, agents, "worker-1", 1, text="")
+        driver.failed("worker-1", KILLED)
+        assert not driver.is_over
+        assert published(job, 1).text == "rank 1 on host a lost (was killed by signal 9)"
+
+    def test_the_error_of_a_function_stays_as_it_is(self, job, agents):
+        driver = begun(elastic(2), job, agents)
+        self.raise_in(job, agents, "worker-1")
+        driver.failed("worker-1", RAISED)
+        with pytest.raises(KeyError):
+            driver.check()
+
+
 class TestAccusations:
     def test_a_silent_rank_is_killed_after_a_moment(self, job, agents):
         begun(elastic(3), job, agents)
