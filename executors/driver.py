@@ -35,7 +35,7 @@ from executors.membership import (
     WorldFailed,
     WorldFormed,
 )
-from executors.worlds import REPORTS, Published, Report, world_key
+from executors.worlds import CALL, REPORTS, Published, Report, world_key
 
 __all__ = ["Driver"]
 
@@ -95,6 +95,7 @@ class Driver:
         self._failures: list[_Failed] = []
         self._last: _Failed | None = None  # of those that happened before the end
         self._order: tuple[str, ...] = ()
+        self._call = 0  # of an elastic function, in which the ranks are
         self._end: End | None = None
         self._timeout: StartTimeoutError | None = None
         self._is_ending = False
@@ -378,14 +379,21 @@ class Driver:
 
     def _formed(self, report: Report) -> None:
         self._present = {round: world for round, world in self._present.items() if round >= report.round}
+        self._note_call(report.call)
         if report.round == self._published.round:
-            if report.round:
+            if self._formed_last is not self._published:  # the ranks also agree at the beginning of each call
                 self._untold.append(partial(self._tell, self._formed_last, self._published, report))
             for worker in self._unexplained:
                 self._agents.after(CAUSE_SECONDS, partial(self._settle, worker))
             self._settle("")
             self._formed_last = self._published
         self._handle(WorldFormed(report.round))
+
+    def _note_call(self, call: int) -> None:
+        """Reports of one worker may overtake each other."""
+        if call > self._call:
+            self._call = call
+            self._job.store.set(CALL, b"%d" % call)
 
     def _tell(self, before: Published, world: Published, report: Report) -> None:
         text = describe(before, world, self._lost)

@@ -1,7 +1,8 @@
 """The messages of an elastic job between driver and workers: worlds one way, reports the other way. Pure.
 
 They are values of the rendezvous store. The world of round n is at ``worlds/<n>``, so each worker waits for the next
-number. Report k of a worker is at ``reports/<worker>/<k>``.
+number. Report k of a worker is at ``reports/<worker>/<k>``. At ``call`` is which call of an elastic function the ranks are
+in, counted from 1, once all of them have the state.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from collectives.api import Topology, World
 from executors.api import Slot
 from executors.placement import assign_ranks
 
-__all__ = ["REPORTS", "Published", "Report", "report_key", "world_key"]
+__all__ = ["CALL", "REPORTS", "Published", "Report", "report_key", "world_key"]
 
+CALL = "call"
 REPORTS = "reports/"
 
 
@@ -85,7 +87,7 @@ class Report:
     * ``failed``: the collectives of ``round`` failed for the reason ``text``; ``ranks`` are those to blame, if known.
     * ``lost``: it is certain that the processes of ``ranks`` of the world of ``round`` have ended.
     * ``formed``: the world of ``round`` has formed, ``pause`` seconds after the last step before it; the ranks repeat
-      ``lost`` steps.
+      ``lost`` steps, and are in the ``call``-th call of an elastic function.
     """
 
     kind: str
@@ -94,6 +96,7 @@ class Report:
     text: str = ""
     pause: float = 0.0
     lost: int = 0
+    call: int = 0
 
     def encode(self) -> bytes:
         """The value in the store."""

@@ -77,6 +77,7 @@ class Worlds:
         self._told = -1  # the round of the last loss that was reported
         self._is_first = False  # whether a newcomer is on its way to its first world
         self.is_abandoned = False
+        self.call = 0  # the number of the elastic function that this process has called last
         self._has_told = False  # whether the driver knows of an exception of the user
         self._member = Member(client, identity, self._hear)
         self._member.start()
@@ -164,6 +165,20 @@ class Worlds:
         present = self._member.world_of(self.round)
         members = dict(present.workers) if present else {}
         raise HostsUpdatedInterrupt(skip_sync=all(worker in members for worker, _ in coming.workers))
+
+    def begin_call(self) -> bool:
+        """This process calls an elastic function. Returns whether the ranks of the job have left it behind.
+
+        A newcomer finds itself there if its script has several of them. Raises what the store raises.
+        """
+        self.call += 1
+        present = self._member.call() if self.is_alone else 0
+        if self.call == 1 < present:
+            logger.warning(
+                f"{self.identity.worker} comes into call {present} of elastic functions, where the job is; the calls "
+                "before it return None"
+            )
+        return self.call < present
 
     def join(self) -> World:
         """Say that this newcomer is ready; its first world, as soon as there is one. Raises as :meth:`after`."""

@@ -38,6 +38,9 @@ def run(func: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
     commit of any of them; when ranks come or leave by plan, from the commit that they have just made. A newcomer waits
     here for its first world. A process that the next world is without ends here, by ``sys.exit(0)``.
 
+    A script may call several such functions. A newcomer comes into the one in which the job is; before it comes, its
+    calls of earlier ones return None at once. A rank that the others have left behind raises ShutDownError.
+
     In a job that is not elastic, the function is called once. An exception of the function that is no
     HorovodInternalError, and a MismatchError, end the job.
     """
@@ -58,6 +61,8 @@ class _Run:
         self._since = 0.0
 
     def call(self, function: Callable[[], T]) -> T:
+        if session.begin_call():
+            return cast("T", None)
         session.enter()
         self._since = time.monotonic()
         while True:

@@ -8,20 +8,28 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
 
-from collectives.api import HorovodInternalError, InvalidRequestError, MismatchError, NotInitializedError, World
+from collectives.api import (
+    HorovodInternalError,
+    InvalidRequestError,
+    MismatchError,
+    NotInitializedError,
+    ShutDownError,
+    World,
+)
 from executors.failure import Kind, brief, kind_of_chain
 from executors.worlds import Report
 from hvd_cluster import basics
-from hvd_cluster.objects import broadcast_object
+from hvd_cluster.objects import allgather_object
 from hvd_cluster.process_sets import ProcessSet
 from hvd_cluster.worlds import RemovedError, Worlds
 
 __all__ = [
+    "begin_call",
     "change_after",
     "change_as_planned",
     "check",
@@ -81,6 +89,12 @@ def telling_of_errors() -> Iterator[None]:
         raise
 
 
+def begin_call() -> bool:
+    """Call it where ``run`` begins. Returns whether this process is a newcomer in a job that has done this call."""
+    worlds = basics.worlds()
+    return worlds is not None and worlds.begin_call()
+
+
 def enter() -> None:
     """A newcomer waits for its first world; the other ranks hear of it now. Does nothing in any other process."""
     worlds = basics.worlds()
@@ -130,7 +144,8 @@ def formed(since: float, lost: int) -> None:
     """All ranks of the present world have the state; ``since`` is when the last one ended, in monotonic seconds."""
     worlds = basics.worlds()
     if worlds is not None and basics.rank() == 0:
-        worlds.report_later(Report("formed", worlds.round, pause=time.monotonic() - since, lost=lost))
+        pause = time.monotonic() - since
+        worlds.report_later(Report("formed", worlds.round, pause=pause, lost=lost, call=worlds.call))
 
 
 def _go_to(find: Callable[[], World]) -> None:
@@ -138,11 +153,13 @@ def _go_to(find: Callable[[], World]) -> None:
         while True:
             basics.change_world(find())
             try:
-                return _make_sets()
+                calls = _agree()
             except MismatchError:
                 raise
             except HorovodInternalError as error:
                 find = partial(_after, error)
+            else:
+                return _check_call(calls)
 
 
 def _after(error: HorovodInternalError) -> World:
@@ -162,12 +179,24 @@ def _leaving_if_removed() -> Iterator[None]:
         sys.exit(0)
 
 
-def _make_sets() -> None:
-    """Register the process sets of rank 0 again, as far as this world has their ranks."""
-    own = {tuple(entry.ranks or ()): entry for entry in basics.wanted_sets()}
-    for ranks in broadcast_object(list(own), name="elastic.sets"):
+def _agree() -> list[int]:
+    """Register the process sets of rank 0 again, as far as this world has their ranks; the call of each rank."""
+    own, worlds = {tuple(entry.ranks or ()): entry for entry in basics.wanted_sets()}, basics.worlds()
+    told = allgather_object((list(own), worlds.call if worlds else 0), "elastic.sets")
+    for ranks in told[0][0]:
         if max(ranks) < basics.size():
             basics.renew_process_set(own.get(ranks) or ProcessSet(ranks))
+    return [call for _, call in told]
+
+
+def _check_call(calls: Sequence[int]) -> None:
+    """ShutDownError on the ranks that the others have left behind: these are in a later one of several functions."""
+    own = calls[basics.rank()]
+    if own < max(calls):
+        raise ShutDownError(
+            f"rank {basics.rank()} is in call {own} of elastic functions, but other ranks have begun call {max(calls)} "
+            "meanwhile, so it leaves the job, which may replace it; a script with one elastic function avoids that"
+        )
 
 
 def _heed_notice(worlds: Worlds) -> None:

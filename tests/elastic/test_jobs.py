@@ -184,6 +184,18 @@ def test_a_killed_driver_leaves_no_worker(start):
     assert not alive
 
 
+def test_a_newcomer_comes_into_the_second_function_of_a_script(start):
+    job = start(2, *COOLDOWN, arguments=["twice"])
+    assert "warm-up" in job.notes(0)
+    job.kill(1)
+    job.until_training(0, 2)
+    assert job.end() == 0, job.log
+    assert_agreement(job, 0, 2)
+    assert "warm-up" not in job.notes(2)
+    assert "worker-2 comes into call 2 of elastic functions, where the job is" in job.log
+    assert len(job.changes) == 2
+
+
 def test_process_sets_exist_again(start):
     """Also in a newcomer, and where the set has all ranks for a while."""
     job = start(3, *COOLDOWN, arguments=["sets"])

@@ -36,6 +36,10 @@ class Training:
         path = self.folder / what
         return path.exists() and path.read_text() == self.worker
 
+    def warm_up(self, state):
+        self.note("warm-up")
+        allgather_object(state.step, "warm-up")
+
     def train(self, state):
         """Steps in which each rank contributes one part of the size; ``seen`` counts whole steps."""
         self.note(f"world {basics.rank()} of {basics.size()}")
@@ -70,6 +74,8 @@ def main():
         training.set = basics.add_process_set([0, 1])
     state = ObjectState(step=0, seen=0.0)
 
+    if "twice" in sys.argv:
+        run(training.warm_up)(state)
     run(training.train)(state)
     training.note(f"result {state.step} {round(state.seen)} {basics.rank()} {basics.size()}")
     while training.wanted("linger"):

@@ -10,7 +10,7 @@ from executors.driver import Driver
 from executors.failure import Failure, Kind, Patience
 from executors.job import Job
 from executors.membership import Cooldown, Limits
-from executors.worlds import Published, Report, report_key, world_key
+from executors.worlds import CALL, Published, Report, report_key, world_key
 
 KILLED = Failure(Kind.SIGNAL, "was killed by signal 9", -9, ("last line",))
 EXITED = Failure(Kind.EXIT, "ended with exit code 3", 3)
@@ -235,6 +235,22 @@ class TestWorlds:
         assert caplog.messages[-1] == (
             "world 1: 2 ranks, rank 2 on host a lost (was killed by signal 9), resumed after 0.12 s, 0 steps lost"
         )
+
+    def test_newcomers_can_read_in_which_call_the_ranks_are(self, job, agents, caplog):
+        caplog.set_level("INFO", "executors")
+        begun(elastic(2), job, agents)
+        for number, call in enumerate((1, 3, 2)):
+            report(job, agents, "worker-0", number, kind="formed", round=0, call=call)
+        assert job.store.get(CALL, 0.0) == b"3"
+        assert not caplog.messages
+
+    def test_a_world_that_begins_another_call_is_told_once(self, job, agents, caplog):
+        caplog.set_level("INFO", "executors")
+        driver = begun(elastic(3), job, agents)
+        driver.failed("worker-2", KILLED)
+        for call in (1, 2):
+            report(job, agents, "worker-0", call, kind="formed", round=1, call=call)
+        assert len(caplog.messages) == 1
 
     def test_reports_are_taken_out_of_the_store(self, job, agents):
         begun(elastic(2), job, agents)
