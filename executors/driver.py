@@ -12,7 +12,7 @@ from functools import partial
 from executors.agents import Agents
 from executors.api import ExecutorError, Slot, StartTimeoutError, WorkerError
 from executors.changes import describe, summary
-from executors.failure import CAUSE_SECONDS, Failure, Kind, Patience, likeliest
+from executors.failure import CAUSE_SECONDS, Failure, Kind, Patience, likeliest, with_last_lines
 from executors.job import Job, environment_of
 from executors.membership import (
     Action,
@@ -35,7 +35,7 @@ from executors.membership import (
     WorldFailed,
     WorldFormed,
 )
-from executors.worlds import CALL, REPORTS, Published, Report, world_key
+from executors.worlds import CALL, REPORTS, Published, Report, objection, world_key
 
 __all__ = ["Driver"]
 
@@ -96,6 +96,7 @@ class Driver:
         self._last: _Failed | None = None  # of those that happened before the end
         self._order: tuple[str, ...] = ()
         self._call = 0  # of an elastic function, in which the ranks are
+        self._report_formed: Report | None = None  # the last one of rank 0
         self._end: End | None = None
         self._timeout: StartTimeoutError | None = None
         self._is_ending = False
@@ -139,7 +140,7 @@ class Driver:
         Ignored once the driver ends the workers itself. Of several failures of one worker the first one counts; in a
         static job, where they are reports of one end, the likeliest one.
         """
-        failure = self._with_exception(worker, failure)
+        failure = self._on_trial(worker, self._with_exception(worker, failure))
         if worker in self._unexplained and not self._is_ending:
             self._explain(worker, failure)
         known = next((failed for failed in self._failures if failed.worker == worker), None)
@@ -154,6 +155,7 @@ class Driver:
             self.done(worker)
             return
         self._coming_up.discard(worker)
+        self._warn_of(worker, failure)
         self._lost[worker] = failure.text
         self._failures.append(_Failed(worker, self._published.rank_of(worker), failure))
         has_raised = failure.kind is Kind.EXCEPTION
@@ -167,6 +169,18 @@ class Driver:
         if not text or failure.kind not in (Kind.SIGNAL, Kind.EXIT):
             return failure
         return replace(failure, kind=Kind.EXCEPTION, text=f"raised {text}, and {failure.text}")
+
+    def _on_trial(self, worker: str, failure: Failure) -> Failure:
+        """``failure``; an exception of a worker that never trained, while others did, does not end the job."""
+        if failure.kind is not Kind.EXCEPTION or not self._membership.is_on_trial(worker):
+            return failure
+        return replace(failure, kind=Kind.EXIT, error=None)
+
+    def _warn_of(self, worker: str, failure: Failure) -> None:
+        """Nothing else tells of the failure of a newcomer while the others go on."""
+        if not self.is_over and self._membership.is_on_trial(worker):
+            text = f"{worker} on host {self._hosts[worker]} failed before it could train; the others go on: it "
+            logger.warning(with_last_lines(f"{text}{failure.text}", failure.last_lines))
 
     def _explain(self, worker: str, failure: Failure) -> None:
         """How ``worker`` ended, which was lost already."""
@@ -363,13 +377,22 @@ class Driver:
 
     def _answer(self, worker: str) -> dict[str, Callable[[Report], None]]:
         return {
-            "ready": lambda report: self._handle(WorkerReady(worker)),
+            "ready": lambda report: self._ready(worker, report),
             "raised": lambda report: self._raised.update({worker: report.text}),
             "draining": lambda report: self._drain(worker),
             "failed": lambda report: self._agents.after(ACCUSED_SECONDS, lambda: self._judge(worker, report)),
             "lost": self._lose,
             "formed": self._formed,
         }
+
+    def _ready(self, worker: str, report: Report) -> None:
+        """A newcomer that cannot share the state of the ranks would break their world."""
+        text = objection(report, self._report_formed)
+        if text is None:
+            self._handle(WorkerReady(worker))
+            return
+        self._agents.kill(worker)
+        self.failed(worker, Failure(Kind.EXIT, text))
 
     def _drain(self, worker: str) -> None:
         rank = self._published.rank_of(worker)
@@ -379,6 +402,7 @@ class Driver:
 
     def _formed(self, report: Report) -> None:
         self._present = {round: world for round, world in self._present.items() if round >= report.round}
+        self._report_formed = report
         self._note_call(report.call)
         if report.round == self._published.round:
             if self._formed_last is not self._published:  # the ranks also agree at the beginning of each call

@@ -25,10 +25,12 @@ __all__ = [
     "kind_of_end",
     "kind_of_error",
     "likeliest",
+    "with_last_lines",
 ]
 
 T = TypeVar("T")
 
+SHOWN_LINES = 12
 CAUSE_SECONDS = 1.0
 """Seconds for which a launcher waits for a likelier cause after the first reported failure."""
 
@@ -111,6 +113,12 @@ def kind_of_end(exit_code: int, last_lines: Sequence[str]) -> Kind:
     names = {line.partition(":")[0] for line in lines}
     kinds = [kind for error, kind in CONSEQUENCES.items() if f"{error.__module__}.{error.__qualname__}" in names]
     return min(kinds, default=Kind.EXCEPTION)
+
+
+def with_last_lines(text: str, last_lines: Sequence[str]) -> str:
+    """``text`` about a failure, and the last of the lines of standard error, if there are some."""
+    shown = last_lines[-SHOWN_LINES:]
+    return "\n    ".join([f"{text}. The last lines of its standard error:", *shown]) if shown else text
 
 
 def likeliest(failed: Iterable[T], kind: Callable[[T], Kind]) -> T:

@@ -25,6 +25,7 @@ from collectives.engine.engine import Engine
 from collectives.interfaces import LOOPBACK
 from collectives.rendezvous.client import RendezvousClient
 from collectives.settings import Settings
+from collectives.version import VERSION
 from executors.member import Identity, Member
 from executors.worlds import Published, Report
 
@@ -180,9 +181,12 @@ class Worlds:
             )
         return self.call < present
 
-    def join(self) -> World:
-        """Say that this newcomer is ready; its first world, as soon as there is one. Raises as :meth:`after`."""
-        self._member.report(Report("ready"))
+    def join(self, layout: str) -> World:
+        """Say that this newcomer is ready; its first world, as soon as there is one. Raises as :meth:`after`.
+
+        ``layout`` is a digest of that of its state.
+        """
+        self._member.report(Report("ready", call=self.call, version=VERSION, layout=layout))
         worker = self.identity.worker
         published = self._wait(lambda world: worker in dict(world.workers))
         self.is_alone, self.place, self._is_first = False, None, True

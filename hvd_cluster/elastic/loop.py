@@ -9,6 +9,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 from collectives.api import HorovodInternalError, HostsUpdatedInterrupt, MismatchError
 from hvd_cluster.elastic import session
+from hvd_cluster.elastic.state import ObjectState
 
 __all__ = ["run"]
 
@@ -63,7 +64,7 @@ class _Run:
     def call(self, function: Callable[[], T]) -> T:
         if session.begin_call():
             return cast("T", None)
-        session.enter()
+        session.enter(_layout(self._state))
         self._since = time.monotonic()
         while True:
             try:
@@ -91,5 +92,10 @@ class _Run:
             self._state.on_reset()
         if not self._skip_sync:
             self._state.sync()
-        session.formed(self._since, getattr(self._state, "lost_commits", 0))
+        session.formed(self._since, getattr(self._state, "lost_commits", 0), _layout(self._state))
         self._is_new = False
+
+
+def _layout(state: Recoverable) -> str:
+    """A digest of the layout of ``state``; "" if it is one of the user's own."""
+    return state.layout_digest() if isinstance(state, ObjectState) else ""

@@ -21,6 +21,7 @@ from collectives.api import (
     ShutDownError,
     World,
 )
+from collectives.version import VERSION
 from executors.failure import Kind, brief, kind_of_chain
 from executors.worlds import Report
 from hvd_cluster import basics
@@ -95,14 +96,17 @@ def begin_call() -> bool:
     return worlds is not None and worlds.begin_call()
 
 
-def enter() -> None:
-    """A newcomer waits for its first world; the other ranks hear of it now. Does nothing in any other process."""
+def enter(layout: str) -> None:
+    """A newcomer waits for its first world; the other ranks hear of it now. Does nothing in any other process.
+
+    ``layout``: a digest of the layout of its state. The driver refuses one that differs from that of the ranks.
+    """
     worlds = basics.worlds()
     if worlds is None:
         return
     _heed_notice(worlds)
     if worlds.is_alone:
-        _go_to(worlds.join)
+        _go_to(partial(worlds.join, layout))
 
 
 def change_after(error: HorovodInternalError) -> None:
@@ -140,12 +144,17 @@ def cut_off_since() -> float:
     return time.monotonic() if since is None else since
 
 
-def formed(since: float, lost: int) -> None:
-    """All ranks of the present world have the state; ``since`` is when the last one ended, in monotonic seconds."""
+def formed(since: float, lost: int, layout: str) -> None:
+    """All ranks of the present world have the state; ``since`` is when the last one ended, in monotonic seconds.
+
+    ``layout``: see :func:`enter`.
+    """
     worlds = basics.worlds()
     if worlds is not None and basics.rank() == 0:
         pause = time.monotonic() - since
-        worlds.report_later(Report("formed", worlds.round, pause=pause, lost=lost, call=worlds.call))
+        worlds.report_later(
+            Report("formed", worlds.round, pause=pause, lost=lost, call=worlds.call, version=VERSION, layout=layout)
+        )
 
 
 def _go_to(find: Callable[[], World]) -> None:

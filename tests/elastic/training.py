@@ -68,11 +68,13 @@ def main():
     training = Training(Path(sys.argv[1]))
     while training.wanted("hold"):
         time.sleep(STEP_SECONDS)
+    if training.wanted("fail"):
+        raise ImportError("no such module")
     basics.init()
     training.note("init")
     if "sets" in sys.argv:
         training.set = basics.add_process_set([0, 1])
-    state = ObjectState(step=0, seen=0.0)
+    state = ObjectState(step=0, seen=0.0, **({"other": 1} if training.wanted("differ") else {}))
 
     if "twice" in sys.argv:
         run(training.warm_up)(state)
