@@ -155,7 +155,7 @@ class Driver:
             self.done(worker)
             return
         self._coming_up.discard(worker)
-        self._warn_of(worker, failure)
+        self._give_up(worker, failure)
         self._lost[worker] = failure.text
         self._failures.append(_Failed(worker, self._published.rank_of(worker), failure))
         has_raised = failure.kind is Kind.EXCEPTION
@@ -176,9 +176,10 @@ class Driver:
             return failure
         return replace(failure, kind=Kind.EXIT, error=None)
 
-    def _warn_of(self, worker: str, failure: Failure) -> None:
-        """Nothing else tells of the failure of a newcomer while the others go on."""
+    def _give_up(self, worker: str, failure: Failure) -> None:
+        """End a newcomer that failed: it may have a process still. Nothing else tells of it while the others go on."""
         if not self.is_over and self._membership.is_on_trial(worker):
+            self._agents.kill(worker)
             text = f"{worker} on host {self._hosts[worker]} failed before it could train; the others go on: it "
             logger.warning(with_last_lines(f"{text}{failure.text}", failure.last_lines))
 
@@ -391,7 +392,6 @@ class Driver:
         if text is None:
             self._handle(WorkerReady(worker))
             return
-        self._agents.kill(worker)
         self.failed(worker, Failure(Kind.EXIT, text))
 
     def _drain(self, worker: str) -> None:

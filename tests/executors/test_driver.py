@@ -469,6 +469,7 @@ class TestNewcomersThatCannotCome:
         driver = self.grown(job, agents)
         driver.failed("worker-1", self.BAD)
         assert not driver.is_over
+        assert agents.killed == ["worker-1"]
         assert caplog.messages == [
             "worker-1 on host b failed before it could train; the others go on: it ended with exit code 1. "
             "The last lines of its standard error:\n    ImportError: no module"
