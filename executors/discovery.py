@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import subprocess
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from ipaddress import IPv6Address
 from types import TracebackType
 from typing import Protocol
 
@@ -22,7 +24,8 @@ SCRIPT_SECONDS = 30.0
 INTERVAL_SECONDS = 1.0
 LEAVE_SECONDS = 5.0
 SHOWN_BYTES = 200
-MOST_DIGITS = 6
+LINE = re.compile(r"(?:(?P<name>(?:\w[\w.-]*@)?\w[\w.-]*)|\[(?P<address>[^]]+)])(?::(?P<slots>\d{1,6}))?", re.ASCII)
+FORM = "host:slots, such as node1:4 or [fd00::1]:4"
 
 
 class DiscoveryError(ExecutorError):
@@ -127,7 +130,8 @@ def _how(code: int) -> str:
 def parse_hosts(text: str, slots: int | None, source: str) -> dict[str, int]:
     """The slots of each host in lines of ``text``; ``slots`` for a host without a number.
 
-    Raises DiscoveryError, which names ``source``, for any other line, and for a host that is named twice.
+    An IPv6 address is in brackets. Raises DiscoveryError, which names ``source``, for any other line, and for a host
+    that is named twice.
     """
     hosts: dict[str, int] = {}
     for line in filter(None, map(str.strip, text.splitlines())):
@@ -139,15 +143,23 @@ def parse_hosts(text: str, slots: int | None, source: str) -> dict[str, int]:
 
 
 def _parse_host(line: str, slots: int | None, source: str) -> tuple[str, int]:
-    host, colon, number = line.rpartition(":") if ":" in line else (line, "", "")
-    is_number = number.isascii() and number.isdigit() and len(number) <= MOST_DIGITS and int(number) > 0
-    is_name = bool(host) and not host.startswith("-") and not any(character.isspace() for character in host)
-    if not is_name or (colon and not is_number):
-        shown = line[:SHOWN_BYTES]
-        raise DiscoveryError(f"{source} gave the line {shown!r}; each line must be host:slots, such as node1:4")
-    if not colon and slots is None:
-        raise DiscoveryError(f"{source} gave {host!r} without slots; print {host}:4, or set --slots-per-host")
-    return host, int(number) if colon else slots or 1
+    match = LINE.fullmatch(line)
+    host = "" if match is None else match["name"] or _address(match["address"])
+    count = None if match is None or match["slots"] is None else int(match["slots"])
+    if not host or count == 0:
+        raise DiscoveryError(f"{source} gave the line {line[:SHOWN_BYTES]!r}; each line must be {FORM}")
+    if count is None and slots is None:
+        raise DiscoveryError(f"{source} gave {line!r} without slots; print {line}:4, or set --slots-per-host")
+    return host, count or slots or 1
+
+
+def _address(text: str) -> str:
+    """``text`` if it is an IPv6 address, else nothing."""
+    try:
+        IPv6Address(text)
+    except ValueError:
+        return ""
+    return text
 
 
 class Watch:

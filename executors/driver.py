@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
+from collectives.control.handshake.notes import EndNotes
 from executors.agents import Agents
 from executors.api import ExecutorError, Slot, StartTimeoutError, WorkerError
-from executors.changes import describe, summary
+from executors.changes import describe, losses, summary
 from executors.failure import CAUSE_SECONDS, Failure, Kind, Patience, likeliest, with_last_lines
 from executors.job import Job, environment_of
 from executors.membership import (
@@ -21,6 +22,7 @@ from executors.membership import (
     HostDraining,
     HostFound,
     HostLost,
+    HostUnusable,
     Limits,
     Membership,
     Publish,
@@ -100,6 +102,8 @@ class Driver:
         self._end: End | None = None
         self._timeout: StartTimeoutError | None = None
         self._is_ending = False
+        # Ranks that wait in init() for one that has ended hear of it; in an elastic job they get another world.
+        self._notes = None if limits.is_elastic else EndNotes(job.store, job.id)
         self._unsubscribe = job.subscribe(self._note_key) if limits.is_elastic else lambda: None
 
     # Events.
@@ -122,12 +126,17 @@ class Driver:
         self._coming_up.difference_update(lost)
         self._handle(HostLost(host, text))
 
+    def host_unusable(self, host: str, text: str | None) -> None:
+        """The job wants ``host``, but cannot use it, for the reason ``text``; None: it does not want it any more."""
+        self._handle(HostUnusable(host, text))
+
     def up(self, worker: str) -> None:
         """``worker`` came up."""
         self._coming_up.discard(worker)
 
-    def done(self, worker: str) -> None:
-        """``worker`` has ended with success."""
+    def done(self, worker: str, text: str = "ended with exit code 0") -> None:
+        """``worker`` has ended with success; ``text`` says how."""
+        self._note_end(worker, text)
         self._settle(worker)
         self._coming_up.discard(worker)
         if worker in self.members:
@@ -146,6 +155,7 @@ class Driver:
         known = next((failed for failed in self._failures if failed.worker == worker), None)
         if self._is_ending:
             return
+        self._note_end(worker, failure.text)
         if known is not None:
             if not self._limits.is_elastic and failure.kind < known.failure.kind:
                 self._failures.remove(known)
@@ -182,6 +192,10 @@ class Driver:
             self._agents.kill(worker)
             text = f"{worker} on host {self._hosts[worker]} failed before it could train; the others go on: it "
             logger.warning(with_last_lines(f"{text}{failure.text}", failure.last_lines))
+
+    def _note_end(self, worker: str, text: str) -> None:
+        if self._notes is not None and worker in self._ranked:
+            self._notes.leave(self._ranked[worker].rank, self._hosts[worker], text)
 
     def _explain(self, worker: str, failure: Failure) -> None:
         """How ``worker`` ended, which was lost already."""
@@ -227,8 +241,10 @@ class Driver:
         return self._order
 
     def close(self) -> None:
-        """Take no more reports of workers."""
+        """Take no more reports of workers; those of a later driver may start again."""
         self._unsubscribe()
+        if self._notes is not None:
+            self._notes.withdraw()
         for worker in list(self._unexplained):
             self._settle(worker)
 
@@ -370,8 +386,10 @@ class Driver:
         worker = key.removeprefix(REPORTS).partition("/")[0]
         if worker not in self._hosts or self.is_over:
             return
-        report = Report.decode(self._job.store.get(key, 0.0))
-        self._job.store.delete(key)
+        sent = self._job.take(key)
+        if sent is None:
+            return
+        report = Report.decode(sent)
         answer = self._answer(worker).get(report.kind)
         if answer is not None:
             answer(report)
@@ -421,7 +439,9 @@ class Driver:
 
     def _tell(self, before: Published, world: Published, report: Report) -> None:
         text = describe(before, world, self._lost)
-        logger.info(summary(replace(world, text=text), report.pause, report.lost))
+        # A script that sets up no log shows warnings, but no more.
+        level = logging.WARNING if losses(before, world, self._lost) else logging.INFO
+        logger.log(level, summary(replace(world, text=text), report.pause, report.lost))
 
     def _lose(self, report: Report) -> None:
         """Go on without workers that have ended; their agents will say how. A job that may end waits for that."""

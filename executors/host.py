@@ -11,7 +11,7 @@ from pathlib import Path
 from collectives.api import SettingsError
 from collectives.interfaces import LOOPBACK, address_of, names
 
-__all__ = ["FOREIGN_ADDRESS", "address_towards", "identity", "is_this_host", "reachable_address"]
+__all__ = ["FOREIGN_ADDRESS", "address_towards", "identity", "is_this_host", "machine", "reachable_address"]
 
 # Processes that share these share memory, loopback addresses and process ids.
 NAMESPACES = ("ipc", "mnt", "net", "pid")
@@ -26,6 +26,11 @@ def identity() -> str:
     """A text that no other host has; it begins with the host name. Two containers of one machine are two hosts."""
     parts = [BOOT_ID.read_text().strip(), *(os.readlink(f"/proc/self/ns/{name}") for name in NAMESPACES)]
     return f"{socket.gethostname()}-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:12]}"
+
+
+def machine() -> str:
+    """A text that all containers of this machine with its host name have, and no other machine."""
+    return f"{socket.gethostname()}-{hashlib.sha256(BOOT_ID.read_bytes()).hexdigest()[:12]}"
 
 
 def address_towards(peer: str) -> str:
@@ -51,5 +56,11 @@ def reachable_address(peer: str = FOREIGN_ADDRESS) -> str:
 
 
 def is_this_host(name: str) -> bool:
-    """Whether ``name`` is a name of this host for itself."""
-    return name in {"localhost", "127.0.0.1", "::1", socket.gethostname(), socket.getfqdn()}
+    """Whether ``name`` is a name of this host for itself, with or without its domain."""
+    own = socket.gethostname(), socket.getfqdn()
+    return name in ("localhost", *OWN_ADDRESSES) or any(_is_same(name, each) for each in own)
+
+
+def _is_same(name: str, other: str) -> bool:
+    """Two names with different domains are those of different hosts."""
+    return name == other or other == name.partition(".")[0] or name == other.partition(".")[0]

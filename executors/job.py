@@ -12,6 +12,7 @@ from collectives.rendezvous.server import RendezvousServer
 from collectives.rendezvous.store import Observer
 from collectives.settings import ENVIRONMENT_SECRET
 from executors.api import JobSecret, Slot
+from executors.inbox import Inbox
 
 __all__ = ["Job", "environment_of", "secret_of", "secret_variable"]
 
@@ -31,6 +32,7 @@ class Job:
         self.host = host
         self.secret = secret or JobSecret()
         self._server = RendezvousServer(self.secret.key, host=host)
+        self._inbox = Inbox(self._server.store)
         self._port = 0
 
     def __enter__(self) -> Job:
@@ -42,6 +44,11 @@ class Job:
     ) -> None:
         self._server.stop()
         self._port = 0
+
+    @property
+    def id(self) -> str:
+        """The name of the job, which all of its ranks have."""
+        return _id_of(self.secret)
 
     @property
     def port(self) -> int:
@@ -56,6 +63,10 @@ class Job:
     def subscribe(self, observer: Observer) -> Callable[[], None]:
         """Call ``observer(key)`` at each change of the store, until the result is called; see MemoryStore."""
         return self._server.store.subscribe(observer)
+
+    def take(self, key: str) -> bytes | None:
+        """The value that a worker has sent under ``key``; None if it was taken before. See Inbox."""
+        return self._inbox.take(key)
 
     def environment(self, slot: Slot) -> dict[str, str]:
         """The variables that the worker at ``slot`` needs in its environment.
@@ -77,13 +88,17 @@ def environment_of(slot: Slot, host: str, port: int, secret: JobSecret) -> dict[
         "HOROVOD_CONTROLLER": "gloo",
         # A worker of an elastic job may start a job of its own.
         "HOROVOD_ELASTIC": "0",
-        "HOROVOD_JOB_ID": hashlib.sha256(b"job" + secret.key).hexdigest()[:12],
+        "HOROVOD_JOB_ID": _id_of(secret),
         "HOROVOD_ROUND": "0",
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": host,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
         "PYTHONUNBUFFERED": "1",
         **secret_variable(secret),
     }
+
+
+def _id_of(secret: JobSecret) -> str:
+    return hashlib.sha256(b"job" + secret.key).hexdigest()[:12]
 
 
 def secret_variable(secret: JobSecret) -> dict[str, str]:

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from executors.api import CommandNotFoundError, ExecutorError, WorkerError
 from executors.discovery import DiscoveryError
+from executors.elastic import WRITTEN as ELASTIC
 from executors.elastic import ElasticArguments, resolve_limits
 from executors.environment import interface_variables
 from executors.environments.allocation import allocation_of
@@ -35,9 +36,12 @@ Launch = Callable[[], int]
 NOT_FOUND = 127
 # A shell says 128 + n for a command that signal n ended.
 BY_SIGNAL = 128
-# How each argument about hosts is written here.
+# How each argument is written here.
 WRITTEN = {name: f"--{name.replace('_', '-')}" for name in (option.name for option in fields(PlaceArguments))}
 WRITTEN |= {"hosts": "-H", "slots": "--slots-per-host", "ssh_port": "-p", "ssh_identity_file": "-i"}
+WRITTEN |= {name: f"--{name.replace('_', '-')}" for name in ELASTIC}
+WRITTEN |= {"num_proc": "-np", "min_num_proc": "--min-np", "max_num_proc": "--max-np"}
+WRITTEN |= {"cooldown_range": "--blacklist-cooldown-range"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -142,7 +146,7 @@ def _read(argv: Sequence[str] | None) -> Launch:
 def _ours(line: CommandLine) -> Launch:
     given = _place_arguments(line).within(allocation_of(os.environ))
     given.check(WRITTEN)
-    limits = resolve_limits(line["num_proc"], _elastic(line, given))
+    limits = resolve_limits(line["num_proc"], _elastic(line, given), WRITTEN)
     options = _options(line, Places.of(given, limits.size, limits.is_elastic))
 
     def launch() -> int:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 
-from collectives.api import Topology
+from collectives.api import SettingsError, Topology
 from collectives.cores import usable_cores
-from collectives.settings import Settings
+from executors.arguments import parse_seconds
 from executors.environments.table import place_of
 from executors.meetings.joining import Joined, join
+from executors.meetings.mark import erase_mark, leave_mark, refuse_child
 from executors.threads import thread_remark, threads_of
 
 __all__ = ["Launcher", "register_thread_count", "warn_of_threads"]
 
 logger = logging.getLogger(__name__)
+
+START_TIMEOUT = "HOROVOD_START_TIMEOUT"
+# Batch systems start the hosts of a job minutes apart.
+START_TIMEOUT_SECONDS = 300.0
 
 _thread_counts: dict[str, Callable[[], int]] = {}
 
@@ -37,24 +43,37 @@ class Launcher:
     def join(self, environment: Mapping[str, str]) -> dict[str, str]:
         """``environment`` with the variables of a rank; as it is, where no other launcher started several processes.
 
-        Raises what :func:`executors.meetings.joining.join` raises.
+        Raises what :func:`executors.meetings.joining.join` raises, and SettingsError in a child process of a rank.
         """
         place = place_of(environment)
         if place is None:
             return dict(environment)
         if self._joined is None:
-            self._joined = join(place, Settings.from_environment(environment, Topology()).timeouts.connect)
+            refuse_child(environment, place)
+            self._joined = join(place, _start_timeout(environment))
+            leave_mark(os.environ, place)
         return {**environment, **self._joined.environment}
 
     def close(self) -> None:
         """End what runs for the job in this process."""
         joined, self._joined = self._joined, None
         if joined is not None:
+            erase_mark(os.environ)
             joined.close()
 
     def forget(self) -> None:
-        """In a forked child: all of it is the parent's."""
-        self._joined = None
+        """In a forked child: all of it is the parent's. Takes no lock."""
+        joined, self._joined = self._joined, None
+        if joined is not None:
+            joined.disown()
+
+
+def _start_timeout(environment: Mapping[str, str]) -> float:
+    given = environment.get(START_TIMEOUT, "").strip()
+    try:
+        return parse_seconds(given, START_TIMEOUT) if given else START_TIMEOUT_SECONDS
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
 
 
 def warn_of_threads(environment: Mapping[str, str], topology: Topology) -> None:

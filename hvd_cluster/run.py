@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 from executors.arguments import check_integer, check_variables, interface_names, refuse_mpi, renamed
 from executors.call import Call, pickle_call
-from executors.elastic import ElasticArguments, resolve_limits
+from executors.elastic import ElasticArguments, ResetLimit, resolve_limits
 from executors.environment import interface_variables
 from executors.environments.allocation import allocation_of
 from executors.hosts.command import resolve_start_timeout
@@ -34,7 +34,7 @@ def run(
     min_num_proc: int | None = None,
     max_num_proc: int | None = None,
     slots: int | None = None,
-    reset_limit: int | None = None,
+    reset_limit: ResetLimit = None,
     cooldown_range: Sequence[float] | None = None,
     hosts: str | None = None,
     hostfile: str | Path | None = None,
@@ -73,7 +73,8 @@ def run(
         max_num_proc: the most processes of an elastic job; None means ``num_proc``, or as many as the discovered hosts
             have slots.
         slots: slots of a host for which the script prints no number.
-        reset_limit: the most failures and resizes together; None means any number.
+        reset_limit: the most failures and resizes together, or of each, as {"failures": 3, "resizes": 10}; None means
+            any number.
         cooldown_range: the shortest and the longest time, in seconds, for which a host with a failed process gets no
             new one; None means for ever.
         hosts: hosts with their slots, such as ``"node1:4,node2:4"``, which get ranks in this order; None: this host.

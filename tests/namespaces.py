@@ -52,12 +52,16 @@ class Network:
     @contextlib.contextmanager
     def inside(self, host):
         """In the block this thread opens its sockets, and starts its processes and threads, on ``host``."""
-        with open("/proc/thread-self/ns/net") as home, open(NAMESPACES / self.names[host]) as namespace:
+        with open("/proc/thread-self/ns/net") as home, open(self.path(host)) as namespace:
             _enter(namespace)
             try:
                 yield
             finally:
                 _enter(home)
+
+    def path(self, host):
+        """The file of the namespace, for :func:`stay_inside`."""
+        return NAMESPACES / self.names[host]
 
     def cut(self):
         """Take the link down: packets vanish, and nobody is told."""
@@ -105,6 +109,12 @@ def _run(*command):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise Unavailable(f"{' '.join(command)!r} failed: {done.stderr.strip()}")
+
+
+def stay_inside(path):
+    """This thread, and all that it starts, is in the namespace from now on."""
+    with open(path) as namespace:
+        _enter(namespace)
 
 
 def _enter(namespace):

@@ -281,7 +281,9 @@ SURFACE = {
         "sparse_allreduce_async",
         "synchronize",
     ],
-    "hvd_cluster.torch.elastic": ["ElasticSampler", "GlobalBatches", "TorchState", "drain", "run"],
+    "hvd_cluster.torch.elastic": [
+        *("ElasticSampler", "GlobalBatches", "ObjectState", "State", "TorchState", "drain", "run"),
+    ],
     "hvd_cluster.torch.elastic.state": [
         "ModelStateHandler",
         "OptimizerStateHandler",

@@ -17,8 +17,8 @@ from hvd_cluster.cli import main
 ROOT = Path(__file__).parents[1]
 SECONDS = "a positive number of seconds, at most 1000000"
 EXAMPLE = "as in: hvdrun -np 2 python train.py"
-DESCEND = "but they must not descend: give min_num_proc <= num_proc <= max_num_proc"
-ELASTIC = "this is for elastic jobs; give min_num_proc, max_num_proc or a host discovery script as well"
+DESCEND = "but they must not descend: give --min-np <= -np <= --max-np"
+ELASTIC = "this is for elastic jobs; give --min-np, --max-np or a host discovery script as well"
 RANGE = "give the shortest time, then the longest one, both from 1 to 3600 s"
 
 
@@ -209,17 +209,17 @@ def test_a_rank_that_raises_is_named_rather_than_those_that_it_leaves(tmp_path, 
         ),
         ("-np 2 --min-np 0 true", "argument --min-np/--min-num-proc: '0' must be an integer of at least 1"),
         ("-np 2 --max-np two true", "argument --max-np/--max-num-proc: 'two' must be an integer of at least 1"),
-        ("-np 2 --min-np 3 true", f"min_num_proc is 3, num_proc is 2 and max_num_proc is 2, {DESCEND}"),
-        ("-np 2 --max-np 1 true", f"min_num_proc is 2, num_proc is 2 and max_num_proc is 1, {DESCEND}"),
+        ("-np 2 --min-np 3 true", f"--min-np is 3 and -np is 2, {DESCEND}"),
+        ("-np 2 --max-np 1 true", f"-np is 2 and --max-np is 1, {DESCEND}"),
         ("--max-np 3 true", f"the number of processes is missing, {EXAMPLE}"),
         (
             "-np 2 -H a:1 --min-np 1 --max-np 1 true",
-            f"min_num_proc is 1, num_proc is 2 and max_num_proc is 1, {DESCEND}",
+            f"--min-np is 1, -np is 2 and --max-np is 1, {DESCEND}",
         ),
         ("-np 2 --slots 4 true", "--slots-per-host is for the hosts of a --host-discovery-script, which is missing"),
-        ("-np 2 --reset-limit 1 true", f"reset_limit: {ELASTIC}"),
-        ("-np 2 --elastic-timeout 5 true", f"elastic_timeout: {ELASTIC}"),
-        ("-np 2 --blacklist-cooldown-range 1 2 true", f"cooldown_range: {ELASTIC}"),
+        ("-np 2 --reset-limit 1 true", f"--reset-limit: {ELASTIC}"),
+        ("-np 2 --elastic-timeout 5 true", f"--elastic-timeout: {ELASTIC}"),
+        ("-np 2 --blacklist-cooldown-range 1 2 true", f"--blacklist-cooldown-range: {ELASTIC}"),
         ("-np 2 --min-np 1 --reset-limit -1 true", "argument --reset-limit: '-1' must be an integer of at least 0"),
         ("-np 2 --min-np 1 --elastic-timeout 0 true", f"argument --elastic-timeout: '0' must be {SECONDS}"),
         ("-np 2 --min-np 1 --blacklist-cooldown-range 9 2 true", f"a cool-down of 9 to 2 s is not possible; {RANGE}"),
@@ -251,7 +251,7 @@ def test_the_options_of_elastic_jobs_reach_the_job(monkeypatch):
     ("script", "problem"),
     [
         ("exit 3", "ended with exit code 3; run it by hand to see why"),
-        ("echo a:b", "gave the line 'a:b'; each line must be host:slots, such as node1:4"),
+        ("echo a:b", "gave the line 'a:b'; each line must be host:slots, such as node1:4 or [fd00::1]:4"),
     ],
 )
 def test_a_discovery_script_that_fails_at_the_start_is_one_sentence(capsys, monkeypatch, script, problem):

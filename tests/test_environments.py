@@ -111,7 +111,10 @@ def test_srun_on_two_nodes(script, environment, slurm_cluster, flags):
 
 @pytest.mark.leaves("processes")
 def test_hvdrun_in_a_job_of_slurm_uses_its_nodes(script, environment, slurm_cluster):
+    with open(script, "a") as file:
+        file.write("assert os.environ['SLURM_CPUS_ON_NODE'] == '2'")  # of the agent, which has all cores of its node
     hvdrun = [sys.executable, "-m", "hvd_cluster", "-np", "4", sys.executable, script]
     command = [shutil.which("salloc"), "-N", "2", "-n", "4", *hvdrun]
     expected = [f"[{rank}]<stdout>:0 4 0 2 0 2 3 4 1 2 1 2" for rank in range(4)]
-    assert sorted(lines(command, {**environment, "SLURM_CONF": slurm_cluster})) == expected
+    variables = {"SLURM_CONF": slurm_cluster, "SRUN_CPUS_PER_TASK": "1"}
+    assert sorted(lines(command, {**environment, **variables})) == expected

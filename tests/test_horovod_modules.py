@@ -36,7 +36,8 @@ def test_the_functions_of_a_binding():
 
 def test_the_core_of_elastic_training():
     own = load("common.elastic")
-    assert (own.State, own.ObjectState) == (elastic.State, elastic.ObjectState)
+    for module in (own, load("torch.elastic")):
+        assert (module.State, module.ObjectState) == (elastic.State, elastic.ObjectState)
     assert parameters(own.run_fn) == ["func", "reset"]
     results = load("runner.elastic.worker").HostUpdateResult
 

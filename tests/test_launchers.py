@@ -2,16 +2,21 @@
 
 import importlib
 import logging
+import multiprocessing
 import os
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from collectives.api import SettingsError, Topology
 from executors import threads
+from executors.meetings.joining import Joined
+from executors.meetings.mark import JOINED, erase_mark
 from hvd_cluster import basics, launchers
 from hvd_cluster.cli import main
-from hvd_cluster.launchers import register_thread_count, warn_of_threads
+from hvd_cluster.launchers import Launcher, register_thread_count, warn_of_threads
 from hvd_cluster.run import run
 
 ROOT = Path(__file__).parents[1]
@@ -50,6 +55,69 @@ def test_separate_models_on_purpose(monkeypatch):
 def test_our_launcher_may_run_inside_of_another_one(monkeypatch):
     set_variables(monkeypatch, TORCHRUN)
     assert run(size_of_world, num_proc=2) == [2, 2]
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    """The seconds for which each rank looks for the others; it finds them at once."""
+    seconds = []
+    monkeypatch.setattr(launchers, "join", lambda place, limit: (seconds.append(limit), Joined({"A": "B"}))[1])
+    set_variables(monkeypatch, TORCHRUN)
+    monkeypatch.delenv(JOINED, raising=False)
+    return seconds
+
+
+def child_of_a_rank():
+    try:
+        return Launcher().join(os.environ)
+    except SettingsError as error:
+        return str(error)
+
+
+def test_a_process_that_a_rank_starts_is_no_rank(waits, monkeypatch):
+    launcher = Launcher()
+    with closing(launcher):
+        assert [launcher.join(os.environ)["A"] for _ in range(2)] == ["B", "B"]
+        assert len(waits) == 1
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            assert pool.apply(child_of_a_rank).startswith(
+                f"this process, {pool._pool[0].pid}, is a child of rank 1, which is process {os.getpid()}: it has "
+                "inherited the variables of torchrun, but cannot be a second rank 1. Call hvd.init() only"
+            )
+            monkeypatch.setenv("MASTER_PORT", "of a job that a rank starts")
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            assert pool.apply(child_of_a_rank)["A"] == "B"
+    assert JOINED not in os.environ
+
+
+def test_a_forked_child_of_rank_0_drops_the_server(waits, monkeypatch):
+    told = []
+    monkeypatch.setattr(
+        launchers, "join", lambda *_: Joined({}, partial(told.append, "closed"), lambda: told.append(1))
+    )
+    launcher = Launcher()
+    with closing(launcher):
+        launcher.join(os.environ)
+        launcher.forget()
+        launcher.forget()
+    erase_mark(os.environ)
+    assert told == [1]
+
+
+@pytest.mark.parametrize(("given", "seconds"), [("", 300.0), ("20", 20.0)])
+def test_how_long_the_ranks_of_another_launcher_wait_for_one_another(waits, monkeypatch, given, seconds):
+    monkeypatch.setenv("HOROVOD_START_TIMEOUT", given)
+    monkeypatch.setenv("HOROVOD_GLOO_TIMEOUT_SECONDS", "7")
+    with closing(Launcher()) as launcher:
+        launcher.join(os.environ)
+    assert waits == [seconds]
+
+
+def test_a_start_timeout_that_is_no_number(waits, monkeypatch):
+    monkeypatch.setenv("HOROVOD_START_TIMEOUT", "soon")
+    with pytest.raises(SettingsError, match=r"HOROVOD_START_TIMEOUT is 'soon', but must be a positive number of sec"):
+        Launcher().join(os.environ)
+    assert not waits
 
 
 @pytest.fixture

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from collectives.api import PeerLostError
 from executors.api import ExecutorError, RemoteError, WorkerError
+from hvd_cluster import basics
 from hvd_cluster.run import run
 
 ROOT = Path(__file__).parents[1]
@@ -122,6 +124,16 @@ def test_a_worker_without_a_result_is_named_and_the_others_are_ended(end, code, 
     assert (caught.value.rank, caught.value.host, caught.value.exit_code) == (1, "localhost", code)
 
 
+@pytest.mark.parametrize("ended", [0, 1])
+def test_ranks_that_wait_in_init_for_one_that_has_ended_hear_of_it_at_once(ended):
+    def function():
+        if rank() != ended:
+            basics.init()
+
+    with pytest.raises(PeerLostError, match=f"rank {ended} on host localhost ended with exit code 0 before hvd.init"):
+        run(function, num_proc=2)
+
+
 def test_large_arguments_and_results():
     data = bytes(range(256)) * (30_000_000 // 256)
     assert run(lambda text: text[::-1], (data,), num_proc=2) == [data[::-1]] * 2
@@ -180,7 +192,7 @@ def test_other_bad_arguments_are_named(monkeypatch):
     ("arguments", "text"),
     [
         ({"min_num_proc": 0}, "min_num_proc is 0, but must be an integer of at least 1"),
-        ({"min_num_proc": 3, "num_proc": 2}, "min_num_proc is 3, num_proc is 2 and max_num_proc is 2, but they must"),
+        ({"min_num_proc": 3, "num_proc": 2}, "min_num_proc is 3 and num_proc is 2, but they must"),
         ({"max_num_proc": "4"}, "max_num_proc is '4', but must be an integer of at least 1"),
         ({"reset_limit": 3}, "reset_limit: this is for elastic jobs; give min_num_proc, max_num_proc or a host"),
         ({"min_num_proc": 1, "reset_limit": -1}, "reset_limit is -1, but must be an integer of at least 0"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import logging
 import socket
@@ -17,7 +18,7 @@ from collectives.rendezvous.connections import HttpServer
 from collectives.rendezvous.service import Service
 from collectives.rendezvous.store import MemoryStore
 
-__all__ = ["RendezvousServer"]
+__all__ = ["RendezvousServer", "everywhere"]
 
 _log = logging.getLogger(__name__)
 
@@ -26,6 +27,15 @@ _BODY_LIMIT = 16 << 20
 _WAIT_LIMIT = 60.0
 _BACKLOG = 4096
 _START_TIMEOUT = 30.0
+
+ANY = "::"
+"""All addresses of this host, those of IPv4, too."""
+NO_IPV6 = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+
+
+def everywhere() -> str:
+    """The host for a server that clients of either family reach at any address of this host."""
+    return ANY if socket.has_dualstack_ipv6() else "0.0.0.0"
 
 
 class RendezvousServer:
@@ -59,11 +69,12 @@ class RendezvousServer:
         self._store = MemoryStore()
         self._service = Service(secret, self._store, body_limit, wait_limit)
         self._thread: threading.Thread | None = None
+        self._connections: HttpServer | None = None
         self._request_stop: Callable[[], object] = lambda: None
 
     @property
     def address(self) -> str:
-        """The host that it listens on. Workers cannot use a wildcard such as 0.0.0.0 as an address."""
+        """The host that it listens on. Workers cannot use a wildcard such as 0.0.0.0 or :: as an address."""
         return self._host
 
     @property
@@ -104,6 +115,12 @@ class RendezvousServer:
         if self._thread.is_alive():
             _log.error("rendezvous server on %s port %d does not end; it is left behind", self._host, self._port)
 
+    def disown(self) -> None:
+        """In a forked child: close this copy of the sockets; the parent goes on to serve. Takes no lock."""
+        self._thread, connections = None, self._connections
+        if connections is not None:
+            connections.disown()
+
     def __enter__(self) -> RendezvousServer:
         self.start()
         return self
@@ -124,7 +141,7 @@ class RendezvousServer:
 
     async def _serve(self, listener: socket.socket, started: Future[Callable[[], object]]) -> None:
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
-        server = HttpServer(self._service, listener)
+        server = self._connections = HttpServer(self._service, listener)
         server.start()
         unsubscribe = self._store.subscribe(lambda key: loop.call_soon_threadsafe(self._service.wake, key))
         started.set_result(functools.partial(loop.call_soon_threadsafe, stop.set))
@@ -144,10 +161,13 @@ def _check_arguments(secret: bytes, host: str, port: int) -> None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    is_any = host == ANY and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=is_any)
     except (OSError, UnicodeError) as error:
+        if is_any and isinstance(error, OSError) and error.errno in NO_IPV6:
+            return _listen("0.0.0.0", port)
         raise SettingsError(
             f"the rendezvous server cannot listen on {host} port {port} ({error}); "
             "name an address of this host, and a port that is free or 0"

@@ -1,4 +1,4 @@
-"""Pure: the hosts that a batch system has given to the job in which hvdrun runs."""
+"""The hosts that a batch system has given to the job in which hvdrun runs."""
 
 from __future__ import annotations
 
@@ -9,16 +9,26 @@ from dataclasses import dataclass
 from executors.environments.lsf import slots_of_hosts
 from executors.environments.place import number, text
 from executors.environments.slurm import expand
+from executors.host import is_this_host
 
 __all__ = ["Allocation", "allocation_of"]
 
-SRUN = "srun --overlap --nodes=1 --ntasks=1 --nodelist={host}"
+SRUN = (
+    "env -u SRUN_CPUS_PER_TASK -u SLURM_CPUS_PER_TASK srun --overlap --nodes=1 --ntasks=1 --ntasks-per-node=1 "
+    "--nodelist={host} --cpu-bind=none --mem=0 --mpi=none --export=ALL"
+)
+"""An agent gets all cores and all memory of the job on its node: without the options and variables of its tasks."""
+HOST = "localhost"
+RENDEZVOUS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
 COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """The hosts of a job of ``system`` with their slots; ``shell`` runs ``sh`` on one of them, None: ssh does."""
+    """The hosts of a job of ``system`` with their slots; ``shell`` runs ``sh`` on one of them, None: ssh does.
+
+    This host is "localhost", if it is the only one.
+    """
 
     system: str
     hosts: dict[str, int]
@@ -26,9 +36,10 @@ class Allocation:
 
 
 def allocation_of(environment: Mapping[str, str]) -> Allocation | None:
-    """The allocation of the process with ``environment``; None without one, or if it has this host alone."""
-    found = _slurm(environment) or _lsf(environment)
-    return found if found is not None and len(found.hosts) > 1 else None
+    """The allocation of the process with ``environment``; None without one, and in a rank of a job of ours."""
+    if text(environment, RENDEZVOUS):
+        return None
+    return _slurm(environment) or _lsf(environment)
 
 
 def _slurm(environment: Mapping[str, str]) -> Allocation | None:
@@ -38,7 +49,18 @@ def _slurm(environment: Mapping[str, str]) -> Allocation | None:
     names, slots = expand(text(environment, "SLURM_JOB_NODELIST")), _slots_of_slurm(environment)
     if not names or len(names) != len(slots):
         return None
-    return Allocation("SLURM", dict(zip(names, slots, strict=True)), SRUN)
+    hosts = _named(dict(zip(names, slots, strict=True)), text(environment, "SLURMD_NODENAME"))
+    return Allocation("SLURM", hosts, SRUN if hosts.keys() - {HOST} else None)
+
+
+def _named(hosts: Mapping[str, int], own: str) -> dict[str, int]:
+    """``hosts`` as they can be reached; this one, which its batch system knows as ``own``, has another name if alone.
+
+    Among others it keeps its name: mpirun of a batch system knows no other.
+    """
+    first = next(iter(hosts), "")
+    is_alone = len(hosts) == 1 and (first == own or is_this_host(first))
+    return {HOST: hosts[first]} if is_alone else dict(hosts)
 
 
 def _slots_of_slurm(environment: Mapping[str, str]) -> list[int]:
@@ -57,5 +79,7 @@ def _counts(repeated: str) -> list[int]:
 
 
 def _lsf(environment: Mapping[str, str]) -> Allocation | None:
+    """The batch script runs on the first host, which may not compute."""
     hosts = slots_of_hosts(environment) if text(environment, "LSB_JOBID") else {}
-    return Allocation("LSF", hosts) if hosts else None
+    first = text(environment, "LSB_MCPU_HOSTS", "LSB_HOSTS").partition(" ")[0]
+    return Allocation("LSF", _named(hosts, first)) if hosts else None

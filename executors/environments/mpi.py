@@ -32,6 +32,7 @@ class OpenMpi:
             size=size,
             job=job,
             meeting=_of_open_mpi(environment, size, job),
+            node=text(environment, "PMIX_HOSTNAME"),
         )
 
 
@@ -70,4 +71,5 @@ class Mvapich:
 
 def _with_pmi(launcher: str, variable: str, rank: int, size: int, environment: Mapping[str, str]) -> Place:
     meeting = ByBroadcast(("mpi4py if in use", "pmi", "mpi4py"), size)
-    return Place(launcher, variable, rank, size, "mpirun", meeting, node=text(environment, "SLURMD_NODENAME"))
+    node = text(environment, "SLURMD_NODENAME", "PMI_HOSTNAME")
+    return Place(launcher, variable, rank, size, "mpirun", meeting, node=node)

@@ -15,8 +15,15 @@ from executors.meetings.shared_folder import FOLDER, SharedFolder
 
 __all__ = ["LAUNCHERS", "place_of"]
 
-LAUNCHERS: tuple[Launcher, ...] = (TorchDistributed(), OpenMpi(), Mvapich(), Hydra(), Jsrun(), Srun())
-"""srun comes last, because it starts the daemons of the others on the hosts of its job."""
+LAUNCHERS: tuple[Launcher, ...] = (TorchDistributed(), Jsrun(), OpenMpi(), Mvapich(), Hydra(), Srun())
+"""The first one whose variables are there counts; one that is built on another comes before that one.
+
+* torchrun may be the command that each task of srun or mpirun runs, and then starts the ranks.
+* jsrun is built on Open MPI and PMIx, whose variables it sets, too; they do not name the hosts.
+* Open MPI, MVAPICH2 and Hydra start their daemons by srun, so its variables are there as well. MVAPICH2 may be built
+  on Hydra.
+* srun is what is left.
+"""
 
 OURS = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_SIZE")
 

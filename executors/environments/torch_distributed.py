@@ -22,7 +22,9 @@ class TorchDistributed:
         master = text(environment, "MASTER_ADDR")
         if rank is None or size is None or not (master or text(environment, "LOCAL_RANK")):
             return None
-        names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+        # Not TORCHELASTIC_RESTART_COUNT: each agent counts the failures of its own ranks. A new start has the name of
+        # the one before, whose ranks have ended: every agent ends its own before it asks the others for a new start.
+        names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
         job = " ".join(["torch", *(text(environment, name) for name in names)])
         is_one_host = number(environment, "LOCAL_WORLD_SIZE") == size
         return Place(

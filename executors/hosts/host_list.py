@@ -34,7 +34,8 @@ def slots_for(size: int, hosts: Mapping[str, int]) -> dict[str, int]:
     total = sum(hosts.values())
     if total < size:
         text = ", ".join(f"{name}:{count}" for name, count in hosts.items())
-        raise ValueError(f"{size} processes need {size} slots, but the hosts have {total} ({text})")
+        advice = "start fewer, or name hosts with more slots (-H, hosts)"
+        raise ValueError(f"{size} processes need {size} slots, but the hosts have {total} ({text}); {advice}")
     taken: dict[str, int] = {}
     for name, count in hosts.items():
         taken[name] = min(count, size - sum(taken.values()))

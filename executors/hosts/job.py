@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 HOST = "localhost"
 START_TIMEOUT_SECONDS = 30.0
+NO_SHELL = "give --remote-shell to start ranks on other hosts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ class HostsJob:
         self._has_begun = False
         self._job = Job(limits.size, _address(options))
         self._output = Output(limits.size, options.output_directory, options.timestamp)
+        self._wanted: set[str] = set()  # of the other hosts
         self._unused: set[str] = set()
         self._wanted_here = 0
         self._others: OtherHosts | None = None
@@ -176,13 +178,21 @@ class HostsJob:
     def _found(self, slots: Mapping[str, int]) -> None:
         others = {name: count for name, count in slots.items() if not is_this_host(name)}
         self._wanted_here = sum(slots.values()) - sum(others.values())
+        for name in self._wanted - others.keys():
+            self.driver.host_unusable(name, None)
+        self._wanted = set(others)
         if self._others is not None:
             self._others.wanted(others)
         else:
-            for name in others.keys() - self._unused:
-                logger.warning("host %s is not used: give --remote-shell to start ranks on other hosts", name)
-            self._unused |= others.keys()
+            self._do_without(others)
         self.agents_changed()
+
+    def _do_without(self, hosts: Iterable[str]) -> None:
+        for name in hosts:
+            self.driver.host_unusable(name, NO_SHELL)
+            if name not in self._unused:
+                logger.warning("host %s is not used: %s", name, NO_SHELL)
+            self._unused.add(name)
 
     def agents_changed(self) -> None:
         """See :class:`.others.Reporter`."""
@@ -199,10 +209,12 @@ class HostsJob:
 
     def host_unusable(self, host: str, text: str) -> None:
         """See :class:`.others.Reporter`. A static job needs all of its hosts at the start."""
-        text = f"host {host} cannot be used: {text}"
+        told = f"host {host} cannot be used: {text}"
         if self._hosts and not self._has_begun:
-            raise ExecutorError(text)
-        logger.warning(text)
+            raise ExecutorError(told)
+        logger.warning(told)
+        if host in self._wanted:
+            self.driver.host_unusable(host, text)
 
     def _other_hosts(self, shell: RemoteShell) -> OtherHosts:
         plan = AgentPlan(shell, self._work, self._options.start_timeout, self._options.grace, self._limits.most)

@@ -39,6 +39,7 @@ MOST_DOUBLINGS = 10
 # The time of an agent beyond the grace of its workers, to see them end.
 GUARD_SECONDS = 10.0
 SHOWN_LINES = 3
+LOST_ADVICE = "look at that host and at its network; it is tried again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,16 +221,16 @@ class OtherHosts:
             self._crew.kill(number)
             self._give_up(host, f"its agent did not connect within {self._plan.seconds:g} s")
 
-    def _give_up(self, host: _Host, text: str) -> None:
-        """Try again later, as long as the host is wanted."""
+    def _give_up(self, host: _Host, text: str, advice: str = "") -> None:
+        """Try again later, as long as the host is wanted. By default the advice is to try the remote shell."""
         host.phase, host.link = _Phase.WAITING, None
         shown = "; ".join(host.output.text[-SHOWN_LINES:])
         text = f"{text} ({shown})" if shown else text
         wait = min(FIRST_WAIT_SECONDS * 2.0 ** min(host.failures, MOST_DOUBLINGS), LONGEST_WAIT_SECONDS)
         host.failures += 1
         if text != host.said:
-            command = " ".join(self._plan.shell.command(host.name)[:-1])
-            self._reporter.host_unusable(host.name, f"{text}; run {f'{command} true'!r} by hand to see why")
+            command = " ".join([*self._plan.shell.command(host.name)[:-1], "true"])
+            self._reporter.host_unusable(host.name, f"{text}; {advice or f'run {command!r} by hand to see why'}")
         host.said = text
         self._crew.after(wait, partial(self._try_again, host))
 
@@ -301,7 +302,8 @@ class OtherHosts:
             self._give_up(
                 host,
                 f"it has hvd-cluster {link.hello.version} on Python {link.hello.python}, the driver {VERSION} on "
-                f"Python {PYTHON}; install the same versions",
+                f"Python {PYTHON}",
+                "install the same versions",
             )
             return
         host.phase, host.link = _Phase.UP, link
@@ -336,7 +338,7 @@ class OtherHosts:
         if host.phase is _Phase.LEAVING:
             self._left(host)
             return
-        self._give_up(host, text)
+        self._give_up(host, text, LOST_ADVICE)
         self._reporter.host_lost(host.name, text)
         self._reporter.agents_changed()
 

@@ -15,6 +15,8 @@ from executors import host
 __all__ = ["addresses_of", "own_addresses"]
 
 SCONTROL_SECONDS = 10.0
+# For documentation, RFC 3849: no host has it, so the default route leads there.
+FOREIGN_IPV6 = "2001:db8::1"
 
 
 def addresses_of(name: str) -> list[str]:
@@ -46,6 +48,8 @@ def own_addresses() -> list[str]:
     found = []
     with suppress(SettingsError):
         found.append(host.reachable_address())
+    with suppress(OSError):
+        found.append(host.address_towards(FOREIGN_IPV6))
     for interface in names():
         with suppress(SettingsError):
             found.append(address_of(interface))

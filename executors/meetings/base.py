@@ -18,16 +18,21 @@ def nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Led:
-    """The rendezvous server of the job, which runs in this process. ``close`` ends what the meeting has opened."""
+    """The server of the meeting, which runs in this process.
+
+    ``end`` removes what the other ranks have read, when all have come; ``close`` ends what else the meeting has opened,
+    when the process ends.
+    """
 
     server: RendezvousServer
     secret: JobSecret
     close: Callable[[], None] = nothing
+    end: Callable[[], None] = nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The rendezvous server of the job, as this process reaches it. ``close`` ends what the meeting has opened."""
+    """The server of the meeting, as this process reaches it. ``close`` ends what the meeting has opened."""
 
     address: str
     port: int
@@ -36,10 +41,16 @@ class Found:
 
 
 class Meeting(Protocol):
-    """A way on which ranks find rank 0; a value without connections."""
+    """A way on which ranks find rank 0; a value without connections.
 
-    def lead(self, job: str) -> Led:
-        """In rank 0: start the server. Raises SettingsError where that is not possible."""
+    Its server and its secret are for the meeting alone, because the secret may stay where others can read it.
+    """
+
+    def lead(self, job: str, seconds: float) -> Led:
+        """In rank 0: start the server, and tell the others within ``seconds``.
+
+        Raises SettingsError where that is not possible, CollectiveTimeoutError or PeerLostError if they do not come.
+        """
 
     def follow(self, job: str, seconds: float) -> Found:
-        """In any other rank: find the server within ``seconds``; SettingsError, or CollectiveTimeoutError then."""
+        """In any other rank: find the server within ``seconds``. Raises as :meth:`lead`."""

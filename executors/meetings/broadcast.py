@@ -6,10 +6,12 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Protocol
 
-from collectives.api import SettingsError
+from collectives.api import CollectiveTimeoutError, PeerLostError, SettingsError
+from collectives.retries import attempts
 from executors.meetings.base import Found, Led
 from executors.meetings.known_ports import find
 from executors.meetings.offer import Offer, serve
@@ -18,12 +20,22 @@ from executors.meetings.pmix import Pmix
 
 __all__ = ["ByBroadcast", "Channel"]
 
+MOST_BYTES = 2048
+ADVICE = (
+    "let mpirun set MASTER_ADDR for all ranks, to the address of the host of rank 0, or HOROVOD_RENDEZVOUS_FOLDER, to "
+    "a folder that all hosts share"
+)
+
 
 class Channel(Protocol):
     """A connection of this process to its launcher, or to the other ranks."""
 
-    def broadcast(self, value: bytes | None) -> bytes:
-        """Every rank calls this once, rank 0 with a value and the others with None; returns the value of rank 0."""
+    def broadcast(self, value: bytes | None, seconds: float) -> bytes:
+        """Every rank calls this once, rank 0 with a value and the others with None; returns the value of rank 0.
+
+        Raises CollectiveTimeoutError if ranks do not come within ``seconds``, PeerLostError if the launcher ends, and
+        SettingsError for an answer that cannot be used.
+        """
 
     def close(self) -> None:
         """End the connection."""
@@ -36,18 +48,23 @@ class ByBroadcast:
     channels: tuple[str, ...]
     size: int
 
-    def lead(self, job: str) -> Led:
+    def lead(self, job: str, seconds: float) -> Led:
         """See :class:`.Meeting`. The secret is a random one."""
-        channel = self._open()
-        server, offer = serve(job)
-        channel.broadcast(offer.pack())
+        with ExitStack() as stack:
+            channel = stack.enter_context(closing(self._open()))
+            server, offer = serve(job)
+            stack.callback(server.stop)
+            channel.broadcast(offer.pack(), seconds)
+            stack.pop_all()
         return Led(server, offer.secret, channel.close)
 
     def follow(self, job: str, seconds: float) -> Found:
         """See :class:`.Meeting`."""
-        channel = self._open()
-        offer = Offer.unpack(channel.broadcast(None))
-        found = find(offer.addresses, [offer.port], offer.secret, job, seconds)
+        with ExitStack() as stack:
+            channel = stack.enter_context(closing(self._open()))
+            offer = Offer.unpack(channel.broadcast(None, seconds))
+            found = find(offer.addresses, [offer.port], offer.secret, job, seconds)
+            stack.pop_all()
         return Found(found.address, found.port, offer.secret, channel.close)
 
     def _open(self) -> Channel:
@@ -56,19 +73,31 @@ class ByBroadcast:
             if channel is not None:
                 return channel
         raise SettingsError(
-            "the ranks of this mpirun have no way to find one another: pip install mpi4py, built for this MPI, or let "
-            "mpirun set MASTER_ADDR for all ranks, to the address of the host of rank 0, or HOROVOD_RENDEZVOUS_FOLDER, "
-            "to a folder that all hosts share"
+            "the ranks of this mpirun have no way to find one another: pip install mpi4py, built for this MPI, or "
+            f"{ADVICE}"
         )
 
 
 class Mpi:
     """MPI by mpi4py, which calls MPI_Init if nobody did, and MPI_Finalize when the process ends."""
 
-    def broadcast(self, value: bytes | None) -> bytes:
-        """See :class:`Channel`."""
-        result: bytes = importlib.import_module("mpi4py.MPI").COMM_WORLD.bcast(value, 0)
-        return result
+    def broadcast(self, value: bytes | None, seconds: float) -> bytes:
+        """See :class:`Channel`. It does not block: a rank that does not come must not hold this one for ever."""
+        mpi = importlib.import_module("mpi4py.MPI")
+        buffer = bytearray((value or b"").ljust(MOST_BYTES))
+        try:
+            request = mpi.COMM_WORLD.Ibcast([buffer, mpi.BYTE], 0)
+            for _ in attempts(seconds):
+                if request.Test():
+                    return bytes(buffer).strip()
+        except mpi.Exception as error:
+            raise PeerLostError(f"MPI_Ibcast of the address of rank 0 failed: {error}; {ADVICE}") from error
+        whom = "rank 0" if value is None else "all other ranks"
+        raise CollectiveTimeoutError(
+            f"MPI_Ibcast of the address of rank 0 was not over within {seconds:g} s: look at the log of {whom}, raise "
+            f"HOROVOD_START_TIMEOUT, or {ADVICE}",
+            [] if value is not None else [0],
+        )
 
     def close(self) -> None:
         """mpi4py does it."""

@@ -6,17 +6,20 @@ import json
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import Any
 
 from collectives.api import CollectiveTimeoutError, SettingsError, Store
 from collectives.interfaces import LOOPBACK
 from collectives.rendezvous.client import RendezvousClient
+from collectives.rendezvous.server import RendezvousServer
 from executors import host
 from executors.api import JobSecret
 from executors.environments.place import Place
 from executors.job import environment_of
 from executors.meetings.base import nothing
+from executors.meetings.sealing import sealed, unsealed
 from executors.placement import slots_of
 
 __all__ = ["Joined", "join"]
@@ -25,16 +28,23 @@ logger = logging.getLogger(__name__)
 
 PLACES = "places"
 WORLD = "world"
+READ = "read"
 # Rank 0 knows which ranks are missing, and says it first.
 GRACE_SECONDS = 5.0
+# A rank 0 that has ended is not waited for.
+REACH_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The variables that a launcher of ours would have set. ``close`` ends what runs for the job in this process."""
+    """The variables that a launcher of ours would have set.
+
+    ``close`` ends what runs for the job in this process; ``disown`` leaves it to the parent, in a forked child.
+    """
 
     environment: dict[str, str]
     close: Callable[[], None] = nothing
+    disown: Callable[[], None] = nothing
 
 
 def join(place: Place, seconds: float) -> Joined:
@@ -58,57 +68,74 @@ def _impossible(place: Place) -> str:
 
 
 def _lead(place: Place, seconds: float) -> Joined:
-    led = place.meeting.lead(place.job)  # type: ignore[union-attr]
-    store = led.server.store
-    try:
-        _report(store, place, LOOPBACK)
-        store.set(WORLD, json.dumps(_world(store, place, seconds)).encode())
-        environment = _environment(store, place, LOOPBACK, led.server.port, led.secret, seconds)
-    except BaseException:
-        led.server.stop()
-        led.close()
-        raise
-
-    def close() -> None:
-        led.server.stop()
-        led.close()
-
-    return Joined(environment, close)
+    """Rank 0 serves the meeting until all have the world, and the job, with a secret of its own, until it ends."""
+    secret = JobSecret()
+    with ExitStack() as stack:
+        led = place.meeting.lead(place.job, seconds)  # type: ignore[union-attr]
+        stack.callback(led.close)
+        with ExitStack() as meeting:
+            meeting.callback(led.server.stop)
+            meeting.callback(led.end)
+            server = RendezvousServer(secret.key, led.server.address)
+            stack.enter_context(server)
+            store = led.server.store
+            _report(store, place, LOOPBACK)
+            world = _world(store, place, seconds) | {"port": server.port, "secret": sealed(secret, led.secret)}
+            store.set(WORLD, json.dumps(world).encode())
+            environment = _environment(store, place, LOOPBACK, led.secret, seconds)
+            _await_readers(store, place.size)
+        close = stack.pop_all().close
+    return Joined(environment, close, server.disown)
 
 
 def _follow(place: Place, seconds: float) -> Joined:
     found = place.meeting.follow(place.job, seconds)  # type: ignore[union-attr]
-    try:
-        with RendezvousClient(found.address, found.port, found.secret.key, seconds) as store:
+    with ExitStack() as stack:
+        stack.callback(found.close)
+        # Rank 0 runs: it has answered already.
+        reach = min(seconds, REACH_SECONDS)
+        with RendezvousClient(found.address, found.port, found.secret.key, reach) as store:
             _report(store, place, found.address)
-            return Joined(_environment(store, place, found.address, found.port, found.secret, seconds), found.close)
-    except BaseException:
-        found.close()
-        raise
+            environment = _environment(store, place, found.address, found.secret, seconds)
+            store.set(f"{READ}/{place.rank}", b"")
+        return Joined(environment, stack.pop_all().close)
+
+
+def _await_readers(store: Store, size: int) -> None:
+    """Wait until all ranks have read the world, or have had the time for it."""
+    deadline = time.monotonic() + REACH_SECONDS
+    for rank in range(1, size):
+        _has(store, f"{READ}/{rank}", deadline - time.monotonic())
 
 
 def _report(store: Store, place: Place, address: str) -> None:
-    """Tell all ranks the host of this one, and the address at which it reaches rank 0."""
-    text = json.dumps([f"{host.identity()} {place.node}".strip(), address])
+    """Tell all ranks the host and the node of this one, and the address at which it reaches rank 0.
+
+    Ranks of one host share memory. A node is a machine, whose devices its ranks share by their local ranks; each of its
+    containers is a host.
+    """
+    text = json.dumps([f"{host.identity()} {place.node}".strip(), place.node or host.machine(), address])
     store.set(f"{PLACES}/{place.rank}", text.encode())
 
 
 def _world(store: Store, place: Place, seconds: float) -> dict[str, Any]:
-    """What rank 0 tells all: the host of each rank and its own address, or the ranks that are missing."""
+    """What rank 0 tells all: the hosts and nodes of the ranks, and its own address; or the ranks that are missing."""
     deadline = time.monotonic() + seconds
-    missing = [rank for rank in range(place.size) if not _is_here(store, rank, deadline - time.monotonic())]
+    ranks = range(place.size)
+    missing = [rank for rank in ranks if not _has(store, f"{PLACES}/{rank}", deadline - time.monotonic())]
     if missing:
         return {
             "error": f"of {place.size} ranks that {place.launcher} started, {_shown(missing)} did not come within "
-            f"{seconds:g} s; look at the log of the first of them; HOROVOD_GLOO_TIMEOUT_SECONDS is the time to wait"
+            f"{seconds:g} s; look at the log of the first of them, or raise HOROVOD_START_TIMEOUT"
         }
-    reports = [json.loads(store.get(f"{PLACES}/{rank}", 0.0)) for rank in range(place.size)]
-    return {"hosts": [node for node, _ in reports], "address": _address(reports)}
+    reports = [json.loads(store.get(f"{PLACES}/{rank}", 0.0)) for rank in ranks]
+    hosts, nodes, addresses = zip(*reports, strict=True)
+    return {"hosts": hosts, "nodes": nodes, "address": _address(hosts, addresses)}
 
 
-def _is_here(store: Store, rank: int, seconds: float) -> bool:
+def _has(store: Store, key: str, seconds: float) -> bool:
     try:
-        store.get(f"{PLACES}/{rank}", max(seconds, 0.0))
+        store.get(key, max(seconds, 0.0))
     except CollectiveTimeoutError:
         return False
     return True
@@ -119,21 +146,20 @@ def _shown(ranks: Sequence[int]) -> str:
     return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
 
 
-def _address(reports: Sequence[Sequence[str]]) -> str:
+def _address(hosts: Sequence[str], addresses: Sequence[str]) -> str:
     """The address of rank 0 for the ranks of its host: one that other hosts reach, if there are any.
 
     Ranks are known by the address that they have on the way to it.
     """
-    return next((address for node, address in reports if node != reports[0][0]), LOOPBACK)
+    others = (address for host, address in zip(hosts, addresses, strict=True) if host != hosts[0])
+    return next(others, LOOPBACK)
 
 
-def _environment(
-    store: Store, place: Place, address: str, port: int, secret: JobSecret, seconds: float
-) -> dict[str, str]:
+def _environment(store: Store, place: Place, address: str, meeting: JobSecret, seconds: float) -> dict[str, str]:
     world = json.loads(store.get(WORLD, seconds + GRACE_SECONDS))
     if "error" in world:
         raise CollectiveTimeoutError(world["error"])
     hosts = world["hosts"]
-    slot = slots_of(hosts)[place.rank]
+    slot = replace(slots_of(world["nodes"])[place.rank], host=hosts[place.rank])
     own = world["address"] if slot.host == hosts[0] else address
-    return environment_of(slot, own, port, secret)
+    return environment_of(slot, own, world["port"], unsealed(world["secret"], meeting))

@@ -12,7 +12,7 @@ from enum import Enum
 from collectives.api import CollectiveTimeoutError, HorovodInternalError, SettingsError
 from collectives.interfaces import LOOPBACK
 from collectives.rendezvous.client import RendezvousClient
-from collectives.rendezvous.server import RendezvousServer
+from collectives.rendezvous.server import RendezvousServer, everywhere
 from collectives.retries import attempts
 from executors.api import JobSecret
 from executors.meetings.addresses import addresses_of
@@ -52,7 +52,7 @@ class KnownPorts:
         """All ranks are on one host."""
         return cls((LOOPBACK,), ports, Trust.USER)
 
-    def lead(self, job: str) -> Led:
+    def lead(self, job: str, seconds: float) -> Led:
         """See :class:`.Meeting`. Listens on the first port that is free."""
         secret = self._secret(job)
         if self.trust is Trust.NETWORK and not chosen_key():
@@ -61,7 +61,7 @@ class KnownPorts:
                 "secret text for all ranks",
                 SECRET,
             )
-        server = _serve(secret, LOOPBACK if self.hosts == (LOOPBACK,) else "0.0.0.0", self.ports)
+        server = _serve(secret, LOOPBACK if self.hosts == (LOOPBACK,) else everywhere(), self.ports)
         server.store.set(GREETING, job.encode())
         return Led(server, secret)
 
@@ -115,7 +115,7 @@ def find(hosts: Sequence[str], ports: Sequence[int], secret: JobSecret, job: str
     told = "".join(f"; {text}" for text in refusals.values())
     raise CollectiveTimeoutError(
         f"rank 0 was not found within {seconds:g} s on {' or '.join(hosts)}, port {', '.join(map(str, ports))}{told}. "
-        "Look at the log of rank 0; HOROVOD_GLOO_TIMEOUT_SECONDS is the time to wait"
+        "Look at the log of rank 0, or raise HOROVOD_START_TIMEOUT"
     )
 
 

@@ -1,4 +1,4 @@
-"""What rank 0 tells the other ranks: its addresses, its port, and the secret of the job."""
+"""What rank 0 tells the other ranks: its addresses, its port, and the secret of the meeting."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from collectives.rendezvous.server import RendezvousServer
+from collectives.api import SettingsError
+from collectives.rendezvous.server import RendezvousServer, everywhere
 from executors.api import JobSecret
 from executors.meetings.addresses import own_addresses
 from executors.meetings.known_ports import GREETING
@@ -19,7 +20,7 @@ MOST_ADDRESSES = 16
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A server of the job at ``port`` of one of ``addresses``; it talks to processes that know ``secret``."""
+    """The server of a meeting, at ``port`` of one of ``addresses``; it talks to processes that know ``secret``."""
 
     addresses: Sequence[str]
     port: int
@@ -33,15 +34,21 @@ class Offer:
 
     @classmethod
     def unpack(cls, data: bytes) -> Offer:
-        """The offer in the result of :meth:`pack`."""
-        value = json.loads(data)
-        return cls(value["addresses"], value["port"], JobSecret(base64.b64decode(value["key"])))
+        """The offer in the result of :meth:`pack`. Raises SettingsError for anything else."""
+        try:
+            value = json.loads(data)
+            return cls(list(value["addresses"]), int(value["port"]), JobSecret(base64.b64decode(value["key"])))
+        except (ValueError, TypeError, KeyError) as error:
+            raise SettingsError(
+                f"the address of rank 0 came as {len(data)} bytes that cannot be read ({error!r}); all ranks need the "
+                "same version of hvd-cluster"
+            ) from error
 
 
 def serve(job: str) -> tuple[RendezvousServer, Offer]:
-    """Start a server of ``job`` with a random secret, at all addresses of this host."""
+    """Start the server of the meeting of ``job`` with a random secret, at all addresses of this host."""
     secret = JobSecret()
-    server = RendezvousServer(secret.key, "0.0.0.0")
+    server = RendezvousServer(secret.key, everywhere())
     server.store.set(GREETING, job.encode())
     server.start()
     return server, Offer(own_addresses()[:MOST_ADDRESSES], server.port, secret)

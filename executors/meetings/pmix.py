@@ -9,10 +9,14 @@ import ctypes
 import ctypes.util
 import os
 import shutil
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError  # on Python 3.10 this is not the builtin one
+from functools import partial
 from pathlib import Path
 
-from collectives.api import SettingsError
+from collectives.api import CollectiveTimeoutError, SettingsError
 
 __all__ = ["Pmix"]
 
@@ -24,6 +28,7 @@ STRING = 3
 FLAG = 1
 SUCCESS = 0
 COLLECT_DATA = b"pmix.collect"
+ADVICE = "let mpirun set MASTER_ADDR for all ranks, to the address of the host of rank 0"
 
 
 class _Process(ctypes.Structure):
@@ -44,11 +49,15 @@ class _Info(ctypes.Structure):
 
 
 class Pmix:
-    """The connection of this process to the PMIx server of its host."""
+    """The connection of this process to the PMIx server of its host.
+
+    The constructor and :meth:`broadcast` raise SettingsError for a call that fails, with its name and its code.
+    """
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
         self._own = _Process()
+        self._hangs = False
         self._check("PMIx_Init", library.PMIx_Init(ctypes.byref(self._own), None, ctypes.c_size_t(0)))
 
     @classmethod
@@ -59,12 +68,27 @@ class Pmix:
         for path in _libraries():
             try:
                 return cls(ctypes.CDLL(path))
-            except OSError:
+            except (OSError, AttributeError):  # no such file, or another library
                 continue
         return None
 
-    def broadcast(self, value: bytes | None) -> bytes:
+    def broadcast(self, value: bytes | None, seconds: float) -> bytes:
         """See :class:`.Channel`."""
+        outcome: Future[bytes] = Future()
+        # Owner: this call; bound: ``seconds``, then the thread is left to the end of the process; abort: none in PMIx.
+        threading.Thread(
+            target=_resolve, args=(outcome, partial(self._share, value)), name="hvd-pmix", daemon=True
+        ).start()
+        try:
+            return outcome.result(seconds)
+        except FutureTimeoutError as error:
+            self._hangs = True
+            raise CollectiveTimeoutError(
+                f"PMIx_Fence was not over within {seconds:g} s: ranks have not started, or do not call hvd.init(); "
+                "look at their logs, or raise HOROVOD_START_TIMEOUT"
+            ) from error
+
+    def _share(self, value: bytes | None) -> bytes:
         if value is not None:
             content = _Value(STRING, _Data(string=value.hex().encode()))
             put = self._library.PMIx_Put(ctypes.c_uint8(GLOBAL_SCOPE), KEY, ctypes.byref(content))
@@ -79,19 +103,32 @@ class Pmix:
         first, found = _Process(self._own.namespace, 0), ctypes.POINTER(_Value)()
         got = self._library.PMIx_Get(ctypes.byref(first), KEY, None, ctypes.c_size_t(0), ctypes.byref(found))
         self._check("PMIx_Get", got)
+        if not found or found.contents.type != STRING:
+            raise SettingsError(f"PMIx_Get succeeded without the text of rank 0; {ADVICE}")
         # The library owns the value; a few hundred bytes are left to it.
-        return bytes.fromhex(found.contents.data.string.decode())
+        text = found.contents.data.string or b""
+        try:
+            return bytes.fromhex(text.decode("ascii"))
+        except ValueError as error:
+            raise SettingsError(
+                f"the value that PMIx_Get returned is not that of rank 0 ({error}); {ADVICE}"
+            ) from error
 
     def close(self) -> None:
         """Tell the launcher that this process ends as it should. MPI counts for itself how often it was started."""
-        self._library.PMIx_Finalize(None, ctypes.c_size_t(0))
+        if not self._hangs:
+            self._library.PMIx_Finalize(None, ctypes.c_size_t(0))
 
     def _check(self, call: str, code: int) -> None:
         if code != SUCCESS:
-            raise SettingsError(
-                f"{call} of PMIx failed with code {code}, so the ranks cannot find one another; let mpirun set "
-                "MASTER_ADDR for all ranks, to the address of the host of rank 0"
-            )
+            raise SettingsError(f"{call} failed with code {code}, so the ranks cannot find one another; {ADVICE}")
+
+
+def _resolve(outcome: Future[bytes], work: Callable[[], bytes]) -> None:
+    try:
+        outcome.set_result(work())
+    except Exception as error:  # noqa: BLE001  the caller raises it
+        outcome.set_exception(error)
 
 
 def _libraries() -> Iterator[str]:

@@ -26,8 +26,8 @@ class SharedFolder:
 
     folder: Path
 
-    def lead(self, job: str) -> Led:
-        """See :class:`.Meeting`. The file goes when the server stops."""
+    def lead(self, job: str, seconds: float) -> Led:
+        """See :class:`.Meeting`. The file goes with the meeting."""
         server, offer = serve(job)
         path, content = self._path(job), offer.pack()
         try:
@@ -38,12 +38,12 @@ class SharedFolder:
                 f"{FOLDER} is {str(self.folder)!r}, where rank 0 cannot write ({error}); name a folder that all hosts "
                 "share and this user can write to"
             ) from error
-        return Led(server, offer.secret, lambda: _remove(path, content))
+        return Led(server, offer.secret, end=lambda: _remove(path, content))
 
     def follow(self, job: str, seconds: float) -> Found:
         """See :class:`.Meeting`. An earlier rank 0 may have left a file, so the file is read again until it is true."""
         for _ in attempts(seconds):
-            with suppress(OSError, ValueError, KeyError, CollectiveTimeoutError):
+            with suppress(OSError, SettingsError, CollectiveTimeoutError):
                 offer = Offer.unpack(self._path(job).read_bytes())
                 return find(offer.addresses, [offer.port], offer.secret, job, 0.0)
         raise CollectiveTimeoutError(

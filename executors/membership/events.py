@@ -11,6 +11,7 @@ __all__ = [
     "HostDraining",
     "HostFound",
     "HostLost",
+    "HostUnusable",
     "Members",
     "Publish",
     "Start",
@@ -58,6 +59,14 @@ class HostLost:
 
     host: str
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostUnusable:
+    """The job wants ``host``, but cannot use it, for the reason ``text``; None: it does not want it any more."""
+
+    host: str
+    text: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +130,7 @@ Event = (
     HostFound
     | HostDraining
     | HostLost
+    | HostUnusable
     | WorkerReady
     | WorkerDraining
     | WorkerFailed

@@ -6,10 +6,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from executors.counted import counted
+
 __all__ = ["Cooldown", "Hosts"]
 
 LEAST_SECONDS = 1.0
 MOST_SECONDS = 3600.0
+SHOWN_PROBLEMS = 3
 MOST_DOUBLINGS = 64  # 2.0 ** failures must stay a float
 
 
@@ -53,11 +56,26 @@ class Hosts:
     def __init__(self, cooldown: Cooldown | None) -> None:
         self._cooldown = cooldown
         self._hosts: dict[str, _Host] = {}
+        self._unusable: dict[str, str] = {}  # why a host cannot be used, though the job wants it
 
     def found(self, name: str, slots: int) -> None:
         """The host has ``slots`` slots, and does not drain. One that comes back is still blacklisted."""
         host = self._hosts.setdefault(name, _Host(slots))
         host.slots, host.is_here, host.is_draining = slots, True, False
+        self.unusable(name, None)
+
+    def unusable(self, name: str, text: str | None) -> None:
+        """The host cannot be used, for the reason ``text``; None: it can, or the job does not want it any more."""
+        self._unusable.pop(name, None)
+        if text is not None:
+            self._unusable[name] = text
+
+    def problems(self) -> list[str]:
+        """A sentence for each host that cannot be used; the rest of many is counted."""
+        sentences = [f"Host {name} cannot be used: {text}" for name, text in self._unusable.items()]
+        rest = len(sentences) - SHOWN_PROBLEMS
+        more = [f"So it is with {counted(rest, 'other host')}"] if rest > 0 else []
+        return sentences[:SHOWN_PROBLEMS] + more
 
     def drain(self, name: str) -> bool:
         """The host will leave. Returns whether it is here, and this is news."""
@@ -110,7 +128,5 @@ def _described(host: _Host) -> str:
         return "gone"
     if host.is_draining:
         return "draining"
-    slots = f"{host.slots} {'slot' if host.slots == 1 else 'slots'}"
-    if not host.failures:
-        return slots
-    return f"{slots}, blacklisted after {host.failures} {'failure' if host.failures == 1 else 'failures'}"
+    slots = counted(host.slots, "slot")
+    return f"{slots}, blacklisted after {counted(host.failures, 'failure')}" if host.failures else slots

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from executors.counted import counted
 from executors.membership.hosts import Cooldown
 
 __all__ = ["UNLIMITED", "Counts", "Limits"]
@@ -83,8 +84,8 @@ class Counts:
         ):
             if limit is not None and count > limit:
                 return (
-                    f"the number of {name} exceeded its limit of {limit} ({self.failures} failures, "
-                    f"{self.resizes} resizes); raise the limit, or look for the cause of the failures"
+                    f"the number of {name} exceeded its limit of {limit} ({counted(self.failures, 'failure')}, "
+                    f"{counted(self.resizes, 'resize')}); raise the limit, or look for the cause of the failures"
                 )
         return None
 

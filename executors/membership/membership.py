@@ -15,6 +15,7 @@ from executors.membership.events import (
     HostDraining,
     HostFound,
     HostLost,
+    HostUnusable,
     Members,
     Publish,
     Start,
@@ -35,6 +36,7 @@ __all__ = ["Membership"]
 GATHER_SECONDS = 0.5
 """A newcomer that is ready waits this long for others that still start, so that they come in by one change."""
 
+SHORTAGE_ADVICE = "add slots, lower the least number of workers, or raise the timeout"
 NOBODY = Members(-1, ())
 
 
@@ -119,6 +121,10 @@ class Membership:
         for worker in workers:
             self._remove(worker)
         self._hosts.lost(event.host)
+
+    @_note.register
+    def _note_unusable(self, event: HostUnusable) -> None:
+        self._hosts.unusable(event.host, event.text)
 
     @_note.register
     def _note_ready(self, event: WorkerReady) -> None:
@@ -256,9 +262,9 @@ class Membership:
         if self._short_since is None:
             self._short_since = self._now
         if self._is_hopeless():
-            self._end(f"{self._shortage()}, and no host can start another one. The last failure: {self._last_failure}")
+            self._end(self._shortage(", and no host can start another one"))
         elif self._now >= self._short_since + self.limits.timeout:
-            self._end(f"{self._shortage()} within the elastic timeout of {self.limits.timeout:g} s")
+            self._end(self._shortage(f" within the elastic timeout of {self.limits.timeout:g} s; {SHORTAGE_ADVICE}"))
 
     # Parts of decisions.
 
@@ -376,9 +382,11 @@ class Membership:
         self._is_over = True
         self._actions.append(End(error))
 
-    def _shortage(self) -> str:
+    def _shortage(self, circumstances: str) -> str:
         alive = self._alive(self.published.workers)
-        return f"the job has {len(alive)} of at least {self._needed()} workers (hosts: {self._hosts})"
+        has = f"the job has {len(alive)} of at least {self._needed()} workers (hosts: {self._hosts}){circumstances}"
+        failure = [f"The last failure: {self._last_failure}"] if self._last_failure else []
+        return ". ".join([has, *failure, *self._hosts.problems()])
 
     def _next_moment(self) -> float | None:
         moments = [moment for moment in self._hosts.openings() if self._now < moment < math.inf]

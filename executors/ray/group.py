@@ -15,10 +15,10 @@ from ray.exceptions import RayActorError, RayError, RuntimeEnvSetupError
 from ray.util import placement_group_table
 
 from executors.api import ExecutorError, Slot, StartTimeoutError
+from executors.counted import counted
 from executors.placement import assign_ranks
 from executors.ray.death import how
 from executors.ray.placement_group import REMIND_S, WARN_S, Reservation
-from executors.ray.shortage import counted
 from executors.ray.worker import HorovodWorker, Location, actor_class
 
 __all__ = ["Member", "dismiss", "kill", "launch"]

@@ -12,6 +12,7 @@ from ray import ObjectRef
 
 from executors.api import ExecutorError, PlacementError
 from executors.call import Call
+from executors.counted import counted
 from executors.job import Job
 from executors.ray.connection import connection
 from executors.ray.group import Member, dismiss, kill, launch
@@ -19,7 +20,6 @@ from executors.ray.log import Callback, listen
 from executors.ray.placement_group import reserve
 from executors.ray.request import Request
 from executors.ray.settings import MiniSettings
-from executors.ray.shortage import counted
 from executors.ray.waiting import TICK_S, Gathering, Send
 from executors.ray.worker import server_host, variables_of
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from executors.arguments import check_integer
 from executors.discovery import HostDiscovery
-from executors.elastic import ElasticArguments, resolve_limits
+from executors.elastic import ElasticArguments, ResetLimit, resolve_limits
 from executors.membership import Limits
 from executors.ray.settings import MiniSettings
 
@@ -25,7 +25,7 @@ class ElasticRequest:
     num_workers: int | None = None
     min_workers: int | None = None
     max_workers: int | None = None
-    reset_limit: int | None = None
+    reset_limit: ResetLimit = None
     cooldown_range: Sequence[float] | None = None
     elastic_timeout: float | None = None
     override_discovery: bool = True

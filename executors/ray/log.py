@@ -84,8 +84,10 @@ def listen(job: Job, soon: Callable[[Callable[[], None]], None], callbacks: Sequ
     """
 
     def take(key: str) -> None:
-        value = pickle.loads(job.store.get(key, 0.0))
-        job.store.delete(key)
+        sent = job.take(key)
+        if sent is None:
+            return
+        value = pickle.loads(sent)
         for callback in callbacks:
             callback(value)
 

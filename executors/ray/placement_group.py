@@ -13,12 +13,13 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from executors.api import PlacementError
+from executors.counted import counted
 from executors.ray.autoscaler import may_grow
 from executors.ray.capacity import fits
 from executors.ray.keeper import keep
 from executors.ray.outlook import Outlook
 from executors.ray.request import Request
-from executors.ray.shortage import ClusterState, counted, explain, show
+from executors.ray.shortage import ClusterState, explain, show
 
 __all__ = ["Reservation", "cluster_state", "reserve"]
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from executors.counted import counted
 from executors.ray.capacity import fits
 from executors.ray.labels import matches
 from executors.ray.request import Request
@@ -57,11 +58,6 @@ def explain(request: Request, state: ClusterState) -> str:
 def show(resources: Resources) -> str:
     """``{"CPU": 2.0, "GPU": 0.5}`` -> ``2 CPU + 0.5 GPU``."""
     return " + ".join(f"{amount:g} {name}" for name, amount in resources.items()) or "nothing"
-
-
-def counted(number: int, noun: str) -> str:
-    """``1 worker``, ``2 workers``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _only(names: Iterable[str], resources: Resources) -> str:

@@ -18,9 +18,9 @@ from ray.train.backend import Backend, BackendConfig
 # Ray has no public name for the failures of a start that it tries again.
 from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
 
+from executors.counted import counted
 from executors.job import Job
 from executors.placement import slots_of
-from executors.ray.shortage import counted
 from executors.ray.worker import here, server_host, variables_of
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import cloudpickle
 import ray
@@ -72,7 +72,11 @@ class Gathering:
         """
         # Ray's own wait: its callbacks, one for each worker, take a millisecond longer.
         self.after(self._timeout, self.end)
-        self._driver.found(Counter(member.location.node for member in self._members.values()))
+        with closing(self._driver):
+            self._driver.found(Counter(member.location.node for member in self._members.values()))
+            self._wait(tick)
+
+    def _wait(self, tick: float) -> None:
         due = self._loop.call_due()
         while self._pending and not self._has_given_up:
             done, _ = ray.wait(list(self._pending), num_returns=1, timeout=max(0.0, min(tick, due)))
@@ -130,7 +134,7 @@ class Gathering:
         if outcome.failed:
             self._driver.failed(worker, outcome.failure())
         else:
-            self._driver.done(worker)
+            self._driver.done(worker, "returned")
 
 
 def _death(member: Member, cause: RayError) -> WorkerError:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from types import TracebackType
 
 from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError
+from collectives.control.handshake.notes import EndNotes
 from executors.api import StartTimeoutError
 from executors.failure import CAUSE_SECONDS
 from executors.local.crew import Crew, Ended, Event, Received
@@ -154,11 +155,18 @@ class Worker:
 
     def _finish(self, crew: Crew, outcome: Outcome) -> None:
         if not outcome.failed:
+            self._note_end()
             crew.after(TEARDOWN_SECONDS, crew.end)
             return
         if not outcome.consequence:
             self._publish(OVER)
         crew.end(spare=outcome.rank)
+
+    def _note_end(self) -> None:
+        """Let ranks that wait for this one in init() hear that it will not come."""
+        slot, name = self._member.slot, self._member.location.name
+        with suppress(HorovodInternalError):  # the server is gone, so no rank waits
+            EndNotes(self._member.store, self._member.environment["HOROVOD_JOB_ID"]).leave(slot.rank, name, "returned")
 
     def _check_up(self, crew: Crew) -> None:
         if not self._started and self._reported is None:

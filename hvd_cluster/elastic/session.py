@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from types import FrameType
 
 from collectives.api import (
     HorovodInternalError,
@@ -25,9 +21,10 @@ from collectives.version import VERSION
 from executors.failure import Kind, brief, kind_of_chain
 from executors.worlds import Report
 from hvd_cluster import basics
+from hvd_cluster.elastic.notice import heed_notice
 from hvd_cluster.objects import allgather_object
 from hvd_cluster.process_sets import ProcessSet
-from hvd_cluster.worlds import RemovedError, Worlds
+from hvd_cluster.worlds import RemovedError
 
 __all__ = [
     "begin_call",
@@ -104,7 +101,7 @@ def enter(layout: str) -> None:
     worlds = basics.worlds()
     if worlds is None:
         return
-    _heed_notice(worlds)
+    heed_notice(worlds)
     if worlds.is_alone:
         _go_to(partial(worlds.join, layout))
 
@@ -206,27 +203,3 @@ def _check_call(calls: Sequence[int]) -> None:
             f"rank {basics.rank()} is in call {own} of elastic functions, but other ranks have begun call {max(calls)} "
             "meanwhile, so it leaves the job, which may replace it; a script with one elastic function avoids that"
         )
-
-
-def _heed_notice(worlds: Worlds) -> None:
-    """Let SIGTERM be a notice: this process hands over and ends, unless the job is over, or the user handles it."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        return
-
-    def heed(number: int, frame: FrameType | None) -> None:
-        if worlds.is_over or worlds.is_alone or worlds.is_abandoned:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-        # A thread of its own, which ends with the call: a signal handler must not wait for the network.
-        threading.Thread(target=_give_notice, args=(worlds,), name="hvd-notice", daemon=True).start()
-
-    signal.signal(signal.SIGTERM, heed)
-
-
-def _give_notice(worlds: Worlds) -> None:
-    try:
-        worlds.give_notice()
-    except HorovodInternalError as error:
-        logger.warning("%s ends now: it could not tell the driver that it will end: %s", worlds.identity.worker, error)
-        worlds.is_abandoned = True
-        os.kill(os.getpid(), signal.SIGTERM)

@@ -9,6 +9,7 @@ from typing import Any
 from executors.api import ExecutorError
 from executors.arguments import interface_names
 from executors.discovery import HostDiscovery
+from executors.elastic import ResetLimit
 from executors.ray.discovery import RayHostDiscovery
 from executors.ray.log import Callback
 from executors.ray.settings import MiniSettings
@@ -26,7 +27,7 @@ class ElasticSettings:
 
     min_num_proc: int = 1
     max_num_proc: int | None = None
-    reset_limit: int | None = None
+    reset_limit: ResetLimit = None
     elastic_timeout: float | None = None
     cooldown_range: Sequence[float] | None = None
     timeout_s: float = 30
@@ -48,7 +49,7 @@ class ElasticRayExecutor:
         cls,
         min_num_proc: int = 1,
         max_num_proc: int | None = None,
-        reset_limit: int | None = None,
+        reset_limit: ResetLimit = None,
         elastic_timeout: float | None = None,
         timeout_s: float = 30,
         ssh_identity_file: str | None = None,

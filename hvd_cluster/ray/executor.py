@@ -11,6 +11,7 @@ from executors.api import ExecutorError
 from executors.arguments import interface_names
 from executors.call import Call
 from executors.discovery import HostDiscovery
+from executors.elastic import ResetLimit
 from executors.ray.connection import check_connection
 from executors.ray.datasets import Sharded
 from executors.ray.limits import ElasticRequest
@@ -63,7 +64,7 @@ class RayExecutor:
         use_current_placement_group: bool = True,
         min_workers: int | None = None,
         max_workers: int | None = None,
-        reset_limit: int | None = None,
+        reset_limit: ResetLimit = None,
         cooldown_range: Sequence[float] | None = None,
         elastic_timeout: float | None = None,
         override_discovery: bool = True,

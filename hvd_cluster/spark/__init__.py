@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 
 from executors.arguments import renamed
 from executors.call import Call
-from executors.elastic import ElasticArguments
+from executors.elastic import ElasticArguments, ResetLimit
 from hvd_cluster.spark.dataframe import (
     COOLDOWN,
     ROW_ARGUMENTS,
@@ -123,7 +123,7 @@ def run_elastic(
     max_num_proc: int | None = None,
     start_timeout: float | None = None,
     elastic_timeout: float | None = None,
-    reset_limit: int | None = None,
+    reset_limit: ResetLimit = None,
     env: Mapping[str, str] | None = None,
     stdout: TextIO | None = None,
     stderr: TextIO | None = None,
@@ -154,7 +154,8 @@ def run_elastic(
         max_num_proc: the most workers; None means ``num_proc``.
         start_timeout: seconds in which a worker must come up; None means HOROVOD_SPARK_START_TIMEOUT, or else 600.
         elastic_timeout: seconds to wait for enough workers; None means HOROVOD_ELASTIC_TIMEOUT, or else 600.
-        reset_limit: the most losses and resizes together; None means any number.
+        reset_limit: the most losses and resizes together, or of each, as {"failures": 3, "resizes": 10}; None means any
+            number.
         env, stdout, stderr, verbose, nics, prefix_output_with_timestamp, executable: see :func:`run`.
         min_np: old name of ``min_num_proc``.
         max_np: old name of ``max_num_proc``.

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 from pyspark.sql import DataFrame
 
 from executors.call import Call
-from executors.elastic import ElasticArguments, resolve_limits
+from executors.elastic import ElasticArguments, ResetLimit, resolve_limits
 from hvd_cluster.spark.columns import ColumnNames
 from hvd_cluster.spark.launch import Launch
 from hvd_cluster.spark.rows import Rows
@@ -40,7 +40,7 @@ def run_on_dataframe(
     min_num_proc: int | None = None,
     max_num_proc: int | None = None,
     elastic_timeout: float | None = None,
-    reset_limit: int | None = None,
+    reset_limit: ResetLimit = None,
     **launch: Any,
 ) -> list[T]:
     """Run ``fn(shard, *args, **kwargs)`` on workers in Spark's executors, each with its part of the rows of ``df``.

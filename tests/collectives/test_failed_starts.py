@@ -17,13 +17,14 @@ from collectives.api import (
     Topology,
     World,
 )
-from collectives.control.handshake import Hello, entries, search
+from collectives.control.handshake import Hello, entries, notes, search
 from collectives.control.handshake.admission import Admission
 from collectives.control.handshake.callee import Callee
+from collectives.control.handshake.notes import EndNotes
 from collectives.control.handshake.starts import Starts
 from collectives.engine import bootstrap
 from collectives.rendezvous.server import RendezvousServer
-from collectives.rendezvous.store import MemoryStore
+from collectives.rendezvous.store import MemoryStore, PrefixStore
 from collectives.settings import Settings
 from tests.backends.members import Processes, in_threads
 from tests.collectives.handshakes import KEY, connect, connect_all
@@ -36,6 +37,7 @@ LONG = 4 * PATIENCE
 @pytest.fixture(autouse=True)
 def first_look(monkeypatch):
     monkeypatch.setattr(search, "FIRST_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(notes, "LOOK_SECONDS", 0.05)
 
 
 def start(rank, store, size=3, timeout=LONG, **arguments):
@@ -179,6 +181,7 @@ def test_a_store_that_is_gone_does_not_replace_the_reason():
 
 def test_a_start_that_succeeds_uses_the_store_as_rarely_as_possible(monkeypatch):
     monkeypatch.setattr(search, "FIRST_LOOK_SECONDS", PATIENCE)
+    monkeypatch.setattr(notes, "LOOK_SECONDS", PATIENCE)
 
     class Counting(MemoryStore):
         def get(self, key, timeout):
@@ -192,6 +195,85 @@ def test_a_start_that_succeeds_uses_the_store_as_rarely_as_possible(monkeypatch)
     calls = []
     assert connect_all([Hello(rank, 2, "node") for rank in range(2)], Counting()) == [("node", "node")] * 2
     assert sorted(calls) == [("get", KEY), ("set", entries.CURRENT), ("set", KEY)]
+
+
+@pytest.fixture
+def noted():
+    """The notes of a launcher, and the store of its job as the ranks see it."""
+    store = MemoryStore()
+    return EndNotes(store, "job"), PrefixStore(store, "job")
+
+
+@pytest.mark.parametrize("ended", [0, 2])
+def test_ranks_hear_from_their_launcher_that_another_one_has_ended(noted, ended):
+    note, store = noted
+    note.leave(ended, "node", "ended with exit code 0")
+    errors = in_threads(2, lambda index: start([rank for rank in range(3) if rank != ended][index], store), PATIENCE)
+    assert [type(error) for error in errors] == [PeerLostError] * 2
+    text = f"rank {ended} on host node ended with exit code 0 before hvd.init(); look at its output"
+    assert [(str(error), error.ranks, error.hosts) for error in errors] == [(text, (ended,), ("node",))] * 2
+
+
+def test_the_launcher_tells_a_rank_0_that_waits_already(noted):
+    note, store = noted
+    asked = threading.Event()
+
+    class Asked(PrefixStore):
+        def get(self, key, timeout):
+            asked.set()
+            return super().get(key, timeout)
+
+    def body(index):
+        if index == 0:
+            return start(0, Asked(store._store, "job"), size=2)
+        asked.wait(PATIENCE)
+        note.leave(1, "node", "returned")
+        return None
+
+    assert in_threads(2, body, PATIENCE)[0].ranks == (1,)
+
+
+def test_a_rank_that_waits_for_the_next_start_hears_that_rank_0_has_ended(noted):
+    note, store = noted
+    starts = [Starts(), Starts()]
+    assert in_threads(2, lambda rank: start(rank, store, size=2, starts=starts[rank]), PATIENCE) == [("node",) * 2] * 2
+    note.leave(0, "node", "ended with exit code 0")
+    (error,) = in_threads(1, lambda _: start(1, store, size=2, starts=starts[1]), PATIENCE)
+    assert (type(error), error.ranks) == (PeerLostError, (0,))
+
+
+def test_the_reason_that_rank_0_left_counts_more_than_its_end(noted):
+    note, store = noted
+    first = start(0, store, size=2, timeout=0.05)
+    note.leave(0, "node", "ended with exit code 1")
+    (late,) = in_threads(1, lambda _: start(1, store, size=2), PATIENCE)
+    assert (type(late), str(late)) == (CollectiveTimeoutError, str(first))
+
+
+def test_the_first_end_counts(noted):
+    note, store = noted
+    note.leave(1, "node", "ended with exit code 0")
+    note.leave(2, "node", "ended with exit code 1")
+    assert start(0, store).ranks == (1,)
+
+
+@pytest.mark.parametrize("ended", [0, 1])
+def test_a_note_may_have_any_text(noted, ended):
+    note, store = noted
+    note.leave(ended, "node", "raised Error('\udc80')")
+    (error,) = in_threads(1, lambda _: start(1 - ended, store, size=2), PATIENCE)
+    assert f"rank {ended} on host node raised Error('?') before" in str(error)
+
+
+def test_notes_that_were_withdrawn_do_not_count(noted):
+    note, store = noted
+    for rank in range(2):
+        note.leave(rank, "node", "returned")
+    note.withdraw()
+    assert in_threads(2, lambda rank: start(rank, store, size=2), PATIENCE) == [("node",) * 2] * 2
+    assert store.get(KEY, 0.0)
+    with pytest.raises(CollectiveTimeoutError):
+        store.get(notes.KEY, 0.0)
 
 
 @pytest.mark.parametrize("victim", [0, 1])

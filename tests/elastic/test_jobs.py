@@ -67,9 +67,13 @@ def test_a_rank_killed_during_the_recovery_of_another(start):
     assert_agreement(job, 0, 2)
 
 
-def test_a_rank_that_is_asked_to_end_leaves_after_a_step_and_is_no_failure(start):
+@pytest.mark.parametrize("notice", ["SIGTERM", "drain()"])
+def test_a_rank_that_is_asked_to_end_leaves_after_a_step_and_is_no_failure(start, notice):
     job = start(3, "--reset-limit", 0)
-    job.kill(1, number=signal.SIGTERM)
+    if notice == "SIGTERM":
+        job.kill(1, number=signal.SIGTERM)
+    else:
+        job.want("drain", 1)
     job.until_training(0, 2)
     assert job.end() == 0, job.log
     assert_agreement(job, 0, 2)
@@ -161,9 +165,10 @@ def test_too_few_workers_for_too_long(start, tmp_path):
 
 
 def test_no_host_at_all_for_too_long(start):
-    job = start(1, "--elastic-timeout", 1, "--host-discovery-script", "true", trains=False)
+    job = start(1, "--elastic-timeout", 1, "--host-discovery-script", "echo Error:404", trains=False)
     assert job.wait() == 1
-    assert "the job has 0 of at least 1 workers (hosts: none was found) within the elastic timeout of 1 s" in job.log
+    assert "the job has 0 of at least 1 workers (hosts: none was found) within the elastic timeout of 1 s; " in job.log
+    assert ". Host Error cannot be used: give --remote-shell to start ranks on other hosts\n" in job.log
 
 
 def test_a_stopped_rank_is_replaced(start):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hvd_cluster import basics
 from hvd_cluster.elastic.loop import run
+from hvd_cluster.elastic.session import drain
 from hvd_cluster.elastic.state import ObjectState
 from hvd_cluster.objects import allgather_object
 
@@ -61,6 +62,9 @@ class Training:
                 raise ValueError("bad batch")
             if self.wanted("leave"):
                 return
+            if self.wanted("drain"):
+                (self.folder / "drain").unlink()
+                drain()
             state.commit()
 
 

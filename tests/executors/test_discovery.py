@@ -86,7 +86,22 @@ class TestScript:
 
 class TestLines:
     @pytest.mark.parametrize(
-        "line", ["a:0", "a:-1", "a:two", "a:1.5", "a:", ":3", "a b:3", "hello world", "a:\u0663", "a:" + "9" * 5000]
+        "line",
+        [
+            *("a:0", "a:-1", "a:two", "a:1.5", "a:", ":3", "a b:3", "hello world", "a:\u0663", "a:" + "9" * 5000),
+            *(
+                "<html>503</html>",
+                "<html>:4",
+                "{",
+                "-oProxyCommand=x:1",
+                "a;b:1",
+                "a/b",
+                "-o@a:1",
+                "@a:1",
+                "b\u00fccher:1",
+            ),
+            *("fd00::1", "fd00::1:4", "[fd00::1", "[]:1", "[a]:1", "[10.0.0.1]:1", "[fd00::1]x:1", "."),
+        ],
     )
     def test_a_line_that_is_no_host_is_shown_with_the_form(self, line):
         shown = re.escape(repr(line[:200]))
@@ -101,8 +116,15 @@ class TestLines:
         with pytest.raises(DiscoveryError, match="here names host 'a' twice; name each host once, with all of its"):
             parse_hosts("a:1\nb:1\na:2\n", None, "here")
 
-    def test_an_address(self):
-        assert parse_hosts("10.0.0.1:4\n", None, "here") == {"10.0.0.1": 4}
+    @pytest.mark.parametrize("host", ["10.0.0.1", "node-1.rack_2.example.com", "7", "_gateway", "a.", "user@a"])
+    def test_a_name_and_an_address(self, host):
+        assert parse_hosts(f"{host}:4\n", None, "here") == {host: 4}
+        assert parse_hosts(host, 3, "here") == {host: 3}
+
+    @pytest.mark.parametrize("host", ["fd00::1", "::1", "fe80::1%eth0"])
+    def test_an_ipv6_address_is_in_brackets(self, host):
+        assert parse_hosts(f"[{host}]:4\n", None, "here") == {host: 4}
+        assert parse_hosts(f"[{host}]", 3, "here") == {host: 3}
 
 
 class Changing:

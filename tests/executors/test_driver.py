@@ -4,6 +4,9 @@ import json
 
 import pytest
 
+from collectives.api import PeerLostError
+from collectives.control.handshake import notes
+from collectives.rendezvous.store import PrefixStore
 from executors import worlds
 from executors.api import ExecutorError, StartTimeoutError, WorkerError
 from executors.driver import Driver
@@ -107,6 +110,24 @@ class TestStaticJobs:
         assert driver.order == ("worker-0", "worker-1")
         driver.check()
         assert agents.ended == []
+
+    @pytest.mark.parametrize(
+        ("end", "text"),
+        [
+            (lambda driver: driver.done("worker-1"), "ended with exit code 0"),
+            (lambda driver: driver.failed("worker-1", KILLED), "was killed by signal 9"),
+        ],
+    )
+    def test_ranks_that_wait_for_one_that_has_ended_hear_of_it(self, job, agents, end, text, monkeypatch):
+        monkeypatch.setattr(notes, "LOOK_SECONDS", 0.0)
+        driver = begun(Limits.static(2), job, agents, a=1, b=1)
+        watch = notes.EndWatch(PrefixStore(job.store, agents.started["worker-0"]["HOROVOD_JOB_ID"]))
+        watch.check()
+        end(driver)
+        with pytest.raises(PeerLostError, match=rf"^rank 1 on host b {text} before hvd\.init\(\); look at its output$"):
+            watch.check()
+        driver.close()
+        watch.check()
 
     def test_newcomers_on_their_way_do_not_keep_a_job_that_is_done(self, job, agents):
         driver = begun(elastic(1, most=2), job, agents, a=1)
@@ -257,6 +278,19 @@ class TestWorlds:
         report(job, agents, "worker-0", 0, kind="formed", round=0)
         with pytest.raises(Exception, match="reports/worker-0/0"):
             job.store.get(report_key("worker-0", 0), 0.0)
+
+    @pytest.mark.parametrize("is_taken_between", [False, True])
+    def test_a_report_that_is_sent_again_counts_once(self, job, agents, caplog, is_taken_between):
+        """A client sends it again when the answer is lost with a connection."""
+        caplog.set_level("INFO", "executors.driver")
+        begun(elastic(2), job, agents)
+        for _ in range(2):
+            job.store.set(report_key("worker-1", 0), Report("draining").encode())
+            if is_taken_between:
+                agents.call()
+        agents.call()
+        assert len(caplog.records) == 1
+        assert job.store.peek(report_key("worker-1", 0)) is None
 
     def test_a_report_of_a_stranger_or_of_an_unknown_kind_changes_nothing(self, job, agents):
         begun(elastic(2), job, agents)

@@ -56,6 +56,27 @@ class TestElastic:
         assert limits.most > 100_000
         assert limits.may_find_hosts
 
+    def test_a_limit_of_resets_and_limits_of_each_kind(self):
+        together, each = resolve(2, least=1, reset_limit=4), resolve(2, least=1, reset_limit={"failures": 3})
+        assert (together.resets, together.failures, together.resizes) == (4, None, None)
+        assert (each.resets, each.failures, each.resizes) == (None, 3, None)
+
+    @pytest.mark.parametrize(
+        ("limit", "message"),
+        [
+            (
+                {"losses": 1},
+                "reset_limit is {'losses': 1}, but must be an integer of at least 0 for failures",
+            ),
+            ({}, "reset_limit is {}, but must be an integer of at least 0"),
+            ({"resizes": -1}, 'reset_limit["resizes"] is -1, but must be an integer of at least 0'),
+            (-1, "reset_limit is -1, but must be an integer of at least 0"),
+        ],
+    )
+    def test_what_is_no_limit_of_resets(self, limit, message):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            resolve(2, least=1, reset_limit=limit)
+
     def test_defaults(self, monkeypatch):
         monkeypatch.delenv("HOROVOD_ELASTIC_TIMEOUT", raising=False)
         limits = resolve(2, least=1)
@@ -82,9 +103,20 @@ class TestBadArguments:
         with pytest.raises(ValueError, match=r"^min_num_proc is 3, num_proc is 2 and max_num_proc is 4, but"):
             resolve(2, least=3, most=4)
 
-    def test_a_largest_number_that_was_not_given_is_not_shown(self):
+    @pytest.mark.parametrize("has_discovery", [False, True])
+    def test_a_number_that_was_not_given_is_not_shown(self, has_discovery):
         with pytest.raises(ValueError, match=r"^min_num_proc is 3 and num_proc is 2, but they must not descend"):
-            resolve(2, least=3, has_discovery=True)
+            resolve(2, least=3, has_discovery=has_discovery)
+        with pytest.raises(ValueError, match=r"^min_num_proc is 3 and max_num_proc is 2, but they must not descend"):
+            resolve(least=3, most=2, has_discovery=has_discovery)
+
+    def test_a_bad_number_at_the_start_is_not_blamed_on_the_fewest(self):
+        with pytest.raises(ValueError, match=r"^num_proc is 0, but must be an integer of at least 1"):
+            resolve(0, most=2)
+
+    def test_neither_the_fewest_nor_the_number_at_the_start(self):
+        with pytest.raises(ValueError, match=r"^num_proc is missing; give it, or min_num_proc$"):
+            resolve(most=2)
 
     @pytest.mark.parametrize("value", [0, -1, 1.5, "2", True])
     @pytest.mark.parametrize(("name", "argument"), [("least", "min_num_proc"), ("most", "max_num_proc")])

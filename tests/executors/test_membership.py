@@ -8,6 +8,7 @@ from executors.membership import (
     HostDraining,
     HostFound,
     HostLost,
+    HostUnusable,
     Limits,
     Members,
     Membership,
@@ -110,7 +111,18 @@ def test_a_job_that_cannot_start_says_what_is_missing():
     [end] = job.after(30.0)
     assert end.error == (
         "the job has 0 of at least 3 workers (hosts: a: 2 slots, b: draining, c: gone) within the "
-        "elastic timeout of 30 s"
+        "elastic timeout of 30 s; add slots, lower the least number of workers, or raise the timeout"
+    )
+
+
+def test_a_job_that_cannot_start_names_the_hosts_that_cannot_be_used():
+    job = Job(1, timeout=30.0)
+    job.on(*(HostUnusable(host, f"no route to {host}") for host in "abcdefg"))
+    job.on(HostFound("a", 1), HostLost("a", "link cut"), HostUnusable("c", None), HostUnusable("d", "asleep"))
+    [end] = job.after(30.0)
+    assert end.error.partition("link cut. ")[2] == (
+        "Host b cannot be used: no route to b. Host e cannot be used: no route to e. "
+        "Host f cannot be used: no route to f. So it is with 2 other hosts"
     )
 
 
@@ -160,6 +172,7 @@ def test_a_job_that_stays_too_small_ends_after_the_timeout():
     [end] = job.after(30.0)
     assert "the job has 1 of at least 2 workers" in end.error
     assert "a: 2 slots, blacklisted after 1 failure" in end.error
+    assert end.error.endswith("The last failure: worker-0 on host a: killed by signal 9")
 
 
 def test_a_job_ends_at_once_where_no_host_can_start_another_worker():
@@ -344,6 +357,12 @@ def test_a_job_ends_when_it_failed_too_often(limit):
     [end] = job.on(failed(1))
     assert f"the number of {limit} exceeded its limit of 1 (2 failures, 0 resizes)" in end.error
     assert end.error.endswith("The last failure: worker-1 on host a: killed by signal 9")
+
+
+def test_one_failure_is_singular():
+    job = running(2, 1, resets=0)
+    [end] = job.on(failed(0))
+    assert "exceeded its limit of 0 (1 failure, 0 resizes); raise the limit" in end.error
 
 
 @pytest.mark.parametrize("limit", ["resets", "resizes"])

@@ -43,18 +43,8 @@ def test_hvdrun_has_the_options_of_the_elastic_job() -> None:
     text = (FILES / "slurm" / "elastic.sbatch").read_text()
     call = re.search(r"^hvdrun .*?[^\\]$", text, re.MULTILINE | re.DOTALL)[0]
     given = set(re.findall(r"(?<= )--?[A-Za-z][a-z-]*", call.partition(" python ")[0]))
-    assert given == {"-np", "--min-np", "-H", "--remote-shell", "--blacklist-cooldown-range"}
+    assert given == {"-np", "--min-np", "--blacklist-cooldown-range"}
     assert given <= {option for flag in all_flags() for option in flag.options}
-
-
-def test_the_hosts_of_the_elastic_job(tmp_path: Path) -> None:
-    """The line that makes them, with the answer of scontrol for two nodes."""
-    line = re.search(r"^hosts=.*$", (FILES / "slurm" / "elastic.sbatch").read_text(), re.MULTILINE)[0]
-    answer = "scontrol() { [ \"$*\" = 'show hostnames n[1-2]' ] && printf 'n1\\nn2\\n'; }"
-    given = "SLURM_JOB_NODELIST='n[1-2]' SLURM_NTASKS_PER_NODE=4"
-    script = "\n".join(["set -euo pipefail", answer, given, line, 'printf %s "$hosts"'])
-    run = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, timeout=60)
-    assert (run.stdout, run.stderr) == ("n1:4,n2:4", "")
 
 
 @pytest.mark.skipif(not (SPARK_SUBMIT.exists() and java()), reason="needs PySpark and Java")

@@ -3,6 +3,7 @@
 import logging
 import threading
 
+import cloudpickle
 import pytest
 
 from executors.api import ExecutorError
@@ -286,6 +287,21 @@ class TestLog:
             logs.log({})
         assert got == [{"loss": 0.5}, 1]
         assert len(calls) == 1
+
+    @pytest.mark.parametrize("is_taken_between", [False, True])
+    def test_a_value_that_is_sent_again_comes_once(self, is_taken_between):
+        """A client sends it again when the answer is lost with a connection."""
+        calls, got = [], []
+        with Job(1) as job:
+            stop = logs.listen(job, calls.append, [got.append])
+            for _ in range(2):
+                job.store.set("logs/0/0", cloudpickle.dumps("loss"))
+                if is_taken_between:
+                    calls.pop()()
+            for call in calls:
+                call()
+            stop()
+        assert got == ["loss"]
 
     def test_a_process_that_is_no_worker_is_told_once(self, monkeypatch, caplog):
         monkeypatch.setattr(logs, "_ways", {})

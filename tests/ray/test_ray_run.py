@@ -12,7 +12,9 @@ import pytest
 import ray
 from ray.util.queue import Queue
 
+from collectives.api import PeerLostError
 from executors.api import ExecutorError, RemoteError, WorkerError
+from hvd_cluster import basics
 from hvd_cluster.ray import BaseHorovodWorker, RayExecutor, log
 
 # Ray keeps its connections, and starts worker processes before they are needed.
@@ -299,6 +301,22 @@ def test_workers_find_each_other(executor):
             hvd.shutdown()
 
     assert executor.run(total) == [(1111.0, 0), (1111.0, 1), (1111.0, 0), (1111.0, 1)]
+
+
+def test_ranks_that_wait_in_init_for_one_that_has_returned_hear_of_it(executor):
+    def size(missing):
+        if rank() == missing:
+            return 0
+        basics.init()
+        try:
+            return basics.size()
+        finally:
+            basics.shutdown()
+
+    for missing in (0, 1):
+        with pytest.raises(PeerLostError, match=rf"rank {missing} on host \w+ returned before hvd\.init\(\)"):
+            executor.run(size, (missing,))
+    assert executor.run(size, (None,)) == [SIZE] * SIZE
 
 
 def test_no_function(executor):

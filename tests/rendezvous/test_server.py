@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import socket
 import struct
@@ -18,7 +19,7 @@ from collectives.api import (
     SettingsError,
 )
 from collectives.rendezvous.client import RendezvousClient
-from collectives.rendezvous.server import RendezvousServer
+from collectives.rendezvous.server import RendezvousServer, everywhere
 from tests.rendezvous.wire import (
     SECRET,
     encode,
@@ -140,3 +141,38 @@ class TestLifecycle:
             eventually(lambda: server.waiting == 1)
         for peer in peers:
             peer.close()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_clients_of_either_family_reach_a_server_on_all_addresses(address):
+    try:
+        socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET).close()
+    except OSError:
+        pytest.skip(f"this host has no {address}")
+    with RendezvousServer(SECRET, everywhere()) as server, RendezvousClient(address, server.port, SECRET) as client:
+        client.set("key", b"value")
+        assert client.get("key", 0.0) == b"value"
+
+
+def test_a_host_without_ipv6(monkeypatch):
+    """The kernel may know the family, but have no address of it."""
+    create = socket.create_server
+
+    def without(address, family=socket.AF_INET, **arguments):
+        if family == socket.AF_INET6:
+            raise OSError(errno.EADDRNOTAVAIL, "no address")
+        return create(address, family=family, **arguments)
+
+    monkeypatch.setattr(socket, "create_server", without)
+    for _ in range(2):
+        with RendezvousServer(SECRET, everywhere()) as server:
+            RendezvousClient("127.0.0.1", server.port, SECRET).set("key", b"value")
+        monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
+    assert everywhere() == "0.0.0.0"
+
+
+def test_a_port_of_either_family_that_is_taken():
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SettingsError, match=rf"cannot listen on \S+ port {port}"):
+            RendezvousServer(SECRET, everywhere(), port).start()

@@ -10,7 +10,9 @@ import pytest
 from spark_cluster import eventually
 
 from collectives.api import PeerLostError
+from collectives.control.handshake import notes
 from collectives.rendezvous.client import RendezvousClient
+from collectives.rendezvous.store import PrefixStore
 from executors.api import CommandNotFoundError, JobSecret
 from executors.call import Call, pickle_call
 from executors.job import Job
@@ -109,6 +111,19 @@ def error_of(plan):
         with Worker(plan, member_of(job, job.store, 0)) as worker:
             worker.start()
         return worker.outcome.exception()
+
+
+@pytest.mark.leaves("processes")
+def test_ranks_that_wait_for_one_whose_function_has_returned_hear_of_it(monkeypatch):
+    monkeypatch.setattr(notes, "LOOK_SECONDS", 0.0)
+    with Job(2, secret=SECRET) as job:
+        store = PrefixStore(job.store, job.id)
+        with Worker(plan_of(int), member_of(job, job.store)) as worker:
+            worker.start()
+            store.get(notes.KEY, HANG_S)
+            with pytest.raises(PeerLostError, match=r"rank 1 on host name returned before hvd\.init\(\)"):
+                notes.EndWatch(store).check()
+            job.store.set(OVER, b"")
 
 
 @pytest.mark.leaves("processes")

@@ -1,7 +1,6 @@
 """Ranks as real processes that stay up between tests: one launch per number of ranks, not per test."""
 
 import contextlib
-import multiprocessing
 import os
 import time
 from multiprocessing.connection import Connection, wait
@@ -12,6 +11,7 @@ from executors.job import Job
 from executors.outcome import capture
 from executors.placement import assign_ranks
 from tests.backends.members import forking_context
+from tests.namespaces import stay_inside
 
 ANSWER_SECONDS = 100  # pytest ends a test soon after
 
@@ -28,15 +28,14 @@ class Pool:
         inside = network.inside if network else lambda host: contextlib.nullcontext()
         with inside(hosts[0] if hosts else None):
             self._job.__enter__()
-        # A forked process would be in the namespace of the server that forks it.
-        context = multiprocessing.get_context("spawn") if network else forking_context()
+        context = forking_context()
         self._links, self.processes = [], []
         for slot in assign_ranks(hosts or ["here"] * size):
             link, far_link = context.Pipe()
             variables = {**os.environ, **self._job.environment(slot), **(environment or {})}
-            process = context.Process(target=_serve, args=(far_link, slot.rank, variables), daemon=True)
-            with inside(slot.host):
-                process.start()
+            namespace = network.path(slot.host) if network else None
+            process = context.Process(target=_serve, args=(far_link, slot.rank, variables, namespace), daemon=True)
+            process.start()
             far_link.close()
             self._links.append(link)
             self.processes.append(process)
@@ -94,7 +93,9 @@ def _received(link):
         return None
 
 
-def _serve(link: Connection, rank, variables):
+def _serve(link: Connection, rank, variables, namespace):
+    if namespace:
+        stay_inside(namespace)
     # Or torch.compile would start processes that stay as long as the rank.
     os.environ.clear()
     os.environ.update(variables, OMP_NUM_THREADS="1", TORCHINDUCTOR_COMPILE_THREADS="1")

@@ -13,6 +13,7 @@ from collectives.control.handshake.configuration import disagreement
 from collectives.control.handshake.connected import Connected, Offer
 from collectives.control.handshake.entries import Entries
 from collectives.control.handshake.hello import Hello, LocalEnd
+from collectives.control.handshake.notes import EndWatch
 from collectives.control.sockets import Connection, SocketChannel
 from collectives.control.tree import Center, relays
 
@@ -22,7 +23,7 @@ RESERVED = 4
 """Descriptors for the channel of a rank, or for the report that it cannot connect: no more than two of either."""
 
 
-def admit_members(end: LocalEnd, entries: Entries, offer: Offer) -> Connected:
+def admit_members(end: LocalEnd, entries: Entries, offer: Offer, watch: EndWatch) -> Connected:
     """See :func:`collectives.control.handshake.channel.connect_channel`."""
     hello = end.hello
     start = entries.next
@@ -34,7 +35,8 @@ def admit_members(end: LocalEnd, entries: Entries, offer: Offer) -> Connected:
         publishing(reserve, admission),  # before the admission closes its listeners
     ):
         entries.publish(start, admission.entry)
-        peers = admission.admit_all()
+        with end.attempt.checking(watch.check):
+            peers = admission.admit_all()
         hellos = [hello, *(peers[rank].hello for rank in range(1, hello.size))]
         problem = disagreement([each.configuration for each in hellos])
         if problem is not None:

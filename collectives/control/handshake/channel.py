@@ -8,6 +8,7 @@ from collectives.control.handshake.connected import Connected, Offer
 from collectives.control.handshake.entries import Entries
 from collectives.control.handshake.hello import LocalEnd
 from collectives.control.handshake.member import join_center
+from collectives.control.handshake.notes import EndWatch
 from collectives.control.handshake.starts import Starts
 from collectives.planning.process_sets import ProcessSets
 
@@ -26,7 +27,7 @@ def connect_channel(
     entries = Entries(end.hello, store, starts or Starts())
     try:
         if end.hello.rank == 0:
-            return admit_members(end, entries, offer)
+            return admit_members(end, entries, offer, EndWatch(store))
         return join_center(end, entries, process_sets, offer)
     except PeerLostError as error:
         if type(error) is PeerLostError:

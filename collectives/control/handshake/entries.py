@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import suppress
 from typing import Any
 
@@ -60,6 +61,21 @@ class Entries:
 
     def _put_error(self, start: int, reason: BaseException) -> None:
         self._store.set(self._key(start), msgpack.packb({"error": pack_answer(None, reason)}), FAILURE_SECONDS)
+
+    # The launcher.
+
+    def end(self, reason: PeerLostError) -> set[str]:
+        """Rank 0 has ended: publish that as its next start, unless the last one has failed. Returns the key."""
+        entry: Any = {}
+        for start in itertools.count(self.next):
+            try:
+                entry = self._get(start, 0.0)
+            except CollectiveTimeoutError:
+                break
+        if "error" in entry:
+            return set()
+        self._store.set(self._key(start), msgpack.packb({"error": pack_answer(None, reason)}))
+        return {self._key(start)}
 
     # The other ranks.
 

@@ -1,7 +1,12 @@
+import os
+import subprocess
+import sys
+
 import pytest
 
 from executors.environments.allocation import SRUN, Allocation, allocation_of
-from executors.hosts.places import PlaceArguments
+from executors.hosts.places import PlaceArguments, Places
+from executors.hosts.shell import RemoteShell
 
 SBATCH = {
     "SLURM_JOB_NODELIST": "n[1-3]",
@@ -28,16 +33,54 @@ def test_the_hosts_of_a_job(environment, hosts):
     assert found.shell == (SRUN if found.system == "SLURM" else None)
 
 
+ONE_NODE = {"SLURM_JOB_NODELIST": "n1", "SLURM_JOB_CPUS_PER_NODE": "8"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "hosts", "shell"),
+    [
+        ({**ONE_NODE, "SLURMD_NODENAME": "n1"}, {"localhost": 8}, None),
+        (ONE_NODE, {"n1": 8}, SRUN),
+        ({"LSB_JOBID": "3", "LSB_MCPU_HOSTS": "a 4"}, {"localhost": 4}, None),
+        ({"LSB_JOBID": "3", "LSB_HOSTS": "a a"}, {"localhost": 2}, None),
+        ({"LSB_JOBID": "3", "LSB_MCPU_HOSTS": "batch 1 a 4"}, {"a": 4}, None),
+        ({**SBATCH, "SLURMD_NODENAME": "n2"}, {"n1": 8, "n2": 8, "n3": 4}, SRUN),
+    ],
+)
+def test_this_host_alone_needs_no_shell(environment, hosts, shell):
+    found = allocation_of(environment)
+    assert (found.hosts, found.shell) == (hosts, shell)
+
+
+@pytest.mark.parametrize(("hosts", "has_shell"), [({"localhost": 2}, False), ({"n1": 2}, True)])
+def test_a_job_of_one_host_uses_its_slots(hosts, has_shell):
+    given = PlaceArguments().within(Allocation("SLURM", hosts, SRUN if has_shell else None))
+    places = Places.of(given, 2, is_elastic=False)
+    assert (places.hosts, places.shell is not None) == (hosts, has_shell)
+    with pytest.raises(ValueError, match=r"3 processes need 3 slots, but the hosts have 2 .*-H"):
+        Places.of(given, 3, is_elastic=False)
+
+
+def test_an_agent_gets_all_of_its_node_and_nothing_else_is_on_its_command_line():
+    words = RemoteShell(SRUN).command("n1")
+    assert words[words.index("srun") :] == [
+        *("srun", "--overlap", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--nodelist=n1"),
+        *("--cpu-bind=none", "--mem=0", "--mpi=none", "--export=ALL", "sh"),
+    ]
+    options = {"SRUN_CPUS_PER_TASK": "1", "SLURM_CPUS_PER_TASK": "1", "PATH": os.environ["PATH"]}
+    start = [*words[: words.index("srun")], sys.executable, "-c", "import os; print([*os.environ])"]
+    assert "CPUS_PER_TASK" not in subprocess.run(start, env=options, capture_output=True, text=True, check=True).stdout
+
+
 @pytest.mark.parametrize(
     "environment",
     [
         {},
-        {**SBATCH, "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_CPUS_PER_NODE": "8"},
+        {**SBATCH, "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1"},
         {**SBATCH, "SLURM_STEP_NUM_TASKS": "4"},
         {**SBATCH, "SLURM_JOB_CPUS_PER_NODE": "8"},
         {**SBATCH, "SLURM_JOB_CPUS_PER_NODE": "many"},
         {"LSB_MCPU_HOSTS": "a 4 b 2"},
-        {"LSB_JOBID": "3", "LSB_MCPU_HOSTS": "batch 1 a 4"},
     ],
 )
 def test_no_hosts_but_this_one(environment):

@@ -52,6 +52,7 @@ JSRUN = {
         (AZURE_TORCH, "torchrun", 1, 4, ("10.0.0.1",), Trust.NETWORK, ""),
         (POD, "a launcher for torch.distributed", 2, 4, ("train-0.train",), Trust.NETWORK, ""),
         (OPEN_MPI_HERE, "mpirun (Open MPI)", 3, 4, ("127.0.0.1",), Trust.USER, ""),
+        ({**OPEN_MPI_HERE, "PMIX_HOSTNAME": "n1"}, "mpirun (Open MPI)", 3, 4, ("127.0.0.1",), Trust.USER, "n1"),
         (AZURE_MPI, "mpirun (Open MPI)", 3, 4, ("10.0.0.4",), Trust.NETWORK, ""),
         ({**OPEN_MPI, "MASTER_ADDR": "a"}, "mpirun (Open MPI)", 3, 4, ("a",), Trust.NETWORK, ""),
         (SRUN, "srun", 2, 4, ("n1",), Trust.USER, "n2"),
@@ -59,6 +60,7 @@ JSRUN = {
         ({**SRUN, "MASTER_ADDR": "a"}, "srun", 2, 4, ("a",), Trust.USER, "n2"),
         (JSRUN, "jsrun", 6, 12, ("h41n04", "h41n05"), Trust.USER, ""),
         ({**JSRUN, "JSM_NAMESPACE_LOCAL_SIZE": "12"}, "jsrun", 6, 12, ("127.0.0.1",), Trust.USER, ""),
+        ({**JSRUN, **OPEN_MPI}, "jsrun", 6, 12, ("h41n04", "h41n05"), Trust.USER, ""),
         ({**SRUN, "WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}, "srun", 2, 4, ("n1",), Trust.USER, "n2"),
     ],
 )
@@ -118,7 +120,6 @@ def test_a_process_alone_or_of_a_launcher_of_ours(environment):
         (SRUN, {"SLURM_JOB_ID": "8"}),
         (SRUN, {"SLURM_STEP_ID": "1"}),
         (SRUN, {"SLURM_RESTART_COUNT": "1"}),
-        (TORCHRUN, {"TORCHELASTIC_RESTART_COUNT": "1"}),
         (TORCHRUN, {"MASTER_PORT": "29501"}),
         (OPEN_MPI_HERE, {"PMIX_NAMESPACE": "prterun-a-78@1"}),
         (JSRUN, {"LSB_JOBID": "89"}),
@@ -133,10 +134,23 @@ def test_all_ranks_have_one_job_and_no_other_job_has_it(environment, change):
     assert own.meeting != other.meeting
 
 
+def test_agents_of_torchrun_that_count_their_own_failures_agree():
+    first, second = (place_of({**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": count}) for count in "01")
+    assert (first.job, first.meeting) == (second.job, second.meeting)
+
+
 def test_the_user_chooses_the_port():
     assert place_of({**SRUN, "HOROVOD_GLOO_RENDEZVOUS_PORT": "4711"}).meeting.ports == (4711,)
     with pytest.raises(SettingsError, match=r"HOROVOD_GLOO_RENDEZVOUS_PORT is '70000', but must be a port number"):
         place_of({**SRUN, "HOROVOD_GLOO_RENDEZVOUS_PORT": "70000"})
+
+
+@pytest.mark.parametrize(
+    ("variables", "node"),
+    [({}, ""), ({"PMI_HOSTNAME": "n1"}, "n1"), ({"PMI_HOSTNAME": "localhost", "SLURMD_NODENAME": "n2"}, "n2")],
+)
+def test_the_node_of_a_rank_with_pmi(variables, node):
+    assert place_of({**HYDRA, **variables}).node == node
 
 
 @pytest.mark.parametrize(

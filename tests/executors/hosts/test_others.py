@@ -33,7 +33,7 @@ class Crew:
 
 class Reporter:
     def __init__(self):
-        self.lost, self.changes = [], 0
+        self.lost, self.unusable, self.changes = [], [], 0
 
     def agents_changed(self):
         self.changes += 1
@@ -48,7 +48,7 @@ class Reporter:
         self.lost.append((host, text))
 
     def host_unusable(self, host, text):
-        """Not of interest here."""
+        self.unusable.append((host, text))
 
 
 class Link:
@@ -154,6 +154,24 @@ def test_a_host_is_tried_again_less_and_less_often_and_for_ever(hosts):
     link = connected(hosts)
     hosts.others.received(link, Started(0, 1))
     assert hosts.others.ready() == {"b": 1}
+
+
+def test_the_shell_is_to_blame_only_before_the_agent_has_connected(hosts):
+    hosts.others.wanted({"b": 1})
+    hosts.others.agent_ended(Ended(-1, 255))
+    hosts.crew.alarms[-1][1]()
+    hosts.others.disconnected(connected(hosts), "its agent has ended")
+    by_hand = "its agent ended with exit code 255 before it connected; run 'ssh b true' by hand to see why"
+    by_itself = "its agent has ended; look at that host and at its network; it is tried again"
+    assert hosts.reporter.unusable == [("b", by_hand), ("b", by_itself)]
+
+
+def test_an_agent_of_another_version_gets_no_advice_about_the_shell(hosts, monkeypatch):
+    hosts.others.wanted({"b": 1})
+    monkeypatch.setattr("executors.hosts.others.VERSION", "9.9")
+    connected(hosts)
+    [(_, text)] = hosts.reporter.unusable
+    assert text.endswith("; install the same versions")
 
 
 def test_a_worker_on_a_host_without_an_agent_is_not_started(hosts):

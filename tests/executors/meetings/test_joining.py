@@ -1,14 +1,19 @@
 """Ranks find one another without a launcher of ours: threads here, whose hosts are names."""
 
+import itertools
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from collectives.api import CollectiveTimeoutError, HorovodInternalError, SettingsError
+from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError, SettingsError
+from collectives.interfaces import LOOPBACK
+from collectives.rendezvous import client
+from collectives.rendezvous.client import RendezvousClient
 from collectives.settings import Settings, world_from_environment
+from executors import host
 from executors.environments.place import Place
-from executors.meetings import known_ports
+from executors.meetings import joining, known_ports
 from executors.meetings.joining import join
 from executors.meetings.known_ports import KnownPorts, Trust, ports_of
 
@@ -58,21 +63,61 @@ def test_ranks_of_two_hosts_in_turn(job):
     assert len({Settings.from_environment(environment).secret for environment in environments}) == 1
 
 
-def test_a_port_that_is_taken_is_passed_over(job):
+def test_containers_of_one_node_share_its_local_ranks(job, monkeypatch):
+    """Each thread here is a container: the host is another one whenever it is asked for."""
+    numbers = itertools.count()
+    monkeypatch.setattr(host, "identity", lambda: f"container-{next(numbers)}")
+    for nodes in ("aabb", ["", "", "", ""]):
+        environments = joined([place(job, rank, 4, nodes[rank]) for rank in range(4)])
+        worlds = [world_from_environment(environment) for environment in environments]
+        assert len({world.host for world in worlds}) == 4
+        assert [world.topology.local_rank for world in worlds] == ([0, 1, 0, 1] if nodes[0] else [0, 1, 2, 3])
+
+
+def listening(caplog):
+    """The ports on which the servers of the meeting and of the job have listened."""
+    return [record.args[1] for record in caplog.records if "listens on" in record.message]
+
+
+def test_a_port_that_is_taken_is_passed_over(job, caplog, monkeypatch):
+    monkeypatch.setattr(client, "_ANSWER_GRACE", 1.0)  # the other program is silent
+    caplog.set_level("INFO", "collectives.rendezvous")
     first, second, *_ = ports_of({}, job)
     with socket.create_server(("127.0.0.1", first)):
-        environments = joined([place(job, rank, 2) for rank in range(2)])
-    assert {environment["HOROVOD_GLOO_RENDEZVOUS_PORT"] for environment in environments} == {str(second)}
+        joined([place(job, rank, 2) for rank in range(2)])
+    assert listening(caplog)[0] == second
 
 
-def test_the_server_of_another_job_is_passed_over(job):
+def test_the_server_of_another_job_is_passed_over(job, caplog):
+    caplog.set_level("INFO", "collectives.rendezvous")
     meeting = KnownPorts.on_this_host(ports_of({}, job))
-    led = meeting.lead("another job")
+    led = meeting.lead("another job", SECONDS)
     try:
-        environments = joined([place(job, rank, 2, meeting=meeting) for rank in range(2)])
+        joined([place(job, rank, 2, meeting=meeting) for rank in range(2)])
     finally:
         led.server.stop()
-    assert {environment["HOROVOD_GLOO_RENDEZVOUS_PORT"] for environment in environments} == {str(meeting.ports[1])}
+    assert listening(caplog)[1] == meeting.ports[1]
+
+
+def test_nothing_of_the_meeting_is_left_when_all_ranks_have_come(job):
+    """Its secret may stay where others can read it; that of the job is another one."""
+    meeting = KnownPorts.on_this_host(ports_of({}, job))
+    places = [place(job, rank, 2, meeting=meeting) for rank in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(join, places, [SECONDS] * 2))
+    try:
+        with socket.create_server((LOOPBACK, meeting.ports[0])):
+            pass
+        settings = [Settings.from_environment(result.environment) for result in results]
+        assert settings[0].secret == settings[1].secret != meeting._secret(job).key
+        port = int(results[0].environment["HOROVOD_GLOO_RENDEZVOUS_PORT"])
+        with pytest.raises(SettingsError, match=r"not to be trusted|signature is wrong"):
+            RendezvousClient(LOOPBACK, port, meeting._secret(job).key, 5.0).get("world", 0.0)
+        with pytest.raises(CollectiveTimeoutError):
+            RendezvousClient(LOOPBACK, port, settings[0].secret, 5.0).get("world", 0.0)
+    finally:
+        for result in results:
+            result.close()
 
 
 def test_all_ports_are_taken(job):
@@ -89,6 +134,38 @@ def test_a_rank_that_does_not_come_is_named(job):
     assert isinstance(results[1], HorovodInternalError)
 
 
+@pytest.fixture
+def other(job, monkeypatch):
+    """A follower of a rank 0 that the test plays, and the server of the meeting."""
+    monkeypatch.setattr(joining, "REACH_SECONDS", 0.2)
+    meeting = KnownPorts.on_this_host(ports_of({}, job))
+    led = meeting.lead(job, SECONDS)
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(join, place(job, 1, 2, meeting=meeting), SECONDS), led.server
+        led.server.stop()
+
+
+def test_a_rank_0_that_ends_is_not_waited_for(other):
+    follower, server = other
+    server.store.get("places/1", SECONDS)
+    server.stop()
+    with pytest.raises(PeerLostError):
+        follower.result(SECONDS)
+
+
+def test_a_rank_that_ends_before_it_has_read_the_world_is_left_to_the_engine(job, monkeypatch):
+    monkeypatch.setattr(joining, "REACH_SECONDS", 0.1)
+    meeting = KnownPorts.on_this_host(ports_of({}, job))
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(join, place(job, 0, 2, meeting=meeting), SECONDS)
+        found = meeting.follow(job, SECONDS)
+        store = RendezvousClient(found.address, found.port, found.secret.key, SECONDS)
+        store.set("places/1", store.get("places/0", SECONDS))
+        result = first.result(SECONDS)
+    assert result.environment["HOROVOD_SIZE"] == "2"
+    result.close()
+
+
 def test_rank_0_does_not_come(job):
     with pytest.raises(CollectiveTimeoutError, match=r"rank 0 was not found within 0.1 s on 127.0.0.1, port \d+, \d+"):
         join(place(job, 1, 2), 0.1)
@@ -96,7 +173,7 @@ def test_rank_0_does_not_come(job):
 
 def test_hosts_with_different_keys_say_so(job, monkeypatch):
     meeting = KnownPorts.on_this_host(ports_of({}, job))
-    led = meeting.lead(job)
+    led = meeting.lead(job, SECONDS)
     monkeypatch.setenv("HOROVOD_SECRET_KEY", "another one")
     try:
         with pytest.raises(CollectiveTimeoutError, match=r"has another secret: if the hosts do not share the home dir"):
@@ -108,11 +185,11 @@ def test_hosts_with_different_keys_say_so(job, monkeypatch):
 def test_rank_0_warns_where_everybody_may_know_the_secret(job, monkeypatch, caplog):
     monkeypatch.setattr(known_ports, "LOOPBACK", "")
     meeting = KnownPorts(("127.0.0.1",), ports_of({}, job), Trust.NETWORK)
-    meeting.lead(job).server.stop()
+    meeting.lead(job, SECONDS).server.stop()
     assert "can join this job; to prevent that, set HOROVOD_SECRET_KEY" in caplog.text
     caplog.clear()
     monkeypatch.setenv("HOROVOD_SECRET_KEY", "ours")
-    meeting.lead(job).server.stop()
+    meeting.lead(job, SECONDS).server.stop()
     assert not caplog.text
 
 

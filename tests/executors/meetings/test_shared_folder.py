@@ -28,46 +28,45 @@ def end(results):
 
 def test_ranks_find_one_another_and_leave_nothing(tmp_path):
     results = joined(tmp_path, 3)
-    [file] = tmp_path.iterdir()
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert not list(tmp_path.iterdir())
     end(results)
     assert [each.environment["HOROVOD_RANK"] for each in results] == ["0", "1", "2"]
     assert len({each.environment["_HOROVOD_SECRET_KEY"] for each in results}) == 1
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("damage", ["stopped", "short", "no offer"])
 def test_a_file_that_an_earlier_rank_0_left_is_passed_over(tmp_path, damage):
-    led = SharedFolder(tmp_path).lead("a job")
+    led = SharedFolder(tmp_path).lead("a job", SECONDS)
     led.server.stop()
     [file] = tmp_path.iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
     if damage != "stopped":
         file.write_bytes(file.read_bytes()[:20] if damage == "short" else b"{}")
     end(joined(tmp_path, 2))
 
 
 def test_a_later_rank_0_keeps_its_file(tmp_path):
-    first, second = (SharedFolder(tmp_path).lead("a job") for _ in range(2))
+    first, second = (SharedFolder(tmp_path).lead("a job", SECONDS) for _ in range(2))
     first.server.stop()
-    first.close()
+    first.end()
     found = SharedFolder(tmp_path).follow("a job", SECONDS)
     assert found.port == second.server.port
     second.server.stop()
-    second.close()
+    second.end()
 
 
 def test_jobs_with_different_names_share_a_folder(tmp_path):
-    first, second = (SharedFolder(tmp_path).lead(job) for job in ("one", "two"))
+    first, second = (SharedFolder(tmp_path).lead(job, SECONDS) for job in ("one", "two"))
     ports = [SharedFolder(tmp_path).follow(job, SECONDS).port for job in ("one", "two")]
     assert ports == [first.server.port, second.server.port]
     for led in (first, second):
         led.server.stop()
-        led.close()
+        led.end()
 
 
 def test_no_such_folder(tmp_path):
     with pytest.raises(SettingsError, match=r"HOROVOD_RENDEZVOUS_FOLDER is '.*/none', where rank 0 cannot write \("):
-        SharedFolder(tmp_path / "none").lead("a job")
+        SharedFolder(tmp_path / "none").lead("a job", SECONDS)
 
 
 def test_no_rank_0(tmp_path):

@@ -1,0 +1,27 @@
+"""The identity of this host, and its names."""
+
+import socket
+
+import pytest
+
+from executors import host
+
+
+@pytest.mark.parametrize("own", ["node1.cluster.org", "node1"])
+def test_the_names_of_this_host(monkeypatch, own):
+    monkeypatch.setattr(socket, "gethostname", lambda: own)
+    monkeypatch.setattr(socket, "getfqdn", lambda: own)
+    names = ["localhost", "127.0.0.1", "::1", "node1", "node1.cluster.org"]
+    assert all(map(host.is_this_host, names))
+    others = ["node", "node2", "node10", "10.0.0.1", "cluster.org", ""]
+    assert not any(map(host.is_this_host, others))
+    assert host.is_this_host("node1.elsewhere.org") == (own == "node1")
+
+
+def test_the_containers_of_a_machine_are_told_apart_but_have_one_machine(monkeypatch):
+    identity, machine = host.identity(), host.machine()
+    monkeypatch.setattr(host, "NAMESPACES", ("uts",))
+    assert host.identity() != identity
+    assert host.machine() == machine
+    monkeypatch.setattr(socket, "gethostname", lambda: "another")
+    assert host.machine() != machine
