@@ -13,7 +13,7 @@ from collectives.control.handshake.notes import EndNotes
 from executors.agents import Agents
 from executors.api import ExecutorError, Slot, StartTimeoutError, WorkerError
 from executors.changes import describe, losses, summary
-from executors.failure import CAUSE_SECONDS, Failure, Kind, Patience, likeliest
+from executors.failure import CAUSE_SECONDS, Failure, Kind, Patience, likeliest, with_last_lines
 from executors.job import Job, environment_of
 from executors.membership import (
     Action,
@@ -37,7 +37,7 @@ from executors.membership import (
     WorldFailed,
     WorldFormed,
 )
-from executors.worlds import REPORTS, Published, Report, world_key
+from executors.worlds import CALL, REPORTS, Published, Report, objection, world_key
 
 __all__ = ["Driver"]
 
@@ -90,12 +90,15 @@ class Driver:
         self._formed_last = NO_WORLD
         self._former: set[str] = set()
         self._lost: dict[str, str] = {}
+        self._raised: dict[str, str] = {}  # exceptions that workers have reported, on their way out
         # Workers whose agents have still to say how they ended, and changes that are told then.
         self._unexplained: set[str] = set()
         self._untold: list[Callable[[], None]] = []
         self._failures: list[_Failed] = []
         self._last: _Failed | None = None  # of those that happened before the end
         self._order: tuple[str, ...] = ()
+        self._call = 0  # of an elastic function, in which the ranks are
+        self._report_formed: Report | None = None  # the last one of rank 0
         self._end: End | None = None
         self._timeout: StartTimeoutError | None = None
         self._is_ending = False
@@ -146,6 +149,7 @@ class Driver:
         Ignored once the driver ends the workers itself. Of several failures of one worker the first one counts; in a
         static job, where they are reports of one end, the likeliest one.
         """
+        failure = self._on_trial(worker, self._with_exception(worker, failure))
         if worker in self._unexplained and not self._is_ending:
             self._explain(worker, failure)
         known = next((failed for failed in self._failures if failed.worker == worker), None)
@@ -161,12 +165,33 @@ class Driver:
             self.done(worker)
             return
         self._coming_up.discard(worker)
+        self._give_up(worker, failure)
         self._lost[worker] = failure.text
         self._failures.append(_Failed(worker, self._published.rank_of(worker), failure))
         has_raised = failure.kind is Kind.EXCEPTION
         self._handle(WorkerRaised(worker, failure.text) if has_raised else WorkerFailed(worker, failure.text))
         if self._end is not None:
             self._end_within(self._patience.seconds(failure.kind))
+
+    def _with_exception(self, worker: str, failure: Failure) -> Failure:
+        """``failure``, with the exception that the worker has reported: its standard error may not show it."""
+        text = self._raised.get(worker, "")
+        if not text or failure.kind not in (Kind.SIGNAL, Kind.EXIT):
+            return failure
+        return replace(failure, kind=Kind.EXCEPTION, text=f"raised {text}, and {failure.text}")
+
+    def _on_trial(self, worker: str, failure: Failure) -> Failure:
+        """``failure``; an exception of a worker that never trained, while others did, does not end the job."""
+        if failure.kind is not Kind.EXCEPTION or not self._membership.is_on_trial(worker):
+            return failure
+        return replace(failure, kind=Kind.EXIT, error=None)
+
+    def _give_up(self, worker: str, failure: Failure) -> None:
+        """End a newcomer that failed: it may have a process still. Nothing else tells of it while the others go on."""
+        if not self.is_over and self._membership.is_on_trial(worker):
+            self._agents.kill(worker)
+            text = f"{worker} on host {self._hosts[worker]} failed before it could train; the others go on: it "
+            logger.warning(with_last_lines(f"{text}{failure.text}", failure.last_lines))
 
     def _note_end(self, worker: str, text: str) -> None:
         if self._notes is not None and worker in self._ranked:
@@ -371,12 +396,21 @@ class Driver:
 
     def _answer(self, worker: str) -> dict[str, Callable[[Report], None]]:
         return {
-            "ready": lambda report: self._handle(WorkerReady(worker)),
+            "ready": lambda report: self._ready(worker, report),
+            "raised": lambda report: self._raised.update({worker: report.text}),
             "draining": lambda report: self._drain(worker),
             "failed": lambda report: self._agents.after(ACCUSED_SECONDS, lambda: self._judge(worker, report)),
             "lost": self._lose,
             "formed": self._formed,
         }
+
+    def _ready(self, worker: str, report: Report) -> None:
+        """A newcomer that cannot share the state of the ranks would break their world."""
+        text = objection(report, self._report_formed)
+        if text is None:
+            self._handle(WorkerReady(worker))
+            return
+        self.failed(worker, Failure(Kind.EXIT, text))
 
     def _drain(self, worker: str) -> None:
         rank = self._published.rank_of(worker)
@@ -386,14 +420,22 @@ class Driver:
 
     def _formed(self, report: Report) -> None:
         self._present = {round: world for round, world in self._present.items() if round >= report.round}
+        self._report_formed = report
+        self._note_call(report.call)
         if report.round == self._published.round:
-            if report.round:
+            if self._formed_last is not self._published:  # the ranks also agree at the beginning of each call
                 self._untold.append(partial(self._tell, self._formed_last, self._published, report))
             for worker in self._unexplained:
                 self._agents.after(CAUSE_SECONDS, partial(self._settle, worker))
             self._settle("")
             self._formed_last = self._published
         self._handle(WorldFormed(report.round))
+
+    def _note_call(self, call: int) -> None:
+        """Reports of one worker may overtake each other."""
+        if call > self._call:
+            self._call = call
+            self._job.store.set(CALL, b"%d" % call)
 
     def _tell(self, before: Published, world: Published, report: Report) -> None:
         text = describe(before, world, self._lost)
@@ -404,7 +446,9 @@ class Driver:
     def _lose(self, report: Report) -> None:
         """Go on without workers that have ended; their agents will say how. A job that may end waits for that."""
         lost = [worker for worker in self.members if self._published.rank_of(worker) in report.ranks]
-        may_end = self._limits.resets is not None or len(self.members) - len(lost) < self._limits.least
+        has_raised = any(self._raised.get(worker) for worker in lost)
+        is_short = len(self.members) - len(lost) < self._limits.least
+        may_end = self._limits.resets is not None or is_short or has_raised
         if report.round != self._published.round or may_end:
             return
         for worker in lost:

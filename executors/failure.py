@@ -7,17 +7,30 @@ launcher waits for a moment and compares kinds of failure.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeVar
 
 from collectives.api import CollectiveTimeoutError, PeerLostError, RefusedCallError, ShutDownError
 
-__all__ = ["CAUSE_SECONDS", "Failure", "Kind", "Patience", "kind_of_end", "kind_of_error", "likeliest"]
+__all__ = [
+    "CAUSE_SECONDS",
+    "Failure",
+    "Kind",
+    "Patience",
+    "brief",
+    "kind_of_chain",
+    "kind_of_end",
+    "kind_of_error",
+    "likeliest",
+    "with_last_lines",
+]
 
 T = TypeVar("T")
 
+SHOWN_LINES = 12
 CAUSE_SECONDS = 1.0
 """Seconds for which a launcher waits for a likelier cause after the first reported failure."""
 
@@ -67,6 +80,25 @@ def kind_of_error(error: BaseException) -> Kind:
     return next((kind for error_type, kind in CONSEQUENCES.items() if isinstance(error, error_type)), Kind.EXCEPTION)
 
 
+def kind_of_chain(error: BaseException) -> Kind:
+    """The kind of ``error`` as a traceback shows it: an error of this package anywhere in its chain decides."""
+    kinds = [kind for each in _chain(error) if (kind := kind_of_error(each)).is_consequence]
+    return min(kinds, default=kind_of_error(error))
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def brief(error: BaseException) -> str:
+    """The type and the text of ``error``, also if its ``str()`` fails."""
+    return traceback.format_exception_only(type(error), error)[-1].strip()
+
+
 def kind_of_end(exit_code: int, last_lines: Sequence[str]) -> Kind:
     """The kind of a process that ended with ``exit_code``, negative for a signal, after these lines of its stderr.
 
@@ -81,6 +113,12 @@ def kind_of_end(exit_code: int, last_lines: Sequence[str]) -> Kind:
     names = {line.partition(":")[0] for line in lines}
     kinds = [kind for error, kind in CONSEQUENCES.items() if f"{error.__module__}.{error.__qualname__}" in names]
     return min(kinds, default=Kind.EXCEPTION)
+
+
+def with_last_lines(text: str, last_lines: Sequence[str]) -> str:
+    """``text`` about a failure, and the last of the lines of standard error, if there are some."""
+    shown = last_lines[-SHOWN_LINES:]
+    return "\n    ".join([f"{text}. The last lines of its standard error:", *shown]) if shown else text
 
 
 def likeliest(failed: Iterable[T], kind: Callable[[T], Kind]) -> T:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from collectives.api import CollectiveTimeoutError, HorovodInternalError, Store
-from executors.worlds import Published, Report, report_key, world_key
+from executors.worlds import CALL, Published, Report, report_key, world_key
 
 __all__ = ["Identity", "Member"]
 
@@ -103,6 +103,13 @@ class Member:
     def report(self, report: Report) -> None:
         """Send ``report`` to the driver. Raises what the store raises."""
         self._store.set(report_key(self.identity.worker, next(self._numbers)), report.encode(), AGAIN_SECONDS)
+
+    def call(self) -> int:
+        """The number of the elastic function in which the ranks of the job are; 0 before the first. Raises as above."""
+        try:
+            return int(self._store.get(CALL, 0.0))
+        except CollectiveTimeoutError:
+            return 0
 
     def _has(self, is_wanted: Callable[[Published], bool]) -> bool:
         return bool(self._worlds) and (self._worlds[-1].is_over or is_wanted(self._worlds[-1]))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import cloudpickle
 
 from executors.api import RemoteError, WorkerError
-from executors.failure import Failure, Kind, kind_of_error, likeliest
+from executors.failure import Failure, Kind, brief, kind_of_error, likeliest
 
 __all__ = ["Outcome", "capture", "observe", "values"]
 
@@ -112,7 +112,7 @@ class Outcome:
         except Exception as error:  # noqa: BLE001  unpickling runs code of the user
             raise WorkerError(
                 f"the result of rank {self.rank} on {self.host_name or self.host} cannot be unpickled in the driver "
-                f"({_brief(error)}); its modules must be importable in the driver too",
+                f"({brief(error)}); its modules must be importable in the driver too",
                 self.rank,
                 self.host,
             ) from self._origin()
@@ -161,7 +161,7 @@ def _success(value: object, worker: _Worker) -> Outcome:
     except Exception as reason:  # noqa: BLE001  pickling runs code of the user
         error = worker.error(
             f"{worker} returned a value of type {_name(value)} that cannot be pickled "
-            f"({_brief(reason)}); return plain data, such as numbers, lists or arrays"
+            f"({brief(reason)}); return plain data, such as numbers, lists or arrays"
         )
         return _failure(error, reason, worker)
 
@@ -179,8 +179,8 @@ def _dump_error(error: BaseException, worker: _Worker) -> bytes:
         return _dump_as_itself(error, worker.dumps)
     except Exception as reason:  # noqa: BLE001  pickling runs code of the user
         stand_in = worker.error(
-            f"{worker} raised {_brief(error)}; the exception itself, of type {_name(error)}, "
-            f"cannot be pickled ({_brief(reason)})"
+            f"{worker} raised {brief(error)}; the exception itself, of type {_name(error)}, "
+            f"cannot be pickled ({brief(reason)})"
         )
         return _dumps(stand_in)
 
@@ -228,10 +228,6 @@ def _shown(error: BaseException | None) -> str:
         return repr(error)
     except Exception:  # noqa: BLE001  it runs code of the user
         return "<an exception whose repr() fails>"
-
-
-def _brief(error: BaseException) -> str:
-    return traceback.format_exception_only(type(error), error)[-1].strip()
 
 
 def _name(value: object) -> str:

@@ -1,20 +1,22 @@
 """The messages of an elastic job between driver and workers: worlds one way, reports the other way. Pure.
 
 They are values of the rendezvous store. The world of round n is at ``worlds/<n>``, so each worker waits for the next
-number. Report k of a worker is at ``reports/<worker>/<k>``.
+number. Report k of a worker is at ``reports/<worker>/<k>``. At ``call`` is the number of the call of an elastic
+function in which the ranks are, from 1 on, once all of them have the state.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 from collectives.api import Topology, World
 from executors.api import Slot
 from executors.placement import assign_ranks
 
-__all__ = ["REPORTS", "Published", "Report", "report_key", "world_key"]
+__all__ = ["CALL", "REPORTS", "Published", "Report", "objection", "report_key", "world_key"]
 
+CALL = "call"
 REPORTS = "reports/"
 
 
@@ -39,9 +41,9 @@ class Published:
     @classmethod
     def decode(cls, data: bytes) -> Published:
         """The reverse of :meth:`encode`."""
-        fields = json.loads(data)
-        fields["workers"] = tuple((worker, host) for worker, host in fields["workers"])
-        return cls(**fields)
+        given = json.loads(data)
+        given["workers"] = tuple((worker, host) for worker, host in given["workers"])
+        return cls(**given)
 
     def world(self, worker: str, job: str, rendezvous: tuple[str, int]) -> World | None:
         """The world as ``worker`` has it; None if it is no member. A rank that is alone needs no rendezvous."""
@@ -80,11 +82,15 @@ class Report:
     """A message of a worker, of one ``kind``:
 
     * ``ready``: a newcomer is ready for its first world.
+    * ``raised``: the user's code raised the exception ``text``, which is on its way out; "": the user has caught it.
     * ``draining``: the worker was asked to end, and will leave.
     * ``failed``: the collectives of ``round`` failed for the reason ``text``; ``ranks`` are those to blame, if known.
     * ``lost``: it is certain that the processes of ``ranks`` of the world of ``round`` have ended.
-    * ``formed``: the world of ``round`` has formed, ``pause`` seconds after the last step before it; the ranks repeat
-      ``lost`` steps.
+    * ``formed``, of rank 0: the world of ``round`` has formed, ``pause`` seconds after the last step before it; the
+      ranks repeat ``lost`` steps, and are in the ``call``-th call of an elastic function.
+
+    Those about ``ready`` and ``formed`` also have the ``version`` of the library, and a digest of the ``layout`` of the
+    state, "" if it is not known.
     """
 
     kind: str
@@ -93,6 +99,9 @@ class Report:
     text: str = ""
     pause: float = 0.0
     lost: int = 0
+    call: int = 0
+    version: str = ""
+    layout: str = ""
 
     def encode(self) -> bytes:
         """The value in the store."""
@@ -100,9 +109,30 @@ class Report:
 
     @classmethod
     def decode(cls, data: bytes) -> Report:
-        """The reverse of :meth:`encode`."""
-        fields = json.loads(data)
-        return cls(**{**fields, "ranks": tuple(fields["ranks"])})
+        """The reverse of :meth:`encode`, also for a worker of another version, which may have other fields."""
+        given = json.loads(data)
+        known = {field.name: given[field.name] for field in fields(cls) if field.name in given}
+        return cls(**{**known, "ranks": tuple(known.get("ranks", ()))})
+
+
+def objection(ready: Report, formed: Report | None) -> str | None:
+    """Why the newcomer that is ``ready`` cannot be a rank of the world that has ``formed`` last; None if it can.
+
+    States of other calls may have other layouts.
+    """
+    if formed is None:
+        return None
+    if ready.version != formed.version:
+        return (
+            f"has version {ready.version or 'unknown'} of hvd-cluster, but the ranks have {formed.version}; install "
+            "one version on all hosts"
+        )
+    if ready.call == formed.call and ready.layout and formed.layout and ready.layout != formed.layout:
+        return (
+            "has a state with other entries, shapes or types than the ranks; have one version of the script, and of "
+            "its model, on all hosts"
+        )
+    return None
 
 
 def world_key(round: int) -> str:

@@ -18,6 +18,7 @@ from executors.elastic import WRITTEN as ELASTIC
 from executors.elastic import ElasticArguments, resolve_limits
 from executors.environment import interface_variables
 from executors.environments.allocation import allocation_of
+from executors.failure import with_last_lines
 from executors.hosts.command import resolve_start_timeout, run_command
 from executors.hosts.job import HostsOptions
 from executors.hosts.places import PlaceArguments, Places
@@ -35,7 +36,6 @@ Launch = Callable[[], int]
 NOT_FOUND = 127
 # A shell says 128 + n for a command that signal n ended.
 BY_SIGNAL = 128
-SHOWN_LINES = 12
 # How each argument is written here.
 WRITTEN = {name: f"--{name.replace('_', '-')}" for name in (option.name for option in fields(PlaceArguments))}
 WRITTEN |= {"hosts": "-H", "slots": "--slots-per-host", "ssh_port": "-p", "ssh_identity_file": "-i"}
@@ -68,7 +68,8 @@ def _run(launch: Launch) -> int:
     except CommandNotFoundError as error:
         return _fail(error, NOT_FOUND)
     except WorkerError as error:
-        return _fail(_explain(error), _status(error.exit_code))
+        text = with_last_lines(f"{error}; the other ranks were ended", error.last_lines)
+        return _fail(text, _status(error.exit_code))
     except BrokenPipeError:
         # The reader of standard output is gone. Python would complain when it flushes it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -77,13 +78,6 @@ def _run(launch: Launch) -> int:
         return _fail(error, 1)
     except KeyboardInterrupt:
         return _fail("interrupted; the ranks were ended", BY_SIGNAL + signal.SIGINT)
-
-
-def _explain(error: WorkerError) -> str:
-    text, shown = f"{error}; the other ranks were ended", error.last_lines[-SHOWN_LINES:]
-    if not shown:
-        return text
-    return "\n    ".join([f"{text}. The last lines of its standard error:", *shown])
 
 
 def _fail(error: object, status: int) -> int:

@@ -25,6 +25,7 @@ from collectives.engine.engine import Engine
 from collectives.interfaces import LOOPBACK
 from collectives.rendezvous.client import RendezvousClient
 from collectives.settings import Settings
+from collectives.version import VERSION
 from executors.member import Identity, Member
 from executors.worlds import Published, Report
 
@@ -37,6 +38,8 @@ DEFAULT_TIMEOUT_SECONDS = 600.0
 DRIVER_SECONDS = 30.0
 # The driver hears of the end of a process as soon as the other ranks. Only if it does not, they tell it.
 SOON_SECONDS = 0.1
+# An exception may have the whole of a tensor in its text.
+LONGEST_TEXT = 1000
 
 Connect = Callable[[World, ConnectAttempt | None], Engine]
 EngineNow = Callable[[], Engine | None]
@@ -75,6 +78,8 @@ class Worlds:
         self._told = -1  # the round of the last loss that was reported
         self._is_first = False  # whether a newcomer is on its way to its first world
         self.is_abandoned = False
+        self.call = 0  # the number of the elastic function that this process has called last
+        self._has_told = False  # whether the driver knows of an exception of the user
         self._member = Member(client, identity, self._hear)
         self._member.start()
 
@@ -162,9 +167,26 @@ class Worlds:
         members = dict(present.workers) if present else {}
         raise HostsUpdatedInterrupt(skip_sync=all(worker in members for worker, _ in coming.workers))
 
-    def join(self) -> World:
-        """Say that this newcomer is ready; its first world, as soon as there is one. Raises as :meth:`after`."""
-        self._member.report(Report("ready"))
+    def begin_call(self) -> bool:
+        """This process calls an elastic function. Returns whether the ranks of the job have left it behind.
+
+        A newcomer finds itself there if its script has several of them. Raises what the store raises.
+        """
+        self.call += 1
+        present = self._member.call() if self.is_alone else 0
+        if self.call == 1 < present:
+            logger.warning(
+                f"{self.identity.worker} comes into call {present} of elastic functions, where the job is; the calls "
+                "before it return None"
+            )
+        return self.call < present
+
+    def join(self, layout: str) -> World:
+        """Say that this newcomer is ready; its first world, as soon as there is one. Raises as :meth:`after`.
+
+        ``layout`` is a digest of that of its state.
+        """
+        self._member.report(Report("ready", call=self.call, version=VERSION, layout=layout))
         worker = self.identity.worker
         published = self._wait(lambda world: worker in dict(world.workers))
         self.is_alone, self.place, self._is_first = False, None, True
@@ -227,6 +249,17 @@ class Worlds:
         self._has_notice = True
         if not self.is_over:
             self.report(Report("draining"))
+
+    def tell_exception(self, text: str) -> None:
+        """The exception ``text`` of the user's code is on its way out of this process. A failure is logged."""
+        self._has_told = True
+        self._try_report(Report("raised", self.round, text=text[:LONGEST_TEXT]))
+
+    def forget_exception(self) -> None:
+        """The user's code has caught the exception that the driver was told of, if there was one."""
+        if self._has_told:
+            self._has_told = False
+            self._try_report(Report("raised", self.round))
 
     def _wait(self, is_wanted: Callable[[Published], bool]) -> Published:
         return self._member.wait(is_wanted, self._timeout + DRIVER_SECONDS)

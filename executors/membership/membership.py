@@ -93,6 +93,11 @@ class Membership:
         """The host of a worker that is alive; KeyError for any other."""
         return self._workers[worker].host
 
+    def is_on_trial(self, worker: str) -> bool:
+        """Whether an exception of ``worker`` is a failure of its host: others have trained, and it never has."""
+        known = self._workers.get(worker) or self._failed.get(worker)
+        return known is not None and self.formed is not NOBODY and not known.has_state
+
     # Events.
 
     @singledispatchmethod

@@ -9,6 +9,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 from collectives.api import HorovodInternalError, HostsUpdatedInterrupt, MismatchError
 from hvd_cluster.elastic import session
+from hvd_cluster.elastic.state import ObjectState
 
 __all__ = ["run"]
 
@@ -38,13 +39,17 @@ def run(func: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
     commit of any of them; when ranks come or leave by plan, from the commit that they have just made. A newcomer waits
     here for its first world. A process that the next world is without ends here, by ``sys.exit(0)``.
 
+    A script may call several such functions. A newcomer comes into the one in which the job is; before it comes, its
+    calls of earlier ones return None at once. A rank that the others have left behind raises ShutDownError.
+
     In a job that is not elastic, the function is called once. An exception of the function that is no
     HorovodInternalError, and a MismatchError, end the job.
     """
 
     @functools.wraps(func)
     def wrapper(state: S, *args: P.args, **kwargs: P.kwargs) -> T:
-        return _Run(state).call(lambda: func(state, *args, **kwargs))
+        with session.telling_of_errors():
+            return _Run(state).call(lambda: func(state, *args, **kwargs))
 
     return cast("Callable[Concatenate[S, P], T]", wrapper)
 
@@ -57,7 +62,9 @@ class _Run:
         self._since = 0.0
 
     def call(self, function: Callable[[], T]) -> T:
-        session.enter()
+        if session.begin_call():
+            return cast("T", None)
+        session.enter(_layout(self._state))
         self._since = time.monotonic()
         while True:
             try:
@@ -85,5 +92,10 @@ class _Run:
             self._state.on_reset()
         if not self._skip_sync:
             self._state.sync()
-        session.formed(self._since, getattr(self._state, "lost_commits", 0))
+        session.formed(self._since, getattr(self._state, "lost_commits", 0), _layout(self._state))
         self._is_new = False
+
+
+def _layout(state: Recoverable) -> str:
+    """A digest of the layout of ``state``; "" if it is one of the user's own."""
+    return state.layout_digest() if isinstance(state, ObjectState) else ""

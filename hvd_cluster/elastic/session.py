@@ -5,19 +5,39 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from collectives.api import HorovodInternalError, InvalidRequestError, MismatchError, NotInitializedError, World
+from collectives.api import (
+    HorovodInternalError,
+    InvalidRequestError,
+    MismatchError,
+    NotInitializedError,
+    ShutDownError,
+    World,
+)
+from collectives.version import VERSION
+from executors.failure import Kind, brief, kind_of_chain
 from executors.worlds import Report
 from hvd_cluster import basics
 from hvd_cluster.elastic.notice import heed_notice
-from hvd_cluster.objects import broadcast_object
+from hvd_cluster.objects import allgather_object
 from hvd_cluster.process_sets import ProcessSet
 from hvd_cluster.worlds import RemovedError
 
-__all__ = ["change_after", "change_as_planned", "check", "cut_off_since", "drain", "enter", "formed", "is_elastic"]
+__all__ = [
+    "begin_call",
+    "change_after",
+    "change_as_planned",
+    "check",
+    "cut_off_since",
+    "drain",
+    "enter",
+    "formed",
+    "is_elastic",
+    "telling_of_errors",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -48,14 +68,42 @@ def drain() -> None:
     worlds.report(Report("draining"))
 
 
-def enter() -> None:
-    """A newcomer waits for its first world; the other ranks hear of it now. Does nothing in any other process."""
+@contextmanager
+def telling_of_errors() -> Iterator[None]:
+    """Tell the driver which exception of the user's code leaves the block: the process may show it to nobody.
+
+    The driver judges it when the process ends, since a caller may catch the exception.
+    """
+    worlds = basics.worlds()
+    if worlds is not None:
+        worlds.forget_exception()
+    try:
+        yield
+    except Exception as error:
+        worlds = basics.worlds()
+        is_own = isinstance(error, HorovodInternalError) and not isinstance(error, MismatchError)
+        if worlds is not None and not is_own and kind_of_chain(error) is Kind.EXCEPTION:
+            worlds.tell_exception(brief(error))
+        raise
+
+
+def begin_call() -> bool:
+    """Call it where ``run`` begins. Returns whether this process is a newcomer in a job that has done this call."""
+    worlds = basics.worlds()
+    return worlds is not None and worlds.begin_call()
+
+
+def enter(layout: str) -> None:
+    """A newcomer waits for its first world; the other ranks hear of it now. Does nothing in any other process.
+
+    ``layout``: a digest of the layout of its state. The driver refuses one that differs from that of the ranks.
+    """
     worlds = basics.worlds()
     if worlds is None:
         return
     heed_notice(worlds)
     if worlds.is_alone:
-        _go_to(worlds.join)
+        _go_to(partial(worlds.join, layout))
 
 
 def change_after(error: HorovodInternalError) -> None:
@@ -93,11 +141,17 @@ def cut_off_since() -> float:
     return time.monotonic() if since is None else since
 
 
-def formed(since: float, lost: int) -> None:
-    """All ranks of the present world have the state; ``since`` is when the last one ended, in monotonic seconds."""
+def formed(since: float, lost: int, layout: str) -> None:
+    """All ranks of the present world have the state; ``since`` is when the last one ended, in monotonic seconds.
+
+    ``layout``: see :func:`enter`.
+    """
     worlds = basics.worlds()
     if worlds is not None and basics.rank() == 0:
-        worlds.report_later(Report("formed", worlds.round, pause=time.monotonic() - since, lost=lost))
+        pause = time.monotonic() - since
+        worlds.report_later(
+            Report("formed", worlds.round, pause=pause, lost=lost, call=worlds.call, version=VERSION, layout=layout)
+        )
 
 
 def _go_to(find: Callable[[], World]) -> None:
@@ -105,11 +159,13 @@ def _go_to(find: Callable[[], World]) -> None:
         while True:
             basics.change_world(find())
             try:
-                return _make_sets()
+                calls = _agree()
             except MismatchError:
                 raise
             except HorovodInternalError as error:
                 find = partial(_after, error)
+            else:
+                return _check_call(calls)
 
 
 def _after(error: HorovodInternalError) -> World:
@@ -129,9 +185,21 @@ def _leaving_if_removed() -> Iterator[None]:
         sys.exit(0)
 
 
-def _make_sets() -> None:
-    """Register the process sets of rank 0 again, as far as this world has their ranks."""
-    own = {tuple(entry.ranks or ()): entry for entry in basics.wanted_sets()}
-    for ranks in broadcast_object(list(own), name="elastic.sets"):
+def _agree() -> list[int]:
+    """Register the process sets of rank 0 again, as far as this world has their ranks; the call of each rank."""
+    own, worlds = {tuple(entry.ranks or ()): entry for entry in basics.wanted_sets()}, basics.worlds()
+    told = allgather_object((list(own), worlds.call if worlds else 0), "elastic.sets")
+    for ranks in told[0][0]:
         if max(ranks) < basics.size():
             basics.renew_process_set(own.get(ranks) or ProcessSet(ranks))
+    return [call for _, call in told]
+
+
+def _check_call(calls: Sequence[int]) -> None:
+    """ShutDownError on the ranks that the others have left behind: these are in a later one of several functions."""
+    own = calls[basics.rank()]
+    if own < max(calls):
+        raise ShutDownError(
+            f"rank {basics.rank()} is in call {own} of elastic functions, but other ranks have begun call {max(calls)} "
+            "meanwhile, so it leaves the job, which may replace it; a script with one elastic function avoids that"
+        )

@@ -257,6 +257,10 @@ class ObjectState(State):
             version=__version__,
         )
 
+    def layout_digest(self) -> str:
+        """Equal on ranks whose states have the same entries, shapes and types."""
+        return _digest(self._layout())
+
     def _layout(self) -> list[tuple[str, str]]:
         return [entry for part in self._parts().values() for entry in part.layout()]
 

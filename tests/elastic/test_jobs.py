@@ -24,6 +24,16 @@ SHORT = {
 }
 
 
+def offer(folder, slots):
+    """Let the script of :func:`offered` find so many slots of this host."""
+    (folder / "next").write_text(f"localhost:{slots}\n")
+    (folder / "next").rename(folder / "hosts")
+
+
+def offered(folder):
+    return "--host-discovery-script", f"cat {folder / 'hosts'}"
+
+
 @pytest.mark.parametrize(("victim", "survivors"), [(0, (1, 2)), (2, (0, 1))])
 def test_a_killed_rank_is_lost_and_the_others_go_on(start, victim, survivors):
     job = start(3)
@@ -81,19 +91,13 @@ def test_a_lost_rank_is_replaced_after_the_cooldown(start):
 
 
 def test_a_discovery_script_lets_the_job_grow_and_shrink(start, tmp_path):
-    hosts = tmp_path / "hosts"
-
-    def offer(text):
-        (tmp_path / "next").write_text(text)
-        (tmp_path / "next").rename(hosts)
-
-    offer("localhost:1\n")
-    job = start(1, "--host-discovery-script", f"cat {hosts}")
-    offer("localhost:3\n")
+    offer(tmp_path, 1)
+    job = start(1, *offered(tmp_path))
+    offer(tmp_path, 3)
     job.until_training(0, 1, 2)
     # On a slow machine the two newcomers come one after the other, in any order. The later one leaves.
     stays = min(1, 2, key=job.rank)
-    offer("localhost:2\n")
+    offer(tmp_path, 2)
     job.until_training(0, stays)
     assert job.end() == 0, job.log
     assert_agreement(job, 0, stays)
@@ -117,6 +121,31 @@ def test_an_exception_of_the_user_ends_the_job_with_rank_and_traceback(start):
     assert job.log.endswith("    ValueError: bad batch\n")
     assert job.workers == ["worker-0", "worker-1", "worker-2"]
     assert not job.changes
+
+
+def test_an_exception_that_no_traceback_shows_ends_the_job_too(start):
+    job = start(2, *COOLDOWN)
+    job.want("crash", 1)
+    assert job.wait() == 1
+    said = "hvdrun: rank 1 on localhost raised ValueError: bad batch, and ended with exit code 1; the other ranks were"
+    assert said in job.log
+    assert job.log.endswith("    crashed\n")
+    assert not job.changes
+
+
+def test_newcomers_that_fail_or_differ_are_failures_of_their_host(start, tmp_path):
+    offer(tmp_path, 1)
+    job = start(1, *offered(tmp_path))
+    job.want("fail", 1)
+    job.want("differ", 2)
+    offer(tmp_path, 3)
+    failed = "hvdrun: worker-{} on host localhost failed before it could train; the others go on: it "
+    job.until(lambda: all(failed.format(number) in job.log for number in (1, 2)), "both newcomers failed")
+    assert job.end() == 0, job.log
+    assert_agreement(job, 0)
+    assert failed.format(1) + "ended with exit code 1. The last lines of its standard error:\n" in job.log
+    assert failed.format(2) + "has a state with other entries, shapes or types than the ranks" in job.log
+    assert "    ImportError: no such module\n" in job.log
 
 
 def test_the_reset_limit(start):
@@ -177,6 +206,18 @@ def test_a_killed_driver_leaves_no_worker(start):
     job.process.kill()
     _, alive = psutil.wait_procs(workers, PATIENCE_SECONDS)
     assert not alive
+
+
+def test_a_newcomer_comes_into_the_second_function_of_a_script(start):
+    job = start(2, *COOLDOWN, arguments=["twice"])
+    assert "warm-up" in job.notes(0)
+    job.kill(1)
+    job.until_training(0, 2)
+    assert job.end() == 0, job.log
+    assert_agreement(job, 0, 2)
+    assert "warm-up" not in job.notes(2)
+    assert "worker-2 comes into call 2 of elastic functions, where the job is" in job.log
+    assert len(job.changes) == 2
 
 
 def test_process_sets_exist_again(start):

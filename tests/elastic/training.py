@@ -37,6 +37,10 @@ class Training:
         path = self.folder / what
         return path.exists() and path.read_text() == self.worker
 
+    def warm_up(self, state):
+        self.note("warm-up")
+        allgather_object(state.step, "warm-up")
+
     def train(self, state):
         """Steps in which each rank contributes one part of the size; ``seen`` counts whole steps."""
         self.note(f"world {basics.rank()} of {basics.size()}")
@@ -53,6 +57,9 @@ class Training:
             self.note(f"step {state.step} {basics.size()}")
             if self.wanted("raise"):
                 raise ValueError("bad batch")
+            if self.wanted("crash"):
+                sys.excepthook = lambda *error: sys.stderr.write("crashed\n")
+                raise ValueError("bad batch")
             if self.wanted("leave"):
                 return
             if self.wanted("drain"):
@@ -65,12 +72,16 @@ def main():
     training = Training(Path(sys.argv[1]))
     while training.wanted("hold"):
         time.sleep(STEP_SECONDS)
+    if training.wanted("fail"):
+        raise ImportError("no such module")
     basics.init()
     training.note("init")
     if "sets" in sys.argv:
         training.set = basics.add_process_set([0, 1])
-    state = ObjectState(step=0, seen=0.0)
+    state = ObjectState(step=0, seen=0.0, **({"other": 1} if training.wanted("differ") else {}))
 
+    if "twice" in sys.argv:
+        run(training.warm_up)(state)
     run(training.train)(state)
     training.note(f"result {state.step} {round(state.seen)} {basics.rank()} {basics.size()}")
     while training.wanted("linger"):

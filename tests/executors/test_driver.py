@@ -13,7 +13,7 @@ from executors.driver import Driver
 from executors.failure import Failure, Kind, Patience
 from executors.job import Job
 from executors.membership import Cooldown, Limits
-from executors.worlds import Published, Report, report_key, world_key
+from executors.worlds import CALL, Published, Report, report_key, world_key
 
 KILLED = Failure(Kind.SIGNAL, "was killed by signal 9", -9, ("last line",))
 EXITED = Failure(Kind.EXIT, "ended with exit code 3", 3)
@@ -257,6 +257,22 @@ class TestWorlds:
             "world 1: 2 ranks, rank 2 on host a lost (was killed by signal 9), resumed after 0.12 s, 0 steps lost"
         )
 
+    def test_newcomers_can_read_in_which_call_the_ranks_are(self, job, agents, caplog):
+        caplog.set_level("INFO", "executors")
+        begun(elastic(2), job, agents)
+        for number, call in enumerate((1, 3, 2)):
+            report(job, agents, "worker-0", number, kind="formed", round=0, call=call)
+        assert job.store.get(CALL, 0.0) == b"3"
+        assert not caplog.messages
+
+    def test_a_world_that_begins_another_call_is_told_once(self, job, agents, caplog):
+        caplog.set_level("INFO", "executors")
+        driver = begun(elastic(3), job, agents)
+        driver.failed("worker-2", KILLED)
+        for call in (1, 2):
+            report(job, agents, "worker-0", call, kind="formed", round=1, call=call)
+        assert len(caplog.messages) == 1
+
     def test_reports_are_taken_out_of_the_store(self, job, agents):
         begun(elastic(2), job, agents)
         report(job, agents, "worker-0", 0, kind="formed", round=0)
@@ -420,6 +436,139 @@ class TestLossesThatOthersNotice:
         assert agents.ended == ["worker-2"]
         with pytest.raises(WorkerError, match="rank 2 on a ended with exit code 1"):
             driver.check()
+
+
+class TestExceptionsThatWorkersReport:
+    """Their standard error may show nothing of them."""
+
+    def raise_in(self, job, agents, worker, number=0, text="KeyError: 'user bug'"):
+        report(job, agents, worker, number, kind="raised", text=text)
+
+    def test_the_end_of_the_worker_ends_the_job_with_the_exception(self, job, agents):
+        driver = begun(elastic(3), job, agents)
+        self.raise_in(job, agents, "worker-1")
+        assert not driver.is_over
+        driver.failed("worker-1", Failure(Kind.EXIT, "ended with exit code 1", 1, ("CRASH",)))
+        assert agents.ended == ["worker-1"]
+        text = "rank 1 on a raised KeyError: 'user bug', and ended with exit code 1"
+        with pytest.raises(WorkerError, match=text) as caught:
+            driver.check()
+        assert (caught.value.exit_code, caught.value.last_lines) == (1, ("CRASH",))
+
+    def test_others_that_notice_the_end_first_do_not_hide_it(self, job, agents):
+        driver = begun(elastic(3), job, agents)
+        self.raise_in(job, agents, "worker-1")
+        report(job, agents, "worker-0", 0, kind="lost", round=0, ranks=(1,), text="gone")
+        driver.failed("worker-1", Failure(Kind.EXIT, "ended with exit code 1", 1, ("CRASH",)))
+        with pytest.raises(WorkerError, match="raised KeyError") as caught:
+            driver.check()
+        assert caught.value.last_lines == ("CRASH",)
+
+    def test_one_that_is_caught_is_no_failure(self, job, agents):
+        driver = begun(elastic(2), job, agents)
+        self.raise_in(job, agents, "worker-1")
+        driver.done("worker-1")
+        driver.done("worker-0")
+        driver.check()
+
+    def test_one_that_was_caught_is_not_the_reason_of_a_later_end(self, job, agents):
+        driver = begun(elastic(2), job, agents)
+        self.raise_in(job, agents, "worker-1")
+        self.raise_in(job, agents, "worker-1", 1, text="")
+        driver.failed("worker-1", KILLED)
+        assert not driver.is_over
+        assert published(job, 1).text == "rank 1 on host a lost (was killed by signal 9)"
+
+    def test_the_error_of_a_function_stays_as_it_is(self, job, agents):
+        driver = begun(elastic(2), job, agents)
+        self.raise_in(job, agents, "worker-1")
+        driver.failed("worker-1", RAISED)
+        with pytest.raises(KeyError):
+            driver.check()
+
+
+class TestNewcomersThatCannotCome:
+    """A failure of their host; the ranks that train go on."""
+
+    BAD = Failure(Kind.EXCEPTION, "ended with exit code 1", 1, ("ImportError: no module",), ImportError("no module"))
+
+    def grown(self, job, agents, **formed):
+        driver = begun(elastic(1, most=2), job, agents, a=1)
+        formed = {"call": 1, "version": "1.0", "layout": "abc", **formed}
+        report(job, agents, "worker-0", 0, kind="formed", round=0, **formed)
+        driver.found({"a": 1, "b": 1})
+        return driver
+
+    def test_an_exception_before_it_was_a_rank(self, job, agents, caplog):
+        driver = self.grown(job, agents)
+        driver.failed("worker-1", self.BAD)
+        assert not driver.is_over
+        assert agents.killed == ["worker-1"]
+        assert caplog.messages == [
+            "worker-1 on host b failed before it could train; the others go on: it ended with exit code 1. "
+            "The last lines of its standard error:\n    ImportError: no module"
+        ]
+        driver.done("worker-0")
+        driver.check()
+
+    def test_a_later_failure_of_the_job_is_its_own(self, job, agents):
+        driver = self.grown(job, agents)
+        driver.failed("worker-1", self.BAD)
+        driver.failed("worker-0", KILLED)
+        agents.wait(1.0)
+        with pytest.raises(WorkerError, match="every worker with the state of the training is lost") as caught:
+            driver.check()
+        assert caught.value.rank == 0
+
+    def test_an_exception_in_a_world_that_has_not_formed(self, job, agents):
+        driver = self.grown(job, agents)
+        report(job, agents, "worker-1", 0, kind="ready", call=1, version="1.0", layout="abc")
+        assert len(published(job, 1).workers) == 2
+        driver.failed("worker-1", self.BAD)
+        assert published(job, 2).workers == (("worker-0", "a"),)
+        assert not driver.is_over
+
+    def test_before_anybody_has_trained_an_exception_ends_the_job(self, job, agents):
+        driver = begun(elastic(2), job, agents)
+        driver.failed("worker-1", self.BAD)
+        assert driver.is_over
+
+    def test_an_exception_of_a_newcomer_that_has_trained_ends_the_job(self, job, agents):
+        driver = self.grown(job, agents)
+        report(job, agents, "worker-1", 0, kind="ready", call=1, version="1.0", layout="abc")
+        report(job, agents, "worker-0", 1, kind="formed", round=1, call=1)
+        driver.failed("worker-1", self.BAD)
+        assert driver.is_over
+
+    @pytest.mark.parametrize(
+        ("ready", "text"),
+        [
+            (
+                {"version": "2.0"},
+                "it has version 2.0 of hvd-cluster, but the ranks have 1.0; install one version on all",
+            ),
+            ({}, "it has version unknown of hvd-cluster, but the ranks have 1.0"),
+            ({"version": "1.0", "call": 1, "layout": "xyz"}, "it has a state with other entries, shapes or types than"),
+        ],
+    )
+    def test_one_that_cannot_share_the_state(self, job, agents, caplog, ready, text):
+        driver = self.grown(job, agents)
+        report(job, agents, "worker-1", 0, kind="ready", **ready)
+        assert agents.killed == ["worker-1"]
+        driver.failed("worker-1", KILLED)
+        assert [text in message for message in caplog.messages] == [True]
+        assert not driver.is_over
+        with pytest.raises(Exception, match="worlds/1"):
+            published(job, 1)
+
+    @pytest.mark.parametrize(
+        ("formed", "ready"),
+        [({"call": 2}, {"layout": "xyz"}), ({"layout": ""}, {"layout": "xyz"}), ({}, {"layout": ""}), ({}, {})],
+    )
+    def test_states_that_cannot_be_compared_are_compared_later(self, job, agents, formed, ready):
+        self.grown(job, agents, **formed)
+        report(job, agents, "worker-1", 0, kind="ready", **{"call": 1, "version": "1.0", "layout": "abc", **ready})
+        assert len(published(job, 1).workers) == 2
 
 
 class TestAccusations:

@@ -1,7 +1,7 @@
 import pytest
 
 from collectives.api import CollectiveTimeoutError, MismatchError, PeerLostError, RefusedCallError, ShutDownError
-from executors.failure import TRACEBACK, Kind, kind_of_end, kind_of_error
+from executors.failure import TRACEBACK, Kind, kind_of_chain, kind_of_end, kind_of_error
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,22 @@ from executors.failure import TRACEBACK, Kind, kind_of_end, kind_of_error
 )
 def test_the_kind_of_an_exception(error, kind):
     assert kind_of_error(error) is kind
+
+
+def raised_from(error, cause=None, context=None):
+    error.__context__ = context
+    if cause is not None:
+        error.__cause__ = cause
+    return error
+
+
+def test_the_kind_of_an_exception_with_what_led_to_it():
+    lost, bad = PeerLostError("rank 1"), ValueError("bad")
+    assert kind_of_chain(bad) is Kind.EXCEPTION
+    assert kind_of_chain(raised_from(RuntimeError("failed"), cause=lost)) is Kind.LOST_PEER
+    assert kind_of_chain(raised_from(RuntimeError("failed"), context=lost)) is Kind.LOST_PEER
+    assert kind_of_chain(raised_from(RuntimeError("failed"), cause=bad, context=lost)) is Kind.EXCEPTION
+    assert kind_of_chain(raised_from(bad, cause=bad)) is Kind.EXCEPTION
 
 
 LOST = "collectives.api.PeerLostError: rank 1 is gone"

@@ -9,7 +9,7 @@ from collectives.rendezvous.client import RendezvousClient
 from collectives.rendezvous.server import RendezvousServer
 from collectives.rendezvous.store import MemoryStore
 from executors.member import Identity, Member
-from executors.worlds import Published, Report, report_key, world_key
+from executors.worlds import CALL, Published, Report, report_key, world_key
 
 SECONDS = 30.0
 KEY = b"secret"
@@ -122,6 +122,12 @@ def test_reports_are_numbered(place):
     place.member.report(Report("failed", 3, (1,), "text"))
     reports = [Report.decode(place.driver.get(report_key("worker-1", number), 0.0)) for number in (0, 1)]
     assert reports == [Report("ready"), Report("failed", 3, (1,), "text")]
+
+
+def test_the_call_in_which_the_ranks_are(place):
+    assert place.member.call() == 0
+    place.driver.set(CALL, b"2")
+    assert place.member.call() == 2
 
 
 def test_a_driver_that_is_lost_ends_the_wait(caplog):

@@ -15,6 +15,10 @@ def test_messages_survive_the_store(message):
     assert type(message).decode(message.encode()) == message
 
 
+def test_a_report_of_a_newer_version_can_be_read():
+    assert Report.decode(b'{"kind": "ready", "version": "9.9", "mood": "good"}') == Report("ready", version="9.9")
+
+
 def test_keys():
     assert world_key(3) == "worlds/3"
     assert report_key("worker-4", 2).removeprefix(REPORTS) == "worker-4/2"
