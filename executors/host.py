@@ -28,9 +28,9 @@ def identity() -> str:
     return f"{socket.gethostname()}-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:12]}"
 
 
-def machine() -> str:
-    """A text that all containers of this machine with its host name have, and no other machine."""
-    return f"{socket.gethostname()}-{hashlib.sha256(BOOT_ID.read_bytes()).hexdigest()[:12]}"
+def machine(name: str = "") -> str:
+    """A text that all containers of this machine with ``name`` have, and no other machine; its host name by default."""
+    return f"{name or socket.gethostname()}-{hashlib.sha256(BOOT_ID.read_bytes()).hexdigest()[:12]}"
 
 
 def address_towards(peer: str) -> str:

@@ -162,7 +162,9 @@ def _foreign(line: CommandLine) -> Launch:
     given = _place_arguments(line).within(allocation)
     given.check(WRITTEN)
     hosts = Places.of(given, line["num_proc"], False).hosts
-    return ForeignLaunch.of(line, hosts, _environment(line)).run
+    seconds = line["start_timeout"]
+    patience = {} if seconds is None else {"HOROVOD_START_TIMEOUT": f"{seconds:g}"}
+    return ForeignLaunch.of(line, hosts, _environment(line) | patience).run
 
 
 def _place_arguments(line: CommandLine) -> PlaceArguments:

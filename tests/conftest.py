@@ -64,7 +64,17 @@ def _threads():
 def _processes():
     # Multiprocessing keeps these for as long as this process lives.
     own = (resource_tracker._resource_tracker._pid, forkserver._forkserver._forkserver_pid)
-    return {child for child in psutil.Process().children(recursive=True) if child.pid not in own}
+    children = {child for child in psutil.Process().children(recursive=True) if child.pid not in own}
+    # A cluster of Ray that later tests use starts and ends processes whenever it likes.
+    nodes = {child.pid for child in children if _of(child.name) == "raylet"}
+    return {child for child in children if _of(child.ppid) not in nodes}
+
+
+def _of(question):
+    try:
+        return question()
+    except psutil.Error:  # it has ended
+        return None
 
 
 def _descriptors():

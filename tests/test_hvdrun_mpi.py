@@ -85,6 +85,12 @@ def test_mpirun_gets_the_hosts_of_a_job_of_slurm(program, capsys, monkeypatch):
     assert capsys.readouterr().out == "-H n1:2,n2:2\n"
 
 
+def test_the_ranks_wait_for_one_another_as_long_as_the_user_says(program, capsys):
+    program("mpirun", "echo $HOROVOD_START_TIMEOUT")
+    assert main(["--mpi", "-np", "2", "--start-timeout", "900", "true"]) == 0
+    assert capsys.readouterr().out == "900\n"
+
+
 @pytest.mark.parametrize(("script", "status"), [("exit 3", 3), ("kill -9 $$", 137)])
 def test_the_exit_status_is_that_of_mpirun(program, capsys, script, status):
     program("mpirun", f"echo to-out; echo to-err >&2; {script}")

@@ -14,10 +14,11 @@ from executors.host import is_this_host
 __all__ = ["Allocation", "allocation_of"]
 
 SRUN = (
-    "env -u SRUN_CPUS_PER_TASK -u SLURM_CPUS_PER_TASK srun --overlap --nodes=1 --ntasks=1 --ntasks-per-node=1 "
+    "env -u SRUN_CPUS_PER_TASK -u SLURM_CPUS_PER_TASK -u SLURM_GPUS_PER_TASK -u SLURM_TRES_PER_TASK -u SLURM_GPU_BIND "
+    "srun --overlap --nodes=1 --ntasks=1 --ntasks-per-node=1 "
     "--nodelist={host} --cpu-bind=none --mem=0 --mpi=none --export=ALL"
 )
-"""An agent gets all cores and all memory of the job on its node: without the options and variables of its tasks."""
+"""An agent gets all cores, memory and GPUs of the job on its node: without the options and variables of its tasks."""
 HOST = "localhost"
 RENDEZVOUS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
 COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?", re.ASCII)
@@ -33,6 +34,11 @@ class Allocation:
     system: str
     hosts: dict[str, int]
     shell: str | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is this host alone, on which any number of ranks may start."""
+        return self.hosts.keys() == {HOST}
 
 
 def allocation_of(environment: Mapping[str, str]) -> Allocation | None:

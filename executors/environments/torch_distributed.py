@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from executors.environments.place import Place, number, text
 from executors.meetings.known_ports import KnownPorts, Trust, ports_of
+from executors.meetings.shared_folder import FOLDER
 
 __all__ = ["TorchDistributed"]
 
@@ -20,7 +21,7 @@ class TorchDistributed:
         """See :class:`.Launcher`."""
         rank, size = number(environment, "RANK"), number(environment, "WORLD_SIZE")
         master = text(environment, "MASTER_ADDR")
-        if rank is None or size is None or not (master or text(environment, "LOCAL_RANK")):
+        if rank is None or size is None or not text(environment, "MASTER_ADDR", "LOCAL_RANK", FOLDER):
             return None
         # Not TORCHELASTIC_RESTART_COUNT: each agent counts the failures of its own ranks. A new start has the name of
         # the one before, whose ranks have ended: every agent ends its own before it asks the others for a new start.
@@ -35,7 +36,7 @@ class TorchDistributed:
             job=job,
             meeting=self._meeting(environment, master, job, is_one_host),
             node=_node(environment),
-            remedy="set MASTER_ADDR to the address of the host of rank 0",
+            remedy=f"set MASTER_ADDR to the host of rank 0, or {FOLDER} to a folder that all hosts share",
         )
 
     def _meeting(self, environment: Mapping[str, str], master: str, job: str, is_one_host: bool) -> KnownPorts | None:

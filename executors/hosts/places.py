@@ -45,8 +45,11 @@ class PlaceArguments:
         return bool(self._sources())
 
     def within(self, allocation: Allocation | None) -> PlaceArguments:
-        """These, with the hosts of ``allocation`` where the user names no source of hosts."""
-        if allocation is None or self._sources():
+        """These, with the hosts of ``allocation`` where the user names no source of hosts.
+
+        Without other hosts there is nothing to name: its tasks need not be the ranks that the user wants.
+        """
+        if allocation is None or allocation.is_here or self._sources():
             return self
         logger.info("the hosts of this job of %s: %s", allocation.system, _listed(allocation.hosts))
         has_ssh = self.ssh_port is not None or self.ssh_identity_file is not None

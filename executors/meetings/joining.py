@@ -6,11 +6,11 @@ import json
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from collectives.api import CollectiveTimeoutError, SettingsError, Store
+from collectives.api import CollectiveTimeoutError, HorovodInternalError, SettingsError, Store
 from collectives.interfaces import LOOPBACK
 from collectives.rendezvous.client import RendezvousClient
 from collectives.rendezvous.server import RendezvousServer
@@ -97,7 +97,8 @@ def _follow(place: Place, seconds: float) -> Joined:
         with RendezvousClient(found.address, found.port, found.secret.key, reach) as store:
             _report(store, place, found.address)
             environment = _environment(store, place, found.address, found.secret, seconds)
-            store.set(f"{READ}/{place.rank}", b"")
+            with suppress(HorovodInternalError):  # rank 0 has waited long enough, and the world is here
+                store.set(f"{READ}/{place.rank}", b"")
         return Joined(environment, stack.pop_all().close)
 
 
@@ -114,7 +115,7 @@ def _report(store: Store, place: Place, address: str) -> None:
     Ranks of one host share memory. A node is a machine, whose devices its ranks share by their local ranks; each of its
     containers is a host.
     """
-    text = json.dumps([f"{host.identity()} {place.node}".strip(), place.node or host.machine(), address])
+    text = json.dumps([f"{host.identity()} {place.node}".strip(), host.machine(place.node), address])
     store.set(f"{PLACES}/{place.rank}", text.encode())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +45,7 @@ class SharedFolder:
         """See :class:`.Meeting`. An earlier rank 0 may have left a file, so the file is read again until it is true."""
         for _ in attempts(seconds):
             with suppress(OSError, SettingsError, CollectiveTimeoutError):
-                offer = Offer.unpack(self._path(job).read_bytes())
+                offer = Offer.unpack(_read(self._path(job)))
                 return find(offer.addresses, [offer.port], offer.secret, job, 0.0)
         raise CollectiveTimeoutError(
             f"rank 0 was not found within {seconds:g} s by its file {self._path(job)}. Look at the log of rank 0; "
@@ -53,6 +54,15 @@ class SharedFolder:
 
     def _path(self, job: str) -> Path:
         return self.folder / f"hvd-cluster-{hashlib.sha256(job.encode()).hexdigest()[:16]}.json"
+
+
+def _read(path: Path) -> bytes:
+    """Raises OSError for a file of another user, who would lead this job, and for one that others can write to."""
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+            raise PermissionError(f"{path} belongs to another user, or others have access to it")
+        return file.read()
 
 
 def _write(path: Path, content: bytes) -> None:

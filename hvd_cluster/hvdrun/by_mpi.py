@@ -40,8 +40,8 @@ FOR_OURS = (
     "remote_shell",
 )
 FOR_OTHERS = ("mpi_args", "binding_args")
-PLACING = RESERVED | {"RANK", "WORLD_SIZE", "LOCAL_RANK"}
-"""Variables that would tell all ranks that they are the same one."""
+PLACING = RESERVED | {"RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURMD_NODENAME"}
+"""Variables that would tell all ranks that they are the same one, or on the same node."""
 
 ADDRESS, PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
 

@@ -250,6 +250,22 @@ def test_the_reason_that_rank_0_left_counts_more_than_its_end(noted):
     assert (type(late), str(late)) == (CollectiveTimeoutError, str(first))
 
 
+def test_a_launcher_that_does_not_answer_is_asked_once(monkeypatch):
+    class Gone:
+        asked = 0
+
+        def get(self, key, timeout):
+            self.asked += 1
+            raise PeerLostError("the rendezvous server cannot be reached", [], [])
+
+    monkeypatch.setattr(notes, "LOOK_SECONDS", 0.0)
+    store = Gone()
+    watch = notes.EndWatch(store)
+    for _ in range(3):
+        watch.check()
+    assert store.asked == 1
+
+
 def test_the_first_end_counts(noted):
     note, store = noted
     note.leave(1, "node", "ended with exit code 0")

@@ -23,5 +23,7 @@ def test_the_containers_of_a_machine_are_told_apart_but_have_one_machine(monkeyp
     monkeypatch.setattr(host, "NAMESPACES", ("uts",))
     assert host.identity() != identity
     assert host.machine() == machine
+    named = host.machine("n1")
     monkeypatch.setattr(socket, "gethostname", lambda: "another")
+    assert host.machine("n1") == named == f"n1-{machine.rpartition('-')[2]}"
     assert host.machine() != machine

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
-from contextlib import suppress
 
 import msgpack
 
-from collectives.api import HorovodInternalError, PeerLostError, SettingsError, Store
+from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError, SettingsError, Store
 from collectives.control.handshake.entries import Entries
 from collectives.control.handshake.hello import Hello
 from collectives.control.handshake.starts import Starts
@@ -60,12 +60,21 @@ class EndWatch:
         """Raise PeerLostError if there is a note. May be called as often as one likes."""
         if time.monotonic() < self._due:
             return
-        note = b""
-        with suppress(HorovodInternalError, SettingsError):  # there is none, or no launcher any more
-            note = self._store.get(KEY, 0.0)
-        self._due = time.monotonic() + LOOK_SECONDS
+        note = self._look()
         if note:
             raise _error(*msgpack.unpackb(note))
+
+    def _look(self) -> bytes:
+        """Nothing if there is no note. A launcher that does not answer is asked no more: each try takes seconds."""
+        self._due = math.inf
+        try:
+            note = self._store.get(KEY, 0.0)
+        except CollectiveTimeoutError:
+            note = b""
+        except (HorovodInternalError, SettingsError):
+            return b""
+        self._due = time.monotonic() + LOOK_SECONDS
+        return note
 
 
 def _error(rank: int, host: str, text: str) -> PeerLostError:

@@ -52,11 +52,16 @@ def test_this_host_alone_needs_no_shell(environment, hosts, shell):
     assert (found.hosts, found.shell) == (hosts, shell)
 
 
-@pytest.mark.parametrize(("hosts", "has_shell"), [({"localhost": 2}, False), ({"n1": 2}, True)])
-def test_a_job_of_one_host_uses_its_slots(hosts, has_shell):
-    given = PlaceArguments().within(Allocation("SLURM", hosts, SRUN if has_shell else None))
+def test_this_host_alone_takes_any_number_of_ranks():
+    given = PlaceArguments().within(Allocation("SLURM", {"localhost": 1}))
+    assert given == PlaceArguments()
+    assert Places.of(given, 4, is_elastic=False) == Places()
+
+
+def test_a_job_of_another_host_uses_its_slots():
+    given = PlaceArguments().within(Allocation("SLURM", {"n1": 2}, SRUN))
     places = Places.of(given, 2, is_elastic=False)
-    assert (places.hosts, places.shell is not None) == (hosts, has_shell)
+    assert (places.hosts, places.shell is not None) == ({"n1": 2}, True)
     with pytest.raises(ValueError, match=r"3 processes need 3 slots, but the hosts have 2 .*-H"):
         Places.of(given, 3, is_elastic=False)
 
@@ -67,9 +72,10 @@ def test_an_agent_gets_all_of_its_node_and_nothing_else_is_on_its_command_line()
         *("srun", "--overlap", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--nodelist=n1"),
         *("--cpu-bind=none", "--mem=0", "--mpi=none", "--export=ALL", "sh"),
     ]
-    options = {"SRUN_CPUS_PER_TASK": "1", "SLURM_CPUS_PER_TASK": "1", "PATH": os.environ["PATH"]}
+    names = ("SRUN_CPUS_PER_TASK", *(f"SLURM_{name}_PER_TASK" for name in ("CPUS", "GPUS", "TRES")))
+    options = {**dict.fromkeys(names, "1"), "PATH": os.environ["PATH"]}
     start = [*words[: words.index("srun")], sys.executable, "-c", "import os; print([*os.environ])"]
-    assert "CPUS_PER_TASK" not in subprocess.run(start, env=options, capture_output=True, text=True, check=True).stdout
+    assert "_PER_TASK" not in subprocess.run(start, env=options, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.parametrize(

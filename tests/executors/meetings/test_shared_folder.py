@@ -34,15 +34,26 @@ def test_ranks_find_one_another_and_leave_nothing(tmp_path):
     assert len({each.environment["_HOROVOD_SECRET_KEY"] for each in results}) == 1
 
 
-@pytest.mark.parametrize("damage", ["stopped", "short", "no offer"])
+@pytest.mark.parametrize("damage", ["stopped", "short", "no offer", "open to others"])
 def test_a_file_that_an_earlier_rank_0_left_is_passed_over(tmp_path, damage):
     led = SharedFolder(tmp_path).lead("a job", SECONDS)
     led.server.stop()
     [file] = tmp_path.iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    if damage != "stopped":
+    if damage == "open to others":
+        file.chmod(0o644)
+    elif damage != "stopped":
         file.write_bytes(file.read_bytes()[:20] if damage == "short" else b"{}")
     end(joined(tmp_path, 2))
+
+
+def test_a_file_of_another_user_is_passed_over(tmp_path, monkeypatch):
+    led = SharedFolder(tmp_path).lead("a job", SECONDS)
+    monkeypatch.setattr("os.geteuid", lambda: 12345)
+    with pytest.raises(CollectiveTimeoutError, match="not found within"):
+        SharedFolder(tmp_path).follow("a job", 0.05)
+    led.server.stop()
+    led.end()
 
 
 def test_a_later_rank_0_keeps_its_file(tmp_path):
@@ -78,3 +89,9 @@ def test_the_folder_of_the_user_comes_before_what_the_launcher_offers():
     environment = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}
     assert place_of({**environment, FOLDER: "/shared/job"}).meeting == SharedFolder(Path("/shared/job"))
     assert not isinstance(place_of(environment).meeting, SharedFolder)
+
+
+def test_the_folder_is_enough_where_a_launcher_says_rank_and_size():
+    environment = {"RANK": "1", "WORLD_SIZE": "4"}
+    assert place_of({**environment, FOLDER: "/shared/job"}).meeting == SharedFolder(Path("/shared/job"))
+    assert place_of(environment) is None
