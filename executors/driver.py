@@ -448,7 +448,8 @@ class Driver:
         lost = [worker for worker in self.members if self._published.rank_of(worker) in report.ranks]
         has_raised = any(self._raised.get(worker) for worker in lost)
         is_short = len(self.members) - len(lost) < self._limits.least
-        may_end = self._limits.resets is not None or is_short or has_raised
+        is_bounded = self._limits.resets is not None or self._limits.failures is not None
+        may_end = is_bounded or is_short or has_raised
         if report.round != self._published.round or may_end:
             return
         for worker in lost:

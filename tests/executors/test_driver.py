@@ -408,7 +408,7 @@ class TestLossesThatOthersNotice:
         with pytest.raises(Exception, match="worlds/2"):
             published(job, 2)
 
-    @pytest.mark.parametrize("limits", [{"least": 3, "may_find_hosts": False}, {"resets": 0}])
+    @pytest.mark.parametrize("limits", [{"least": 3, "may_find_hosts": False}, {"resets": 0}, {"failures": 0}])
     def test_a_job_that_may_end_waits_for_the_reason(self, job, agents, limits):
         driver = begun(elastic(3, **limits), job, agents)
         self.lose(job, agents, 2)
