@@ -45,6 +45,8 @@ logger = logging.getLogger(__name__)
 
 # A worker that others accuse may have ended; for so long its agent may say how.
 ACCUSED_SECONDS = 1.0
+# With this one Python ends after an exception of the script.
+EXCEPTION_CODE = 1
 # How a worker ended, until its agent says more. The other workers notice it first.
 ENDED = Failure(Kind.EXIT, "ended")
 
@@ -174,11 +176,16 @@ class Driver:
             self._end_within(self._patience.seconds(failure.kind))
 
     def _with_exception(self, worker: str, failure: Failure) -> Failure:
-        """``failure``, with the exception that the worker has reported: its standard error may not show it."""
+        """``failure``, with the exception that the worker has reported: its standard error may not show it.
+
+        The user may have caught it since. So it is the reason only of an end that may be that of an exception.
+        """
         text = self._raised.get(worker, "")
         if not text or failure.kind not in (Kind.SIGNAL, Kind.EXIT):
             return failure
-        return replace(failure, kind=Kind.EXCEPTION, text=f"raised {text}, and {failure.text}")
+        if failure.kind is Kind.EXIT and failure.exit_code in (EXCEPTION_CODE, None):
+            return replace(failure, kind=Kind.EXCEPTION, text=f"raised {text}, and {failure.text}")
+        return replace(failure, text=f"{failure.text}; before, it raised {text}")
 
     def _on_trial(self, worker: str, failure: Failure) -> Failure:
         """``failure``; an exception of a worker that never trained, while others did, does not end the job."""

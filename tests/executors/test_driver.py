@@ -479,6 +479,23 @@ class TestExceptionsThatWorkersReport:
         assert not driver.is_over
         assert published(job, 1).text == "rank 1 on host a lost (was killed by signal 9)"
 
+    @pytest.mark.parametrize("failure", [KILLED, EXITED])
+    def test_one_that_does_not_explain_the_end_is_told_and_no_more(self, job, agents, failure):
+        driver = begun(elastic(2), job, agents)
+        self.raise_in(job, agents, "worker-1")
+        driver.failed("worker-1", failure)
+        assert not driver.is_over
+        text = f"rank 1 on host a lost ({failure.text}; before, it raised KeyError: 'user bug')"
+        assert published(job, 1).text == text
+
+    def test_one_that_ends_so_slowly_that_the_others_accuse_its_rank_is_the_reason(self, job, agents):
+        driver = begun(elastic(2), job, agents)
+        self.raise_in(job, agents, "worker-1")
+        report(job, agents, "worker-0", 0, kind="failed", round=0, ranks=(1,), text="rank 1 did not answer")
+        agents.wait(1.0)
+        with pytest.raises(WorkerError, match="raised KeyError: 'user bug', and no longer answered"):
+            driver.check()
+
     def test_the_error_of_a_function_stays_as_it_is(self, job, agents):
         driver = begun(elastic(2), job, agents)
         self.raise_in(job, agents, "worker-1")
