@@ -154,22 +154,22 @@ class Driver:
         failure = self._on_trial(worker, self._with_exception(worker, failure))
         if worker in self._unexplained and not self._is_ending:
             self._explain(worker, failure)
-        known = next((failed for failed in self._failures if failed.worker == worker), None)
+        known = self._known(worker)
         if self._is_ending:
             return
         self._note_end(worker, failure.text)
-        if known is not None:
-            if not self._limits.is_elastic and failure.kind < known.failure.kind:
-                self._failures.remove(known)
-                self._failures.append(replace(known, failure=failure))
+        if known:
+            if not self._limits.is_elastic and failure.kind < known[0].failure.kind:
+                self._failures.remove(known[0])
+                self._failures.append(replace(known[0], failure=failure))
             return
         if worker in self._former:
             self.done(worker)
             return
         self._coming_up.discard(worker)
-        self._give_up(worker, failure)
         self._lost[worker] = failure.text
         self._failures.append(_Failed(worker, self._published.rank_of(worker), failure))
+        self._give_up(worker, failure)
         has_raised = failure.kind is Kind.EXCEPTION
         self._handle(WorkerRaised(worker, failure.text) if has_raised else WorkerFailed(worker, failure.text))
         if self._end is not None:
@@ -193,12 +193,24 @@ class Driver:
             return failure
         return replace(failure, kind=Kind.EXIT, error=None)
 
+    def _known(self, worker: str) -> list[_Failed]:
+        """The failure of ``worker``, if there is one already."""
+        return [failed for failed in self._failures if failed.worker == worker]
+
     def _give_up(self, worker: str, failure: Failure) -> None:
         """End a newcomer that failed: it may have a process still. Nothing else tells of it while the others go on."""
-        if not self.is_over and self._membership.is_on_trial(worker):
-            self._agents.kill(worker)
-            text = f"{worker} on host {self._hosts[worker]} failed before it could train; the others go on: it "
-            logger.warning(with_last_lines(f"{text}{failure.text}", failure.last_lines))
+        if self.is_over or not self._membership.is_on_trial(worker):
+            return
+        self._agents.kill(worker)
+        if failure is ENDED:
+            self._untold.append(partial(self._tell_given_up, worker))
+        else:
+            self._tell_given_up(worker)
+
+    def _tell_given_up(self, worker: str) -> None:
+        [failure] = [failed.failure for failed in self._known(worker)]
+        text = f"{worker} on host {self._hosts[worker]} failed before it could train; the others go on: it "
+        logger.warning(with_last_lines(f"{text}{failure.text}", failure.last_lines))
 
     def _note_end(self, worker: str, text: str) -> None:
         if self._notes is not None and worker in self._ranked:
@@ -207,7 +219,7 @@ class Driver:
     def _explain(self, worker: str, failure: Failure) -> None:
         """How ``worker`` ended, which was lost already."""
         self._lost[worker] = failure.text
-        known = next(failed for failed in self._failures if failed.worker == worker)
+        [known] = self._known(worker)
         explained = replace(known, failure=failure)
         self._failures[self._failures.index(known)] = explained
         self._last = explained if self._last is known else self._last

@@ -545,6 +545,26 @@ class TestNewcomersThatCannotCome:
         assert published(job, 2).workers == (("worker-0", "a"),)
         assert not driver.is_over
 
+    @pytest.mark.parametrize(
+        ("explain", "text"),
+        [
+            (
+                lambda driver, agents: driver.failed("worker-1", KILLED),
+                "was killed by signal 9. The last lines of its standard error:\n    last line",
+            ),
+            (lambda driver, agents: agents.wait(1.0), "ended"),
+        ],
+    )
+    def test_one_whose_end_the_others_notice_first_is_told_of_with_the_reason(self, job, agents, caplog, explain, text):
+        driver = self.grown(job, agents)
+        report(job, agents, "worker-1", 0, kind="ready", call=1, version="1.0", layout="abc")
+        report(job, agents, "worker-0", 1, kind="lost", round=1, ranks=(1,), text="gone")
+        assert published(job, 2).workers == (("worker-0", "a"),)
+        report(job, agents, "worker-0", 2, kind="formed", round=2, call=1)
+        assert not caplog.messages
+        explain(driver, agents)
+        assert caplog.messages == [f"worker-1 on host b failed before it could train; the others go on: it {text}"]
+
     def test_before_anybody_has_trained_an_exception_ends_the_job(self, job, agents):
         driver = begun(elastic(2), job, agents)
         driver.failed("worker-1", self.BAD)
