@@ -29,6 +29,7 @@ from executors.membership import (
     Start,
     Stop,
     Tick,
+    WorkerBehind,
     WorkerDone,
     WorkerDraining,
     WorkerFailed,
@@ -141,7 +142,7 @@ class Driver:
         self._note_end(worker, text)
         self._settle(worker)
         self._coming_up.discard(worker)
-        if worker in self.members:
+        if worker in self.members and worker not in self._former:
             self._order = self._order or self.members
         self._handle(WorkerDone(worker))
 
@@ -418,6 +419,7 @@ class Driver:
             "ready": lambda report: self._ready(worker, report),
             "raised": lambda report: self._raised.update({worker: report.text}),
             "draining": lambda report: self._drain(worker),
+            "behind": lambda report: self._leave_behind(worker),
             "failed": lambda report: self._agents.after(ACCUSED_SECONDS, lambda: self._judge(worker, report)),
             "lost": self._lose,
             "formed": self._formed,
@@ -432,10 +434,18 @@ class Driver:
         self.failed(worker, Failure(Kind.EXIT, text))
 
     def _drain(self, worker: str) -> None:
-        rank = self._published.rank_of(worker)
-        name = worker if rank is None else f"rank {rank}"
-        logger.info("%s on host %s was asked to end; it hands over first", name, self._hosts[worker])
+        logger.info("%s was asked to end; it hands over first", self._place(worker))
         self._handle(WorkerDraining(worker))
+
+    def _leave_behind(self, worker: str) -> None:
+        """The others do not wait for ``worker``, which ends by itself."""
+        logger.info("%s leaves: the other ranks are in a later call of elastic functions", self._place(worker))
+        self._former.add(worker)
+        self._handle(WorkerBehind(worker))
+
+    def _place(self, worker: str) -> str:
+        rank = self._published.rank_of(worker)
+        return f"{worker if rank is None else f'rank {rank}'} on host {self._hosts[worker]}"
 
     def _formed(self, report: Report) -> None:
         self._present = {round: world for round, world in self._present.items() if round >= report.round}

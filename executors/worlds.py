@@ -84,6 +84,7 @@ class Report:
     * ``ready``: a newcomer is ready for its first world.
     * ``raised``: the user's code raised the exception ``text``, which is on its way out; "": the user has caught it.
     * ``draining``: the worker was asked to end, and will leave.
+    * ``behind``: the other ranks are in a later call of an elastic function; the worker will leave.
     * ``failed``: the collectives of ``round`` failed for the reason ``text``; ``ranks`` are those to blame, if known.
     * ``lost``: it is certain that the processes of ``ranks`` of the world of ``round`` have ended.
     * ``formed``, of rank 0: the world of ``round`` has formed, ``pause`` seconds after the last step before it; the

@@ -196,10 +196,17 @@ def _agree() -> list[int]:
 
 
 def _check_call(calls: Sequence[int]) -> None:
-    """ShutDownError on the ranks that the others have left behind: these are in a later one of several functions."""
-    own = calls[basics.rank()]
-    if own < max(calls):
-        raise ShutDownError(
-            f"rank {basics.rank()} is in call {own} of elastic functions, but other ranks have begun call {max(calls)} "
-            "meanwhile, so it leaves the job, which may replace it; a script with one elastic function avoids that"
-        )
+    """ShutDownError on the ranks that the others have left behind: these are in a later one of several functions.
+
+    The driver hears of it before, so that the end of this process is no failure of its host.
+    """
+    own, worlds = calls[basics.rank()], basics.worlds()
+    if own == max(calls):
+        return
+    if worlds is not None:
+        worlds.tell_behind()
+    raise ShutDownError(
+        f"rank {basics.rank()} is in call {own} of elastic functions, but other ranks have begun call {max(calls)} "
+        "meanwhile, so it leaves the job, and a new worker may take its slot; a script with one elastic function "
+        "avoids that"
+    )

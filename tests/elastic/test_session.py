@@ -1,5 +1,7 @@
 """A process in an elastic job, without one."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from collectives.api import ShutDownError
@@ -16,13 +18,16 @@ def rank(monkeypatch):
     return be
 
 
-def test_ranks_that_the_others_have_left_behind_leave_the_job(rank):
+def test_ranks_that_the_others_have_left_behind_leave_the_job(rank, monkeypatch):
     rank(1)
+    told = []
+    monkeypatch.setattr(basics, "worlds", lambda: SimpleNamespace(tell_behind=lambda: told.append("behind")))
     with pytest.raises(
         ShutDownError, match=r"rank 1 is in call 1 of elastic functions, but other ranks .* call 2"
     ) as e:
         session._check_call([2, 1])
     assert kind_of_error(e.value).is_consequence  # the job goes on without it
+    assert told == ["behind"]
 
 
 @pytest.mark.parametrize("calls", [[2, 1], [2, 2]])

@@ -351,6 +351,31 @@ class TestLeaving:
             driver.check()
         assert caught.value.rank == 0
 
+    def test_the_end_of_one_that_the_others_have_left_behind_is_no_failure(self, job, agents, caplog):
+        caplog.set_level("INFO", "executors")
+        driver = begun(elastic(2), job, agents)
+        report(job, agents, "worker-0", 0, kind="formed", round=0)
+        report(job, agents, "worker-1", 0, kind="behind")
+        assert published(job, 1).workers == (("worker-0", "a"),)
+        assert list(agents.started) == ["worker-0", "worker-1", "worker-2"]
+        driver.failed("worker-1", Failure(Kind.SHUT_DOWN, "ended with exit code 1", 1))
+        assert caplog.messages == ["rank 1 on host a leaves: the other ranks are in a later call of elastic functions"]
+        driver.done("worker-0")
+        driver.check()
+        assert driver.order == ("worker-0",)
+
+    def test_the_others_wait_for_another_where_they_are_too_few(self, job, agents):
+        driver = begun(elastic(2, least=2), job, agents)
+        report(job, agents, "worker-0", 0, kind="formed", round=0)
+        report(job, agents, "worker-1", 0, kind="behind")
+        driver.failed("worker-1", Failure(Kind.SHUT_DOWN, "ended with exit code 1", 1))
+        report(job, agents, "worker-2", 0, kind="ready")
+        assert published(job, 1).workers == (("worker-0", "a"), ("worker-2", "a"))
+        driver.done("worker-0")
+        driver.done("worker-2")
+        driver.check()
+        assert driver.order == ("worker-0", "worker-2")
+
     def test_a_host_that_is_no_longer_found_drains(self, job, agents):
         driver = begun(elastic(2), job, agents, a=1, b=1)
         report(job, agents, "worker-0", 0, kind="formed", round=0)
