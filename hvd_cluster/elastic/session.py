@@ -93,17 +93,18 @@ def begin_call() -> bool:
     return worlds is not None and worlds.begin_call()
 
 
-def enter(layout: str) -> None:
+def enter(layout: Callable[[], str]) -> None:
     """A newcomer waits for its first world; the other ranks hear of it now. Does nothing in any other process.
 
-    ``layout``: a digest of the layout of its state. The driver refuses one that differs from that of the ranks.
+    ``layout`` returns a digest of the layout of its state, and is called where the driver hears of it: that may take
+    long. The driver refuses a newcomer whose layout differs from that of the ranks.
     """
     worlds = basics.worlds()
     if worlds is None:
         return
     heed_notice(worlds)
     if worlds.is_alone:
-        _go_to(partial(worlds.join, layout))
+        _go_to(partial(worlds.join, layout()))
 
 
 def change_after(error: HorovodInternalError) -> None:
@@ -141,16 +142,16 @@ def cut_off_since() -> float:
     return time.monotonic() if since is None else since
 
 
-def formed(since: float, lost: int, layout: str) -> None:
+def formed(since: float, lost: int, layout: Callable[[], str]) -> None:
     """All ranks of the present world have the state; ``since`` is when the last one ended, in monotonic seconds.
 
     ``layout``: see :func:`enter`.
     """
     worlds = basics.worlds()
     if worlds is not None and basics.rank() == 0:
-        pause = time.monotonic() - since
+        pause, digest = time.monotonic() - since, layout()
         worlds.report_later(
-            Report("formed", worlds.round, pause=pause, lost=lost, call=worlds.call, version=VERSION, layout=layout)
+            Report("formed", worlds.round, pause=pause, lost=lost, call=worlds.call, version=VERSION, layout=digest)
         )
 
 
@@ -188,7 +189,8 @@ def _leaving_if_removed() -> Iterator[None]:
 def _agree() -> list[int]:
     """Register the process sets of rank 0 again, as far as this world has their ranks; the call of each rank."""
     own, worlds = {tuple(entry.ranks or ()): entry for entry in basics.wanted_sets()}, basics.worlds()
-    told = allgather_object((list(own), worlds.call if worlds else 0), "elastic.sets")
+    sets = list(own) if basics.rank() == 0 else []
+    told = allgather_object((sets, worlds.call if worlds else 0), "elastic.sets")
     for ranks in told[0][0]:
         if max(ranks) < basics.size():
             basics.renew_process_set(own.get(ranks) or ProcessSet(ranks))
