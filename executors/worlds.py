@@ -90,8 +90,8 @@ class Report:
     * ``formed``, of rank 0: the world of ``round`` has formed, ``pause`` seconds after the last step before it; the
       ranks repeat ``lost`` steps, and are in the ``call``-th call of an elastic function.
 
-    Those about ``ready`` and ``formed`` also have the ``version`` of the library, and a digest of the ``layout`` of the
-    state, "" if it is not known.
+    Those of the kinds ``ready`` and ``formed`` also have the ``version`` of the library, and a digest of the ``layout``
+    of the state, "" if it is not known.
     """
 
     kind: str

@@ -123,7 +123,7 @@ def test_a_job_that_cannot_start_names_the_hosts_that_cannot_be_used():
     [end] = job.after(30.0)
     assert end.error.partition("link cut. ")[2] == (
         "Host b cannot be used: no route to b. Host e cannot be used: no route to e. "
-        "Host f cannot be used: no route to f. So it is with 2 other hosts"
+        "Host f cannot be used: no route to f. 2 other hosts cannot be used either"
     )
 
 
