@@ -370,7 +370,9 @@ class TestLeaving:
         report(job, agents, "worker-1", 0, kind="behind")
         driver.failed("worker-1", Failure(Kind.SHUT_DOWN, "ended with exit code 1", 1))
         report(job, agents, "worker-2", 0, kind="ready")
-        assert published(job, 1).workers == (("worker-0", "a"), ("worker-2", "a"))
+        world = published(job, 1)
+        assert world.workers == (("worker-0", "a"), ("worker-2", "a"))
+        assert world.text == "rank 1 on host a left, rank 1 on host a joined"
         driver.done("worker-0")
         driver.done("worker-2")
         driver.check()
