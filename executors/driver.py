@@ -29,6 +29,7 @@ from executors.membership import (
     Start,
     Stop,
     Tick,
+    WorkerBehind,
     WorkerDone,
     WorkerDraining,
     WorkerFailed,
@@ -45,6 +46,8 @@ logger = logging.getLogger(__name__)
 
 # A worker that others accuse may have ended; for so long its agent may say how.
 ACCUSED_SECONDS = 1.0
+# With this one Python ends after an exception of the script.
+EXCEPTION_CODE = 1
 # How a worker ended, until its agent says more. The other workers notice it first.
 ENDED = Failure(Kind.EXIT, "ended")
 
@@ -139,7 +142,7 @@ class Driver:
         self._note_end(worker, text)
         self._settle(worker)
         self._coming_up.discard(worker)
-        if worker in self.members:
+        if worker in self.members and worker not in self._former:
             self._order = self._order or self.members
         self._handle(WorkerDone(worker))
 
@@ -152,33 +155,38 @@ class Driver:
         failure = self._on_trial(worker, self._with_exception(worker, failure))
         if worker in self._unexplained and not self._is_ending:
             self._explain(worker, failure)
-        known = next((failed for failed in self._failures if failed.worker == worker), None)
+        known = self._known(worker)
         if self._is_ending:
             return
         self._note_end(worker, failure.text)
-        if known is not None:
-            if not self._limits.is_elastic and failure.kind < known.failure.kind:
-                self._failures.remove(known)
-                self._failures.append(replace(known, failure=failure))
+        if known:
+            if not self._limits.is_elastic and failure.kind < known[0].failure.kind:
+                self._failures.remove(known[0])
+                self._failures.append(replace(known[0], failure=failure))
             return
         if worker in self._former:
             self.done(worker)
             return
         self._coming_up.discard(worker)
-        self._give_up(worker, failure)
         self._lost[worker] = failure.text
         self._failures.append(_Failed(worker, self._published.rank_of(worker), failure))
+        self._give_up(worker, failure)
         has_raised = failure.kind is Kind.EXCEPTION
         self._handle(WorkerRaised(worker, failure.text) if has_raised else WorkerFailed(worker, failure.text))
         if self._end is not None:
             self._end_within(self._patience.seconds(failure.kind))
 
     def _with_exception(self, worker: str, failure: Failure) -> Failure:
-        """``failure``, with the exception that the worker has reported: its standard error may not show it."""
+        """``failure``, with the exception that the worker has reported: its standard error may not show it.
+
+        The user may have caught it since. So it is the reason only of an end that may be that of an exception.
+        """
         text = self._raised.get(worker, "")
         if not text or failure.kind not in (Kind.SIGNAL, Kind.EXIT):
             return failure
-        return replace(failure, kind=Kind.EXCEPTION, text=f"raised {text}, and {failure.text}")
+        if failure.kind is Kind.EXIT and failure.exit_code in (EXCEPTION_CODE, None):
+            return replace(failure, kind=Kind.EXCEPTION, text=f"raised {text}, and {failure.text}")
+        return replace(failure, text=f"{failure.text}; before, it raised {text}")
 
     def _on_trial(self, worker: str, failure: Failure) -> Failure:
         """``failure``; an exception of a worker that never trained, while others did, does not end the job."""
@@ -186,12 +194,24 @@ class Driver:
             return failure
         return replace(failure, kind=Kind.EXIT, error=None)
 
+    def _known(self, worker: str) -> list[_Failed]:
+        """The failure of ``worker``, if there is one already."""
+        return [failed for failed in self._failures if failed.worker == worker]
+
     def _give_up(self, worker: str, failure: Failure) -> None:
         """End a newcomer that failed: it may have a process still. Nothing else tells of it while the others go on."""
-        if not self.is_over and self._membership.is_on_trial(worker):
-            self._agents.kill(worker)
-            text = f"{worker} on host {self._hosts[worker]} failed before it could train; the others go on: it "
-            logger.warning(with_last_lines(f"{text}{failure.text}", failure.last_lines))
+        if self.is_over or not self._membership.is_on_trial(worker):
+            return
+        self._agents.kill(worker)
+        if failure is ENDED:
+            self._untold.append(partial(self._tell_given_up, worker))
+        else:
+            self._tell_given_up(worker)
+
+    def _tell_given_up(self, worker: str) -> None:
+        [failure] = [failed.failure for failed in self._known(worker)]
+        text = f"{worker} on host {self._hosts[worker]} failed before it could train; the others go on: it "
+        logger.warning(with_last_lines(f"{text}{failure.text}", failure.last_lines))
 
     def _note_end(self, worker: str, text: str) -> None:
         if self._notes is not None and worker in self._ranked:
@@ -200,7 +220,7 @@ class Driver:
     def _explain(self, worker: str, failure: Failure) -> None:
         """How ``worker`` ended, which was lost already."""
         self._lost[worker] = failure.text
-        known = next(failed for failed in self._failures if failed.worker == worker)
+        [known] = self._known(worker)
         explained = replace(known, failure=failure)
         self._failures[self._failures.index(known)] = explained
         self._last = explained if self._last is known else self._last
@@ -399,6 +419,7 @@ class Driver:
             "ready": lambda report: self._ready(worker, report),
             "raised": lambda report: self._raised.update({worker: report.text}),
             "draining": lambda report: self._drain(worker),
+            "behind": lambda report: self._leave_behind(worker),
             "failed": lambda report: self._agents.after(ACCUSED_SECONDS, lambda: self._judge(worker, report)),
             "lost": self._lose,
             "formed": self._formed,
@@ -413,10 +434,18 @@ class Driver:
         self.failed(worker, Failure(Kind.EXIT, text))
 
     def _drain(self, worker: str) -> None:
-        rank = self._published.rank_of(worker)
-        name = worker if rank is None else f"rank {rank}"
-        logger.info("%s on host %s was asked to end; it hands over first", name, self._hosts[worker])
+        logger.info("%s was asked to end; it hands over first", self._place(worker))
         self._handle(WorkerDraining(worker))
+
+    def _leave_behind(self, worker: str) -> None:
+        """The others do not wait for ``worker``, which ends by itself."""
+        logger.info("%s leaves: the other ranks are in a later call of elastic functions", self._place(worker))
+        self._former.add(worker)
+        self._handle(WorkerBehind(worker))
+
+    def _place(self, worker: str) -> str:
+        rank = self._published.rank_of(worker)
+        return f"{worker if rank is None else f'rank {rank}'} on host {self._hosts[worker]}"
 
     def _formed(self, report: Report) -> None:
         self._present = {round: world for round, world in self._present.items() if round >= report.round}
@@ -448,7 +477,8 @@ class Driver:
         lost = [worker for worker in self.members if self._published.rank_of(worker) in report.ranks]
         has_raised = any(self._raised.get(worker) for worker in lost)
         is_short = len(self.members) - len(lost) < self._limits.least
-        may_end = self._limits.resets is not None or is_short or has_raised
+        is_bounded = self._limits.resets is not None or self._limits.failures is not None
+        may_end = is_bounded or is_short or has_raised
         if report.round != self._published.round or may_end:
             return
         for worker in lost:

@@ -7,7 +7,6 @@ launcher waits for a moment and compares kinds of failure.
 from __future__ import annotations
 
 import re
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -95,8 +94,19 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def brief(error: BaseException) -> str:
-    """The type and the text of ``error``, also if its ``str()`` fails."""
-    return traceback.format_exception_only(type(error), error)[-1].strip()
+    """The type and the text of ``error``, also if its ``str()`` fails; without notes, and never empty."""
+    name = _type_name(type(error))
+    try:
+        text = str(error).strip()
+    except Exception:  # noqa: BLE001  str() runs code of the user
+        text = "<its str() failed>"
+    return f"{name}: {text}" if text else name
+
+
+def _type_name(error: type[BaseException]) -> str:
+    """As a traceback shows it."""
+    is_plain = error.__module__ in ("builtins", "__main__")
+    return error.__qualname__ if is_plain else f"{error.__module__}.{error.__qualname__}"
 
 
 def kind_of_end(exit_code: int, last_lines: Sequence[str]) -> Kind:

@@ -84,13 +84,14 @@ class Report:
     * ``ready``: a newcomer is ready for its first world.
     * ``raised``: the user's code raised the exception ``text``, which is on its way out; "": the user has caught it.
     * ``draining``: the worker was asked to end, and will leave.
+    * ``behind``: the other ranks are in a later call of an elastic function; the worker will leave.
     * ``failed``: the collectives of ``round`` failed for the reason ``text``; ``ranks`` are those to blame, if known.
     * ``lost``: it is certain that the processes of ``ranks`` of the world of ``round`` have ended.
     * ``formed``, of rank 0: the world of ``round`` has formed, ``pause`` seconds after the last step before it; the
       ranks repeat ``lost`` steps, and are in the ``call``-th call of an elastic function.
 
-    Those about ``ready`` and ``formed`` also have the ``version`` of the library, and a digest of the ``layout`` of the
-    state, "" if it is not known.
+    Those of the kinds ``ready`` and ``formed`` also have the ``version`` of the library, and a digest of the ``layout``
+    of the state, "" if it is not known.
     """
 
     kind: str

@@ -250,6 +250,10 @@ class Worlds:
         if not self.is_over:
             self.report(Report("draining"))
 
+    def tell_behind(self) -> None:
+        """The other ranks have left this process behind, which ends. A failure is logged."""
+        self._try_report(Report("behind"))
+
     def tell_exception(self, text: str) -> None:
         """The exception ``text`` of the user's code is on its way out of this process. A failure is logged."""
         self._has_told = True

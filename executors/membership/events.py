@@ -17,6 +17,7 @@ __all__ = [
     "Start",
     "Stop",
     "Tick",
+    "WorkerBehind",
     "WorkerDone",
     "WorkerDraining",
     "WorkerFailed",
@@ -107,6 +108,13 @@ class WorkerDraining:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerBehind:
+    """The other ranks have gone on without a worker, which ends by itself: no failure of it, nor of its host."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
 class WorldFailed:
     """The collectives of the world of ``round`` failed, though its workers are alive. ``text`` says how."""
 
@@ -133,6 +141,7 @@ Event = (
     | HostUnusable
     | WorkerReady
     | WorkerDraining
+    | WorkerBehind
     | WorkerFailed
     | WorkerRaised
     | WorkerDone

@@ -74,7 +74,7 @@ class Hosts:
         """A sentence for each host that cannot be used; the rest of many is counted."""
         sentences = [f"Host {name} cannot be used: {text}" for name, text in self._unusable.items()]
         rest = len(sentences) - SHOWN_PROBLEMS
-        more = [f"So it is with {counted(rest, 'other host')}"] if rest > 0 else []
+        more = [f"{counted(rest, 'other host')} cannot be used either"] if rest > 0 else []
         return sentences[:SHOWN_PROBLEMS] + more
 
     def drain(self, name: str) -> bool:

@@ -20,6 +20,7 @@ from executors.membership.events import (
     Publish,
     Start,
     Stop,
+    WorkerBehind,
     WorkerDone,
     WorkerDraining,
     WorkerFailed,
@@ -137,6 +138,11 @@ class Membership:
             self._workers[event.worker].is_draining = True
             self._hosts.close_slot(self.host_of(event.worker))
             self.counts.preemptions += 1
+
+    @_note.register
+    def _note_behind(self, event: WorkerBehind) -> None:
+        if event.worker in self._workers:
+            self._remove(event.worker)
 
     @_note.register
     def _note_failed(self, event: WorkerFailed) -> None:

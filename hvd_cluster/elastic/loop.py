@@ -64,7 +64,7 @@ class _Run:
     def call(self, function: Callable[[], T]) -> T:
         if session.begin_call():
             return cast("T", None)
-        session.enter(_layout(self._state))
+        session.enter(functools.partial(_layout, self._state))
         self._since = time.monotonic()
         while True:
             try:
@@ -92,8 +92,13 @@ class _Run:
             self._state.on_reset()
         if not self._skip_sync:
             self._state.sync()
-        session.formed(self._since, getattr(self._state, "lost_commits", 0), _layout(self._state))
+        session.formed(self._since, getattr(self._state, "lost_commits", 0), self._shared_layout)
         self._is_new = False
+
+    def _shared_layout(self) -> str:
+        """As :func:`_layout`, which a sync has computed already."""
+        agreed = "" if self._skip_sync else getattr(self._state, "agreed_layout", "")
+        return agreed or _layout(self._state)
 
 
 def _layout(state: Recoverable) -> str:

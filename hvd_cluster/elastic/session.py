@@ -93,17 +93,18 @@ def begin_call() -> bool:
     return worlds is not None and worlds.begin_call()
 
 
-def enter(layout: str) -> None:
+def enter(layout: Callable[[], str]) -> None:
     """A newcomer waits for its first world; the other ranks hear of it now. Does nothing in any other process.
 
-    ``layout``: a digest of the layout of its state. The driver refuses one that differs from that of the ranks.
+    ``layout`` returns a digest of the layout of its state, and is called where the driver hears of it: that may take
+    long. The driver refuses a newcomer whose layout differs from that of the ranks.
     """
     worlds = basics.worlds()
     if worlds is None:
         return
     heed_notice(worlds)
     if worlds.is_alone:
-        _go_to(partial(worlds.join, layout))
+        _go_to(partial(worlds.join, layout()))
 
 
 def change_after(error: HorovodInternalError) -> None:
@@ -141,16 +142,16 @@ def cut_off_since() -> float:
     return time.monotonic() if since is None else since
 
 
-def formed(since: float, lost: int, layout: str) -> None:
+def formed(since: float, lost: int, layout: Callable[[], str]) -> None:
     """All ranks of the present world have the state; ``since`` is when the last one ended, in monotonic seconds.
 
     ``layout``: see :func:`enter`.
     """
     worlds = basics.worlds()
     if worlds is not None and basics.rank() == 0:
-        pause = time.monotonic() - since
+        pause, digest = time.monotonic() - since, layout()
         worlds.report_later(
-            Report("formed", worlds.round, pause=pause, lost=lost, call=worlds.call, version=VERSION, layout=layout)
+            Report("formed", worlds.round, pause=pause, lost=lost, call=worlds.call, version=VERSION, layout=digest)
         )
 
 
@@ -188,7 +189,8 @@ def _leaving_if_removed() -> Iterator[None]:
 def _agree() -> list[int]:
     """Register the process sets of rank 0 again, as far as this world has their ranks; the call of each rank."""
     own, worlds = {tuple(entry.ranks or ()): entry for entry in basics.wanted_sets()}, basics.worlds()
-    told = allgather_object((list(own), worlds.call if worlds else 0), "elastic.sets")
+    sets = list(own) if basics.rank() == 0 else []
+    told = allgather_object((sets, worlds.call if worlds else 0), "elastic.sets")
     for ranks in told[0][0]:
         if max(ranks) < basics.size():
             basics.renew_process_set(own.get(ranks) or ProcessSet(ranks))
@@ -196,10 +198,17 @@ def _agree() -> list[int]:
 
 
 def _check_call(calls: Sequence[int]) -> None:
-    """ShutDownError on the ranks that the others have left behind: these are in a later one of several functions."""
-    own = calls[basics.rank()]
-    if own < max(calls):
-        raise ShutDownError(
-            f"rank {basics.rank()} is in call {own} of elastic functions, but other ranks have begun call {max(calls)} "
-            "meanwhile, so it leaves the job, which may replace it; a script with one elastic function avoids that"
-        )
+    """ShutDownError on the ranks that the others have left behind: these are in a later one of several functions.
+
+    The driver hears of it before, so that the end of this process is no failure of its host.
+    """
+    own, worlds = calls[basics.rank()], basics.worlds()
+    if own == max(calls):
+        return
+    if worlds is not None:
+        worlds.tell_behind()
+    raise ShutDownError(
+        f"rank {basics.rank()} is in call {own} of elastic functions, but other ranks have begun call {max(calls)} "
+        "meanwhile, so it leaves the job, and a new worker may take its slot; a script with one elastic function "
+        "avoids that"
+    )

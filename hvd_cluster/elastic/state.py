@@ -114,6 +114,7 @@ class ObjectState(State):
     InvalidRequestError on all ranks if an attribute cannot be pickled, or if the ranks' states have other entries.
 
     ``lost_commits``: how many commits the last sync had to give up, because no rank could show them any more.
+    ``agreed_layout``: the :meth:`layout_digest` of all ranks in the last sync; "" before.
     """
 
     def __init__(
@@ -131,6 +132,7 @@ class ObjectState(State):
         self._in_doubt = False
         self._world: weakref.ref[Any] | None = None
         self.lost_commits = 0
+        self.agreed_layout = ""
         for name, value in kwargs.items():
             self._adopt(name, value)
         self._ledger.record(0, full=True)
@@ -240,6 +242,7 @@ class ObjectState(State):
         if not have_one_layout(reports):
             layouts = allgather_object(layout, "state.layouts")
             raise InvalidRequestError(difference(dict(enumerate(layouts))) or "the states of the ranks differ")
+        self.agreed_layout = reports[0].layout
         return reports
 
     def _report(self, is_settled: bool, layout: str) -> Report:

@@ -1,11 +1,14 @@
 """A process in an elastic job, without one."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from collectives.api import ShutDownError
 from executors.failure import kind_of_error
 from hvd_cluster import basics
 from hvd_cluster.elastic import session
+from hvd_cluster.process_sets import ProcessSet
 
 
 @pytest.fixture
@@ -16,16 +19,44 @@ def rank(monkeypatch):
     return be
 
 
-def test_ranks_that_the_others_have_left_behind_leave_the_job(rank):
+def test_ranks_that_the_others_have_left_behind_leave_the_job(rank, monkeypatch):
     rank(1)
+    told = []
+    monkeypatch.setattr(basics, "worlds", lambda: SimpleNamespace(tell_behind=lambda: told.append("behind")))
     with pytest.raises(
         ShutDownError, match=r"rank 1 is in call 1 of elastic functions, but other ranks .* call 2"
     ) as e:
         session._check_call([2, 1])
     assert kind_of_error(e.value).is_consequence  # the job goes on without it
+    assert told == ["behind"]
 
 
 @pytest.mark.parametrize("calls", [[2, 1], [2, 2]])
 def test_ranks_that_are_in_the_latest_call_go_on(rank, calls):
     rank(0)
     session._check_call(calls)
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_only_a_newcomer_computes_the_layout_of_its_state_when_it_enters(monkeypatch, is_alone):
+    computed, joined = [], []
+    worlds = SimpleNamespace(is_alone=is_alone, join=joined.append)
+    monkeypatch.setattr(basics, "worlds", lambda: worlds)
+    monkeypatch.setattr(session, "heed_notice", lambda _: None)
+    monkeypatch.setattr(session, "_go_to", lambda find: find())
+    session.enter(lambda: computed.append("abc") or "abc")
+    assert computed == joined == (["abc"] if is_alone else [])
+
+
+@pytest.mark.parametrize(("number", "sent"), [(0, [(0, 1)]), (1, [])])
+def test_the_ranks_register_the_process_sets_of_rank_0_which_alone_sends_them(rank, monkeypatch, number, sent):
+    rank(number)
+    own, told, renewed = ProcessSet([0, 1]), [], []
+    monkeypatch.setattr(basics, "worlds", lambda: SimpleNamespace(call=2))
+    monkeypatch.setattr(basics, "size", lambda: 3)
+    monkeypatch.setattr(basics, "wanted_sets", lambda: [own])
+    monkeypatch.setattr(basics, "renew_process_set", renewed.append)
+    monkeypatch.setattr(session, "allgather_object", lambda value, _: told.append(value) or [([(0, 1)], 2), ([], 1)])
+    assert session._agree() == [2, 1]
+    assert told == [(sent, 2)]
+    assert renewed == [own]

@@ -351,6 +351,33 @@ class TestLeaving:
             driver.check()
         assert caught.value.rank == 0
 
+    def test_the_end_of_one_that_the_others_have_left_behind_is_no_failure(self, job, agents, caplog):
+        caplog.set_level("INFO", "executors")
+        driver = begun(elastic(2), job, agents)
+        report(job, agents, "worker-0", 0, kind="formed", round=0)
+        report(job, agents, "worker-1", 0, kind="behind")
+        assert published(job, 1).workers == (("worker-0", "a"),)
+        assert list(agents.started) == ["worker-0", "worker-1", "worker-2"]
+        driver.failed("worker-1", Failure(Kind.SHUT_DOWN, "ended with exit code 1", 1))
+        assert caplog.messages == ["rank 1 on host a leaves: the other ranks are in a later call of elastic functions"]
+        driver.done("worker-0")
+        driver.check()
+        assert driver.order == ("worker-0",)
+
+    def test_the_others_wait_for_another_where_they_are_too_few(self, job, agents):
+        driver = begun(elastic(2, least=2), job, agents)
+        report(job, agents, "worker-0", 0, kind="formed", round=0)
+        report(job, agents, "worker-1", 0, kind="behind")
+        driver.failed("worker-1", Failure(Kind.SHUT_DOWN, "ended with exit code 1", 1))
+        report(job, agents, "worker-2", 0, kind="ready")
+        world = published(job, 1)
+        assert world.workers == (("worker-0", "a"), ("worker-2", "a"))
+        assert world.text == "rank 1 on host a left, rank 1 on host a joined"
+        driver.done("worker-0")
+        driver.done("worker-2")
+        driver.check()
+        assert driver.order == ("worker-0", "worker-2")
+
     def test_a_host_that_is_no_longer_found_drains(self, job, agents):
         driver = begun(elastic(2), job, agents, a=1, b=1)
         report(job, agents, "worker-0", 0, kind="formed", round=0)
@@ -408,7 +435,7 @@ class TestLossesThatOthersNotice:
         with pytest.raises(Exception, match="worlds/2"):
             published(job, 2)
 
-    @pytest.mark.parametrize("limits", [{"least": 3, "may_find_hosts": False}, {"resets": 0}])
+    @pytest.mark.parametrize("limits", [{"least": 3, "may_find_hosts": False}, {"resets": 0}, {"failures": 0}])
     def test_a_job_that_may_end_waits_for_the_reason(self, job, agents, limits):
         driver = begun(elastic(3, **limits), job, agents)
         self.lose(job, agents, 2)
@@ -479,6 +506,23 @@ class TestExceptionsThatWorkersReport:
         assert not driver.is_over
         assert published(job, 1).text == "rank 1 on host a lost (was killed by signal 9)"
 
+    @pytest.mark.parametrize("failure", [KILLED, EXITED])
+    def test_one_that_does_not_explain_the_end_is_told_and_no_more(self, job, agents, failure):
+        driver = begun(elastic(2), job, agents)
+        self.raise_in(job, agents, "worker-1")
+        driver.failed("worker-1", failure)
+        assert not driver.is_over
+        text = f"rank 1 on host a lost ({failure.text}; before, it raised KeyError: 'user bug')"
+        assert published(job, 1).text == text
+
+    def test_one_that_ends_so_slowly_that_the_others_accuse_its_rank_is_the_reason(self, job, agents):
+        driver = begun(elastic(2), job, agents)
+        self.raise_in(job, agents, "worker-1")
+        report(job, agents, "worker-0", 0, kind="failed", round=0, ranks=(1,), text="rank 1 did not answer")
+        agents.wait(1.0)
+        with pytest.raises(WorkerError, match="raised KeyError: 'user bug', and no longer answered"):
+            driver.check()
+
     def test_the_error_of_a_function_stays_as_it_is(self, job, agents):
         driver = begun(elastic(2), job, agents)
         self.raise_in(job, agents, "worker-1")
@@ -527,6 +571,26 @@ class TestNewcomersThatCannotCome:
         driver.failed("worker-1", self.BAD)
         assert published(job, 2).workers == (("worker-0", "a"),)
         assert not driver.is_over
+
+    @pytest.mark.parametrize(
+        ("explain", "text"),
+        [
+            (
+                lambda driver, agents: driver.failed("worker-1", KILLED),
+                "was killed by signal 9. The last lines of its standard error:\n    last line",
+            ),
+            (lambda driver, agents: agents.wait(1.0), "ended"),
+        ],
+    )
+    def test_one_whose_end_the_others_notice_first_is_told_of_with_the_reason(self, job, agents, caplog, explain, text):
+        driver = self.grown(job, agents)
+        report(job, agents, "worker-1", 0, kind="ready", call=1, version="1.0", layout="abc")
+        report(job, agents, "worker-0", 1, kind="lost", round=1, ranks=(1,), text="gone")
+        assert published(job, 2).workers == (("worker-0", "a"),)
+        report(job, agents, "worker-0", 2, kind="formed", round=2, call=1)
+        assert not caplog.messages
+        explain(driver, agents)
+        assert caplog.messages == [f"worker-1 on host b failed before it could train; the others go on: it {text}"]
 
     def test_before_anybody_has_trained_an_exception_ends_the_job(self, job, agents):
         driver = begun(elastic(2), job, agents)

@@ -1,7 +1,7 @@
 import pytest
 
 from collectives.api import CollectiveTimeoutError, MismatchError, PeerLostError, RefusedCallError, ShutDownError
-from executors.failure import TRACEBACK, Kind, kind_of_chain, kind_of_end, kind_of_error
+from executors.failure import TRACEBACK, Kind, brief, kind_of_chain, kind_of_end, kind_of_error
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,32 @@ def test_the_kind_of_an_exception_with_what_led_to_it():
     assert kind_of_chain(raised_from(RuntimeError("failed"), context=lost)) is Kind.LOST_PEER
     assert kind_of_chain(raised_from(RuntimeError("failed"), cause=bad, context=lost)) is Kind.EXCEPTION
     assert kind_of_chain(raised_from(bad, cause=bad)) is Kind.EXCEPTION
+
+
+class BadError(Exception):
+    def __str__(self):
+        raise KeyError("no text")
+
+
+def with_note(error):
+    error.__notes__ = ["hint\n"]
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (KeyError("x"), "KeyError: 'x'"),
+        (ValueError("first\nsecond\n"), "ValueError: first\nsecond"),
+        (ValueError(), "ValueError"),
+        (PeerLostError("rank 1"), "collectives.api.PeerLostError: rank 1"),
+        (BadError(), f"{__name__}.BadError: <its str() failed>"),
+        (with_note(ValueError("bad")), "ValueError: bad"),
+        (with_note(ValueError()), "ValueError"),
+    ],
+)
+def test_the_brief_text_of_an_exception_is_never_that_of_a_note(error, text):
+    assert brief(error) == text
 
 
 LOST = "collectives.api.PeerLostError: rank 1 is gone"

@@ -15,6 +15,7 @@ from executors.membership import (
     Start,
     Stop,
     Tick,
+    WorkerBehind,
     WorkerDone,
     WorkerDraining,
     WorkerFailed,
@@ -105,6 +106,11 @@ class Cluster:
             del self.alive[worker]
             self.tell(WorkerFailed(worker, "killed"))
 
+    def fall_behind(self, _, number):
+        if worker := self._worker(number):
+            del self.alive[worker]
+            self.tell(WorkerBehind(worker))
+
     def finish(self, _, number):
         if worker := self._worker(number):
             del self.alive[worker]
@@ -137,7 +143,7 @@ class Cluster:
 
 
 KINDS = (
-    *("find", "drain", "lose", "leave", "break_world", "wait", "finish"),
+    *("find", "drain", "lose", "leave", "break_world", "wait", "finish", "fall_behind"),
     *("ready", "ready", "ready", "fail", "form", "form"),
 )
 HAPPENINGS = st.lists(
