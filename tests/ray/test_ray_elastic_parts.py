@@ -18,6 +18,9 @@ from executors.ray.labels import matches
 from executors.ray.names import Names, Place
 from hvd_cluster.ray import ElasticRayExecutor, RayExecutor, RayHostDiscovery
 
+# Ray opens connections for the cluster of other tests whenever it likes.
+pytestmark = pytest.mark.leaves("descriptors", "processes")
+
 SETTINGS = RayExecutor.create_settings()
 NEED = {"CPU": 1.0}
 

@@ -27,6 +27,9 @@ from executors.ray.shortage import ClusterState, capacity, explain
 from executors.ray.waiting import Gathering
 from hvd_cluster.ray import RayExecutor, get_dataset_shard
 
+# Ray opens connections for the cluster of other tests whenever it likes.
+pytestmark = pytest.mark.leaves("descriptors", "processes")
+
 SETTINGS = RayExecutor.create_settings()
 TWO = {"a": {"CPU": 4.0, "GPU": 2.0}, "b": {"CPU": 4.0}}
 COUNTS = ["num_workers", "num_hosts", "num_workers_per_host", "gpus_per_worker"]

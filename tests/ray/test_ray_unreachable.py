@@ -16,6 +16,9 @@ from executors.ray.request import Request
 from executors.ray.waiting import Gathering
 from executors.ray.worker import Location
 
+# Ray opens connections for the cluster of other tests whenever it likes.
+pytestmark = pytest.mark.leaves("descriptors", "processes")
+
 ERROR = ActorUnavailableError("RpcError: no route\nto host", b"\0" * 16)
 NODE = "f1" * 28
 HERE = Location(NODE, "192.0.2.7", "host", 1)
