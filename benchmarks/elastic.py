@@ -1,4 +1,4 @@
-"""What a change of the ranks costs: a rank is killed, asked to end, or comes.
+"""The cost of a change of the ranks: a rank is killed, gets SIGTERM, or joins.
 
     python -m benchmarks.elastic
     python -m benchmarks.elastic --hosts --peers --step 0.05
@@ -116,7 +116,7 @@ def main() -> None:
         f"s, medians of {arguments.events} events; steps of {arguments.step:g} s, a commit after each",
         "Horovod: version 0.28, measured once on another machine of 2 cores, steps of 0.05 s",
     ]
-    tabulate("What a change of the ranks costs", records, arguments, notes)
+    tabulate("The cost of a change of the ranks", records, arguments, notes)
 
 
 def _measure(case: Case, arguments: argparse.Namespace) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""What the driver of a job needs from an executor: agents that start, watch and end workers on hosts."""
+"""The interface between the driver of a job and an executor: agents that start, watch and end workers on hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the workers of a job send to its driver: values in the rendezvous store of the job."""
+"""Messages of the workers of a job to its driver: values in the rendezvous store of the job."""
 
 from __future__ import annotations
 

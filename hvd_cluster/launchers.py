@@ -1,4 +1,4 @@
-"""What ``init()`` asks of the launcher that started this process."""
+"""The questions of ``init()`` to the launcher that started this process."""
 
 from __future__ import annotations
 

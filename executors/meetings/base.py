@@ -1,4 +1,4 @@
-"""What every way of meeting does."""
+"""The interface of every meeting: rank 0 leads it, and the other ranks follow."""
 
 from __future__ import annotations
 

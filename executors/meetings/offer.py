@@ -1,4 +1,4 @@
-"""What rank 0 tells the other ranks: its addresses, its port, and the secret of the meeting."""
+"""The message of rank 0 to the other ranks: its addresses, its port, and the secret of the meeting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the workers of a job log for its driver: values in the rendezvous store of the job."""
+"""Log entries of the workers of a job for its driver: values in the rendezvous store of the job."""
 
 from __future__ import annotations
 

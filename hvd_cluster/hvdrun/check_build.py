@@ -1,4 +1,4 @@
-"""What this installation can do, as ``hvdrun --check-build`` says it."""
+"""The abilities of this installation, as ``hvdrun --check-build`` lists them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What Horovod's launcher shares with Ray and Spark."""
+"""The parts of Horovod's launcher that Ray and Spark use, too."""

@@ -1,4 +1,4 @@
-"""What a state hears of changes of hosts."""
+"""Notices of changed hosts for a state."""
 
 from __future__ import annotations
 
