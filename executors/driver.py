@@ -242,6 +242,11 @@ class Driver:
         return self._end is not None
 
     @property
+    def has_cause(self) -> bool:
+        """Whether a worker failed by itself, and not because of another one."""
+        return any(not failed.failure.kind.is_consequence for failed in self._failures)
+
+    @property
     def is_ending(self) -> bool:
         """Whether the driver ends the workers."""
         return self._is_ending

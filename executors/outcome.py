@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import cloudpickle
 
 from executors.api import RemoteError, WorkerError
-from executors.failure import Failure, Kind, brief, kind_of_error, likeliest
+from executors.failure import Failure, Kind, brief, kind_of_error
 
 __all__ = ["Outcome", "capture", "observe", "values"]
 
@@ -122,12 +122,8 @@ class Outcome:
 
 
 def values(outcomes: Iterable[Outcome]) -> list[object]:
-    """The values by rank. Raises the failure of the likeliest kind, the first in ``outcomes`` among several of it."""
-    given = list(outcomes)
-    failed = [outcome for outcome in given if outcome.failed]
-    if failed:
-        likeliest(failed, lambda outcome: outcome.kind).unwrap()
-    return [outcome.unwrap() for outcome in sorted(given, key=lambda outcome: outcome.rank)]
+    """The values by rank. Raises the failure of the lowest rank: which of several is the cause, the driver knows."""
+    return [outcome.unwrap() for outcome in sorted(outcomes, key=lambda outcome: outcome.rank)]
 
 
 def capture(fn: Callable[[], object], rank: int, host: str, host_name: str = "", dumps: Dumps = _dumps) -> bytes:
