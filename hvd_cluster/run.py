@@ -18,6 +18,7 @@ from executors.hosts.function import run_function
 from executors.hosts.host_list import parse_host_list
 from executors.hosts.job import HostsOptions
 from executors.hosts.places import PlaceArguments, Places
+from executors.local.crew import resolve_grace
 
 __all__ = ["run"]
 
@@ -57,6 +58,7 @@ def run(
     *,
     remote_shell: str | None = None,
     elastic_timeout: float | None = None,
+    grace_seconds: float | None = None,
     env: Mapping[str, str] | None = None,
 ) -> list[T]:
     """Run ``func(*args, **kwargs)`` on ``num_proc`` processes; return the results by rank.
@@ -94,6 +96,8 @@ def run(
         remote_shell: a command that runs ``sh`` on another host, such as ``"ssh {host}"``, with the name of the host in
             the place of ``{host}``; None: ssh for hosts that are given, no other hosts for those of a script.
         elastic_timeout: seconds to wait for enough processes; None means HOROVOD_ELASTIC_TIMEOUT, or else 600.
+        grace_seconds: seconds that a process has to end, or to hand over, after it was asked to; then it is killed.
+            None means HOROVOD_GRACE_SECONDS, or else 5.
         env: variables to add to the environment of the processes, or to replace in it.
 
     Raises:
@@ -129,6 +133,7 @@ def run(
     options = HostsOptions(
         environment=interface_variables(_interfaces(nics)) | check_variables(env, "env", "run()"),
         start_timeout=resolve_start_timeout(start_timeout),
+        grace=resolve_grace(grace_seconds),
         output_directory=output_filename,
         verbose=bool(verbose),
         discovery=places.discovery,

@@ -38,6 +38,7 @@ FOR_OURS = (
     "blacklist_cooldown_range",
     "host_discovery_script",
     "remote_shell",
+    "grace_seconds",
 )
 FOR_OTHERS = ("mpi_args", "binding_args")
 PLACING = RESERVED | {"RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURMD_NODENAME"}

@@ -91,6 +91,14 @@ GENERAL = (
         key="start_timeout",
     ),
     Flag(
+        ("--grace-seconds",),
+        "time that a process has to end, or to hand over, after it was asked to; then it is killed. "
+        "HOROVOD_GRACE_SECONDS or 5 by default",
+        "SECONDS",
+        seconds,
+        key="grace_seconds",
+    ),
+    Flag(
         ("--network-interfaces", "--network-interface"),
         "network interfaces for the traffic between hosts, with commas between them; by default those of the routes "
         "between the launcher and the hosts",
