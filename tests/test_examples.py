@@ -148,4 +148,4 @@ def _lines(*command: str) -> list[str]:
 
 def _run(*command: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=90, env=environment)
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=200, env=environment)
