@@ -10,7 +10,8 @@ are torchrun and Ray Train, which start all workers again and continue from a ch
 ten steps.
 
 * pause: kill and silent host: from the kill, or the cut of the link, until every survivor has finished a step again;
-  node to step: from when Ray knows a node until every rank of the larger world has finished a step;
+  node to function and node to step: from when Ray knows a node until the function begins on it, before it imports
+  torch, and until every rank of the larger world has finished a step;
   the others: the longest time between two finished steps of a survivor, less that of an undisturbed step.
 * lost: steps that the ranks had finished and did again.
 """
@@ -81,7 +82,8 @@ CASES = (
 )
 ON_HOSTS = (Case("kill on two hosts", 4, 3, 0.3), Case("silent host", 4, 2, 5.0))
 NODE_TO_STEP = Case("Ray: node to step", 2, 3, 2.0)
-ON_RAY = (Case("Ray: node comes", 2, 3, 0.3), NODE_TO_STEP)
+NODE_TO_FUNCTION = Case("Ray: node to function", 2, 3, None)
+ON_RAY = (Case("Ray: node comes", 2, 3, 0.3), NODE_TO_FUNCTION, NODE_TO_STEP)
 PEERS = (Case("torchrun: kill", 3, 3, None), Case("Ray Train: kill", 3, 3, None))
 
 Found = tuple[Case, float, int]
@@ -219,6 +221,7 @@ def _arrivals(case: Case, arguments: argparse.Namespace) -> Iterator[Found]:
             _await_second_node()
             at = job.act(lambda: None)
             yield case, *job.after_change(at, case.after)
+            yield NODE_TO_FUNCTION, job.until_begin(at), 0
             yield NODE_TO_STEP, job.until_change(at, case.after), 0
             job.await_calm(case.after)
             cluster.remove_node(node, allow_graceful=False)
@@ -317,6 +320,11 @@ class Job:
             pauses.append(gaps[change] - ordinary)
             lost.append(steps[change].step + 1 - steps[change + 1].step)
         return max(pauses), max(lost)
+
+    def until_begin(self, at: float) -> float:
+        """The time from ``at`` until the function of the first process after it begins."""
+        begun = [float(file.read_text()) for file in self._folder.glob("begun.*")]
+        return min(time for time in begun if time > at) - at
 
     def until_change(self, at: float, size: int) -> float:
         """The time from ``at`` until all ranks have finished a step in a world of ``size`` ranks."""
@@ -441,6 +449,11 @@ def _train_elastic(folder: Path, seconds: float) -> None:
     train(hvd.elastic.TorchState(model, optimizer, step=0))
 
 
+def _begin_on_ray(folder: Path, seconds: float) -> None:
+    (folder / f"begun.{os.getpid()}").write_text(str(time.monotonic()))
+    _train_elastic(folder, seconds)
+
+
 def _train_on_ray(folder: Path, seconds: float) -> None:
     import ray
 
@@ -449,7 +462,7 @@ def _train_on_ray(folder: Path, seconds: float) -> None:
     ray.init(address="auto", log_to_driver=False)
     sizes = {"min_workers": 1, "num_workers": NODE_TO_STEP.before, "max_workers": NODE_TO_STEP.after}
     with RayExecutor(RayExecutor.create_settings(), **sizes) as executor:
-        executor.run(_train_elastic, [folder, seconds])
+        executor.run(_begin_on_ray, [folder, seconds])
 
 
 def _train_torchrun(folder: Path, seconds: float) -> None:
