@@ -505,7 +505,7 @@ def _train_ray(folder: Path, seconds: float) -> None:
         context = ray.train.get_context()
         _train_with_checkpoints(folder, seconds, prepare_model, context.get_world_rank(), context.get_world_size())
 
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     TorchTrainer(
         train,
         scaling_config=ray.train.ScalingConfig(num_workers=3),

@@ -23,7 +23,7 @@ from executors.ray.demand import Demand
 from executors.ray.discovery import NodeDiscovery
 from executors.ray.log import Callback, listen
 from executors.ray.names import Names
-from executors.ray.nodes import death_of, places_now
+from executors.ray.nodes import death_of, drain_seconds, places_now
 from executors.ray.placement_group import cluster_state
 from executors.ray.request import Request
 from executors.ray.shortage import explain
@@ -185,14 +185,16 @@ class ElasticRayJob:
             self._lose(node, reason)
 
     def _found(self, slots: Mapping[str, int]) -> None:
-        named = self._names.slots(slots)
+        named, leaving = self._names.slots(slots), {}
         for name in self._known - named.keys():
             node = self._names.node(name)
-            reason = death_of(node)
+            reason, seconds = death_of(node), drain_seconds(node)
             if reason is not None:
                 self._lose(node, reason)
+            elif seconds is not None:
+                leaving[name] = seconds
         self._known = set(named)
-        self.driver.found(named)
+        self.driver.found(named, leaving)
 
     def _lose(self, node: str, reason: str) -> None:
         self._actors.lose(node)
