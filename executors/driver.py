@@ -25,6 +25,7 @@ from executors.membership import (
     HostUnusable,
     Limits,
     Membership,
+    Overdue,
     Publish,
     Start,
     Stop,
@@ -50,6 +51,9 @@ ACCUSED_SECONDS = 1.0
 EXCEPTION_CODE = 1
 # How a worker ended, until its agent says more. The other workers notice it first.
 ENDED = Failure(Kind.EXIT, "ended")
+
+GO_ON = "go on from the last commit"
+STAY = "are too few to go on alone, and lose the host then"
 
 NO_WORLD = Published(-1)
 PATIENCE = Patience()
@@ -111,10 +115,14 @@ class Driver:
 
     # Events.
 
-    def found(self, slots: Mapping[str, int]) -> None:
-        """The hosts that the job may use now, each with its slots; others drain."""
+    def found(self, slots: Mapping[str, int], leaving: Mapping[str, float] | None = None) -> None:
+        """The hosts that the job may use now, each with its slots; others drain.
+
+        ``leaving`` are the seconds after which those that drain will be gone, as far as they are known.
+        """
+        gone = {host: self._clock() + seconds for host, seconds in (leaving or {}).items()}
         for host in self._slots.keys() - slots.keys():
-            self._handle(HostDraining(host))
+            self._handle(HostDraining(host, gone.get(host)))
         for host, count in slots.items():
             if self._slots.get(host) != count:
                 self._handle(HostFound(host, count))
@@ -317,10 +325,23 @@ class Driver:
             elif isinstance(action, Stop):
                 self._former.add(action.worker)
                 self._agents.stop(action.worker)
+            elif isinstance(action, Overdue):
+                self._warn(action)
             elif isinstance(action, End):
                 self._finish(action)
         if self._membership.deadline is not None:
             self._agents.after(self._membership.deadline - self._clock(), self._tick)
+
+    def _warn(self, overdue: Overdue) -> None:
+        """Tell who has come to no commit in the time that a notice gave."""
+        ranks = {worker: self._formed_last.rank_of(worker) for worker in overdue.workers}
+        logger.warning(
+            "%s on host %s came to no commit since the notice that the host will be gone at %s; the others %s",
+            ", ".join(worker if rank is None else f"rank {rank}" for worker, rank in ranks.items()),
+            overdue.host,
+            time.strftime("%X", time.localtime(time.time() + overdue.until - self._clock())),
+            GO_ON if overdue.go_on else STAY,
+        )
 
     def _tick(self) -> None:
         deadline = self._membership.deadline

@@ -11,6 +11,7 @@ from executors.membership import (
     HostLost,
     Limits,
     Membership,
+    Overdue,
     Publish,
     Start,
     Stop,
@@ -73,6 +74,11 @@ class Cluster:
         assert list(members[: len(trained)]) == trained
         assert trained or not self.trained
 
+    def _overdue(self, action: Overdue):
+        assert action.workers
+        assert set(action.workers) <= {worker for worker, host in self.alive.items() if host == action.host}
+        assert not self.slots[action.host]
+
     def _end(self, action: End):
         self.end = action
 
@@ -88,9 +94,9 @@ class Cluster:
         self.slots[host] = slots
         self.tell(HostFound(host, slots))
 
-    def drain(self, host, _):
+    def drain(self, host, seconds):
         self.slots[host] = 0
-        self.tell(HostDraining(host))
+        self.tell(HostDraining(host, self.now + seconds if seconds else None))
 
     def lose(self, host, _):
         self.slots[host] = 0

@@ -21,8 +21,8 @@ HEALTH = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000,
 
 
 @contextmanager
-def running_cluster() -> Iterator[Cluster]:
-    """The cluster, with this process as its driver; fails when a node outlives it."""
+def running_cluster(nodes: int = 2) -> Iterator[Cluster]:
+    """The cluster, or only its first node, with this process as its driver; fails when a node outlives it."""
     paths = [str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
     # The folder's name is a part of the paths of Unix sockets, which have to be short.
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="hvd-") as folder:
@@ -34,7 +34,8 @@ def running_cluster() -> Iterator[Cluster]:
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
         cluster = Cluster()
         add_node(cluster, folder, include_dashboard=False, _system_config=HEALTH)
-        add_node(cluster, folder, num_gpus=4)
+        if nodes == 2:
+            add_node(cluster, folder, num_gpus=4)
         connect(cluster)
         started = psutil.Process().children(recursive=True)
         yield cluster

@@ -58,7 +58,7 @@ def test_an_exception_ends_the_job_as_itself(start):
     assert "in go" in caught.value.__cause__.traceback
 
 
-def test_nodes_come_drain_and_die(cluster, start, caplog):
+def test_nodes_come_drain_and_die(cluster, start, caplog, tmp_path):
     caplog.set_level("INFO", "executors.driver")
     folder, home = cluster.head_node._ray_params.temp_dir, cluster.head_node.node_id
     [other] = [node.node_id for node in cluster.list_all_nodes() if node.node_id != home]
@@ -70,9 +70,12 @@ def test_nodes_come_drain_and_die(cluster, start, caplog):
     three = job.world(3)
     assert [each["pid"] for each in three[:2]] == [each["pid"] for each in first]
     assert three[2]["node"] == drained.node_id
-    drain(cluster, drained)
     gone = [three[2]["worker"]]
+    hold = tmp_path / f"hold.{gone[0]}"
+    hold.touch()  # it comes to no commit before the deadline
+    drain(cluster, drained, seconds=1)
     job.world(2, gone)
+    hold.unlink()
     cluster.remove_node(drained, allow_graceful=True)
 
     killed = add_node(cluster, folder)
@@ -86,10 +89,12 @@ def test_nodes_come_drain_and_die(cluster, start, caplog):
     lines = [re.sub(r" on host \S+|, resumed .*", "", text) for text in told if ", resumed after" in text]
     assert lines[-4:-1] == [
         "world 1: 3 ranks, rank 2 joined",
-        "world 2: 2 ranks, rank 2 left",
-        "world 3: 3 ranks, rank 2 joined",
+        "world 3: 2 ranks, rank 2 left",
+        "world 4: 3 ranks, rank 2 joined",
     ]
-    assert lines[-1].startswith("world 4: 2 ranks, rank 2 lost (its Ray node has died (")
+    [late] = [text for text in told if "came to no commit since the notice" in text]
+    assert late.startswith("rank 2 on host ")
+    assert lines[-1].startswith("world 5: 2 ranks, rank 2 lost (its Ray node has died (")
 
 
 def test_too_few_workers(start, monkeypatch, caplog):
@@ -106,9 +111,9 @@ def test_too_few_workers(start, monkeypatch, caplog):
     assert warning.endswith("waiting up to 1 s for it (elastic_timeout)")
 
 
-def drain(cluster, node):
-    """Tell Ray that ``node`` will be preempted in a minute."""
-    deadline = int((time.time() + 60) * 1000)
+def drain(cluster, node, seconds):
+    """Tell Ray that ``node`` will be preempted in so many seconds."""
+    deadline = int((time.time() + seconds) * 1000)
     client = ray._raylet.GcsClient(address=cluster.gcs_address)
     accepted, reason = client.drain_node(node.node_id, PREEMPTION, "the test wants it", deadline)
     assert accepted, reason
