@@ -1,6 +1,7 @@
 """One Ray cluster for all tests here: two nodes of two CPUs, the second with four GPUs that exist on paper."""
 
 import os
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,9 @@ from ray.cluster_utils import Cluster
 HERE = Path(__file__).parent
 STORE_BYTES = 80 << 20
 # Ours, and those of Ray Train.
-ACTORS = tuple(f"ray::{name}" for name in ("HorovodWorker", "GroupKeeper", "RayTrainWorker", "TrainController"))
+ACTORS = tuple(
+    f"ray::{name}" for name in ("HorovodWorker", "GroupKeeper", "Deputy", "RayTrainWorker", "TrainController")
+)
 # Ray says after 2 seconds, instead of after 12, that a node died.
 HEALTH = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000, "health_check_failure_threshold": 2}
 
@@ -70,6 +73,14 @@ def eventually(condition: Callable[[], bool], seconds: float) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"still not so after {seconds} s"
         time.sleep(0.02)
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
 
 
 def _title(process: psutil.Process) -> str:
