@@ -15,6 +15,8 @@
     group.py             the actors of a job: start, call, end
     waiting.py           waits for a result of every rank; the first failure ends the wait
     job.py               one running job, with all of these parts
+    deputy.py            the actor that drives a job of a client outside of the cluster
+    client.py            the side of that client
     train.py             the backend of Ray Train, which starts and ends the actors itself
 """
 
