@@ -6,14 +6,15 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from collectives.control.handshake.notes import EndNotes
 from executors.agents import Agents
 from executors.api import ExecutorError, Slot, StartTimeoutError, WorkerError
 from executors.changes import describe, losses, summary
-from executors.failure import CAUSE_SECONDS, Failure, Kind, Patience, likeliest, with_last_lines
+from executors.failure import CAUSE_SECONDS, Failure, Kind, Patience, with_last_lines
+from executors.failures import Failed, Failures
 from executors.job import Job, environment_of
 from executors.membership import (
     Action,
@@ -47,8 +48,6 @@ logger = logging.getLogger(__name__)
 
 # A worker that others accuse may have ended; for so long its agent may say how.
 ACCUSED_SECONDS = 1.0
-# With this one Python ends after an exception of the script.
-EXCEPTION_CODE = 1
 # How a worker ended, until its agent says more. The other workers notice it first.
 ENDED = Failure(Kind.EXIT, "ended")
 
@@ -97,12 +96,10 @@ class Driver:
         self._formed_last = NO_WORLD
         self._former: set[str] = set()
         self._lost: dict[str, str] = {}
-        self._raised: dict[str, str] = {}  # exceptions that workers have reported, on their way out
         # Workers whose agents have still to say how they ended, and changes that are told then.
         self._unexplained: set[str] = set()
         self._untold: list[Callable[[], None]] = []
-        self._failures: list[_Failed] = []
-        self._last: _Failed | None = None  # of those that happened before the end
+        self._failures = Failures()
         self._order: tuple[str, ...] = ()
         self._call = 0  # of an elastic function, in which the ranks are
         self._report_formed: Report | None = None  # the last one of rank 0
@@ -160,41 +157,28 @@ class Driver:
         Ignored once the driver ends the workers itself. Of several failures of one worker the first one counts; in a
         static job, where they are reports of one end, the likeliest one.
         """
-        failure = self._on_trial(worker, self._with_exception(worker, failure))
+        failure = self._on_trial(worker, self._failures.with_exception(worker, failure))
         if worker in self._unexplained and not self._is_ending:
             self._explain(worker, failure)
-        known = self._known(worker)
+        is_known = self._failures.of(worker) is not None
         if self._is_ending:
             return
         self._note_end(worker, failure.text)
-        if known:
-            if not self._limits.is_elastic and failure.kind < known[0].failure.kind:
-                self._failures.remove(known[0])
-                self._failures.append(replace(known[0], failure=failure))
+        if is_known:
+            if not self._limits.is_elastic:
+                self._failures.improve(worker, failure)
             return
         if worker in self._former:
             self.done(worker)
             return
         self._coming_up.discard(worker)
         self._lost[worker] = failure.text
-        self._failures.append(_Failed(worker, self._published.rank_of(worker), failure))
+        self._failures.add(worker, self._published.rank_of(worker), failure)
         self._give_up(worker, failure)
         has_raised = failure.kind is Kind.EXCEPTION
         self._handle(WorkerRaised(worker, failure.text) if has_raised else WorkerFailed(worker, failure.text))
         if self._end is not None:
             self._end_within(self._patience.seconds(failure.kind))
-
-    def _with_exception(self, worker: str, failure: Failure) -> Failure:
-        """``failure``, with the exception that the worker has reported: its standard error may not show it.
-
-        The user may have caught it since. So it is the reason only of an end that may be that of an exception.
-        """
-        text = self._raised.get(worker, "")
-        if not text or failure.kind not in (Kind.SIGNAL, Kind.EXIT):
-            return failure
-        if failure.kind is Kind.EXIT and failure.exit_code in (EXCEPTION_CODE, None):
-            return replace(failure, kind=Kind.EXCEPTION, text=f"raised {text}, and {failure.text}")
-        return replace(failure, text=f"{failure.text}; before, it raised {text}")
 
     def _on_trial(self, worker: str, failure: Failure) -> Failure:
         """``failure``; an exception of a worker that never trained, while others did, does not end the job."""
@@ -202,22 +186,17 @@ class Driver:
             return failure
         return replace(failure, kind=Kind.EXIT, error=None)
 
-    def _known(self, worker: str) -> list[_Failed]:
-        """The failure of ``worker``, if there is one already."""
-        return [failed for failed in self._failures if failed.worker == worker]
-
     def _give_up(self, worker: str, failure: Failure) -> None:
         """End a newcomer that failed: it may have a process still. Nothing else tells of it while the others go on."""
         if self.is_over or not self._membership.is_on_trial(worker):
             return
         self._agents.kill(worker)
         if failure is ENDED:
-            self._untold.append(partial(self._tell_given_up, worker))
+            self._untold.append(lambda: self._tell_given_up(worker, self._failures.of(worker) or failure))
         else:
-            self._tell_given_up(worker)
+            self._tell_given_up(worker, failure)
 
-    def _tell_given_up(self, worker: str) -> None:
-        [failure] = [failed.failure for failed in self._known(worker)]
+    def _tell_given_up(self, worker: str, failure: Failure) -> None:
         text = f"{worker} on host {self._hosts[worker]} failed before it could train; the others go on: it "
         logger.warning(with_last_lines(f"{text}{failure.text}", failure.last_lines))
 
@@ -228,10 +207,7 @@ class Driver:
     def _explain(self, worker: str, failure: Failure) -> None:
         """How ``worker`` ended, which was lost already."""
         self._lost[worker] = failure.text
-        [known] = self._known(worker)
-        explained = replace(known, failure=failure)
-        self._failures[self._failures.index(known)] = explained
-        self._last = explained if self._last is known else self._last
+        self._failures.explain(worker, failure)
         self._settle(worker)
         if failure.kind is Kind.EXCEPTION:
             self._handle(WorkerRaised(worker, failure.text))
@@ -252,7 +228,7 @@ class Driver:
     @property
     def has_cause(self) -> bool:
         """Whether a worker failed by itself, and not because of another one."""
-        return any(not failed.failure.kind.is_consequence for failed in self._failures)
+        return self._failures.has_cause
 
     @property
     def is_ending(self) -> bool:
@@ -289,15 +265,12 @@ class Driver:
             return
         if not self._failures:
             raise ExecutorError(self._end.error)
-        cause = self._cause()
+        cause = self._failures.cause
         if self._limits.is_elastic and cause.failure.kind is not Kind.EXCEPTION:
-            raise self._error(self._last or cause, self._end.error)
+            raise self._error(self._failures.last or cause, self._end.error)
         raise cause.failure.error or self._error(cause)
 
-    def _cause(self) -> _Failed:
-        return likeliest(self._failures, lambda failed: failed.failure.kind)
-
-    def _error(self, failed: _Failed, text: str = "") -> WorkerError:
+    def _error(self, failed: Failed, text: str = "") -> WorkerError:
         host, failure = self._hosts[failed.worker], failed.failure
         rank = _number(failed.worker) if failed.rank is None else failed.rank
         text = text or f"rank {rank} on {host} {failure.text}"
@@ -312,7 +285,7 @@ class Driver:
     def _end_workers(self) -> None:
         if not self._is_ending:
             self._is_ending = True
-            self._agents.end(self._cause().worker if self._failures else None)
+            self._agents.end(self._failures.cause.worker if self._failures else None)
 
     # Actions.
 
@@ -410,7 +383,7 @@ class Driver:
 
     def _finish(self, end: End) -> None:
         self._end = end
-        self._last = self._failures[-1] if self._failures else None
+        self._failures.end()
         if self._limits.is_elastic:
             over = Published(self._published.round + 1, text=end.error or "the job is done", is_over=True)
             self._job.store.set(world_key(over.round), over.encode())
@@ -419,7 +392,7 @@ class Driver:
             # Newcomers that are on their way, and former workers that do not end by themselves.
             self._agents.after(CAUSE_SECONDS, self._agents.end)
         else:
-            self._end_within(self._patience.seconds(self._cause().failure.kind) if self._failures else 0.0)
+            self._end_within(self._patience.seconds(self._failures.cause.failure.kind) if self._failures else 0.0)
 
     # Reports of workers.
 
@@ -443,7 +416,7 @@ class Driver:
     def _answer(self, worker: str) -> dict[str, Callable[[Report], None]]:
         return {
             "ready": lambda report: self._ready(worker, report),
-            "raised": lambda report: self._raised.update({worker: report.text}),
+            "raised": lambda report: self._failures.note_exception(worker, report.text),
             "draining": lambda report: self._drain(worker),
             "behind": lambda report: self._leave_behind(worker),
             "failed": lambda report: self._agents.after(ACCUSED_SECONDS, lambda: self._judge(worker, report)),
@@ -501,7 +474,7 @@ class Driver:
     def _lose(self, report: Report) -> None:
         """Go on without workers that have ended; their agents will say how. A job that may end waits for that."""
         lost = [worker for worker in self.members if self._published.rank_of(worker) in report.ranks]
-        has_raised = any(self._raised.get(worker) for worker in lost)
+        has_raised = any(map(self._failures.has_exception, lost))
         is_short = len(self.members) - len(lost) < self._limits.least
         is_bounded = self._limits.resets is not None or self._limits.failures is not None
         may_end = is_bounded or is_short or has_raised
@@ -525,13 +498,6 @@ class Driver:
             self.failed(worker, Failure(Kind.EXIT, "no longer answered"))
         if not accused:
             self._handle(WorldFailed(report.round, report.text))
-
-
-@dataclass(frozen=True, slots=True)
-class _Failed:
-    worker: str
-    rank: int | None
-    failure: Failure
 
 
 def _number(worker: str) -> int:
