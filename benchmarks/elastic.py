@@ -225,7 +225,7 @@ def _arrivals(case: Case, arguments: argparse.Namespace, numbers: range) -> Iter
             yield NODE_TO_FUNCTION, job.until_begin(at), 0
             yield NODE_TO_STEP, job.until_change(at, case.after), 0
             job.await_calm(case.after)
-            cluster.remove_node(node, allow_graceful=False)
+            cluster.remove_node(node)
 
 
 def _await_second_node() -> None:
