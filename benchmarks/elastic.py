@@ -139,8 +139,9 @@ def _cases(arguments: argparse.Namespace) -> tuple[Case, ...]:
 def _measure(cases: Sequence[Case], arguments: argparse.Namespace) -> dict[Case, list[tuple[float, int]]]:
     """The pauses and the lost steps of each case."""
     found: dict[Case, list[tuple[float, int]]] = {case: [] for case in cases}
-    for case in [case for _ in range(arguments.rounds) for case in cases if case.name in EVENTS_OF]:
-        for measured, pause, lost in EVENTS_OF[case.name](case, arguments):
+    turns = [range(turn * arguments.events, (turn + 1) * arguments.events) for turn in range(arguments.rounds)]
+    for numbers, case in [(numbers, case) for numbers in turns for case in cases if case.name in EVENTS_OF]:
+        for measured, pause, lost in EVENTS_OF[case.name](case, arguments, numbers):
             logger.info("%s: %.3f s, %d steps lost", measured, pause, lost)
             found[measured].append((pause, lost))
     return found
@@ -159,31 +160,31 @@ def _record(case: Case, found: Sequence[tuple[float, int]]) -> dict[str, object]
     }
 
 
-# Events.
+# Events, by their numbers of one round.
 
 
-def _kills(case: Case, arguments: argparse.Namespace) -> Iterator[Found]:
+def _kills(case: Case, arguments: argparse.Namespace, numbers: range) -> Iterator[Found]:
     """A rank is killed; a cool-down later another one comes for it."""
     with running_job("ours", case.before, arguments, "--blacklist-cooldown-range", "1", "1") as job:
-        for number in range(arguments.events):
+        for number in numbers:
             job.await_calm(case.before)
             at = job.signal(number % case.before, signal.SIGKILL)
             yield case, *job.after_loss(at, case.after)
 
 
-def _drains(case: Case, arguments: argparse.Namespace) -> Iterator[Found]:
+def _drains(case: Case, arguments: argparse.Namespace, numbers: range) -> Iterator[Found]:
     """A rank is asked to end; each event is a job of its own, because its slot stays empty."""
-    for number in range(arguments.events):
+    for number in numbers:
         with running_job("ours", case.before, arguments) as job:
             job.await_calm(case.before)
             at = job.signal(number % case.before, signal.SIGTERM)
             yield case, *job.after_change(at, case.after)
 
 
-def _growths(case: Case, arguments: argparse.Namespace) -> Iterator[Found]:
+def _growths(case: Case, arguments: argparse.Namespace, numbers: range) -> Iterator[Found]:
     """A rank comes for one that was killed before."""
     with running_job("ours", case.after, arguments, "--blacklist-cooldown-range", "1", "1") as job:
-        for number in range(arguments.events):
+        for number in numbers:
             job.await_calm(case.after)
             at = job.signal(number % case.after, signal.SIGKILL)
             job.after_loss(at, case.before)
@@ -191,18 +192,18 @@ def _growths(case: Case, arguments: argparse.Namespace) -> Iterator[Found]:
             yield case, *job.after_change(at, case.after)
 
 
-def _kills_on_hosts(case: Case, arguments: argparse.Namespace) -> Iterator[Found]:
+def _kills_on_hosts(case: Case, arguments: argparse.Namespace, numbers: range) -> Iterator[Found]:
     """A rank of either host is killed; a cool-down later another one comes for it."""
     with Network() as network, running_job("ours", case.before, arguments, *_on(network), network=network) as job:
-        for number in range(arguments.events):
+        for number in numbers:
             job.await_calm(case.before)
             at = job.signal(number % case.before, signal.SIGKILL)
             yield case, *job.after_loss(at, case.after)
 
 
-def _silences(case: Case, arguments: argparse.Namespace) -> Iterator[Found]:
+def _silences(case: Case, arguments: argparse.Namespace, numbers: range) -> Iterator[Found]:
     """The link to the second host is cut; each event is a job of its own."""
-    for _ in range(arguments.events):
+    for _ in numbers:
         with Network() as network, running_job("ours", case.before, arguments, *_on(network), network=network) as job:
             job.await_calm(case.before)
             at = job.act(network.cut)
@@ -210,21 +211,21 @@ def _silences(case: Case, arguments: argparse.Namespace) -> Iterator[Found]:
             network.heal()
 
 
-def _arrivals(case: Case, arguments: argparse.Namespace) -> Iterator[Found]:
+def _arrivals(case: Case, arguments: argparse.Namespace, numbers: range) -> Iterator[Found]:
     """A node comes to a cluster whose nodes are full, and dies after the job has grown."""
     from tests.ray.ray_cluster import STORE_BYTES, running_cluster
 
     with running_cluster(nodes=1) as cluster, running_job("ours on Ray", case.before, arguments) as job:
-        for _ in range(arguments.events):
+        for _ in numbers:
             job.await_calm(case.before)
             node = cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES, wait=False)
             _await_second_node()
-            at = job.act(lambda: None)
+            at = job.note_event()
             yield case, *job.after_change(at, case.after)
             yield NODE_TO_FUNCTION, job.until_begin(at), 0
             yield NODE_TO_STEP, job.until_change(at, case.after), 0
             job.await_calm(case.after)
-            cluster.remove_node(node, allow_graceful=False)
+            cluster.remove_node(node)
 
 
 def _await_second_node() -> None:
@@ -242,9 +243,9 @@ def _on(network: Network) -> list[str]:
     return ["--host-discovery-script", script, "--max-np", "4", *shell]
 
 
-def _peer_events(case: Case, arguments: argparse.Namespace) -> Iterator[Found]:
+def _peer_events(case: Case, arguments: argparse.Namespace, numbers: range) -> Iterator[Found]:
     with running_job(case.name.partition(":")[0], case.before, arguments) as job:
-        for number in range(arguments.events):
+        for number in numbers:
             job.await_calm(case.before)
             at = job.signal(number % case.before, signal.SIGKILL)
             job.await_calm(case.before, since=at)
@@ -300,8 +301,13 @@ class Job:
 
     def act(self, action: Callable[[], None]) -> float:
         """Let an event happen by ``action``; returns the time of it."""
-        self._at = time.monotonic()
+        at = self.note_event()
         action()
+        return at
+
+    def note_event(self) -> float:
+        """An event happens now; returns the time of it."""
+        self._at = time.monotonic()
         return self._at
 
     def after_loss(self, at: float, size: int) -> tuple[float, int]:

@@ -194,7 +194,7 @@ class Membership:
             self._finish,
             self._stop,
             self._start,
-            self._leave_behind,
+            self._leave_overdue,
             self._publish,
             self._check_shortage,
         ):
@@ -250,7 +250,7 @@ class Membership:
         has_waited = self._short_since is not None and self._now >= self._short_since + self.limits.timeout
         return places >= (self.limits.least if has_waited else self.limits.size)
 
-    def _leave_behind(self) -> None:
+    def _leave_overdue(self) -> None:
         """Break the world of workers whose host is about to go, if the others are enough without them."""
         for host, until in self._hosts.overdue(self._now):
             present = {*self.formed.workers, *self.published.workers}

@@ -45,9 +45,14 @@ class Cluster:
         self.end = None
 
     def tell(self, event):
-        for action in self.membership.handle(event, self.now):
+        actions = self.membership.handle(event, self.now)
+        for action in actions:
             assert self.end is None, "an action after the end"
             getattr(self, f"_{type(action).__name__.lower()}")(action)
+        for late in [action for action in actions if isinstance(action, Overdue) and action.go_on]:
+            [world] = [action for action in actions if isinstance(action, Publish)]
+            assert not world.planned
+            assert not set(world.members.workers) & set(late.workers)
         self._check()
 
     def _start(self, action: Start):

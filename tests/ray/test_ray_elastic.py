@@ -37,7 +37,8 @@ def start(cluster, tmp_path):
         run.close()
 
 
-def test_survivors_go_on_and_a_newcomer_replaces_the_lost(start):
+def test_survivors_go_on_a_newcomer_replaces_the_lost_and_one_that_gets_sigterm_hands_over(start, caplog):
+    caplog.set_level("INFO", "executors.driver")
     job = start(min_workers=1, num_workers=3, max_workers=3)
     first = job.world(3)
     os.kill(first[1]["pid"], signal.SIGKILL)
@@ -45,9 +46,15 @@ def test_survivors_go_on_and_a_newcomer_replaces_the_lost(start):
     assert [each["worker"] for each in second] == [first[0]["worker"], first[2]["worker"]]
     third = job.world(3, without=[first[1]["worker"]])
     assert [each["pid"] for each in third[:2]] == [each["pid"] for each in second]
+    os.kill(third[0]["pid"], signal.SIGTERM)
+    fourth = job.world(2, without=[first[1]["worker"], third[0]["worker"]])
     values = job.end()
-    assert [value[1:] for value in values] == [(0, 0), (1, 0), (2, 0)]
-    assert [value[0] for value in values] == [each["worker"] for each in third]
+    assert [value[1:] for value in values] == [(0, 0), (1, 0)]
+    assert (
+        [value[0] for value in values] == [each["worker"] for each in fourth] == [each["worker"] for each in third[1:]]
+    )
+    [line] = [text for text in caplog.messages if text.startswith("world 3: ")]
+    assert re.match(r"world 3: 2 ranks, rank 0 on host \S+ left, resumed after", line)
 
 
 def test_an_exception_ends_the_job_as_itself(start):
