@@ -26,15 +26,7 @@ HEALTH = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000,
 @contextmanager
 def running_cluster() -> Iterator[Cluster]:
     """The cluster, with this process as its driver; fails when a node outlives it."""
-    paths = [str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
-    # The folder's name is a part of the paths of Unix sockets, which have to be short.
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="hvd-") as folder:
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        # Ray notes the address of the cluster in this folder, which only a local ray.init() would make.
-        patch.setenv("RAY_TMPDIR", folder)
-        (Path(folder) / "ray").mkdir()
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    with ray_folder() as folder:
         cluster = Cluster()
         add_node(cluster, folder, include_dashboard=False, _system_config=HEALTH)
         add_node(cluster, folder, num_gpus=4)
@@ -45,6 +37,21 @@ def running_cluster() -> Iterator[Cluster]:
         cluster.shutdown()
         _, alive = psutil.wait_procs(started, timeout=10)
     assert not [process for process in alive if "raylet" in process.name()], "a Ray node outlived the tests"
+
+
+@contextmanager
+def ray_folder() -> Iterator[str]:
+    """A folder for the files of a cluster that is started in the block, and an environment for its processes."""
+    paths = [str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
+    # The folder's name is a part of the paths of Unix sockets, which have to be short.
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="hvd-") as folder:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        # Ray notes the address of the cluster in this folder, which only a local ray.init() would make.
+        patch.setenv("RAY_TMPDIR", folder)
+        (Path(folder) / "ray").mkdir()
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+        yield folder
 
 
 def add_node(cluster: Cluster, folder: str, **options: object):
@@ -68,11 +75,11 @@ def workers_left() -> list[psutil.Process]:
     return [process for process in psutil.Process().children(recursive=True) if _title(process).startswith(ACTORS)]
 
 
-def eventually(condition: Callable[[], bool], seconds: float) -> None:
+def eventually(condition: Callable[[], bool], seconds: float, pause: float = 0.02) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"still not so after {seconds} s"
-        time.sleep(0.02)
+        time.sleep(pause)
 
 
 def free_ports(count: int) -> list[int]:
