@@ -58,6 +58,7 @@ class ClientJob:
 
     def submit(self, call: ObjectRef[Call]) -> list[ObjectRef[Any]]:
         """See RayJob. The values do not belong to the deputy, so they outlive it."""
+        self._driver.do("check")
         self._actors = self._actors or self._driver.workers()
         return [actor.run_plain.remote([call]) for actor in self._actors]
 
@@ -135,10 +136,15 @@ class _RemoteDriver:
             if not news and ray.wait([request], timeout=0)[0]:
                 ray.get(request)  # its arguments may have failed to arrive
         except RayActorError as error:
-            raise ExecutorError(f"the actor that drives the job in the cluster {how(error)}") from error
+            raise ExecutorError(
+                f"the actor that drives the job in the cluster {how(error)}; start the job again"
+            ) from error
         except RayError as error:
             reason = str(error).strip().splitlines()[-1]
-            raise ExecutorError(f"the actor that drives the job in the cluster cannot do so: {reason}") from error
+            raise ExecutorError(
+                f"the actor that drives the job in the cluster cannot do so: {reason}; what the call needs has to be "
+                "on the nodes, or in the runtime_env of ray.init()"
+            ) from error
         return news
 
     def _stop(self, request: ObjectRef[None]) -> None:
@@ -158,7 +164,7 @@ class _RemoteDriver:
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, ExecutorError):
-        return str(error)
+        return "the actor that drives the job was lost"
     return f"{type(error).__name__} interrupted the wait for its workers"
 
 

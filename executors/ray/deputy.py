@@ -116,6 +116,10 @@ class Deputy:
         """End the workers."""
         self._make(self._close)
 
+    def check(self) -> None:
+        """Raise ExecutorError, as the end of the call, if the workers have ended."""
+        self._make(self._check)
+
     def workers(self) -> list[ActorHandle[HorovodWorker]]:
         """The actors by rank."""
         return self._started().actors
@@ -135,6 +139,9 @@ class Deputy:
     def _close(self) -> None:
         if self._job is not None:
             self._job.close()
+
+    def _check(self) -> None:
+        self._started()
 
     def _started(self) -> RayJob:
         if self._job is None:

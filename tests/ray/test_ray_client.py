@@ -21,6 +21,7 @@ from executors.loop import Loop
 from executors.ray import client, deputy
 from executors.ray.client import ClientJob
 from executors.ray.deputy import Deputy, End, Entry
+from executors.ray.job import have_ended
 from executors.ray.request import Request
 from executors.ray.settings import MiniSettings
 
@@ -208,10 +209,10 @@ def test_ctrl_c_ends_the_deputy(start, killed):
 
 def test_a_deputy_that_is_lost(start, killed):
     job = start(ActorUnavailableError("no route", b"\0" * 16))
-    with pytest.raises(ExecutorError, match="the actor that drives the job in the cluster cannot be reached: no route"):
+    with pytest.raises(ExecutorError, match="drives the job in the cluster cannot be reached: no route; start the"):
         job.call("run", None)
     assert len(killed) == 1
-    with pytest.raises(ExecutorError, match=r"the workers have ended: the actor that drives .* call shutdown\(\) and"):
+    with pytest.raises(ExecutorError, match=r"the workers have ended: the actor that drives the job was lost; call"):
         job.check()
 
 
@@ -240,6 +241,13 @@ def test_an_exception_of_the_workers_leaves_them_alive(start, killed):
         job.call("run", None)
     job.check()
     assert job.call("run", None) == [3]
+    assert not killed
+
+
+def test_run_remote_after_the_death_of_a_worker(start, killed):
+    job = start([end_of(have_ended("rank 1 died"))])
+    with pytest.raises(ExecutorError, match="the workers have ended: rank 1 died; call"):
+        job.submit(None)
     assert not killed
 
 

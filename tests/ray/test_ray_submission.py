@@ -2,6 +2,7 @@
 
 import re
 import sys
+from pathlib import Path
 
 import pytest
 from ray.cluster_utils import Cluster
@@ -14,9 +15,17 @@ SECONDS = 200
 
 SCRIPT = """
 import ray
+from model import train
 
-from hvd_cluster import basics
 from hvd_cluster.ray import RayExecutor
+
+ray.init()
+with RayExecutor(RayExecutor.create_settings(timeout_s=100), num_workers=2) as executor:
+    print("the ranks returned", executor.run(train, [3]))
+"""
+
+MODULE = """
+from hvd_cluster import basics
 
 
 def train(steps):
@@ -25,11 +34,6 @@ def train(steps):
     size = basics.size()
     basics.shutdown()
     return size
-
-
-ray.init()
-with RayExecutor(RayExecutor.create_settings(timeout_s=100), num_workers=2) as executor:
-    print("the ranks returned", executor.run(train, [3]))
 """
 
 
@@ -41,6 +45,8 @@ def dashboard():
     with ray_folder() as folder:
         try:
             add_node(cluster, folder, include_dashboard=True, dashboard_port=port, dashboard_agent_listen_port=agent)
+            # As ``ray start`` does: else the script of the job may find another cluster of this machine.
+            (Path(folder) / "ray_current_cluster").write_text(cluster.address)
             yield f"http://127.0.0.1:{port}"
         finally:
             cluster.shutdown()
@@ -49,12 +55,12 @@ def dashboard():
 @pytest.mark.timeout(400)
 @pytest.mark.leaves("descriptors")  # Ray keeps its connections
 def test_a_submitted_script(dashboard, tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "model.py").write_text(MODULE)
     client = JobSubmissionClient(dashboard)
-    # Without a working_dir, whose package Ray 2.60 sometimes loses before the workers get it. Ray merges lines that
-    # differ in numbers only.
-    job = client.submit_job(entrypoint=f"{sys.executable} {script}", runtime_env={"env_vars": {"RAY_DEDUP_LOGS": "0"}})
+    # Ray merges lines that differ in numbers only.
+    environment = {"working_dir": str(tmp_path), "env_vars": {"RAY_DEDUP_LOGS": "0"}}
+    job = client.submit_job(entrypoint=f"{sys.executable} train.py", runtime_env=environment)
     eventually(lambda: client.get_job_status(job).is_terminal(), SECONDS, pause=0.2)
     output = re.sub(r"\x1b\[\d*m", "", client.get_job_logs(job))
     assert client.get_job_status(job) == "SUCCEEDED", output
