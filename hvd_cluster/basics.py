@@ -18,6 +18,7 @@ from collectives.engine.engine import Engine
 from collectives.planning.process_sets import GLOBAL
 from collectives.process_exit import ProcessExit
 from collectives.settings import Settings, world_from_environment
+from collectives.timeline.recorder import Recorder
 from hvd_cluster import memory
 from hvd_cluster.launchers import Launcher, warn_of_threads
 from hvd_cluster.process_sets import ProcessSet, global_process_set
@@ -36,11 +37,13 @@ __all__ = [
     "local_rank",
     "local_size",
     "rank",
+    "record",
     "registered_set",
     "remove_process_set",
     "renew_process_set",
     "shutdown",
     "size",
+    "stop_recording",
     "wanted_sets",
     "worlds",
 ]
@@ -68,6 +71,7 @@ class _Process:
         # Shut down in a signal handler, which cannot wait.
         self.ending: list[Engine] = []
         self.exit = ProcessExit()
+        self.recorder = Recorder()
 
 
 _process = _Process()
@@ -127,6 +131,8 @@ def _start(sets: list[ProcessSet]) -> None:
         sets = [] if worlds.is_alone else sets
         engine = worlds.connect(world, partial(_connect, environment, sets))
     _process.engine = engine
+    if worlds is None or not worlds.is_alone:
+        _process.recorder.follow(engine, settings)
     for id, entry in enumerate((global_process_set, *sets), start=GLOBAL):
         _register(engine, id, entry)
     if worlds is not None:
@@ -179,6 +185,7 @@ def _shut_down(end: Callable[[Engine], None]) -> None:
             return
         _unregister_all()
         end(engine)
+        _process.recorder.stop()
         if engine.is_ending:
             _process.ending.append(engine)
     memory.results.close()
@@ -220,6 +227,7 @@ def _forget() -> None:
     _process.secret.forget()
     _process.launcher.forget()
     _process.worlds = None
+    _process.recorder.disown()
     for each in ending:
         each.disown()
     if engine is not None:
@@ -247,6 +255,20 @@ def engine() -> Engine:
         _process.exit.hold()
         raise NotInitializedError
     return running
+
+
+def record(path: str, mark_cycles: bool) -> None:
+    """Begin a timeline in the file ``path`` of rank 0; see :func:`hvd_cluster.timeline.start_timeline`."""
+    with _process.lock:
+        _process.recorder.start(engine(), path, mark_cycles)
+
+
+def stop_recording() -> bool:
+    """Complete the timeline; False on a rank 0 that has none. NotInitializedError before ``init()``."""
+    with _process.lock:
+        running, was_recording = engine(), _process.recorder.is_recording
+        _process.recorder.stop()
+        return was_recording or running.topology.rank != 0
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
