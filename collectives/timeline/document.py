@@ -6,7 +6,7 @@ import fcntl
 import os
 from collections.abc import Iterable
 
-from collectives.timeline.records import Record, Row, quoted
+from collectives.timeline.records import PID, Record, Row, quoted
 
 __all__ = ["Document", "DocumentError"]
 
@@ -30,7 +30,7 @@ class Document:
 
     def __init__(self, path: str, start: int) -> None:
         self.path = path
-        self._pids: dict[Row, int] = {}
+        self._pids: dict[Row, str] = {}
         self._tensors = 0
         self._file = _open(path)
         self._end = 0
@@ -48,19 +48,20 @@ class Document:
             pid = self._pids.get(row)
             if pid is None:
                 pid = self._introduce(row, lines)
-            lines.append(f'{{"pid":{pid},{text}')
+            lines.append(text.replace(PID, pid))
         try:
             for piece in _pieces(lines):
                 self._append(",\n", piece)
         except OSError as error:
             raise DocumentError(_explained(self.path, error)) from error
 
-    def _introduce(self, row: Row, lines: list[str]) -> int:
-        if row.rank < 0:
-            self._tensors += 1
-        pid = self._pids[row] = self._tensors if row.rank < 0 else FIRST_RANK_PID + row.rank
-        lines += _metadata(pid, row.name, pid if row.rank < 0 else row.rank - FIRST_RANK_PID)
-        return pid
+    def _introduce(self, row: Row, lines: list[str]) -> str:
+        is_rank = row.rank >= 0
+        self._tensors += not is_rank
+        pid = FIRST_RANK_PID + row.rank if is_rank else self._tensors
+        lines += _metadata(pid, row.name, row.rank - FIRST_RANK_PID if is_rank else pid)
+        self._pids[row] = str(pid)
+        return str(pid)
 
     def _append(self, separator: str, lines: list[str]) -> None:
         data = (separator + ",\n".join(lines)).encode()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from collectives.events import Submitted
-from collectives.timeline.records import Record, quoted, rank_row, tensor_row
+from collectives.timeline.records import Moment, Record, quoted, rank_row, spans, tensor_row, text
 
 __all__ = ["RankLane", "TensorLane"]
 
@@ -15,6 +15,9 @@ COUNTER_MICROSECONDS = 1000.0
 """The shortest time between two values of the bytes in flight, other than those at the ends of a batch."""
 BATCH_LANES, PHASE_LANES = 0, 100
 """The numbers of the first lane of batches, and of that of phases, in the row of a rank."""
+ARROW = '"name":"execution","cat":"execution"'
+NEGOTIATE = "NEGOTIATE_"
+START = Moment.at(0.0)
 
 
 class TensorLane:
@@ -25,37 +28,39 @@ class TensorLane:
 
     def __init__(self, name: str, process_set: int, rank: int, records: list[Record]) -> None:
         self._row = tensor_row(name, process_set)
-        self._tid = rank
+        self._lane = rank
         self._records = records
-        self._open: list[str] = []
-        self._latest = 0.0
-        self._heard: dict[int, float] = {}
-        self._next: tuple[Submitted, float, str] | None = None
+        self._open: tuple[str, ...] = ()
+        self._ended = START
+        self._heard: dict[int, Moment] = {}
+        self._next: tuple[Submitted, Moment, str] | None = None
         self._args = ""
         self._nbytes = 0
         self.flow = ""
 
-    def submit(self, event: Submitted, ts: float, flow: str) -> None:
+    def submit(self, event: Submitted, now: Moment, flow: str) -> None:
         """The tensor waits for the other ranks. If the end of its last operation is not known yet, that comes first."""
         if self._open:
-            self._next = event, ts, flow
+            self._next = event, now, flow
             return
-        operation = event.operation.upper().replace(" ", "_")
-        self._begin(f"NEGOTIATE_{operation}", min([ts, *self._heard.values()]), "")
-        for rank, time in self._heard.items():
-            self._tick(rank, time)
+        waits = NEGOTIATE + event.operation.upper().replace(" ", "_")
+        begin = max(self._ended, min([now, *self._heard.values()]))
+        self._change(begin, ("B", waits), opened=(waits,))
+        for rank, heard in self._heard.items():
+            self._tick(rank, max(begin, heard))
         self._heard.clear()
-        self._arrow(flow, ts)
+        self._write(text("s", self._lane, max(begin, now), f',"id":"{flow}",{ARROW}'))
         self._nbytes, self.flow = event.nbytes, flow
-        self._args = f',"args":{{"dtype":{quoted(event.dtype)},"shape":{quoted(str(list(event.shape)))}}}'
+        self._args = f',"args":{{"dtype":"{event.dtype}","shape":"{list(event.shape)}"}}}}'
 
-    def hear(self, ranks: Iterable[int], ts: float) -> None:
+    def hear(self, ranks: Iterable[int], now: Moment) -> None:
         """The coordinator knows that ``ranks`` have submitted the tensor, perhaps before this rank has."""
         for rank in ranks:
             if self._is_negotiating:
-                self._tick(rank, ts)
+                self._tick(rank, now)
             else:
-                self._heard[rank] = ts
+                self._heard.pop(rank, None)  # the order is that of the times
+                self._heard[rank] = now
 
     @property
     def is_idle(self) -> bool:
@@ -64,63 +69,59 @@ class TensorLane:
 
     @property
     def _is_negotiating(self) -> bool:
-        return bool(self._open) and self._open[-1].startswith("NEGOTIATE_")
+        return len(self._open) == 1
 
-    def decide(self, ts: float) -> None:
+    def decide(self, now: Moment) -> None:
         """The tensor waits for its batch; one without a backend is done."""
         if not self._is_negotiating:
             return
-        operation = self._open[-1].removeprefix("NEGOTIATE_")
-        self._end(ts, "")
-        if operation not in WITHOUT_BACKEND:
-            self._begin(operation, ts, "")
-            self._begin("QUEUE", ts, "")
+        (waits,) = self._open
+        operation = waits.removeprefix(NEGOTIATE)
+        if operation in WITHOUT_BACKEND:
+            self._change(now, ("E", waits), opened=())
+        else:
+            begun = ("B", operation), ("B", "QUEUE")
+            self._change(now, ("E", waits), *begun, opened=(operation, "QUEUE"))
 
-    def start(self, operation: str, activity: str, ts: float) -> None:
+    def start(self, operation: str, activity: str, now: Moment) -> None:
         """The backend begins; this rank may not have submitted the tensor, if it has joined."""
-        self.decide(ts)
-        if self._open and self._open[-1] == "QUEUE":
-            self._end(ts, "")
-        elif not self._open:
+        self.decide(now)
+        if self._open:
+            operation, before = self._open
+            self._change(now, ("E", before), ("B", activity), opened=(operation, activity))
+        else:
             self._heard.clear()
-            self._begin(operation, ts, "")
-        self._begin(activity, ts, "")
+            self._change(now, ("B", operation), ("B", activity), opened=(operation, activity))
 
-    def finish(self, ts: float) -> int:
+    def finish(self, now: Moment) -> int:
         """The operation is over; returns the bytes that were submitted."""
-        self.close(ts)
+        self.close(now)
         nbytes, self._nbytes, self._args, self.flow = self._nbytes, 0, "", ""
         if self._next is not None:
             following, self._next = self._next, None
             self.submit(*following)
         return nbytes
 
-    def close(self, ts: float) -> None:
+    def close(self, now: Moment) -> None:
         """End everything that is open."""
-        while self._open:
-            self._end(ts, self._args if len(self._open) == 1 else "")
+        if self._open:
+            ends = spans(self._lane, now, *[("E", name) for name in reversed(self._open)])
+            self._write(ends[:-1] + self._args if self._args else ends)
+            self._open, self._ended = (), now
 
-    def instant(self, name: str, ts: float, args: str) -> None:
+    def instant(self, name: str, now: Moment, args: str) -> None:
         """Something happened to the tensor."""
-        self._write("i", ts, f',"name":"{name}","s":"t","args":{args}')
+        self._write(text("i", self._lane, now, f',"name":"{name}","s":"t","args":{args}'))
 
-    def _begin(self, name: str, ts: float, more: str) -> None:
-        self._open.append(name)
-        self._write("B", ts, f',"name":"{name}"{more}')
+    def _change(self, now: Moment, *changes: tuple[str, str], opened: tuple[str, ...]) -> None:
+        self._open = opened
+        self._write(spans(self._lane, now, *changes))
 
-    def _end(self, ts: float, more: str) -> None:
-        name = self._open.pop()
-        self._write("E", ts, f',"name":"{name}"{more}')
+    def _tick(self, rank: int, now: Moment) -> None:
+        self._write(text("X", self._lane, now, f',"dur":0,"name":"{rank}"'))
 
-    def _tick(self, rank: int, ts: float) -> None:
-        self._write("X", ts, f',"dur":0,"name":"{rank}"')
-
-    def _arrow(self, flow: str, ts: float) -> None:
-        self._write("s", ts, f',"id":"{flow}","name":"execution","cat":"execution"')
-
-    def _write(self, phase: str, ts: float, rest: str) -> None:
-        self._latest = ts = max(ts, self._latest)
-        self._records.append(Record(self._row, f'"ph":"{phase}","tid":{self._tid},"ts":{ts:.1f}{rest}}}'))
+    def _write(self, made: str) -> None:
+        self._records.append(Record(self._row, made))
 
 
 class RankLane:
@@ -130,76 +131,69 @@ class RankLane:
         self._row = rank_row(rank)
         self._records = records
         self._batches: dict[int, int] = {}
-        self._latest: dict[int, float] = {}
-        self._phases: dict[str, int] = {}
+        self._lanes: dict[str, int] = {}
+        self._ends: dict[str, float] = {}
         self._bytes = 0
         self._shown = 0.0
 
-    def begin(self, batch: int, activity: str, ts: float, args: str) -> tuple[int, float]:
-        """A batch begins, on the first free lane; returns the lane and the time there."""
-        self.end(batch, ts)
+    def begin(self, batch: int, activity: str, now: Moment, args: str) -> int:
+        """A batch begins, on the first free lane, which is returned."""
+        self.end(batch, now)
         used = set(self._batches.values())
-        lane = next(lane for lane in range(BATCH_LANES, PHASE_LANES + len(used)) if lane not in used)
+        lane = next(lane for lane in range(BATCH_LANES, BATCH_LANES + len(used) + 1) if lane not in used)
         self._batches[batch] = lane
         self._name(lane, "batches" if lane == BATCH_LANES else f"batches {lane + 1}")
-        return lane, self._write("B", lane, ts, f',"name":"{activity}","args":{args}')
+        self._write("B", lane, now, f',"name":"{activity}","args":{args}')
+        return lane
 
-    def end(self, batch: int, ts: float) -> None:
+    def end(self, batch: int, now: Moment) -> None:
         """A batch is over; does nothing if it has not begun."""
         lane = self._batches.pop(batch, None)
         if lane is not None:
-            self._write("E", lane, ts, "")
+            self._write("E", lane, now, "")
 
-    def arrive(self, flow: str, place: tuple[int, float]) -> None:
-        """An arrow ends at a batch, at the lane and the time that :meth:`begin` returned."""
-        lane, ts = place
-        self._write("f", lane, ts, f',"id":"{flow}","name":"execution","cat":"execution","bp":"e"')
+    def arrive(self, flows: Iterable[str], lane: int, now: Moment) -> None:
+        """Arrows end at the batch that begins on ``lane``."""
+        arrows = [text("f", lane, now, f',"id":"{flow}",{ARROW},"bp":"e"') for flow in flows]
+        if arrows:
+            self._records.append(Record(self._row, ",\n".join(arrows)))
 
     def phase(self, name: str, begin: float, end: float, batch: int) -> None:
-        """A phase is over. Those of one name that overlap are on lanes of their own."""
+        """A phase is over, in microseconds. Those of one name that overlap are on lanes of their own."""
         slot, label = 1, name
-        while begin < self._latest.get(lane := self._phases.setdefault(label, PHASE_LANES + len(self._phases)), 0.0):
+        while begin < self._ends.get(label, 0.0):
             slot += 1
             label = f"{name} {slot}"
+        lane = self._lanes.get(label, PHASE_LANES + len(self._lanes))
         self._name(lane, label)
-        self._write("X", lane, begin, f',"dur":{max(0.0, end - begin):.1f},"name":"{name}","args":{{"batch":{batch}}}')
-        self._latest[lane] = max(begin, end)
+        begin = max(0.0, begin)
+        self._ends[label] = end = max(begin, end)
+        self._write("X", lane, Moment.at(begin), f',"dur":{end - begin:.1f},"name":"{name}","args":{{"batch":{batch}}}')
 
-    def instant(self, name: str, ts: float, scope: str, args: str = "{}") -> None:
+    def instant(self, name: str, now: Moment, scope: str, args: str = "{}") -> None:
         """Something happened to the rank; ``scope`` is that of the format: t, p or g."""
-        self._records.append(
-            Record(self._row, f'"ph":"i","tid":0,"ts":{ts:.1f},"name":"{name}","s":"{scope}","args":{args}}}')
-        )
+        self._write("i", BATCH_LANES, now, f',"name":"{name}","s":"{scope}","args":{args}')
 
-    def count(self, nbytes: int, ts: float, always: bool = False) -> None:
+    def count(self, nbytes: int, now: Moment, always: bool = False) -> None:
         """``nbytes`` more are in flight."""
         self._bytes += nbytes
-        if always or ts - self._shown >= COUNTER_MICROSECONDS:
-            self.show_bytes(ts)
+        if always or now.microseconds - self._shown >= COUNTER_MICROSECONDS:
+            self.show_bytes(now)
 
-    def show_bytes(self, ts: float) -> None:
+    def show_bytes(self, now: Moment) -> None:
         """Record the bytes in flight."""
-        self._shown = max(ts, self._shown)
-        self._records.append(
-            Record(
-                self._row,
-                f'"ph":"C","tid":0,"ts":{self._shown:.1f},"name":"bytes in flight","args":{{"bytes":{self._bytes}}}}}',
-            )
-        )
+        self._shown = now.microseconds
+        self._write("C", BATCH_LANES, now, f',"name":"bytes in flight","args":{{"bytes":{self._bytes}}}')
 
-    def close(self, ts: float) -> None:
+    def close(self, now: Moment) -> None:
         """End everything that is open."""
         for batch in list(self._batches):
-            self.end(batch, ts)
+            self.end(batch, now)
 
     def _name(self, lane: int, name: str) -> None:
-        if lane not in self._latest:
-            self._latest[lane] = 0.0
-            args = quoted({"name": name})
-            self._records.append(Record(self._row, f'"ph":"M","tid":{lane},"name":"thread_name","args":{args}}}'))
+        if name not in self._lanes:
+            self._lanes[name] = lane
+            self._write("M", lane, START, f',"name":"thread_name","args":{quoted({"name": name})}')
 
-    def _write(self, phase: str, lane: int, ts: float, rest: str) -> float:
-        ts = max(ts, self._latest.get(lane, 0.0))
-        self._latest[lane] = ts
-        self._records.append(Record(self._row, f'"ph":"{phase}","tid":{lane},"ts":{ts:.1f}{rest}}}'))
-        return ts
+    def _write(self, phase: str, lane: int, now: Moment, fields: str) -> None:
+        self._records.append(Record(self._row, text(phase, lane, now, fields)))

@@ -19,7 +19,7 @@ from collectives.events import (
     Switched,
 )
 from collectives.timeline.lanes import RankLane, TensorLane
-from collectives.timeline.records import MICROSECONDS, Record, quoted
+from collectives.timeline.records import MICROSECONDS, Moment, Record, quoted
 
 __all__ = ["Spans"]
 
@@ -46,7 +46,7 @@ class Spans:
         self._row = RankLane(rank, self._records)
         self._flows = count()
         self._cycle = -1.0
-        self._latest = 0.0
+        self._latest = Moment.at(0.0)
 
     def take(self) -> list[Record]:
         """The records made since the last call."""
@@ -62,18 +62,20 @@ class Spans:
 
     def drop(self, events: int, time: float) -> None:
         """So many ``events`` are missing before ``time``."""
-        self._row.instant("EVENTS_DROPPED", self._ts(time), "p", quoted({"events": events}))
+        self._row.instant("EVENTS_DROPPED", self._moment(time), "p", quoted({"events": events}))
 
     def close(self, time: float) -> None:
         """End everything that is open, at ``time``."""
-        ts = self._ts(time)
+        now = self._moment(time)
         for lane in self._lanes.values():
-            lane.close(ts)
-        self._row.close(ts)
+            lane.close(now)
+        self._row.close(now)
 
-    def _ts(self, time: float) -> float:
+    def _moment(self, time: float) -> Moment:
         """``time`` in the timeline; not before an earlier event, whose clock may have been corrected since."""
-        self._latest = max(self._latest, (time + self.shift) * MICROSECONDS)
+        microseconds = (time + self.shift) * MICROSECONDS
+        if microseconds > self._latest.microseconds:
+            self._latest = Moment.at(microseconds)
         return self._latest
 
     def _lane(self, process_set: int, name: str) -> TensorLane:
@@ -89,23 +91,23 @@ class Spans:
         return [lane for name in names if (lane := self._lanes.get((process_set, name))) is not None]
 
     def _submitted(self, event: Submitted) -> None:
-        lane, ts = self._lane(event.process_set, event.name), self._ts(event.time)
-        lane.submit(event, ts, f"{self._rank}.{next(self._flows)}")
-        self._row.count(event.nbytes, ts)
+        lane, now = self._lane(event.process_set, event.name), self._moment(event.time)
+        lane.submit(event, now, f"{self._rank}.{next(self._flows)}")
+        self._row.count(event.nbytes, now)
 
     def _heard(self, event: Heard) -> None:
-        self._lane(event.process_set, event.name).hear(event.ranks, self._ts(event.time))
+        self._lane(event.process_set, event.name).hear(event.ranks, self._moment(event.time))
 
     def _decided(self, event: Decided) -> None:
-        ts = self._ts(event.time)
+        now = self._moment(event.time)
         if self._mark_cycles and event.time != self._cycle:
             self._cycle = event.time
-            self._row.instant("CYCLE_START", ts, "g")
+            self._row.instant("CYCLE_START", now, "g")
         for lane in self._known(event.names, event.process_set):
-            lane.decide(ts)
+            lane.decide(now)
 
     def _started(self, event: Started) -> None:
-        ts, operation = self._ts(event.time), event.operation.upper()
+        now, operation = self._moment(event.time), event.operation.upper()
         activity = f"{event.backend.upper()}_{_SHORT.get(operation, operation)}"
         lanes = [self._lane(event.process_set, name) for name in event.names]
         args = {
@@ -114,12 +116,11 @@ class Spans:
             "tensors": len(event.names),
             "names": list(event.names[:SHOWN_NAMES]),
         }
-        begun = self._row.begin(event.batch, activity, ts, quoted(args))
+        place = self._row.begin(event.batch, activity, now, quoted(args))
         for lane in lanes:
-            lane.start(operation, activity, ts)
-            if lane.flow:
-                self._row.arrive(lane.flow, begun)
-        self._row.show_bytes(ts)
+            lane.start(operation, activity, now)
+        self._row.arrive([lane.flow for lane in lanes if lane.flow], place, now)
+        self._row.show_bytes(now)
 
     def _phase(self, event: Phase) -> None:
         name = _ACTIVITIES.get(event.name) or event.name.upper().replace(" ", "_")
@@ -127,27 +128,27 @@ class Spans:
         self._row.phase(name, begin, end, event.batch)
 
     def _finished(self, event: Finished) -> None:
-        ts = self._ts(event.time)
-        self._row.end(event.batch, ts)
-        done = sum([lane.finish(ts) for lane in self._known(event.names, event.process_set)])
-        self._row.count(-done, ts, always=True)
+        now = self._moment(event.time)
+        self._row.end(event.batch, now)
+        done = sum([lane.finish(now) for lane in self._known(event.names, event.process_set)])
+        self._row.count(-done, now, always=True)
 
     def _failed(self, event: Failed) -> None:
-        ts = self._ts(event.time)
+        now = self._moment(event.time)
         lane = self._lane(event.process_set, event.name)
-        lane.instant("FAILED", ts, quoted({"error": f"{type(event.error).__name__}: {event.error}"}))
+        lane.instant("FAILED", now, quoted({"error": f"{type(event.error).__name__}: {event.error}"}))
         if event.batch is not None:
-            self._row.end(event.batch, ts)
-        self._row.count(-lane.finish(ts), ts, always=True)
+            self._row.end(event.batch, now)
+        self._row.count(-lane.finish(now), now, always=True)
 
     def _stalled(self, event: Stalled) -> None:
         lane = self._lane(event.process_set, event.name)
-        lane.instant("STALLED", self._ts(event.time), quoted({"missing": event.missing, "seconds": event.seconds}))
+        lane.instant("STALLED", self._moment(event.time), quoted({"missing": event.missing, "seconds": event.seconds}))
 
     def _switched(self, event: Switched) -> None:
         given = event.parameters
         args = {name: getattr(given, name) for name in type(given).__dataclass_fields__}
-        self._row.instant("PARAMETERS", self._ts(event.time), "t", quoted({"batch": event.batch, **args}))
+        self._row.instant("PARAMETERS", self._moment(event.time), "t", quoted({"batch": event.batch, **args}))
 
 
 _HANDLERS: dict[type, Callable[[Spans, Any], None]] = {

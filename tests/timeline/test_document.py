@@ -10,11 +10,11 @@ import pytest
 
 from collectives.timeline import document
 from collectives.timeline.document import Document, DocumentError
-from collectives.timeline.records import Record, rank_row, tensor_row
+from collectives.timeline.records import Moment, Record, rank_row, tensor_row, text
 
 
 def record(number, row=None):
-    return Record(row or tensor_row("x", 0), f'"ph":"B","tid":0,"ts":{number}.0,"name":"span {number}"}}')
+    return Record(row or tensor_row("x", 0), text("B", 0, Moment.at(number), f',"name":"span {number}"'))
 
 
 @pytest.fixture
