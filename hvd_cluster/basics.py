@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from collectives import logs
@@ -132,7 +133,8 @@ def _start(sets: list[ProcessSet]) -> None:
         engine = worlds.connect(world, partial(_connect, environment, sets))
     _process.engine = engine
     if worlds is None or not worlds.is_alone:
-        _process.recorder.follow(engine, settings)
+        round = world.round if worlds is None else worlds.round
+        _process.recorder.follow(engine, replace(world, round=round), settings)
     for id, entry in enumerate((global_process_set, *sets), start=GLOBAL):
         _register(engine, id, entry)
     if worlds is not None:
@@ -185,7 +187,7 @@ def _shut_down(end: Callable[[Engine], None]) -> None:
             return
         _unregister_all()
         end(engine)
-        _process.recorder.stop()
+        _process.recorder.leave()
         if engine.is_ending:
             _process.ending.append(engine)
     memory.results.close()
@@ -260,7 +262,8 @@ def engine() -> Engine:
 def record(path: str, mark_cycles: bool) -> None:
     """Begin a timeline in the file ``path`` of rank 0; see :func:`hvd_cluster.timeline.start_timeline`."""
     with _process.lock:
-        _process.recorder.start(engine(), path, mark_cycles)
+        engine()
+        _process.recorder.start(path, mark_cycles)
 
 
 def stop_recording() -> bool:

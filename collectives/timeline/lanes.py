@@ -36,6 +36,7 @@ class TensorLane:
         self._next: tuple[Submitted, Moment, str] | None = None
         self._args = ""
         self._nbytes = 0
+        self._is_named = False
         self.flow = ""
 
     def submit(self, event: Submitted, now: Moment, flow: str) -> None:
@@ -115,6 +116,9 @@ class TensorLane:
 
     def _change(self, now: Moment, *changes: tuple[str, str], opened: tuple[str, ...]) -> None:
         self._open = opened
+        if not self._is_named:
+            self._is_named = True
+            self._write(text("M", self._lane, START, f',"name":"thread_name","args":{{"name":"rank {self._lane}"}}'))
         self._write(spans(self._lane, now, *changes))
 
     def _tick(self, rank: int, now: Moment) -> None:

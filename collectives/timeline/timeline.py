@@ -30,9 +30,17 @@ EVENTS_AT_ONCE = 128
 
 
 class Sink(Protocol):
-    """Where the records of a rank go. ``shift`` is added to the monotonic time of this rank, in seconds."""
+    """Where the records of a rank go. ``shift`` is added to the monotonic time of this rank, in seconds.
+
+    ``ended``: whether the other end wants no more records.
+    """
 
     shift: float
+    ended: bool
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether records can be taken now; until then, events wait."""
 
     def write(self, records: list[Record]) -> None:
         """Take ``records``; raises DocumentError where no more can be taken."""
@@ -47,10 +55,11 @@ class Sink(Protocol):
 class Timeline:
     """Records the events of rank ``rank`` into the sink that ``open_sink`` returns on the thread of the timeline.
 
+    ``open_sink`` gets a function that says whether it shall give up, because the timeline is closed.
     A sink that fails is logged, once, and ends the recording. All methods may be called from any thread.
     """
 
-    def __init__(self, rank: int, open_sink: Callable[[], Sink], mark_cycles: bool = False) -> None:
+    def __init__(self, rank: int, open_sink: Callable[[Callable[[], bool]], Sink], mark_cycles: bool = False) -> None:
         self._spans = Spans(rank, mark_cycles)
         self._open_sink = open_sink
         self._sink: Sink | None = None
@@ -103,13 +112,14 @@ class Timeline:
 
     def _run(self) -> None:
         try:
-            self._sink = sink = self._open_sink()
+            self._sink = sink = self._open_sink(self._closing.is_set)
             try:
                 self._record(sink)
             finally:
                 sink.close()
         except DocumentError as error:
-            logger.warning("%s; training goes on without a timeline", error)
+            if not self._closing.is_set():
+                logger.warning("%s; training goes on without a timeline", error)
         except Exception:
             logger.exception("the timeline failed; training goes on without it")
         finally:
@@ -117,8 +127,10 @@ class Timeline:
             self._events.clear()
 
     def _record(self, sink: Sink) -> None:
-        while not self._closing.wait(FLUSH_SECONDS):
-            self._pass_on(sink, time.monotonic() - LATE_SECONDS)
+        while not self._closing.wait(FLUSH_SECONDS) and not sink.ended:
+            if sink.is_ready:
+                self._pass_on(sink, time.monotonic() - LATE_SECONDS)
+        self.detach()
         now = time.monotonic()
         self._pass_on(sink, now)
         self._spans.close(now)
@@ -131,9 +143,7 @@ class Timeline:
             if number % EVENTS_AT_ONCE == EVENTS_AT_ONCE - 1:
                 time.sleep(0)
         self._tell_dropped()
-        records = self._spans.take()
-        if records:
-            sink.write(records)
+        sink.write(self._spans.take())
 
     def _taken(self, until: float) -> list[Event]:
         """The events that happened before ``until``, in the order of their times."""

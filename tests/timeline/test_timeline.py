@@ -17,7 +17,7 @@ from tests.timeline import trace
 class Kept:
     """A sink that keeps the records, or fails."""
 
-    shift = 0.0
+    shift, ended, is_ready = 0.0, False, True
 
     def __init__(self, error=None):
         self.records, self.closed, self._error = [], 0, error
@@ -39,11 +39,18 @@ def path(tmp_path):
     return tmp_path / "trace.json"
 
 
+def recorder_of(engine):
+    """One that knows no way to the other ranks."""
+    made = Recorder()
+    made._engine = engine
+    return made
+
+
 def record(path, body, sets=(), **options):
     """The valid trace of rank 0 of a job of two ranks that run ``body``."""
     with running(2, sets=sets, **options) as job:
-        recorder = Recorder()
-        recorder.start(job.engines[0], str(path), True)
+        recorder = recorder_of(job.engines[0])
+        recorder.start(str(path), True)
         try:
             job.run(body)
         finally:
@@ -115,8 +122,8 @@ def test_a_failure_of_the_backend(path):
 
 def test_the_file_shows_what_happened_while_the_job_runs(path):
     with running(2) as job:
-        recorder = Recorder()
-        recorder.start(job.engines[0], str(path), False)
+        recorder = recorder_of(job.engines[0])
+        recorder.start(str(path), False)
         try:
             pending = submit(job.engines[0], ones(job.engines[0]), "waits")
             until(lambda: path.read_text().count("NEGOTIATE_ALLREDUCE"))
@@ -135,11 +142,12 @@ def test_the_file_shows_what_happened_while_the_job_runs(path):
 def test_a_second_start_with_the_path_does_nothing_and_another_path_takes_over(path, tmp_path):
     other = tmp_path / "other.json"
     with running(1) as job:
-        (engine,), recorder = job.engines, Recorder()
-        recorder.start(engine, str(path), False)
+        (engine,) = job.engines
+        recorder = recorder_of(engine)
+        recorder.start(str(path), False)
         run(engine, ones(engine), "first")
-        recorder.start(engine, str(path), False)
-        recorder.start(engine, str(other), False)
+        recorder.start(str(path), False)
+        recorder.start(str(other), False)
         run(engine, ones(engine), "second")
         recorder.stop()
         recorder.stop()
@@ -149,8 +157,8 @@ def test_a_second_start_with_the_path_does_nothing_and_another_path_takes_over(p
 
 def test_a_file_that_cannot_be_written_is_one_line_in_the_log(path, caplog):
     with running(1) as job:
-        recorder = Recorder()
-        recorder.start(job.engines[0], str(path / "no" / "t.json"), False)
+        recorder = recorder_of(job.engines[0])
+        recorder.start(str(path / "no" / "t.json"), False)
         assert not recorder.is_recording
         run(job.engines[0], ones(job.engines[0]), "x")
     (line,) = [entry.message for entry in caplog.records]
@@ -164,7 +172,7 @@ def test_a_file_that_cannot_be_written_is_one_line_in_the_log(path, caplog):
 @pytest.mark.parametrize(("error", "says"), [(DocumentError("disk full"), "disk full"), (KeyError("bug"), "KeyError")])
 def test_a_sink_that_fails_ends_the_recording_and_nothing_else(error, says, caplog):
     with running(1) as job:
-        made = Timeline(0, lambda: Kept(error))
+        made = Timeline(0, lambda _: Kept(error))
         made.attach(job.engines[0].events)
         run(job.engines[0], ones(job.engines[0]), "x")
         until(lambda: not made.is_recording)
@@ -180,7 +188,7 @@ def test_events_that_come_too_fast_are_counted(monkeypatch, caplog):
     monkeypatch.setattr(timeline, "MOST_EVENTS", 10)
     sink, gate = Kept(), threading.Event()
 
-    def open_slowly():
+    def open_slowly(_):
         assert gate.wait(20.0)
         return sink
 
@@ -199,7 +207,7 @@ def test_events_that_come_too_fast_are_counted(monkeypatch, caplog):
 def test_a_file_that_hangs_does_not_hang_the_job(monkeypatch, caplog):
     monkeypatch.setattr(timeline, "CLOSE_SECONDS", 0.01)
     gate = threading.Event()
-    made = Timeline(0, lambda: (gate.wait(20.0), Kept())[1])
+    made = Timeline(0, lambda _: (gate.wait(20.0), Kept())[1])
     made.close()
     assert "could not be written within 0.01 s" in caplog.text
     gate.set()
@@ -210,7 +218,7 @@ def test_the_last_events_are_written_although_they_are_young(monkeypatch):
     monkeypatch.setattr(timeline, "FLUSH_SECONDS", 100.0)
     sink = Kept()
     with running(1) as job:
-        made = Timeline(0, lambda: sink)
+        made = Timeline(0, lambda _: sink)
         made.attach(job.engines[0].events)
         run(job.engines[0], ones(job.engines[0]), "x")
         made.close()
