@@ -14,6 +14,7 @@ import msgpack
 from collectives.api import CollectiveTimeoutError, HorovodInternalError, SettingsError
 from collectives.attempt import ConnectAttempt
 from collectives.control.handshake.call import call
+from collectives.control.handshake.callee import GoneError, NoListenerError
 from collectives.control.sockets import Connection
 from collectives.timeline.clocks import Trip, offset
 from collectives.timeline.document import DocumentError
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 CONNECT_SECONDS = 30.0
 LOOK_SECONDS = 0.5
 """How long a rank waits for the address of rank 0 before it looks whether it shall end."""
+AGAIN_SECONDS = 0.02
 TRIPS = 6
 TRIP_SECONDS = 0.25
 CLOCK_SECONDS = 5.0
@@ -64,10 +66,10 @@ class Sender:
                     entry = msgpack.unpackb(store.get(meeting.key, LOOK_SECONDS))
                     callee, origin = call(meeting.end(attempt), entry, 0, lambda seconds: attempt.wait({}, seconds))
                     return Connection(callee.sock), float(origin)
-                except CollectiveTimeoutError:
-                    self._check()
+                except (CollectiveTimeoutError, NoListenerError, GoneError):  # or it was the address of an earlier one
                     if attempt.is_over:
                         raise
+                    attempt.wait({}, AGAIN_SECONDS)
 
     def _check(self) -> None:
         if self._is_aborted():

@@ -1,6 +1,7 @@
 """The records of all ranks in the file of rank 0."""
 
 import secrets
+import threading
 import time
 from types import SimpleNamespace
 
@@ -196,6 +197,21 @@ def test_a_process_without_the_secret_is_refused(gathered, meeting, monkeypatch,
     monkeypatch.setattr(Meeting, "store", lambda self, store=Meeting.store: store(known))
     with pytest.raises(DocumentError, match=r"rank 1 cannot send its timeline to rank 0: .*secret"):
         Sender(stranger, lambda: False)
+
+
+def test_a_rank_finds_the_next_recording_although_it_knows_the_address_of_the_last(path, meeting):
+    Gathering(Document(str(path), 0), meeting(0)).close()
+    ended = threading.Event()
+
+    def restart():
+        ended.wait(0.1)
+        return Gathering(Document(str(path), 0), meeting(0))
+
+    second, made = in_threads(2, lambda role: restart() if role == 0 else Sender(meeting(1), lambda: False), PATIENCE)
+    made.write([record(1)])
+    made.close()
+    second.close()
+    assert names(path) == ["1"]
 
 
 @pytest.mark.parametrize("why", ["closed", "alone"])
