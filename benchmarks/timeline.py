@@ -28,7 +28,7 @@ TENSORS, ELEMENTS = 64, 1024
 
 
 def measure(widths: list[int], batch: int, repeats: int, folder: str) -> dict[str, list[float]]:
-    """Runs on every rank; for each side the seconds of each step as this rank sees it, by the clock and on all cores."""
+    """Runs on every rank; for each side the seconds of each step, by the clock and on all cores."""
     import torch
 
     import hvd_cluster.torch as hvd

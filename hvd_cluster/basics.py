@@ -133,8 +133,8 @@ def _start(sets: list[ProcessSet]) -> None:
         engine = worlds.connect(world, partial(_connect, environment, sets))
     _process.engine = engine
     if worlds is None or not worlds.is_alone:
-        round = world.round if worlds is None else worlds.round
-        _process.recorder.follow(engine, replace(world, round=round), settings)
+        round, reason = (world.round, "") if worlds is None else (worlds.round, worlds.reason)
+        _process.recorder.follow(engine, replace(world, round=round), settings, reason)
     for id, entry in enumerate((global_process_set, *sets), start=GLOBAL):
         _register(engine, id, entry)
     if worlds is not None:
@@ -180,14 +180,14 @@ def shutdown() -> None:
     _shut_down(Engine.shutdown)
 
 
-def _shut_down(end: Callable[[Engine], None]) -> None:
+def _shut_down(end: Callable[[Engine], None], goes_on: bool = False) -> None:
     with _process.lock:
         engine, _process.engine = _process.engine, None
         if engine is None:
             return
         _unregister_all()
         end(engine)
-        _process.recorder.leave()
+        _process.recorder.leave(goes_on)
         if engine.is_ending:
             _process.ending.append(engine)
     memory.results.close()
@@ -204,7 +204,7 @@ def change_world(world: World) -> None:
     again, ``change_world`` goes on to the next one.
     """
     with _process.lock:
-        shutdown()
+        _shut_down(Engine.shutdown, goes_on=True)
         _process.world = world
         _start([])
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
+import time
 from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
 
-from collectives.timeline.records import PID, Record, Row, quoted
+from collectives.timeline.records import MICROSECONDS, PID, Record, Row, quoted
 
 __all__ = ["Document", "DocumentError"]
 
@@ -21,25 +25,57 @@ class DocumentError(Exception):
 
 
 class Document:
-    """Owns the file at ``path``, which it replaces.
+    """Owns the file at ``path``, which it replaces, or continues if it ``resumes`` a timeline.
 
-    ``start`` is the time of the first record, in microseconds since the epoch. A reader finds a JSON array at any time
-    but that of a write. A write that fails leaves the array as it was before. Raises DocumentError, here and in
-    :meth:`write`. For one thread.
+    ``start`` is when its times begin, in microseconds since the epoch: now, or in the file that it continues. A reader
+    finds a JSON array at any time but that of a write. A write that fails leaves the array as it was before. Raises
+    DocumentError, here and in :meth:`write`. For one thread.
     """
 
-    def __init__(self, path: str, start: int) -> None:
+    def __init__(self, path: str, resumes: bool = False) -> None:
         self.path = path
+        self.start = int(time.time() * MICROSECONDS)
         self._pids: dict[Row, str] = {}
         self._tensors = 0
         self._file = _open(path)
         self._end = 0
+        self._is_resumed = False
         try:
-            os.ftruncate(self._file, 0)
-            self._append("[\n", _head(start))
+            if not (resumes and self._resume()):
+                os.ftruncate(self._file, 0)
+                self._append("[\n", _head(self.start))
         except OSError as error:
             os.close(self._file)
             raise DocumentError(_explained(path, error)) from error
+
+    def _resume(self) -> bool:
+        """Go on behind the last whole record; False if the file is no timeline."""
+        with open(self.path, "rb") as file:
+            if file.readline() != b"[\n":
+                return False
+            for line in file:
+                if b'"ph":"M"' in line:
+                    with suppress(ValueError, LookupError, TypeError):  # a part of a record, or of another program
+                        self._remember(json.loads(line.rstrip(b",\n")))
+            size = file.tell()
+            file.seek(max(0, size - LARGEST_WRITE))
+            tail = file.read()
+        last = tail.rfind(END if tail.endswith(END) else b",\n")
+        if last < 0 or not self._is_resumed:
+            return False
+        self._end = size - len(tail) + last
+        os.ftruncate(self._file, self._end)
+        self._write_at(self._end, END)
+        return True
+
+    def _remember(self, record: dict[str, Any]) -> None:
+        pid, args = record["pid"], record["args"]
+        if "start_time_since_epoch_in_micros" in args:
+            self.start, self._is_resumed = args["start_time_since_epoch_in_micros"], True
+        elif record["name"] == "process_name":
+            row = Row(args["name"], pid - FIRST_RANK_PID if pid >= FIRST_RANK_PID else -1)
+            self._pids[row] = str(pid)
+            self._tensors += row.rank < 0
 
     def write(self, records: Iterable[Record]) -> None:
         """Append ``records``."""
@@ -78,6 +114,11 @@ class Document:
         while data:
             written = os.pwrite(self._file, data, place)
             data, place = data[written:], place + written
+
+    @property
+    def origin(self) -> float:
+        """When its times begin, on the monotonic clock of this process."""
+        return time.monotonic() - (time.time() - self.start / MICROSECONDS)
 
     def close(self) -> None:
         """Release the file, which is complete. Idempotent."""

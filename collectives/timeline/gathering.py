@@ -31,18 +31,18 @@ logger = logging.getLogger(__name__)
 MOST_WAITING = 200_000
 """While more records than these wait for the document, nothing is read from the other ranks: they drop events."""
 PAUSE_SECONDS = 0.02
-CLOSE_SECONDS = 2.0
+CLOSE_SECONDS = 1.0
 """How long rank 0 waits for the last records of the other ranks."""
 TIME = struct.Struct(">d")
 
 
 class Gathering:
-    """Owns ``document``. Times count from now on, on the clock of this rank. For the thread of the timeline."""
+    """Owns ``document``. Times are those of the clock of this rank. For the thread of the timeline."""
 
     def __init__(self, document: Document, meeting: Meeting) -> None:
         self._document = document
         self._meeting = meeting
-        self._origin = time.monotonic()
+        self._origin = document.origin
         self.shift = -self._origin
         self.ended = False
         self.is_ready = True

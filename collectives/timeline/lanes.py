@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from zlib import crc32
 
 from collectives.events import Submitted
 from collectives.timeline.records import Moment, Record, quoted, rank_row, spans, tensor_row, text
@@ -15,6 +16,7 @@ COUNTER_MICROSECONDS = 1000.0
 """The shortest time between two values of the bytes in flight, other than those at the ends of a batch."""
 BATCH_LANES, PHASE_LANES = 0, 100
 """The numbers of the first lane of batches, and of that of phases, in the row of a rank."""
+MOST_LANES = 1 << 20
 ARROW = '"name":"execution","cat":"execution"'
 NEGOTIATE = "NEGOTIATE_"
 START = Moment.at(0.0)
@@ -135,7 +137,7 @@ class RankLane:
         self._row = rank_row(rank)
         self._records = records
         self._batches: dict[int, int] = {}
-        self._lanes: dict[str, int] = {}
+        self._named: set[str] = set()
         self._ends: dict[str, float] = {}
         self._bytes = 0
         self._shown = 0.0
@@ -162,17 +164,20 @@ class RankLane:
         if arrows:
             self._records.append(Record(self._row, ",\n".join(arrows)))
 
-    def phase(self, name: str, begin: float, end: float, batch: int) -> None:
-        """A phase is over, in microseconds. Those of one name that overlap are on lanes of their own."""
+    def phase(self, name: str, begin: float, end: float, args: str) -> None:
+        """A phase is over, in microseconds. Those of one name that overlap are on lanes of their own.
+
+        The number of a lane follows from its name: the next timeline of an elastic job goes on with it.
+        """
         slot, label = 1, name
         while begin < self._ends.get(label, 0.0):
             slot += 1
             label = f"{name} {slot}"
-        lane = self._lanes.get(label, PHASE_LANES + len(self._lanes))
+        lane = PHASE_LANES + crc32(label.encode()) % MOST_LANES
         self._name(lane, label)
         begin = max(0.0, begin)
         self._ends[label] = end = max(begin, end)
-        self._write("X", lane, Moment.at(begin), f',"dur":{end - begin:.1f},"name":"{name}","args":{{"batch":{batch}}}')
+        self._write("X", lane, Moment.at(begin), f',"dur":{end - begin:.1f},"name":"{name}","args":{args}')
 
     def instant(self, name: str, now: Moment, scope: str, args: str = "{}") -> None:
         """Something happened to the rank; ``scope`` is that of the format: t, p or g."""
@@ -195,8 +200,8 @@ class RankLane:
             self.end(batch, now)
 
     def _name(self, lane: int, name: str) -> None:
-        if name not in self._lanes:
-            self._lanes[name] = lane
+        if name not in self._named:
+            self._named.add(name)
             self._write("M", lane, START, f',"name":"thread_name","args":{quoted({"name": name})}')
 
     def _write(self, phase: str, lane: int, now: Moment, fields: str) -> None:

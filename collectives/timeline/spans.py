@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -21,7 +22,7 @@ from collectives.events import (
 from collectives.timeline.lanes import RankLane, TensorLane
 from collectives.timeline.records import MICROSECONDS, Moment, Record, quoted
 
-__all__ = ["Spans"]
+__all__ = ["Spans", "WorldChange"]
 
 Key = tuple[int, str]
 
@@ -30,17 +31,33 @@ MOST_LANES = 10_000
 """When there are so many, those of tensors that are not in flight are dropped; the names of a job may never repeat."""
 
 
+@dataclass(frozen=True, slots=True)
+class WorldChange:
+    """The ranks of an elastic job have changed: between ``time`` and ``end`` this rank was in no world.
+
+    ``text`` says who left and who came.
+    """
+
+    round: int
+    size: int
+    text: str
+    time: float
+    end: float
+
+
 class Spans:
     """Makes records of the events of rank ``rank``, which :meth:`add` expects in the order of their times.
 
     ``shift`` seconds are added to each time. The owner may change it: time never goes back. With
-    ``mark_cycles``, each decision is an instant, as a cycle is in Horovod.
+    ``mark_cycles``, each decision is an instant, as a cycle is in Horovod. ``series`` tells the arrows
+    from those of other timelines in one file.
     """
 
-    def __init__(self, rank: int, mark_cycles: bool = False, shift: float = 0.0) -> None:
+    def __init__(self, rank: int, mark_cycles: bool = False, shift: float = 0.0, series: str = "") -> None:
         self.shift = shift
         self._rank = rank
         self._mark_cycles = mark_cycles
+        self._series = series
         self._records: list[Record] = []
         self._lanes: dict[Key, TensorLane] = {}
         self._row = RankLane(rank, self._records)
@@ -54,7 +71,7 @@ class Spans:
         self._records.clear()
         return taken
 
-    def add(self, event: Event) -> None:
+    def add(self, event: Event | WorldChange) -> None:
         """Make the records of ``event``; a kind without records is ignored."""
         handle = _HANDLERS.get(type(event))
         if handle is not None:
@@ -92,7 +109,7 @@ class Spans:
 
     def _submitted(self, event: Submitted) -> None:
         lane, now = self._lane(event.process_set, event.name), self._moment(event.time)
-        lane.submit(event, now, f"{self._rank}.{next(self._flows)}")
+        lane.submit(event, now, f"{self._series}{self._rank}.{next(self._flows)}")
         self._row.count(event.nbytes, now)
 
     def _heard(self, event: Heard) -> None:
@@ -124,8 +141,17 @@ class Spans:
 
     def _phase(self, event: Phase) -> None:
         name = _ACTIVITIES.get(event.name) or event.name.upper().replace(" ", "_")
+        self._span(name, event, f'{{"batch":{event.batch}}}')
+
+    def _span(self, name: str, event: Phase | WorldChange, args: str) -> None:
         begin, end = [(time + self.shift) * MICROSECONDS for time in (event.time, event.end)]
-        self._row.phase(name, begin, end, event.batch)
+        self._row.phase(name, begin, end, args)
+
+    def _changed(self, event: WorldChange) -> None:
+        args = quoted({"round": event.round, "size": event.size, "change": event.text})
+        self._span("WORLD_CHANGE", event, args)
+        if self._rank == 0:
+            self._row.instant("WORLD", self._moment(event.end), "g", args)
 
     def _finished(self, event: Finished) -> None:
         now = self._moment(event.time)
@@ -161,6 +187,7 @@ _HANDLERS: dict[type, Callable[[Spans, Any], None]] = {
     Failed: Spans._failed,
     Stalled: Spans._stalled,
     Switched: Spans._switched,
+    WorldChange: Spans._changed,
 }
 _ACTIVITIES = {"copy in": "MEMCPY_IN_FUSION_BUFFER", "copy out": "MEMCPY_OUT_FUSION_BUFFER"}
 _SHORT = {"BROADCAST": "BCAST"}

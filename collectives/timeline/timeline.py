@@ -12,7 +12,7 @@ from typing import Protocol
 from collectives.events import Event, EventStream, Phase
 from collectives.timeline.document import DocumentError
 from collectives.timeline.records import Record
-from collectives.timeline.spans import Spans
+from collectives.timeline.spans import Spans, WorldChange
 
 __all__ = ["Sink", "Timeline"]
 
@@ -56,14 +56,17 @@ class Timeline:
     """Records the events of rank ``rank`` into the sink that ``open_sink`` returns on the thread of the timeline.
 
     ``open_sink`` gets a function that says whether it shall give up, because the timeline is closed.
+    ``series`` tells its arrows from those of others in one file.
     A sink that fails is logged, once, and ends the recording. All methods may be called from any thread.
     """
 
-    def __init__(self, rank: int, open_sink: Callable[[Callable[[], bool]], Sink], mark_cycles: bool = False) -> None:
-        self._spans = Spans(rank, mark_cycles)
+    def __init__(
+        self, rank: int, open_sink: Callable[[Callable[[], bool]], Sink], mark_cycles: bool = False, series: str = ""
+    ) -> None:
+        self._spans = Spans(rank, mark_cycles, series=series)
         self._open_sink = open_sink
         self._sink: Sink | None = None
-        self._events: deque[Event] = deque()
+        self._events: deque[Event | WorldChange] = deque()
         self._dropped = 0
         self._told = False
         self._detach: Callable[[], None] | None = None
@@ -89,7 +92,11 @@ class Timeline:
         """Whether the thread still takes events."""
         return self._thread.is_alive() and not self._closing.is_set()
 
-    def _hear(self, event: Event) -> None:
+    def tell(self, change: WorldChange) -> None:
+        """The world before the engine's has ended."""
+        self._hear(change)
+
+    def _hear(self, event: Event | WorldChange) -> None:
         if len(self._events) < MOST_EVENTS:
             self._events.append(event)
         else:
@@ -145,7 +152,7 @@ class Timeline:
         self._tell_dropped()
         sink.write(self._spans.take())
 
-    def _taken(self, until: float) -> list[Event]:
+    def _taken(self, until: float) -> list[Event | WorldChange]:
         """The events that happened before ``until``, in the order of their times."""
         events = [self._events.popleft() for _ in range(len(self._events))]
         events.sort(key=_published_at)
@@ -164,5 +171,5 @@ class Timeline:
                 logger.warning("the timeline is not complete: events come faster than they can be written")
 
 
-def _published_at(event: Event) -> float:
-    return event.end if isinstance(event, Phase) else event.time
+def _published_at(event: Event | WorldChange) -> float:
+    return event.end if isinstance(event, Phase | WorldChange) else event.time

@@ -24,7 +24,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def opened(path):
-    made = Document(str(path), 1)
+    made = Document(str(path))
     yield made
     made.close()
 
@@ -60,8 +60,44 @@ def test_large_writes_go_in_pieces(path, opened, monkeypatch):
 
 def test_an_earlier_file_is_replaced(path):
     path.write_text("x" * 9999)
-    Document(str(path), 1).close()
+    Document(str(path)).close()
     assert names(path) == []
+
+
+def test_a_later_world_continues_the_file(path, opened):
+    opened.write([record(0), record(1, rank_row(2))])
+    opened.close()
+    again = Document(str(path), resumes=True)
+    assert again.start == opened.start
+    assert names(path) == ["span 0", "span 1"]
+    again.write([record(2, rank_row(2)), record(3), record(4, tensor_row("y", 0))])
+    again.close()
+    assert names(path) == [f"span {number}" for number in range(5)]
+    pids = [entry["pid"] for entry in json.loads(path.read_text()) if entry["ph"] == "B"]
+    assert (pids[0], pids[1]) == (pids[3], pids[2])
+    assert len(set(pids)) == 3
+
+
+@pytest.mark.parametrize("part", [b'{"pid":1,"ph":"B","na', b'{"pid":3,"ph":"M","na', b""])
+def test_a_file_whose_writer_was_killed_within_a_write_goes_on_behind_the_last_whole_record(path, opened, part):
+    opened.write([record(0), record(1)])
+    opened.close()
+    whole = path.read_bytes()
+    path.write_bytes(whole.removesuffix(b"\n]\n") + b",\n" + part)
+    again = Document(str(path), resumes=True)
+    again.write([record(2)])
+    again.close()
+    assert names(path) == ["span 0", "span 1", "span 2"]
+
+
+@pytest.mark.parametrize("before", [None, b"", b"text", b"[\n", b"[\n]\n", b"[\nnonsense\n]\n"])
+def test_a_file_that_is_no_timeline_is_replaced(path, before):
+    if before is not None:
+        path.write_bytes(before)
+    again = Document(str(path), resumes=True)
+    again.write([record(0)])
+    again.close()
+    assert names(path) == ["span 0"]
 
 
 def test_a_reader_may_load_the_file_while_it_is_written(path, opened):
@@ -104,16 +140,16 @@ def test_a_path_that_cannot_be_written(path, make):
     else:
         given += "\0"
     with pytest.raises(DocumentError, match=r"the timeline cannot be written to '.*': .*; give a file where this user"):
-        Document(given, 1)
+        Document(given)
 
 
 def test_two_jobs_with_one_file(path, opened):
     opened.write([record(0)])
     with pytest.raises(DocumentError, match=r"another job writes a timeline to '.*'; give each job a file of its own"):
-        Document(str(path), 1)
+        Document(str(path))
     assert names(path) == ["span 0"]
     opened.close()
-    Document(str(path), 1).close()
+    Document(str(path)).close()
 
 
 @pytest.mark.parametrize("part", [0, 1, 9])
@@ -156,7 +192,7 @@ def test_a_forked_child_closes_its_copy_and_the_lock_stays(path, opened):
         os._exit(0)
     os.waitpid(child, 0)
     with pytest.raises(DocumentError, match="another job"):
-        Document(str(path), 1)
+        Document(str(path))
 
 
 def test_a_closed_file_is_free_although_a_child_has_a_copy(path, opened):
@@ -168,6 +204,6 @@ def test_a_closed_file_is_free_although_a_child_has_a_copy(path, opened):
         os._exit(0)
     os.close(reader)
     opened.close()
-    Document(str(path), 1).close()
+    Document(str(path)).close()
     os.close(writer)
     os.waitpid(child, 0)

@@ -33,8 +33,8 @@ def launcher():
     """``launcher(rank, size, **changes)``: the world and the settings of a rank of one job."""
     secret = secrets.token_bytes(16)
 
-    def launch(rank, size, host="node", **changes):
-        world = World("test", 0, Topology(rank, size, rank, size, hosts=(), cores=0), host, ("127.0.0.1", port))
+    def launch(rank, size, host="node", round=0, **changes):
+        world = World("test", round, Topology(rank, size, rank, size, hosts=(), cores=0), host, ("127.0.0.1", port))
         timeouts = Timeouts(connect=PATIENCE, collective=PATIENCE)
         return world, Settings(**({"secret": secret, "timeouts": timeouts} | changes))
 
@@ -50,7 +50,7 @@ def meeting(launcher):
 
 @pytest.fixture
 def gathered(path, meeting):
-    made = Gathering(Document(str(path), 0), meeting(0))
+    made = Gathering(Document(str(path)), meeting(0))
     yield made
     made.close()
 
@@ -92,6 +92,38 @@ def test_a_job_of_three_ranks_has_three_lanes(launcher, path):
     assert {f"rank {rank}" for rank in range(3)} <= set(trace.rows(records))
     lanes = {entry["pid"] for entry in records if entry.get("name") == "CYCLE_START"}
     assert lanes == {trace.rows(records)["rank 0"]}
+
+
+@pytest.mark.parametrize("by", ["variable", "call"])
+def test_a_timeline_goes_on_in_the_next_world(by, launcher, path):
+    """Rank 2 has left; rank 0 and 1 go on."""
+
+    def body(rank):
+        recorder = Recorder()
+        for round, size in ((0, 3), (1, 2)):
+            expected = 3 if round == 0 else 5
+            if rank < size:
+                world, settings = launcher(rank, size, round=round, timeline=str(path) if by == "variable" else "")
+                engine = bootstrap.connect(world, settings)
+                recorder.follow(engine, world, settings, "rank 2 left")
+                if (by, round) == ("call", 0):
+                    recorder.start(str(path), False)
+                run(engine, ones(engine), "x")
+                if rank == 0:
+                    until(lambda expected=expected: path.read_text().count('SHM_ALLREDUCE","args"') >= expected)
+                engine.barrier()
+                engine.shutdown()
+                recorder.leave(goes_on=True)
+
+    in_threads(3, body, PATIENCE)
+    records = trace.load(path)
+    trace.check(records)
+    (moment,) = [entry for entry in records if entry.get("name") == "WORLD"]
+    assert moment["args"] == {"round": 1, "size": 2, "change": "rank 2 left"}
+    pauses = [entry for entry in records if entry.get("name") == "WORLD_CHANGE"]
+    assert {entry["pid"] for entry in pauses} == {trace.rows(records)[f"rank {rank}"] for rank in range(2)}
+    assert all(entry["ts"] + entry["dur"] <= moment["ts"] + 1e6 for entry in pauses)
+    assert [trace.story(records, "x", rank, "B").count("B ALLREDUCE") for rank in range(3)] == [2, 2, 1]
 
 
 def test_the_batches_of_all_ranks_overlap_in_time(launcher, path):
@@ -200,12 +232,12 @@ def test_a_process_without_the_secret_is_refused(gathered, meeting, monkeypatch,
 
 
 def test_a_rank_finds_the_next_recording_although_it_knows_the_address_of_the_last(path, meeting):
-    Gathering(Document(str(path), 0), meeting(0)).close()
+    Gathering(Document(str(path)), meeting(0)).close()
     ended = threading.Event()
 
     def restart():
         ended.wait(0.1)
-        return Gathering(Document(str(path), 0), meeting(0))
+        return Gathering(Document(str(path)), meeting(0))
 
     second, made = in_threads(2, lambda role: restart() if role == 0 else Sender(meeting(1), lambda: False), PATIENCE)
     made.write([record(1)])
@@ -226,7 +258,7 @@ def test_without_rank_0_a_rank_gives_up(why, meeting, monkeypatch):
 def test_without_a_store_rank_0_records_itself(path, launcher, caplog):
     world, settings = launcher(0, 2, timeouts=Timeouts(connect=0.05))
     lost = Meeting(World(world.job, 0, world.topology, "node", ("127.0.0.1", 1)), settings, "127.0.0.1")
-    made = Gathering(Document(str(path), 0), lost)
+    made = Gathering(Document(str(path)), lost)
     made._receiver._thread.join()
     made.write([record(1, 0)])
     made.close()

@@ -58,7 +58,7 @@ def traced(tmp_path):
         if close is not None:
             made.close(close)
         path = tmp_path / "trace.json"
-        document = Document(str(path), 7)
+        document = Document(str(path))
         document.write(made.take())
         document.close()
         records = trace.load(path)
@@ -85,7 +85,7 @@ def test_a_tensor_has_the_row_and_the_spans_of_horovod(traced):
     (end,) = [record for record in records if record["ph"] == "E" and record.get("name") == "ALLREDUCE"]
     assert end["args"] == {"dtype": "float32", "shape": "[2, 3]"}
     assert end["ts"] == 6e6
-    assert records[0]["args"] == {"start_time_since_epoch_in_micros": 7}
+    assert records[0]["args"]["start_time_since_epoch_in_micros"] > 0
 
 
 def test_the_row_of_the_rank_has_batches_phases_and_bytes(traced):
@@ -221,7 +221,7 @@ def test_a_lane_never_goes_back_when_the_clock_is_corrected(tmp_path):
     for event in whole("x", 0, 1.0):
         made.shift -= 2.0
         made.add(event)
-    document = Document(str(tmp_path / "t"), 0)
+    document = Document(str(tmp_path / "t"))
     document.write(made.take())
     document.close()
     trace.check(trace.load(tmp_path / "t"))
