@@ -279,6 +279,8 @@ SURFACE = {
         "shutdown",
         "size",
         "sparse_allreduce_async",
+        "start_timeline",
+        "stop_timeline",
         "synchronize",
     ],
     "hvd_cluster.torch.elastic": [

@@ -257,7 +257,7 @@ ELASTIC = (
 TIMELINE = (
     Flag(
         ("--timeline-filename",),
-        "no effect yet: write a timeline of all operations, for a trace viewer",
+        "write a timeline of all operations, for a trace viewer, or DYNAMIC; see docs/timeline.md",
         "FILE",
         text,
         key="timeline.filename",
@@ -265,7 +265,7 @@ TIMELINE = (
     ),
     _pair(
         "timeline-mark-cycles",
-        "no effect yet: mark each cycle in the timeline",
+        "mark each cycle in the timeline",
         "HOROVOD_TIMELINE_MARK_CYCLES",
         "timeline.mark_cycles",
     ),
