@@ -130,7 +130,7 @@ def test_ranks_that_wait_in_init_for_one_that_has_ended_hear_of_it_at_once(ended
         if rank() != ended:
             basics.init()
 
-    with pytest.raises(PeerLostError, match=f"rank {ended} on host localhost ended with exit code 0 before hvd.init"):
+    with pytest.raises(PeerLostError, match=f"rank {ended} on host localhost ended with exit code 0 and did not come"):
         run(function, num_proc=2)
 
 

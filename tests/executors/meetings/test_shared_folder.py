@@ -95,3 +95,15 @@ def test_the_folder_is_enough_where_a_launcher_says_rank_and_size():
     environment = {"RANK": "1", "WORLD_SIZE": "4"}
     assert place_of({**environment, FOLDER: "/shared/job"}).meeting == SharedFolder(Path("/shared/job"))
     assert place_of(environment) is None
+
+
+@pytest.mark.parametrize("variables", [{}, {"RANK": "1"}, {"WORLD_SIZE": "4"}])
+def test_the_folder_is_not_enough_where_nobody_says_rank_and_size(variables):
+    text = r"HOROVOD_RENDEZVOUS_FOLDER is '/shared/job', but no launcher .*: set RANK and WORLD_SIZE for each process"
+    with pytest.raises(SettingsError, match=text):
+        place_of({**variables, FOLDER: "/shared/job"})
+
+
+@pytest.mark.parametrize("variables", [{"HOROVOD_SIZE": "1"}, {"RANK": "0", "WORLD_SIZE": "1"}])
+def test_a_process_that_is_alone_on_purpose_needs_no_folder(variables):
+    assert place_of({**variables, FOLDER: "/shared/job"}) is None
