@@ -16,9 +16,8 @@ from types import TracebackType
 from typing import Protocol
 
 from collectives.settings import ENVIRONMENT_SECRET
-from collectives.version import VERSION
 from executors.hosts.exported import exported
-from executors.hosts.messages import PYTHON, Begin, EndAll, Failed, FromAgent, Kill, Launch, Leave, Stop, Wrote
+from executors.hosts.messages import Begin, EndAll, Failed, FromAgent, Kill, Launch, Leave, Stop, Wrote
 from executors.hosts.shell import RemoteShell, script
 from executors.hosts.switchboard import Link, Switchboard
 from executors.job import Job, secret_variable
@@ -296,15 +295,10 @@ class OtherHosts:
         if host is None or host.phase is not _Phase.STARTING:
             link.close()
             return
-        if (link.hello.version, link.hello.python) != (VERSION, PYTHON):
+        if link.hello.mismatch:
             link.close()
             self._crew.kill(host.number)
-            self._give_up(
-                host,
-                f"it has hvd-cluster {link.hello.version} on Python {link.hello.python}, the driver {VERSION} on "
-                f"Python {PYTHON}",
-                "install the same versions",
-            )
+            self._give_up(host, link.hello.mismatch, "install the same versions")
             return
         host.phase, host.link = _Phase.UP, link
         link.send(Begin(self._plan.work, min(host.slots, self._plan.most), self._plan.grace))

@@ -168,7 +168,7 @@ def test_the_shell_is_to_blame_only_before_the_agent_has_connected(hosts):
 
 def test_an_agent_of_another_version_gets_no_advice_about_the_shell(hosts, monkeypatch):
     hosts.others.wanted({"b": 1})
-    monkeypatch.setattr("executors.hosts.others.VERSION", "9.9")
+    monkeypatch.setattr("executors.hosts.messages.VERSION", "9.9")
     connected(hosts)
     [(_, text)] = hosts.reporter.unusable
     assert text.endswith("; install the same versions")
