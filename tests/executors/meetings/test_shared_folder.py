@@ -9,6 +9,7 @@ import pytest
 from collectives.api import CollectiveTimeoutError, SettingsError
 from executors.environments.place import Place
 from executors.environments.table import place_of
+from executors.meetings.farewell import Farewell
 from executors.meetings.joining import join
 from executors.meetings.shared_folder import FOLDER, SharedFolder
 
@@ -18,7 +19,7 @@ SECONDS = 60.0
 def joined(folder, size, job="a job"):
     places = [Place("srun", "N", rank, size, job, SharedFolder(folder)) for rank in range(size)]
     with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(lambda place: join(place, SECONDS), places))
+        return list(pool.map(lambda place: join(place, SECONDS, Farewell()), places))
 
 
 def end(results):
