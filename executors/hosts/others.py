@@ -181,7 +181,8 @@ class OtherHosts:
         if host is None or host.link is not None:
             return
         if host.phase is _Phase.STARTING:
-            self._give_up(host, f"its agent ended with exit code {event.code} before it connected")
+            advice = self._plan.shell.advice(host.name, os.environ, event.code)
+            self._give_up(host, f"its agent ended with exit code {event.code} before it connected", advice)
         elif host.phase is _Phase.LEAVING:
             self._left(host)
 
@@ -228,8 +229,8 @@ class OtherHosts:
         wait = min(FIRST_WAIT_SECONDS * 2.0 ** min(host.failures, MOST_DOUBLINGS), LONGEST_WAIT_SECONDS)
         host.failures += 1
         if text != host.said:
-            command = " ".join([*self._plan.shell.command(host.name)[:-1], "true"])
-            self._reporter.host_unusable(host.name, f"{text}; {advice or f'run {command!r} by hand to see why'}")
+            advice = advice or self._plan.shell.advice(host.name, os.environ)
+            self._reporter.host_unusable(host.name, f"{text}; {advice}")
         host.said = text
         self._crew.after(wait, partial(self._try_again, host))
 
