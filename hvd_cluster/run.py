@@ -145,15 +145,7 @@ def run(
     seconds = resolve_start_timeout(start_timeout)
     python = os.fspath(executable or sys.executable)
     if use_mpi:
-        job = MpiJob(
-            command=(),
-            hosts=places.hosts or {"localhost": limits.size},
-            nics=nics,
-            ssh_port=given.ssh_port,
-            ssh_identity_file=None if ssh_identity_file is None else os.fspath(ssh_identity_file),
-            output_directory=None if output_filename is None else os.path.abspath(output_filename),
-            mpi_args=_words(mpi_args),
-        )
+        job = _mpi_job(places.hosts or {"localhost": limits.size}, nics, given, output_filename, mpi_args)
         patience = {} if start_timeout is None else {"HOROVOD_START_TIMEOUT": f"{seconds:g}"}
         by_mpi = MpiOptions(environment | patience, seconds, bool(verbose), python)
         return cast("list[T]", run_function_by_mpi(pickle_call(Call.of(func, args, kwargs)), job, by_mpi))
@@ -180,6 +172,25 @@ def _check_controller(use_gloo: object, use_mpi: object, mpi_args: object, for_o
     if given:
         text = f"{given} is for processes that run() starts itself, and use_mpi lets mpirun start them"
         raise ValueError(f"{text}; leave out one of the two")
+
+
+def _mpi_job(
+    hosts: Mapping[str, int],
+    nics: tuple[str, ...],
+    given: PlaceArguments,
+    output: str | Path | None,
+    mpi_args: str | None,
+) -> MpiJob:
+    key = given.ssh_identity_file
+    return MpiJob(
+        command=(),
+        hosts=hosts,
+        nics=nics,
+        ssh_port=given.ssh_port,
+        ssh_identity_file=None if key is None else os.fspath(key),
+        output_directory=None if output is None else os.path.abspath(output),
+        mpi_args=_words(mpi_args),
+    )
 
 
 def _words(mpi_args: object) -> tuple[str, ...]:
