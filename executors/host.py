@@ -5,13 +5,22 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from collectives.api import SettingsError
 from collectives.interfaces import LOOPBACK, address_of, names
 
-__all__ = ["FOREIGN_ADDRESS", "address_towards", "identity", "is_this_host", "machine", "reachable_address"]
+__all__ = [
+    "FOREIGN_ADDRESS",
+    "address_for",
+    "address_towards",
+    "identity",
+    "is_this_host",
+    "machine",
+    "reachable_address",
+]
 
 # Processes that share these share memory, loopback addresses and process ids.
 NAMESPACES = ("ipc", "mnt", "net", "pid")
@@ -53,6 +62,16 @@ def reachable_address(peer: str = FOREIGN_ADDRESS) -> str:
             if (address := address_of(interface)) not in OWN_ADDRESSES:
                 return address
     raise SettingsError("no network interface of this host has an address, so other hosts cannot reach it")
+
+
+def address_for(hosts: Iterable[str], environment: Mapping[str, str]) -> str:
+    """The address of this host for ``hosts``, or for any where all of them are this one: on the way to the first.
+
+    That of the interface HOROVOD_GLOO_IFACE of ``environment``, where it names one. Raises SettingsError.
+    """
+    interface = environment.get("HOROVOD_GLOO_IFACE", "").strip()
+    others = (name for name in hosts if not is_this_host(name))
+    return address_of(interface) if interface else reachable_address(next(others, FOREIGN_ADDRESS))
 
 
 def is_this_host(name: str) -> bool:

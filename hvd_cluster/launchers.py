@@ -10,6 +10,7 @@ from collectives.api import SettingsError, Topology
 from collectives.cores import usable_cores
 from executors.arguments import parse_seconds
 from executors.environments.table import place_of
+from executors.meetings.farewell import Farewell
 from executors.meetings.joining import Joined, join
 from executors.meetings.mark import erase_mark, leave_mark, refuse_child
 from executors.threads import thread_remark, threads_of
@@ -34,11 +35,12 @@ class Launcher:
     """The launcher that started this process, where it is none of ours.
 
     ``join`` finds the other ranks once, for all calls of ``init()``. In rank 0, the rendezvous server of the job runs
-    until :meth:`close`.
+    until :meth:`close`, and so does what it serves after a meeting that failed.
     """
 
     def __init__(self) -> None:
         self._joined: Joined | None = None
+        self._farewell = Farewell()
 
     def join(self, environment: Mapping[str, str]) -> dict[str, str]:
         """``environment`` with the variables of a rank; as it is, where no other launcher started several processes.
@@ -50,12 +52,13 @@ class Launcher:
             return dict(environment)
         if self._joined is None:
             refuse_child(environment, place)
-            self._joined = join(place, _start_timeout(environment))
+            self._joined = join(place, _start_timeout(environment), self._farewell)
             leave_mark(os.environ, place)
         return {**environment, **self._joined.environment}
 
     def close(self) -> None:
         """End what runs for the job in this process."""
+        self._farewell.end()
         joined, self._joined = self._joined, None
         if joined is not None:
             erase_mark(os.environ)
@@ -63,6 +66,7 @@ class Launcher:
 
     def forget(self) -> None:
         """In a forked child: all of it is the parent's. Takes no lock."""
+        self._farewell.disown()
         joined, self._joined = self._joined, None
         if joined is not None:
             joined.disown()

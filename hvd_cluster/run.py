@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from executors.arguments import check_integer, check_variables, interface_names, refuse_mpi, renamed
+from executors.arguments import check_integer, check_variables, interface_names, renamed
 from executors.call import Call, pickle_call
 from executors.elastic import ElasticArguments, ResetLimit, resolve_limits
 from executors.environment import interface_variables
@@ -19,6 +20,9 @@ from executors.hosts.host_list import parse_host_list
 from executors.hosts.job import HostsOptions
 from executors.hosts.places import PlaceArguments, Places
 from executors.local.crew import resolve_grace
+from executors.mpi.function import MpiOptions, run_function_by_mpi
+from executors.mpi.mpirun import MpiJob
+from hvd_cluster.hvdrun.values import words
 
 __all__ = ["run"]
 
@@ -63,8 +67,8 @@ def run(
 ) -> list[T]:
     """Run ``func(*args, **kwargs)`` on ``num_proc`` processes; return the results by rank.
 
-    The output of the processes appears here, each line after ``[rank]<stdout>:`` or ``[rank]<stderr>:``. The first
-    process that fails ends the others.
+    The output of the processes appears here, each line after ``[rank]<stdout>:`` or ``[rank]<stderr>:``; with
+    ``use_mpi``, after what mpirun writes there. The first process that fails ends the others.
 
     Args:
         func: the function; it travels by cloudpickle, so it may be a lambda, a closure or a part of the main script.
@@ -88,7 +92,9 @@ def run(
         disable_cache: no effect, as there is no cache of checks here.
         output_filename: a folder for the files ``rank.<rank>/stdout`` and ``rank.<rank>/stderr``; made if needed.
         verbose: true to see on standard error which process is which rank.
-        use_gloo, use_mpi, mpi_args: those of Horovod; the processes are started without MPI.
+        use_gloo: true: without MPI, as by default.
+        use_mpi: true: the ``mpirun`` on the PATH starts the processes, as for ``hvdrun --mpi``; not for elastic jobs.
+        mpi_args: more words for ``mpirun``, in one text.
         network_interface: old name of ``network_interfaces``.
         network_interfaces: network interfaces for the traffic between hosts: names, or a text with commas.
         executable: the Python of the processes; None means this one. It must be able to import hvd_cluster.
@@ -103,13 +109,23 @@ def run(
     Raises:
         ValueError: an argument has a value that is not allowed; nothing was started.
         TypeError: ``func`` or an argument cannot be called or pickled, as the text says; nothing was started.
-        CommandNotFoundError: there is no such ``executable``; nothing was started.
+        CommandNotFoundError: there is no such ``executable``, or no ``mpirun``; nothing was started.
         StartTimeoutError: a process did not come up in time.
-        ExecutorError: the host discovery script failed at the start, or too few processes were there for too long.
+        ExecutorError: the host discovery script failed at the start, too few processes were there for too long, or
+            ``mpirun`` failed.
         WorkerError: a process died, or called ``sys.exit``, or its result cannot be pickled.
         Exception: an exception of ``func``, as itself; its ``__cause__`` is a RemoteError with rank and traceback.
     """
-    refuse_mpi(use_mpi, use_gloo, mpi_args, "mpi_args")
+    for_ours: dict[str, object] = {
+        "min_num_proc": min_num_proc,
+        "max_num_proc": max_num_proc,
+        "min_np": min_np,
+        "max_np": max_np,
+    }
+    for_ours |= {"slots": slots, "reset_limit": reset_limit, "cooldown_range": cooldown_range}
+    for_ours |= {"host_discovery_script": host_discovery_script, "elastic_timeout": elastic_timeout}
+    for_ours |= {"remote_shell": remote_shell, "grace_seconds": grace_seconds}
+    _check_controller(use_gloo, use_mpi, mpi_args, for_ours)
     given = PlaceArguments(
         hosts=_hosts(hosts),
         hostfile=hostfile,
@@ -129,10 +145,18 @@ def run(
     elastic = ElasticArguments(least, most, reset_limit, elastic_timeout, cooldown_range, has_discovery)
     limits = resolve_limits(1 if size is None and least is None else size, elastic)
     places = Places.of(given, limits.size, limits.is_elastic)
-    nics = renamed("network_interfaces", network_interfaces, "network_interface", network_interface)
+    nics = _interfaces(renamed("network_interfaces", network_interfaces, "network_interface", network_interface))
+    environment = interface_variables(nics) | check_variables(env, "env", "run()")
+    seconds = resolve_start_timeout(start_timeout)
+    python = os.fspath(executable or sys.executable)
+    if use_mpi:
+        job = _mpi_job(places.hosts or {"localhost": limits.size}, nics, given, output_filename, mpi_args)
+        patience = {} if start_timeout is None else {"HOROVOD_START_TIMEOUT": f"{seconds:g}"}
+        by_mpi = MpiOptions(environment | patience, seconds, bool(verbose), python)
+        return cast("list[T]", run_function_by_mpi(pickle_call(Call.of(func, args, kwargs)), job, by_mpi))
     options = HostsOptions(
-        environment=interface_variables(_interfaces(nics)) | check_variables(env, "env", "run()"),
-        start_timeout=resolve_start_timeout(start_timeout),
+        environment=environment,
+        start_timeout=seconds,
         grace=resolve_grace(grace_seconds),
         output_directory=output_filename,
         verbose=bool(verbose),
@@ -140,8 +164,52 @@ def run(
         hosts=places.hosts,
         shell=places.shell,
     )
-    results = run_function(pickle_call(Call.of(func, args, kwargs)), limits, options, executable)
+    results = run_function(pickle_call(Call.of(func, args, kwargs)), limits, options, python)
     return cast("list[T]", results)
+
+
+def _check_controller(use_gloo: object, use_mpi: object, mpi_args: object, for_ours: Mapping[str, object]) -> None:
+    """Raise ValueError for arguments that contradict each other."""
+    if use_gloo and use_mpi:
+        raise ValueError("use_gloo and use_mpi say differently what starts the processes; give one")
+    if mpi_args is not None and not use_mpi:
+        raise ValueError(f"mpi_args is {mpi_args!r}, but is for use_mpi=True; give both, or leave it out")
+    given = next((name for name, value in for_ours.items() if use_mpi and value is not None), "")
+    if given:
+        text = f"{given} is for processes that run() starts itself, and use_mpi lets mpirun start them"
+        raise ValueError(f"{text}; leave out one of the two")
+
+
+def _mpi_job(
+    hosts: Mapping[str, int],
+    nics: tuple[str, ...],
+    given: PlaceArguments,
+    output: str | Path | None,
+    mpi_args: str | None,
+) -> MpiJob:
+    key = given.ssh_identity_file
+    return MpiJob(
+        command=(),
+        hosts=hosts,
+        nics=nics,
+        ssh_port=given.ssh_port,
+        ssh_identity_file=None if key is None else os.fspath(key),
+        output_directory=None if output is None else os.path.abspath(output),
+        mpi_args=_words(mpi_args),
+    )
+
+
+def _words(mpi_args: object) -> tuple[str, ...]:
+    """The words in a text for mpirun; none for None. Raises ValueError."""
+    if mpi_args is None:
+        return ()
+    try:
+        if isinstance(mpi_args, str):
+            return words(mpi_args)
+        problem = "words as for a shell, in one text"
+    except ValueError as error:
+        problem = str(error)
+    raise ValueError(f"mpi_args is {mpi_args!r}, but must be {problem}")
 
 
 def _hosts(text: object) -> dict[str, int] | None:

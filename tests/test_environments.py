@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from hvd_cluster import basics
+from hvd_cluster.objects import allgather_object
+from hvd_cluster.run import run
 from tests import slurm
 from tests.mpi import ALLREDUCE, mpirun
 
@@ -92,6 +95,23 @@ def test_hvdrun_starts_ranks_by_mpirun(environment, mpi, prefix):
     command = [sys.executable, "-m", "hvd_cluster", "--mpi", "-np", "2", sys.executable, "-c", ALLREDUCE]
     said = sorted(lines(command, {**environment, "PATH": path}))
     assert said == [f"{prefix.format(rank)}{rank} of 2: 3.0" for rank in range(2)]
+
+
+@pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
+def test_run_starts_ranks_by_mpirun(environment, monkeypatch, mpi, capfd):
+    monkeypatch.setenv("PATH", f"{Path(mpirun(mpi)).parent}:{environment['PATH']}")
+    monkeypatch.setenv("HOME", environment["HOME"])
+
+    def together(factor):
+        basics.init()
+        if factor and basics.rank() == 1:
+            raise KeyError("no such column")
+        return basics.rank(), allgather_object(basics.rank())
+
+    assert run(together, (0,), num_proc=2, use_mpi=True, use_gloo=False) == [(0, [0, 1]), (1, [0, 1])]
+    with pytest.raises(KeyError, match="no such column") as caught:
+        run(together, (1,), num_proc=2, use_mpi=True)
+    assert caught.value.__cause__.rank == 1
 
 
 @pytest.fixture(scope="module")

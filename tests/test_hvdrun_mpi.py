@@ -100,7 +100,7 @@ def test_the_exit_status_is_that_of_mpirun(program, capsys, script, status):
 
 def test_a_share_of_the_cores_where_all_ranks_are_here(program, capsys, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setattr("hvd_cluster.hvdrun.by_mpi.usable_cores", lambda: 8)
+    monkeypatch.setattr("executors.mpi.launch.usable_cores", lambda: 8)
     program("mpirun", "echo threads=$OMP_NUM_THREADS")
     assert main(["--mpi", "-np", "2", "true"]) == 0
     assert main(["--mpi", "-np", "2", "-H", "elsewhere:2", "true"]) == 0

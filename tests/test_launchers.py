@@ -61,7 +61,9 @@ def test_our_launcher_may_run_inside_of_another_one(monkeypatch):
 def waits(monkeypatch):
     """The seconds for which each rank looks for the others; it finds them at once."""
     seconds = []
-    monkeypatch.setattr(launchers, "join", lambda place, limit: (seconds.append(limit), Joined({"A": "B"}))[1])
+    monkeypatch.setattr(
+        launchers, "join", lambda place, limit, farewell: (seconds.append(limit), Joined({"A": "B"}))[1]
+    )
     set_variables(monkeypatch, TORCHRUN)
     monkeypatch.delenv(JOINED, raising=False)
     return seconds

@@ -130,7 +130,7 @@ def test_ranks_that_wait_in_init_for_one_that_has_ended_hear_of_it_at_once(ended
         if rank() != ended:
             basics.init()
 
-    with pytest.raises(PeerLostError, match=f"rank {ended} on host localhost ended with exit code 0 before hvd.init"):
+    with pytest.raises(PeerLostError, match=f"rank {ended} on host localhost ended with exit code 0 and did not come"):
         run(function, num_proc=2)
 
 
@@ -210,8 +210,15 @@ def test_other_bad_arguments_are_named(monkeypatch):
         ({"hostfile": "/nope"}, "the host file '/nope' cannot be read ("),
         ({"hosts": "a:1", "ssh_port": 70000}, "ssh_port is 70000, but must be at most 65535"),
         ({"hosts": "a:1", "ssh_port": 1, "remote_shell": "x"}, "ssh_port is for ssh, but remote_shell is another"),
-        ({"use_mpi": True}, "workers find each other without MPI; leave out use_mpi and mpi_args"),
-        ({"mpi_args": "-x"}, "workers find each other without MPI"),
+        ({"use_mpi": True, "use_gloo": True}, "use_gloo and use_mpi say differently what starts the processes; give"),
+        ({"mpi_args": "-x"}, "mpi_args is '-x', but is for use_mpi=True; give both, or leave it out"),
+        (
+            {"use_mpi": True, "mpi_args": "'"},
+            'mpi_args is "\'", but must be words as for a shell; No closing quotation',
+        ),
+        ({"use_mpi": True, "mpi_args": ["-x"]}, "mpi_args is ['-x'], but must be words as for a shell, in one text"),
+        ({"use_mpi": True, "max_np": 3}, "max_np is for processes that run() starts itself, and use_mpi lets mpirun"),
+        ({"use_mpi": True, "remote_shell": "x"}, "remote_shell is for processes that run() starts itself, and use_mpi"),
         ({"network_interfaces": "eth0,"}, "nics is "),
         ({"slots": 0, "host_discovery_script": "hosts"}, "slots is 0, but must be an integer of at least 1"),
         ({"host_discovery_script": " "}, "host_discovery_script is ' ', but must be a program, or a line for the"),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from collectives.api import SettingsError
 from executors.environments.lsf import Jsrun
 from executors.environments.mpi import Hydra, Mvapich, OpenMpi
 from executors.environments.place import Launcher, Place, text
@@ -32,11 +33,17 @@ def place_of(environment: Mapping[str, str]) -> Place | None:
     """The place of the process with ``environment`` in a job of a launcher that is not ours, or None.
 
     None also for a process of one of our launchers, for a launcher that started one process only, and where the user
-    has set HOROVOD_SIZE. The user's HOROVOD_RENDEZVOUS_FOLDER comes before what the launcher offers.
+    has set HOROVOD_SIZE. The user's HOROVOD_RENDEZVOUS_FOLDER comes before what the launcher offers. Raises
+    SettingsError for such a folder where no launcher says the rank.
     """
     if text(environment, *OURS):
         return None
-    places = (launcher.place(environment) for launcher in LAUNCHERS)
-    found = next((place for place in places if place is not None and place.size > 1), None)
+    places = [place for launcher in LAUNCHERS if (place := launcher.place(environment)) is not None]
+    found = next((place for place in places if place.size > 1), None)
     folder = text(environment, FOLDER)
+    if folder and not places:
+        raise SettingsError(
+            f"{FOLDER} is {folder!r}, but no launcher has told this process which rank it is, and of how many: set "
+            "RANK and WORLD_SIZE for each process. To train in this process alone, unset it, or set HOROVOD_SIZE=1"
+        )
     return replace(found, meeting=SharedFolder(Path(folder))) if found and folder else found

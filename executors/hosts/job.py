@@ -12,12 +12,12 @@ from types import TracebackType
 from typing import Protocol
 
 from collectives.cores import usable_cores
-from collectives.interfaces import LOOPBACK, address_of
+from collectives.interfaces import LOOPBACK
 from executors.api import ExecutorError
 from executors.discovery import HostDiscovery, Watch
 from executors.driver import Driver
 from executors.failure import Failure, Kind
-from executors.host import FOREIGN_ADDRESS, is_this_host, reachable_address
+from executors.host import address_for, is_this_host
 from executors.hosts.others import AgentPlan, OtherHosts
 from executors.hosts.shell import RemoteShell
 from executors.job import Job
@@ -277,6 +277,4 @@ def _address(options: HostsOptions) -> str:
     """The address of this host for the others: on the way to the first of them where the hosts are known."""
     if options.shell is None:
         return LOOPBACK
-    interface = {**os.environ, **options.environment}.get("HOROVOD_GLOO_IFACE", "").strip()
-    others = [name for name in options.hosts or () if not is_this_host(name)]
-    return address_of(interface) if interface else reachable_address(others[0] if others else FOREIGN_ADDRESS)
+    return address_for(options.hosts or (), {**os.environ, **options.environment})

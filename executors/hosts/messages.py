@@ -38,6 +38,13 @@ class Hello:
     version: str = VERSION
     python: str = PYTHON
 
+    @property
+    def mismatch(self) -> str:
+        """How the versions of the agent differ from those of this process; empty where they do not."""
+        if (self.version, self.python) == (VERSION, PYTHON):
+            return ""
+        return f"it has hvd-cluster {self.version} on Python {self.python}, the driver {VERSION} on Python {PYTHON}"
+
     def encode(self) -> bytes:
         """The content of its frame, in a form that all versions can read."""
         return json.dumps(asdict(self)).encode()

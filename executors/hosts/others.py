@@ -16,9 +16,8 @@ from types import TracebackType
 from typing import Protocol
 
 from collectives.settings import ENVIRONMENT_SECRET
-from collectives.version import VERSION
 from executors.hosts.exported import exported
-from executors.hosts.messages import PYTHON, Begin, EndAll, Failed, FromAgent, Kill, Launch, Leave, Stop, Wrote
+from executors.hosts.messages import Begin, EndAll, Failed, FromAgent, Kill, Launch, Leave, Stop, Wrote
 from executors.hosts.shell import RemoteShell, script
 from executors.hosts.switchboard import Link, Switchboard
 from executors.job import Job, secret_variable
@@ -182,7 +181,8 @@ class OtherHosts:
         if host is None or host.link is not None:
             return
         if host.phase is _Phase.STARTING:
-            self._give_up(host, f"its agent ended with exit code {event.code} before it connected")
+            advice = self._plan.shell.advice(host.name, os.environ, event.code)
+            self._give_up(host, f"its agent ended with exit code {event.code} before it connected", advice)
         elif host.phase is _Phase.LEAVING:
             self._left(host)
 
@@ -229,8 +229,8 @@ class OtherHosts:
         wait = min(FIRST_WAIT_SECONDS * 2.0 ** min(host.failures, MOST_DOUBLINGS), LONGEST_WAIT_SECONDS)
         host.failures += 1
         if text != host.said:
-            command = " ".join([*self._plan.shell.command(host.name)[:-1], "true"])
-            self._reporter.host_unusable(host.name, f"{text}; {advice or f'run {command!r} by hand to see why'}")
+            advice = advice or self._plan.shell.advice(host.name, os.environ)
+            self._reporter.host_unusable(host.name, f"{text}; {advice}")
         host.said = text
         self._crew.after(wait, partial(self._try_again, host))
 
@@ -296,15 +296,10 @@ class OtherHosts:
         if host is None or host.phase is not _Phase.STARTING:
             link.close()
             return
-        if (link.hello.version, link.hello.python) != (VERSION, PYTHON):
+        if link.hello.mismatch:
             link.close()
             self._crew.kill(host.number)
-            self._give_up(
-                host,
-                f"it has hvd-cluster {link.hello.version} on Python {link.hello.python}, the driver {VERSION} on "
-                f"Python {PYTHON}",
-                "install the same versions",
-            )
+            self._give_up(host, link.hello.mismatch, "install the same versions")
             return
         host.phase, host.link = _Phase.UP, link
         link.send(Begin(self._plan.work, min(host.slots, self._plan.most), self._plan.grace))

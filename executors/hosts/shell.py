@@ -9,6 +9,13 @@ from dataclasses import dataclass
 __all__ = ["PLACEHOLDER", "RemoteShell", "script"]
 
 PLACEHOLDER = "{host}"
+AGENT, KUBEXEC, KUBECTL = "OMPI_MCA_plm_rsh_agent", "kubexec.sh", "kubectl"
+NO_INPUT = "the remote shell must pass its standard input on to sh, as ssh and 'kubectl exec -i' do"
+WITH_KUBECTL = (
+    "the kubexec.sh of Kubeflow's MPI operator v1 passes no standard input, which has the secret of the job; give "
+    "--remote-shell '/opt/kube/kubectl exec -i {host} --', or let mpirun start the ranks (--mpi), or use the operator "
+    "v2, which has ssh"
+)
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,15 @@ class RemoteShell:
         words = shlex.split(self.template)
         named = [word.replace(PLACEHOLDER, host) for word in words]
         return [*named, "sh"] if named != words else [*named, host, "sh"]
+
+    def advice(self, host: str, environment: Mapping[str, str], exit_code: int | None = None) -> str:
+        """What to do if it has started nothing on ``host``, from a process with ``environment``."""
+        if environment.get(AGENT, "").endswith(KUBEXEC) and KUBECTL not in self.template:
+            return WITH_KUBECTL
+        if exit_code == 0:
+            return NO_INPUT
+        command = " ".join([*self.command(host)[:-1], "true"])
+        return f"run {command!r} by hand to see why"
 
 
 def script(folder: str, variables: Mapping[str, str], command: Sequence[str]) -> str:

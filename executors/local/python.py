@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-__all__ = ["call_file", "launch_call", "search_path"]
+__all__ = ["call_file", "forget_folder", "launch_call", "search_path"]
 
 ZIP = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
 
@@ -35,6 +35,15 @@ def launch_call(launch: Launch, python: str, file: int, host_name: str = "") -> 
         launch([python, "-m", "executors.local.task", str(file), str(writer), host_name], reader, (file, writer))
     finally:
         os.close(writer)
+
+
+def forget_folder() -> None:
+    """In a program that ``python -m`` has started: take the working directory out of the search path.
+
+    "-m" puts it before the search path of the driver.
+    """
+    if not getattr(sys.flags, "safe_path", False):
+        del sys.path[0]
 
 
 def search_path(own: str | None) -> str:

@@ -14,6 +14,7 @@ import sys
 import cloudpickle
 
 from executors.local.frames import Frames
+from executors.local.python import forget_folder
 from executors.outcome import observe
 
 __all__ = ["main"]
@@ -55,6 +56,5 @@ def _send(fd: int, message: bytes) -> None:
 
 
 if __name__ == "__main__":
-    if not getattr(sys.flags, "safe_path", False):
-        del sys.path[0]  # the working directory, which "-m" puts before the driver's search path
+    forget_folder()
     sys.exit(main())

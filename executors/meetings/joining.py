@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,11 +14,13 @@ from collectives.api import CollectiveTimeoutError, HorovodInternalError, Settin
 from collectives.interfaces import LOOPBACK
 from collectives.rendezvous.client import RendezvousClient
 from collectives.rendezvous.server import RendezvousServer
+from collectives.retries import attempts
 from executors import host
 from executors.api import JobSecret
 from executors.environments.place import Place
 from executors.job import environment_of
-from executors.meetings.base import nothing
+from executors.meetings.base import Found, nothing
+from executors.meetings.farewell import Farewell
 from executors.meetings.sealing import sealed, unsealed
 from executors.placement import slots_of
 
@@ -33,6 +35,8 @@ READ = "read"
 GRACE_SECONDS = 5.0
 # A rank 0 that has ended is not waited for.
 REACH_SECONDS = 10.0
+# Ranks that are there read at once why the meeting has failed.
+REASON_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +51,22 @@ class Joined:
     disown: Callable[[], None] = nothing
 
 
-def join(place: Place, seconds: float) -> Joined:
+class _HeardError(Exception):
+    """A meeting has failed, and this rank has heard the reason before."""
+
+
+def join(place: Place, seconds: float, farewell: Farewell) -> Joined:
     """Find the other ranks of the job of ``place``, each of which calls this, within ``seconds``.
 
-    Raises SettingsError where the launcher offers no way; CollectiveTimeoutError if rank 0 or other ranks do not come,
-    PeerLostError if rank 0 ends meanwhile.
+    If ranks do not come, rank 0 leaves the reason to ``farewell``. A rank that comes late raises it, too: once, then it
+    waits for the next meeting. Raises SettingsError where the launcher offers no way; CollectiveTimeoutError if rank 0
+    or other ranks do not come, PeerLostError if rank 0 ends meanwhile.
     """
     if place.meeting is None:
         raise SettingsError(_impossible(place))
     logger.info("rank %d of %d of %s looks for the others", place.rank, place.size, place.launcher)
-    return _lead(place, seconds) if place.rank == 0 else _follow(place, seconds)
+    farewell.end()
+    return _lead(place, seconds, farewell) if place.rank == 0 else _follow(place, seconds)
 
 
 def _impossible(place: Place) -> str:
@@ -67,7 +77,7 @@ def _impossible(place: Place) -> str:
     )
 
 
-def _lead(place: Place, seconds: float) -> Joined:
+def _lead(place: Place, seconds: float, farewell: Farewell) -> Joined:
     """Rank 0 serves the meeting until all have the world, and the job, with a secret of its own, until it ends."""
     secret = JobSecret()
     with ExitStack() as stack:
@@ -82,30 +92,52 @@ def _lead(place: Place, seconds: float) -> Joined:
             _report(store, place, LOOPBACK)
             world = _world(store, place, seconds) | {"port": server.port, "secret": sealed(secret, led.secret)}
             store.set(WORLD, json.dumps(world).encode())
+            if "error" in world:
+                _await_readers(store, _present(store, place.size), REASON_SECONDS)
+                farewell.hold(meeting.pop_all().close, led.server.disown)
             environment = _environment(store, place, LOOPBACK, led.secret, seconds)
-            _await_readers(store, place.size)
+            _await_readers(store, range(1, place.size), REACH_SECONDS)
         close = stack.pop_all().close
     return Joined(environment, close, server.disown)
 
 
 def _follow(place: Place, seconds: float) -> Joined:
-    found = place.meeting.follow(place.job, seconds)  # type: ignore[union-attr]
+    reason = ""
+    for left in attempts(seconds):
+        try:
+            found = place.meeting.follow(place.job, left)  # type: ignore[union-attr]
+        except CollectiveTimeoutError:
+            if reason:
+                break
+            raise
+        try:
+            return _enter(found, place, seconds)
+        except _HeardError as error:
+            reason = str(error)
+    raise CollectiveTimeoutError(reason)
+
+
+def _enter(found: Found, place: Place, seconds: float) -> Joined:
     with ExitStack() as stack:
         stack.callback(found.close)
         # Rank 0 runs: it has answered already.
         reach = min(seconds, REACH_SECONDS)
         with RendezvousClient(found.address, found.port, found.secret.key, reach) as store:
+            if _has(store, f"{READ}/{place.rank}", 0.0):
+                raise _HeardError(json.loads(store.get(WORLD, 0.0)).get("error"))
             _report(store, place, found.address)
             environment = _environment(store, place, found.address, found.secret, seconds)
-            with suppress(HorovodInternalError):  # rank 0 has waited long enough, and the world is here
-                store.set(f"{READ}/{place.rank}", b"")
         return Joined(environment, stack.pop_all().close)
 
 
-def _await_readers(store: Store, size: int) -> None:
-    """Wait until all ranks have read the world, or have had the time for it."""
-    deadline = time.monotonic() + REACH_SECONDS
-    for rank in range(1, size):
+def _present(store: Store, size: int) -> list[int]:
+    return [rank for rank in range(1, size) if _has(store, f"{PLACES}/{rank}", 0.0)]
+
+
+def _await_readers(store: Store, ranks: Iterable[int], seconds: float) -> None:
+    """Wait until these ranks have read the world, or have had the time for it."""
+    deadline = time.monotonic() + seconds
+    for rank in ranks:
         _has(store, f"{READ}/{rank}", deadline - time.monotonic())
 
 
@@ -158,6 +190,8 @@ def _address(hosts: Sequence[str], addresses: Sequence[str]) -> str:
 
 def _environment(store: Store, place: Place, address: str, meeting: JobSecret, seconds: float) -> dict[str, str]:
     world = json.loads(store.get(WORLD, seconds + GRACE_SECONDS))
+    with suppress(HorovodInternalError):  # rank 0 has waited long enough, and the world is here
+        store.set(f"{READ}/{place.rank}", b"")
     if "error" in world:
         raise CollectiveTimeoutError(world["error"])
     hosts = world["hosts"]

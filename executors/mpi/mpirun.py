@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from executors.api import ExecutorError
 from executors.mpi.library import Library, Mpirun
 
 __all__ = ["Command", "MpiJob", "command_of"]
@@ -72,7 +71,9 @@ class Command:
 
 
 def command_of(mpirun: Mpirun, job: MpiJob) -> Command:
-    """The command that runs ``job`` by ``mpirun``. Raises ExecutorError for hosts that this MPI cannot be given."""
+    """The command that runs ``job`` by ``mpirun``."""
+    if mpirun.library is Library.INTEL and not _fills_evenly(job.hosts):
+        return Command([mpirun.program, *_intel_by_host(job)])
     dialect = DIALECTS[mpirun.library](job)
     return Command([mpirun.program, *dialect.words, *job.mpi_args, *job.command], dialect.variables)
 
@@ -111,11 +112,24 @@ def _mpich(job: MpiJob) -> Command:
 
 
 def _intel(job: MpiJob) -> Command:
-    names = ",".join(job.hosts)
-    words = ["-np", str(job.size), "-ppn", str(_slots_of_each(job)), "-hosts", names, *job.binding()]
-    if job.ssh_options:
-        words += ["-bootstrap", "ssh", "-bootstrap-exec-args", job.ssh_options]
-    return Command([*words, *_of_hydra(job)])
+    slots = str(next(iter(job.hosts.values())))
+    words = ["-np", str(job.size), "-ppn", slots, "-hosts", ",".join(job.hosts), *_of_intel(job)]
+    return Command(words)
+
+
+def _intel_by_host(job: MpiJob) -> list[str]:
+    """Intel MPI takes one number of slots for all hosts; where these differ, each host has words of its own.
+
+    Source: the reference of Intel MPI, "Local Options": ``mpirun OPTIONS -n 2 -host a COMMAND : -n 4 -host b COMMAND``.
+    """
+    sets = [["-n", str(count), "-host", name, *job.command] for name, count in job.hosts.items()]
+    first, *others = sets
+    return [*_of_intel(job), *job.mpi_args, *first, *(word for words in others for word in (":", *words))]
+
+
+def _of_intel(job: MpiJob) -> list[str]:
+    ssh = ["-bootstrap", "ssh", "-bootstrap-exec-args", job.ssh_options] if job.ssh_options else []
+    return [*job.binding(), *ssh, *_of_hydra(job)]
 
 
 def _of_hydra(job: MpiJob) -> list[str]:
@@ -129,15 +143,10 @@ def _of_hydra(job: MpiJob) -> list[str]:
     return [*words, "-genvlist", ",".join(job.names)]
 
 
-def _slots_of_each(job: MpiJob) -> int:
-    """The slots of every host; the last one may have fewer."""
-    first, *others = job.hosts.values()
-    if any(count != first for count in others[:-1]) or any(count > first for count in others[-1:]):
-        raise ExecutorError(
-            f"Intel MPI takes one number of slots for all hosts, but these differ ({job.slots}); name the hosts in a "
-            "file, and give --mpi-args='-machinefile FILE'"
-        )
-    return first
+def _fills_evenly(hosts: Mapping[str, int]) -> bool:
+    """Whether the hosts have equal slots; the last one may have fewer."""
+    first, *others = hosts.values()
+    return all(count == first for count in others[:-1]) and all(count <= first for count in others[-1:])
 
 
 DIALECTS: dict[Library, Callable[[MpiJob], Command]] = {

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import os
-import shlex
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from collectives.cores import usable_cores
-from executors.arguments import RESERVED
 from executors.environments.lsf import slots_of_hosts
-from executors.host import is_this_host
-from executors.hosts.exported import exported
 from executors.local.crew import Crew, Ended
-from executors.local.output import PlainSink, Sink, say
+from executors.local.output import say
 from executors.local.programs import check_command
-from executors.mpi import jsrun, mpirun
-from executors.mpi.library import Library, find_mpirun
+from executors.mpi import jsrun
+from executors.mpi.launch import WITHOUT_TIME, Console, environment_of, launch, mpirun_of
 from executors.mpi.mpirun import MpiJob
-from executors.threads import shared_threads
 from hvd_cluster.hvdrun.command_line import CommandLine
 from hvd_cluster.hvdrun.flags import CONTROLLERS, all_flags
 
@@ -41,12 +34,6 @@ FOR_OURS = (
     "grace_seconds",
 )
 FOR_OTHERS = ("mpi_args", "binding_args")
-PLACING = RESERVED | {"RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURMD_NODENAME"}
-"""Variables that would tell all ranks that they are the same one, or on the same node."""
-
-ADDRESS, PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
-
-WITHOUT_TIME = "{} cannot put the time before lines"
 SIBLINGS = Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
 
 
@@ -93,20 +80,14 @@ class ForeignLaunch:
 
         Raises CommandNotFoundError and ExecutorError before anything is started, and OSError.
         """
-        environment = self._environment()
-        check_command(self.job.command[0], environment)
+        environment = environment_of(self.job, self.variables)
         if self.rank_file is None:
-            return self._by_mpirun(environment)
+            command = mpirun_of(self.job, environment)
+            return self._run(command.words, command.variables)
         return self._by_jsrun(environment, self.rank_file)
 
-    def _by_mpirun(self, environment: Mapping[str, str]) -> int:
-        found = find_mpirun(environment)
-        if self.job.has_timestamp and found.library in (Library.MPICH, Library.INTEL):
-            say(WITHOUT_TIME.format(found.library.value))
-        command = mpirun.command_of(found, replace(self.job, variables=exported(environment)))
-        return self._run(command.words, {**environment, **command.variables})
-
     def _by_jsrun(self, environment: Mapping[str, str], content: str) -> int:
+        check_command(self.job.command[0], environment)
         check_command("jsrun", environment)
         if self.job.has_timestamp:
             say(WITHOUT_TIME.format("jsrun"))
@@ -114,22 +95,10 @@ class ForeignLaunch:
             return self._run(jsrun.command_of(self.job, name), environment)
 
     def _run(self, words: list[str], environment: Mapping[str, str]) -> int:
-        if self.is_verbose:
-            say(shlex.join(words))
-        if self.job.output_directory is not None:
-            Path(self.job.output_directory).mkdir(parents=True, exist_ok=True)
         with Crew() as crew:
-            crew.launch(0, words, environment, _Console())
+            launch(crew, self.job, words, environment, Console(), self.is_verbose)
             codes = [event.code for event in crew.events() if isinstance(event, Ended)]
         return codes[0]
-
-    def _environment(self) -> dict[str, str]:
-        # Without an address, the port is the one that the user wants rank 0 to have.
-        placing = PLACING if ADDRESS in os.environ else PLACING - {PORT}
-        own = {name: value for name, value in os.environ.items() if name not in placing}
-        given = {**own, "PYTHONUNBUFFERED": "1", **self.variables}
-        is_here = all(map(is_this_host, self.job.hosts))
-        return {**given, **(shared_threads(given, usable_cores(), self.job.size) if is_here else {})}
 
 
 def _job(line: CommandLine, hosts: Mapping[str, int]) -> MpiJob:
@@ -171,10 +140,3 @@ def _file(content: str) -> Iterator[str]:
         file.write(content)
         file.flush()
         yield file.name
-
-
-class _Console:
-    """The output of the launcher, which has put the rank before each line."""
-
-    def sink(self, rank: int, name: str) -> Sink:
-        return PlainSink(getattr(sys, name))

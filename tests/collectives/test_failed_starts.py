@@ -210,7 +210,7 @@ def test_ranks_hear_from_their_launcher_that_another_one_has_ended(noted, ended)
     note.leave(ended, "node", "ended with exit code 0")
     errors = in_threads(2, lambda index: start([rank for rank in range(3) if rank != ended][index], store), PATIENCE)
     assert [type(error) for error in errors] == [PeerLostError] * 2
-    text = f"rank {ended} on host node ended with exit code 0 before hvd.init(); look at its output"
+    text = f"rank {ended} on host node ended with exit code 0 and did not come to this hvd.init(); look at its output"
     assert [(str(error), error.ranks, error.hosts) for error in errors] == [(text, (ended,), ("node",))] * 2
 
 
@@ -240,6 +240,7 @@ def test_a_rank_that_waits_for_the_next_start_hears_that_rank_0_has_ended(noted)
     note.leave(0, "node", "ended with exit code 0")
     (error,) = in_threads(1, lambda _: start(1, store, size=2, starts=starts[1]), PATIENCE)
     assert (type(error), error.ranks) == (PeerLostError, (0,))
+    assert "ended with exit code 0 and did not come to this hvd.init()" in str(error)  # it had come to the first one
 
 
 def test_the_reason_that_rank_0_left_counts_more_than_its_end(noted):
@@ -278,7 +279,7 @@ def test_a_note_may_have_any_text(noted, ended):
     note, store = noted
     note.leave(ended, "node", "raised Error('\udc80')")
     (error,) = in_threads(1, lambda _: start(1 - ended, store, size=2), PATIENCE)
-    assert f"rank {ended} on host node raised Error('?') before" in str(error)
+    assert f"rank {ended} on host node raised Error('?') and did not come" in str(error)
 
 
 def test_notes_that_were_withdrawn_do_not_count(noted):

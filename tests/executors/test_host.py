@@ -27,3 +27,13 @@ def test_the_containers_of_a_machine_are_told_apart_but_have_one_machine(monkeyp
     monkeypatch.setattr(socket, "gethostname", lambda: "another")
     assert host.machine("n1") == named == f"n1-{machine.rpartition('-')[2]}"
     assert host.machine() != machine
+
+
+@pytest.mark.parametrize(
+    ("hosts", "peer"),
+    [(["localhost", "b", "c"], "b"), (["localhost"], host.FOREIGN_ADDRESS), ([], host.FOREIGN_ADDRESS)],
+)
+def test_the_address_for_other_hosts_is_on_the_way_to_the_first(monkeypatch, hosts, peer):
+    monkeypatch.setattr(host, "address_towards", lambda name: f"towards {name}")
+    assert host.address_for(hosts, {}) == f"towards {peer}"
+    assert host.address_for(hosts, {"HOROVOD_GLOO_IFACE": "lo"}) == "127.0.0.1"

@@ -78,4 +78,5 @@ class EndWatch:
 
 
 def _error(rank: int, host: str, text: str) -> PeerLostError:
-    return PeerLostError(f"rank {rank} on host {host} {text} before hvd.init(); look at its output", [rank], [host])
+    whole = f"rank {rank} on host {host} {text} and did not come to this hvd.init(); look at its output"
+    return PeerLostError(whole, [rank], [host])

@@ -7,7 +7,7 @@ import pytest
 from executors.api import JobSecret
 from executors.hosts.messages import Begin, EndAll, Hello, Launch, Leave
 from executors.hosts.others import AgentPlan, OtherHosts
-from executors.hosts.shell import RemoteShell
+from executors.hosts.shell import NO_INPUT, RemoteShell
 from executors.local.crew import Ended, Started
 from executors.local.work import CommandWork
 
@@ -166,9 +166,16 @@ def test_the_shell_is_to_blame_only_before_the_agent_has_connected(hosts):
     assert hosts.reporter.unusable == [("b", by_hand), ("b", by_itself)]
 
 
+def test_a_shell_without_standard_input_is_named(hosts):
+    hosts.others.wanted({"b": 1})
+    hosts.others.agent_ended(Ended(-1, 0))
+    [(_, said)] = hosts.reporter.unusable
+    assert said == f"its agent ended with exit code 0 before it connected; {NO_INPUT}"
+
+
 def test_an_agent_of_another_version_gets_no_advice_about_the_shell(hosts, monkeypatch):
     hosts.others.wanted({"b": 1})
-    monkeypatch.setattr("executors.hosts.others.VERSION", "9.9")
+    monkeypatch.setattr("executors.hosts.messages.VERSION", "9.9")
     connected(hosts)
     [(_, text)] = hosts.reporter.unusable
     assert text.endswith("; install the same versions")

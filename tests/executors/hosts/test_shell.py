@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from executors.hosts.exported import exported
-from executors.hosts.shell import RemoteShell, script
+from executors.hosts.shell import NO_INPUT, WITH_KUBECTL, RemoteShell, script
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,23 @@ def test_a_folder_that_is_missing():
 def test_variables_of_the_session_stay_here():
     environment = {"PATH": "/bin", "HOME": "/root", "SSH_AUTH_SOCK": "x", "NCCL_DEBUG": "INFO", "BASH_FUNC_f%%": "y"}
     assert exported(environment) == {"PATH": "/bin", "NCCL_DEBUG": "INFO"}
+
+
+KUBEXEC = {"OMPI_MCA_plm_rsh_agent": "/etc/mpi/kubexec.sh"}
+HAND = "run 'ssh b true' by hand to see why"
+
+
+@pytest.mark.parametrize(
+    ("template", "environment", "code", "advice"),
+    [
+        ("ssh {host}", {}, 255, HAND),
+        ("ssh {host}", {}, None, HAND),
+        ("ssh {host}", {"OMPI_MCA_plm_rsh_agent": "ssh"}, 255, HAND),
+        ("/etc/mpi/kubexec.sh", KUBEXEC, 0, WITH_KUBECTL),
+        ("ssh {host}", KUBEXEC, 255, WITH_KUBECTL),
+        ("kubectl exec {host} --", KUBEXEC, 0, NO_INPUT),
+        ("kubectl exec -i {host} --", KUBEXEC, 1, "run 'kubectl exec -i b -- true' by hand to see why"),
+    ],
+)
+def test_the_advice_if_no_agent_comes(template, environment, code, advice):
+    assert RemoteShell(template).advice("b", environment, code) == advice

@@ -14,6 +14,7 @@ from collectives.settings import Settings, world_from_environment
 from executors import host
 from executors.environments.place import Place
 from executors.meetings import joining, known_ports
+from executors.meetings.farewell import Farewell
 from executors.meetings.joining import join
 from executors.meetings.known_ports import KnownPorts, Trust, ports_of
 
@@ -38,9 +39,11 @@ def place(job, rank, size, node="", meeting=None):
 def joined(places, seconds=SECONDS):
     """The variables of each rank, or the error that it got."""
 
+    farewells = {each.rank: Farewell() for each in places}
+
     def body(each):
         try:
-            return join(each, seconds)
+            return join(each, seconds, farewells[each.rank])
         except (SettingsError, HorovodInternalError) as error:
             return error
 
@@ -49,6 +52,8 @@ def joined(places, seconds=SECONDS):
     for result in results:
         if not isinstance(result, Exception):
             result.close()
+    for farewell in farewells.values():
+        farewell.end()
     return [result if isinstance(result, Exception) else result.environment for result in results]
 
 
@@ -104,7 +109,7 @@ def test_nothing_of_the_meeting_is_left_when_all_ranks_have_come(job):
     meeting = KnownPorts.on_this_host(ports_of({}, job))
     places = [place(job, rank, 2, meeting=meeting) for rank in range(2)]
     with ThreadPoolExecutor(2) as pool:
-        results = list(pool.map(join, places, [SECONDS] * 2))
+        results = list(pool.map(join, places, [SECONDS] * 2, [Farewell(), Farewell()]))
     try:
         with socket.create_server((LOOPBACK, meeting.ports[0])):
             pass
@@ -124,14 +129,54 @@ def test_all_ports_are_taken(job):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(SettingsError, match=rf"rank 0 cannot listen on any of the ports {port}; set HOROVOD_GLOO_"):
-            join(place(job, 0, 2, meeting=KnownPorts(("127.0.0.1",), (port,), Trust.USER)), SECONDS)
+            join(place(job, 0, 2, meeting=KnownPorts(("127.0.0.1",), (port,), Trust.USER)), SECONDS, Farewell())
 
 
-def test_a_rank_that_does_not_come_is_named(job):
-    results = joined([place(job, rank, 4) for rank in (0, 2)], 0.5)
-    assert isinstance(results[0], CollectiveTimeoutError)
-    assert "of 4 ranks that srun started, ranks 1, 3 did not come within 0.5 s" in str(results[0])
-    assert isinstance(results[1], HorovodInternalError)
+MISSING = "of 3 ranks that srun started, rank 1 did not come within 0.5 s"
+
+
+def failed(each, seconds, farewell):
+    with pytest.raises(CollectiveTimeoutError) as caught:
+        join(each, seconds, farewell)
+    return str(caught.value)
+
+
+@pytest.fixture
+def farewell():
+    """What rank 0 still serves after a meeting to which rank 1 of three did not come in time; rank 2 did."""
+    one = Farewell()
+    yield one
+    one.end()
+
+
+@pytest.fixture
+def without_rank_1(job, farewell):
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(failed, place(job, 0, 3), 0.5, farewell)
+        third = pool.submit(failed, place(job, 2, 3), SECONDS, Farewell())
+        return first.result(SECONDS), third.result(SECONDS)
+
+
+def test_ranks_that_do_not_come_are_named_to_those_that_do(without_rank_1):
+    assert [text.startswith(MISSING) for text in without_rank_1] == [True, True]
+
+
+def test_a_late_rank_hears_the_same_reason_once(job, without_rank_1):
+    late = place(job, 1, 3)
+    assert failed(late, SECONDS, Farewell()) == without_rank_1[0]
+    assert failed(late, 0.1, Farewell()) == without_rank_1[0]  # of the next meeting, which has not begun
+
+
+def test_after_a_meeting_that_failed_all_ranks_may_meet(job, without_rank_1, farewell):
+    """Rank 2, which knows the reason, and is earlier than rank 0, waits for the next meeting."""
+    with ThreadPoolExecutor(3) as pool:
+        third, first, second = [
+            pool.submit(join, place(job, rank, 3), SECONDS, farewell if rank == 0 else Farewell()) for rank in (2, 0, 1)
+        ]
+        results = [each.result(SECONDS) for each in (first, second, third)]
+    assert [result.environment["HOROVOD_RANK"] for result in results] == ["0", "1", "2"]
+    for result in results:
+        result.close()
 
 
 @pytest.fixture
@@ -141,7 +186,7 @@ def other(job, monkeypatch):
     meeting = KnownPorts.on_this_host(ports_of({}, job))
     led = meeting.lead(job, SECONDS)
     with ThreadPoolExecutor(1) as pool:
-        yield pool.submit(join, place(job, 1, 2, meeting=meeting), SECONDS), led.server
+        yield pool.submit(join, place(job, 1, 2, meeting=meeting), SECONDS, Farewell()), led.server
         led.server.stop()
 
 
@@ -157,7 +202,7 @@ def test_a_rank_that_ends_before_it_has_read_the_world_is_left_to_the_engine(job
     monkeypatch.setattr(joining, "REACH_SECONDS", 0.1)
     meeting = KnownPorts.on_this_host(ports_of({}, job))
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(join, place(job, 0, 2, meeting=meeting), SECONDS)
+        first = pool.submit(join, place(job, 0, 2, meeting=meeting), SECONDS, Farewell())
         found = meeting.follow(job, SECONDS)
         store = RendezvousClient(found.address, found.port, found.secret.key, SECONDS)
         store.set("places/1", store.get("places/0", SECONDS))
@@ -168,7 +213,7 @@ def test_a_rank_that_ends_before_it_has_read_the_world_is_left_to_the_engine(job
 
 def test_rank_0_does_not_come(job):
     with pytest.raises(CollectiveTimeoutError, match=r"rank 0 was not found within 0.1 s on 127.0.0.1, port \d+, \d+"):
-        join(place(job, 1, 2), 0.1)
+        join(place(job, 1, 2), 0.1, Farewell())
 
 
 def test_hosts_with_different_keys_say_so(job, monkeypatch):
@@ -177,7 +222,7 @@ def test_hosts_with_different_keys_say_so(job, monkeypatch):
     monkeypatch.setenv("HOROVOD_SECRET_KEY", "another one")
     try:
         with pytest.raises(CollectiveTimeoutError, match=r"has another secret: if the hosts do not share the home dir"):
-            join(place(job, 1, 2, meeting=meeting), 0.5)
+            join(place(job, 1, 2, meeting=meeting), 0.5, Farewell())
     finally:
         led.server.stop()
 
@@ -196,7 +241,7 @@ def test_rank_0_warns_where_everybody_may_know_the_secret(job, monkeypatch, capl
 def test_a_launcher_that_does_not_say_where_rank_0_is():
     lost = Place("srun", "SLURM_STEP_NUM_TASKS", 1, 4, "job", None, remedy="set MASTER_ADDR to the host of task 0")
     with pytest.raises(SettingsError) as caught:
-        join(lost, 1.0)
+        join(lost, 1.0, Farewell())
     assert str(caught.value) == (
         "srun started this process as one of 4 (SLURM_STEP_NUM_TASKS=4), but its variables do not say where rank 0 is: "
         "set MASTER_ADDR to the host of task 0. Or start the script with hvdrun -np 4 python train.py. Set "

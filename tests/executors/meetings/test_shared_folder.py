@@ -9,6 +9,7 @@ import pytest
 from collectives.api import CollectiveTimeoutError, SettingsError
 from executors.environments.place import Place
 from executors.environments.table import place_of
+from executors.meetings.farewell import Farewell
 from executors.meetings.joining import join
 from executors.meetings.shared_folder import FOLDER, SharedFolder
 
@@ -18,7 +19,7 @@ SECONDS = 60.0
 def joined(folder, size, job="a job"):
     places = [Place("srun", "N", rank, size, job, SharedFolder(folder)) for rank in range(size)]
     with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(lambda place: join(place, SECONDS), places))
+        return list(pool.map(lambda place: join(place, SECONDS, Farewell()), places))
 
 
 def end(results):
@@ -95,3 +96,15 @@ def test_the_folder_is_enough_where_a_launcher_says_rank_and_size():
     environment = {"RANK": "1", "WORLD_SIZE": "4"}
     assert place_of({**environment, FOLDER: "/shared/job"}).meeting == SharedFolder(Path("/shared/job"))
     assert place_of(environment) is None
+
+
+@pytest.mark.parametrize("variables", [{}, {"RANK": "1"}, {"WORLD_SIZE": "4"}])
+def test_the_folder_is_not_enough_where_nobody_says_rank_and_size(variables):
+    text = r"HOROVOD_RENDEZVOUS_FOLDER is '/shared/job', but no launcher .*: set RANK and WORLD_SIZE for each process"
+    with pytest.raises(SettingsError, match=text):
+        place_of({**variables, FOLDER: "/shared/job"})
+
+
+@pytest.mark.parametrize("variables", [{"HOROVOD_SIZE": "1"}, {"RANK": "0", "WORLD_SIZE": "1"}])
+def test_a_process_that_is_alone_on_purpose_needs_no_folder(variables):
+    assert place_of({**variables, FOLDER: "/shared/job"}) is None

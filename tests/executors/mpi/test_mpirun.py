@@ -2,7 +2,6 @@
 
 import pytest
 
-from executors.api import ExecutorError
 from executors.mpi.library import Library, Mpirun
 from executors.mpi.mpirun import Command, MpiJob, command_of
 
@@ -109,7 +108,15 @@ def test_intel_fills_hosts_with_equal_slots(hosts):
     assert found[found.index("-ppn") + 1] == "4"
 
 
-@pytest.mark.parametrize("hosts", [{"a": 2, "b": 4}, {"a": 4, "b": 2, "c": 4}])
-def test_intel_cannot_be_told_of_different_slots(hosts):
-    with pytest.raises(ExecutorError, match=r"one number of slots for all hosts, but these differ \(a:.*-machinefile"):
-        command(Library.INTEL, hosts)
+@pytest.mark.parametrize(
+    ("hosts", "sets"),
+    [
+        ({"a": 2, "b": 4}, "-n 2 -host a {0} : -n 4 -host b {0}"),
+        ({"a": 4, "b": 2, "c": 4}, "-n 4 -host a {0} : -n 2 -host b {0} : -n 4 -host c {0}"),
+    ],
+)
+def test_intel_is_told_of_different_slots_host_by_host(hosts, sets):
+    """The ranks are in the order of the hosts, and the words for all of them come first."""
+    found = command(Library.INTEL, hosts, mpi_args=["-v"], binding_args=["-q"], ssh_port=22).words
+    common = ["/bin/mpirun", "-q", "-bootstrap", "ssh", "-bootstrap-exec-args", "-p 22", *GENVLIST.split(), "-v"]
+    assert found == [*common, *(word for part in sets.split() for word in (TRAIN if part == "{0}" else [part]))]

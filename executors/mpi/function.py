@@ -1,0 +1,174 @@
+"""A function on ranks that mpirun starts, and its results back over connections of their own."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+
+from collectives.interfaces import LOOPBACK
+from executors.api import ExecutorError, JobSecret, StartTimeoutError, WorkerError
+from executors.failure import CAUSE_SECONDS, kind_of_end, with_last_lines
+from executors.host import address_for, is_this_host
+from executors.hosts.messages import Begin, FromAgent
+from executors.hosts.switchboard import Link, Switchboard
+from executors.job import secret_variable
+from executors.local.crew import GRACE_SECONDS, Crew, Ended, Received, Started
+from executors.local.ends import TEARDOWN_SECONDS
+from executors.local.output import say
+from executors.local.python import search_path
+from executors.local.tail import Tails
+from executors.local.work import CallWork
+from executors.mpi.launch import Console, environment_of, launch, mpirun_of
+from executors.mpi.mpirun import MpiJob
+from executors.outcome import Outcome, values
+
+__all__ = ["MpiOptions", "run_function_by_mpi"]
+
+
+@dataclass(frozen=True, slots=True)
+class MpiOptions:
+    """How to run a function by mpirun.
+
+    ``variables`` are added to the environment of the ranks, which have ``start_timeout`` seconds to come up.
+    ``is_verbose`` shows the command, and which process is which rank. ``python`` is that of the ranks.
+    """
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    start_timeout: float = 30.0
+    is_verbose: bool = False
+    python: str = sys.executable
+
+
+def run_function_by_mpi(call: bytes, job: MpiJob, options: MpiOptions) -> list[object]:
+    """Run ``call``, of :func:`executors.call.pickle_call`, on the ranks of ``job``, which is without a command.
+
+    Returns the results by rank. Raises the exception of the function as itself, with a RemoteError as its cause;
+    WorkerError for a rank that died, StartTimeoutError, CommandNotFoundError where there is no mpirun or Python,
+    ExecutorError where mpirun fails, and OSError. Of several failures it raises the likeliest cause.
+    """
+    secret = JobSecret()
+    given = {**os.environ, **options.variables}
+    path = {"PYTHONPATH": search_path(given.get("PYTHONPATH"))}
+    environment = environment_of(job, {**options.variables, **path, **secret_variable(secret)})
+    address = LOOPBACK if all(map(is_this_host, job.hosts)) else address_for(job.hosts, given)
+    with ExitStack() as stack:
+        crew, tails = stack.enter_context(Crew()), Tails(Console())
+        ranks = _Ranks(crew, CallWork(call), job, options)
+        port = stack.enter_context(Switchboard(address, secret, ranks)).port
+        task = [options.python, "-m", "executors.mpi.task", address, str(port), str(job.size)]
+        whole = replace(job, command=task)
+        command = mpirun_of(whole, environment)
+        launch(crew, whole, command.words, command.variables, tails, options.is_verbose)
+        crew.after(options.start_timeout, ranks.check_up)
+        codes = [ranks.launcher_ended(event) for event in crew.events(ranks.are_gone) if isinstance(event, Ended)]
+    return ranks.values(codes[0], tails.last_lines(0))
+
+
+class _Ranks:
+    """The ranks of ``job``, as their connections tell; all but the first three methods are for the loop of ``crew``."""
+
+    def __init__(self, crew: Crew, work: CallWork, job: MpiJob, options: MpiOptions) -> None:
+        self._crew = crew
+        self._work = work
+        self._job = job
+        self._options = options
+        self._links: dict[Link, int | None] = {}
+        self._hosts: dict[int, str] = {}
+        self._outcomes: dict[int, Outcome] = {}
+        self._lost: list[int] = []
+        self._is_ended = False
+
+    # In the thread of the switchboard.
+
+    def connected(self, link: Link) -> None:
+        """See :class:`executors.hosts.switchboard.Listener`."""
+        self._crew.soon(lambda: self._connected(link))
+
+    def received(self, link: Link, message: FromAgent) -> None:
+        """See :class:`executors.hosts.switchboard.Listener`."""
+        self._crew.soon(lambda: self._received(link, message))
+
+    def disconnected(self, link: Link, text: str) -> None:
+        """See :class:`executors.hosts.switchboard.Listener`."""
+        self._crew.soon(lambda: self._disconnected(link))
+
+    # In the loop.
+
+    def check_up(self) -> None:
+        """Raise StartTimeoutError if ranks are missing."""
+        missing = ", ".join(str(rank) for rank in range(self._job.size) if rank not in self._hosts)
+        if missing:
+            raise StartTimeoutError(
+                f"of {self._job.size} ranks on {', '.join(self._job.hosts)}, mpirun did not bring up these within "
+                f"{self._options.start_timeout:g} s: {missing}; raise the start timeout if a host is slow "
+                "(start_timeout or HOROVOD_START_TIMEOUT)"
+            )
+
+    def are_gone(self) -> bool:
+        """Whether no rank is connected."""
+        return not self._links
+
+    def launcher_ended(self, event: Ended) -> int | None:
+        """Its exit code, None if it was asked to end. A rank that outlives it has the time of grace."""
+        self._crew.after(GRACE_SECONDS, self._cut)
+        return None if self._is_ended else event.code
+
+    def values(self, code: int | None, last_lines: tuple[str, ...]) -> list[object]:
+        """The results by rank. Raises the likeliest failure."""
+        given = list(self._outcomes.values())
+        if len(given) < self._job.size:
+            given.append(self._without(code, last_lines))
+        return values(given)
+
+    def _without(self, code: int | None, last_lines: tuple[str, ...]) -> Outcome:
+        """The outcome of the first rank that was lost, or else of mpirun itself."""
+        how = "" if code is None else f"mpirun ended with exit code {code}"
+        if not self._lost:
+            text = f"{how or 'mpirun ended'} before its ranks were up"
+            return Outcome.of(ExecutorError(with_last_lines(text, last_lines)), 0, "")
+        rank = self._lost[0]
+        host = self._hosts[rank]
+        text = f"rank {rank} on {host} ended before its function returned{how and f'; {how}'}"
+        outcome = Outcome.of(WorkerError(text, rank, host, code, last_lines), rank, host)
+        return replace(outcome, kind=kind_of_end(code or 0, ()))
+
+    def _connected(self, link: Link) -> None:
+        problem = link.hello.mismatch
+        if problem:
+            raise ExecutorError(f"a rank on {link.hello.host} cannot be used: {problem}; install the same versions")
+        self._links[link] = None
+        link.send(Begin(self._work, 1, GRACE_SECONDS))
+
+    def _received(self, link: Link, message: FromAgent) -> None:
+        if isinstance(message, Started):
+            self._links[link], self._hosts[message.rank] = message.rank, link.hello.host
+            if self._options.is_verbose:
+                say(f"rank {message.rank} of {self._job.size} is process {message.pid} on {link.hello.host}")
+        elif isinstance(message, Received):
+            outcome = self._outcomes[message.rank] = pickle.loads(message.message)
+            if outcome.failed:
+                self._end_after(CAUSE_SECONDS)
+            elif len(self._outcomes) == self._job.size:
+                self._end_after(TEARDOWN_SECONDS)
+
+    def _disconnected(self, link: Link) -> None:
+        rank = self._links.pop(link, None)
+        if rank is not None and rank not in self._outcomes:
+            self._lost.append(rank)
+            self._end_after(CAUSE_SECONDS)
+
+    def _end_after(self, seconds: float) -> None:
+        """mpirun ends all ranks when one fails; this is for a rank that fails without an exit code."""
+        self._crew.after(seconds, self._end)
+
+    def _end(self) -> None:
+        self._is_ended = True
+        self._crew.end()
+
+    def _cut(self) -> None:
+        for link in self._links:
+            link.close()
