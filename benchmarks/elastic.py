@@ -29,6 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -215,12 +216,13 @@ def _arrivals(case: Case, arguments: argparse.Namespace, numbers: range) -> Iter
     """A node comes to a cluster whose nodes are full, and dies after the job has grown."""
     from tests.ray.ray_cluster import STORE_BYTES, running_cluster
 
-    with running_cluster(nodes=1) as cluster, running_job("ours on Ray", case.before, arguments) as job:
+    job_on_ray = running_job("ours on Ray", case.before, arguments)
+    with running_cluster(nodes=1) as cluster, job_on_ray as job, ThreadPoolExecutor(1) as pool:
         for _ in numbers:
             job.await_calm(case.before)
+            arrival = pool.submit(_await_second_node)  # Ray may know the node before add_node() returns
             node = cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES, wait=False)
-            _await_second_node()
-            at = job.note_event()
+            at = job.note_event(arrival.result(START_SECONDS))
             yield case, *job.after_change(at, case.after)
             yield NODE_TO_FUNCTION, job.until_begin(at), 0
             yield NODE_TO_STEP, job.until_change(at, case.after), 0
@@ -228,12 +230,14 @@ def _arrivals(case: Case, arguments: argparse.Namespace, numbers: range) -> Iter
             cluster.remove_node(node)
 
 
-def _await_second_node() -> None:
-    """Return when Ray knows a second node, with its resources."""
+def _await_second_node() -> float:
+    """Return when Ray knows a second node, with its resources; the time of that."""
     import ray
 
-    while sum(node["Alive"] and bool(node["Resources"]) for node in ray.nodes()) < 2:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and sum(node["Alive"] and bool(node["Resources"]) for node in ray.nodes()) < 2:
         time.sleep(NODE_POLL_SECONDS)
+    return time.monotonic()
 
 
 def _on(network: Network) -> list[str]:
@@ -301,14 +305,14 @@ class Job:
 
     def act(self, action: Callable[[], None]) -> float:
         """Let an event happen by ``action``; returns the time of it."""
-        at = self.note_event()
+        at = self.note_event(time.monotonic())
         action()
         return at
 
-    def note_event(self) -> float:
-        """An event happens now; returns the time of it."""
-        self._at = time.monotonic()
-        return self._at
+    def note_event(self, at: float) -> float:
+        """An event has happened at the time ``at``, which is returned."""
+        self._at = at
+        return at
 
     def after_loss(self, at: float, size: int) -> tuple[float, int]:
         """The pause of the survivors after a kill at ``at``, and the steps that they did again."""
