@@ -34,6 +34,7 @@ examples: environment
 	$(HVDRUN) -np 2 $(BIN)/python examples/digits_uneven.py
 	$(HVDRUN) -np 2 $(BIN)/python examples/digits_amp.py
 	$(HVDRUN) -np 2 --min-np 1 $(BIN)/python examples/elastic_digits.py
+	$(BIN)/python examples/elastic_same_result.py --events 5
 	$(HVDRUN) -np 2 --horovod-alias $(BIN)/python examples/horovod_digits.py
 	$(HVDRUN) -np 2 $(BIN)/python examples/synthetic_benchmark.py
 	$(HVDRUN) -np 2 $(BIN)/python examples/synthetic_benchmark.py --model mlp --fp16-allreduce

@@ -1,14 +1,17 @@
 """The cost of a change of the ranks: a rank is killed, gets SIGTERM, or joins.
 
     python -m benchmarks.elastic
-    python -m benchmarks.elastic --hosts --peers --step 0.05
+    python -m benchmarks.elastic --hosts --ray --peers --step 0.05
 
-A model of 1 M parameters trains in steps of ``--step`` seconds and commits after each. For each case, hvdrun runs one
-job, in which the event happens several times. The hosts are two network namespaces of this machine, with two ranks
-each: root only, and it needs iproute2. The peers are torchrun and Ray Train, which start all workers again and continue
-from a checkpoint, which the script saves every ten steps.
+A model of 1 M parameters trains in steps of ``--step`` seconds and commits after each. The cases take turns: in each
+round, each of them starts a job, in which its event happens. The hosts are two network namespaces of this machine, with
+two ranks each: root only, and it needs iproute2. On Ray, a node joins a cluster of one node on this machine. The peers
+are torchrun and Ray Train, which start all workers again and continue from a checkpoint, which the script saves every
+ten steps.
 
 * pause: kill and silent host: from the kill, or the cut of the link, until every survivor has finished a step again;
+  node to function and node to step: from when Ray knows a node until the function begins on it, before it imports
+  torch, and until every rank of the larger world has finished a step;
   the others: the longest time between two finished steps of a survivor, less that of an undisturbed step.
 * lost: steps that the ranks had finished and did again.
 """
@@ -25,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,12 +42,14 @@ logger = logging.getLogger(__name__)
 ROOT = Path(__file__).parents[1]
 WIDTH = 1000
 CHECKPOINT_STEPS = 10
-EVENTS = 5
+ROUNDS = 5
+EVENTS = 1
 STEP_SECONDS = 0.01
 # Undisturbed steps before an event.
 CALM_STEPS = 20
 START_SECONDS = 120.0
 POLL_SECONDS = 0.02
+NODE_POLL_SECONDS = 0.005
 
 
 @dataclass(frozen=True)
@@ -76,8 +81,13 @@ CASES = (
     Case("grow", 2, 3, 0.3),
 )
 ON_HOSTS = (Case("kill on two hosts", 4, 3, 0.3), Case("silent host", 4, 2, 5.0))
+NODE_TO_STEP = Case("Ray: node to step", 2, 3, 2.0)
+NODE_TO_FUNCTION = Case("Ray: node to function", 2, 3, None)
+ON_RAY = (Case("Ray: node comes", 2, 3, 0.3), NODE_TO_FUNCTION, NODE_TO_STEP)
 PEERS = (Case("torchrun: kill", 3, 3, None), Case("Ray Train: kill", 3, 3, None))
 
+Found = tuple[Case, float, int]
+"""A case, a pause in seconds, and the steps lost."""
 
 HOROVOD = {
     "event": "Horovod: kill",
@@ -93,9 +103,11 @@ HOROVOD = {
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--events", type=int, default=EVENTS, help=f"events of a case (default: {EVENTS})")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"rounds of all cases (default: {ROUNDS})")
+    parser.add_argument("--events", type=int, default=EVENTS, help=f"events of a case in a round (default: {EVENTS})")
     parser.add_argument("--step", type=float, default=STEP_SECONDS, help=f"seconds a step (default: {STEP_SECONDS})")
     parser.add_argument("--hosts", action="store_true", help="also two hosts, which are network namespaces")
+    parser.add_argument("--ray", action="store_true", help="also a Ray cluster that a node joins")
     parser.add_argument("--peers", action="store_true", help="also torchrun and Ray Train")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
@@ -106,25 +118,36 @@ def main() -> None:
         return
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the job of a case ends, too
     logging.basicConfig(format="%(message)s", level=logging.INFO)
-    cases = CASES + (ON_HOSTS if arguments.hosts else ()) + (PEERS if arguments.peers else ())
     try:
-        records = [_measure(case, arguments) for case in cases]
+        records = [_record(*each) for each in _measure(_cases(arguments), arguments).items()]
     except Unavailable as reason:
         parser.exit(1, f"no hosts in network namespaces: {reason}\n")
     records.append(HOROVOD)
     notes = [
-        f"s, medians of {arguments.events} events; steps of {arguments.step:g} s, a commit after each",
+        f"s, medians of {arguments.rounds * arguments.events} events; the cases take turns",
+        f"steps of {arguments.step:g} s, a commit after each",
         "Horovod: version 0.28, measured once on another machine of 2 cores, steps of 0.05 s",
     ]
     tabulate("The cost of a change of the ranks", records, arguments, notes)
 
 
-def _measure(case: Case, arguments: argparse.Namespace) -> dict[str, object]:
-    events = _peer_events if case in PEERS else EVENTS_OF[case.name]
-    found = []
-    for pause, lost in events(case, arguments):
-        logger.info("%s: pause %.3f s, %d steps lost", case, pause, lost)
-        found.append((pause, lost))
+def _cases(arguments: argparse.Namespace) -> tuple[Case, ...]:
+    more = {ON_HOSTS: arguments.hosts, ON_RAY: arguments.ray, PEERS: arguments.peers}
+    return CASES + tuple(case for cases, wanted in more.items() if wanted for case in cases)
+
+
+def _measure(cases: Sequence[Case], arguments: argparse.Namespace) -> dict[Case, list[tuple[float, int]]]:
+    """The pauses and the lost steps of each case."""
+    found: dict[Case, list[tuple[float, int]]] = {case: [] for case in cases}
+    turns = [range(turn * arguments.events, (turn + 1) * arguments.events) for turn in range(arguments.rounds)]
+    for numbers, case in [(numbers, case) for numbers in turns for case in cases if case.name in EVENTS_OF]:
+        for measured, pause, lost in EVENTS_OF[case.name](case, arguments, numbers):
+            logger.info("%s: %.3f s, %d steps lost", measured, pause, lost)
+            found[measured].append((pause, lost))
+    return found
+
+
+def _record(case: Case, found: Sequence[tuple[float, int]]) -> dict[str, object]:
     pause, lost = (statistics.median(values) for values in zip(*found, strict=True))
     return {
         "event": case.name,
@@ -137,55 +160,80 @@ def _measure(case: Case, arguments: argparse.Namespace) -> dict[str, object]:
     }
 
 
-# Events.
+# Events, by their numbers of one round.
 
 
-def _kills(case: Case, arguments: argparse.Namespace) -> Iterator[tuple[float, int]]:
+def _kills(case: Case, arguments: argparse.Namespace, numbers: range) -> Iterator[Found]:
     """A rank is killed; a cool-down later another one comes for it."""
     with running_job("ours", case.before, arguments, "--blacklist-cooldown-range", "1", "1") as job:
-        for number in range(arguments.events):
+        for number in numbers:
             job.await_calm(case.before)
             at = job.signal(number % case.before, signal.SIGKILL)
-            yield job.after_loss(at, case.after)
+            yield case, *job.after_loss(at, case.after)
 
 
-def _drains(case: Case, arguments: argparse.Namespace) -> Iterator[tuple[float, int]]:
+def _drains(case: Case, arguments: argparse.Namespace, numbers: range) -> Iterator[Found]:
     """A rank is asked to end; each event is a job of its own, because its slot stays empty."""
-    for number in range(arguments.events):
+    for number in numbers:
         with running_job("ours", case.before, arguments) as job:
             job.await_calm(case.before)
             at = job.signal(number % case.before, signal.SIGTERM)
-            yield job.after_change(at, case.after)
+            yield case, *job.after_change(at, case.after)
 
 
-def _growths(case: Case, arguments: argparse.Namespace) -> Iterator[tuple[float, int]]:
+def _growths(case: Case, arguments: argparse.Namespace, numbers: range) -> Iterator[Found]:
     """A rank comes for one that was killed before."""
     with running_job("ours", case.after, arguments, "--blacklist-cooldown-range", "1", "1") as job:
-        for number in range(arguments.events):
+        for number in numbers:
             job.await_calm(case.after)
             at = job.signal(number % case.after, signal.SIGKILL)
             job.after_loss(at, case.before)
             job.await_calm(case.after)
-            yield job.after_change(at, case.after)
+            yield case, *job.after_change(at, case.after)
 
 
-def _kills_on_hosts(case: Case, arguments: argparse.Namespace) -> Iterator[tuple[float, int]]:
+def _kills_on_hosts(case: Case, arguments: argparse.Namespace, numbers: range) -> Iterator[Found]:
     """A rank of either host is killed; a cool-down later another one comes for it."""
     with Network() as network, running_job("ours", case.before, arguments, *_on(network), network=network) as job:
-        for number in range(arguments.events):
+        for number in numbers:
             job.await_calm(case.before)
             at = job.signal(number % case.before, signal.SIGKILL)
-            yield job.after_loss(at, case.after)
+            yield case, *job.after_loss(at, case.after)
 
 
-def _silences(case: Case, arguments: argparse.Namespace) -> Iterator[tuple[float, int]]:
+def _silences(case: Case, arguments: argparse.Namespace, numbers: range) -> Iterator[Found]:
     """The link to the second host is cut; each event is a job of its own."""
-    for _ in range(arguments.events):
+    for _ in numbers:
         with Network() as network, running_job("ours", case.before, arguments, *_on(network), network=network) as job:
             job.await_calm(case.before)
             at = job.act(network.cut)
-            yield job.after_loss(at, case.after)
+            yield case, *job.after_loss(at, case.after)
             network.heal()
+
+
+def _arrivals(case: Case, arguments: argparse.Namespace, numbers: range) -> Iterator[Found]:
+    """A node comes to a cluster whose nodes are full, and dies after the job has grown."""
+    from tests.ray.ray_cluster import STORE_BYTES, running_cluster
+
+    with running_cluster(nodes=1) as cluster, running_job("ours on Ray", case.before, arguments) as job:
+        for _ in numbers:
+            job.await_calm(case.before)
+            node = cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES, wait=False)
+            _await_second_node()
+            at = job.note_event()
+            yield case, *job.after_change(at, case.after)
+            yield NODE_TO_FUNCTION, job.until_begin(at), 0
+            yield NODE_TO_STEP, job.until_change(at, case.after), 0
+            job.await_calm(case.after)
+            cluster.remove_node(node)
+
+
+def _await_second_node() -> None:
+    """Return when Ray knows a second node, with its resources."""
+    import ray
+
+    while sum(node["Alive"] and bool(node["Resources"]) for node in ray.nodes()) < 2:
+        time.sleep(NODE_POLL_SECONDS)
 
 
 def _on(network: Network) -> list[str]:
@@ -195,22 +243,25 @@ def _on(network: Network) -> list[str]:
     return ["--host-discovery-script", script, "--max-np", "4", *shell]
 
 
+def _peer_events(case: Case, arguments: argparse.Namespace, numbers: range) -> Iterator[Found]:
+    with running_job(case.name.partition(":")[0], case.before, arguments) as job:
+        for number in numbers:
+            job.await_calm(case.before)
+            at = job.signal(number % case.before, signal.SIGKILL)
+            job.await_calm(case.before, since=at)
+            yield case, *job.after_restart(at)
+
+
 EVENTS_OF = {
     "kill": _kills,
     "drain": _drains,
     "grow": _growths,
     "kill on two hosts": _kills_on_hosts,
     "silent host": _silences,
+    "Ray: node comes": _arrivals,
+    "torchrun: kill": _peer_events,
+    "Ray Train: kill": _peer_events,
 }
-
-
-def _peer_events(case: Case, arguments: argparse.Namespace) -> Iterator[tuple[float, int]]:
-    with running_job(case.name.partition(":")[0], case.before, arguments) as job:
-        for number in range(arguments.events):
-            job.await_calm(case.before)
-            at = job.signal(number % case.before, signal.SIGKILL)
-            job.await_calm(case.before, since=at)
-            yield job.after_restart(at)
 
 
 class Job:
@@ -250,8 +301,13 @@ class Job:
 
     def act(self, action: Callable[[], None]) -> float:
         """Let an event happen by ``action``; returns the time of it."""
-        self._at = time.monotonic()
+        at = self.note_event()
         action()
+        return at
+
+    def note_event(self) -> float:
+        """An event happens now; returns the time of it."""
+        self._at = time.monotonic()
         return self._at
 
     def after_loss(self, at: float, size: int) -> tuple[float, int]:
@@ -270,6 +326,23 @@ class Job:
             pauses.append(gaps[change] - ordinary)
             lost.append(steps[change].step + 1 - steps[change + 1].step)
         return max(pauses), max(lost)
+
+    def until_begin(self, at: float) -> float:
+        """The time from ``at`` until the function of the first process after it begins."""
+        begun = [float(file.read_text()) for file in self._folder.glob("begun.*")]
+        return min(time for time in begun if time > at) - at
+
+    def until_change(self, at: float, size: int) -> float:
+        """The time from ``at`` until all ranks have finished a step in a world of ``size`` ranks."""
+
+        def first() -> list[float]:
+            late = [
+                [step.time for step in steps if step.time > at and step.size == size] for steps in self.steps().values()
+            ]
+            return [times[0] for times in late if times]
+
+        self._await(lambda: len(first()) == size)
+        return max(first()) - at
 
     def after_restart(self, at: float) -> tuple[float, int]:
         """The pause until all new processes have finished a step, and the steps that they did again."""
@@ -326,6 +399,7 @@ def running_job(
     """The job of ``side``, on the first host of ``network`` or on this one; it has ended after the block."""
     launcher = {
         "ours": ["hvd_cluster", "-np", str(size), "--min-np", "1", *flags, sys.executable],
+        "ours on Ray": [],
         "torchrun": ["torch.distributed.run", "--standalone", "--nproc-per-node", str(size), "--max-restarts", "100"],
         "Ray Train": [],
     }[side]
@@ -381,6 +455,22 @@ def _train_elastic(folder: Path, seconds: float) -> None:
     train(hvd.elastic.TorchState(model, optimizer, step=0))
 
 
+def _begin_on_ray(folder: Path, seconds: float) -> None:
+    (folder / f"begun.{os.getpid()}").write_text(str(time.monotonic()))
+    _train_elastic(folder, seconds)
+
+
+def _train_on_ray(folder: Path, seconds: float) -> None:
+    import ray
+
+    from hvd_cluster.ray import RayExecutor
+
+    ray.init(address="auto", log_to_driver=False)
+    sizes = {"min_workers": 1, "num_workers": NODE_TO_STEP.before, "max_workers": NODE_TO_STEP.after}
+    with RayExecutor(RayExecutor.create_settings(), **sizes) as executor:
+        executor.run(_begin_on_ray, [folder, seconds])
+
+
 def _train_torchrun(folder: Path, seconds: float) -> None:
     import torch
     import torch.distributed as distributed
@@ -421,7 +511,7 @@ def _train_ray(folder: Path, seconds: float) -> None:
         context = ray.train.get_context()
         _train_with_checkpoints(folder, seconds, prepare_model, context.get_world_rank(), context.get_world_size())
 
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     TorchTrainer(
         train,
         scaling_config=ray.train.ScalingConfig(num_workers=3),
@@ -450,6 +540,7 @@ def _step(model: Any, optimizer: Any, seconds: float) -> None:
 
 SIDES: dict[str, Callable[[Path, float], None]] = {
     "ours": _train_elastic,
+    "ours on Ray": _train_on_ray,
     "torchrun": _train_torchrun,
     "Ray Train": _train_ray,
 }

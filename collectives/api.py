@@ -382,6 +382,9 @@ class Store(Protocol):
     def set(self, key: str, value: bytes, timeout: float | None = None) -> None:
         """Create or replace ``key``. ``timeout``, in seconds, bounds the wait for a service; None is its own bound."""
 
+    def set_all(self, values: Mapping[str, bytes]) -> None:
+        """Create or replace all keys of ``values``, at once."""
+
     def get(self, key: str, timeout: float) -> bytes:
         """Wait up to ``timeout`` seconds for ``key`` and return its value; CollectiveTimeoutError otherwise."""
 

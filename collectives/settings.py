@@ -39,14 +39,13 @@ NOT_YET = (
     "HOROVOD_AUTOTUNE_LOG",
     "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
     "HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
-    "HOROVOD_TIMELINE",
-    "HOROVOD_TIMELINE_MARK_CYCLES",
 )
 """Variables of Horovod for features that are not built yet."""
 
 CPU_OPERATIONS_NOT_YET = ("mpi", "ccl")
 """Values of Horovod for HOROVOD_CPU_OPERATIONS that stand for libraries without a binding yet."""
 
+DYNAMIC_TIMELINE = "DYNAMIC"
 T = TypeVar("T")
 MEBIBYTE = 1 << 20
 LONGEST_JOB = 200
@@ -61,8 +60,9 @@ class Settings:
     ``hierarchical_allreduce`` and ``hierarchical_allgather`` are None where the hosts decide. ``thread_affinity`` is
     the core for the communication thread (None: any). A tensor that waits for ranks is reported every ``stall_warning``
     seconds (None: never), and after ``stall_shutdown`` seconds (0: never) it ends the job. Without ``group_fusion`` the
-    tensors of a group travel apart from others. ``remarks`` are sentences for the user about variables that have no
-    effect.
+    tensors of a group travel apart from others. ``timeline`` is the path of the file for the timeline, "" for none, and
+    ``timeline_mark_cycles`` says whether it has the decisions as cycles. ``remarks`` are sentences for the user about
+    variables that have no effect.
     """
 
     secret: bytes = field(default=b"", repr=False)
@@ -80,6 +80,8 @@ class Settings:
     stall_shutdown: float = 0.0
     group_fusion: bool = True
     dynamic_process_sets: bool = True
+    timeline: str = ""
+    timeline_mark_cycles: bool = False
     remarks: tuple[str, ...] = ()
     timeouts: Timeouts = field(default_factory=Timeouts)
 
@@ -117,6 +119,8 @@ class Settings:
             stall_shutdown=stall_shutdown,
             group_fusion=not read("HOROVOD_DISABLE_GROUP_FUSION", _flag, False),
             dynamic_process_sets=read("HOROVOD_DYNAMIC_PROCESS_SETS", _flag, True),
+            timeline=read("HOROVOD_TIMELINE", _timeline, ""),
+            timeline_mark_cycles=read("HOROVOD_TIMELINE_MARK_CYCLES", _flag, False),
             remarks=(*stall_remarks, *_remarks(read)),
             timeouts=Timeouts(
                 connect=timeout,
@@ -177,6 +181,11 @@ def _stall_times(read: _Reader) -> tuple[float | None, float, list[str]]:
         "HOROVOD_STALL_CHECK_TIME_SECONDS; it is ignored"
     )
     return warning, 0.0, [remark]
+
+
+def _timeline(text: str) -> str:
+    """DYNAMIC means that only ``start_timeline`` begins one, which needs no variable here."""
+    return "" if text == DYNAMIC_TIMELINE else text
 
 
 def _cpu_operations(text: str) -> str:

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from ipaddress import IPv6Address
@@ -163,7 +164,7 @@ def _address(text: str) -> str:
 
 
 class Watch:
-    """Finds the hosts again every second: a context manager.
+    """Finds the hosts again every ``interval`` seconds, or ``rest`` times what that took, if longer: a context manager.
 
     ``found`` gets them in the loop of the driver, by ``soon``, when they have changed. The first time is when the block
     is entered, and raises DiscoveryError; later errors are logged once, and the hosts stay as they were. Owns the
@@ -176,11 +177,13 @@ class Watch:
         found: Callable[[Mapping[str, int]], None],
         soon: Callable[[Callable[[], None]], None],
         interval: float = INTERVAL_SECONDS,
+        rest: float = 0.0,
     ) -> None:
         self._discovery = discovery
         self._found = found
         self._soon = soon
         self._interval = interval
+        self._rest = rest
         self._hosts: Mapping[str, int] = {}
         self._problem = ""
         self._stopped = threading.Event()
@@ -204,13 +207,17 @@ class Watch:
         self._thread.join(LEAVE_SECONDS)
 
     def _run(self) -> None:
-        while not self._stopped.wait(self._interval):
+        took = 0.0
+        while not self._stopped.wait(max(self._interval, self._rest * took)):
+            began = time.monotonic()
             try:
                 hosts = dict(self._discovery.find_available_hosts_and_slots())
             except Exception as error:  # noqa: BLE001  a discovery of the user may raise anything
                 if not self._stopped.is_set():
                     self._warn(str(error))
                 continue
+            finally:
+                took = time.monotonic() - began
             self._problem = ""
             self._tell(hosts)
 

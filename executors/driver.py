@@ -6,14 +6,15 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from collectives.control.handshake.notes import EndNotes
 from executors.agents import Agents
 from executors.api import ExecutorError, Slot, StartTimeoutError, WorkerError
 from executors.changes import describe, losses, summary
-from executors.failure import CAUSE_SECONDS, Failure, Kind, Patience, likeliest, with_last_lines
+from executors.failure import CAUSE_SECONDS, Failure, Kind, Patience, with_last_lines
+from executors.failures import Failed, Failures
 from executors.job import Job, environment_of
 from executors.membership import (
     Action,
@@ -25,6 +26,7 @@ from executors.membership import (
     HostUnusable,
     Limits,
     Membership,
+    Overdue,
     Publish,
     Start,
     Stop,
@@ -46,10 +48,11 @@ logger = logging.getLogger(__name__)
 
 # A worker that others accuse may have ended; for so long its agent may say how.
 ACCUSED_SECONDS = 1.0
-# With this one Python ends after an exception of the script.
-EXCEPTION_CODE = 1
 # How a worker ended, until its agent says more. The other workers notice it first.
 ENDED = Failure(Kind.EXIT, "ended")
+
+GO_ON = "go on from the last commit"
+STAY = "are too few to go on alone, and lose the host then"
 
 NO_WORLD = Published(-1)
 PATIENCE = Patience()
@@ -93,12 +96,10 @@ class Driver:
         self._formed_last = NO_WORLD
         self._former: set[str] = set()
         self._lost: dict[str, str] = {}
-        self._raised: dict[str, str] = {}  # exceptions that workers have reported, on their way out
         # Workers whose agents have still to say how they ended, and changes that are told then.
         self._unexplained: set[str] = set()
         self._untold: list[Callable[[], None]] = []
-        self._failures: list[_Failed] = []
-        self._last: _Failed | None = None  # of those that happened before the end
+        self._failures = Failures()
         self._order: tuple[str, ...] = ()
         self._call = 0  # of an elastic function, in which the ranks are
         self._report_formed: Report | None = None  # the last one of rank 0
@@ -111,10 +112,14 @@ class Driver:
 
     # Events.
 
-    def found(self, slots: Mapping[str, int]) -> None:
-        """The hosts that the job may use now, each with its slots; others drain."""
+    def found(self, slots: Mapping[str, int], leaving: Mapping[str, float] | None = None) -> None:
+        """The hosts that the job may use now, each with its slots; others drain.
+
+        ``leaving`` are the seconds after which those that drain will be gone, as far as they are known.
+        """
+        gone = {host: self._clock() + seconds for host, seconds in (leaving or {}).items()}
         for host in self._slots.keys() - slots.keys():
-            self._handle(HostDraining(host))
+            self._handle(HostDraining(host, gone.get(host)))
         for host, count in slots.items():
             if self._slots.get(host) != count:
                 self._handle(HostFound(host, count))
@@ -152,41 +157,28 @@ class Driver:
         Ignored once the driver ends the workers itself. Of several failures of one worker the first one counts; in a
         static job, where they are reports of one end, the likeliest one.
         """
-        failure = self._on_trial(worker, self._with_exception(worker, failure))
+        failure = self._on_trial(worker, self._failures.with_exception(worker, failure))
         if worker in self._unexplained and not self._is_ending:
             self._explain(worker, failure)
-        known = self._known(worker)
+        is_known = self._failures.of(worker) is not None
         if self._is_ending:
             return
         self._note_end(worker, failure.text)
-        if known:
-            if not self._limits.is_elastic and failure.kind < known[0].failure.kind:
-                self._failures.remove(known[0])
-                self._failures.append(replace(known[0], failure=failure))
+        if is_known:
+            if not self._limits.is_elastic:
+                self._failures.improve(worker, failure)
             return
         if worker in self._former:
             self.done(worker)
             return
         self._coming_up.discard(worker)
         self._lost[worker] = failure.text
-        self._failures.append(_Failed(worker, self._published.rank_of(worker), failure))
+        self._failures.add(worker, self._published.rank_of(worker), failure)
         self._give_up(worker, failure)
         has_raised = failure.kind is Kind.EXCEPTION
         self._handle(WorkerRaised(worker, failure.text) if has_raised else WorkerFailed(worker, failure.text))
         if self._end is not None:
             self._end_within(self._patience.seconds(failure.kind))
-
-    def _with_exception(self, worker: str, failure: Failure) -> Failure:
-        """``failure``, with the exception that the worker has reported: its standard error may not show it.
-
-        The user may have caught it since. So it is the reason only of an end that may be that of an exception.
-        """
-        text = self._raised.get(worker, "")
-        if not text or failure.kind not in (Kind.SIGNAL, Kind.EXIT):
-            return failure
-        if failure.kind is Kind.EXIT and failure.exit_code in (EXCEPTION_CODE, None):
-            return replace(failure, kind=Kind.EXCEPTION, text=f"raised {text}, and {failure.text}")
-        return replace(failure, text=f"{failure.text}; before, it raised {text}")
 
     def _on_trial(self, worker: str, failure: Failure) -> Failure:
         """``failure``; an exception of a worker that never trained, while others did, does not end the job."""
@@ -194,22 +186,17 @@ class Driver:
             return failure
         return replace(failure, kind=Kind.EXIT, error=None)
 
-    def _known(self, worker: str) -> list[_Failed]:
-        """The failure of ``worker``, if there is one already."""
-        return [failed for failed in self._failures if failed.worker == worker]
-
     def _give_up(self, worker: str, failure: Failure) -> None:
         """End a newcomer that failed: it may have a process still. Nothing else tells of it while the others go on."""
         if self.is_over or not self._membership.is_on_trial(worker):
             return
         self._agents.kill(worker)
         if failure is ENDED:
-            self._untold.append(partial(self._tell_given_up, worker))
+            self._untold.append(lambda: self._tell_given_up(worker, self._failures.of(worker) or failure))
         else:
-            self._tell_given_up(worker)
+            self._tell_given_up(worker, failure)
 
-    def _tell_given_up(self, worker: str) -> None:
-        [failure] = [failed.failure for failed in self._known(worker)]
+    def _tell_given_up(self, worker: str, failure: Failure) -> None:
         text = f"{worker} on host {self._hosts[worker]} failed before it could train; the others go on: it "
         logger.warning(with_last_lines(f"{text}{failure.text}", failure.last_lines))
 
@@ -220,10 +207,7 @@ class Driver:
     def _explain(self, worker: str, failure: Failure) -> None:
         """How ``worker`` ended, which was lost already."""
         self._lost[worker] = failure.text
-        [known] = self._known(worker)
-        explained = replace(known, failure=failure)
-        self._failures[self._failures.index(known)] = explained
-        self._last = explained if self._last is known else self._last
+        self._failures.explain(worker, failure)
         self._settle(worker)
         if failure.kind is Kind.EXCEPTION:
             self._handle(WorkerRaised(worker, failure.text))
@@ -240,6 +224,11 @@ class Driver:
     def is_over(self) -> bool:
         """Whether no further worker will be started."""
         return self._end is not None
+
+    @property
+    def has_cause(self) -> bool:
+        """Whether a worker failed by itself, and not because of another one."""
+        return self._failures.has_cause
 
     @property
     def is_ending(self) -> bool:
@@ -276,15 +265,12 @@ class Driver:
             return
         if not self._failures:
             raise ExecutorError(self._end.error)
-        cause = self._cause()
+        cause = self._failures.cause
         if self._limits.is_elastic and cause.failure.kind is not Kind.EXCEPTION:
-            raise self._error(self._last or cause, self._end.error)
+            raise self._error(self._failures.last or cause, self._end.error)
         raise cause.failure.error or self._error(cause)
 
-    def _cause(self) -> _Failed:
-        return likeliest(self._failures, lambda failed: failed.failure.kind)
-
-    def _error(self, failed: _Failed, text: str = "") -> WorkerError:
+    def _error(self, failed: Failed, text: str = "") -> WorkerError:
         host, failure = self._hosts[failed.worker], failed.failure
         rank = _number(failed.worker) if failed.rank is None else failed.rank
         text = text or f"rank {rank} on {host} {failure.text}"
@@ -299,7 +285,7 @@ class Driver:
     def _end_workers(self) -> None:
         if not self._is_ending:
             self._is_ending = True
-            self._agents.end(self._cause().worker if self._failures else None)
+            self._agents.end(self._failures.cause.worker if self._failures else None)
 
     # Actions.
 
@@ -312,10 +298,23 @@ class Driver:
             elif isinstance(action, Stop):
                 self._former.add(action.worker)
                 self._agents.stop(action.worker)
+            elif isinstance(action, Overdue):
+                self._warn(action)
             elif isinstance(action, End):
                 self._finish(action)
         if self._membership.deadline is not None:
             self._agents.after(self._membership.deadline - self._clock(), self._tick)
+
+    def _warn(self, overdue: Overdue) -> None:
+        """Tell who has come to no commit in the time that a notice gave."""
+        ranks = {worker: self._formed_last.rank_of(worker) for worker in overdue.workers}
+        logger.warning(
+            "%s on host %s came to no commit since the notice that the host will be gone at %s; the others %s",
+            ", ".join(worker if rank is None else f"rank {rank}" for worker, rank in ranks.items()),
+            overdue.host,
+            time.strftime("%X", time.localtime(time.time() + overdue.until - self._clock())),
+            GO_ON if overdue.go_on else STAY,
+        )
 
     def _tick(self) -> None:
         deadline = self._membership.deadline
@@ -384,7 +383,7 @@ class Driver:
 
     def _finish(self, end: End) -> None:
         self._end = end
-        self._last = self._failures[-1] if self._failures else None
+        self._failures.end()
         if self._limits.is_elastic:
             over = Published(self._published.round + 1, text=end.error or "the job is done", is_over=True)
             self._job.store.set(world_key(over.round), over.encode())
@@ -393,7 +392,7 @@ class Driver:
             # Newcomers that are on their way, and former workers that do not end by themselves.
             self._agents.after(CAUSE_SECONDS, self._agents.end)
         else:
-            self._end_within(self._patience.seconds(self._cause().failure.kind) if self._failures else 0.0)
+            self._end_within(self._patience.seconds(self._failures.cause.failure.kind) if self._failures else 0.0)
 
     # Reports of workers.
 
@@ -417,7 +416,7 @@ class Driver:
     def _answer(self, worker: str) -> dict[str, Callable[[Report], None]]:
         return {
             "ready": lambda report: self._ready(worker, report),
-            "raised": lambda report: self._raised.update({worker: report.text}),
+            "raised": lambda report: self._failures.note_exception(worker, report.text),
             "draining": lambda report: self._drain(worker),
             "behind": lambda report: self._leave_behind(worker),
             "failed": lambda report: self._agents.after(ACCUSED_SECONDS, lambda: self._judge(worker, report)),
@@ -475,7 +474,7 @@ class Driver:
     def _lose(self, report: Report) -> None:
         """Go on without workers that have ended; their agents will say how. A job that may end waits for that."""
         lost = [worker for worker in self.members if self._published.rank_of(worker) in report.ranks]
-        has_raised = any(self._raised.get(worker) for worker in lost)
+        has_raised = any(map(self._failures.has_exception, lost))
         is_short = len(self.members) - len(lost) < self._limits.least
         is_bounded = self._limits.resets is not None or self._limits.failures is not None
         may_end = is_bounded or is_short or has_raised
@@ -499,13 +498,6 @@ class Driver:
             self.failed(worker, Failure(Kind.EXIT, "no longer answered"))
         if not accused:
             self._handle(WorldFailed(report.round, report.text))
-
-
-@dataclass(frozen=True, slots=True)
-class _Failed:
-    worker: str
-    rank: int | None
-    failure: Failure
 
 
 def _number(worker: str) -> int:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import cloudpickle
 
 from executors.api import RemoteError, WorkerError
-from executors.failure import Failure, Kind, brief, kind_of_error, likeliest
+from executors.failure import Failure, Kind, brief, kind_of_error
 
-__all__ = ["Outcome", "capture", "observe", "values"]
+__all__ = ["Outcome", "capture", "dump_error", "observe", "values"]
 
 
 Dumps = Callable[[object], bytes]
@@ -122,12 +122,8 @@ class Outcome:
 
 
 def values(outcomes: Iterable[Outcome]) -> list[object]:
-    """The values by rank. Raises the failure of the likeliest kind, the first in ``outcomes`` among several of it."""
-    given = list(outcomes)
-    failed = [outcome for outcome in given if outcome.failed]
-    if failed:
-        likeliest(failed, lambda outcome: outcome.kind).unwrap()
-    return [outcome.unwrap() for outcome in sorted(given, key=lambda outcome: outcome.rank)]
+    """The values by rank. Raises the failure of the lowest rank: which of several is the cause, the driver knows."""
+    return [outcome.unwrap() for outcome in sorted(outcomes, key=lambda outcome: outcome.rank)]
 
 
 def capture(fn: Callable[[], object], rank: int, host: str, host_name: str = "", dumps: Dumps = _dumps) -> bytes:
@@ -176,7 +172,7 @@ def _failure(error: BaseException, origin: BaseException, worker: _Worker) -> Ou
 
 def _dump_error(error: BaseException, worker: _Worker) -> bytes:
     try:
-        return _dump_as_itself(error, worker.dumps)
+        return dump_error(error, worker.dumps)
     except Exception as reason:  # noqa: BLE001  pickling runs code of the user
         stand_in = worker.error(
             f"{worker} raised {brief(error)}; the exception itself, of type {_name(error)}, "
@@ -185,7 +181,8 @@ def _dump_error(error: BaseException, worker: _Worker) -> bytes:
         return _dumps(stand_in)
 
 
-def _dump_as_itself(error: BaseException, dumps: Dumps) -> bytes:
+def dump_error(error: BaseException, dumps: Dumps) -> bytes:
+    """``error`` so that it unpickles as itself, but for its cause. Raises an exception where that cannot be."""
     try:
         return _dump_checked(error, error, dumps)
     except Exception:  # noqa: BLE001  pickling runs code of the user

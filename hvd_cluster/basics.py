@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from collectives import logs
@@ -18,6 +19,7 @@ from collectives.engine.engine import Engine
 from collectives.planning.process_sets import GLOBAL
 from collectives.process_exit import ProcessExit
 from collectives.settings import Settings, world_from_environment
+from collectives.timeline.recorder import Recorder
 from hvd_cluster import memory
 from hvd_cluster.launchers import Launcher, warn_of_threads
 from hvd_cluster.process_sets import ProcessSet, global_process_set
@@ -36,11 +38,13 @@ __all__ = [
     "local_rank",
     "local_size",
     "rank",
+    "record",
     "registered_set",
     "remove_process_set",
     "renew_process_set",
     "shutdown",
     "size",
+    "stop_recording",
     "wanted_sets",
     "worlds",
 ]
@@ -68,6 +72,7 @@ class _Process:
         # Shut down in a signal handler, which cannot wait.
         self.ending: list[Engine] = []
         self.exit = ProcessExit()
+        self.recorder = Recorder()
 
 
 _process = _Process()
@@ -127,6 +132,9 @@ def _start(sets: list[ProcessSet]) -> None:
         sets = [] if worlds.is_alone else sets
         engine = worlds.connect(world, partial(_connect, environment, sets))
     _process.engine = engine
+    if worlds is None or not worlds.is_alone:
+        round, reason = (world.round, "") if worlds is None else (worlds.round, worlds.reason)
+        _process.recorder.follow(engine, replace(world, round=round), settings, reason)
     for id, entry in enumerate((global_process_set, *sets), start=GLOBAL):
         _register(engine, id, entry)
     if worlds is not None:
@@ -172,13 +180,14 @@ def shutdown() -> None:
     _shut_down(Engine.shutdown)
 
 
-def _shut_down(end: Callable[[Engine], None]) -> None:
+def _shut_down(end: Callable[[Engine], None], goes_on: bool = False) -> None:
     with _process.lock:
         engine, _process.engine = _process.engine, None
         if engine is None:
             return
         _unregister_all()
         end(engine)
+        _process.recorder.leave(goes_on)
         if engine.is_ending:
             _process.ending.append(engine)
     memory.results.close()
@@ -195,7 +204,7 @@ def change_world(world: World) -> None:
     again, ``change_world`` goes on to the next one.
     """
     with _process.lock:
-        shutdown()
+        _shut_down(Engine.shutdown, goes_on=True)
         _process.world = world
         _start([])
 
@@ -220,6 +229,7 @@ def _forget() -> None:
     _process.secret.forget()
     _process.launcher.forget()
     _process.worlds = None
+    _process.recorder.disown()
     for each in ending:
         each.disown()
     if engine is not None:
@@ -247,6 +257,21 @@ def engine() -> Engine:
         _process.exit.hold()
         raise NotInitializedError
     return running
+
+
+def record(path: str, mark_cycles: bool) -> None:
+    """Begin a timeline in the file ``path`` of rank 0; see :func:`hvd_cluster.timeline.start_timeline`."""
+    with _process.lock:
+        engine()
+        _process.recorder.start(path, mark_cycles)
+
+
+def stop_recording() -> bool:
+    """Complete the timeline; False on a rank 0 that has none. NotInitializedError before ``init()``."""
+    with _process.lock:
+        running, was_recording = engine(), _process.recorder.is_recording
+        _process.recorder.stop()
+        return was_recording or running.topology.rank != 0
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:

@@ -22,6 +22,7 @@ from executors.failure import with_last_lines
 from executors.hosts.command import resolve_start_timeout, run_command
 from executors.hosts.job import HostsOptions
 from executors.hosts.places import PlaceArguments, Places
+from executors.local.crew import resolve_grace
 from executors.local.output import say
 from hvd_cluster import horovod
 from hvd_cluster.hvdrun.by_mpi import OURS, ForeignLaunch, check_controller
@@ -183,6 +184,7 @@ def _options(line: CommandLine, places: Places) -> HostsOptions:
     return HostsOptions(
         environment=_environment(line),
         start_timeout=resolve_start_timeout(line["start_timeout"]),
+        grace=resolve_grace(line["grace_seconds"]),
         output_directory=line["output_filename"],
         timestamp=bool(line["prefix_output_with_timestamp"]),
         verbose=bool(line["verbose"]),

@@ -19,6 +19,7 @@ from executors.hosts.function import run_function
 from executors.hosts.host_list import parse_host_list
 from executors.hosts.job import HostsOptions
 from executors.hosts.places import PlaceArguments, Places
+from executors.local.crew import resolve_grace
 from executors.mpi.function import MpiOptions, run_function_by_mpi
 from executors.mpi.mpirun import MpiJob
 from hvd_cluster.hvdrun.values import words
@@ -61,6 +62,7 @@ def run(
     *,
     remote_shell: str | None = None,
     elastic_timeout: float | None = None,
+    grace_seconds: float | None = None,
     env: Mapping[str, str] | None = None,
 ) -> list[T]:
     """Run ``func(*args, **kwargs)`` on ``num_proc`` processes; return the results by rank.
@@ -100,6 +102,8 @@ def run(
         remote_shell: a command that runs ``sh`` on another host, such as ``"ssh {host}"``, with the name of the host in
             the place of ``{host}``; None: ssh for hosts that are given, no other hosts for those of a script.
         elastic_timeout: seconds to wait for enough processes; None means HOROVOD_ELASTIC_TIMEOUT, or else 600.
+        grace_seconds: seconds that a process has to end, or to hand over, after it was asked to; then it is killed.
+            None means HOROVOD_GRACE_SECONDS, or else 5.
         env: variables to add to the environment of the processes, or to replace in it.
 
     Raises:
@@ -120,7 +124,8 @@ def run(
     }
     for_ours |= {"slots": slots, "reset_limit": reset_limit, "cooldown_range": cooldown_range}
     for_ours |= {"host_discovery_script": host_discovery_script, "elastic_timeout": elastic_timeout}
-    _check_controller(use_gloo, use_mpi, mpi_args, for_ours | {"remote_shell": remote_shell})
+    for_ours |= {"remote_shell": remote_shell, "grace_seconds": grace_seconds}
+    _check_controller(use_gloo, use_mpi, mpi_args, for_ours)
     given = PlaceArguments(
         hosts=_hosts(hosts),
         hostfile=hostfile,
@@ -152,6 +157,7 @@ def run(
     options = HostsOptions(
         environment=environment,
         start_timeout=seconds,
+        grace=resolve_grace(grace_seconds),
         output_directory=output_filename,
         verbose=bool(verbose),
         discovery=places.discovery,

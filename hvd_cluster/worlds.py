@@ -101,6 +101,12 @@ class Worlds:
         """Whether the driver has ended the job."""
         return self._member.is_over
 
+    @property
+    def reason(self) -> str:
+        """How the ranks of the present world differ from those before; empty if that is not known."""
+        present = self._member.world_of(self.round)
+        return "" if present is None else present.text
+
     # Connecting.
 
     def connect(self, world: World, connect: Connect) -> Engine:

@@ -189,6 +189,7 @@ def test_a_rank_that_raises_is_named_rather_than_those_that_it_leaves(tmp_path, 
         ("-n 2 true", "argument -n: there is no such option; say -np 2"),
         ("-np two true", "argument -np/--num-proc: 'two' must be an integer of at least 1"),
         ("-np 2 --start-timeout 0 true", f"argument --start-timeout: '0' must be {SECONDS}"),
+        ("-np 2 --grace-seconds 0 true", f"argument --grace-seconds: '0' must be {SECONDS}"),
         ("-np 2 --start-timeout 3e6 true", f"argument --start-timeout: '3e6' must be {SECONDS}"),
         ("-np 2 --unknown true", "there is no option --unknown; see hvdrun --help"),
         ("-np 2 -c true", "there is no option -c; see hvdrun --help"),
@@ -245,6 +246,16 @@ def test_the_options_of_elastic_jobs_reach_the_job(monkeypatch):
     assert command == ["python", "train.py", "--max-np", "8"]
     assert limits == Limits(2, 1, 4, resets=0, timeout=7.0, cooldown=Cooldown(1.0, 9.0), may_find_hosts=True)
     assert (placed.discovery._script, placed.discovery._slots) == ("./hosts", 3)
+
+
+@pytest.mark.parametrize(("option", "seconds"), [("", 40.0), ("--grace-seconds 0.5", 0.5)])
+def test_the_grace_is_that_of_the_option_or_the_environment(monkeypatch, option, seconds):
+    seen = []
+    monkeypatch.setattr("hvd_cluster.cli.run_command", lambda *arguments: seen.append(arguments))
+    monkeypatch.setenv("HOROVOD_GRACE_SECONDS", "40")
+    assert main(f"-np 1 {option} true".split()) == 0
+    ((_, _, options),) = seen
+    assert options.grace == seconds
 
 
 @pytest.mark.parametrize(

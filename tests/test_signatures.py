@@ -36,6 +36,7 @@ DIFFERENCES = {
         "num_proc is None, not 1": "None is min_num_proc where that is given, or else 1",
         "remote_shell is added": "hosts without ssh, such as containers",
         "elastic_timeout is added": "hvdrun has it, too",
+        "grace_seconds is added": "hvdrun has it, too",
         "env is added": "variables of the ranks; horovod.spark.run has this argument",
     },
     "RayExecutor": {

@@ -43,7 +43,7 @@ from collectives.rendezvous.client import RendezvousClient
 from collectives.rendezvous.store import PrefixStore
 from collectives.settings import Settings
 
-__all__ = ["connect"]
+__all__ = ["connect", "own_address"]
 
 OpenStore: TypeAlias = Callable[[], AbstractContextManager[tuple[Store, Callable[[], None]]]]
 """The store of the job, and a function that ends calls to it."""
@@ -98,7 +98,7 @@ def _connect_alone(world: World, settings: Settings, sets: ProcessSets) -> Engin
 def _connect_together(
     world: World, settings: Settings, sets: ProcessSets, starts: Starts, attempt: ConnectAttempt
 ) -> Engine:
-    address = _own_address(world, settings)
+    address = own_address(world, settings)
     rank, size = world.topology.rank, world.topology.size
     hello = Hello(
         rank, size, world.host, configuration=_configuration(settings, sets), job=world.job, round=world.round
@@ -264,7 +264,7 @@ class _Formation:
         table.discard(self._joinings, (), ShutDownError("connected"))
 
 
-def _own_address(world: World, settings: Settings) -> str:
+def own_address(world: World, settings: Settings) -> str:
     """The address of the interface that was named, or of the one that leads to the rendezvous, for the other ranks."""
     if settings.interface:
         return address_of(settings.interface)

@@ -83,8 +83,17 @@ class Intake:
             error.reported = True
             raise
         if self._events.active:
-            for work in works:
-                self._events.publish(_submitted(work.request, work.since))
+            self.announce(works)
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether anybody listens to :meth:`announce`."""
+        return self._events.active
+
+    def announce(self, works: Sequence[Work]) -> None:
+        """Tell observers that ``works`` were submitted."""
+        for work in works:
+            self._events.publish(_submitted(work.request, work.since))
 
     def report(self, requests: Sequence[Request], error: InvalidRequestError, unnamed: bool) -> None:
         """See :meth:`Engine.reject`."""

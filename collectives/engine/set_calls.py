@@ -62,6 +62,8 @@ class SetCalls:
                     self._exchange.urge(earlier)
                     self._driver.wait(earlier)
                 self._works.enter([work], unnamed=True)
+                if self._intake.is_observed:
+                    self._intake.announce([work])
                 self._driver.wait(work)
             finally:
                 if work.done or not self._works.owns(work):  # or else an interrupt leaves this rank joined

@@ -7,11 +7,13 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from urllib.parse import quote
+
+import msgpack
 
 from collectives import descriptors
 from collectives.api import (
@@ -60,8 +62,7 @@ class RendezvousClient:
     Requests and answers are authenticated with ``secret``, and a request works only once; nothing is encrypted, so
     values must not hold anything that others on the network must not read. Each call opens its own connection. While
     the server cannot be reached, a call tries again for up to ``connect_timeout`` seconds (and :meth:`get` for no more
-    than its own timeout and 5 s). ``set``, ``get`` and ``delete`` are sent again when a connection breaks under way,
-    ``add`` is not.
+    than its own timeout and 5 s). All but ``add`` are sent again when a connection breaks under way.
 
     Every call raises PeerLostError when the server cannot be reached, does not answer or stops; HorovodInternalError
     when this process has no file descriptor left for a connection; SettingsError when the
@@ -87,6 +88,11 @@ class RendezvousClient:
         """
         seconds = self._connect_timeout if timeout is None else timeout
         self._expect_done(_Request("PUT", _path("keys", key), bytes(value), seconds, seconds))
+
+    def set_all(self, values: Mapping[str, bytes]) -> None:
+        """Create or replace all keys of ``values``, at once, with one request."""
+        body = msgpack.packb({check_key(key): bytes(value) for key, value in values.items()})
+        self._expect_done(self._request("PUT", "/keys", body))
 
     def get(self, key: str, timeout: float) -> bytes:
         """Wait up to ``timeout`` seconds for ``key``; CollectiveTimeoutError when it is not set by then."""

@@ -12,11 +12,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from collectives.api import SettingsError
-from collectives.rendezvous.connections import HttpServer
-from collectives.rendezvous.service import Service
 from collectives.rendezvous.store import MemoryStore
+
+if TYPE_CHECKING:
+    from collectives.rendezvous.connections import HttpServer
 
 __all__ = ["RendezvousServer", "everywhere"]
 
@@ -59,6 +61,10 @@ class RendezvousServer:
         wait_limit: float = _WAIT_LIMIT,
         stop_timeout: float = 2.0,
     ) -> None:
+        # Workers import this module, too, but have no server: their start shall not wait for aiohttp, 0.15 s.
+        from collectives.rendezvous.connections import HttpServer
+        from collectives.rendezvous.service import Service
+
         _check_arguments(secret, host, port)
         for name, value in (("body_limit", body_limit), ("wait_limit", wait_limit), ("stop_timeout", stop_timeout)):
             if not value > 0:
@@ -69,6 +75,7 @@ class RendezvousServer:
         self._store = MemoryStore()
         self._service = Service(secret, self._store, body_limit, wait_limit)
         self._thread: threading.Thread | None = None
+        self._kind = HttpServer
         self._connections: HttpServer | None = None
         self._request_stop: Callable[[], object] = lambda: None
 
@@ -141,7 +148,7 @@ class RendezvousServer:
 
     async def _serve(self, listener: socket.socket, started: Future[Callable[[], object]]) -> None:
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
-        server = self._connections = HttpServer(self._service, listener)
+        server = self._connections = self._kind(self._service, listener)
         server.start()
         unsubscribe = self._store.subscribe(lambda key: loop.call_soon_threadsafe(self._service.wake, key))
         started.set_result(functools.partial(loop.call_soon_threadsafe, stop.set))

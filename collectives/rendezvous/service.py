@@ -4,6 +4,7 @@
 
     GET    /keys/<key>?wait=<seconds>   200 and the value, 404 when it is not there in time
     PUT    /keys/<key>                  200; the body is the value
+    PUT    /keys                        200; the body is a msgpack map of keys to values, set at once
     DELETE /keys/<key>                  200, whether there was a value or not
     POST   /counters/<key>              200 and the new value; the body is the amount, both decimal
 
@@ -22,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import unquote
 
+import msgpack
 from aiohttp import web
 
 from collectives.api import InvalidRequestError
@@ -36,6 +38,7 @@ _BODY_TIMEOUT = 30.0
 # At the end of a job workers wait for keys, and a worker that is lost does not finish its request.
 _ORDINARY = frozenset({408, 503})
 _TARGET = re.compile(r"/(?P<kind>keys|counters)/(?P<key>[^?]+)(\?wait=(?P<wait>[0-9]{1,9}(\.[0-9]{1,9})?))?", re.ASCII)
+_ALL = "/keys"
 
 _Answer = tuple[int, bytes]
 
@@ -99,9 +102,10 @@ class Service:
             on_authentic()
             body = await self._read(request)
             check_body(seal.digest, body)
-            target = _parse_target(request.method, request.raw_path)
+            is_for_all = (request.method, request.raw_path) == ("PUT", _ALL)
+            target = None if is_for_all else _parse_target(request.method, request.raw_path)
             self._guard.admit(seal.nonce, seal.timestamp, time.time())
-            return await self._perform(request.method, target, body)
+            return self._set_all(body) if target is None else await self._perform(request.method, target, body)
         except RefusedError as error:
             raise _Refusal(401, str(error)) from None
         except InvalidRequestError as error:
@@ -116,6 +120,10 @@ class Service:
             self._store.set(target.key, body)
         else:
             self._store.delete(target.key)
+        return 200, b""
+
+    def _set_all(self, body: bytes) -> _Answer:
+        self._store.set_all(_parse_values(body))
         return 200, b""
 
     async def _get(self, key: str, wait: float) -> _Answer:
@@ -178,6 +186,18 @@ def _parse_target(method: str, raw_path: str) -> _Target:
     if wait is not None and method != "GET":
         raise _Refusal(400, "only GET can wait")
     return _Target(_parse_key(match["key"]), None if wait is None else float(wait))
+
+
+def _parse_values(body: bytes) -> dict[str, bytes]:
+    try:
+        values = msgpack.unpackb(body)
+    except (ValueError, msgpack.UnpackException):
+        values = None
+    if not isinstance(values, dict) or not all(
+        isinstance(key, str) and isinstance(value, bytes) for key, value in values.items()
+    ):
+        raise _Refusal(400, "the body is not a msgpack map of keys to values")
+    return values
 
 
 def _parse_key(quoted: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from collectives.api import CollectiveTimeoutError, InvalidRequestError, Store
 
@@ -53,6 +53,14 @@ class MemoryStore:
         check_key(key)
         with self._changed:
             self._put(key, bytes(value))
+
+    def set_all(self, values: Mapping[str, bytes]) -> None:
+        """Create or replace all keys of ``values``, at once; with a bad key none, and InvalidRequestError."""
+        for key in values:
+            check_key(key)
+        with self._changed:
+            for key, value in values.items():
+                self.set(key, value)
 
     def get(self, key: str, timeout: float) -> bytes:
         """Wait for ``key``. Raises CollectiveTimeoutError after ``timeout`` s, InvalidRequestError for a bad key."""
@@ -114,6 +122,10 @@ class PrefixStore:
     def set(self, key: str, value: bytes, timeout: float | None = None) -> None:
         """Create or replace ``key`` under the prefix."""
         self._store.set(self._full(key), value, timeout)
+
+    def set_all(self, values: Mapping[str, bytes]) -> None:
+        """Create or replace all keys of ``values`` under the prefix, at once."""
+        self._store.set_all({self._full(key): value for key, value in values.items()})
 
     def get(self, key: str, timeout: float) -> bytes:
         """Wait up to ``timeout`` seconds for ``key`` under the prefix."""

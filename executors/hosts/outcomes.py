@@ -57,5 +57,9 @@ class Outcomes:
         return replace(outcome.failure(), exit_code=code) if outcome.failed else None
 
     def values(self, order: Sequence[str]) -> list[object]:
-        """The values of the workers that returned one, in ``order``. Raises WorkerError for one that cannot be read."""
-        return [self._outcomes[worker].unwrap() for worker in order if worker in self._outcomes]
+        """The values of the workers that returned one, in ``order``. Raises WorkerError for one that cannot be read.
+
+        The job did not fail. If a worker of it did, as a newcomer that came when the others were done, it has no value.
+        """
+        outcomes = (self._outcomes[worker] for worker in order if worker in self._outcomes)
+        return [outcome.unwrap() for outcome in outcomes if not outcome.failed]

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
+from executors.arguments import resolve_seconds
 from executors.local.frames import Frames
 from executors.local.output import Lines, Sinks
 from executors.local.processes import Channel, WorkerProcess
 
-__all__ = ["GRACE_SECONDS", "Crew", "Ended", "Event", "Received", "Started"]
+__all__ = ["GRACE_SECONDS", "Crew", "Ended", "Event", "Received", "Started", "resolve_grace"]
 
 GRACE_SECONDS = 5.0
 # The time of a guard beyond the grace, to kill the remaining processes and to see them end.
@@ -49,6 +50,11 @@ class Ended:
 
 
 Event = Started | Received | Ended
+
+
+def resolve_grace(seconds: float | None = None) -> float:
+    """``seconds``, or else HOROVOD_GRACE_SECONDS, or else 5. Raises ValueError unless it is a positive number."""
+    return resolve_seconds(seconds, "grace_seconds", "HOROVOD_GRACE_SECONDS", GRACE_SECONDS)
 
 
 class Crew:

@@ -13,6 +13,7 @@ __all__ = [
     "HostLost",
     "HostUnusable",
     "Members",
+    "Overdue",
     "Publish",
     "Start",
     "Stop",
@@ -49,9 +50,13 @@ class HostFound:
 
 @dataclass(frozen=True, slots=True)
 class HostDraining:
-    """``host`` will leave: its workers shall hand over before. It gets no new ones."""
+    """``host`` will leave: its workers shall hand over before. It gets no new ones.
+
+    It will be gone at the time ``until``, in seconds of the clock of :meth:`.Membership.handle`, if that is known.
+    """
 
     host: str
+    until: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +187,20 @@ class Publish:
 
 
 @dataclass(frozen=True, slots=True)
+class Overdue:
+    """Tell that ``workers`` have not left ``host``, which will be gone at ``until``. Whether the others ``go_on``."""
+
+    host: str
+    workers: tuple[str, ...]
+    until: float
+    go_on: bool
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """The job is over: with success, or with the ``error`` that says why. It is the last action."""
 
     error: str | None = None
 
 
-Action = Start | Stop | Publish | End
+Action = Start | Stop | Publish | Overdue | End

@@ -13,6 +13,8 @@ __all__ = ["Cooldown", "Hosts"]
 LEAST_SECONDS = 1.0
 MOST_SECONDS = 3600.0
 SHOWN_PROBLEMS = 3
+# Workers of a host with a deadline are left behind so long before it, or at half of the time that it gave.
+HANDOVER_SECONDS = 1.0
 MOST_DOUBLINGS = 64  # 2.0 ** failures must stay a float
 
 
@@ -48,6 +50,8 @@ class _Host:
     is_draining: bool = False
     failures: int = 0
     blacklisted_until: float = -math.inf
+    leave_by: float = math.inf
+    gone_at: float = math.inf
 
 
 class Hosts:
@@ -61,7 +65,7 @@ class Hosts:
     def found(self, name: str, slots: int) -> None:
         """The host has ``slots`` slots, and does not drain. One that comes back is still blacklisted."""
         host = self._hosts.setdefault(name, _Host(slots))
-        host.slots, host.is_here, host.is_draining = slots, True, False
+        host.slots, host.is_here, host.is_draining, host.leave_by = slots, True, False, math.inf
         self.unusable(name, None)
 
     def unusable(self, name: str, text: str | None) -> None:
@@ -77,13 +81,22 @@ class Hosts:
         more = [f"{counted(rest, 'other host')} cannot be used either"] if rest > 0 else []
         return sentences[:SHOWN_PROBLEMS] + more
 
-    def drain(self, name: str) -> bool:
-        """The host will leave. Returns whether it is here, and this is news."""
+    def drain(self, name: str, until: float | None, now: float) -> bool:
+        """The host will leave, at ``until`` if that is known. Returns whether it is here, and this is news."""
         host = self._hosts.get(name)
         if host is None or not host.is_here or host.is_draining:
             return False
         host.is_draining = True
+        if until is not None:
+            host.gone_at, host.leave_by = until, until - min(HANDOVER_SECONDS, max(0.0, until - now) / 2)
         return True
+
+    def overdue(self, now: float) -> list[tuple[str, float]]:
+        """The hosts that workers must have left by ``now``, and when each will be gone; each host once."""
+        found = [(name, host.gone_at) for name, host in self._hosts.items() if host.leave_by <= now]
+        for name, _ in found:
+            self._hosts[name].leave_by = math.inf
+        return found
 
     def close_slot(self, name: str) -> None:
         """The host has one slot less, until it is found again."""
@@ -93,7 +106,7 @@ class Hosts:
     def lost(self, name: str) -> None:
         """The host is gone."""
         if name in self._hosts:
-            self._hosts[name].is_here = False
+            self._hosts[name].is_here, self._hosts[name].leave_by = False, math.inf
 
     def failed(self, name: str, now: float, jitter: float) -> None:
         """A worker of the host failed: the host is blacklisted."""
@@ -114,6 +127,10 @@ class Hosts:
     def open(self, now: float) -> list[str]:
         """The hosts that may get new workers."""
         return [name for name, host in self._hosts.items() if self.room(name) and host.blacklisted_until <= now]
+
+    def departures(self) -> Iterator[float]:
+        """When the workers must have left each host; inf for no such time."""
+        return (host.leave_by for host in self._hosts.values())
 
     def openings(self) -> Iterator[float]:
         """When each blacklisted host may get new workers again; inf for never."""

@@ -17,6 +17,7 @@ from executors.membership.events import (
     HostLost,
     HostUnusable,
     Members,
+    Overdue,
     Publish,
     Start,
     Stop,
@@ -58,8 +59,9 @@ class Membership:
     Also call it with a Tick at :attr:`deadline`. ``jitter`` returns numbers from 0 to 1. After End it ignores events.
 
     The first world has the first workers. If one of them is lost, the others go on at once in the next world, if they
-    are enough. Newcomers come in when they are ready, and workers of a draining host leave, by a planned change. The
-    workers with the state of the training keep their order and come before the others.
+    are enough. Newcomers come in when they are ready, and workers of a draining host leave, by a planned change. Just
+    before the host is gone, the others go on without those that have come to no commit since. The workers with the
+    state of the training keep their order and come before the others.
     """
 
     def __init__(self, limits: Limits, jitter: Callable[[], float]) -> None:
@@ -111,7 +113,7 @@ class Membership:
 
     @_note.register
     def _note_draining(self, event: HostDraining) -> None:
-        if self._hosts.drain(event.host) and self._on(event.host):
+        if self._hosts.drain(event.host, event.until, self._now) and self._on(event.host):
             self.counts.preemptions += 1
 
     @_note.register
@@ -192,6 +194,7 @@ class Membership:
             self._finish,
             self._stop,
             self._start,
+            self._leave_overdue,
             self._publish,
             self._check_shortage,
         ):
@@ -246,6 +249,16 @@ class Membership:
             return self._is_short() or self.counts.allow_resize(self.limits)
         has_waited = self._short_since is not None and self._now >= self._short_since + self.limits.timeout
         return places >= (self.limits.least if has_waited else self.limits.size)
+
+    def _leave_overdue(self) -> None:
+        """Break the world of workers whose host is about to go, if the others are enough without them."""
+        for host, until in self._hosts.overdue(self._now):
+            present = {*self.formed.workers, *self.published.workers}
+            late = tuple(worker for worker in self._on(host) if worker in present)
+            others = self._next_workers()
+            go_on = len(others) >= self._needed() and not set(others) & set(late)
+            self._is_broken = self._is_broken or (bool(late) and go_on)
+            self._actions += [Overdue(host, late, until, go_on)] if late else []
 
     def _publish(self) -> None:
         workers, planned = self._next_workers(), not self._is_short()
@@ -395,7 +408,8 @@ class Membership:
         return ". ".join([has, *failure, *self._hosts.problems()])
 
     def _next_moment(self) -> float | None:
-        moments = [moment for moment in self._hosts.openings() if self._now < moment < math.inf]
+        times = (*self._hosts.openings(), *self._hosts.departures())
+        moments = [moment for moment in times if self._now < moment < math.inf]
         if self._short_since is not None:
             moments.append(self._short_since + self.limits.timeout)
         ready = [self._workers[name].ready_at for name in self._newcomers()]

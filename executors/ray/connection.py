@@ -6,7 +6,7 @@ import ray
 
 from executors.api import ExecutorError
 
-__all__ = ["check_connection", "connection"]
+__all__ = ["check_connection", "connection", "is_client"]
 
 
 def connection() -> str | None:
@@ -18,12 +18,13 @@ def connection() -> str | None:
 
 
 def check_connection() -> None:
-    """Raise ExecutorError unless this process is a driver or worker of a Ray cluster."""
+    """Raise ExecutorError unless this process is a driver, a worker or a client of a Ray cluster."""
     # Ray's own functions would connect implicitly, to a new cluster with an authentication of its own.
     if not ray.is_initialized():
         raise ExecutorError("Ray is not initialized; call ray.init() first")
-    if ray.util.client.ray.is_connected():
-        raise ExecutorError(
-            "RayExecutor runs inside the cluster, which a ray:// client is not; submit the script as a Ray job, or "
-            "call it in a ray.remote function"
-        )
+
+
+def is_client() -> bool:
+    """Whether this process is outside of the cluster, by ``ray.init("ray://...")``."""
+    connected: bool = ray.util.client.ray.is_connected()
+    return connected

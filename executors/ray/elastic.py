@@ -23,7 +23,7 @@ from executors.ray.demand import Demand
 from executors.ray.discovery import NodeDiscovery
 from executors.ray.log import Callback, listen
 from executors.ray.names import Names
-from executors.ray.nodes import death_of, places_now
+from executors.ray.nodes import death_of, drain_seconds, places_now
 from executors.ray.placement_group import cluster_state
 from executors.ray.request import Request
 from executors.ray.shortage import explain
@@ -32,8 +32,10 @@ __all__ = ["ElasticOptions", "ElasticRayJob", "run_elastic"]
 
 logger = logging.getLogger(__name__)
 
-# Ray answers within a millisecond; a node shall get its workers within two seconds.
-DISCOVERY_S = 0.5
+# Ray answers within two milliseconds about a few nodes. With many, its discovery takes a tenth of the time at most.
+DISCOVERY = {"interval": 0.1, "rest": 10.0}
+# One of the user may take more.
+USERS_DISCOVERY = {"interval": 0.5}
 DEMAND_S = 1.0
 # A job that has no world yet says after so long what is missing, and then again from time to time.
 WARN_S = 5.0
@@ -116,7 +118,8 @@ class ElasticRayJob:
         """Return when every worker has ended and none will be started. Raises the failure, if there was one."""
         options = self._options
         discovery = options.discovery or NodeDiscovery(options.need, self._actors.shares, options.labels)
-        self._stack.enter_context(Watch(discovery, self._found, self.soon, DISCOVERY_S))
+        pace = USERS_DISCOVERY if options.discovery else DISCOVERY
+        self._stack.enter_context(Watch(discovery, self._found, self.soon, **pace))
         self._demand_more()
         self._loop.after(WARN_S, self._explain_wait)
         self._loop.run(lambda: self.driver.is_over and not self._actors.running)
@@ -182,14 +185,16 @@ class ElasticRayJob:
             self._lose(node, reason)
 
     def _found(self, slots: Mapping[str, int]) -> None:
-        named = self._names.slots(slots)
+        named, leaving = self._names.slots(slots), {}
         for name in self._known - named.keys():
             node = self._names.node(name)
-            reason = death_of(node)
+            reason, seconds = death_of(node), drain_seconds(node)
             if reason is not None:
                 self._lose(node, reason)
+            elif seconds is not None:
+                leaving[name] = seconds
         self._known = set(named)
-        self.driver.found(named)
+        self.driver.found(named, leaving)
 
     def _lose(self, node: str, reason: str) -> None:
         self._actors.lose(node)

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from ray import ObjectRef
+from ray.actor import ActorHandle
 
 from executors.api import ExecutorError, PlacementError
 from executors.call import Call
@@ -21,9 +22,9 @@ from executors.ray.placement_group import reserve
 from executors.ray.request import Request
 from executors.ray.settings import MiniSettings
 from executors.ray.waiting import TICK_S, Gathering, Send
-from executors.ray.worker import server_host, variables_of
+from executors.ray.worker import HorovodWorker, server_host, variables_of
 
-__all__ = ["RayJob"]
+__all__ = ["RayJob", "have_ended"]
 
 LOG_TICK_S = 0.2
 
@@ -54,6 +55,11 @@ class RayJob:
             self._prepare(settings, variables or {})
             self._resources = stack.pop_all()
 
+    @property
+    def actors(self) -> list[ActorHandle[HorovodWorker]]:
+        """Those of the workers, by rank."""
+        return [member.actor for member in self._members]
+
     def call(
         self, method: str, call: ObjectRef[Call], ranks: int | None = None, callbacks: Sequence[Callback] = ()
     ) -> list[object]:
@@ -74,19 +80,19 @@ class RayJob:
         if self._connection != connection():
             self._end("ray.shutdown() was called meanwhile")
         if self._broken is not None:
-            raise ExecutorError(f"the workers have ended: {self._broken}; call shutdown() and start() again")
+            raise have_ended(self._broken)
 
     def close(self) -> None:
         """End the workers, first by a request, then by a kill, and release all resources. May be called twice."""
         if self._broken is None:
-            self._if_connected(dismiss, [member.actor for member in self._members])
+            self._if_connected(dismiss, self.actors)
         self._end("they were shut down")
 
     def _start(self, request: Request, settings: MiniSettings, use_current_group: bool) -> None:
         reservation = reserve(request, settings.placement_group_timeout_s, use_current_group)
         self._resources.callback(self._if_connected, reservation.release)
         self._members = launch(reservation, settings.timeout_s)
-        self._resources.callback(self._if_connected, kill, [member.actor for member in self._members])
+        self._resources.callback(self._if_connected, kill, self.actors)
         _check_spread(request, self._members)
         reservation.await_keeper(settings.timeout_s)
 
@@ -122,6 +128,11 @@ class RayJob:
         # Actors and placement groups end with their connection, and no other connection knows them.
         if self._connection == connection():
             action(*args)
+
+
+def have_ended(reason: str) -> ExecutorError:
+    """The error of a call to workers that have ended."""
+    return ExecutorError(f"the workers have ended: {reason}; call shutdown() and start() again")
 
 
 def _call(member: Member, method: str, call: ObjectRef[Call]) -> ObjectRef[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import ray
@@ -9,7 +10,10 @@ import ray
 from executors.ray.capacity import Cluster, Node
 from executors.ray.names import Place
 
-__all__ = ["cluster_now", "death_of", "places_now"]
+__all__ = ["cluster_now", "death_of", "drain_seconds", "places_now"]
+
+
+MILLISECONDS = 1000
 
 
 def cluster_now() -> Cluster:
@@ -32,6 +36,12 @@ def places_now() -> list[Place]:
 def death_of(node: str) -> str | None:
     """Why ``node`` is dead; None if Ray does not say that it is."""
     return next((_reason(each) for each in ray.nodes() if each["NodeID"] == node and not each["Alive"]), None)
+
+
+def drain_seconds(node: str) -> float | None:
+    """The seconds after which ``node`` will be gone; None if it does not drain, or Ray does not say when."""
+    deadline = ray._private.state.state.get_draining_nodes().get(node)  # milliseconds, 0 for none
+    return max(0.0, deadline / MILLISECONDS - time.time()) if deadline else None
 
 
 def _node(entry: dict[str, Any], free: dict[str, float]) -> Node:

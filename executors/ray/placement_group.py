@@ -16,7 +16,7 @@ from executors.api import PlacementError
 from executors.counted import counted
 from executors.ray.autoscaler import may_grow
 from executors.ray.capacity import fits
-from executors.ray.keeper import keep
+from executors.ray.keeper import keep_group
 from executors.ray.outlook import Outlook
 from executors.ray.request import Request
 from executors.ray.shortage import ClusterState, explain, show
@@ -76,7 +76,7 @@ def reserve(request: Request, timeout: float, use_current: bool = True) -> Reser
         return Reservation(request, current, owned=False)
     reservation = Reservation(request, _new_group(request), owned=True)
     try:
-        reservation = replace(reservation, keeper=keep(reservation.group))
+        reservation = replace(reservation, keeper=keep_group(reservation.group))
         _wait_ready(reservation, timeout)
     except BaseException:
         reservation.release()

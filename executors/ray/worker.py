@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -87,6 +89,8 @@ class HorovodWorker:
         """Take a rank and its environment; comes before any function of the user."""
         self._slot, self._host_name = slot, str(self.location())
         configure(environment)
+        if environment.get("HOROVOD_ELASTIC") == "1":
+            _forget_handler()
         _name_output(environment.get("HOROVOD_WORKER_ID") or f"rank {slot.rank}")
         return self._capture(lambda: os.environ.update(environment))
 
@@ -126,6 +130,15 @@ def actor_class(request: Request) -> Any:
 def _run(call: list[ObjectRef[Call]], *first: object) -> Any:
     [reference] = call
     return ray.get(reference)(*first)
+
+
+def _forget_handler() -> None:
+    """Let SIGTERM end this process, as any worker before it can hand over; Ray's handler is not one of the user.
+
+    The actor is for one job, so nothing puts it back.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _name_output(name: str) -> None:

@@ -54,7 +54,6 @@ class Waiting:
         self._busy: Callable[[], bool] = bool
         self._ranks_there: set[int] = set()
         self._lost: dict[int, TaskIdentity] = {}
-        self._has_cause = False
         self._outcomes: list[Outcome] = []
         self._error: ExecutorError | None = None
         self._is_over = False
@@ -148,14 +147,13 @@ class Waiting:
 
     def _add(self, outcome: Outcome) -> None:
         if outcome.failed:
-            self._has_cause = self._has_cause or not outcome.consequence
             self._driver.failed(_worker(outcome.rank), outcome.failure())
         else:
             self._driver.done(_worker(outcome.rank))
 
     def _note_loss(self, identity: TaskIdentity) -> None:
         self._lost[identity.rank] = identity
-        if self._has_cause:
+        if self._driver.has_cause:
             self.end()
         elif len(self._lost) == 1:
             self.after(END_NEWS_SECONDS, self._count_losses)
@@ -176,23 +174,23 @@ class Waiting:
         logger.debug("Spark could not run the workers", exc_info=error)
         if self._lost:
             self._count_losses()
-        elif not self._has_cause:
+        elif not self._driver.has_cause:
             self._fail(ExecutorError(f"Spark could not run the workers: {reason(str(error))}"))
 
     def _take(self, outcomes: list[Outcome]) -> None:
-        ranks = {outcome.rank for outcome in outcomes}
-        has_cause = self._has_cause or any(outcome.failed and not outcome.consequence for outcome in outcomes)
-        if self._lost.keys() - ranks and not has_cause:
+        self._outcomes = outcomes
+        for outcome in outcomes:
+            self._add(outcome)
+        if self._driver.has_cause:
+            return
+        if self._lost.keys() - {outcome.rank for outcome in outcomes}:
             self._count_losses()
-        elif self._ranks_there and not outcomes and not has_cause:
+        elif self._ranks_there and not outcomes:
             text = (
                 "all workers ended because their tasks lost the connection to this process: it was stopped for too "
                 "long, or the network failed"
             )
             self._fail(ExecutorError(text))
-        for outcome in outcomes:
-            self._add(outcome)
-        self._outcomes = outcomes
 
     def _fail(self, error: ExecutorError) -> None:
         self._error = error

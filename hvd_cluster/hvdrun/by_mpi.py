@@ -31,6 +31,7 @@ FOR_OURS = (
     "blacklist_cooldown_range",
     "host_discovery_script",
     "remote_shell",
+    "grace_seconds",
 )
 FOR_OTHERS = ("mpi_args", "binding_args")
 SIBLINGS = Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")

@@ -91,6 +91,14 @@ GENERAL = (
         key="start_timeout",
     ),
     Flag(
+        ("--grace-seconds",),
+        "time that a process has to end, or to hand over, after it was asked to; then it is killed. "
+        "HOROVOD_GRACE_SECONDS or 5 by default",
+        "SECONDS",
+        seconds,
+        key="grace_seconds",
+    ),
+    Flag(
         ("--network-interfaces", "--network-interface"),
         "network interfaces for the traffic between hosts, with commas between them; by default those of the routes "
         "between the launcher and the hosts",
@@ -249,7 +257,7 @@ ELASTIC = (
 TIMELINE = (
     Flag(
         ("--timeline-filename",),
-        "no effect yet: write a timeline of all operations, for a trace viewer",
+        "write a timeline of all operations, for a trace viewer, or DYNAMIC; see docs/timeline.md",
         "FILE",
         text,
         key="timeline.filename",
@@ -257,7 +265,7 @@ TIMELINE = (
     ),
     _pair(
         "timeline-mark-cycles",
-        "no effect yet: mark each cycle in the timeline",
+        "mark each cycle in the timeline",
         "HOROVOD_TIMELINE_MARK_CYCLES",
         "timeline.mark_cycles",
     ),

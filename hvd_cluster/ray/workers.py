@@ -10,7 +10,8 @@ from executors.api import ExecutorError
 from executors.call import Call
 from executors.ray.actors import Work
 from executors.ray.call import store
-from executors.ray.connection import check_connection
+from executors.ray.client import ClientJob, run_elastic_by_deputy
+from executors.ray.connection import check_connection, is_client
 from executors.ray.datasets import split
 from executors.ray.elastic import ElasticOptions, run_elastic
 from executors.ray.job import RayJob
@@ -50,18 +51,19 @@ class Workers(Protocol):
 
 
 class FixedWorkers:
-    """Actors of a :class:`RayJob`."""
+    """Actors of a :class:`RayJob`, or of a :class:`ClientJob`."""
 
     def __init__(self, request: Request, settings: MiniSettings, use_current_group: bool) -> None:
         self._request = request
         self._settings = settings
         self._use_current_group = use_current_group
-        self._started: RayJob | None = None
+        self._started: RayJob | ClientJob | None = None
 
     def start(self, build: Call | None, variables: Mapping[str, str]) -> None:
         """See :class:`Workers`."""
         building = store(build) if build else None
-        job = RayJob(self._request, self._settings, self._use_current_group, variables)
+        kind = ClientJob if is_client() else RayJob
+        job = kind(self._request, self._settings, self._use_current_group, variables)
         _set_up(job, building)
         self._started = job
 
@@ -90,14 +92,14 @@ class FixedWorkers:
         if self._started is not None:
             self._started.close()
 
-    def _job(self) -> RayJob:
+    def _job(self) -> RayJob | ClientJob:
         if self._started is None:
             raise ExecutorError("the workers are not started; call start() first")
         self._started.check()
         return self._started
 
 
-def _set_up(job: RayJob, building: ObjectRef[Call] | None) -> None:
+def _set_up(job: RayJob | ClientJob, building: ObjectRef[Call] | None) -> None:
     try:
         if horovod.is_requested():
             job.call("run", store(Call.of(horovod.install)))
@@ -148,7 +150,8 @@ class ElasticWorkers:
             # A rank that is done tells the others so, before Ray ends its process.
             after=[store(Call.of(basics.shutdown))],
         )
-        return run_elastic(work, self.wanted.limits(), self.options, callbacks)
+        run = run_elastic_by_deputy if is_client() else run_elastic
+        return run(work, self.wanted.limits(), self.options, callbacks)
 
     def split(self, datasets: Mapping[str, Dataset]) -> Mapping[str, Sequence[DataIterator]]:
         """See :class:`Workers`."""

@@ -10,6 +10,7 @@ from typing import Any, SupportsIndex, TextIO
 from executors.arguments import check_integer, check_variables, interface_names, refuse_mpi, resolve_seconds
 from executors.call import Call, pickle_call
 from executors.elastic import ElasticArguments, resolve_limits
+from executors.local.crew import resolve_grace
 from executors.local.output import Output
 from executors.spark.elastic import run_elastic_on_spark
 from executors.spark.feeding import Feeder
@@ -60,6 +61,7 @@ class Launch:
             nics=interface_names(nics),
             executable=None if executable is None else os.fspath(executable),
             search_path=horovod.search_path if horovod.is_requested() else None,
+            grace=resolve_grace(),
             verbose=verbose > 1,
         )
         for name, stream in (("stdout", stdout), ("stderr", stderr)):

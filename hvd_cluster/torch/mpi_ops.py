@@ -28,6 +28,7 @@ from hvd_cluster.capabilities import (
 from hvd_cluster.operations.handles import Handle, HandleGroup
 from hvd_cluster.operations.reductions import Adasum, Average, Max, Min, Product, Sum
 from hvd_cluster.process_sets import ProcessSet, global_process_set
+from hvd_cluster.timeline import start_timeline, stop_timeline
 from hvd_cluster.torch.compression import Compression
 from hvd_cluster.torch.operations.allgather import (
     HorovodAllgather,
@@ -136,5 +137,7 @@ __all__ = [
     "shutdown",
     "size",
     "sparse_allreduce_async",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]

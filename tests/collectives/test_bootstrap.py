@@ -334,9 +334,9 @@ def test_shared_memory_does_not_reach_another_host():
 
 def test_rank_0_is_reached_at_the_interface_that_was_named():
     world = World(rendezvous=("192.0.2.1", 1))
-    assert bootstrap._own_address(world, Settings(interface="lo")) == "127.0.0.1"
+    assert bootstrap.own_address(world, Settings(interface="lo")) == "127.0.0.1"
     with pytest.raises(SettingsError, match="HOROVOD_GLOO_IFACE is 'nowhere0'"):
-        bootstrap._own_address(world, Settings(interface="nowhere0"))
+        bootstrap.own_address(world, Settings(interface="nowhere0"))
 
 
 def test_a_device_without_a_backend_is_named():

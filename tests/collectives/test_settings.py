@@ -63,11 +63,14 @@ GOOD = [
         ("HOROVOD_CPU_OPERATIONS is ccl, which does not exist here yet; it means auto",),
     ),
     ({"HOROVOD_CPU_OPERATIONS": "gloo"}, "remarks", ()),
+    ({"HOROVOD_TIMELINE": "trace.json"}, "timeline", "trace.json"),
+    ({"HOROVOD_TIMELINE": "DYNAMIC"}, "timeline", ""),
+    ({"HOROVOD_TIMELINE_MARK_CYCLES": "1"}, "timeline_mark_cycles", True),
     ({"HOROVOD_CONTROLLER": "MPI"}, "remarks", (f"HOROVOD_CONTROLLER {UNUSED}",)),
     (
-        {"HOROVOD_CCL_CACHE": "1", "HOROVOD_TIMELINE": "/tmp/t", "HOROVOD_TIMELINE_MARK_CYCLES": "1"},
+        {"HOROVOD_CCL_CACHE": "1", "HOROVOD_AUTOTUNE": "1"},
         "remarks",
-        (f"HOROVOD_CCL_CACHE {UNUSED}", f"HOROVOD_TIMELINE {NOT_YET}", f"HOROVOD_TIMELINE_MARK_CYCLES {NOT_YET}"),
+        (f"HOROVOD_CCL_CACHE {UNUSED}", f"HOROVOD_AUTOTUNE {NOT_YET}"),
     ),
     (
         {"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "20"},

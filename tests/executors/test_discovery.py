@@ -1,9 +1,11 @@
 """Finding hosts: by a script, and again and again while a job runs."""
 
+import itertools
 import logging
 import os
 import re
 import threading
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -163,8 +165,22 @@ class Told:
             assert self.changed.wait_for(lambda: len(self.hosts) >= count, SECONDS)
 
 
-def watch(discovery, told):
-    return Watch(discovery, told.found, lambda action: action(), interval=0.001)
+def watch(discovery, told, **options):
+    return Watch(discovery, told.found, lambda action: action(), interval=0.001, **options)
+
+
+class Stops:
+    """An event that notes how long each wait for it is, and is set in the third one."""
+
+    def __init__(self, waits):
+        self.waits = waits
+
+    def wait(self, seconds):
+        self.waits.append(seconds)
+        return self.is_set()
+
+    def is_set(self):
+        return len(self.waits) == 3
 
 
 class TestWatch:
@@ -194,6 +210,14 @@ class TestWatch:
         assert told.hosts == [{"a": 1}, {"a": 2}]
         kept = "; the job keeps the hosts that it has"
         assert caplog.messages == [f"it is broken{kept}", f"'worse'{kept}", f"it is broken{kept}"]
+
+    def test_it_rests_longer_after_a_long_search(self, monkeypatch):
+        clock, waits = itertools.count(step=2.0), []
+        monkeypatch.setattr("executors.discovery.time", SimpleNamespace(monotonic=lambda: next(clock)))
+        observed = watch(FixedHosts({"a": 1}), Told(), rest=10.0)
+        monkeypatch.setattr(observed, "_stopped", Stops(waits))
+        observed._run()
+        assert waits == [0.001, 20.0, 20.0]
 
     def test_nothing_is_told_after_the_block(self):
         told, discovery = Told(), Changing({"a": 1}, {"a": 2}, {"a": 3})

@@ -1,6 +1,7 @@
 """The driver of a job over agents that only note what they are asked for; the clock of the loop is the test's."""
 
 import json
+import re
 
 import pytest
 
@@ -383,6 +384,29 @@ class TestLeaving:
         report(job, agents, "worker-0", 0, kind="formed", round=0)
         driver.found({"a": 1})
         assert published(job, 1).text == "rank 1 on host b left"
+
+    @pytest.mark.parametrize(
+        ("least", "text", "planned"),
+        [
+            (1, "go on from the last commit", [True, False]),
+            (2, "are too few to go on alone, and lose the host then", []),
+        ],
+    )
+    def test_ranks_that_come_to_no_commit_before_their_host_is_gone(self, job, agents, caplog, least, text, planned):
+        driver = begun(elastic(3, least=least), job, agents, a=1, b=2)
+        report(job, agents, "worker-0", 0, kind="formed", round=0)
+        driver.found({"a": 1}, {"b": 5.0})
+        assert not caplog.records
+        agents.wait(4.0)
+        [line] = caplog.messages
+        assert re.sub(r"at \d\d:\d\d:\d\d", "at T", line) == (
+            "rank 1, rank 2 on host b came to no commit since the notice that the host will be gone at T; the others "
+            + text
+        )
+        assert [published(job, number + 1).planned for number in range(len(planned))] == planned
+        driver.host_lost("b", "preempted")
+        driver.failed("worker-1", KILLED)
+        assert len(caplog.messages) == 1
 
     def test_a_host_that_is_lost_takes_its_workers_with_it(self, job, agents):
         driver = begun(elastic(3), job, agents, a=1, b=2)

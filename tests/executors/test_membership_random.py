@@ -11,6 +11,7 @@ from executors.membership import (
     HostLost,
     Limits,
     Membership,
+    Overdue,
     Publish,
     Start,
     Stop,
@@ -44,9 +45,14 @@ class Cluster:
         self.end = None
 
     def tell(self, event):
-        for action in self.membership.handle(event, self.now):
+        actions = self.membership.handle(event, self.now)
+        for action in actions:
             assert self.end is None, "an action after the end"
             getattr(self, f"_{type(action).__name__.lower()}")(action)
+        for late in [action for action in actions if isinstance(action, Overdue) and action.go_on]:
+            [world] = [action for action in actions if isinstance(action, Publish)]
+            assert not world.planned
+            assert not set(world.members.workers) & set(late.workers)
         self._check()
 
     def _start(self, action: Start):
@@ -73,6 +79,11 @@ class Cluster:
         assert list(members[: len(trained)]) == trained
         assert trained or not self.trained
 
+    def _overdue(self, action: Overdue):
+        assert action.workers
+        assert set(action.workers) <= {worker for worker, host in self.alive.items() if host == action.host}
+        assert not self.slots[action.host]
+
     def _end(self, action: End):
         self.end = action
 
@@ -88,9 +99,9 @@ class Cluster:
         self.slots[host] = slots
         self.tell(HostFound(host, slots))
 
-    def drain(self, host, _):
+    def drain(self, host, seconds):
         self.slots[host] = 0
-        self.tell(HostDraining(host))
+        self.tell(HostDraining(host, self.now + seconds if seconds else None))
 
     def lose(self, host, _):
         self.slots[host] = 0

@@ -5,7 +5,6 @@ import threading
 import cloudpickle
 import pytest
 
-from collectives.api import PeerLostError
 from executors.api import RemoteError, WorkerError
 from executors.outcome import Outcome, capture, values
 
@@ -126,16 +125,13 @@ def test_values_are_in_the_order_of_the_ranks():
     assert values(reversed(outcomes_of(lambda: "a", lambda: "b"))) == ["a", "b"]
 
 
-def test_the_failure_at_the_root_is_raised():
-    lost, late = raising(PeerLostError("rank 1 is lost")), raising(KeyError("late"))
+def test_a_failure_among_values_is_raised():
     with pytest.raises(ValueError, match="why"):
-        values(outcomes_of(threading.Lock, lost, raising(ValueError("why")), late)[1:])
-    with pytest.raises(PeerLostError, match="rank 1 is lost"):
-        values(outcomes_of(lambda: "fine", lost))
+        values(outcomes_of(lambda: "fine", raising(ValueError("why"))))
 
 
 def test_a_death_is_raised_without_a_cause():
     death = WorkerError("killed", 1, "h", -9)
     with pytest.raises(WorkerError, match="killed") as caught:
-        values([*outcomes_of(raising(PeerLostError("rank 1 is lost"))), Outcome.of(death, 1, "h")])
+        values([*outcomes_of(lambda: "fine"), Outcome.of(death, 1, "h")])
     assert (caught.value.exit_code, caught.value.__cause__) == (-9, None)

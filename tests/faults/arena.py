@@ -16,7 +16,8 @@ from tests.faults.events import PROCESSES, Repertoire
 
 ROOT = Path(__file__).parents[2]
 TRAINING = Path(__file__).with_name("training.py")
-LEAVE_SECONDS = 60.0
+# A keeper on Ray waits for 60 s if its owner died before the first call.
+LEAVE_SECONDS = 90.0
 POLL_SECONDS = 0.01
 # A stopped rank is noticed within seconds.
 VARIABLES = {
@@ -47,8 +48,8 @@ class Arena(Protocol):
     def offer(self, slots: int) -> None:
         """There are ``slots`` slots from now on, and each of them may be used again."""
 
-    def kill_driver(self) -> None:
-        """Kill the driver."""
+    def kill_driver(self, part: str) -> None:
+        """Kill ``part`` of the driver, of the repertoire."""
 
     def running(self) -> int | None:
         """The exit status of the driver; None while it runs."""
@@ -69,15 +70,14 @@ class LocalArena:
         (folder / "tmp").mkdir()
         self._offers = 0
         self.offer(ranks)
-        command = [sys.executable, "-m", *self._job(), folder, model, samples, epochs]
         self._shm = _shared_memory()
-        with (folder / "log").open("w") as log:
-            self._driver = subprocess.Popen(
-                list(map(str, command)),
-                env={**os.environ, **VARIABLES, **self._folders()},
-                stdout=log,
-                stderr=log,
-            )
+        self._driver = self._start([*self._job(), folder, model, samples, epochs])
+
+    def _start(self, module, **pipes):
+        command = map(str, [sys.executable, "-m", *module])
+        with (self.folder / "log").open("a") as log:
+            environment = {**os.environ, **VARIABLES, **self._folders()}
+            return subprocess.Popen([*command], env=environment, **{"stdout": log, "stderr": log, **pipes})
 
     def _job(self):
         limits = f"-np {self.most} --min-np 1 --max-np {self.most} --blacklist-cooldown-range 1 1".split()
@@ -139,7 +139,7 @@ class LocalArena:
     def _hosts(self, slots, more):
         return f"localhost:{slots if slots < self.most else self.most + more}\n"
 
-    def kill_driver(self):
+    def kill_driver(self, part):
         self._driver.kill()
 
     def running(self):
@@ -154,15 +154,16 @@ class LocalArena:
             raise ViolationError(f"the job did not end within {LEAVE_SECONDS:g} s:\n{self.log[-2000:]}") from None
 
     def left(self):
-        deadline = time.monotonic() + LEAVE_SECONDS
-        while (found := self._remains()) and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
-        return found
+        return eventually_none(self._remains)
 
     def _remains(self):
+        driver = ["the driver"] if self._driver.poll() is None else []
         processes = [f"process {each.pid} {each.info['cmdline']}" for each in self._processes()]
         files = [f"file {path}" for path in (self.folder / "tmp").iterdir()]
-        return processes + files + [f"shared memory {name}" for name in sorted(_shared_memory() - self._shm)]
+        return [*driver, *processes, *files, *self._shared_memory()]
+
+    def _shared_memory(self):
+        return [f"shared memory {name}" for name in sorted(_shared_memory() - self._shm)]
 
     def _processes(self):
         """The processes of the job: its folder is in their command lines."""
@@ -173,6 +174,14 @@ class LocalArena:
 
 
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "continue": signal.SIGCONT, "drain": signal.SIGTERM}
+
+
+def eventually_none(look):
+    """What ``look`` finds in the end, if it is not nothing before."""
+    deadline = time.monotonic() + LEAVE_SECONDS
+    while (found := look()) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    return found
 
 
 def _shared_memory():

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.faults.arena import POLL_SECONDS, LocalArena
-from tests.faults.chronicle import ViolationError, check_result, check_values
-from tests.faults.events import draw
+from tests.faults.chronicle import ViolationError, check_notice, check_result, check_values
+from tests.faults.events import DRIVERS, draw
 
-START_SECONDS = 90.0
+START_SECONDS = 240.0
 RECOVERY_SECONDS = 60.0
 NEWCOMER_SECONDS = 60.0
 CALM_STEPS = 5
@@ -60,7 +60,7 @@ class Campaign:
 
     def _repertoire(self, job):
         """With GlobalBatches, one job makes the whole training."""
-        return job.repertoire if self._samples == "sampler" else replace(job.repertoire, driver=False)
+        return job.repertoire if self._samples == "sampler" else replace(job.repertoire, drivers=())
 
     @contextmanager
     def _blamed(self, job):
@@ -78,12 +78,14 @@ class Campaign:
             bout.prepare(self._random)
             blows = draw(self._random, bout.size, self._ranks, self._repertoire(job), job.remote(bout.workers))
             text = " + ".join(map(str, blows))
-            if blows[0].kind == "driver":
-                job.kill_driver()
+            if blows[0].kind in DRIVERS:
+                job.kill_driver(blows[0].kind)
                 self._end(job)
                 self._tell(f"{self._number:4} {text}: no process is left")
                 return
             self.outcomes.append(bout.fire(blows, text))
+            if all(blow.kind == "drain" for blow in blows):
+                check_notice(self.outcomes[-1], job.log)
             self._tell(f"{self._number:4} {self.outcomes[-1]}")
         if status := job.end():
             raise ViolationError(f"the driver ended with {status}")

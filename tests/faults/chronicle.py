@@ -121,6 +121,14 @@ def check_epoch(epoch, steps):
         raise ViolationError(f"epoch {epoch} has not seen each sample once, but (sample: times) {wrong}")
 
 
+def check_notice(outcome, log):
+    """After nothing but notices no step was done again, and ``log`` tells of no lost rank."""
+    worlds = range(outcome.before[0] + 1, outcome.after[0] + 1)
+    told = [line for world in worlds for line in log.splitlines() if f"world {world}: " in line]
+    if outcome.lost or any(" lost (" in line for line in told):
+        raise ViolationError(f"a notice was not used: {outcome}")
+
+
 def check_values(kept):
     """Each step gave the parameters that one process, alone, has after the same samples, bit for bit."""
     model = Replay()

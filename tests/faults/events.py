@@ -1,6 +1,7 @@
 """Pure: the random events of a campaign."""
 
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 LONG_SECONDS = 10.0
@@ -8,8 +9,9 @@ LONG_SECONDS = 10.0
 RECOVERY_SECONDS = 0.3
 # Longer than a silent host is waited for, so that the job has gone on when the link is healed.
 CUT_SECONDS = 8.0
-# Until another node comes for one that was lost.
+# Until another node comes for one that was lost; between the notice that a node or an executor will go, and its end.
 NODE_SECONDS = 3.0
+DRIVERS = {"driver", "JVM"}
 
 
 @dataclass(frozen=True)
@@ -17,10 +19,11 @@ class Blow:
     """One thing that happens to a job, ``at`` so many seconds after the beginning of the event.
 
     ``kind``: ``kill``, ``guard`` (its parent process is killed), ``task`` or ``executor`` (that of Spark is killed),
-    ``stop`` (for ``seconds``) or ``drain`` of the rank ``target``; ``agent`` (the one of its host is killed), ``cut``
-    (the link to its host, for ``seconds``) or ``node`` (that of Ray is killed; another one comes after ``seconds``),
-    and ``beside`` are the other ranks of this host; ``newcomer``: the next worker that comes is killed before it
-    trains; ``offer``: the hosts have ``target`` slots; ``driver``: it is killed.
+    ``stop`` (for ``seconds``) or ``drain`` (a notice to it, or to its node or executor, which ends after ``seconds``;
+    another one comes) of the rank ``target``; ``agent`` (the one of its host is killed), ``cut`` (the link to its host,
+    for ``seconds``) or ``node`` (that of Ray is killed; another one comes after ``seconds``), and ``beside`` are the
+    other ranks of this host; ``newcomer``: the next worker that comes is killed before it trains; ``offer``: the hosts
+    have ``target`` slots; ``driver`` or ``JVM`` (that of Spark's driver): it is killed.
     """
 
     kind: str
@@ -33,13 +36,13 @@ class Blow:
     def removes(self):
         """The ranks that are no members of the next world."""
         lost = self.kind != "stop" or self.seconds >= LONG_SECONDS
-        return (self.target, *self.beside) if lost and self.kind not in {"offer", "newcomer", "driver"} else ()
+        return (self.target, *self.beside) if lost and self.kind not in {"offer", "newcomer", *DRIVERS} else ()
 
     def __str__(self):
         late = f" after {self.at:.2f} s" if self.at else ""
         if self.kind == "offer":
             return f"offer {self.target} slots{late}"
-        if self.kind in {"driver", "newcomer"}:
+        if self.kind in {"newcomer", *DRIVERS}:
             return f"kill the {self.kind}{late}"
         seconds = f" for {self.seconds:g} s" if self.seconds else ""
         ranks = ", ".join(map(str, (self.target, *self.beside)))
@@ -48,19 +51,31 @@ class Blow:
 
 @dataclass(frozen=True)
 class Repertoire:
-    """What may happen to a job: ``hits`` to one rank, ``host``, each with its seconds, to all ranks of another host."""
+    """What may happen to a job: ``hits`` to one rank, ``host``, each with its seconds, to all ranks of another host.
+
+    ``notice``: the seconds of a drain that hits one rank; ``drivers``: what may be killed of the driver.
+    """
 
     hits: tuple[str, ...] = ("kill", "kill", "guard", "drain")
     host: tuple[tuple[str, float], ...] = ()
+    notice: float = 0.0
     offers: bool = True
-    driver: bool = True
+    drivers: tuple[str, ...] = ("driver",)
 
 
 PROCESSES = Repertoire()
 TWO_HOSTS = Repertoire(host=(("agent", 0.0), ("cut", CUT_SECONDS)))
-# Without drains: nothing here changes the slots of a host, so the slot of a rank that left would stay empty.
-NODES = Repertoire(hits=("kill",), host=(("node", NODE_SECONDS),), offers=False, driver=False)
-EXECUTORS = Repertoire(hits=("kill", "task", "executor"), offers=False, driver=False)
+# Nodes and executors drain, and never a rank by itself: nothing here changes the slots of a host, so the slot of a rank
+# that left would stay empty.
+NODES = Repertoire(
+    hits=("kill",),
+    host=(("node", NODE_SECONDS), ("drain", NODE_SECONDS)),
+    offers=False,
+    drivers=("driver",) * 3,
+)
+EXECUTORS = Repertoire(
+    hits=("kill", "task", "executor", "drain"), notice=NODE_SECONDS, offers=False, drivers=("driver", "JVM") * 2
+)
 
 
 def draw(random, size, most, repertoire=PROCESSES, remote=()):
@@ -70,7 +85,13 @@ def draw(random, size, most, repertoire=PROCESSES, remote=()):
     """
     if size == 1:
         return (Blow("offer", most),)
-    kinds = {"single": 6, "offer": 2 * repertoire.offers, "stop": 1, "driver": 0.3 * repertoire.driver, "newcomer": 1}
+    kinds = {
+        "single": 6,
+        "offer": 2 * repertoire.offers,
+        "stop": 1,
+        "driver": 0.3 * len(repertoire.drivers),
+        "newcomer": 1,
+    }
     pairs = {"two": 3, "during": 3} if size > 2 else {}
     hosts = {"host": 3} if repertoire.host and 0 < len(remote) < size else {}
     weights = {**kinds, **pairs, **hosts}
@@ -93,10 +114,12 @@ class Draw:
         return getattr(self, f"_{kind}")()
 
     def _hit(self):
-        return self.random.choice(self.repertoire.hits)
+        """A blow that lacks its target."""
+        kind = self.random.choice(self.repertoire.hits)
+        return partial(Blow, kind, seconds=self.repertoire.notice * (kind == "drain"))
 
     def _single(self):
-        return (Blow(self._hit(), self.random.randrange(self.size)),)
+        return (self._hit()(self.random.randrange(self.size)),)
 
     def _host(self):
         """All ranks of a host at once."""
@@ -114,19 +137,19 @@ class Draw:
     def _two(self):
         """Two ranks at once; or one and another number of slots."""
         first, second = self.random.sample(range(self.size), 2)
-        others = [Blow(self._hit(), second), Blow("offer", self.random.randint(2, self.most))]
+        others = [self._hit()(second), Blow("offer", self.random.randint(2, self.most))]
         other = self.random.choice(others if self.repertoire.offers else others[:1])
-        return Blow(self._hit(), first), other
+        return self._hit()(first), other
 
     def _during(self):
         """Another rank while the others recover from the loss of the first, or the same one once more."""
         first, second = self.random.sample(range(self.size), 2)
         at = round(self.random.uniform(0.0, RECOVERY_SECONDS), 2)
-        again = self.random.choice([Blow(self._hit(), second, at), Blow("kill", first, at)])
-        return Blow(self._hit(), first), again
+        again = self.random.choice([self._hit()(second, at), Blow("kill", first, at)])
+        return self._hit()(first), again
 
     def _newcomer(self):
         return Blow("kill", self.random.randrange(self.size)), Blow("newcomer")
 
     def _driver(self):
-        return (Blow("driver"),)
+        return (Blow(self.random.choice(self.repertoire.drivers)),)

@@ -14,6 +14,7 @@ SETTINGS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.task.maxFailures": "100000",
     "spark.deploy.maxExecutorRetries": "-1",
+    "spark.decommission.enabled": "true",
 }
 
 

@@ -1,10 +1,12 @@
 """The checks of a campaign find what they are for."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from tests.faults.chronicle import Chronicle, ViolationError, check_result, check_values
+from tests.faults.campaign import Outcome
+from tests.faults.chronicle import Chronicle, ViolationError, check_notice, check_result, check_values
 from tests.faults.replay import Replay
 from tests.faults.training import BATCH, SAMPLES
 
@@ -71,6 +73,21 @@ def test_parameters_that_the_samples_do_not_give(tmp_path):
     notes[2]["digest"] = "other"
     with pytest.raises(ViolationError, match="step 3 in world 0 gave other parameters than its samples"):
         check_values(read(tmp_path, notes).kept)
+
+
+LOG = """\
+world 4: 2 ranks, rank 1 lost (killed), resumed after 0.10 s, 0 steps lost
+world 5: 1 rank, rank 1 {}, resumed after 0.02 s, 0 steps lost
+"""
+
+
+def test_a_notice():
+    outcome = Outcome("drain rank 1", (4, 2), (5, 1), pause=0.1, lost=0)
+    check_notice(outcome, LOG.format("left"))
+    with pytest.raises(ViolationError, match="a notice was not used: drain rank 1"):
+        check_notice(outcome, LOG.format("lost (its task was lost)"))
+    with pytest.raises(ViolationError, match="a notice was not used"):
+        check_notice(replace(outcome, lost=1), LOG.format("left"))
 
 
 def test_a_result_that_differs(tmp_path):

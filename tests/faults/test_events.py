@@ -1,10 +1,11 @@
 """The draw of events."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
-from tests.faults.events import EXECUTORS, LONG_SECONDS, NODES, TWO_HOSTS, Blow, draw
+from tests.faults.events import DRIVERS, EXECUTORS, LONG_SECONDS, NODE_SECONDS, NODES, TWO_HOSTS, Blow, draw
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -15,11 +16,11 @@ def test_one_rank_is_always_left_alone(size):
         assert all(blow.target < size for blow in blows if blow.removes)
 
 
-@pytest.mark.parametrize(("repertoire", "kinds"), [(TWO_HOSTS, {"agent", "cut"}), (NODES, {"node"})])
+@pytest.mark.parametrize(("repertoire", "kinds"), [(TWO_HOSTS, {"agent", "cut"}), (NODES, {"node", "drain"})])
 def test_a_host_is_lost_with_all_its_ranks_and_never_with_all_of_the_job(repertoire, kinds):
     def hosts(remote):
         drawn = [draw(random.Random(seed), 3, 3, repertoire, remote) for seed in range(300)]
-        return [blow for blows in drawn for blow in blows if blow.kind in {"agent", "cut", "node"}]
+        return [blow for blows in drawn for blow in blows if blow.beside or blow.kind in kinds - {"drain"}]
 
     assert {blow.kind for blow in hosts((0, 2))} == kinds
     assert {blow.removes for blow in hosts((0, 2))} == {(0, 2)}
@@ -28,10 +29,24 @@ def test_a_host_is_lost_with_all_its_ranks_and_never_with_all_of_the_job(reperto
 
 
 @pytest.mark.parametrize("repertoire", [NODES, EXECUTORS])
-def test_clusters_are_offered_nothing_and_keep_their_driver(repertoire):
+def test_clusters_are_offered_nothing(repertoire):
     drawn = [draw(random.Random(seed), 3, 3, repertoire) for seed in range(300)]
     kinds = {blow.kind for blows in drawn for blow in blows}
-    assert kinds == {*repertoire.hits, "stop", "newcomer"}
+    assert kinds == {*repertoire.hits, *repertoire.drivers, "stop", "newcomer"}
+
+
+@pytest.mark.parametrize(("repertoire", "remote"), [(NODES, (0, 2)), (EXECUTORS, ())])
+def test_a_cluster_takes_what_drains_in_the_end(repertoire, remote):
+    drawn = [draw(random.Random(seed), 3, 3, repertoire, remote) for seed in range(300)]
+    notices = [blow for blows in drawn for blow in blows if blow.kind == "drain"]
+    assert {blow.seconds for blow in notices} == {NODE_SECONDS}
+    assert all(set(blow.removes) >= {blow.target} for blow in notices)
+
+
+def test_a_driver_that_shall_live():
+    repertoire = replace(EXECUTORS, drivers=())
+    drawn = [draw(random.Random(seed), 3, 3, repertoire) for seed in range(300)]
+    assert not {blow.kind for blows in drawn for blow in blows} & DRIVERS
 
 
 def test_all_kinds_come_and_a_seed_repeats_them():
@@ -47,3 +62,5 @@ def test_what_an_event_says():
     assert str(Blow("offer", 3)) == "offer 3 slots"
     assert str(Blow("cut", 0, seconds=8.0, beside=(2,))) == "cut rank 0, 2 for 8 s"
     assert str(Blow("newcomer")) == "kill the newcomer"
+    assert str(Blow("JVM")) == "kill the JVM"
+    assert str(Blow("drain", 1, 0.25, NODE_SECONDS)) == "drain rank 1 for 3 s after 0.25 s"

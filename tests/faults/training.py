@@ -2,7 +2,7 @@
 
 MODEL is ``numpy`` or ``torch``; SAMPLES is ``sampler``, an ElasticSampler, or ``batches``, GlobalBatches. Each worker
 appends to ``FOLDER/<worker>`` a line of JSON for each step that it finishes, with the samples of all ranks and a digest
-of the parameters. It ends after EPOCHS, or when ``FOLDER/end`` exists, and leaves when ``FOLDER/drain-<worker>`` does.
+of the parameters. It ends after EPOCHS, or when ``FOLDER/end`` exists.
 """
 
 import json
@@ -19,7 +19,6 @@ from hvd_cluster.elastic.batches import GlobalBatches
 from hvd_cluster.elastic.handlers import HandledState, SamplerStateHandler, StateDictHandler
 from hvd_cluster.elastic.loop import run
 from hvd_cluster.elastic.sampler import ElasticPartition
-from hvd_cluster.elastic.session import drain
 from hvd_cluster.objects import allgather_object
 
 STEP_SECONDS = 0.01
@@ -175,8 +174,6 @@ class Worker:
     def step(self, state, indices):
         """Whether the training shall end before this step."""
         time.sleep(STEP_SECONDS)
-        if (self.folder / f"drain-{self.name}").exists():
-            drain()
         parts = allgather_object((self.name, indices, (self.folder / "end").exists()), "parts")
         if any(ends for _, _, ends in parts):
             return True

@@ -19,7 +19,8 @@ ARGUMENTS = {"cooldown_range": (1, 1), "elastic_timeout": 120}
 def train(folder, fails=""):
     """Steps until ``folder/end`` exists; says at the begin of each world who and where it is.
 
-    ``seen`` counts whole steps, each of which all ranks make together.
+    ``seen`` counts whole steps, each of which all ranks make together. A worker waits in the middle of a step while
+    ``folder/hold.<its name>`` exists.
     """
     import ray
     import torch  # noqa: F401  ranks on several nodes need it; a newcomer shall have it before it is ready
@@ -35,6 +36,8 @@ def train(folder, fails=""):
             time.sleep(STEP_SECONDS)
             if fails == worker and state.step == 3:
                 raise ValueError(f"bad batch of {worker}")
+            while (Path(folder) / f"hold.{worker}").exists():
+                time.sleep(STEP_SECONDS)
             parts = allgather_object((state.step, (Path(folder) / "end").exists()), "parts")
             assert len({step for step, _ in parts}) == 1, parts
             state.step += 1

@@ -1,6 +1,7 @@
 """One Ray cluster for all tests here: two nodes of two CPUs, the second with four GPUs that exist on paper."""
 
 import os
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -15,14 +16,32 @@ from ray.cluster_utils import Cluster
 HERE = Path(__file__).parent
 STORE_BYTES = 80 << 20
 # Ours, and those of Ray Train.
-ACTORS = tuple(f"ray::{name}" for name in ("HorovodWorker", "GroupKeeper", "RayTrainWorker", "TrainController"))
+KINDS = ("HorovodWorker", "GroupKeeper", "RequestKeeper", "Deputy", "RayTrainWorker", "TrainController")
+ACTORS = tuple(f"ray::{kind}" for kind in KINDS)
 # Ray says after 2 seconds, instead of after 12, that a node died.
 HEALTH = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000, "health_check_failure_threshold": 2}
 
 
 @contextmanager
-def running_cluster() -> Iterator[Cluster]:
-    """The cluster, with this process as its driver; fails when a node outlives it."""
+def running_cluster(nodes: int = 2) -> Iterator[Cluster]:
+    """The cluster, or only its first node, with this process as its driver; fails when a node outlives it."""
+    with ray_folder() as folder:
+        cluster = Cluster()
+        add_node(cluster, folder, include_dashboard=False, _system_config=HEALTH)
+        if nodes == 2:
+            add_node(cluster, folder, num_gpus=4)
+        connect(cluster)
+        started = psutil.Process().children(recursive=True)
+        yield cluster
+        ray.shutdown()
+        cluster.shutdown()
+        _, alive = psutil.wait_procs(started, timeout=10)
+    assert not [process for process in alive if "raylet" in process.name()], "a Ray node outlived the tests"
+
+
+@contextmanager
+def ray_folder() -> Iterator[str]:
+    """A folder for the files of a cluster that is started in the block, and an environment for its processes."""
     paths = [str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
     # The folder's name is a part of the paths of Unix sockets, which have to be short.
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="hvd-") as folder:
@@ -32,16 +51,7 @@ def running_cluster() -> Iterator[Cluster]:
         (Path(folder) / "ray").mkdir()
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
-        cluster = Cluster()
-        add_node(cluster, folder, include_dashboard=False, _system_config=HEALTH)
-        add_node(cluster, folder, num_gpus=4)
-        connect(cluster)
-        started = psutil.Process().children(recursive=True)
-        yield cluster
-        ray.shutdown()
-        cluster.shutdown()
-        _, alive = psutil.wait_procs(started, timeout=10)
-    assert not [process for process in alive if "raylet" in process.name()], "a Ray node outlived the tests"
+        yield folder
 
 
 def add_node(cluster: Cluster, folder: str, **options: object):
@@ -65,11 +75,19 @@ def workers_left() -> list[psutil.Process]:
     return [process for process in psutil.Process().children(recursive=True) if _title(process).startswith(ACTORS)]
 
 
-def eventually(condition: Callable[[], bool], seconds: float) -> None:
+def eventually(condition: Callable[[], bool], seconds: float, pause: float = 0.02) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"still not so after {seconds} s"
-        time.sleep(0.02)
+        time.sleep(pause)
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
 
 
 def _title(process: psutil.Process) -> str:

@@ -37,7 +37,8 @@ def start(cluster, tmp_path):
         run.close()
 
 
-def test_survivors_go_on_and_a_newcomer_replaces_the_lost(start):
+def test_survivors_go_on_a_newcomer_replaces_the_lost_and_one_that_gets_sigterm_hands_over(start, caplog):
+    caplog.set_level("INFO", "executors.driver")
     job = start(min_workers=1, num_workers=3, max_workers=3)
     first = job.world(3)
     os.kill(first[1]["pid"], signal.SIGKILL)
@@ -45,9 +46,15 @@ def test_survivors_go_on_and_a_newcomer_replaces_the_lost(start):
     assert [each["worker"] for each in second] == [first[0]["worker"], first[2]["worker"]]
     third = job.world(3, without=[first[1]["worker"]])
     assert [each["pid"] for each in third[:2]] == [each["pid"] for each in second]
+    os.kill(third[0]["pid"], signal.SIGTERM)
+    fourth = job.world(2, without=[first[1]["worker"], third[0]["worker"]])
     values = job.end()
-    assert [value[1:] for value in values] == [(0, 0), (1, 0), (2, 0)]
-    assert [value[0] for value in values] == [each["worker"] for each in third]
+    assert [value[1:] for value in values] == [(0, 0), (1, 0)]
+    assert (
+        [value[0] for value in values] == [each["worker"] for each in fourth] == [each["worker"] for each in third[1:]]
+    )
+    [line] = [text for text in caplog.messages if text.startswith("world 3: ")]
+    assert re.match(r"world 3: 2 ranks, rank 0 on host \S+ left, resumed after", line)
 
 
 def test_an_exception_ends_the_job_as_itself(start):
@@ -58,7 +65,7 @@ def test_an_exception_ends_the_job_as_itself(start):
     assert "in go" in caught.value.__cause__.traceback
 
 
-def test_nodes_come_drain_and_die(cluster, start, caplog):
+def test_nodes_come_drain_and_die(cluster, start, caplog, tmp_path):
     caplog.set_level("INFO", "executors.driver")
     folder, home = cluster.head_node._ray_params.temp_dir, cluster.head_node.node_id
     [other] = [node.node_id for node in cluster.list_all_nodes() if node.node_id != home]
@@ -70,9 +77,12 @@ def test_nodes_come_drain_and_die(cluster, start, caplog):
     three = job.world(3)
     assert [each["pid"] for each in three[:2]] == [each["pid"] for each in first]
     assert three[2]["node"] == drained.node_id
-    drain(cluster, drained)
     gone = [three[2]["worker"]]
+    hold = tmp_path / f"hold.{gone[0]}"
+    hold.touch()  # it comes to no commit before the deadline
+    drain(cluster, drained, seconds=1)
     job.world(2, gone)
+    hold.unlink()
     cluster.remove_node(drained, allow_graceful=True)
 
     killed = add_node(cluster, folder)
@@ -86,10 +96,12 @@ def test_nodes_come_drain_and_die(cluster, start, caplog):
     lines = [re.sub(r" on host \S+|, resumed .*", "", text) for text in told if ", resumed after" in text]
     assert lines[-4:-1] == [
         "world 1: 3 ranks, rank 2 joined",
-        "world 2: 2 ranks, rank 2 left",
-        "world 3: 3 ranks, rank 2 joined",
+        "world 3: 2 ranks, rank 2 left",
+        "world 4: 3 ranks, rank 2 joined",
     ]
-    assert lines[-1].startswith("world 4: 2 ranks, rank 2 lost (its Ray node has died (")
+    [late] = [text for text in told if "came to no commit since the notice" in text]
+    assert late.startswith("rank 2 on host ")
+    assert lines[-1].startswith("world 5: 2 ranks, rank 2 lost (its Ray node has died (")
 
 
 def test_too_few_workers(start, monkeypatch, caplog):
@@ -106,9 +118,9 @@ def test_too_few_workers(start, monkeypatch, caplog):
     assert warning.endswith("waiting up to 1 s for it (elastic_timeout)")
 
 
-def drain(cluster, node):
-    """Tell Ray that ``node`` will be preempted in a minute."""
-    deadline = int((time.time() + 60) * 1000)
+def drain(cluster, node, seconds):
+    """Tell Ray that ``node`` will be preempted in so many seconds."""
+    deadline = int((time.time() + seconds) * 1000)
     client = ray._raylet.GcsClient(address=cluster.gcs_address)
     accepted, reason = client.drain_node(node.node_id, PREEMPTION, "the test wants it", deadline)
     assert accepted, reason

@@ -106,7 +106,7 @@ def test_a_label_that_a_node_does_not_have():
 class TestDemand:
     def demand(self, calls, labels=None, state=None):
         request = lambda **arguments: calls.append(arguments)  # noqa: E731
-        return Demand(2, NEED, labels or {}, request, lambda: state or cluster(a=4))
+        return Demand(2, NEED, labels or {}, request, lambda: state or cluster(a=4), keep=lambda: None)
 
     def test_asks_for_all_while_some_are_missing_and_once(self):
         calls = []
@@ -125,6 +125,18 @@ class TestDemand:
         demand.withdraw()
         assert [bool(call["bundles"]) for call in calls] == [True, False, True, False]
 
+    def test_a_keeper_comes_with_the_first_request_and_goes_at_the_end(self, monkeypatch):
+        told = []
+        monkeypatch.setattr("executors.ray.demand.ray.kill", lambda keeper: told.append(f"{keeper} ends"))
+        keep = lambda: told.append("it comes") or "it"  # noqa: E731
+        demand = Demand(2, NEED, {}, lambda **bundles: told.append("asked"), lambda: cluster(a=4), keep)
+        demand.update({"a": Share(2)})
+        assert not told
+        demand.update({})
+        demand.update({"a": Share(2)})
+        demand.withdraw()
+        assert told == ["it comes", "asked", "asked", "it ends"]
+
     def test_others_keep_what_they_use(self):
         assert bundles(2, NEED, cluster(a=1), {"a": Share(1)}) == [NEED, NEED, {"CPU": 2.0}]
 
@@ -137,7 +149,7 @@ class TestDemand:
         def fail(**arguments):
             raise RuntimeError("no cluster")
 
-        Demand(2, NEED, {}, fail, lambda: cluster(a=4)).update({})
+        Demand(2, NEED, {}, fail, lambda: cluster(a=4), keep=lambda: None).update({})
         assert "the autoscaler could not be asked for 2 workers: no cluster" in caplog.text
 
 

@@ -1,5 +1,6 @@
 """Starting, failing and ending: each test has an executor of its own and leaves nothing behind."""
 
+import json
 import os
 import signal
 import threading
@@ -10,6 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 import ray
+from ray.autoscaler._private.constants import AUTOSCALER_RESOURCE_REQUEST_CHANNEL
+from ray.autoscaler.sdk import request_resources
+from ray.experimental.internal_kv import _internal_kv_get
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from ray_cluster import add_node, connect, eventually, groups_left, workers_left
 
@@ -83,6 +87,19 @@ def start_and_hang(path):
     time.sleep(HANG_S)
 
 
+def ask_and_hang(path):
+    """Ask the autoscaler, with a keeper of the request."""
+    kept = keeper.keep_request()
+    request_resources(bundles=[{"CPU": 1.0}] * 99)
+    ray.get(kept.ready.remote())
+    Path(path).write_text(str(os.getpid()))
+    time.sleep(HANG_S)
+
+
+def requests_left():
+    return json.loads(_internal_kv_get(AUTOSCALER_RESOURCE_REQUEST_CHANNEL) or b"[]")
+
+
 class TestOwners:
     def test_groups_go_with_the_actors_that_were_killed(self):
         """One by the kernel, the other one by Ray."""
@@ -100,6 +117,14 @@ class TestOwners:
         eventually(lambda: path.exists() and path.read_text(), SECONDS)
         os.kill(int(path.read_text()), signal.SIGKILL)
         eventually(lambda: not groups_left() and not workers_left(), SECONDS)
+
+    def test_a_request_to_the_autoscaler_goes_with_its_owner_that_was_killed(self, tmp_path):
+        path = tmp_path / "pid"
+        ray.remote(num_cpus=0, max_retries=0)(ask_and_hang).remote(str(path))
+        eventually(lambda: path.exists() and path.read_text(), SECONDS)
+        assert requests_left()
+        os.kill(int(path.read_text()), signal.SIGKILL)
+        eventually(lambda: not requests_left() and not workers_left(), SECONDS)
 
     def test_an_actor_that_shuts_down_leaves_no_keeper(self):
         owner = ray.remote(num_cpus=0)(Owner).remote()

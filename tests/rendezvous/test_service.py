@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import aiohttp
 import pytest
+from msgpack import packb
 
 from collectives.api import (
     CollectiveTimeoutError,
@@ -183,6 +184,15 @@ class TestService:
     def test_malformed(self, server: RendezvousServer, method: str, path: str, status: int) -> None:
         answered, text = send(server, method, path, signed(method, path))
         assert answered == status
+        assert text
+        self.nothing_changed(server)
+
+    @pytest.mark.parametrize(
+        "values", [b"", b"\xc1", packb({"a": 1}), packb({1: b"a"}), packb({b"a": b"b"}), packb(["a"]), packb({"": b""})]
+    )
+    def test_malformed_values_of_several_keys(self, server: RendezvousServer, values: bytes) -> None:
+        status, text = send(server, "PUT", "/keys", signed("PUT", "/keys", values), values)
+        assert status == 400
         assert text
         self.nothing_changed(server)
 

@@ -35,6 +35,15 @@ class TestStore:
         store.set("key", b"new")
         assert store.get("key", 1) == b"new"
 
+    def test_several_keys_at_once(self, store: Store) -> None:
+        store.set("a", b"old")
+        store.set_all({"a": b"new", "b/c": b"\x80"})
+        assert (store.get("a", 0), store.get("b/c", 0)) == (b"new", b"\x80")
+        with pytest.raises(InvalidRequestError, match="1 to 1024"):
+            store.set_all({"d": b"1", "": b"2"})
+        with pytest.raises(CollectiveTimeoutError):
+            store.get("d", 0)
+
     def test_get_waits_for_a_later_set(self, store: Store) -> None:
         with in_thread(lambda: store.get("late", 30)) as result:
             store.set("other", b"no")

@@ -46,9 +46,9 @@ class Entries:
 
     def publish(self, start: int, entry: Any) -> None:
         """Rank 0 listens at ``entry``."""
-        self._store.set(self._key(start), msgpack.packb(entry))
+        current = msgpack.packb((self._hello.round, entry))
+        self._store.set_all({self._key(start): msgpack.packb(entry), CURRENT: current})
         self.passed(start)
-        self._store.set(CURRENT, msgpack.packb((self._hello.round, entry)))
 
     def publish_error(self, start: int, reason: BaseException) -> None:
         """The start has failed: a rank that comes later, or cannot be admitted, can still read the first reason."""

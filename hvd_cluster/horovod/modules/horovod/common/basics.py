@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from hvd_cluster import basics, capabilities
+from hvd_cluster import basics, capabilities, timeline
 from hvd_cluster.horovod.finder import STAND_IN
 from hvd_cluster.operations.reductions import Adasum, Average, Max, Min, Product, Sum
 
@@ -26,6 +26,8 @@ class HorovodBasics:
     local_size = staticmethod(basics.local_size)
     cross_rank = staticmethod(basics.cross_rank)
     cross_size = staticmethod(basics.cross_size)
+    start_timeline = staticmethod(timeline.start_timeline)
+    stop_timeline = staticmethod(timeline.stop_timeline)
     mpi_threads_supported = staticmethod(capabilities.mpi_threads_supported)
     mpi_enabled = staticmethod(capabilities.mpi_enabled)
     mpi_built = staticmethod(capabilities.mpi_built)

@@ -1,0 +1,182 @@
+"""The file of a timeline: a JSON array, complete after every write."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+from collectives.timeline.records import MICROSECONDS, PID, Record, Row, quoted
+
+__all__ = ["Document", "DocumentError"]
+
+END = b"\n]\n"
+LARGEST_WRITE = 1 << 16
+FIRST_RANK_PID = 1 << 20
+"""The process id of the row of rank 0; those of tensors are below."""
+
+
+class DocumentError(Exception):
+    """The file cannot be written."""
+
+
+class Document:
+    """Owns the file at ``path``, which it replaces, or continues if it ``resumes`` a timeline.
+
+    ``start`` is when its times begin, in microseconds since the epoch: now, or in the file that it continues. A reader
+    finds a JSON array at any time but that of a write. A write that fails leaves the array as it was before. Raises
+    DocumentError, here and in :meth:`write`. For one thread.
+    """
+
+    def __init__(self, path: str, resumes: bool = False) -> None:
+        self.path = path
+        self.start = int(time.time() * MICROSECONDS)
+        self._pids: dict[Row, str] = {}
+        self._tensors = 0
+        self._file = _open(path)
+        self._end = 0
+        self._is_resumed = False
+        try:
+            if not (resumes and self._resume()):
+                os.ftruncate(self._file, 0)
+                self._append("[\n", _head(self.start))
+        except OSError as error:
+            os.close(self._file)
+            raise DocumentError(_explained(path, error)) from error
+
+    def _resume(self) -> bool:
+        """Go on behind the last whole record; False if the file is no timeline."""
+        with open(self.path, "rb") as file:
+            if file.readline() != b"[\n":
+                return False
+            for line in file:
+                if b'"ph":"M"' in line:
+                    with suppress(ValueError, LookupError, TypeError):  # a part of a record, or of another program
+                        self._remember(json.loads(line.rstrip(b",\n")))
+            size = file.tell()
+            file.seek(max(0, size - LARGEST_WRITE))
+            tail = file.read()
+        last = tail.rfind(END if tail.endswith(END) else b",\n")
+        if last < 0 or not self._is_resumed:
+            return False
+        self._end = size - len(tail) + last
+        os.ftruncate(self._file, self._end)
+        self._write_at(self._end, END)
+        return True
+
+    def _remember(self, record: dict[str, Any]) -> None:
+        pid, args = record["pid"], record["args"]
+        if "start_time_since_epoch_in_micros" in args:
+            self.start, self._is_resumed = args["start_time_since_epoch_in_micros"], True
+        elif record["name"] == "process_name":
+            row = Row(args["name"], pid - FIRST_RANK_PID if pid >= FIRST_RANK_PID else -1)
+            self._pids[row] = str(pid)
+            self._tensors += row.rank < 0
+
+    def write(self, records: Iterable[Record]) -> None:
+        """Append ``records``."""
+        lines: list[str] = []
+        for row, text in records:
+            pid = self._pids.get(row)
+            if pid is None:
+                pid = self._introduce(row, lines)
+            lines.append(text.replace(PID, pid))
+        try:
+            for piece in _pieces(lines):
+                self._append(",\n", piece)
+        except OSError as error:
+            raise DocumentError(_explained(self.path, error)) from error
+
+    def _introduce(self, row: Row, lines: list[str]) -> str:
+        is_rank = row.rank >= 0
+        self._tensors += not is_rank
+        pid = FIRST_RANK_PID + row.rank if is_rank else self._tensors
+        lines += _metadata(pid, row.name, row.rank - FIRST_RANK_PID if is_rank else pid)
+        self._pids[row] = str(pid)
+        return str(pid)
+
+    def _append(self, separator: str, lines: list[str]) -> None:
+        data = (separator + ",\n".join(lines)).encode()
+        try:
+            self._write_at(self._end, data + END)
+        except OSError:
+            os.ftruncate(self._file, self._end)
+            if self._end:
+                self._write_at(self._end, END)
+            raise
+        self._end += len(data)
+
+    def _write_at(self, place: int, data: bytes) -> None:
+        while data:
+            written = os.pwrite(self._file, data, place)
+            data, place = data[written:], place + written
+
+    @property
+    def origin(self) -> float:
+        """When its times begin, on the monotonic clock of this process."""
+        return time.monotonic() - (time.time() - self.start / MICROSECONDS)
+
+    def close(self) -> None:
+        """Release the file, which is complete. Idempotent."""
+        if self._file >= 0:
+            fcntl.flock(self._file, fcntl.LOCK_UN)  # children that were forked share the lock
+            self.disown()
+
+    def disown(self) -> None:
+        """In a forked child: close this copy of the descriptor; the lock stays with the parent."""
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+
+
+def _open(path: str) -> int:
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except (OSError, ValueError) as error:
+        raise DocumentError(_explained(path, error)) from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(file)
+        raise DocumentError(f"another job writes a timeline to {path!r}; give each job a file of its own") from error
+    except OSError:
+        pass  # a file system without locks
+    return file
+
+
+def _explained(path: str, error: Exception) -> str:
+    reason = getattr(error, "strerror", None) or str(error)
+    return f"the timeline cannot be written to {path!r}: {reason}; give a file where this user may write, with space"
+
+
+def _head(start: int) -> list[str]:
+    args = quoted({"start_time_since_epoch_in_micros": start})
+    return [
+        f'{{"pid":0,"ph":"M","name":"process_name","args":{args}}}',
+        '{"pid":0,"ph":"M","name":"process_sort_index","args":{"sort_index":0}}',
+    ]
+
+
+def _metadata(pid: int, name: str, place: int) -> list[str]:
+    return [
+        f'{{"pid":{pid},"ph":"M","name":"process_name","args":{quoted({"name": name})}}}',
+        f'{{"pid":{pid},"ph":"M","name":"process_sort_index","args":{{"sort_index":{place}}}}}',
+    ]
+
+
+def _pieces(lines: list[str]) -> Iterable[list[str]]:
+    """``lines`` in pieces for one write each."""
+    piece: list[str] = []
+    size = 0
+    for line in lines:
+        if size + len(line) > LARGEST_WRITE and piece:
+            yield piece
+            piece, size = [], 0
+        piece.append(line)
+        size += len(line)
+    if piece:
+        yield piece

@@ -1,0 +1,208 @@
+"""The lanes of one rank: what is open on each, and the records that open and close it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from zlib import crc32
+
+from collectives.events import Submitted
+from collectives.timeline.records import Moment, Record, quoted, rank_row, spans, tensor_row, text
+
+__all__ = ["RankLane", "TensorLane"]
+
+WITHOUT_BACKEND = ("JOIN", "ADD_PROCESS_SET", "REMOVE_PROCESS_SET")
+"""Operations that are over when they are decided."""
+COUNTER_MICROSECONDS = 1000.0
+"""The shortest time between two values of the bytes in flight, other than those at the ends of a batch."""
+BATCH_LANES, PHASE_LANES = 0, 100
+"""The numbers of the first lane of batches, and of that of phases, in the row of a rank."""
+MOST_LANES = 1 << 20
+ARROW = '"name":"execution","cat":"execution"'
+NEGOTIATE = "NEGOTIATE_"
+START = Moment.at(0.0)
+
+
+class TensorLane:
+    """A tensor on one rank: waits for the other ranks, waits for its batch, is in its backend.
+
+    ``flow`` is the id of the arrow from the submission to the batch; empty where the submission was not seen.
+    """
+
+    def __init__(self, name: str, process_set: int, rank: int, records: list[Record]) -> None:
+        self._row = tensor_row(name, process_set)
+        self._lane = rank
+        self._records = records
+        self._open: tuple[str, ...] = ()
+        self._ended = START
+        self._heard: dict[int, Moment] = {}
+        self._next: tuple[Submitted, Moment, str] | None = None
+        self._args = ""
+        self._nbytes = 0
+        self._is_named = False
+        self.flow = ""
+
+    def submit(self, event: Submitted, now: Moment, flow: str) -> None:
+        """The tensor waits for the other ranks. If the end of its last operation is not known yet, that comes first."""
+        if self._open:
+            self._next = event, now, flow
+            return
+        waits = NEGOTIATE + event.operation.upper().replace(" ", "_")
+        begin = max(self._ended, min([now, *self._heard.values()]))
+        self._change(begin, ("B", waits), opened=(waits,))
+        for rank, heard in self._heard.items():
+            self._tick(rank, max(begin, heard))
+        self._heard.clear()
+        self._write(text("s", self._lane, max(begin, now), f',"id":"{flow}",{ARROW}'))
+        self._nbytes, self.flow = event.nbytes, flow
+        self._args = f',"args":{{"dtype":"{event.dtype}","shape":"{list(event.shape)}"}}}}'
+
+    def hear(self, ranks: Iterable[int], now: Moment) -> None:
+        """The coordinator knows that ``ranks`` have submitted the tensor, perhaps before this rank has."""
+        for rank in ranks:
+            if self._is_negotiating:
+                self._tick(rank, now)
+            else:
+                self._heard.pop(rank, None)  # the order is that of the times
+                self._heard[rank] = now
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the tensor is not in flight."""
+        return not (self._open or self._heard)
+
+    @property
+    def _is_negotiating(self) -> bool:
+        return len(self._open) == 1
+
+    def decide(self, now: Moment) -> None:
+        """The tensor waits for its batch; one without a backend is done."""
+        if not self._is_negotiating:
+            return
+        (waits,) = self._open
+        operation = waits.removeprefix(NEGOTIATE)
+        if operation in WITHOUT_BACKEND:
+            self._change(now, ("E", waits), opened=())
+        else:
+            begun = ("B", operation), ("B", "QUEUE")
+            self._change(now, ("E", waits), *begun, opened=(operation, "QUEUE"))
+
+    def start(self, operation: str, activity: str, now: Moment) -> None:
+        """The backend begins; this rank may not have submitted the tensor, if it has joined."""
+        self.decide(now)
+        if self._open:
+            operation, before = self._open
+            self._change(now, ("E", before), ("B", activity), opened=(operation, activity))
+        else:
+            self._heard.clear()
+            self._change(now, ("B", operation), ("B", activity), opened=(operation, activity))
+
+    def finish(self, now: Moment) -> int:
+        """The operation is over; returns the bytes that were submitted."""
+        self.close(now)
+        nbytes, self._nbytes, self._args, self.flow = self._nbytes, 0, "", ""
+        if self._next is not None:
+            following, self._next = self._next, None
+            self.submit(*following)
+        return nbytes
+
+    def close(self, now: Moment) -> None:
+        """End everything that is open."""
+        if self._open:
+            ends = spans(self._lane, now, *[("E", name) for name in reversed(self._open)])
+            self._write(ends[:-1] + self._args if self._args else ends)
+            self._open, self._ended = (), now
+
+    def instant(self, name: str, now: Moment, args: str) -> None:
+        """Something happened to the tensor."""
+        self._write(text("i", self._lane, now, f',"name":"{name}","s":"t","args":{args}'))
+
+    def _change(self, now: Moment, *changes: tuple[str, str], opened: tuple[str, ...]) -> None:
+        self._open = opened
+        if not self._is_named:
+            self._is_named = True
+            self._write(text("M", self._lane, START, f',"name":"thread_name","args":{{"name":"rank {self._lane}"}}'))
+        self._write(spans(self._lane, now, *changes))
+
+    def _tick(self, rank: int, now: Moment) -> None:
+        self._write(text("X", self._lane, now, f',"dur":0,"name":"{rank}"'))
+
+    def _write(self, made: str) -> None:
+        self._records.append(Record(self._row, made))
+
+
+class RankLane:
+    """A rank: its batches, their phases, and the bytes in flight."""
+
+    def __init__(self, rank: int, records: list[Record]) -> None:
+        self._row = rank_row(rank)
+        self._records = records
+        self._batches: dict[int, int] = {}
+        self._named: set[str] = set()
+        self._ends: dict[str, float] = {}
+        self._bytes = 0
+        self._shown = 0.0
+
+    def begin(self, batch: int, activity: str, now: Moment, args: str) -> int:
+        """A batch begins, on the first free lane, which is returned."""
+        self.end(batch, now)
+        used = set(self._batches.values())
+        lane = next(lane for lane in range(BATCH_LANES, BATCH_LANES + len(used) + 1) if lane not in used)
+        self._batches[batch] = lane
+        self._name(lane, "batches" if lane == BATCH_LANES else f"batches {lane + 1}")
+        self._write("B", lane, now, f',"name":"{activity}","args":{args}')
+        return lane
+
+    def end(self, batch: int, now: Moment) -> None:
+        """A batch is over; does nothing if it has not begun."""
+        lane = self._batches.pop(batch, None)
+        if lane is not None:
+            self._write("E", lane, now, "")
+
+    def arrive(self, flows: Iterable[str], lane: int, now: Moment) -> None:
+        """Arrows end at the batch that begins on ``lane``."""
+        arrows = [text("f", lane, now, f',"id":"{flow}",{ARROW},"bp":"e"') for flow in flows]
+        if arrows:
+            self._records.append(Record(self._row, ",\n".join(arrows)))
+
+    def phase(self, name: str, begin: float, end: float, args: str) -> None:
+        """A phase is over, in microseconds. Those of one name that overlap are on lanes of their own.
+
+        The number of a lane follows from its name: the next timeline of an elastic job goes on with it.
+        """
+        slot, label = 1, name
+        while begin < self._ends.get(label, 0.0):
+            slot += 1
+            label = f"{name} {slot}"
+        lane = PHASE_LANES + crc32(label.encode()) % MOST_LANES
+        self._name(lane, label)
+        begin = max(0.0, begin)
+        self._ends[label] = end = max(begin, end)
+        self._write("X", lane, Moment.at(begin), f',"dur":{end - begin:.1f},"name":"{name}","args":{args}')
+
+    def instant(self, name: str, now: Moment, scope: str, args: str = "{}") -> None:
+        """Something happened to the rank; ``scope`` is that of the format: t, p or g."""
+        self._write("i", BATCH_LANES, now, f',"name":"{name}","s":"{scope}","args":{args}')
+
+    def count(self, nbytes: int, now: Moment, always: bool = False) -> None:
+        """``nbytes`` more are in flight."""
+        self._bytes += nbytes
+        if always or now.microseconds - self._shown >= COUNTER_MICROSECONDS:
+            self.show_bytes(now)
+
+    def show_bytes(self, now: Moment) -> None:
+        """Record the bytes in flight."""
+        self._shown = now.microseconds
+        self._write("C", BATCH_LANES, now, f',"name":"bytes in flight","args":{{"bytes":{self._bytes}}}')
+
+    def close(self, now: Moment) -> None:
+        """End everything that is open."""
+        for batch in list(self._batches):
+            self.end(batch, now)
+
+    def _name(self, lane: int, name: str) -> None:
+        if name not in self._named:
+            self._named.add(name)
+            self._write("M", lane, START, f',"name":"thread_name","args":{quoted({"name": name})}')
+
+    def _write(self, phase: str, lane: int, now: Moment, fields: str) -> None:
+        self._records.append(Record(self._row, text(phase, lane, now, fields)))

@@ -1,0 +1,137 @@
+"""The timeline of a process, from one engine to the next."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from collectives.api import World
+from collectives.engine.bootstrap import own_address
+from collectives.engine.engine import Engine
+from collectives.settings import Settings
+from collectives.timeline.document import Document, DocumentError
+from collectives.timeline.gathering import Gathering
+from collectives.timeline.meeting import Meeting
+from collectives.timeline.records import Record
+from collectives.timeline.sending import Sender
+from collectives.timeline.spans import WorldChange
+from collectives.timeline.timeline import Sink, Timeline
+
+__all__ = ["Recorder"]
+
+logger = logging.getLogger(__name__)
+
+
+class Recorder:
+    """At most one timeline at a time. For one thread at a time."""
+
+    def __init__(self) -> None:
+        self._engine: Engine | None = None
+        self._meeting: Meeting | None = None
+        self._timeline: Timeline | None = None
+        self._recorded = ("", False)
+        self._left: float | None = None
+        self._round = self._count = 0
+        self._is_changing = False
+        self._continued: tuple[str, bool] | None = None
+
+    def follow(self, engine: Engine, world: World, settings: Settings, reason: str = "") -> None:
+        """``engine`` runs in ``world``: record it, if ``settings`` say so, or if the world before was recorded.
+
+        ``reason`` says how the ranks have changed.
+        """
+        self._engine, self._round = engine, world.round
+        world = replace(world, topology=engine.topology)
+        self._meeting = Meeting(world, settings, own_address(world, settings)) if engine.topology.size > 1 else None
+        given = (settings.timeline, settings.timeline_mark_cycles) if settings.timeline else None
+        wanted, self._continued = self._continued if self._is_changing else given, None
+        if wanted is not None:
+            self._begin(*wanted, resumes=self._left is not None)
+        if self._is_changing and self._timeline is not None and self._left is not None:
+            change = WorldChange(world.round, engine.topology.size, reason, self._left, time.monotonic())
+            self._timeline.tell(change)
+        self._is_changing = False
+
+    def start(self, path: str, mark_cycles: bool) -> None:
+        """Record the engine into the file ``path`` of rank 0, instead of what is recorded now.
+
+        Goes on if that is recorded already. A file that cannot be written is logged.
+        """
+        if not (self.is_recording and path == self._recorded[0]):
+            self._begin(path, mark_cycles, resumes=False)
+
+    def _begin(self, path: str, mark_cycles: bool, resumes: bool) -> None:
+        self.stop()
+        if self._engine is None:
+            return
+        rank = self._engine.topology.rank
+        try:
+            opener = self._opener(rank, path, resumes)
+        except DocumentError as error:
+            logger.warning("%s; training goes on without a timeline", error)
+            return
+        self._recorded = path, mark_cycles
+        self._count += 1
+        self._timeline = Timeline(rank, opener, mark_cycles and rank == 0, f"{self._round}.{self._count}.")
+        self._timeline.attach(self._engine.events)
+
+    def _opener(self, rank: int, path: str, resumes: bool) -> Callable[[Callable[[], bool]], Sink]:
+        meeting = self._meeting
+        if rank > 0 and meeting is not None:
+            return partial(Sender, meeting)
+        document = Document(path, resumes)
+        return lambda _: _Local(document) if meeting is None else Gathering(document, meeting)
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether events are recorded."""
+        return self._timeline is not None and self._timeline.is_recording
+
+    def leave(self, goes_on: bool = False) -> None:
+        """The engine has ended, and with it its timeline, which ``goes_on`` in the next world of the job."""
+        if self._engine is None:
+            return
+        cut_off = self._engine.cut_off_since
+        self._left = time.monotonic() if cut_off is None else cut_off
+        self._is_changing = goes_on
+        self._continued = self._recorded if goes_on and self._timeline is not None else None
+        self.stop()
+        self._engine = self._meeting = None
+
+    def stop(self) -> None:
+        """Complete the file. Does nothing if nothing is recorded."""
+        timeline, self._timeline = self._timeline, None
+        if timeline is not None:
+            timeline.close()
+
+    def disown(self) -> None:
+        """In a forked child: the timeline is the parent's. Takes no lock."""
+        timeline, self._timeline = self._timeline, None
+        self._engine = self._meeting = None
+        if timeline is not None:
+            timeline.disown()
+
+
+class _Local:
+    """A document with the records of this rank alone."""
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self.shift = -document.origin
+        self.ended = False
+        self.is_ready = True
+
+    def write(self, records: list[Record]) -> None:
+        """See :class:`.timeline.Sink`."""
+        self._document.write(records)
+
+    def close(self) -> None:
+        """See :class:`.timeline.Sink`."""
+        self._document.close()
+
+    def disown(self) -> None:
+        """See :class:`.timeline.Sink`."""
+        self._document.disown()

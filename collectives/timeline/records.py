@@ -1,0 +1,72 @@
+"""Records of the trace-event format as JSON, which lacks only the process id: the document gives one to each row."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import NamedTuple
+
+__all__ = ["MICROSECONDS", "PID", "Moment", "Record", "Row", "quoted", "rank_row", "spans", "tensor_row", "text"]
+
+MICROSECONDS = 1e6
+PID, TIME = "\0", "\1"
+"""What stands for the process id and the time. JSON has no such characters."""
+
+
+class Row(NamedTuple):
+    """A row of the viewer, which calls it a process: a tensor, with a lane for each rank, or a rank.
+
+    ``rank`` is that of the row of a rank, -1 for a tensor.
+    """
+
+    name: str
+    rank: int = -1
+
+
+class Record(NamedTuple):
+    """``text`` is one record, or several of one row with commas between them; PID stands for the id of the row."""
+
+    row: Row
+    text: str
+
+
+class Moment(NamedTuple):
+    """Microseconds since the beginning of the timeline, also as JSON: several records of one event share it."""
+
+    microseconds: float
+    text: str
+
+    @classmethod
+    def at(cls, microseconds: float) -> Moment:
+        """The moment."""
+        return cls(microseconds, f"{microseconds:.1f}")
+
+
+def tensor_row(name: str, process_set: int) -> Row:
+    """The row of a tensor, which has its name as Horovod has it, and the process set unless that has all ranks."""
+    return Row(f"{name} (process set {process_set})" if process_set else name)
+
+
+def rank_row(rank: int) -> Row:
+    """The row of a rank."""
+    return Row(f"rank {rank}", rank)
+
+
+def quoted(value: object) -> str:
+    """``value`` as JSON."""
+    return json.dumps(value)
+
+
+def text(phase: str, lane: int, moment: Moment, fields: str) -> str:
+    """A record of ``phase`` on ``lane`` with more ``fields``, as JSON behind a comma."""
+    return f'{{"pid":{PID},"ph":"{phase}","tid":{lane},"ts":{moment.text}{fields}}}'
+
+
+def spans(lane: int, moment: Moment, *changes: tuple[str, str]) -> str:
+    """Begins and ends of spans at one moment: ``("B", name)`` or ``("E", name)``."""
+    return _template(lane, changes).replace(TIME, moment.text)
+
+
+@lru_cache(4096)
+def _template(lane: int, changes: tuple[tuple[str, str], ...]) -> str:
+    return ",\n".join(text(phase, lane, Moment(0.0, TIME), f',"name":"{name}"') for phase, name in changes)

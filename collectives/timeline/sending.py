@@ -1,0 +1,132 @@
+"""The sink of a rank other than 0: sends its records to rank 0, with times of the clock of rank 0."""
+
+from __future__ import annotations
+
+import logging
+import select
+import struct
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgpack
+
+from collectives.api import CollectiveTimeoutError, HorovodInternalError, SettingsError
+from collectives.attempt import ConnectAttempt
+from collectives.control.handshake.call import call
+from collectives.control.handshake.callee import GoneError, NoListenerError
+from collectives.control.sockets import Connection
+from collectives.timeline.clocks import Trip, offset
+from collectives.timeline.document import DocumentError
+from collectives.timeline.meeting import END, PING, Meeting, pack_records
+from collectives.timeline.records import Record
+
+__all__ = ["Sender"]
+
+logger = logging.getLogger(__name__)
+
+CONNECT_SECONDS = 30.0
+LOOK_SECONDS = 0.5
+"""How long a rank waits for the address of rank 0 before it looks whether it shall end."""
+AGAIN_SECONDS = 0.02
+TRIPS = 6
+TRIP_SECONDS = 0.25
+CLOCK_SECONDS = 5.0
+"""The time between two estimates of the clock: clocks of two hosts part by some microseconds a second."""
+DRAIN_SECONDS = 2.0
+TIME = struct.Struct(">d")
+
+
+class AbortedError(HorovodInternalError):
+    """The timeline was closed before it was connected."""
+
+
+class Sender:
+    """Connects to rank 0 when it is made, which takes CONNECT_SECONDS at most, or until ``is_aborted`` is true.
+
+    For the thread of the timeline. Raises DocumentError.
+    """
+
+    def __init__(self, meeting: Meeting, is_aborted: Callable[[], bool]) -> None:
+        self._is_aborted = is_aborted
+        self.ended = False
+        try:
+            self._connection, self._origin = self._connect(meeting)
+        except (HorovodInternalError, SettingsError, OSError) as error:
+            rank = meeting.world.topology.rank
+            raise DocumentError(f"rank {rank} cannot send its timeline to rank 0: {error}") from error
+        self.shift = -self._origin
+        self._synchronized = 0.0
+        self._synchronize()
+
+    def _connect(self, meeting: Meeting) -> tuple[Connection, float]:
+        with ConnectAttempt(CONNECT_SECONDS, self._check) as attempt, meeting.store() as store:
+            while True:
+                try:
+                    entry = msgpack.unpackb(store.get(meeting.key, LOOK_SECONDS))
+                    callee, origin = call(meeting.end(attempt), entry, 0, lambda seconds: attempt.wait({}, seconds))
+                    return Connection(callee.sock), float(origin)
+                except (CollectiveTimeoutError, NoListenerError, GoneError):  # or it was the address of an earlier one
+                    if attempt.is_over:
+                        raise
+                    attempt.wait({}, AGAIN_SECONDS)
+
+    def _check(self) -> None:
+        if self._is_aborted():
+            raise AbortedError("the recording has ended before")
+
+    @property
+    def is_ready(self) -> bool:
+        """See :class:`.timeline.Sink`."""
+        self._connection.flush()
+        return not self._connection.has_unsent
+
+    def write(self, records: list[Record]) -> None:
+        """See :class:`.timeline.Sink`."""
+        for frame in pack_records(records):
+            self._connection.send(frame)
+        self._hear()
+        if not self.ended and time.monotonic() - self._synchronized > CLOCK_SECONDS:
+            self._synchronize()
+
+    def _synchronize(self) -> None:
+        trips = [trip for trip in [self._trip() for _ in range(TRIPS)] if trip is not None]
+        self._synchronized = time.monotonic()
+        if trips:
+            self.shift = offset(trips).seconds - self._origin
+
+    def _trip(self) -> Trip | None:
+        sent = time.monotonic()
+        self._connection.send(PING + TIME.pack(sent))
+        deadline = sent + TRIP_SECONDS
+        while (left := deadline - time.monotonic()) > 0 and not self.ended:
+            self._wait(left)
+            for frame in self._hear():
+                question, there = TIME.unpack(frame[1:9])[0], TIME.unpack(frame[9:])[0]
+                if question == sent:
+                    return Trip(sent, there, time.monotonic())
+        return None
+
+    def _wait(self, seconds: float) -> None:
+        poller = select.poll()
+        poller.register(self._connection.fileno(), select.POLLIN)
+        poller.poll(seconds * 1000.0)
+
+    def _hear(self) -> list[bytes]:
+        """The answers to questions for the time."""
+        frames = self._connection.receive()
+        self.ended = self.ended or self._connection.ended or END in frames
+        return [frame for frame in frames if frame.startswith(PING)]
+
+    def close(self) -> None:
+        """See :class:`.timeline.Sink`. Idempotent."""
+        if self._connection.fileno() < 0:
+            return
+        self._connection.drain(time.monotonic() + DRAIN_SECONDS)
+        with suppress(OSError):
+            self._connection.hang_up()
+        self._connection.close()
+
+    def disown(self) -> None:
+        """See :class:`.timeline.Sink`."""
+        self._connection.close()

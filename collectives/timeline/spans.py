@@ -1,0 +1,193 @@
+"""The events of one rank -> the records of its lanes. Pure: no clock, no thread, no file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from collectives.events import (
+    Decided,
+    Event,
+    Failed,
+    Finished,
+    Heard,
+    Phase,
+    Stalled,
+    Started,
+    Submitted,
+    Switched,
+)
+from collectives.timeline.lanes import RankLane, TensorLane
+from collectives.timeline.records import MICROSECONDS, Moment, Record, quoted
+
+__all__ = ["Spans", "WorldChange"]
+
+Key = tuple[int, str]
+
+SHOWN_NAMES = 8
+MOST_LANES = 10_000
+"""When there are so many, those of tensors that are not in flight are dropped; the names of a job may never repeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorldChange:
+    """The ranks of an elastic job have changed: between ``time`` and ``end`` this rank was in no world.
+
+    ``text`` says who left and who came.
+    """
+
+    round: int
+    size: int
+    text: str
+    time: float
+    end: float
+
+
+class Spans:
+    """Makes records of the events of rank ``rank``, which :meth:`add` expects in the order of their times.
+
+    ``shift`` seconds are added to each time. The owner may change it: time never goes back. With
+    ``mark_cycles``, each decision is an instant, as a cycle is in Horovod. ``series`` tells the arrows
+    from those of other timelines in one file.
+    """
+
+    def __init__(self, rank: int, mark_cycles: bool = False, shift: float = 0.0, series: str = "") -> None:
+        self.shift = shift
+        self._rank = rank
+        self._mark_cycles = mark_cycles
+        self._series = series
+        self._records: list[Record] = []
+        self._lanes: dict[Key, TensorLane] = {}
+        self._row = RankLane(rank, self._records)
+        self._flows = count()
+        self._cycle = -1.0
+        self._latest = Moment.at(0.0)
+
+    def take(self) -> list[Record]:
+        """The records made since the last call."""
+        taken = list(self._records)
+        self._records.clear()
+        return taken
+
+    def add(self, event: Event | WorldChange) -> None:
+        """Make the records of ``event``; a kind without records is ignored."""
+        handle = _HANDLERS.get(type(event))
+        if handle is not None:
+            handle(self, event)
+
+    def drop(self, events: int, time: float) -> None:
+        """So many ``events`` are missing before ``time``."""
+        self._row.instant("EVENTS_DROPPED", self._moment(time), "p", quoted({"events": events}))
+
+    def close(self, time: float) -> None:
+        """End everything that is open, at ``time``."""
+        now = self._moment(time)
+        for lane in self._lanes.values():
+            lane.close(now)
+        self._row.close(now)
+
+    def _moment(self, time: float) -> Moment:
+        """``time`` in the timeline; not before an earlier event, whose clock may have been corrected since."""
+        microseconds = (time + self.shift) * MICROSECONDS
+        if microseconds > self._latest.microseconds:
+            self._latest = Moment.at(microseconds)
+        return self._latest
+
+    def _lane(self, process_set: int, name: str) -> TensorLane:
+        key = (process_set, name)
+        lane = self._lanes.get(key)
+        if lane is None:
+            if len(self._lanes) >= MOST_LANES:
+                self._lanes = {key: lane for key, lane in self._lanes.items() if not lane.is_idle}
+            lane = self._lanes[key] = TensorLane(name, process_set, self._rank, self._records)
+        return lane
+
+    def _known(self, names: Iterable[str], process_set: int) -> list[TensorLane]:
+        return [lane for name in names if (lane := self._lanes.get((process_set, name))) is not None]
+
+    def _submitted(self, event: Submitted) -> None:
+        lane, now = self._lane(event.process_set, event.name), self._moment(event.time)
+        lane.submit(event, now, f"{self._series}{self._rank}.{next(self._flows)}")
+        self._row.count(event.nbytes, now)
+
+    def _heard(self, event: Heard) -> None:
+        self._lane(event.process_set, event.name).hear(event.ranks, self._moment(event.time))
+
+    def _decided(self, event: Decided) -> None:
+        now = self._moment(event.time)
+        if self._mark_cycles and event.time != self._cycle:
+            self._cycle = event.time
+            self._row.instant("CYCLE_START", now, "g")
+        for lane in self._known(event.names, event.process_set):
+            lane.decide(now)
+
+    def _started(self, event: Started) -> None:
+        now, operation = self._moment(event.time), event.operation.upper()
+        activity = f"{event.backend.upper()}_{_SHORT.get(operation, operation)}"
+        lanes = [self._lane(event.process_set, name) for name in event.names]
+        args = {
+            "batch": event.batch,
+            "bytes": event.nbytes,
+            "tensors": len(event.names),
+            "names": list(event.names[:SHOWN_NAMES]),
+        }
+        place = self._row.begin(event.batch, activity, now, quoted(args))
+        for lane in lanes:
+            lane.start(operation, activity, now)
+        self._row.arrive([lane.flow for lane in lanes if lane.flow], place, now)
+        self._row.show_bytes(now)
+
+    def _phase(self, event: Phase) -> None:
+        name = _ACTIVITIES.get(event.name) or event.name.upper().replace(" ", "_")
+        self._span(name, event, f'{{"batch":{event.batch}}}')
+
+    def _span(self, name: str, event: Phase | WorldChange, args: str) -> None:
+        begin, end = [(time + self.shift) * MICROSECONDS for time in (event.time, event.end)]
+        self._row.phase(name, begin, end, args)
+
+    def _changed(self, event: WorldChange) -> None:
+        args = quoted({"round": event.round, "size": event.size, "change": event.text})
+        self._span("WORLD_CHANGE", event, args)
+        if self._rank == 0:
+            self._row.instant("WORLD", self._moment(event.end), "g", args)
+
+    def _finished(self, event: Finished) -> None:
+        now = self._moment(event.time)
+        self._row.end(event.batch, now)
+        done = sum([lane.finish(now) for lane in self._known(event.names, event.process_set)])
+        self._row.count(-done, now, always=True)
+
+    def _failed(self, event: Failed) -> None:
+        now = self._moment(event.time)
+        lane = self._lane(event.process_set, event.name)
+        lane.instant("FAILED", now, quoted({"error": f"{type(event.error).__name__}: {event.error}"}))
+        if event.batch is not None:
+            self._row.end(event.batch, now)
+        self._row.count(-lane.finish(now), now, always=True)
+
+    def _stalled(self, event: Stalled) -> None:
+        lane = self._lane(event.process_set, event.name)
+        lane.instant("STALLED", self._moment(event.time), quoted({"missing": event.missing, "seconds": event.seconds}))
+
+    def _switched(self, event: Switched) -> None:
+        given = event.parameters
+        args = {name: getattr(given, name) for name in type(given).__dataclass_fields__}
+        self._row.instant("PARAMETERS", self._moment(event.time), "t", quoted({"batch": event.batch, **args}))
+
+
+_HANDLERS: dict[type, Callable[[Spans, Any], None]] = {
+    Submitted: Spans._submitted,
+    Heard: Spans._heard,
+    Decided: Spans._decided,
+    Started: Spans._started,
+    Phase: Spans._phase,
+    Finished: Spans._finished,
+    Failed: Spans._failed,
+    Stalled: Spans._stalled,
+    Switched: Spans._switched,
+    WorldChange: Spans._changed,
+}
+_ACTIVITIES = {"copy in": "MEMCPY_IN_FUSION_BUFFER", "copy out": "MEMCPY_OUT_FUSION_BUFFER"}
+_SHORT = {"BROADCAST": "BCAST"}

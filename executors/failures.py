@@ -1,0 +1,92 @@
+"""The failures of the workers of a job, and which of them is the cause."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from executors.failure import Failure, Kind, likeliest
+
+__all__ = ["Failed", "Failures"]
+
+# With this one Python ends after an exception of the script.
+EXCEPTION_CODE = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The failure of ``worker``, which had this ``rank`` in the world of that moment, or none."""
+
+    worker: str
+    rank: int | None
+    failure: Failure
+
+
+class Failures:
+    """One for each worker that failed, in the order in which they were reported."""
+
+    def __init__(self) -> None:
+        self._failed: dict[str, Failed] = {}
+        self._exceptions: dict[str, str] = {}
+        self._last = ""
+
+    def __bool__(self) -> bool:
+        return bool(self._failed)
+
+    def of(self, worker: str) -> Failure | None:
+        """That of ``worker``, if it has failed."""
+        failed = self._failed.get(worker)
+        return failed.failure if failed else None
+
+    def add(self, worker: str, rank: int | None, failure: Failure) -> None:
+        """``worker`` has failed, for the first time."""
+        self._failed[worker] = Failed(worker, rank, failure)
+
+    def improve(self, worker: str, failure: Failure) -> None:
+        """Another report of the same end: it counts if it is likelier."""
+        known = self._failed[worker]
+        if failure.kind < known.failure.kind:
+            del self._failed[worker]
+            self._failed[worker] = replace(known, failure=failure)
+
+    def explain(self, worker: str, failure: Failure) -> None:
+        """How the failed ``worker`` ended is known now."""
+        self._failed[worker] = replace(self._failed[worker], failure=failure)
+
+    def note_exception(self, worker: str, text: str) -> None:
+        """``worker`` has reported an exception, which may end it."""
+        self._exceptions[worker] = text
+
+    def has_exception(self, worker: str) -> bool:
+        """Whether ``worker`` has reported one."""
+        return bool(self._exceptions.get(worker))
+
+    def with_exception(self, worker: str, failure: Failure) -> Failure:
+        """``failure``, with the exception that the worker has reported: its standard error may not show it.
+
+        The user may have caught it since. So it is the reason only of an end that may be that of an exception.
+        """
+        text = self._exceptions.get(worker, "")
+        if not text or failure.kind not in (Kind.SIGNAL, Kind.EXIT):
+            return failure
+        if failure.kind is Kind.EXIT and failure.exit_code in (EXCEPTION_CODE, None):
+            return replace(failure, kind=Kind.EXCEPTION, text=f"raised {text}, and {failure.text}")
+        return replace(failure, text=f"{failure.text}; before, it raised {text}")
+
+    def end(self) -> None:
+        """The job ends; see :attr:`last`."""
+        self._last = next(reversed(self._failed), "")
+
+    @property
+    def has_cause(self) -> bool:
+        """Whether a worker failed by itself, and not because of another one."""
+        return any(not failed.failure.kind.is_consequence for failed in self._failed.values())
+
+    @property
+    def cause(self) -> Failed:
+        """The likeliest, the first among several of one kind."""
+        return likeliest(self._failed.values(), lambda failed: failed.failure.kind)
+
+    @property
+    def last(self) -> Failed | None:
+        """The last one before :meth:`end`."""
+        return self._failed.get(self._last)

@@ -1,0 +1,140 @@
+"""start_timeline, stop_timeline and the variables, as a script uses them."""
+
+import logging
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from collectives.api import NotInitializedError
+from hvd_cluster import basics
+from hvd_cluster.timeline import start_timeline, stop_timeline
+from tests.collectives.job import run
+from tests.timeline import trace
+
+
+@pytest.fixture(autouse=True)
+def alone():
+    yield
+    basics.shutdown()
+    for name in ("collectives", "executors", "hvd_cluster"):
+        logging.getLogger(name).setLevel(logging.NOTSET)
+        logging.getLogger(name).handlers.clear()
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "trace.json"
+
+
+def step(name="x"):
+    run(basics.engine(), np.ones(3), name)
+
+
+def tensors(path):
+    records = trace.load(path)
+    trace.check(records)
+    return {name for name in trace.rows(records) if not name.startswith("rank ")}
+
+
+def test_a_script_starts_and_stops_it(path):
+    basics.init()
+    step("before")
+    start_timeline(path)
+    step("during")
+    stop_timeline()
+    step("after")
+    assert tensors(path) == {"during"}
+
+
+def test_shutdown_completes_the_file(path):
+    basics.init()
+    start_timeline(str(path), mark_cycles=True)
+    step()
+    basics.shutdown()
+    assert tensors(path) == {"x"}
+    assert "CYCLE_START" in path.read_text()
+
+
+def test_the_variable_records_from_init_on(path, monkeypatch):
+    monkeypatch.setenv("HOROVOD_TIMELINE", str(path))
+    basics.init()
+    step()
+    stop_timeline()
+    assert tensors(path) == {"x"}
+    assert "CYCLE_START" not in path.read_text()
+
+
+def test_the_variable_marks_cycles(path, monkeypatch):
+    monkeypatch.setenv("HOROVOD_TIMELINE", str(path))
+    monkeypatch.setenv("HOROVOD_TIMELINE_MARK_CYCLES", "1")
+    basics.init()
+    step()
+    basics.shutdown()
+    assert "CYCLE_START" in path.read_text()
+
+
+def test_dynamic_records_nothing_by_itself(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOROVOD_TIMELINE", "DYNAMIC")
+    basics.init()
+    assert not basics.engine().events.active
+    assert not list(tmp_path.iterdir())
+
+
+def test_before_init():
+    for call in (lambda: start_timeline("x.json"), stop_timeline):
+        with pytest.raises(NotInitializedError):
+            call()
+
+
+@pytest.mark.parametrize("given", [None, 3, "", b"x.json"])
+def test_what_is_no_path(given):
+    basics.init()
+    with pytest.raises(ValueError, match=r"start_timeline\(file_path=.*\) must be the path of a file"):
+        start_timeline(given)
+
+
+def test_a_stop_without_a_start_is_a_warning(caplog):
+    basics.init()
+    stop_timeline()
+    assert [record.message for record in caplog.records] == [
+        "stop_timeline() does nothing: no timeline is recorded; start_timeline(path) begins one"
+    ]
+
+
+@pytest.mark.parametrize("by", ["call", "variable"])
+def test_a_file_that_cannot_be_written_does_not_stop_the_training(by, caplog, monkeypatch):
+    if by == "variable":
+        monkeypatch.setenv("HOROVOD_TIMELINE", "/proc/none")
+    basics.init()
+    if by == "call":
+        start_timeline("/proc/none")
+    step()
+    assert caplog.text.count("training goes on without a timeline") == 1
+
+
+SCRIPT = """
+import os, sys
+import numpy as np
+from hvd_cluster import basics
+from tests.collectives.job import run
+
+basics.init()
+run(basics.engine(), np.ones(3), "before")
+child = os.fork()
+if not child:
+    sys.exit(4 if basics.is_initialized() else 0)  # its exit handlers run, too
+assert os.waitpid(child, 0)[1] == 0
+run(basics.engine(), np.ones(3), "after")
+"""
+
+
+def test_a_process_that_ends_completes_the_file_and_its_children_leave_it_alone(path):
+    environment = {**os.environ, "HOROVOD_TIMELINE": str(path)}
+    command = [sys.executable, "-W", "ignore", "-c", SCRIPT]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert tensors(path) == {"before", "after"}
