@@ -125,7 +125,10 @@ class TestStaticJobs:
         watch = notes.EndWatch(PrefixStore(job.store, agents.started["worker-0"]["HOROVOD_JOB_ID"]))
         watch.check()
         end(driver)
-        with pytest.raises(PeerLostError, match=rf"^rank 1 on host b {text} before hvd\.init\(\); look at its output$"):
+        with pytest.raises(
+            PeerLostError,
+            match=rf"^rank 1 on host b {text} and did not come to this hvd\.init\(\); look at its output$",
+        ):
             watch.check()
         driver.close()
         watch.check()

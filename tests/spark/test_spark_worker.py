@@ -121,7 +121,9 @@ def test_ranks_that_wait_for_one_whose_function_has_returned_hear_of_it(monkeypa
         with Worker(plan_of(int), member_of(job, job.store)) as worker:
             worker.start()
             store.get(notes.KEY, HANG_S)
-            with pytest.raises(PeerLostError, match=r"rank 1 on host name returned before hvd\.init\(\)"):
+            with pytest.raises(
+                PeerLostError, match=r"rank 1 on host name returned and did not come to this hvd\.init\(\)"
+            ):
                 notes.EndWatch(store).check()
             job.store.set(OVER, b"")
 
