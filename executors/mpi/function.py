@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from collectives.interfaces import LOOPBACK
 from executors.api import ExecutorError, JobSecret, StartTimeoutError, WorkerError
-from executors.failure import CAUSE_SECONDS, kind_of_end, with_last_lines
+from executors.failure import CAUSE_SECONDS, Failure, kind_of_end, with_last_lines
+from executors.failures import Failures
 from executors.host import address_for, is_this_host
 from executors.hosts.messages import Begin, FromAgent
 from executors.hosts.switchboard import Link, Switchboard
@@ -119,22 +120,27 @@ class _Ranks:
 
     def values(self, code: int | None, last_lines: tuple[str, ...]) -> list[object]:
         """The results by rank. Raises the likeliest failure."""
-        given = list(self._outcomes.values())
-        if len(given) < self._job.size:
-            given.append(self._without(code, last_lines))
-        return values(given)
+        failures = Failures()
+        for rank, outcome in self._outcomes.items():
+            if outcome.failed:
+                failures.add(f"rank {rank}", rank, outcome.failure())
+        if len(self._outcomes) < self._job.size:
+            failures.add("mpirun", None, self._without(code, last_lines))
+        if failures:
+            failure = failures.cause.failure
+            raise failure.error or ExecutorError(failure.text)
+        return values(self._outcomes.values())
 
-    def _without(self, code: int | None, last_lines: tuple[str, ...]) -> Outcome:
-        """The outcome of the first rank that was lost, or else of mpirun itself."""
+    def _without(self, code: int | None, last_lines: tuple[str, ...]) -> Failure:
+        """The failure of the first rank that was lost, or else of mpirun itself."""
         how = "" if code is None else f"mpirun ended with exit code {code}"
+        kind = kind_of_end(code or 0, ())
         if not self._lost:
             text = f"{how or 'mpirun ended'} before its ranks were up"
-            return Outcome.of(ExecutorError(with_last_lines(text, last_lines)), 0, "")
+            return Failure(kind, with_last_lines(text, last_lines))
         rank = self._lost[0]
-        host = self._hosts[rank]
-        text = f"rank {rank} on {host} ended before its function returned{how and f'; {how}'}"
-        outcome = Outcome.of(WorkerError(text, rank, host, code, last_lines), rank, host)
-        return replace(outcome, kind=kind_of_end(code or 0, ()))
+        text = f"rank {rank} on {self._hosts[rank]} ended before its function returned{how and f'; {how}'}"
+        return Failure(kind, text, error=WorkerError(text, rank, self._hosts[rank], code, last_lines))
 
     def _connected(self, link: Link) -> None:
         problem = link.hello.mismatch

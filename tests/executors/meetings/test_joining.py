@@ -2,6 +2,7 @@
 
 import itertools
 import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -167,14 +168,31 @@ def test_a_late_rank_hears_the_same_reason_once(job, without_rank_1):
     assert failed(late, 0.1, Farewell()) == without_rank_1[0]  # of the next meeting, which has not begun
 
 
+class Repeated:
+    """A meeting, and whether a rank has looked for it again."""
+
+    def __init__(self, meeting):
+        self._meeting, self._calls = meeting, 0
+        self.again = threading.Event()
+
+    def follow(self, job, seconds):
+        self._calls += 1
+        if self._calls > 1:
+            self.again.set()
+        return self._meeting.follow(job, seconds)
+
+
 def test_after_a_meeting_that_failed_all_ranks_may_meet(job, without_rank_1, farewell):
     """Rank 2, which knows the reason, and is earlier than rank 0, waits for the next meeting."""
+    meeting = Repeated(KnownPorts.on_this_host(ports_of({}, job)))
     with ThreadPoolExecutor(3) as pool:
-        third, first, second = [
-            pool.submit(join, place(job, rank, 3), SECONDS, farewell if rank == 0 else Farewell()) for rank in (2, 0, 1)
-        ]
-        results = [each.result(SECONDS) for each in (first, second, third)]
-    assert [result.environment["HOROVOD_RANK"] for result in results] == ["0", "1", "2"]
+        third = pool.submit(join, place(job, 2, 3, meeting=meeting), SECONDS, Farewell())
+        third.add_done_callback(lambda _: meeting.again.set())
+        assert meeting.again.wait(SECONDS)
+        first = pool.submit(join, place(job, 0, 3), SECONDS, farewell)
+        second = pool.submit(join, place(job, 1, 3), SECONDS, Farewell())
+        results = [each.result(SECONDS) for each in (third, first, second)]
+    assert [result.environment["HOROVOD_RANK"] for result in results] == ["2", "0", "1"]
     for result in results:
         result.close()
 
