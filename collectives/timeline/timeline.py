@@ -125,7 +125,7 @@ class Timeline:
             finally:
                 sink.close()
         except DocumentError as error:
-            if not self._closing.is_set():
+            if self._sink is not None or not self._closing.is_set():  # or it was closed while it connected
                 logger.warning("%s; training goes on without a timeline", error)
         except Exception:
             logger.exception("the timeline failed; training goes on without it")

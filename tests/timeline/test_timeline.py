@@ -184,6 +184,24 @@ def test_a_sink_that_fails_ends_the_recording_and_nothing_else(error, says, capl
     assert "training goes on without" in caplog.text
 
 
+def test_a_disk_that_is_full_at_the_end_is_a_line_in_the_log_too(caplog):
+    sink = Kept()
+    made = Timeline(0, lambda _: sink)
+    until(lambda: made._sink is sink)
+    sink.write = Kept(DocumentError("disk full")).write
+    made.close()
+    assert caplog.text.count("disk full; training goes on without a timeline") == 1
+
+
+def test_a_timeline_that_is_closed_while_it_connects_says_nothing(caplog):
+    def give_up(is_closing):
+        until(is_closing)
+        raise DocumentError("given up")
+
+    Timeline(1, give_up).close()
+    assert not caplog.records
+
+
 def test_events_that_come_too_fast_are_counted(monkeypatch, caplog):
     monkeypatch.setattr(timeline, "MOST_EVENTS", 10)
     sink, gate = Kept(), threading.Event()
