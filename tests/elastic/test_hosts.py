@@ -162,7 +162,7 @@ def test_an_exception_of_a_function_on_another_host(monkeypatch):
 
 def test_an_agent_with_another_version_is_refused(monkeypatch, caplog):
     monkeypatch.setenv("HOROVOD_GLOO_IFACE", "lo")
-    monkeypatch.setattr("executors.hosts.others.VERSION", "9.9")
+    monkeypatch.setattr("executors.hosts.messages.VERSION", "9.9")
     with pytest.raises(ExecutorError, match=r"the job has 0 of .* Host b cannot be used: it has hvd"):
         run(os.getpid, min_num_proc=1, host_discovery_script="echo b:1", remote_shell=SHELL, elastic_timeout=4)
     assert re.search(
