@@ -46,6 +46,7 @@ SIGNATURES = {
     "add_process_set": "process_set",
     "remove_process_set": "process_set",
     "init": "comm=None, process_sets=None",
+    "start_timeline": "file_path, mark_cycles=False",
 }
 ANSWERS = {
     "ccl_built": False,
@@ -60,7 +61,7 @@ ANSWERS = {
 }
 WITHOUT_ARGUMENTS = [
     *ANSWERS,
-    *("mpi_threads_supported", "is_homogeneous", "is_initialized", "shutdown"),
+    *("mpi_threads_supported", "is_homogeneous", "is_initialized", "shutdown", "stop_timeline"),
     *("size", "local_size", "cross_size", "rank", "local_rank", "cross_rank"),
 ]
 
