@@ -24,7 +24,7 @@ class Offset(NamedTuple):
 
 
 def offset(trips: Sequence[Trip]) -> Offset:
-    """What all ``trips``, at least one, allow.
+    """The offset that agrees with all ``trips``, of which there is at least one.
 
     Each bounds the offset, because the answer was made between question and arrival. If a clock was set meanwhile so
     that they contradict each other, the fastest one counts. Two processes of one host have one clock: if the bounds

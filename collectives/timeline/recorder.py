@@ -56,7 +56,7 @@ class Recorder:
         self._is_changing = False
 
     def start(self, path: str, mark_cycles: bool) -> None:
-        """Record the engine into the file ``path`` of rank 0, instead of what is recorded now.
+        """Begin a recording into the file ``path`` of rank 0; the present recording ends.
 
         Goes on if that is recorded already. A file that cannot be written is logged.
         """

@@ -10,7 +10,7 @@ __all__ = ["MICROSECONDS", "PID", "Moment", "Record", "Row", "quoted", "rank_row
 
 MICROSECONDS = 1e6
 PID, TIME = "\0", "\1"
-"""What stands for the process id and the time. JSON has no such characters."""
+"""The places of the process id and of the time in a text. JSON has no such characters."""
 
 
 class Row(NamedTuple):

@@ -43,7 +43,7 @@ class RemoteShell:
         return [*named, "sh"] if named != words else [*named, host, "sh"]
 
     def advice(self, host: str, environment: Mapping[str, str], exit_code: int | None = None) -> str:
-        """What to do if it has started nothing on ``host``, from a process with ``environment``."""
+        """Advice for a shell that started no agent on ``host``; ``environment`` is that of this process."""
         if environment.get(AGENT, "").endswith(KUBEXEC) and KUBECTL not in self.template:
             return WITH_KUBECTL
         if exit_code == 0:

@@ -14,7 +14,7 @@ SECONDS = 300.0
 
 
 class Farewell:
-    """What this process still serves; nothing at first. It ends after SECONDS, and before the next meeting."""
+    """The reason that this process still serves; none at first. It ends after SECONDS, and before the next meeting."""
 
     def __init__(self) -> None:
         self._close = self._disown = self._forget = nothing

@@ -30,7 +30,7 @@ from executors.ray.worker import HorovodWorker
 
 __all__ = ["Deputy", "End", "Entry", "News"]
 
-# What runs in a driver logs by these.
+# The parts of a driver use these loggers.
 LOGGERS = ("executors", "collectives")
 # Only how long one question for news lasts: they end it at once, and so does the end of the actor.
 LONGEST_WAIT_S = 2.0
@@ -84,7 +84,7 @@ class Deputy:
             logging.getLogger(name).setLevel(level)
 
     def news(self) -> list[News]:
-        """What has happened since the last question; it waits for a moment where that is nothing."""
+        """The news since the last call. If there are none, the call waits for them, for a moment."""
         found: list[News] = []
         with suppress(queue.Empty):
             found.append(self._news.get(timeout=LONGEST_WAIT_S))

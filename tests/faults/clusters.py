@@ -121,7 +121,7 @@ class RayArena(ClusterArena):
         return [*workers, *self._shared_memory(), *self._ask()]
 
     def _ask(self):
-        """What a job uses, as the cluster says."""
+        """The resources that a job uses, as the cluster reports them."""
         self._order("used")
         answers, _, _ = select.select([self._nodes.stdout], [], [], LEAVE_SECONDS)
         answer = self._nodes.stdout.readline() if answers else ""

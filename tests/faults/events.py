@@ -51,7 +51,7 @@ class Blow:
 
 @dataclass(frozen=True)
 class Repertoire:
-    """What may happen to a job: ``hits`` to one rank, ``host``, each with its seconds, to all ranks of another host.
+    """The events that a job may meet: ``hits`` to one rank; ``host``, each with its seconds, to all ranks of a host.
 
     ``notice``: the seconds of a drain that hits one rank; ``drivers``: what may be killed of the driver.
     """

@@ -144,7 +144,7 @@ def failed(each, seconds, farewell):
 
 @pytest.fixture
 def farewell():
-    """What rank 0 still serves after a meeting to which rank 1 of three did not come in time; rank 2 did."""
+    """The reason that rank 0 serves after a meeting of three ranks: rank 1 did not come in time."""
     one = Farewell()
     yield one
     one.end()
