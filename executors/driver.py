@@ -143,9 +143,10 @@ class Driver:
         self._coming_up.discard(worker)
 
     def done(self, worker: str, text: str = "ended with exit code 0") -> None:
-        """``worker`` has ended with success; ``text`` says how."""
+        """``worker`` has ended with success; ``text`` says how. If the others noticed its end first, it is lost."""
         self._note_end(worker, text)
-        self._settle(worker)
+        if worker in self._unexplained:
+            self._explain(worker, Failure(Kind.EXIT, text, 0))
         self._coming_up.discard(worker)
         if worker in self.members and worker not in self._former:
             self._order = self._order or self.members

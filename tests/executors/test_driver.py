@@ -438,6 +438,17 @@ class TestLossesThatOthersNotice:
         ]
         assert not agents.killed
 
+    def test_one_that_left_without_a_word_is_lost_also_with_exit_code_0(self, job, agents, caplog):
+        caplog.set_level("INFO", "executors")
+        driver = begun(elastic(3), job, agents)
+        self.lose(job, agents, 2)
+        report(job, agents, "worker-0", 1, kind="formed", round=1, pause=0.02)
+        driver.done("worker-2")
+        assert caplog.messages == [
+            "world 1: 2 ranks, rank 2 on host a lost (ended with exit code 0), resumed after 0.02 s, 0 steps lost"
+        ]
+        assert not driver.is_over
+
     def test_the_line_does_not_wait_for_ever(self, job, agents, caplog):
         caplog.set_level("INFO", "executors")
         begun(elastic(3), job, agents)
