@@ -13,6 +13,7 @@ from functools import partial
 from collectives import logs
 from collectives.api import InvalidRequestError, NotInitializedError, Topology, World
 from collectives.attempt import ConnectAttempt
+from collectives.autotune.autotuner import Autotuner
 from collectives.control.handshake.starts import Starts
 from collectives.engine import bootstrap
 from collectives.engine.engine import Engine
@@ -35,6 +36,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "is_tuning",
     "local_rank",
     "local_size",
     "rank",
@@ -73,6 +75,7 @@ class _Process:
         self.ending: list[Engine] = []
         self.exit = ProcessExit()
         self.recorder = Recorder()
+        self.autotuner = Autotuner()
 
 
 _process = _Process()
@@ -135,6 +138,7 @@ def _start(sets: list[ProcessSet]) -> None:
     if worlds is None or not worlds.is_alone:
         round, reason = (world.round, "") if worlds is None else (worlds.round, worlds.reason)
         _process.recorder.follow(engine, replace(world, round=round), settings, reason)
+        _process.autotuner.follow(engine, settings)
     for id, entry in enumerate((global_process_set, *sets), start=GLOBAL):
         _register(engine, id, entry)
     if worlds is not None:
@@ -188,6 +192,7 @@ def _shut_down(end: Callable[[Engine], None], goes_on: bool = False) -> None:
         _unregister_all()
         end(engine)
         _process.recorder.leave(goes_on)
+        _process.autotuner.leave()
         if engine.is_ending:
             _process.ending.append(engine)
     memory.results.close()
@@ -230,6 +235,7 @@ def _forget() -> None:
     _process.launcher.forget()
     _process.worlds = None
     _process.recorder.disown()
+    _process.autotuner.disown()
     for each in ending:
         each.disown()
     if engine is not None:
@@ -272,6 +278,11 @@ def stop_recording() -> bool:
         running, was_recording = engine(), _process.recorder.is_recording
         _process.recorder.stop()
         return was_recording or running.topology.rank != 0
+
+
+def is_tuning() -> bool:
+    """Whether this process searches for better parameters; only rank 0 does. See :mod:`hvd_cluster.autotune`."""
+    return _process.autotuner.is_searching
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:

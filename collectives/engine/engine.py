@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from collectives.api import HorovodInternalError, InvalidRequestError, PeerLostError, Request, ShutDownError, Topology
 from collectives.buffers import Buffer
@@ -93,15 +95,17 @@ class Engine:
         """When the oldest operation that the end of this engine has cut off was submitted, in monotonic seconds."""
         return self._works.cut_off_since
 
-    def propose(self, parameters: Parameters) -> None:
-        """On rank 0: let ``parameters`` hold on all ranks, from the next batch that is decided on.
+    def propose(self, **changes: Any) -> None:
+        """On rank 0: let ``changes`` to the parameters hold on all ranks, from the next batch that is decided on.
 
-        Each rank switches before that batch runs there; its :attr:`parameters` then have a new version. Raises
-        InvalidRequestError on other ranks.
+        Each rank switches before that batch runs there; its :attr:`parameters` then have a new version. Parameters that
+        are not named stay as the latest call for them left them. Raises InvalidRequestError for values out of range,
+        and on other ranks.
         """
         if self.topology.rank != COORDINATOR:
             raise InvalidRequestError(f"rank {self.topology.rank} cannot change parameters; propose them on rank 0")
-        self._exchange.propose(parameters)
+        replace(self.parameters, **changes)  # raises here and not on the thread that drives
+        self._exchange.propose(changes)
         self._driver.notify()
 
     # Tensors.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from collectives.api import EngineError, HorovodInternalError
 from collectives.control.base import Channel
 from collectives.events import EventStream, Received, Sent
-from collectives.parameters import Parameters
+from collectives.parameters import Changes
 from collectives.planning.errors import pack
 from collectives.planning.messages import (
     Abort,
@@ -152,9 +152,9 @@ class Link(ABC):
         """
         return
 
-    def propose(self, parameters: Parameters) -> None:
-        """Let ``parameters`` hold on all ranks; EngineError where the coordinator is not here."""
-        raise EngineError(f"parameters {parameters} were proposed on a rank other than rank {COORDINATOR}")
+    def propose(self, changes: Changes) -> None:
+        """Let ``changes`` to the parameters hold on all ranks; EngineError where the coordinator is not here."""
+        raise EngineError(f"parameters {changes} were proposed on a rank other than rank {COORDINATOR}")
 
 
 class RemoteLink(Link):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 
 from collectives.api import HorovodInternalError
@@ -11,7 +12,7 @@ from collectives.control.base import Channel
 from collectives.engine.link import COORDINATOR, FLUSH_SECONDS, Link
 from collectives.engine.lookout import Lookout
 from collectives.events import EventStream, Heard
-from collectives.parameters import Parameters
+from collectives.parameters import Changes
 from collectives.planning.agreement import name_ranks
 from collectives.planning.coordinator import Coordinator
 from collectives.planning.errors import pack, unpack
@@ -169,6 +170,6 @@ class LocalLink(Link):
         """See :class:`Link`."""
         self._coordinator.want_rounds()
 
-    def propose(self, parameters: Parameters) -> None:
+    def propose(self, changes: Changes) -> None:
         """See :class:`Link`."""
-        self._coordinator.propose(parameters)
+        self._coordinator.propose(replace(self._coordinator.parameters, **changes))
