@@ -132,7 +132,7 @@ class OtherHosts:
         for name, count in slots.items():
             host = self._hosts.get(name)
             if host is None:
-                self._hosts[name] = self._start_agent(_Host(name, count, 0))
+                self._add(name, count)
             else:
                 host.slots = count
         for host in [host for name, host in self._hosts.items() if name not in slots]:
@@ -188,7 +188,17 @@ class OtherHosts:
 
     # Agents.
 
-    def _start_agent(self, host: _Host) -> _Host:
+    def _add(self, name: str, slots: int) -> None:
+        host = self._hosts[name] = _Host(name, slots, 0)
+        self._try_to_start(host)
+
+    def _try_to_start(self, host: _Host) -> None:
+        try:
+            self._start_agent(host)
+        except OSError as error:
+            self._give_up(host, f"its agent could not be started ({error})")
+
+    def _start_agent(self, host: _Host) -> None:
         host.number, host.phase, host.output = next(self._numbers), _Phase.STARTING, Tail()
         command = [
             sys.executable,
@@ -210,7 +220,6 @@ class OtherHosts:
                 in_background=True,
             )
         self._crew.after(self._plan.seconds, partial(self._check_up, host, host.number))
-        return host
 
     def _variables(self) -> dict[str, str]:
         path = {"PYTHONPATH": search_path(os.environ.get("PYTHONPATH"))}
@@ -240,10 +249,7 @@ class OtherHosts:
         if not host.slots:
             del self._hosts[host.name]
             return
-        try:
-            self._start_agent(host)
-        except OSError as error:
-            self._give_up(host, f"its agent could not be started ({error})")
+        self._try_to_start(host)
 
     def _dismiss_if_free(self, host: _Host) -> None:
         if host.workers or host.slots or host.phase in (_Phase.LEAVING, _Phase.WAITING):
@@ -259,7 +265,7 @@ class OtherHosts:
         """The agent of ``host`` is gone, as it should; the host may be wanted again."""
         del self._hosts[host.name]
         if host.slots:
-            self._hosts[host.name] = self._start_agent(_Host(host.name, host.slots, 0))
+            self._add(host.name, host.slots)
 
     def _give_up_workers(self) -> None:
         """The agents whose workers have not ended in time count as lost."""
