@@ -92,16 +92,20 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A part of a batch inside of the backend, from ``time`` to ``end``; phases of a pipeline overlap.
+    """A part of a batch inside of the backend: ``calls`` between ``time`` and ``end``, which took ``seconds`` together.
 
-    It is published by the thread that did the work, when the phase is over. In unison, a rank copies its data in and
-    waits for the other ranks before the batch is decided: these phases begin before the batch does.
+    A batch that goes through a pipeline in many pieces has two such events for each part: the first call, in which a
+    rank that is late shows, and all others. Events of several parts overlap. They are published when the batch is over.
+    In unison, a rank copies its data in and waits for the other ranks before the batch is decided: these phases begin
+    before the batch does.
     """
 
     batch: int
     name: str
     time: float
     end: float
+    calls: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,16 @@ other times nothing is different from a method without a mark.
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Callable, Mapping
 from functools import wraps
+from time import monotonic
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
-__all__ = ["OnPhase", "phase", "phases_in", "time_phases"]
+__all__ = ["OnPhase", "Span", "phase", "phases_in", "time_phases"]
 
-OnPhase: TypeAlias = Callable[[str, float, float], None]
+Span: TypeAlias = tuple[str, float, float]
 """The name of a phase, its beginning and its end in seconds of ``time.monotonic()``."""
+OnPhase: TypeAlias = Callable[[Span], object]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -77,9 +78,10 @@ def _timed_method(method: Callable[..., Any], marks: Mapping[str, str], report: 
 def _timed(function: Callable[P, R], name: str, report: OnPhase) -> Callable[P, R]:
     @wraps(function)
     def timed(*args: P.args, **kwargs: P.kwargs) -> R:
-        begin = time.monotonic()
-        result = function(*args, **kwargs)
-        report(name, begin, time.monotonic())
-        return result
+        begin = monotonic()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            report((name, begin, monotonic()))
 
     return timed

@@ -124,7 +124,7 @@ class Runner:
             if self._events.active:
                 self._reporter.started(batch.id, works, backend, self._version)
             elif backend.on_phase is not None:
-                backend.observe(None)
+                self._reporter.rest(backend)
             if backend.device != HOST:
                 _await_memory(works, backend)
             completion = execute(works, batch.responses, backend)
@@ -184,7 +184,7 @@ class Runner:
         if self._events.active:
             reporter = TrialReporter(self._reporter, trial.first, backend, self._version)
         elif backend.on_phase is not None:
-            backend.observe(None)
+            self._reporter.rest(backend)
         attempt = Attempt(trial.first, batches, works, backend, self._follow_trial, reporter, meanwhile)
         if not trial.run(attempt):
             return False
