@@ -19,6 +19,7 @@ __all__ = ["ENVIRONMENT_SECRET", "Settings", "world_from_environment"]
 
 ENVIRONMENT_SECRET = "_HOROVOD_SECRET_KEY"
 
+LOOPBACK = "127.0.0.1"
 UNUSED = (
     "HOROVOD_ADASUM_MPI_CHUNK_SIZE",
     "HOROVOD_BATCH_D2D_MEMCOPIES",
@@ -61,8 +62,9 @@ class Settings:
     the core for the communication thread (None: any). A tensor that waits for ranks is reported every ``stall_warning``
     seconds (None: never), and after ``stall_shutdown`` seconds (0: never) it ends the job. Without ``group_fusion`` the
     tensors of a group travel apart from others. ``timeline`` is the path of the file for the timeline, "" for none, and
-    ``timeline_mark_cycles`` says whether it has the decisions as cycles. ``remarks`` are sentences for the user about
-    variables that have no effect.
+    ``timeline_mark_cycles`` says whether it has the decisions as cycles. Metrics are served at ``metrics_address`` and
+    ``metrics_port``, which is that of this rank; 0 for none. ``remarks`` are sentences for the user about variables
+    that have no effect.
     """
 
     secret: bytes = field(default=b"", repr=False)
@@ -82,6 +84,8 @@ class Settings:
     dynamic_process_sets: bool = True
     timeline: str = ""
     timeline_mark_cycles: bool = False
+    metrics_address: str = LOOPBACK
+    metrics_port: int = 0
     remarks: tuple[str, ...] = ()
     timeouts: Timeouts = field(default_factory=Timeouts)
 
@@ -121,6 +125,8 @@ class Settings:
             dynamic_process_sets=read("HOROVOD_DYNAMIC_PROCESS_SETS", _flag, True),
             timeline=read("HOROVOD_TIMELINE", _timeline, ""),
             timeline_mark_cycles=read("HOROVOD_TIMELINE_MARK_CYCLES", _flag, False),
+            metrics_address=read("HVD_METRICS_ADDRESS", str, LOOPBACK),
+            metrics_port=read("HVD_METRICS_PORT", _port_of(local_rank, local_size), 0),
             remarks=(*stall_remarks, *_remarks(read)),
             timeouts=Timeouts(
                 connect=timeout,
@@ -247,6 +253,19 @@ def _port(text: str) -> int:
     if value > 65535:
         raise ValueError(allowed)
     return value
+
+
+def _port_of(local_rank: int, local_size: int) -> Callable[[str], int]:
+    """Reads the port of the first rank of a host; the others have those that follow."""
+
+    def parse(text: str) -> int:
+        allowed = f"a port number with {local_size} for the ranks of this host up to 65535, or 0 for none"
+        first = _integer(text, 0, allowed)
+        if first + local_size - 1 > 65535:
+            raise ValueError(allowed)
+        return first + local_rank if first else 0
+
+    return parse
 
 
 def _number(text: str, most: float, allowed: str) -> float:

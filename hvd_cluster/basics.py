@@ -16,6 +16,8 @@ from collectives.attempt import ConnectAttempt
 from collectives.control.handshake.starts import Starts
 from collectives.engine import bootstrap
 from collectives.engine.engine import Engine
+from collectives.metrics.exposition import Exposition
+from collectives.metrics.meter import process_meter
 from collectives.planning.process_sets import GLOBAL
 from collectives.process_exit import ProcessExit
 from collectives.settings import Settings, world_from_environment
@@ -73,6 +75,7 @@ class _Process:
         self.ending: list[Engine] = []
         self.exit = ProcessExit()
         self.recorder = Recorder()
+        self.exposition: Exposition | None = None
 
 
 _process = _Process()
@@ -132,13 +135,26 @@ def _start(sets: list[ProcessSet]) -> None:
         sets = [] if worlds.is_alone else sets
         engine = worlds.connect(world, partial(_connect, environment, sets))
     _process.engine = engine
-    if worlds is None or not worlds.is_alone:
-        round, reason = (world.round, "") if worlds is None else (worlds.round, worlds.reason)
+    round, reason = (world.round, "") if worlds is None else (worlds.round, worlds.reason)
+    is_alone = worlds is not None and worlds.is_alone
+    process_meter.follow(engine, round, is_alone)
+    if not is_alone:
         _process.recorder.follow(engine, replace(world, round=round), settings, reason)
+        _expose(settings.metrics_address, settings.metrics_port)
     for id, entry in enumerate((global_process_set, *sets), start=GLOBAL):
         _register(engine, id, entry)
     if worlds is not None:
         worlds.entered()
+
+
+def _expose(address: str, port: int) -> None:
+    """Serve the metrics there, and nowhere else; nowhere if ``port`` is 0."""
+    shown = _process.exposition
+    if shown is not None and (shown.address, shown.port) != (address, port):
+        shown.close()
+        _process.exposition = None
+    if port and _process.exposition is None:
+        _process.exposition = Exposition(process_meter, address, port)
 
 
 def _connect(
@@ -188,6 +204,9 @@ def _shut_down(end: Callable[[Engine], None], goes_on: bool = False) -> None:
         _unregister_all()
         end(engine)
         _process.recorder.leave(goes_on)
+        process_meter.leave()
+        if not goes_on:
+            _expose("", 0)
         if engine.is_ending:
             _process.ending.append(engine)
     memory.results.close()
@@ -230,6 +249,10 @@ def _forget() -> None:
     _process.launcher.forget()
     _process.worlds = None
     _process.recorder.disown()
+    exposition, _process.exposition = _process.exposition, None
+    if exposition is not None:
+        exposition.disown()
+    process_meter.disown()
     for each in ending:
         each.disown()
     if engine is not None:

@@ -96,9 +96,10 @@ class Tally:
         request, count = works[0].request, len(works)
         tally = self._sets.get(request.process_set) or self._open(request.process_set)
         tally.operations[request.operation] = tally.operations.get(request.operation, 0) + count
-        tally.nbytes += request.nbytes if count == 1 else sum([work.request.nbytes for work in works])
         tally.batches += 1
-        tally.capacity += parameters.fusion_threshold if parameters is not None else 0
+        if request.operation is not Operation.BARRIER:
+            tally.nbytes += request.nbytes if count == 1 else sum([work.request.nbytes for work in works])
+            tally.capacity += parameters.fusion_threshold if parameters is not None else 0
         tally.late += late
         tally.inside += inside
         tally.backend += now - begun - waited - inside
