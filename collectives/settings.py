@@ -19,6 +19,7 @@ __all__ = ["ENVIRONMENT_SECRET", "Autotuning", "Settings", "world_from_environme
 
 ENVIRONMENT_SECRET = "_HOROVOD_SECRET_KEY"
 
+LOOPBACK = "127.0.0.1"
 UNUSED = (
     "HOROVOD_ADASUM_MPI_CHUNK_SIZE",
     "HOROVOD_BATCH_D2D_MEMCOPIES",
@@ -77,7 +78,8 @@ class Settings:
     seconds (None: never), and after ``stall_shutdown`` seconds (0: never) it ends the job. Without ``group_fusion`` the
     tensors of a group travel apart from others. ``timeline`` is the path of the file for the timeline, "" for none, and
     ``timeline_mark_cycles`` says whether it has the decisions as cycles. ``autotune`` is None where the parameters are
-    not tuned. ``remarks`` are sentences for the user about variables that have no effect.
+    not tuned. Metrics are served at ``metrics_address`` and ``metrics_port``, which is that of this rank; 0 for none.
+    ``remarks`` are sentences for the user about variables that have no effect.
     """
 
     secret: bytes = field(default=b"", repr=False)
@@ -98,6 +100,8 @@ class Settings:
     timeline: str = ""
     timeline_mark_cycles: bool = False
     autotune: Autotuning | None = None
+    metrics_address: str = LOOPBACK
+    metrics_port: int = 0
     remarks: tuple[str, ...] = ()
     timeouts: Timeouts = field(default_factory=Timeouts)
 
@@ -139,6 +143,8 @@ class Settings:
             timeline=read("HOROVOD_TIMELINE", _timeline, ""),
             timeline_mark_cycles=read("HOROVOD_TIMELINE_MARK_CYCLES", _flag, False),
             autotune=autotune,
+            metrics_address=read("HVD_METRICS_ADDRESS", str, LOOPBACK),
+            metrics_port=read("HVD_METRICS_PORT", _port_of(local_rank, local_size), 0),
             remarks=(*stall_remarks, *autotune_remarks, *_remarks(read)),
             timeouts=Timeouts(
                 connect=timeout,
@@ -287,6 +293,19 @@ def _port(text: str) -> int:
     if value > 65535:
         raise ValueError(allowed)
     return value
+
+
+def _port_of(local_rank: int, local_size: int) -> Callable[[str], int]:
+    """Reads the port of the first rank of a host; the others have those that follow."""
+
+    def parse(text: str) -> int:
+        allowed = f"a port number with {local_size} for the ranks of this host up to 65535, or 0 for none"
+        first = _integer(text, 0, allowed)
+        if first + local_size - 1 > 65535:
+            raise ValueError(allowed)
+        return first + local_rank if first else 0
+
+    return parse
 
 
 def _number(text: str, most: float, allowed: str) -> float:

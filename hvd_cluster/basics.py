@@ -17,6 +17,8 @@ from collectives.autotune.autotuner import Autotuner
 from collectives.control.handshake.starts import Starts
 from collectives.engine import bootstrap
 from collectives.engine.engine import Engine
+from collectives.metrics.exposition import Exposition
+from collectives.metrics.meter import process_meter
 from collectives.planning.process_sets import GLOBAL
 from collectives.process_exit import ProcessExit
 from collectives.settings import Settings, world_from_environment
@@ -76,6 +78,7 @@ class _Process:
         self.exit = ProcessExit()
         self.recorder = Recorder()
         self.autotuner = Autotuner()
+        self.exposition: Exposition | None = None
 
 
 _process = _Process()
@@ -135,14 +138,27 @@ def _start(sets: list[ProcessSet]) -> None:
         sets = [] if worlds.is_alone else sets
         engine = worlds.connect(world, partial(_connect, environment, sets))
     _process.engine = engine
-    if worlds is None or not worlds.is_alone:
-        round, reason = (world.round, "") if worlds is None else (worlds.round, worlds.reason)
+    round, reason = (world.round, "") if worlds is None else (worlds.round, worlds.reason)
+    is_alone = worlds is not None and worlds.is_alone
+    process_meter.follow(engine, round, is_alone)
+    if not is_alone:
         _process.recorder.follow(engine, replace(world, round=round), settings, reason)
         _process.autotuner.follow(engine, settings)
+        _expose(settings.metrics_address, settings.metrics_port)
     for id, entry in enumerate((global_process_set, *sets), start=GLOBAL):
         _register(engine, id, entry)
     if worlds is not None:
         worlds.entered()
+
+
+def _expose(address: str, port: int) -> None:
+    """Serve the metrics there, and nowhere else; nowhere if ``port`` is 0."""
+    shown = _process.exposition
+    if shown is not None and (shown.address, shown.port) != (address, port):
+        shown.close()
+        _process.exposition = None
+    if port and _process.exposition is None:
+        _process.exposition = Exposition(process_meter, address, port)
 
 
 def _connect(
@@ -193,6 +209,9 @@ def _shut_down(end: Callable[[Engine], None], goes_on: bool = False) -> None:
         end(engine)
         _process.recorder.leave(goes_on)
         _process.autotuner.leave()
+        process_meter.leave()
+        if not goes_on:
+            _expose("", 0)
         if engine.is_ending:
             _process.ending.append(engine)
     memory.results.close()
@@ -236,6 +255,10 @@ def _forget() -> None:
     _process.worlds = None
     _process.recorder.disown()
     _process.autotuner.disown()
+    exposition, _process.exposition = _process.exposition, None
+    if exposition is not None:
+        exposition.disown()
+    process_meter.disown()
     for each in ending:
         each.disown()
     if engine is not None:

@@ -11,6 +11,7 @@ from typing import Any
 from collectives.api import HorovodInternalError, InvalidRequestError, PeerLostError, Request, ShutDownError, Topology
 from collectives.buffers import Buffer
 from collectives.control.base import Channel
+from collectives.counts import Counts
 from collectives.engine.assembly import Assembly
 from collectives.engine.intake import Intake
 from collectives.engine.link import COORDINATOR
@@ -21,6 +22,7 @@ from collectives.engine.work import Destination, Work
 from collectives.events import EventStream
 from collectives.parameters import Parameters
 from collectives.planning.process_sets import GLOBAL, ProcessSets
+from collectives.planning.stragglers import Straggler
 from collectives.process_exit import ProcessExit
 from collectives.settings import Settings
 
@@ -89,6 +91,15 @@ class Engine:
     def batches(self) -> int:
         """The number of batches that this rank knows of, those of sets to which it does not belong included."""
         return self._exchange.batches
+
+    def counts(self) -> Counts:
+        """What this rank has done up to now, in numbers."""
+        return self._parts.counts()
+
+    @property
+    def stragglers(self) -> tuple[Straggler, ...]:
+        """On rank 0: the ranks that others wait for now, again and again. Empty on other ranks."""
+        return self._parts.punctuality.stragglers
 
     @property
     def cut_off_since(self) -> float | None:

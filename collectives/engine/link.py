@@ -19,6 +19,7 @@ from collectives.planning.messages import (
     Ping,
     Pong,
     Status,
+    WaitReport,
     decode,
     encode,
 )
@@ -34,7 +35,7 @@ FLUSH_SECONDS = 0.1
 class Link(ABC):
     """A rank's link to the coordinator, over ``channel``, which reaches ``peers``. For one thread at a time.
 
-    Messages between ranks are published on ``events``.
+    Messages between ranks are published on ``events``; ``sent`` and ``received`` count them.
     """
 
     def __init__(self, channel: Channel, peers: Iterable[int], events: EventStream) -> None:
@@ -42,6 +43,7 @@ class Link(ABC):
         self._peers = tuple(peers)
         self._events = events
         self._kept: list[tuple[int, Message]] = []
+        self.sent = self.received = 0
 
     @property
     def deadline(self) -> float | None:
@@ -90,6 +92,10 @@ class Link(ABC):
         """An operation failed here because of other ranks. The coordinator soon sends an :class:`Abort`."""
 
     @abstractmethod
+    def report_waits(self, report: WaitReport) -> None:
+        """Tell the coordinator how long this rank waits for others. Changes nothing else."""
+
+    @abstractmethod
     def unanswered(self) -> str:
         """The ranks that this rank waits for in a polite end, for a message."""
 
@@ -111,12 +117,14 @@ class Link(ABC):
     def _send_directly(self, ranks: Sequence[int], message: Message) -> None:
         data = encode(message)
         self._channel.send_directly(ranks, data)
+        self.sent += len(ranks)
         if self._events.active:
             self._publish_sent(message, ranks, data)
 
     def _send_to(self, ranks: Sequence[int], message: Message) -> None:
         data = encode(message)
         self._channel.send_to(ranks, data)
+        self.sent += len(ranks)
         if self._events.active:
             self._publish_sent(message, ranks, data)
 
@@ -130,6 +138,7 @@ class Link(ABC):
         """The messages that have arrived now, as (sender, message)."""
         for sender, data in self._channel.receive():
             message = decode(data)
+            self.received += 1
             if self._events.active:
                 self._publish_received(message, sender, data)
             yield sender, message
@@ -170,6 +179,7 @@ class RemoteLink(Link):
         """See :class:`Link`."""
         data = encode(message)
         self._channel.send(COORDINATOR, data)
+        self.sent += 1
         if self._events.active:
             self._publish_sent(message, (COORDINATOR,), data)
 
@@ -183,6 +193,7 @@ class RemoteLink(Link):
             yield from self._release()
         for sender, data in self._channel.receive():
             message = decode(data)
+            self.received += 1
             if self._events.active:
                 self._publish_received(message, sender, data)
             yield message
@@ -207,3 +218,7 @@ class RemoteLink(Link):
     def accuse(self, error: HorovodInternalError) -> None:
         """See :class:`Link`."""
         self._send_directly((COORDINATOR,), Accusation(pack(error)))
+
+    def report_waits(self, report: WaitReport) -> None:
+        """See :class:`Link`."""
+        self._send_directly((COORDINATOR,), report)

@@ -11,12 +11,13 @@ from collectives.api import HorovodInternalError
 from collectives.control.base import Channel
 from collectives.engine.link import COORDINATOR, FLUSH_SECONDS, Link
 from collectives.engine.lookout import Lookout
+from collectives.engine.punctuality import Punctuality
 from collectives.events import EventStream, Heard
 from collectives.parameters import Changes
 from collectives.planning.agreement import name_ranks
 from collectives.planning.coordinator import Coordinator
 from collectives.planning.errors import pack, unpack
-from collectives.planning.messages import Abort, Accusation, Inquiry, Message, Ping, Pong, Status, Withdraw
+from collectives.planning.messages import Abort, Accusation, Inquiry, Message, Ping, Pong, Status, WaitReport, Withdraw
 from collectives.planning.outbox import Outgoing
 from collectives.planning.roll_call import RollCall, describe_silence, verdict
 from collectives.planning.schedules import Schedule
@@ -27,8 +28,8 @@ __all__ = ["LocalLink"]
 class LocalLink(Link):
     """The link of rank 0, which has the ``coordinator``: forwards messages between it and the other ranks.
 
-    ``lookout`` watches the tensors that wait in the coordinator. ``hosts`` are those of the ranks, and ``variable`` is
-    the setting that bounds operations, both for messages.
+    ``lookout`` watches the tensors that wait in the coordinator, ``punctuality`` the ranks that others wait for.
+    ``hosts`` are those of the ranks, and ``variable`` is the setting that bounds operations, both for messages.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class LocalLink(Link):
         channel: Channel,
         coordinator: Coordinator,
         lookout: Lookout,
+        punctuality: Punctuality,
         events: EventStream,
         hosts: Sequence[str],
         variable: str,
@@ -43,6 +45,7 @@ class LocalLink(Link):
         super().__init__(channel, range(1, channel.size), events)
         self._coordinator = coordinator
         self._lookout = lookout
+        self._punctuality = punctuality
         self._roll_call = RollCall(self._peers)
         self._hosts = hosts
         self._variable = variable
@@ -82,8 +85,8 @@ class LocalLink(Link):
         for sender, message in chain(kept, self.arrivals()) if kept else self.arrivals():
             if isinstance(message, Abort | Withdraw):
                 yield message
-            elif isinstance(message, Inquiry | Pong | Accusation):
-                self._hear_of_silence(sender, message)
+            elif isinstance(message, Inquiry | Pong | Accusation | WaitReport):
+                self._hear_aside(sender, message)
             else:
                 self._receive(sender, message)
         now = time.monotonic()
@@ -107,15 +110,18 @@ class LocalLink(Link):
         for sender, message in self.arrivals():
             if isinstance(message, Abort):
                 yield message
-            elif isinstance(message, Inquiry | Pong | Accusation):
-                self._hear_of_silence(sender, message)
+            elif isinstance(message, Inquiry | Pong | Accusation | WaitReport):
+                self._hear_aside(sender, message)
             else:
                 self._kept.append((sender, message))
         if self._roll_call:
             yield from self._results(time.monotonic())
 
-    def _hear_of_silence(self, sender: int, message: Inquiry | Pong | Accusation) -> None:
-        if isinstance(message, Pong):
+    def _hear_aside(self, sender: int, message: Inquiry | Pong | Accusation | WaitReport) -> None:
+        """Messages that have nothing to do with the order of batches."""
+        if isinstance(message, WaitReport):
+            self._punctuality.hear(sender, message)
+        elif isinstance(message, Pong):
             self._roll_call.answered(sender, time.monotonic())
         elif isinstance(message, Accusation):
             self.accuse(unpack(message.error))
@@ -133,6 +139,10 @@ class LocalLink(Link):
         """See :class:`Link`."""
         self._ping(self._roll_call.accuse(error, time.monotonic()))
 
+    def report_waits(self, report: WaitReport) -> None:
+        """See :class:`Link`."""
+        self._punctuality.hear(COORDINATOR, report)
+
     def _ping(self, ranks: Sequence[int]) -> None:
         self._send_directly(ranks, Ping())
 
@@ -142,6 +152,7 @@ class LocalLink(Link):
         if result is None:
             return
         silent, seconds, inquirers, accusation = result
+        self._punctuality.silent(silent, seconds)
         if accusation is not None:
             yield Abort(pack(verdict(accusation, silent, seconds, self._hosts, self._variable)))
         elif silent:

@@ -36,6 +36,8 @@ __all__ = [
     "Stop",
     "Together",
     "Unknown",
+    "WaitReport",
+    "Waits",
     "Withdraw",
     "decode",
     "encode",
@@ -200,6 +202,26 @@ class Accusation:
     error: ErrorData
 
 
+class Waits(NamedTuple):
+    """The waits of one rank for the others of a process set: seconds until all were there, and inside of operations.
+
+    ``times`` batches had a wait of a millisecond or longer.
+    """
+
+    process_set: int
+    late: float
+    inside: float
+    times: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaitReport:
+    """Worker to coordinator: how long this rank waited in the last ``seconds``; sets with short waits are left out."""
+
+    seconds: float
+    waits: tuple[Waits, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Connected:
     """Both ways: the backends of this rank (worker), or of all ranks (coordinator), are connected."""
@@ -229,6 +251,7 @@ Message: TypeAlias = (
     | Accusation
     | Abort
     | Connected
+    | WaitReport
 )
 
 ARGUMENTS = "arguments"
@@ -362,6 +385,7 @@ _PACK: dict[type, tuple[int, Callable[[Any], tuple[Any, ...]]]] = {
     Pong: (13, lambda m: ()),
     Accusation: (14, lambda m: (m.error.kind, m.error.text, m.error.details)),
     Connected: (15, lambda m: ()),
+    WaitReport: (16, lambda m: (m.seconds, m.waits)),
 }
 _UNPACK: dict[int, Callable[..., Message]] = {
     0: _unpack_ready,
@@ -380,6 +404,7 @@ _UNPACK: dict[int, Callable[..., Message]] = {
     13: Pong,
     14: lambda kind, text, details: Accusation(ErrorData(kind, text, tuple(details))),
     15: Connected,
+    16: lambda seconds, waits: WaitReport(seconds, tuple(Waits(*fields) for fields in waits)),
 }
 
 

@@ -95,6 +95,10 @@ GOOD = [
     ({"HOROVOD_CPU_OPERATIONS": "gloo"}, "remarks", ()),
     ({"HOROVOD_TIMELINE": "trace.json"}, "timeline", "trace.json"),
     ({"HOROVOD_TIMELINE": "DYNAMIC"}, "timeline", ""),
+    ({"HVD_METRICS_ADDRESS": "0.0.0.0"}, "metrics_address", "0.0.0.0"),
+    ({"HVD_METRICS_PORT": "9400"}, "metrics_port", 9400),
+    ({"HVD_METRICS_PORT": "9400", **LOCAL_RANK_1}, "metrics_port", 9401),
+    ({"HVD_METRICS_PORT": "0", **LOCAL_RANK_1}, "metrics_port", 0),
     ({"HOROVOD_TIMELINE_MARK_CYCLES": "1"}, "timeline_mark_cycles", True),
     ({"HOROVOD_CONTROLLER": "MPI"}, "remarks", (f"HOROVOD_CONTROLLER {UNUSED}",)),
     (
