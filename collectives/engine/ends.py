@@ -147,7 +147,9 @@ class Ends:
             if known is not None:
                 return known
             self._channel.poll(POLL_SECONDS)
-        return verdict(error, (COORDINATOR,), time.monotonic() - began, self._topology.hosts, "")
+        silent = (COORDINATOR,)
+        seconds, states = time.monotonic() - began, self._link.states(silent)
+        return verdict(error, silent, seconds, self._topology.hosts, "", states)
 
     def _known_reason(self, is_vague: bool = True) -> HorovodInternalError | None:
         """The error for which another rank, or rank 0 here, ends the job; or else the loss of a rank.

@@ -67,7 +67,7 @@ class Inquiries:
 
     def _report(self, verdict: Verdict, seconds: float) -> None:
         self._lookout.note(self._works.since(), (COORDINATOR,), time.monotonic())
-        text = explain(self._topology, self._works.describe(), seconds)
+        text = explain(self._topology, self._works.describe(), seconds, self._link.states((COORDINATOR,)))
         if verdict.fatal:
             remark = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS is over: the job ends"
             self._fail(CollectiveTimeoutError(f"{text}. {remark}", [COORDINATOR]))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from collectives.api import EngineError, HorovodInternalError
 from collectives.control.base import Channel
+from collectives.engine.process_state import state_of
 from collectives.events import EventStream, Received, Sent
 from collectives.parameters import Parameters
 from collectives.planning.errors import pack
@@ -15,14 +16,17 @@ from collectives.planning.messages import (
     Abort,
     Accusation,
     Inquiry,
+    Locate,
     Message,
     Ping,
     Pong,
     Status,
+    Whereabouts,
     decode,
     encode,
 )
 from collectives.planning.schedules import Schedule
+from collectives.planning.whereabouts import ProcessState
 
 __all__ = ["COORDINATOR", "FLUSH_SECONDS", "Link", "RemoteLink"]
 
@@ -88,6 +92,16 @@ class Link(ABC):
     @abstractmethod
     def accuse(self, error: HorovodInternalError) -> None:
         """An operation failed here because of other ranks. The coordinator soon sends an :class:`Abort`."""
+
+    @abstractmethod
+    def answer(self, found: Whereabouts) -> None:
+        """Tell the coordinator where this rank stands."""
+
+    def states(self, ranks: Iterable[int]) -> Mapping[int, ProcessState]:
+        """The states of the processes of ``ranks``, of those that this rank reaches on its host."""
+        processes = {rank: self._channel.process(rank) for rank in ranks}
+        found = {rank: state_of(process) for rank, process in processes.items() if process is not None}
+        return {rank: state for rank, state in found.items() if state is not None}
 
     @abstractmethod
     def unanswered(self) -> str:
@@ -194,7 +208,7 @@ class RemoteLink(Link):
     def attend(self) -> Iterator[Message]:
         """See :class:`Link`."""
         for sender, message in self.arrivals():
-            if isinstance(message, Abort | Status | Ping):
+            if isinstance(message, Abort | Status | Ping | Locate):
                 yield message
             else:
                 self._kept.append((sender, message))
@@ -207,3 +221,7 @@ class RemoteLink(Link):
     def accuse(self, error: HorovodInternalError) -> None:
         """See :class:`Link`."""
         self._send_directly((COORDINATOR,), Accusation(pack(error)))
+
+    def answer(self, found: Whereabouts) -> None:
+        """See :class:`Link`."""
+        self._send_directly((COORDINATOR,), found)

@@ -15,10 +15,22 @@ from collectives.parameters import Parameters
 from collectives.planning.agreement import name_ranks
 from collectives.planning.coordinator import Coordinator
 from collectives.planning.errors import pack, unpack
-from collectives.planning.messages import Abort, Accusation, Inquiry, Message, Ping, Pong, Status, Withdraw
+from collectives.planning.messages import (
+    Abort,
+    Accusation,
+    Inquiry,
+    Locate,
+    Message,
+    Ping,
+    Pong,
+    Status,
+    Whereabouts,
+    Withdraw,
+)
 from collectives.planning.outbox import Outgoing
 from collectives.planning.roll_call import RollCall, describe_silence, verdict
 from collectives.planning.schedules import Schedule
+from collectives.planning.survey import Survey
 
 __all__ = ["LocalLink"]
 
@@ -26,8 +38,8 @@ __all__ = ["LocalLink"]
 class LocalLink(Link):
     """The link of rank 0, which has the ``coordinator``: forwards messages between it and the other ranks.
 
-    ``lookout`` watches the tensors that wait in the coordinator. ``hosts`` are those of the ranks, and ``variable`` is
-    the setting that bounds operations, both for messages.
+    ``lookout`` watches the tensors that wait in the coordinator. ``survey`` gets the answers to :meth:`locate`.
+    ``hosts`` are those of the ranks, and ``variable`` is the setting that bounds operations, both for messages.
     """
 
     def __init__(
@@ -35,6 +47,7 @@ class LocalLink(Link):
         channel: Channel,
         coordinator: Coordinator,
         lookout: Lookout,
+        survey: Survey,
         events: EventStream,
         hosts: Sequence[str],
         variable: str,
@@ -42,6 +55,7 @@ class LocalLink(Link):
         super().__init__(channel, range(1, channel.size), events)
         self._coordinator = coordinator
         self._lookout = lookout
+        self._survey = survey
         self._roll_call = RollCall(self._peers)
         self._hosts = hosts
         self._variable = variable
@@ -81,7 +95,7 @@ class LocalLink(Link):
         for sender, message in chain(kept, self.arrivals()) if kept else self.arrivals():
             if isinstance(message, Abort | Withdraw):
                 yield message
-            elif isinstance(message, Inquiry | Pong | Accusation):
+            elif isinstance(message, Inquiry | Pong | Accusation | Whereabouts):
                 self._hear_of_silence(sender, message)
             else:
                 self._receive(sender, message)
@@ -106,18 +120,20 @@ class LocalLink(Link):
         for sender, message in self.arrivals():
             if isinstance(message, Abort):
                 yield message
-            elif isinstance(message, Inquiry | Pong | Accusation):
+            elif isinstance(message, Inquiry | Pong | Accusation | Whereabouts):
                 self._hear_of_silence(sender, message)
             else:
                 self._kept.append((sender, message))
         if self._roll_call:
             yield from self._results(time.monotonic())
 
-    def _hear_of_silence(self, sender: int, message: Inquiry | Pong | Accusation) -> None:
+    def _hear_of_silence(self, sender: int, message: Inquiry | Pong | Accusation | Whereabouts) -> None:
         if isinstance(message, Pong):
             self._roll_call.answered(sender, time.monotonic())
         elif isinstance(message, Accusation):
             self.accuse(unpack(message.error))
+        elif isinstance(message, Whereabouts):
+            self.answer(message)
         else:
             now = time.monotonic()
             self._send_directly((sender,), Status(self._lookout.answer(self._coordinator, now)))
@@ -132,6 +148,14 @@ class LocalLink(Link):
         """See :class:`Link`."""
         self._ping(self._roll_call.accuse(error, time.monotonic()))
 
+    def answer(self, found: Whereabouts) -> None:
+        """See :class:`Link`."""
+        self._survey.hear(found, time.monotonic())
+
+    def locate(self, ranks: Sequence[int]) -> None:
+        """Ask ``ranks``, which are not this one, where they stand."""
+        self._send_directly(ranks, Locate())
+
     def _ping(self, ranks: Sequence[int]) -> None:
         self._send_directly(ranks, Ping())
 
@@ -142,9 +166,10 @@ class LocalLink(Link):
             return
         silent, seconds, inquirers, accusation = result
         if accusation is not None:
-            yield Abort(pack(verdict(accusation, silent, seconds, self._hosts, self._variable)))
+            states = self.states(silent)
+            yield Abort(pack(verdict(accusation, silent, seconds, self._hosts, self._variable, states)))
         elif silent:
-            text = describe_silence(silent, self._hosts, seconds)
+            text = describe_silence(silent, self._hosts, seconds, self.states(silent))
             yield from self._send(Outgoing(inquirers, Status(text, silent)))
 
     def _send(self, outgoing: Outgoing) -> Iterator[Message]:

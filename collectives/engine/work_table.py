@@ -50,6 +50,8 @@ class WorkTable:
         self._refused: dict[Key, Exception] = {}
         self.running: Sequence[Work] = ()
         self.cut_off_since: float | None = None
+        self._last: Request | None = None
+        self._last_since = 0.0
 
     def __bool__(self) -> bool:
         return bool(self._works or self._queued)
@@ -80,7 +82,8 @@ class WorkTable:
             if self._ended is not None or key in self._works or key in self._queued or key in self._rejected:
                 return False
             work.owner = self._token
-            work.since = time.monotonic()
+            work.since = self._last_since = time.monotonic()
+            self._last = work.request
             self._works[key] = work
         return True
 
@@ -156,7 +159,8 @@ class WorkTable:
     def _waits(self, work: Work, is_held: bool) -> bool:
         key = work.request.key
         work.owner = self._token
-        work.since = time.monotonic()
+        work.since = self._last_since = time.monotonic()
+        self._last = work.request
         waits = is_held or key in self._works or key in self._rejected
         if waits:
             self._queued.setdefault(key, deque()).append(work)
@@ -168,6 +172,17 @@ class WorkTable:
 
     def _place(self, key: Key, work: Work) -> None:
         (self._works if work.error is None else self._rejected)[key] = work
+
+    @property
+    def last(self) -> tuple[Request, float] | None:
+        """The request that was submitted last, and when, in monotonic seconds; None before the first one."""
+        with self._lock:
+            return None if self._last is None else (self._last, self._last_since)
+
+    def urged(self) -> list[Work]:
+        """The works that a caller waits for."""
+        with self._lock:
+            return [work for work in self._awaited() if work.urged]
 
     def owns(self, work: Work) -> bool:
         """Whether ``work`` was entered here."""

@@ -15,6 +15,7 @@ import msgpack
 from collectives.api import DType, EngineError, MismatchError, Operation, ReduceOp, RefusedCallError, Request
 from collectives.parameters import Parameters
 from collectives.planning.errors import ErrorData
+from collectives.planning.whereabouts import Activity, Call, Frame, Whereabouts
 
 __all__ = [
     "ARGUMENTS",
@@ -24,6 +25,7 @@ __all__ = [
     "Inquiry",
     "Leave",
     "Left",
+    "Locate",
     "Message",
     "Ping",
     "Pong",
@@ -36,6 +38,7 @@ __all__ = [
     "Stop",
     "Together",
     "Unknown",
+    "Whereabouts",
     "Withdraw",
     "decode",
     "encode",
@@ -191,6 +194,11 @@ class Pong:
 
 
 @dataclass(frozen=True, slots=True)
+class Locate:
+    """Coordinator to workers: where does this rank stand? The answer is :class:`Whereabouts`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Accusation:
     """Worker to coordinator: an operation failed here because of other ranks; the error may name the wrong ones.
 
@@ -226,6 +234,8 @@ Message: TypeAlias = (
     | Status
     | Ping
     | Pong
+    | Locate
+    | Whereabouts
     | Accusation
     | Abort
     | Connected
@@ -345,6 +355,25 @@ def _unpack_refuse(process_set: int, name: str, text: str, property: str, values
     return Refuse(process_set, name, text, property, tuple((rank, value) for rank, value in values))
 
 
+def _pack_whereabouts(message: Whereabouts) -> tuple[Any, ...]:
+    activity = message.activity.value
+    return message.rank, activity, message.thread, message.busy, message.last, message.waits, message.frames
+
+
+def _unpack_whereabouts(
+    rank: int, activity: str, thread: str, busy: float, last: Any, waits: Any, frames: Any
+) -> Whereabouts:
+    return Whereabouts(
+        rank,
+        Activity(activity),
+        thread,
+        busy,
+        None if last is None else Call(*last),
+        tuple(Call(*fields) for fields in waits),
+        tuple(Frame(*fields) for fields in frames),
+    )
+
+
 _PACK: dict[type, tuple[int, Callable[[Any], tuple[Any, ...]]]] = {
     Ready: (0, _pack_ready),
     Run: (1, _pack_run),
@@ -362,6 +391,8 @@ _PACK: dict[type, tuple[int, Callable[[Any], tuple[Any, ...]]]] = {
     Pong: (13, lambda m: ()),
     Accusation: (14, lambda m: (m.error.kind, m.error.text, m.error.details)),
     Connected: (15, lambda m: ()),
+    Locate: (16, lambda m: ()),
+    Whereabouts: (17, _pack_whereabouts),
 }
 _UNPACK: dict[int, Callable[..., Message]] = {
     0: _unpack_ready,
@@ -380,6 +411,8 @@ _UNPACK: dict[int, Callable[..., Message]] = {
     13: Pong,
     14: lambda kind, text, details: Accusation(ErrorData(kind, text, tuple(details))),
     15: Connected,
+    16: Locate,
+    17: _unpack_whereabouts,
 }
 
 
