@@ -61,6 +61,7 @@ class Inquiries:
                 "rank %d waits inside the operation on %s: another rank is slow or stopped, or waits itself",
                 self._topology.rank,
                 self._works.describe(),
+                extra=self._works.about(),
             )
         if not self._link.inquire():
             self._silence.answered(time.monotonic())
@@ -72,7 +73,7 @@ class Inquiries:
             remark = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS is over: the job ends"
             self._fail(CollectiveTimeoutError(f"{text}. {remark}", [COORDINATOR]))
         else:
-            logger.warning("%s", text)
+            logger.warning("%s", text, extra=self._works.about())
 
     def hear(self, message: Status) -> None:
         """The coordinator answers."""
@@ -81,5 +82,10 @@ class Inquiries:
             self._lookout.note(self._works.since(), message.silent, time.monotonic())
             tensors = self._works.describe()
             logger.warning(
-                "rank %d waits for %s; from rank %d: %s", self._topology.rank, tensors, COORDINATOR, message.text
+                "rank %d waits for %s; from rank %d: %s",
+                self._topology.rank,
+                tensors,
+                COORDINATOR,
+                message.text,
+                extra=self._works.about(),
             )

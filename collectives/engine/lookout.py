@@ -9,6 +9,7 @@ from typing import Protocol
 from collectives.api import CollectiveTimeoutError
 from collectives.engine.investigation import Investigation
 from collectives.events import EventStream, Stalled
+from collectives.logs import about
 from collectives.planning.stalls import Key, Pending, StallInspector, Waiting
 
 __all__ = ["Lookout", "Observed"]
@@ -81,7 +82,7 @@ class Lookout:
             self._publish(waiting, report.keys, now)
         if report.fatal:
             return CollectiveTimeoutError(report.text, report.ranks)
-        logger.warning("%s", report.text)
+        logger.warning("%s", report.text, extra=about([name for _, name in report.keys]))
         return None
 
     def _find(self, stalls: StallInspector, waiting: Pending, now: float) -> Sequence[str] | None:

@@ -120,6 +120,7 @@ class Runner:
     def _exchange(self, batch: Batch, process_set: int) -> None:
         backend = self._backends[process_set].backend(batch.responses[0].request)
         works = self._works.running = [self._take(response, backend) for response in batch.responses]
+        self._works.batch = batch.id
         try:
             if self._events.active:
                 self._reporter.started(batch.id, works, backend, self._version)
@@ -132,7 +133,7 @@ class Runner:
             self._works.running = ()
             self._works.put_back(works)
             raise
-        self._works.running = ()
+        self._works.running, self._works.batch = (), None
         self._follow(completion, works, batch.id)
 
     def _follow(self, completion: Completion, works: Sequence[Work], batch: int) -> None:
@@ -186,7 +187,12 @@ class Runner:
         elif backend.on_phase is not None:
             backend.observe(None)
         attempt = Attempt(trial.first, batches, works, backend, self._follow_trial, reporter, meanwhile)
-        if not trial.run(attempt):
+        try:
+            has_run = trial.run(attempt)
+        except BaseException:
+            self._works.batch = trial.first
+            raise
+        if not has_run:
             return False
         attempt.follow()
         return True

@@ -7,9 +7,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
+from typing import Any
 
 from collectives.api import DuplicateNameError, Operation, Request
 from collectives.engine.work import Work, fresh
+from collectives.logs import about
 from collectives.planning.agreement import SET_CHANGES
 from collectives.planning.messages import Response
 
@@ -30,8 +32,9 @@ class WorkTable:
     ``submit`` is called with the works that begin to be negotiated, in their order, with the lock held: it must only
     record them. ``urge`` is called in the same way with a work that waits behind a call that failed here: the other
     ranks may never make that call, which is a stall. ``running`` are the works of the operation that runs now, which
-    are not in the table any more. ``cut_off_since`` is when the oldest work that :meth:`close` has found was submitted,
-    in monotonic seconds; None if it found none.
+    are not in the table any more. ``batch`` is the number of the batch that runs now, or in which an operation failed;
+    None where there is none. ``cut_off_since`` is when the oldest work that :meth:`close` has found was submitted, in
+    monotonic seconds; None if it found none.
     """
 
     def __init__(self, rank: int, submit: Callable[[Sequence[Work]], None], urge: Callable[[Work], None]) -> None:
@@ -50,6 +53,7 @@ class WorkTable:
         self._refused: dict[Key, Exception] = {}
         self.running: Sequence[Work] = ()
         self.cut_off_since: float | None = None
+        self.batch: int | None = None
         self._last: Request | None = None
         self._last_since = 0.0
 
@@ -273,11 +277,18 @@ class WorkTable:
 
     def describe(self) -> str:
         """The names of works that a caller may wait for, for messages; a long list is cut short."""
-        with self._lock:
-            names = list(dict.fromkeys(work.request.name for work in self._awaited()))
+        names = self._names()
         more = len(names) - SHOWN_NAMES
         shown = ", ".join(repr(name[:SHOWN_CHARACTERS]) for name in names[:SHOWN_NAMES])
         return f"{shown} and {more} more" if more > 0 else shown
+
+    def _names(self) -> list[str]:
+        with self._lock:
+            return list(dict.fromkeys(work.request.name for work in self._awaited()))
+
+    def about(self) -> dict[str, Any]:
+        """The ``extra`` of a record of the log about these works."""
+        return about(self._names(), self.batch)
 
     def _awaited(self) -> Iterator[Work]:
         """The works that run, are in flight, or wait their turn, perhaps behind a call that failed on this rank."""

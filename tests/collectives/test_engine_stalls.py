@@ -18,6 +18,7 @@ def test_what_waits_is_reported_again_and_again_and_still_runs(caplog, asleep):
         for record in caplog.records:
             assert "missing rank" in record.getMessage()
             assert "'x'" in record.getMessage()
+            assert (record.tensors, record.batch) == (("x",), None)
         if asleep:
             callers = [Caller(job.engines[0], "x")]
         assert run(job.engines[1], ones(job.engines[1]), "x")[0] == 6.0
