@@ -23,6 +23,7 @@ from collectives.planning.process_sets import GLOBAL
 from collectives.process_exit import ProcessExit
 from collectives.settings import Settings, world_from_environment
 from collectives.timeline.recorder import Recorder
+from executors.member import Identity
 from hvd_cluster import memory
 from hvd_cluster.launchers import Launcher, warn_of_threads
 from hvd_cluster.process_sets import ProcessSet, global_process_set
@@ -126,7 +127,7 @@ def _start(sets: list[ProcessSet]) -> None:
     environment = _process.launcher.join(_process.secret.claim(os.environ))
     world = _process.world or world_from_environment(environment)
     settings = Settings.from_environment(environment, world.topology)
-    logs.configure(settings.log_level, settings.log_hide_time, world.topology.rank)
+    logs.configure(settings.log_level, settings.log_hide_time, _identity(environment, world))
     for remark in settings.remarks:
         logger.warning(remark)
     warn_of_threads(os.environ, world.topology)
@@ -137,6 +138,8 @@ def _start(sets: list[ProcessSet]) -> None:
     else:
         sets = [] if worlds.is_alone else sets
         engine = worlds.connect(world, partial(_connect, environment, sets))
+        entered = replace(world, round=worlds.round, topology=engine.topology)
+        logs.configure(settings.log_level, settings.log_hide_time, _identity(environment, entered))
     _process.engine = engine
     round, reason = (world.round, "") if worlds is None else (worlds.round, worlds.reason)
     is_alone = worlds is not None and worlds.is_alone
@@ -159,6 +162,13 @@ def _expose(address: str, port: int) -> None:
         _process.exposition = None
     if port and _process.exposition is None:
         _process.exposition = Exposition(process_meter, address, port)
+
+
+def _identity(environment: Mapping[str, str], world: World) -> logs.Identity:
+    worker = Identity.of(environment)
+    if worker is None:
+        return logs.Identity(world.topology.rank)
+    return logs.Identity(world.topology.rank, world.round, worker.worker)
 
 
 def _connect(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from collectives.api import EngineError, HorovodInternalError
 from collectives.control.base import Channel
+from collectives.engine.process_state import state_of
 from collectives.events import EventStream, Received, Sent
 from collectives.parameters import Changes
 from collectives.planning.errors import pack
@@ -15,15 +16,18 @@ from collectives.planning.messages import (
     Abort,
     Accusation,
     Inquiry,
+    Locate,
     Message,
     Ping,
     Pong,
     Status,
     WaitReport,
+    Whereabouts,
     decode,
     encode,
 )
 from collectives.planning.schedules import Schedule
+from collectives.planning.whereabouts import ProcessState
 
 __all__ = ["COORDINATOR", "FLUSH_SECONDS", "Link", "RemoteLink"]
 
@@ -94,6 +98,16 @@ class Link(ABC):
     @abstractmethod
     def report_waits(self, report: WaitReport) -> None:
         """Tell the coordinator how long this rank waits for others. Changes nothing else."""
+
+    @abstractmethod
+    def answer(self, found: Whereabouts) -> None:
+        """Tell the coordinator where this rank stands."""
+
+    def states(self, ranks: Iterable[int]) -> Mapping[int, ProcessState]:
+        """The states of the processes of ``ranks``, of those that this rank reaches on its host."""
+        processes = {rank: self._channel.process(rank) for rank in ranks}
+        found = {rank: state_of(process) for rank, process in processes.items() if process is not None}
+        return {rank: state for rank, state in found.items() if state is not None}
 
     @abstractmethod
     def unanswered(self) -> str:
@@ -205,7 +219,7 @@ class RemoteLink(Link):
     def attend(self) -> Iterator[Message]:
         """See :class:`Link`."""
         for sender, message in self.arrivals():
-            if isinstance(message, Abort | Status | Ping):
+            if isinstance(message, Abort | Status | Ping | Locate):
                 yield message
             else:
                 self._kept.append((sender, message))
@@ -222,3 +236,7 @@ class RemoteLink(Link):
     def report_waits(self, report: WaitReport) -> None:
         """See :class:`Link`."""
         self._send_directly((COORDINATOR,), report)
+
+    def answer(self, found: Whereabouts) -> None:
+        """See :class:`Link`."""
+        self._send_directly((COORDINATOR,), found)

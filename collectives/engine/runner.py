@@ -125,6 +125,7 @@ class Runner:
     def _exchange(self, batch: Batch, process_set: int) -> None:
         backend = self._backends[process_set].backend(batch.responses[0].request)
         works = self._works.running = [self._take(response, backend) for response in batch.responses]
+        self._works.batch = batch.id
         try:
             if self._events.active:
                 self._reporter.started(batch.id, works, backend, self._version)
@@ -138,7 +139,7 @@ class Runner:
             self._works.running = ()
             self._works.put_back(works)
             raise
-        self._works.running = ()
+        self._works.running, self._works.batch = (), None
         self._follow(completion, works, batch.id, backend)
 
     def _follow(self, completion: Completion, works: Sequence[Work], batch: int, backend: Backend) -> None:
@@ -194,7 +195,12 @@ class Runner:
             self._reporter.rest(backend)
         self._tally.begin_trial()
         attempt = Attempt(trial.first, batches, works, backend, self._follow_trial, reporter, meanwhile)
-        if not trial.run(attempt):
+        try:
+            has_run = trial.run(attempt)
+        except BaseException:
+            self._works.batch = trial.first
+            raise
+        if not has_run:
             return False
         attempt.follow()
         return True
