@@ -90,7 +90,7 @@ class Tally:
 
     def end(self, batch: int, works: Sequence[Work], backend: Backend, parameters: Parameters | None) -> None:
         """``batch`` is over; it has run on ``backend``."""
-        begun, decision = self._kept.pop(batch, (self._begun, self._late))
+        begun, decision = self._kept.pop(batch) if batch in self._kept else (self._begun, self._late)
         waited, inside = backend.waited()
         late, now = decision + waited, time.monotonic()
         request, count = works[0].request, len(works)

@@ -71,8 +71,8 @@ def noisy(chance, base, noise, delays):
 
 seeds = st.integers()
 bases = st.sampled_from([0.001, 0.03, 0.1, 0.3])
-slow_cases = st.tuples(st.sampled_from([2, 3, 4, 8, 16]), bases, st.floats(0.0005, 0.005), seeds)
-chance_cases = st.tuples(st.sampled_from([2, 3, 4, 8]), bases, st.floats(0.0005, 0.02), seeds)
+slow_cases = st.tuples(st.sampled_from([2, 3, 4, 8, 16]), bases, st.floats(0.0005, 0.0025), seeds)
+chance_cases = st.tuples(st.sampled_from([2, 3, 4, 8]), bases, st.floats(0.0005, 0.012), seeds)
 
 
 @given(slow_cases)

@@ -2,15 +2,19 @@
 
 import json
 import os
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import hvd_cluster
 from collectives.api import NotInitializedError
+from collectives.counts import SetCounts
 from collectives.metrics import meter
 from collectives.metrics.families import LABELS, families
 from collectives.metrics.meter import Meter
+from collectives.metrics.values import Metrics
 from hvd_cluster import basics
 from tests.collectives.job import ones, run, running
 
@@ -90,3 +94,20 @@ def test_every_number_is_in_a_family_with_known_labels():
         other = Meter()
         other.follow(job.engines[1], 0)
         assert "hvd_straggler_share" not in {family.name for family in families(other.read())}
+
+
+def test_the_dashboard_shows_numbers_that_exist():
+    dashboard = json.loads((Path(__file__).parents[2] / "docs" / "grafana.json").read_text())
+    with running(1) as job:
+        own = Meter()
+        own.follow(job.engines[0], 0)
+        names = {family.name + "_total" * family.is_counter for family in families(own.read())}
+    shown = {name for panel in dashboard["panels"] for name in re.findall(r"hvd_\w+", panel["targets"][0]["expr"])}
+    assert shown
+    assert not shown - names
+
+
+def test_the_page_explains_every_number():
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    names = {*Metrics.__dataclass_fields__, *SetCounts().as_dict()}
+    assert not {name for name in names if f"`{name}`" not in page}
