@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from collectives.parameters import Parameters
+from collectives.planning.stragglers import Straggler
 
 __all__ = [
     "Decided",
@@ -25,6 +26,7 @@ __all__ = [
     "Sent",
     "Stalled",
     "Started",
+    "Straggling",
     "Submitted",
     "Switched",
 ]
@@ -154,6 +156,15 @@ class Stalled:
 
 
 @dataclass(frozen=True, slots=True)
+class Straggling:
+    """On rank 0: other ranks wait for ``straggler`` again and again, or no longer, if that ``is_over``."""
+
+    straggler: Straggler
+    is_over: bool
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
 class Sent:
     """A control message, such as a ``Ready``, left for ``ranks``; ``nbytes`` is its size, once for all of them."""
 
@@ -174,7 +185,18 @@ class Received:
 
 
 Event: TypeAlias = (
-    Submitted | Heard | Decided | Started | Phase | Finished | Failed | Switched | Stalled | Sent | Received
+    Submitted
+    | Heard
+    | Decided
+    | Started
+    | Phase
+    | Finished
+    | Failed
+    | Switched
+    | Stalled
+    | Straggling
+    | Sent
+    | Received
 )
 
 

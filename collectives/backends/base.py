@@ -145,6 +145,14 @@ class Backend(ABC):
         """Call ``on_wait`` while an operation waits for another member for long. Other waits have no cost."""
         return
 
+    def waited(self) -> tuple[float, float]:
+        """How long this member has waited for others since the last call, in seconds, as far as the backend can tell.
+
+        First the waits until all had begun an operation, then those inside of operations. The next wait is one of the
+        first kind. Called from the thread that runs the operations.
+        """
+        return 0.0, 0.0
+
     def watch(self, on_death: OnDeath) -> None:
         """Report the deaths of members that this backend notices before their connections end, until :meth:`close`."""
         return

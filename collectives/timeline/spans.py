@@ -17,6 +17,7 @@ from collectives.events import (
     Phase,
     Stalled,
     Started,
+    Straggling,
     Submitted,
     Switched,
 )
@@ -176,6 +177,10 @@ class Spans:
         lane = self._lane(event.process_set, event.name)
         lane.instant("STALLED", self._moment(event.time), quoted({"missing": event.missing, "seconds": event.seconds}))
 
+    def _straggling(self, event: Straggling) -> None:
+        args = {**event.straggler.as_dict(), "is_over": event.is_over}
+        self._row.instant("STRAGGLER", self._moment(event.time), "g", quoted(args))
+
     def _switched(self, event: Switched) -> None:
         given = event.parameters
         args = {name: getattr(given, name) for name in type(given).__dataclass_fields__}
@@ -191,6 +196,7 @@ _HANDLERS: dict[type, Callable[[Spans, Any], None]] = {
     Finished: Spans._finished,
     Failed: Spans._failed,
     Stalled: Spans._stalled,
+    Straggling: Spans._straggling,
     Switched: Spans._switched,
     WorldChange: Spans._changed,
 }

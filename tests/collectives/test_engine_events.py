@@ -2,7 +2,6 @@
 
 import sys
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -222,7 +221,7 @@ def test_a_switch_of_parameters_names_the_batch_and_is_the_same_on_all_ranks():
         engine.events.subscribe(heard[engine.topology.rank].append)
         for step in range(6):
             if step == 3 and engine.topology.rank == 0:
-                engine.propose(replace(engine.parameters, fusion_threshold=7))
+                engine.propose(fusion_threshold=7)
             run(engine, ones(engine), "x")
 
     with running(2) as job:

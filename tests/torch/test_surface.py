@@ -61,7 +61,7 @@ ANSWERS = {
 }
 WITHOUT_ARGUMENTS = [
     *ANSWERS,
-    *("mpi_threads_supported", "is_homogeneous", "is_initialized", "shutdown", "stop_timeline"),
+    *("mpi_threads_supported", "is_homogeneous", "is_initialized", "shutdown", "stop_timeline", "metrics"),
     *("size", "local_size", "cross_size", "rank", "local_rank", "cross_rank"),
 ]
 
