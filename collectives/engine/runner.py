@@ -25,6 +25,7 @@ from collectives.parameters import Parameters
 from collectives.planning.messages import Response
 from collectives.planning.process_sets import ProcessSets
 from collectives.planning.worker import Batch, Refusal
+from collectives.ranges import recording
 
 __all__ = ["Runner"]
 
@@ -119,6 +120,10 @@ class Runner:
             self._reporter.switched(batch, parameters)
 
     @property
+    def _is_watched(self) -> bool:
+        return self._events.active or recording()
+
+    @property
     def _version(self) -> int:
         return 0 if self._parameters is None else self._parameters.version
 
@@ -127,7 +132,7 @@ class Runner:
         works = self._works.running = [self._take(response, backend) for response in batch.responses]
         self._works.batch = batch.id
         try:
-            if self._events.active:
+            if self._is_watched:
                 self._reporter.started(batch.id, works, backend, self._version)
             elif backend.on_phase is not None:
                 self._reporter.rest(backend)
@@ -189,7 +194,7 @@ class Runner:
             return False
         backend = self._backends[request.process_set].backend(request)
         reporter = None
-        if self._events.active:
+        if self._is_watched:
             reporter = TrialReporter(self._reporter, trial.first, backend, self._version)
         elif backend.on_phase is not None:
             self._reporter.rest(backend)
@@ -214,7 +219,7 @@ class Runner:
             work.finish()
         self._announce()
         self._tally.end(batch, works, backend, self._parameters)
-        if self._events.active:
+        if self._events.active or backend.on_phase is not None:
             self._reporter.finished(batch, works)
 
     def _take(self, response: Response, backend: Backend) -> Work:

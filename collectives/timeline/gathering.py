@@ -21,6 +21,7 @@ from collectives.control.handshake.frames import Wire, seal
 from collectives.control.handshake.hello import Hello, pack_answer
 from collectives.control.handshake.listeners import Listeners
 from collectives.control.sockets import Connection
+from collectives.timeline.background import give_way
 from collectives.timeline.document import Document, DocumentError
 from collectives.timeline.meeting import END, PING, RECORDS, Meeting, unpack_records
 from collectives.timeline.records import Record
@@ -144,6 +145,7 @@ class _Receiver:
     # On its thread.
 
     def _run(self) -> None:
+        give_way()
         try:
             with self._listeners:
                 try:

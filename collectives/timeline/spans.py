@@ -8,6 +8,7 @@ from functools import lru_cache
 from itertools import count
 from typing import Any
 
+from collectives.activities import activity, part
 from collectives.events import (
     Decided,
     Event,
@@ -134,20 +135,19 @@ class Spans:
             lane.decide(now)
 
     def _started(self, event: Started) -> None:
-        now, (operation, activity) = self._moment(event.time), _activity(event.operation, event.backend)
+        now, name = self._moment(event.time), activity(event.operation, event.backend)
         lanes = [self._lane(event.process_set, name) for name in event.names]
         count, names = len(event.names), _shown(event.names[:SHOWN_NAMES])
         args = f'{{"batch":{event.batch},"bytes":{event.nbytes},"tensors":{count},"names":{names}}}'
-        place = self._row.begin(event.batch, activity, now, args)
+        place = self._row.begin(event.batch, name, now, args)
         for lane in lanes:
-            lane.start(operation, activity, now)
+            lane.start(event.operation.upper(), name, now)
         self._row.arrive([lane.flow for lane in lanes if lane.flow], place, now)
         self._row.show_bytes(now)
 
     def _phase(self, event: Phase) -> None:
-        name = _part(event.name)
         args = f'{{"batch":{event.batch},"calls":{event.calls},"milliseconds":{event.seconds * 1e3:.3f}}}'
-        self._span(name, event, args)
+        self._span(part(event.name), event, args)
 
     def _span(self, name: str, event: Phase | WorldChange, args: str) -> None:
         begin, end = [(time + self.shift) * MICROSECONDS for time in (event.time, event.end)]
@@ -200,20 +200,6 @@ _HANDLERS: dict[type, Callable[[Spans, Any], None]] = {
     Switched: Spans._switched,
     WorldChange: Spans._changed,
 }
-_ACTIVITIES = {"copy in": "MEMCPY_IN_FUSION_BUFFER", "copy out": "MEMCPY_OUT_FUSION_BUFFER"}
-_SHORT = {"BROADCAST": "BCAST"}
-
-
-@lru_cache(256)
-def _activity(operation: str, backend: str) -> tuple[str, str]:
-    """The names of the operation and of its work in the backend."""
-    name = operation.upper()
-    return name, f"{backend.upper()}_{_SHORT.get(name, name)}"
-
-
-@lru_cache(256)
-def _part(phase: str) -> str:
-    return _ACTIVITIES.get(phase) or phase.upper().replace(" ", "_")
 
 
 @lru_cache(1024)

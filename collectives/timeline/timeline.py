@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from collectives.events import Event, EventStream, Phase
+from collectives.timeline.background import give_way
 from collectives.timeline.document import DocumentError
 from collectives.timeline.records import Record
 from collectives.timeline.spans import Spans, WorldChange
@@ -119,6 +120,7 @@ class Timeline:
     # On the thread of the timeline.
 
     def _run(self) -> None:
+        give_way()
         try:
             self._sink = sink = self._open_sink(self._closing.is_set)
             try:
