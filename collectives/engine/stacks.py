@@ -34,13 +34,15 @@ class Place(NamedTuple):
 
 
 class Look(NamedTuple):
-    """One look at a thread: its functions, the outermost first, and the seconds of processor time it has used.
+    """One look at a thread: its functions, the outermost first.
 
-    ``time`` is that of the look, in monotonic seconds.
+    ``used`` are the seconds in which it has run on a processor, and ``queued`` those in which it waited for one, as far
+    as the kernel counts them. ``time`` is that of the look, in monotonic seconds.
     """
 
     places: Sequence[Place]
-    processor: float
+    used: float
+    queued: float
     time: float
 
     @property
@@ -53,8 +55,18 @@ def look(thread: int) -> Look:
     """A look at ``thread``, by its identifier; it has no places if the thread has ended."""
     frame, now = sys._current_frames().get(thread), time.monotonic()
     if frame is None:
-        return Look((), 0.0, now)
-    return Look(_places(frame), time.clock_gettime(time.pthread_getcpuclockid(thread)), now)
+        return Look((), 0.0, 0.0, now)
+    return Look(_places(frame), time.clock_gettime(time.pthread_getcpuclockid(thread)), _queued(thread), now)
+
+
+def _queued(thread: int) -> float:
+    """See :class:`Look`; 0 where the kernel does not count it."""
+    native = next((each.native_id for each in threading.enumerate() if each.ident == thread), None)
+    try:
+        fields = Path(f"/proc/self/task/{native}/schedstat").read_text().split()
+    except OSError:
+        return 0.0
+    return int(fields[1]) / 1e9
 
 
 def _places(frame: FrameType | None) -> Sequence[Place]:
@@ -71,9 +83,13 @@ def _is_end(code: CodeType) -> bool:
 
 
 def busy(first: Look, second: Look) -> float:
-    """The part of the time between two looks in which the thread used a processor, 0 to 1."""
-    elapsed = second.time - first.time
-    return min(1.0, max(0.0, second.processor - first.processor) / elapsed) if elapsed else 0.0
+    """The part of the time between two looks in which the thread used a processor, 0 to 1.
+
+    The time in which it could not get one does not count: a busy machine makes no thread sleep.
+    """
+    used = max(0.0, second.used - first.used)
+    free = second.time - first.time - (second.queued - first.queued)
+    return used / max(used, free) if used else 0.0
 
 
 def region(first: Look, second: Look) -> tuple[Frame, ...]:

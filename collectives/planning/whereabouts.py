@@ -50,8 +50,8 @@ class Whereabouts:
     """Worker to coordinator: where ``rank`` stands; the answer to a :class:`collectives.planning.messages.Locate`.
 
     ``thread`` is the name of the thread that calls collectives, and ``busy`` the part of the time, 0 to 1, in which it
-    used a processor. ``last`` is the collective that the rank submitted last, ``waits`` are those that it waits for.
-    ``frames`` are the innermost functions of the user's code, the innermost last.
+    used a processor, where one was free. ``last`` is the collective that the rank submitted last, ``waits`` are those
+    that it waits for. ``frames`` are the innermost functions of the user's code, the innermost last.
     """
 
     rank: int
@@ -97,8 +97,8 @@ _STATES = {
     "T": "Process {0} is stopped (state T): by SIGSTOP, or by Ctrl-Z in its shell; `kill -CONT {0}` lets it go on",
     "t": "Process {0} is stopped by a debugger (state t)",
     "D": "Process {0} waits for a disk or a network file system (state D)",
-    "R": "Process {0} runs (state R), so one call of a library holds its Python interpreter; look at it with py-spy",
-    "S": "Process {0} sleeps (state S), so one call of a library waits there, and holds its Python interpreter",
+    "R": "Process {0} runs (state R), but one call of a library may hold its Python interpreter; see py-spy",
+    "S": "Process {0} sleeps (state S), in a call of a library that may hold its Python interpreter; see py-spy",
     "Z": "Process {0} has ended (state Z)",
 }
 
@@ -116,7 +116,8 @@ def _waits(found: Whereabouts) -> str:
 
 
 def _computes(found: Whereabouts) -> str:
-    return f"computes, perhaps in an endless loop: {_thread(found)} uses a processor for {found.busy:.0%} of the time"
+    share = f"{found.busy:.0%} of the time that it gets"
+    return f"computes, perhaps in an endless loop: {_thread(found)} uses a processor for {share}"
 
 
 def _blocked(found: Whereabouts) -> str:

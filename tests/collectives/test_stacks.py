@@ -11,7 +11,7 @@ import time
 import pytest
 
 from collectives.engine.process_state import state_of
-from collectives.engine.stacks import busy, look, region
+from collectives.engine.stacks import Look, busy, look, region
 from tests.collectives.job import PATIENCE, until
 
 FILE = "tests/collectives/test_stacks.py"
@@ -66,6 +66,14 @@ def test_a_thread_that_computes_is_in_a_loop_of_one_function():
         [loop] = [frame for frame in frames if frame.function == "spin"]
         assert loop.first <= loop.last
         assert not [frame for frame in frames if frame.file.startswith(("collectives/", "<frozen"))]
+
+
+@pytest.mark.parametrize(
+    ("used", "queued", "expected"),
+    [(0.0, 0.0, 0.0), (0.1, 0.0, 1.0), (0.05, 0.0, 0.5), (0.02, 0.08, 1.0), (0.001, 0.05, 0.02), (0.02, 0.1, 1.0)],
+)
+def test_the_time_without_a_processor_does_not_count(used, queued, expected):
+    assert busy(Look((), 7.0, 3.0, 50.0), Look((), 7.0 + used, 3.0 + queued, 50.1)) == pytest.approx(expected)
 
 
 def called_by_json(value):

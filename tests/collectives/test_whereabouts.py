@@ -41,8 +41,8 @@ def test_the_activity_follows_from_the_thread_and_its_calls(is_alive, is_inside,
     [
         (
             Whereabouts(2, Activity.COMPUTES, busy=0.97, last=LOSS, frames=FRAMES),
-            "rank 2 computes, perhaps in an endless loop: its main thread uses a processor for 97% of the time. Its "
-            "last collective is 'loss', submitted 12 s ago\n"
+            "rank 2 computes, perhaps in an endless loop: its main thread uses a processor for 97% of the time that "
+            "it gets. Its last collective is 'loss', submitted 12 s ago\n"
             "    train.py:50 in <module>: load()\n"
             "    train.py:10-12 in load: total += 1",
         ),
@@ -77,8 +77,8 @@ def test_long_names_and_lines_are_cut():
         ("T", "Process 71 is stopped (state T): by SIGSTOP"),
         ("t", "Process 71 is stopped by a debugger"),
         ("D", "Process 71 waits for a disk or a network file system"),
-        ("R", "Process 71 runs (state R), so one call of a library holds its Python interpreter"),
-        ("S", "Process 71 sleeps (state S), so one call of a library waits there"),
+        ("R", "Process 71 runs (state R), but one call of a library may hold its Python interpreter"),
+        ("S", "Process 71 sleeps (state S), in a call of a library"),
         ("Z", "Process 71 has ended"),
         ("X", "Process 71 is in state X"),
     ],
