@@ -10,6 +10,7 @@ from typing import Any
 
 from collectives.activities import activity, part
 from collectives.events import (
+    EVERY_KIND,
     Decided,
     Event,
     Failed,
@@ -26,7 +27,7 @@ from collectives.timeline.drafts import Draft
 from collectives.timeline.lanes import RankLane, TensorLane
 from collectives.timeline.records import MICROSECONDS, Moment, Record, Row, quoted, rank_row, tensor_row
 
-__all__ = ["Spans", "WorldChange"]
+__all__ = ["KINDS", "Spans", "WorldChange"]
 
 Key = tuple[int, str]
 
@@ -200,6 +201,8 @@ _HANDLERS: dict[type, Callable[[Spans, Any], None]] = {
     Switched: Spans._switched,
     WorldChange: Spans._changed,
 }
+KINDS = EVERY_KIND.intersection(_HANDLERS)
+"""The events that have records."""
 
 
 @lru_cache(1024)

@@ -13,7 +13,7 @@ from collectives.events import Event, EventStream, Phase
 from collectives.timeline.background import give_way
 from collectives.timeline.document import DocumentError
 from collectives.timeline.records import Record
-from collectives.timeline.spans import Spans, WorldChange
+from collectives.timeline.spans import KINDS, Spans, WorldChange
 
 __all__ = ["Sink", "Timeline"]
 
@@ -81,7 +81,7 @@ class Timeline:
     def attach(self, events: EventStream) -> None:
         """Hear ``events`` from now on, and those of no other engine."""
         self.detach()
-        self._detach = events.subscribe(self._hear)
+        self._detach = events.subscribe(self._hear, KINDS)
 
     def detach(self) -> None:
         """Hear no events."""
