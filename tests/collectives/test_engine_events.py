@@ -346,7 +346,7 @@ def test_without_observers_no_function_for_them_is_called(shared_memory):
 
 
 def test_what_nobody_wants_is_not_measured():
-    """Timing the phases of a backend costs more than all other events: tuning, which needs one kind, does not pay it."""
+    """Timing phases costs more than all other events. Tuning needs one kind of events, and does not pay for it."""
     heard = []
     with running(2) as job:
         end = job.engines[0].events.subscribe(heard.append, [Started])
