@@ -4,6 +4,7 @@ import copy
 import logging
 import pickle
 import re
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -33,6 +34,18 @@ def test_a_variable_that_means_nothing_here_is_accepted_with_one_warning(monkeyp
     assert [record.message for record in caplog.records] == [
         "HOROVOD_NUM_NCCL_STREAMS is set, but has no counterpart here; it is ignored"
     ]
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("variables", "id"), [({}, "0"), ({"HOROVOD_ELASTIC": "1", "HOROVOD_WORKER_ID": "one/3"}, "0 round=4 worker=one/3")]
+)
+def test_the_log_names_rank_round_and_worker(variables, id, monkeypatch, capsys):
+    for name, value in {**variables, "HOROVOD_ROUND": "4", "HOROVOD_NUM_NCCL_STREAMS": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with mock.patch.object(logging.getLogger(), "handlers", []):
+        basics.init()
+    assert f"] [{id}]: HOROVOD_NUM_NCCL_STREAMS is set" in capsys.readouterr().err
 
 
 def test_a_bad_value_is_refused(monkeypatch):

@@ -39,6 +39,7 @@ MOST_DOUBLINGS = 10
 GUARD_SECONDS = 10.0
 SHOWN_LINES = 3
 LOST_ADVICE = "look at that host and at its network; it is tried again"
+OWN_ADVICE = "look at the limits and at the disks of the host of this process"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ class OtherHosts:
         for name, count in slots.items():
             host = self._hosts.get(name)
             if host is None:
-                self._add(name, count)
+                self._hosts[name] = self._start_agent(_Host(name, count, 0))
             else:
                 host.slots = count
         for host in [host for name, host in self._hosts.items() if name not in slots]:
@@ -188,18 +189,17 @@ class OtherHosts:
 
     # Agents.
 
-    def _add(self, name: str, slots: int) -> None:
-        host = self._hosts[name] = _Host(name, slots, 0)
-        self._try_to_start(host)
-
-    def _try_to_start(self, host: _Host) -> None:
-        try:
-            self._start_agent(host)
-        except OSError as error:
-            self._give_up(host, f"its agent could not be started ({error})")
-
-    def _start_agent(self, host: _Host) -> None:
+    def _start_agent(self, host: _Host) -> _Host:
         host.number, host.phase, host.output = next(self._numbers), _Phase.STARTING, Tail()
+        try:
+            self._launch(host)
+        except OSError as error:
+            self._give_up(host, f"its agent could not be started ({error})", OWN_ADVICE)
+        else:
+            self._crew.after(self._plan.seconds, partial(self._check_up, host, host.number))
+        return host
+
+    def _launch(self, host: _Host) -> None:
         command = [
             sys.executable,
             "-m",
@@ -219,7 +219,6 @@ class OtherHosts:
                 stdin=file.fileno(),
                 in_background=True,
             )
-        self._crew.after(self._plan.seconds, partial(self._check_up, host, host.number))
 
     def _variables(self) -> dict[str, str]:
         path = {"PYTHONPATH": search_path(os.environ.get("PYTHONPATH"))}
@@ -249,7 +248,7 @@ class OtherHosts:
         if not host.slots:
             del self._hosts[host.name]
             return
-        self._try_to_start(host)
+        self._start_agent(host)
 
     def _dismiss_if_free(self, host: _Host) -> None:
         if host.workers or host.slots or host.phase in (_Phase.LEAVING, _Phase.WAITING):
@@ -265,7 +264,7 @@ class OtherHosts:
         """The agent of ``host`` is gone, as it should; the host may be wanted again."""
         del self._hosts[host.name]
         if host.slots:
-            self._add(host.name, host.slots)
+            self._hosts[host.name] = self._start_agent(_Host(host.name, host.slots, 0))
 
     def _give_up_workers(self) -> None:
         """The agents whose workers have not ended in time count as lost."""

@@ -23,6 +23,7 @@ from ray.train.v2._internal.execution.worker_group.execution_group import Replic
 from executors.counted import counted
 from executors.job import Job
 from executors.placement import slots_of
+from executors.ray.metrics import export_metrics
 from executors.ray.names import Place
 from executors.ray.replacement import Replacement
 from executors.ray.worker import Location, here, server_host, variables_of
@@ -166,6 +167,7 @@ def _enter(group: BaseWorkerGroup, environments: Sequence[Mapping[str, str]], co
 def enter(environment: Mapping[str, str], before: Sequence[Callable[[], object]]) -> None:
     """Runs in each worker."""
     os.environ.update(environment)
+    export_metrics()
     for call in before:
         call()
 

@@ -17,11 +17,8 @@ class Crew:
 
     def __init__(self):
         self.started, self.killed, self.alarms = [], [], []
-        self.problem = None
 
     def launch(self, number, command, environment, output, *, stdin, in_background):
-        if self.problem is not None:
-            raise self.problem
         self.started.append((number, command[-2]))
 
     def kill(self, number):
@@ -159,15 +156,19 @@ def test_a_host_is_tried_again_less_and_less_often_and_for_ever(hosts):
     assert hosts.others.ready() == {"b": 1}
 
 
-def test_a_shell_that_cannot_be_started_is_tried_again(hosts):
-    """Too many processes here must not end a job that goes on without the new host."""
-    hosts.crew.problem = BlockingIOError(11, "Resource temporarily unavailable")
-    hosts.others.wanted({"b": 1})
-    [(_, said)] = hosts.reporter.unusable
-    assert said.startswith("its agent could not be started ([Errno 11] Resource temporarily unavailable); run 'ssh b")
-    hosts.crew.problem = None
+def test_an_agent_that_this_host_cannot_start_is_tried_again(hosts, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hosts.crew, "launch", fail)
+        hosts.others.wanted({"b": 1})
+    [(name, text)] = hosts.reporter.unusable
+    assert (name, text.partition(";")[0]) == ("b", "its agent could not be started ([Errno 24] Too many open files)")
     hosts.crew.alarms[-1][1]()
     assert hosts.crew.started == [(-2, "b")]
+    connected(hosts)
+    assert hosts.others.ready() == {"b": 1}
 
 
 def test_the_shell_is_to_blame_only_before_the_agent_has_connected(hosts):
