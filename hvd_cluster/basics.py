@@ -37,6 +37,7 @@ __all__ = [
     "cross_size",
     "engine",
     "init",
+    "is_cut_off",
     "is_homogeneous",
     "is_initialized",
     "is_tuning",
@@ -282,6 +283,12 @@ os.register_at_fork(after_in_child=_forget)
 def worlds() -> Worlds | None:
     """The worlds of this process in an elastic job; None in any other job, and before ``init()``."""
     return _process.worlds
+
+
+def is_cut_off() -> bool:
+    """Whether the engine of this process has ended by itself, so that its next operation raises the reason."""
+    running = _process.engine
+    return running is not None and running.has_ended
 
 
 def wanted_sets() -> list[ProcessSet]:
