@@ -25,6 +25,7 @@ from collectives.settings import Settings, world_from_environment
 from collectives.timeline.recorder import Recorder
 from executors.member import Identity
 from hvd_cluster import memory
+from hvd_cluster.arrival import Arrival
 from hvd_cluster.launchers import Launcher, warn_of_threads
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.secret import Secret
@@ -79,6 +80,7 @@ class _Process:
         self.ending: list[Engine] = []
         self.exit = ProcessExit()
         self.recorder = Recorder()
+        self.arrival = Arrival()
         self.autotuner = Autotuner()
         self.exposition: Exposition | None = None
 
@@ -125,6 +127,7 @@ def _as_set(entry: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def _start(sets: list[ProcessSet]) -> None:
+    _process.arrival.begin()
     environment = _process.launcher.join(_process.secret.claim(os.environ))
     world = _process.world or world_from_environment(environment)
     settings = Settings.from_environment(environment, world.topology)
@@ -146,7 +149,8 @@ def _start(sets: list[ProcessSet]) -> None:
     is_alone = worlds is not None and worlds.is_alone
     process_meter.follow(engine, round, is_alone)
     if not is_alone:
-        _process.recorder.follow(engine, replace(world, round=round), settings, reason)
+        steps = _process.arrival.steps(environment)
+        _process.recorder.follow(engine, replace(world, round=round), settings, reason, steps)
         _process.autotuner.follow(engine, settings)
         _expose(settings.metrics_address, settings.metrics_port)
     for id, entry in enumerate((global_process_set, *sets), start=GLOBAL):
