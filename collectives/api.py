@@ -339,9 +339,12 @@ class Request:
     tag: int = 0
     offer: bytes = field(default=b"", compare=False, repr=False)
     key: tuple[int, str] = field(init=False, compare=False, repr=False)
+    nbytes: int = field(init=False, compare=False, repr=False)
+    """Bytes of the tensor on this rank."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", (self.process_set, self.name))
+        object.__setattr__(self, "nbytes", prod(self.shape) * self.dtype.itemsize)
 
     def changed(
         self, name: str | None = None, splits: tuple[int, ...] | None = None, group: str | None = None
@@ -369,11 +372,6 @@ class Request:
     def count(self) -> int:
         """Number of elements of the tensor on this rank."""
         return prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tensor on this rank."""
-        return prod(self.shape) * self.dtype.itemsize
 
 
 class Store(Protocol):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from collectives.parameters import Parameters
+from collectives.planning.stragglers import Straggler
 
 __all__ = [
     "Decided",
@@ -25,6 +26,7 @@ __all__ = [
     "Sent",
     "Stalled",
     "Started",
+    "Straggling",
     "Submitted",
     "Switched",
 ]
@@ -92,16 +94,20 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A part of a batch inside of the backend, from ``time`` to ``end``; phases of a pipeline overlap.
+    """A part of a batch inside of the backend: ``calls`` between ``time`` and ``end``, which took ``seconds`` together.
 
-    It is published by the thread that did the work, when the phase is over. In unison, a rank copies its data in and
-    waits for the other ranks before the batch is decided: these phases begin before the batch does.
+    A batch that goes through a pipeline in many pieces has two such events for each part: the first call, in which a
+    rank that is late shows, and all others. Events of several parts overlap. They are published when the batch is over.
+    In unison, a rank copies its data in and waits for the other ranks before the batch is decided: these phases begin
+    before the batch does.
     """
 
     batch: int
     name: str
     time: float
     end: float
+    calls: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +156,15 @@ class Stalled:
 
 
 @dataclass(frozen=True, slots=True)
+class Straggling:
+    """On rank 0: other ranks wait for ``straggler`` again and again, or no longer, if that ``is_over``."""
+
+    straggler: Straggler
+    is_over: bool
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
 class Sent:
     """A control message, such as a ``Ready``, left for ``ranks``; ``nbytes`` is its size, once for all of them."""
 
@@ -170,7 +185,18 @@ class Received:
 
 
 Event: TypeAlias = (
-    Submitted | Heard | Decided | Started | Phase | Finished | Failed | Switched | Stalled | Sent | Received
+    Submitted
+    | Heard
+    | Decided
+    | Started
+    | Phase
+    | Finished
+    | Failed
+    | Switched
+    | Stalled
+    | Straggling
+    | Sent
+    | Received
 )
 
 

@@ -112,19 +112,19 @@ class Driver:
 
     # Events.
 
-    def found(self, slots: Mapping[str, int], leaving: Mapping[str, float] | None = None) -> None:
-        """The hosts that the job may use now, each with its slots; others drain.
-
-        ``leaving`` are the seconds after which those that drain will be gone, as far as they are known.
-        """
-        gone = {host: self._clock() + seconds for host, seconds in (leaving or {}).items()}
+    def found(self, slots: Mapping[str, int]) -> None:
+        """The hosts that the job may use now, each with its slots; others drain."""
         for host in self._slots.keys() - slots.keys():
-            self._handle(HostDraining(host, gone.get(host)))
+            self._handle(HostDraining(host))
         for host, count in slots.items():
             if self._slots.get(host) != count:
                 self._handle(HostFound(host, count))
         self._slots = dict(slots)
         self._handle(Tick())  # A job without any host waits for no longer than the elastic timeout.
+
+    def leaves_in(self, seconds: float, host: str) -> None:
+        """``host`` drains, and will be gone in so many seconds; the last call counts."""
+        self._handle(HostDraining(host, self._clock() + seconds))
 
     def host_lost(self, host: str, text: str) -> None:
         """``host`` is gone, with its workers."""
@@ -143,9 +143,10 @@ class Driver:
         self._coming_up.discard(worker)
 
     def done(self, worker: str, text: str = "ended with exit code 0") -> None:
-        """``worker`` has ended with success; ``text`` says how."""
+        """``worker`` has ended with success; ``text`` says how. If the others noticed its end first, it is lost."""
         self._note_end(worker, text)
-        self._settle(worker)
+        if worker in self._unexplained:
+            self._explain(worker, Failure(Kind.EXIT, text, 0))
         self._coming_up.discard(worker)
         if worker in self.members and worker not in self._former:
             self._order = self._order or self.members

@@ -13,9 +13,12 @@ from functools import partial
 from collectives import logs
 from collectives.api import InvalidRequestError, NotInitializedError, Topology, World
 from collectives.attempt import ConnectAttempt
+from collectives.autotune.autotuner import Autotuner
 from collectives.control.handshake.starts import Starts
 from collectives.engine import bootstrap
 from collectives.engine.engine import Engine
+from collectives.metrics.exposition import Exposition
+from collectives.metrics.meter import process_meter
 from collectives.planning.process_sets import GLOBAL
 from collectives.process_exit import ProcessExit
 from collectives.settings import Settings, world_from_environment
@@ -36,6 +39,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "is_tuning",
     "local_rank",
     "local_size",
     "rank",
@@ -74,6 +78,8 @@ class _Process:
         self.ending: list[Engine] = []
         self.exit = ProcessExit()
         self.recorder = Recorder()
+        self.autotuner = Autotuner()
+        self.exposition: Exposition | None = None
 
 
 _process = _Process()
@@ -135,13 +141,27 @@ def _start(sets: list[ProcessSet]) -> None:
         entered = replace(world, round=worlds.round, topology=engine.topology)
         logs.configure(settings.log_level, settings.log_hide_time, _identity(environment, entered))
     _process.engine = engine
-    if worlds is None or not worlds.is_alone:
-        round, reason = (world.round, "") if worlds is None else (worlds.round, worlds.reason)
+    round, reason = (world.round, "") if worlds is None else (worlds.round, worlds.reason)
+    is_alone = worlds is not None and worlds.is_alone
+    process_meter.follow(engine, round, is_alone)
+    if not is_alone:
         _process.recorder.follow(engine, replace(world, round=round), settings, reason)
+        _process.autotuner.follow(engine, settings)
+        _expose(settings.metrics_address, settings.metrics_port)
     for id, entry in enumerate((global_process_set, *sets), start=GLOBAL):
         _register(engine, id, entry)
     if worlds is not None:
         worlds.entered()
+
+
+def _expose(address: str, port: int) -> None:
+    """Serve the metrics there, and nowhere else; nowhere if ``port`` is 0."""
+    shown = _process.exposition
+    if shown is not None and (shown.address, shown.port) != (address, port):
+        shown.close()
+        _process.exposition = None
+    if port and _process.exposition is None:
+        _process.exposition = Exposition(process_meter, address, port)
 
 
 def _identity(environment: Mapping[str, str], world: World) -> logs.Identity:
@@ -198,6 +218,10 @@ def _shut_down(end: Callable[[Engine], None], goes_on: bool = False) -> None:
         _unregister_all()
         end(engine)
         _process.recorder.leave(goes_on)
+        _process.autotuner.leave()
+        process_meter.leave()
+        if not goes_on:
+            _expose("", 0)
         if engine.is_ending:
             _process.ending.append(engine)
     memory.results.close()
@@ -240,6 +264,11 @@ def _forget() -> None:
     _process.launcher.forget()
     _process.worlds = None
     _process.recorder.disown()
+    _process.autotuner.disown()
+    exposition, _process.exposition = _process.exposition, None
+    if exposition is not None:
+        exposition.disown()
+    process_meter.disown()
     for each in ending:
         each.disown()
     if engine is not None:
@@ -282,6 +311,11 @@ def stop_recording() -> bool:
         running, was_recording = engine(), _process.recorder.is_recording
         _process.recorder.stop()
         return was_recording or running.topology.rank != 0
+
+
+def is_tuning() -> bool:
+    """Whether this process searches for better parameters; only rank 0 does. See :mod:`hvd_cluster.autotune`."""
+    return _process.autotuner.is_searching
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:

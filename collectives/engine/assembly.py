@@ -9,6 +9,7 @@ from collectives.api import PeerLostError, Topology
 from collectives.backends.table import staged
 from collectives.control.base import Channel
 from collectives.cores import Cores
+from collectives.counts import Counts
 from collectives.engine.attendance import Attendance
 from collectives.engine.commands import Commands
 from collectives.engine.deciders.base import Decider
@@ -25,9 +26,11 @@ from collectives.engine.link import COORDINATOR, Link, RemoteLink
 from collectives.engine.local_link import LocalLink
 from collectives.engine.locator import Locator
 from collectives.engine.lookout import Lookout
+from collectives.engine.punctuality import Punctuality
 from collectives.engine.runner import Runner
 from collectives.engine.set_backends import SetBackends
 from collectives.engine.silence import Silence
+from collectives.engine.tally import Tally
 from collectives.engine.trials import Trials
 from collectives.engine.work import Work
 from collectives.engine.work_table import WorkTable
@@ -37,6 +40,7 @@ from collectives.planning.coordinator import Coordinator
 from collectives.planning.messages import Abort, Left, Locate, Ping, Refuse, Run, Status, Stop, Unknown, Withdraw
 from collectives.planning.process_sets import GLOBAL, ProcessSets
 from collectives.planning.stalls import StallInspector
+from collectives.planning.stragglers import StragglerInspector, WaitWindows
 from collectives.planning.survey import Survey
 from collectives.planning.whereabouts import ProcessState
 from collectives.planning.worker import Worker
@@ -77,7 +81,9 @@ class Assembly:
         self._dispatch = Dispatch()
         self._survey = Survey()
         self._lookout = self._make_lookout()
+        self.punctuality = self._make_punctuality()
         self._link = self._make_link()
+        self.tally = Tally(WaitWindows(topology.size), self._link.report_waits)
         self.works = WorkTable(topology.rank, self._negotiate, self._urge)
         self.runner = self._make_runner(backends)
         self._worker = Worker(self._parameters)
@@ -107,6 +113,7 @@ class Assembly:
             backends,
             self.works,
             self._events,
+            self.tally,
             self._announce,
             self._adopt,
             self._settle,
@@ -177,8 +184,16 @@ class Assembly:
         isolate_groups = not self._settings.group_fusion
         coordinator = Coordinator(self._process_sets.copy(), self._parameters, isolate_groups=isolate_groups)
         hosts, variable = self._topology.hosts, self._settings.operation_limit
-        lookout = self._make_lookout()
-        return LocalLink(self._channel, coordinator, lookout, self._survey, self._events, hosts, variable)
+        return LocalLink(
+            self._channel,
+            coordinator,
+            self._make_lookout(),
+            self.punctuality,
+            self._survey,
+            self._events,
+            hosts,
+            variable,
+        )
 
     def _make_lookout(self) -> Lookout:
         inspector = _stall_inspector(self._settings)
@@ -209,9 +224,21 @@ class Assembly:
         self._commands.append(self._locator.look)
         self.driver.notify()
 
+    def _make_punctuality(self) -> Punctuality:
+        inspector = StragglerInspector(self._topology.size, self._members)
+        return Punctuality(inspector, self._events, self._topology.hosts)
+
+    def _members(self, process_set: int) -> Sequence[int]:
+        return self._process_sets.ranks(process_set) if process_set in self._process_sets else ()
+
     def _make_driver(self) -> Driver:
         name, crowded = f"hvd-engine-{self._topology.rank}", Cores.of(self._topology).are_crowded
         return Driver(self.exchange, name, self._parameters.patient, crowded, self._settings.thread_affinity)
+
+    def counts(self) -> Counts:
+        """What this rank has done up to now."""
+        introduced = self._worker.introduced
+        return Counts(self.tally.counts(introduced.__getitem__), self._link.sent, self._link.received)
 
     def _is_driving(self) -> bool:
         return self.driver.drives(threading.get_ident())

@@ -10,7 +10,7 @@ from collectives.api import EngineError, HorovodInternalError
 from collectives.control.base import Channel
 from collectives.engine.process_state import state_of
 from collectives.events import EventStream, Received, Sent
-from collectives.parameters import Parameters
+from collectives.parameters import Changes
 from collectives.planning.errors import pack
 from collectives.planning.messages import (
     Abort,
@@ -21,6 +21,7 @@ from collectives.planning.messages import (
     Ping,
     Pong,
     Status,
+    WaitReport,
     Whereabouts,
     decode,
     encode,
@@ -38,7 +39,7 @@ FLUSH_SECONDS = 0.1
 class Link(ABC):
     """A rank's link to the coordinator, over ``channel``, which reaches ``peers``. For one thread at a time.
 
-    Messages between ranks are published on ``events``.
+    Messages between ranks are published on ``events``; ``sent`` and ``received`` count them.
     """
 
     def __init__(self, channel: Channel, peers: Iterable[int], events: EventStream) -> None:
@@ -46,6 +47,7 @@ class Link(ABC):
         self._peers = tuple(peers)
         self._events = events
         self._kept: list[tuple[int, Message]] = []
+        self.sent = self.received = 0
 
     @property
     def deadline(self) -> float | None:
@@ -94,6 +96,10 @@ class Link(ABC):
         """An operation failed here because of other ranks. The coordinator soon sends an :class:`Abort`."""
 
     @abstractmethod
+    def report_waits(self, report: WaitReport) -> None:
+        """Tell the coordinator how long this rank waits for others. Changes nothing else."""
+
+    @abstractmethod
     def answer(self, found: Whereabouts) -> None:
         """Tell the coordinator where this rank stands."""
 
@@ -125,12 +131,14 @@ class Link(ABC):
     def _send_directly(self, ranks: Sequence[int], message: Message) -> None:
         data = encode(message)
         self._channel.send_directly(ranks, data)
+        self.sent += len(ranks)
         if self._events.active:
             self._publish_sent(message, ranks, data)
 
     def _send_to(self, ranks: Sequence[int], message: Message) -> None:
         data = encode(message)
         self._channel.send_to(ranks, data)
+        self.sent += len(ranks)
         if self._events.active:
             self._publish_sent(message, ranks, data)
 
@@ -144,6 +152,7 @@ class Link(ABC):
         """The messages that have arrived now, as (sender, message)."""
         for sender, data in self._channel.receive():
             message = decode(data)
+            self.received += 1
             if self._events.active:
                 self._publish_received(message, sender, data)
             yield sender, message
@@ -166,9 +175,9 @@ class Link(ABC):
         """
         return
 
-    def propose(self, parameters: Parameters) -> None:
-        """Let ``parameters`` hold on all ranks; EngineError where the coordinator is not here."""
-        raise EngineError(f"parameters {parameters} were proposed on a rank other than rank {COORDINATOR}")
+    def propose(self, changes: Changes) -> None:
+        """Let ``changes`` to the parameters hold on all ranks; EngineError where the coordinator is not here."""
+        raise EngineError(f"parameters {changes} were proposed on a rank other than rank {COORDINATOR}")
 
 
 class RemoteLink(Link):
@@ -184,6 +193,7 @@ class RemoteLink(Link):
         """See :class:`Link`."""
         data = encode(message)
         self._channel.send(COORDINATOR, data)
+        self.sent += 1
         if self._events.active:
             self._publish_sent(message, (COORDINATOR,), data)
 
@@ -197,6 +207,7 @@ class RemoteLink(Link):
             yield from self._release()
         for sender, data in self._channel.receive():
             message = decode(data)
+            self.received += 1
             if self._events.active:
                 self._publish_received(message, sender, data)
             yield message
@@ -221,6 +232,10 @@ class RemoteLink(Link):
     def accuse(self, error: HorovodInternalError) -> None:
         """See :class:`Link`."""
         self._send_directly((COORDINATOR,), Accusation(pack(error)))
+
+    def report_waits(self, report: WaitReport) -> None:
+        """See :class:`Link`."""
+        self._send_directly((COORDINATOR,), report)
 
     def answer(self, found: Whereabouts) -> None:
         """See :class:`Link`."""

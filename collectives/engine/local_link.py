@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 
 from collectives.api import HorovodInternalError
 from collectives.control.base import Channel
 from collectives.engine.link import COORDINATOR, FLUSH_SECONDS, Link
 from collectives.engine.lookout import Lookout
+from collectives.engine.punctuality import Punctuality
 from collectives.events import EventStream, Heard
-from collectives.parameters import Parameters
+from collectives.parameters import Changes
 from collectives.planning.agreement import name_ranks
 from collectives.planning.coordinator import Coordinator
 from collectives.planning.errors import pack, unpack
@@ -24,6 +26,7 @@ from collectives.planning.messages import (
     Ping,
     Pong,
     Status,
+    WaitReport,
     Whereabouts,
     Withdraw,
 )
@@ -38,7 +41,8 @@ __all__ = ["LocalLink"]
 class LocalLink(Link):
     """The link of rank 0, which has the ``coordinator``: forwards messages between it and the other ranks.
 
-    ``lookout`` watches the tensors that wait in the coordinator. ``survey`` gets the answers to :meth:`locate`.
+    ``lookout`` watches the tensors that wait in the coordinator, ``punctuality`` the ranks that others wait for.
+    ``survey`` gets the answers to :meth:`locate`.
     ``hosts`` are those of the ranks, and ``variable`` is the setting that bounds operations, both for messages.
     """
 
@@ -47,6 +51,7 @@ class LocalLink(Link):
         channel: Channel,
         coordinator: Coordinator,
         lookout: Lookout,
+        punctuality: Punctuality,
         survey: Survey,
         events: EventStream,
         hosts: Sequence[str],
@@ -55,6 +60,7 @@ class LocalLink(Link):
         super().__init__(channel, range(1, channel.size), events)
         self._coordinator = coordinator
         self._lookout = lookout
+        self._punctuality = punctuality
         self._survey = survey
         self._roll_call = RollCall(self._peers)
         self._hosts = hosts
@@ -95,8 +101,8 @@ class LocalLink(Link):
         for sender, message in chain(kept, self.arrivals()) if kept else self.arrivals():
             if isinstance(message, Abort | Withdraw):
                 yield message
-            elif isinstance(message, Inquiry | Pong | Accusation | Whereabouts):
-                self._hear_of_silence(sender, message)
+            elif isinstance(message, Inquiry | Pong | Accusation | WaitReport | Whereabouts):
+                self._hear_aside(sender, message)
             else:
                 self._receive(sender, message)
         now = time.monotonic()
@@ -120,15 +126,18 @@ class LocalLink(Link):
         for sender, message in self.arrivals():
             if isinstance(message, Abort):
                 yield message
-            elif isinstance(message, Inquiry | Pong | Accusation | Whereabouts):
-                self._hear_of_silence(sender, message)
+            elif isinstance(message, Inquiry | Pong | Accusation | WaitReport | Whereabouts):
+                self._hear_aside(sender, message)
             else:
                 self._kept.append((sender, message))
         if self._roll_call:
             yield from self._results(time.monotonic())
 
-    def _hear_of_silence(self, sender: int, message: Inquiry | Pong | Accusation | Whereabouts) -> None:
-        if isinstance(message, Pong):
+    def _hear_aside(self, sender: int, message: Inquiry | Pong | Accusation | WaitReport | Whereabouts) -> None:
+        """Messages that have nothing to do with the order of batches."""
+        if isinstance(message, WaitReport):
+            self._punctuality.hear(sender, message)
+        elif isinstance(message, Pong):
             self._roll_call.answered(sender, time.monotonic())
         elif isinstance(message, Accusation):
             self.accuse(unpack(message.error))
@@ -148,6 +157,10 @@ class LocalLink(Link):
         """See :class:`Link`."""
         self._ping(self._roll_call.accuse(error, time.monotonic()))
 
+    def report_waits(self, report: WaitReport) -> None:
+        """See :class:`Link`."""
+        self._punctuality.hear(COORDINATOR, report)
+
     def answer(self, found: Whereabouts) -> None:
         """See :class:`Link`."""
         self._survey.hear(found, time.monotonic())
@@ -165,6 +178,7 @@ class LocalLink(Link):
         if result is None:
             return
         silent, seconds, inquirers, accusation = result
+        self._punctuality.silent(silent, seconds)
         if accusation is not None:
             states = self.states(silent)
             yield Abort(pack(verdict(accusation, silent, seconds, self._hosts, self._variable, states)))
@@ -194,6 +208,6 @@ class LocalLink(Link):
         """See :class:`Link`."""
         self._coordinator.want_rounds()
 
-    def propose(self, parameters: Parameters) -> None:
+    def propose(self, changes: Changes) -> None:
         """See :class:`Link`."""
-        self._coordinator.propose(parameters)
+        self._coordinator.propose(replace(self._coordinator.parameters, **changes))

@@ -17,6 +17,7 @@ from collectives.engine.registration import Formation, Registration
 from collectives.engine.reporter import Reporter, TrialReporter
 from collectives.engine.set_backends import SetBackends
 from collectives.engine.stand_in import stand_in
+from collectives.engine.tally import Tally
 from collectives.engine.work import Work
 from collectives.engine.work_table import WorkTable
 from collectives.events import EventStream
@@ -24,6 +25,7 @@ from collectives.parameters import Parameters
 from collectives.planning.messages import Response
 from collectives.planning.process_sets import ProcessSets
 from collectives.planning.worker import Batch, Refusal
+from collectives.ranges import recording
 
 __all__ = ["Runner"]
 
@@ -39,13 +41,14 @@ class _Flight(NamedTuple):
     completion: Completion
     works: Sequence[Work]
     batch: int
+    backend: Backend
     is_polled: bool
 
 
 class Runner:
     """Owns the backends of all process sets that this rank is a member of, and the works of operations that have begun.
 
-    ``flights`` are the operations that have begun and whose works are not done.
+    ``flights`` are the operations that have begun and whose works are not done. ``tally`` counts what they do.
 
     :meth:`abort` and :meth:`check` may be called from any thread, everything else from the thread that drives.
     """
@@ -57,6 +60,7 @@ class Runner:
         backends: Mapping[int, SetBackends],
         works: WorkTable,
         events: EventStream,
+        tally: Tally,
         announce: Callable[[], None],
         adopt: Callable[[Parameters], None],
         wake: Callable[[], None],
@@ -68,6 +72,7 @@ class Runner:
         self._works = works
         self._events = events
         self._reporter = Reporter(events)
+        self._tally = tally
         self._announce = announce
         self._adopt = adopt
         self._wake = wake
@@ -101,6 +106,7 @@ class Runner:
         request = batch.responses[0].request
         change = _CHANGES.get(request.operation)
         if change is not None:
+            self._tally.drop(batch.id)
             change(self, batch.responses[0])
         else:
             self._exchange(batch, request.process_set)
@@ -114,6 +120,10 @@ class Runner:
             self._reporter.switched(batch, parameters)
 
     @property
+    def _is_watched(self) -> bool:
+        return self._events.active or recording()
+
+    @property
     def _version(self) -> int:
         return 0 if self._parameters is None else self._parameters.version
 
@@ -122,25 +132,27 @@ class Runner:
         works = self._works.running = [self._take(response, backend) for response in batch.responses]
         self._works.batch = batch.id
         try:
-            if self._events.active:
+            if self._is_watched:
                 self._reporter.started(batch.id, works, backend, self._version)
             elif backend.on_phase is not None:
-                backend.observe(None)
+                self._reporter.rest(backend)
             if backend.device != HOST:
                 _await_memory(works, backend)
+            self._tally.begin(batch.id, works, backend)
             completion = execute(works, batch.responses, backend)
         except BaseException:
             self._works.running = ()
             self._works.put_back(works)
             raise
         self._works.running, self._works.batch = (), None
-        self._follow(completion, works, batch.id)
+        self._follow(completion, works, batch.id, backend)
 
-    def _follow(self, completion: Completion, works: Sequence[Work], batch: int) -> None:
+    def _follow(self, completion: Completion, works: Sequence[Work], batch: int, backend: Backend) -> None:
         if completion is DONE:
-            self._complete_all(works, batch)
+            self._complete_all(works, batch, backend)
         else:
-            self.flights.append(_Flight(completion, works, batch, not completion.notify(self._wake)))
+            self._tally.keep(batch)
+            self.flights.append(_Flight(completion, works, batch, backend, not completion.notify(self._wake)))
 
     @property
     def deadline(self) -> float | None:
@@ -172,7 +184,7 @@ class Runner:
 
     def _land(self, flight: _Flight) -> None:
         self.flights.remove(flight)
-        self._complete_all(flight.works, flight.batch)
+        self._complete_all(flight.works, flight.batch, flight.backend)
 
     def attempt(self, trial: Trial, meanwhile: Meanwhile, works: Sequence[Sequence[Work]] | None = None) -> bool:
         """Let ``trial`` run its batches; if it does, complete their works. Return whether it did."""
@@ -182,10 +194,11 @@ class Runner:
             return False
         backend = self._backends[request.process_set].backend(request)
         reporter = None
-        if self._events.active:
+        if self._is_watched:
             reporter = TrialReporter(self._reporter, trial.first, backend, self._version)
         elif backend.on_phase is not None:
-            backend.observe(None)
+            self._reporter.rest(backend)
+        self._tally.begin_trial()
         attempt = Attempt(trial.first, batches, works, backend, self._follow_trial, reporter, meanwhile)
         try:
             has_run = trial.run(attempt)
@@ -197,15 +210,16 @@ class Runner:
         attempt.follow()
         return True
 
-    def _follow_trial(self, completion: Completion, works: Sequence[Work], batch: int) -> None:
+    def _follow_trial(self, completion: Completion, works: Sequence[Work], batch: int, backend: Backend) -> None:
         self._works.remove(works)
-        self._follow(completion, works, batch)
+        self._follow(completion, works, batch, backend)
 
-    def _complete_all(self, works: Sequence[Work], batch: int) -> None:
+    def _complete_all(self, works: Sequence[Work], batch: int, backend: Backend) -> None:
         for work in works:
             work.finish()
         self._announce()
-        if self._events.active:
+        self._tally.end(batch, works, backend, self._parameters)
+        if self._events.active or backend.on_phase is not None:
             self._reporter.finished(batch, works)
 
     def _take(self, response: Response, backend: Backend) -> Work:
@@ -213,6 +227,7 @@ class Runner:
 
     def announce(self, batches: Sequence[Batch]) -> None:
         """Tell observers that ``batches`` will run."""
+        self._tally.decided(batches)
         if self._events.active:
             self._reporter.decided(batches)
 
@@ -233,6 +248,7 @@ class Runner:
     def fail(self, work: Work, error: Exception) -> None:
         """``work`` ends with ``error``; waiting callers are not woken yet."""
         work.fail(error)
+        self._tally.failed(work.request.process_set)
         if self._events.active:
             self._reporter.failed(work, error)
 

@@ -38,6 +38,8 @@ __all__ = [
     "Stop",
     "Together",
     "Unknown",
+    "WaitReport",
+    "Waits",
     "Whereabouts",
     "Withdraw",
     "decode",
@@ -208,6 +210,26 @@ class Accusation:
     error: ErrorData
 
 
+class Waits(NamedTuple):
+    """The waits of one rank for the others of a process set: seconds until all were there, and inside of operations.
+
+    ``times`` batches had a wait of a millisecond or longer.
+    """
+
+    process_set: int
+    late: float
+    inside: float
+    times: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaitReport:
+    """Worker to coordinator: how long this rank waited in the last ``seconds``; sets with short waits are left out."""
+
+    seconds: float
+    waits: tuple[Waits, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Connected:
     """Both ways: the backends of this rank (worker), or of all ranks (coordinator), are connected."""
@@ -239,6 +261,7 @@ Message: TypeAlias = (
     | Accusation
     | Abort
     | Connected
+    | WaitReport
 )
 
 ARGUMENTS = "arguments"
@@ -391,8 +414,9 @@ _PACK: dict[type, tuple[int, Callable[[Any], tuple[Any, ...]]]] = {
     Pong: (13, lambda m: ()),
     Accusation: (14, lambda m: (m.error.kind, m.error.text, m.error.details)),
     Connected: (15, lambda m: ()),
-    Locate: (16, lambda m: ()),
-    Whereabouts: (17, _pack_whereabouts),
+    WaitReport: (16, lambda m: (m.seconds, m.waits)),
+    Locate: (17, lambda m: ()),
+    Whereabouts: (18, _pack_whereabouts),
 }
 _UNPACK: dict[int, Callable[..., Message]] = {
     0: _unpack_ready,
@@ -411,8 +435,9 @@ _UNPACK: dict[int, Callable[..., Message]] = {
     13: Pong,
     14: lambda kind, text, details: Accusation(ErrorData(kind, text, tuple(details))),
     15: Connected,
-    16: Locate,
-    17: _unpack_whereabouts,
+    16: lambda seconds, waits: WaitReport(seconds, tuple(Waits(*fields) for fields in waits)),
+    17: Locate,
+    18: _unpack_whereabouts,
 }
 
 

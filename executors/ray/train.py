@@ -21,6 +21,7 @@ from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
 from executors.counted import counted
 from executors.job import Job
 from executors.placement import slots_of
+from executors.ray.metrics import export_metrics
 from executors.ray.worker import here, server_host, variables_of
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ def _start(group: BaseWorkerGroup, config: JobConfig) -> ExitStack:
 def enter(environment: Mapping[str, str], before: Sequence[Callable[[], object]]) -> None:
     """Runs in each worker."""
     os.environ.update(environment)
+    export_metrics()
     for call in before:
         call()
 

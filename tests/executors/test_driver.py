@@ -398,9 +398,12 @@ class TestLeaving:
     def test_ranks_that_come_to_no_commit_before_their_host_is_gone(self, job, agents, caplog, least, text, planned):
         driver = begun(elastic(3, least=least), job, agents, a=1, b=2)
         report(job, agents, "worker-0", 0, kind="formed", round=0)
-        driver.found({"a": 1}, {"b": 5.0})
+        driver.leaves_in(60.0, "b")
+        driver.found({"a": 1})
+        driver.leaves_in(5.0, "b")
+        agents.wait(3.9)
         assert not caplog.records
-        agents.wait(4.0)
+        agents.wait(0.1)
         [line] = caplog.messages
         assert re.sub(r"at \d\d:\d\d:\d\d", "at T", line) == (
             "rank 1, rank 2 on host b came to no commit since the notice that the host will be gone at T; the others "
@@ -437,6 +440,17 @@ class TestLossesThatOthersNotice:
             "world 1: 2 ranks, rank 2 on host a lost (was killed by signal 9), resumed after 0.02 s, 0 steps lost"
         ]
         assert not agents.killed
+
+    def test_one_that_left_without_a_word_is_lost_also_with_exit_code_0(self, job, agents, caplog):
+        caplog.set_level("INFO", "executors")
+        driver = begun(elastic(3), job, agents)
+        self.lose(job, agents, 2)
+        report(job, agents, "worker-0", 1, kind="formed", round=1, pause=0.02)
+        driver.done("worker-2")
+        assert caplog.messages == [
+            "world 1: 2 ranks, rank 2 on host a lost (ended with exit code 0), resumed after 0.02 s, 0 steps lost"
+        ]
+        assert not driver.is_over
 
     def test_the_line_does_not_wait_for_ever(self, job, agents, caplog):
         caplog.set_level("INFO", "executors")

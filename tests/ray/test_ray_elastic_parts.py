@@ -13,6 +13,7 @@ from executors.ray import log as logs
 from executors.ray.capacity import Cluster, Node, Share, fits, others, slots
 from executors.ray.death import how
 from executors.ray.demand import Demand, bundles
+from executors.ray.departures import Departures
 from executors.ray.discovery import NodeDiscovery
 from executors.ray.labels import matches
 from executors.ray.names import Names, Place
@@ -151,6 +152,27 @@ class TestDemand:
 
         Demand(2, NEED, {}, fail, lambda: cluster(a=4), keep=lambda: None).update({})
         assert "the autoscaler could not be asked for 2 workers: no cluster" in caplog.text
+
+
+class TestDepartures:
+    def test_each_time_and_each_change_is_told_once(self):
+        known = {}
+        departures = Departures(lambda: known, clock=lambda: 100.0)
+        assert departures.news() == {}
+        known |= {"a": 130.0, "b": 90.0}
+        assert departures.news() == {"a": 30.0, "b": 0.0}
+        assert departures.news() == {}
+        known["a"] = 110.0
+        assert departures.news() == {"a": 10.0}
+
+    def test_a_node_that_drains_again_at_the_same_time_is_news(self):
+        known = {"a": 130.0}
+        departures = Departures(lambda: known, clock=lambda: 100.0)
+        departures.news()
+        known.clear()
+        departures.news()
+        known["a"] = 130.0
+        assert departures.news() == {"a": 30.0}
 
 
 class TestNames:
