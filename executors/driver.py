@@ -48,6 +48,8 @@ logger = logging.getLogger(__name__)
 
 # A worker that others accuse may have ended; for so long its agent may say how.
 ACCUSED_SECONDS = 1.0
+# An exception that nobody catches ends a process, after its handlers of atexit, unless one of its threads goes on.
+UNCAUGHT_SECONDS = 5.0
 # How a worker ended, until its agent says more. The other workers notice it first.
 ENDED = Failure(Kind.EXIT, "ended")
 
@@ -417,7 +419,7 @@ class Driver:
     def _answer(self, worker: str) -> dict[str, Callable[[Report], None]]:
         return {
             "ready": lambda report: self._ready(worker, report),
-            "raised": lambda report: self._failures.note_exception(worker, report.text),
+            "raised": lambda report: self._raised(worker, report),
             "draining": lambda report: self._drain(worker),
             "behind": lambda report: self._leave_behind(worker),
             "failed": lambda report: self._agents.after(ACCUSED_SECONDS, lambda: self._judge(worker, report)),
@@ -432,6 +434,17 @@ class Driver:
             self._handle(WorkerReady(worker))
             return
         self.failed(worker, Failure(Kind.EXIT, text))
+
+    def _raised(self, worker: str, report: Report) -> None:
+        self._failures.note_exception(worker, report.text)
+        if report.is_uncaught:
+            self._agents.after(UNCAUGHT_SECONDS, lambda: self._fail_uncaught(worker, report.text))
+
+    def _fail_uncaught(self, worker: str, text: str) -> None:
+        """The others wait for ``worker``, whose process may have a thread that never ends."""
+        if self._membership.has(worker) and not self.is_over:
+            how = f"raised {text}, and did not end within {UNCAUGHT_SECONDS:g} s: a thread may run that is no daemon"
+            self.failed(worker, Failure(Kind.EXCEPTION, how))
 
     def _drain(self, worker: str) -> None:
         logger.info("%s was asked to end; it hands over first", self._place(worker))
