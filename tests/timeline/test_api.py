@@ -92,7 +92,7 @@ def test_the_way_into_the_first_world(course, steps, path, monkeypatch):
     now = time.time()
     monkeypatch.setenv("HVD_JOB_COURSE", course.format(now - 60.0, now - 20.0, now + 900.0))
     monkeypatch.setenv("HOROVOD_TIMELINE", str(path))
-    monkeypatch.setattr(basics._process, "arrival", Arrival())
+    monkeypatch.setattr(basics._process.observers, "arrival", Arrival())
     basics.init()
     step()
     basics.shutdown()
