@@ -16,6 +16,7 @@ from executors.changes import describe, losses, summary
 from executors.failure import CAUSE_SECONDS, Failure, Kind, Patience, with_last_lines
 from executors.failures import Failed, Failures
 from executors.job import Job, environment_of
+from executors.member import Identity
 from executors.membership import (
     Action,
     End,
@@ -48,6 +49,8 @@ logger = logging.getLogger(__name__)
 
 # A worker that others accuse may have ended; for so long its agent may say how.
 ACCUSED_SECONDS = 1.0
+# An exception that nobody catches ends a process, after its handlers of atexit, unless one of its threads goes on.
+UNCAUGHT_SECONDS = 5.0
 # How a worker ended, until its agent says more. The other workers notice it first.
 ENDED = Failure(Kind.EXIT, "ended")
 
@@ -112,19 +115,19 @@ class Driver:
 
     # Events.
 
-    def found(self, slots: Mapping[str, int], leaving: Mapping[str, float] | None = None) -> None:
-        """The hosts that the job may use now, each with its slots; others drain.
-
-        ``leaving`` are the seconds after which those that drain will be gone, as far as they are known.
-        """
-        gone = {host: self._clock() + seconds for host, seconds in (leaving or {}).items()}
+    def found(self, slots: Mapping[str, int]) -> None:
+        """The hosts that the job may use now, each with its slots; others drain."""
         for host in self._slots.keys() - slots.keys():
-            self._handle(HostDraining(host, gone.get(host)))
+            self._handle(HostDraining(host))
         for host, count in slots.items():
             if self._slots.get(host) != count:
                 self._handle(HostFound(host, count))
         self._slots = dict(slots)
         self._handle(Tick())  # A job without any host waits for no longer than the elastic timeout.
+
+    def leaves_in(self, seconds: float, host: str) -> None:
+        """``host`` drains, and will be gone in so many seconds; the last call counts."""
+        self._handle(HostDraining(host, self._clock() + seconds))
 
     def host_lost(self, host: str, text: str) -> None:
         """``host`` is gone, with its workers."""
@@ -143,9 +146,10 @@ class Driver:
         self._coming_up.discard(worker)
 
     def done(self, worker: str, text: str = "ended with exit code 0") -> None:
-        """``worker`` has ended with success; ``text`` says how."""
+        """``worker`` has ended with success; ``text`` says how. If the others noticed its end first, it is lost."""
         self._note_end(worker, text)
-        self._settle(worker)
+        if worker in self._unexplained:
+            self._explain(worker, Failure(Kind.EXIT, text, 0))
         self._coming_up.discard(worker)
         if worker in self.members and worker not in self._former:
             self._order = self._order or self.members
@@ -356,14 +360,8 @@ class Driver:
         place = environment_of(slot, self._job.host, self._job.port, self._job.secret)
         if not self._limits.is_elastic:
             return place
-        return {
-            **place,
-            "HOROVOD_ELASTIC": "1",
-            "HOROVOD_ELASTIC_TIMEOUT": str(self._limits.timeout),
-            "HOROVOD_WORKER_ID": worker,
-            "HOROVOD_ROUND": str(self._published.round),
-            "HOROVOD_NEWCOMER": str(int(is_newcomer)),
-        }
+        identity = Identity(worker, self._published.round, is_newcomer)
+        return {**place, **identity.variables(), "HOROVOD_ELASTIC_TIMEOUT": str(self._limits.timeout)}
 
     def _check_up(self, worker: str) -> None:
         if worker not in self._coming_up or self._is_ending:
@@ -416,7 +414,7 @@ class Driver:
     def _answer(self, worker: str) -> dict[str, Callable[[Report], None]]:
         return {
             "ready": lambda report: self._ready(worker, report),
-            "raised": lambda report: self._failures.note_exception(worker, report.text),
+            "raised": lambda report: self._raised(worker, report),
             "draining": lambda report: self._drain(worker),
             "behind": lambda report: self._leave_behind(worker),
             "failed": lambda report: self._agents.after(ACCUSED_SECONDS, lambda: self._judge(worker, report)),
@@ -431,6 +429,17 @@ class Driver:
             self._handle(WorkerReady(worker))
             return
         self.failed(worker, Failure(Kind.EXIT, text))
+
+    def _raised(self, worker: str, report: Report) -> None:
+        self._failures.note_exception(worker, report.text)
+        if report.is_uncaught:
+            self._agents.after(UNCAUGHT_SECONDS, lambda: self._fail_uncaught(worker, report.text))
+
+    def _fail_uncaught(self, worker: str, text: str) -> None:
+        """The others wait for ``worker``, whose process may have a thread that never ends."""
+        if self._membership.has(worker) and not self.is_over:
+            how = f"raised {text}, and did not end within {UNCAUGHT_SECONDS:g} s: a thread may run that is no daemon"
+            self.failed(worker, Failure(Kind.EXCEPTION, how))
 
     def _drain(self, worker: str) -> None:
         logger.info("%s was asked to end; it hands over first", self._place(worker))

@@ -13,6 +13,7 @@ from functools import partial
 from collectives import logs
 from collectives.api import InvalidRequestError, NotInitializedError, Topology, World
 from collectives.attempt import ConnectAttempt
+from collectives.autotune.autotuner import Autotuner
 from collectives.control.handshake.starts import Starts
 from collectives.engine import bootstrap
 from collectives.engine.engine import Engine
@@ -22,6 +23,7 @@ from collectives.planning.process_sets import GLOBAL
 from collectives.process_exit import ProcessExit
 from collectives.settings import Settings, world_from_environment
 from collectives.timeline.recorder import Recorder
+from executors.member import Identity
 from hvd_cluster import memory
 from hvd_cluster.launchers import Launcher, warn_of_threads
 from hvd_cluster.process_sets import ProcessSet, global_process_set
@@ -35,8 +37,10 @@ __all__ = [
     "cross_size",
     "engine",
     "init",
+    "is_cut_off",
     "is_homogeneous",
     "is_initialized",
+    "is_tuning",
     "local_rank",
     "local_size",
     "rank",
@@ -75,6 +79,7 @@ class _Process:
         self.ending: list[Engine] = []
         self.exit = ProcessExit()
         self.recorder = Recorder()
+        self.autotuner = Autotuner()
         self.exposition: Exposition | None = None
 
 
@@ -123,7 +128,7 @@ def _start(sets: list[ProcessSet]) -> None:
     environment = _process.launcher.join(_process.secret.claim(os.environ))
     world = _process.world or world_from_environment(environment)
     settings = Settings.from_environment(environment, world.topology)
-    logs.configure(settings.log_level, settings.log_hide_time, world.topology.rank)
+    logs.configure(settings.log_level, settings.log_hide_time, _identity(environment, world))
     for remark in settings.remarks:
         logger.warning(remark)
     warn_of_threads(os.environ, world.topology)
@@ -134,12 +139,15 @@ def _start(sets: list[ProcessSet]) -> None:
     else:
         sets = [] if worlds.is_alone else sets
         engine = worlds.connect(world, partial(_connect, environment, sets))
+        entered = replace(world, round=worlds.round, topology=engine.topology)
+        logs.configure(settings.log_level, settings.log_hide_time, _identity(environment, entered))
     _process.engine = engine
     round, reason = (world.round, "") if worlds is None else (worlds.round, worlds.reason)
     is_alone = worlds is not None and worlds.is_alone
     process_meter.follow(engine, round, is_alone)
     if not is_alone:
         _process.recorder.follow(engine, replace(world, round=round), settings, reason)
+        _process.autotuner.follow(engine, settings)
         _expose(settings.metrics_address, settings.metrics_port)
     for id, entry in enumerate((global_process_set, *sets), start=GLOBAL):
         _register(engine, id, entry)
@@ -155,6 +163,13 @@ def _expose(address: str, port: int) -> None:
         _process.exposition = None
     if port and _process.exposition is None:
         _process.exposition = Exposition(process_meter, address, port)
+
+
+def _identity(environment: Mapping[str, str], world: World) -> logs.Identity:
+    worker = Identity.of(environment)
+    if worker is None:
+        return logs.Identity(world.topology.rank)
+    return logs.Identity(world.topology.rank, world.round, worker.worker)
 
 
 def _connect(
@@ -204,6 +219,7 @@ def _shut_down(end: Callable[[Engine], None], goes_on: bool = False) -> None:
         _unregister_all()
         end(engine)
         _process.recorder.leave(goes_on)
+        _process.autotuner.leave()
         process_meter.leave()
         if not goes_on:
             _expose("", 0)
@@ -249,6 +265,7 @@ def _forget() -> None:
     _process.launcher.forget()
     _process.worlds = None
     _process.recorder.disown()
+    _process.autotuner.disown()
     exposition, _process.exposition = _process.exposition, None
     if exposition is not None:
         exposition.disown()
@@ -266,6 +283,12 @@ os.register_at_fork(after_in_child=_forget)
 def worlds() -> Worlds | None:
     """The worlds of this process in an elastic job; None in any other job, and before ``init()``."""
     return _process.worlds
+
+
+def is_cut_off() -> bool:
+    """Whether the engine of this process has ended by itself, so that its next operation raises the reason."""
+    running = _process.engine
+    return running is not None and running.has_ended
 
 
 def wanted_sets() -> list[ProcessSet]:
@@ -295,6 +318,11 @@ def stop_recording() -> bool:
         running, was_recording = engine(), _process.recorder.is_recording
         _process.recorder.stop()
         return was_recording or running.topology.rank != 0
+
+
+def is_tuning() -> bool:
+    """Whether this process searches for better parameters; only rank 0 does. See :mod:`hvd_cluster.autotune`."""
+    return _process.autotuner.is_searching
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:

@@ -9,7 +9,7 @@ from typing import ClassVar, TypeAlias
 from collectives.api import EngineError, ReduceOp
 from collectives.backends.group import Group
 from collectives.backends.memory import Memory
-from collectives.backends.phases import OnPhase, time_phases
+from collectives.backends.phases import OnPhase, Span, time_phases
 from collectives.buffers import Buffer
 from collectives.completion import Completion
 from collectives.parameters import Parameters
@@ -137,9 +137,9 @@ class Backend(ABC):
         """The objects that have methods marked with :func:`collectives.backends.phases.phase`."""
         return (self,)
 
-    def _report(self, name: str, begin: float, end: float) -> None:
+    def _report(self, span: Span) -> None:
         if self.on_phase is not None:
-            self.on_phase(name, begin, end)
+            self.on_phase(span)
 
     def attend(self, on_wait: OnWait) -> None:
         """Call ``on_wait`` while an operation waits for another member for long. Other waits have no cost."""

@@ -109,6 +109,7 @@ class Ends:
     def fail(self, error: HorovodInternalError) -> None:
         """End everything here with ``error`` and tell the others."""
         if self.ending.fail(error):
+            logger.info("rank %d: the engine ends: %s", self._rank, error, extra=self._works.about())
             self._runner.abort(error)
             self._link.abort(error)
             self._fail_works(error)
@@ -124,7 +125,8 @@ class Ends:
         if isinstance(error, HorovodInternalError):
             self.fail(self._explain(error))
         elif isinstance(error, Exception):
-            logger.error("rank %d: unexpected error in the engine", self._rank, exc_info=error)
+            text = "rank %d: unexpected error in the engine"
+            logger.error(text, self._rank, exc_info=error, extra=self._works.about())
             failure = EngineError(f"rank {self._rank}: unexpected {type(error).__name__}: {error}")
             failure.__cause__ = error
             self.fail(failure)
@@ -147,7 +149,9 @@ class Ends:
             if known is not None:
                 return known
             self._channel.poll(POLL_SECONDS)
-        return verdict(error, (COORDINATOR,), time.monotonic() - began, self._topology.hosts, "")
+        silent = (COORDINATOR,)
+        seconds, states = time.monotonic() - began, self._link.states(silent)
+        return verdict(error, silent, seconds, self._topology.hosts, "", states)
 
     def _known_reason(self, is_vague: bool = True) -> HorovodInternalError | None:
         """The error for which another rank, or rank 0 here, ends the job; or else the loss of a rank.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from collectives.api import HorovodInternalError, InvalidRequestError, PeerLostError, Request, ShutDownError, Topology
 from collectives.buffers import Buffer
@@ -104,15 +106,17 @@ class Engine:
         """When the oldest operation that the end of this engine has cut off was submitted, in monotonic seconds."""
         return self._works.cut_off_since
 
-    def propose(self, parameters: Parameters) -> None:
-        """On rank 0: let ``parameters`` hold on all ranks, from the next batch that is decided on.
+    def propose(self, **changes: Any) -> None:
+        """On rank 0: let ``changes`` to the parameters hold on all ranks, from the next batch that is decided on.
 
-        Each rank switches before that batch runs there; its :attr:`parameters` then have a new version. Raises
-        InvalidRequestError on other ranks.
+        Each rank switches before that batch runs there; its :attr:`parameters` then have a new version. Parameters that
+        are not named stay as the latest call for them left them. Raises InvalidRequestError for values out of range,
+        and on other ranks.
         """
         if self.topology.rank != COORDINATOR:
             raise InvalidRequestError(f"rank {self.topology.rank} cannot change parameters; propose them on rank 0")
-        self._exchange.propose(parameters)
+        replace(self.parameters, **changes)  # raises here and not on the thread that drives
+        self._exchange.propose(changes)
         self._driver.notify()
 
     # Tensors.
@@ -246,6 +250,11 @@ class Engine:
         """End the engine on all ranks at once; every pending and future work raises ``error``."""
         self._ends.abort(error)
         self._driver.notify()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether every operation from now on raises the reason that has ended this engine."""
+        return self._works.has_ended
 
     @property
     def is_ending(self) -> bool:

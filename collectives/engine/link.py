@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from collectives.api import EngineError, HorovodInternalError
 from collectives.control.base import Channel
+from collectives.engine.process_state import state_of
 from collectives.events import EventStream, Received, Sent
-from collectives.parameters import Parameters
+from collectives.parameters import Changes
 from collectives.planning.errors import pack
 from collectives.planning.messages import (
     Abort,
     Accusation,
     Inquiry,
+    Locate,
     Message,
     Ping,
     Pong,
     Status,
     WaitReport,
+    Whereabouts,
     decode,
     encode,
 )
 from collectives.planning.schedules import Schedule
+from collectives.planning.whereabouts import ProcessState
 
 __all__ = ["COORDINATOR", "FLUSH_SECONDS", "Link", "RemoteLink"]
 
@@ -96,6 +100,16 @@ class Link(ABC):
         """Tell the coordinator how long this rank waits for others. Changes nothing else."""
 
     @abstractmethod
+    def answer(self, found: Whereabouts) -> None:
+        """Tell the coordinator where this rank stands."""
+
+    def states(self, ranks: Iterable[int]) -> Mapping[int, ProcessState]:
+        """The states of the processes of ``ranks``, of those that this rank reaches on its host."""
+        processes = {rank: self._channel.process(rank) for rank in ranks}
+        found = {rank: state_of(process) for rank, process in processes.items() if process is not None}
+        return {rank: state for rank, state in found.items() if state is not None}
+
+    @abstractmethod
     def unanswered(self) -> str:
         """The ranks that this rank waits for in a polite end, for a message."""
 
@@ -118,14 +132,14 @@ class Link(ABC):
         data = encode(message)
         self._channel.send_directly(ranks, data)
         self.sent += len(ranks)
-        if self._events.active:
+        if Sent in self._events.wanted:
             self._publish_sent(message, ranks, data)
 
     def _send_to(self, ranks: Sequence[int], message: Message) -> None:
         data = encode(message)
         self._channel.send_to(ranks, data)
         self.sent += len(ranks)
-        if self._events.active:
+        if Sent in self._events.wanted:
             self._publish_sent(message, ranks, data)
 
     def _publish_sent(self, message: Message, ranks: Sequence[int], data: bytes) -> None:
@@ -139,7 +153,7 @@ class Link(ABC):
         for sender, data in self._channel.receive():
             message = decode(data)
             self.received += 1
-            if self._events.active:
+            if Received in self._events.wanted:
                 self._publish_received(message, sender, data)
             yield sender, message
 
@@ -161,9 +175,9 @@ class Link(ABC):
         """
         return
 
-    def propose(self, parameters: Parameters) -> None:
-        """Let ``parameters`` hold on all ranks; EngineError where the coordinator is not here."""
-        raise EngineError(f"parameters {parameters} were proposed on a rank other than rank {COORDINATOR}")
+    def propose(self, changes: Changes) -> None:
+        """Let ``changes`` to the parameters hold on all ranks; EngineError where the coordinator is not here."""
+        raise EngineError(f"parameters {changes} were proposed on a rank other than rank {COORDINATOR}")
 
 
 class RemoteLink(Link):
@@ -180,7 +194,7 @@ class RemoteLink(Link):
         data = encode(message)
         self._channel.send(COORDINATOR, data)
         self.sent += 1
-        if self._events.active:
+        if Sent in self._events.wanted:
             self._publish_sent(message, (COORDINATOR,), data)
 
     def unanswered(self) -> str:
@@ -194,7 +208,7 @@ class RemoteLink(Link):
         for sender, data in self._channel.receive():
             message = decode(data)
             self.received += 1
-            if self._events.active:
+            if Received in self._events.wanted:
                 self._publish_received(message, sender, data)
             yield message
 
@@ -205,7 +219,7 @@ class RemoteLink(Link):
     def attend(self) -> Iterator[Message]:
         """See :class:`Link`."""
         for sender, message in self.arrivals():
-            if isinstance(message, Abort | Status | Ping):
+            if isinstance(message, Abort | Status | Ping | Locate):
                 yield message
             else:
                 self._kept.append((sender, message))
@@ -222,3 +236,7 @@ class RemoteLink(Link):
     def report_waits(self, report: WaitReport) -> None:
         """See :class:`Link`."""
         self._send_directly((COORDINATOR,), report)
+
+    def answer(self, found: Whereabouts) -> None:
+        """See :class:`Link`."""
+        self._send_directly((COORDINATOR,), found)

@@ -20,16 +20,18 @@ from collectives.engine.stand_in import stand_in
 from collectives.engine.tally import Tally
 from collectives.engine.work import Work
 from collectives.engine.work_table import WorkTable
-from collectives.events import EventStream
+from collectives.events import Decided, EventStream, Failed, Finished, Phase, Started, Switched
 from collectives.parameters import Parameters
 from collectives.planning.messages import Response
 from collectives.planning.process_sets import ProcessSets
 from collectives.planning.worker import Batch, Refusal
+from collectives.ranges import recording
 
 __all__ = ["Runner"]
 
 POLL_SECONDS = 0.0002
 """The interval between checks of an operation whose device cannot tell when it is over."""
+OF_BATCHES = frozenset([Decided, Started, Phase, Finished])
 ABORT_SECONDS = 0.1
 """The time that the operations in flight have to end after an abort."""
 
@@ -115,8 +117,12 @@ class Runner:
         for backend in self.backends():
             backend.adopt(parameters)
         self._adopt(parameters)
-        if self._events.active:
+        if Switched in self._events.wanted:
             self._reporter.switched(batch, parameters)
+
+    @property
+    def _is_watched(self) -> bool:
+        return not OF_BATCHES.isdisjoint(self._events.wanted) or recording()
 
     @property
     def _version(self) -> int:
@@ -125,11 +131,12 @@ class Runner:
     def _exchange(self, batch: Batch, process_set: int) -> None:
         backend = self._backends[process_set].backend(batch.responses[0].request)
         works = self._works.running = [self._take(response, backend) for response in batch.responses]
+        self._works.batch = batch.id
         try:
-            if self._events.active:
+            if self._is_watched:
                 self._reporter.started(batch.id, works, backend, self._version)
             elif backend.on_phase is not None:
-                backend.observe(None)
+                self._reporter.rest(backend)
             if backend.device != HOST:
                 _await_memory(works, backend)
             self._tally.begin(batch.id, works, backend)
@@ -138,7 +145,7 @@ class Runner:
             self._works.running = ()
             self._works.put_back(works)
             raise
-        self._works.running = ()
+        self._works.running, self._works.batch = (), None
         self._follow(completion, works, batch.id, backend)
 
     def _follow(self, completion: Completion, works: Sequence[Work], batch: int, backend: Backend) -> None:
@@ -188,13 +195,18 @@ class Runner:
             return False
         backend = self._backends[request.process_set].backend(request)
         reporter = None
-        if self._events.active:
+        if self._is_watched:
             reporter = TrialReporter(self._reporter, trial.first, backend, self._version)
         elif backend.on_phase is not None:
-            backend.observe(None)
+            self._reporter.rest(backend)
         self._tally.begin_trial()
         attempt = Attempt(trial.first, batches, works, backend, self._follow_trial, reporter, meanwhile)
-        if not trial.run(attempt):
+        try:
+            has_run = trial.run(attempt)
+        except BaseException:
+            self._works.batch = trial.first
+            raise
+        if not has_run:
             return False
         attempt.follow()
         return True
@@ -208,7 +220,7 @@ class Runner:
             work.finish()
         self._announce()
         self._tally.end(batch, works, backend, self._parameters)
-        if self._events.active:
+        if self._is_watched or backend.on_phase is not None:
             self._reporter.finished(batch, works)
 
     def _take(self, response: Response, backend: Backend) -> Work:
@@ -217,7 +229,7 @@ class Runner:
     def announce(self, batches: Sequence[Batch]) -> None:
         """Tell observers that ``batches`` will run."""
         self._tally.decided(batches)
-        if self._events.active:
+        if Decided in self._events.wanted:
             self._reporter.decided(batches)
 
     def complete(self, work: Work, error: Exception | None = None) -> None:
@@ -238,7 +250,7 @@ class Runner:
         """``work`` ends with ``error``; waiting callers are not woken yet."""
         work.fail(error)
         self._tally.failed(work.request.process_set)
-        if self._events.active:
+        if Failed in self._events.wanted:
             self._reporter.failed(work, error)
 
     # Changes of the process sets, and the end of a join.

@@ -15,6 +15,7 @@ import msgpack
 from collectives.api import DType, EngineError, MismatchError, Operation, ReduceOp, RefusedCallError, Request
 from collectives.parameters import Parameters
 from collectives.planning.errors import ErrorData
+from collectives.planning.whereabouts import Activity, Call, Frame, Whereabouts
 
 __all__ = [
     "ARGUMENTS",
@@ -24,6 +25,7 @@ __all__ = [
     "Inquiry",
     "Leave",
     "Left",
+    "Locate",
     "Message",
     "Ping",
     "Pong",
@@ -38,6 +40,7 @@ __all__ = [
     "Unknown",
     "WaitReport",
     "Waits",
+    "Whereabouts",
     "Withdraw",
     "decode",
     "encode",
@@ -193,6 +196,11 @@ class Pong:
 
 
 @dataclass(frozen=True, slots=True)
+class Locate:
+    """Coordinator to workers: where does this rank stand? The answer is :class:`Whereabouts`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Accusation:
     """Worker to coordinator: an operation failed here because of other ranks; the error may name the wrong ones.
 
@@ -248,6 +256,8 @@ Message: TypeAlias = (
     | Status
     | Ping
     | Pong
+    | Locate
+    | Whereabouts
     | Accusation
     | Abort
     | Connected
@@ -368,6 +378,25 @@ def _unpack_refuse(process_set: int, name: str, text: str, property: str, values
     return Refuse(process_set, name, text, property, tuple((rank, value) for rank, value in values))
 
 
+def _pack_whereabouts(message: Whereabouts) -> tuple[Any, ...]:
+    activity = message.activity.value
+    return message.rank, activity, message.thread, message.busy, message.last, message.waits, message.frames
+
+
+def _unpack_whereabouts(
+    rank: int, activity: str, thread: str, busy: float, last: Any, waits: Any, frames: Any
+) -> Whereabouts:
+    return Whereabouts(
+        rank,
+        Activity(activity),
+        thread,
+        busy,
+        None if last is None else Call(*last),
+        tuple(Call(*fields) for fields in waits),
+        tuple(Frame(*fields) for fields in frames),
+    )
+
+
 _PACK: dict[type, tuple[int, Callable[[Any], tuple[Any, ...]]]] = {
     Ready: (0, _pack_ready),
     Run: (1, _pack_run),
@@ -386,6 +415,8 @@ _PACK: dict[type, tuple[int, Callable[[Any], tuple[Any, ...]]]] = {
     Accusation: (14, lambda m: (m.error.kind, m.error.text, m.error.details)),
     Connected: (15, lambda m: ()),
     WaitReport: (16, lambda m: (m.seconds, m.waits)),
+    Locate: (17, lambda m: ()),
+    Whereabouts: (18, _pack_whereabouts),
 }
 _UNPACK: dict[int, Callable[..., Message]] = {
     0: _unpack_ready,
@@ -405,6 +436,8 @@ _UNPACK: dict[int, Callable[..., Message]] = {
     14: lambda kind, text, details: Accusation(ErrorData(kind, text, tuple(details))),
     15: Connected,
     16: lambda seconds, waits: WaitReport(seconds, tuple(Waits(*fields) for fields in waits)),
+    17: Locate,
+    18: _unpack_whereabouts,
 }
 
 

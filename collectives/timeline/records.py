@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from functools import lru_cache
 from typing import NamedTuple
 
-__all__ = ["MICROSECONDS", "PID", "Moment", "Record", "Row", "quoted", "rank_row", "spans", "tensor_row", "text"]
+__all__ = ["MICROSECONDS", "PID", "Moment", "Record", "Row", "quoted", "rank_row", "tensor_row", "text"]
 
 MICROSECONDS = 1e6
-PID, TIME = "\0", "\1"
-"""The places of the process id and of the time in a text. JSON has no such characters."""
+PID = "\0"
+"""The place of the process id in a text. JSON has no such character."""
 
 
 class Row(NamedTuple):
@@ -60,13 +59,3 @@ def quoted(value: object) -> str:
 def text(phase: str, lane: int, moment: Moment, fields: str) -> str:
     """A record of ``phase`` on ``lane`` with more ``fields``, as JSON behind a comma."""
     return f'{{"pid":{PID},"ph":"{phase}","tid":{lane},"ts":{moment.text}{fields}}}'
-
-
-def spans(lane: int, moment: Moment, *changes: tuple[str, str]) -> str:
-    """Begins and ends of spans at one moment: ``("B", name)`` or ``("E", name)``."""
-    return _template(lane, changes).replace(TIME, moment.text)
-
-
-@lru_cache(4096)
-def _template(lane: int, changes: tuple[tuple[str, str], ...]) -> str:
-    return ",\n".join(text(phase, lane, Moment(0.0, TIME), f',"name":"{name}"') for phase, name in changes)

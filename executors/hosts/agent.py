@@ -41,6 +41,7 @@ from executors.listening import receive
 from executors.local.crew import Crew
 from executors.local.output import Sink, say
 from executors.local.processes import Channel
+from executors.local.work import NOT_STARTED
 from executors.local.work import Launch as LaunchWorker
 from executors.threads import thread_variables
 
@@ -184,7 +185,7 @@ class _Agent:
         try:
             self._launch(self._crew, message.number, {**environment, **threads}, self)
         except OSError as error:
-            self._link.send(Failed(message.number, str(error)))
+            self._link.send(Failed(message.number, NOT_STARTED.format(error)))
 
 
 class _Output:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -24,7 +25,7 @@ from executors.job import Job
 from executors.local.crew import GRACE_SECONDS, Crew, Ended, Event, Received, Started
 from executors.local.output import Output, say
 from executors.local.tail import Tails
-from executors.local.work import Work
+from executors.local.work import NOT_STARTED, Work
 from executors.membership import Limits
 from executors.threads import shared_threads
 
@@ -129,12 +130,20 @@ class HostsJob:
     # Agents.
 
     def start(self, worker: str, host: str, environment: Mapping[str, str]) -> None:
-        """See :class:`executors.agents.Agents`. Raises OSError where no process can be started."""
+        """See :class:`executors.agents.Agents`. In a static job, raises OSError where no process can be started."""
         number, given = _number(worker), {**environment, **self._options.environment}
         if self._others is None or host == HOST:
-            self._launch(self.crew, number, {**os.environ, **given, **self._threads}, self._tails)
+            self._start_here(number, {**os.environ, **given, **self._threads})
         else:
             self._others.start(number, host, given)
+
+    def _start_here(self, number: int, environment: Mapping[str, str]) -> None:
+        try:
+            self._launch(self.crew, number, environment, self._tails)
+        except OSError as error:
+            if not self._limits.is_elastic:
+                raise
+            self.soon(partial(self.not_started, number, NOT_STARTED.format(error)))
 
     def stop(self, worker: str) -> None:
         """See :class:`executors.agents.Agents`."""

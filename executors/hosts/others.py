@@ -39,6 +39,7 @@ MOST_DOUBLINGS = 10
 GUARD_SECONDS = 10.0
 SHOWN_LINES = 3
 LOST_ADVICE = "look at that host and at its network; it is tried again"
+OWN_ADVICE = "look at the limits and at the disks of the host of this process"
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +191,15 @@ class OtherHosts:
 
     def _start_agent(self, host: _Host) -> _Host:
         host.number, host.phase, host.output = next(self._numbers), _Phase.STARTING, Tail()
+        try:
+            self._launch(host)
+        except OSError as error:
+            self._give_up(host, f"its agent could not be started ({error})", OWN_ADVICE)
+        else:
+            self._crew.after(self._plan.seconds, partial(self._check_up, host, host.number))
+        return host
+
+    def _launch(self, host: _Host) -> None:
         command = [
             sys.executable,
             "-m",
@@ -209,8 +219,6 @@ class OtherHosts:
                 stdin=file.fileno(),
                 in_background=True,
             )
-        self._crew.after(self._plan.seconds, partial(self._check_up, host, host.number))
-        return host
 
     def _variables(self) -> dict[str, str]:
         path = {"PYTHONPATH": search_path(os.environ.get("PYTHONPATH"))}
@@ -240,10 +248,7 @@ class OtherHosts:
         if not host.slots:
             del self._hosts[host.name]
             return
-        try:
-            self._start_agent(host)
-        except OSError as error:
-            self._give_up(host, f"its agent could not be started ({error})")
+        self._start_agent(host)
 
     def _dismiss_if_free(self, host: _Host) -> None:
         if host.workers or host.slots or host.phase in (_Phase.LEAVING, _Phase.WAITING):

@@ -5,16 +5,19 @@ There is no lock: one thread of a job writes all output of its workers.
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Protocol, TextIO
+from typing import Protocol, TextIO
 
 __all__ = ["ConsoleSink", "FileSink", "Lines", "Output", "PlainSink", "Sink", "Sinks", "TeeSink", "say"]
+
+logger = logging.getLogger(__name__)
 
 # A progress bar ends its lines with a carriage return. A newline may still follow one at the end of the data.
 LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
@@ -100,18 +103,35 @@ class ConsoleSink(PlainSink):
 
 
 class FileSink:
-    """Writes the bytes of a worker to a file, as they are."""
+    """Writes the bytes of a worker to the new file ``path``, as they are, until it is closed. Raises OSError.
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
+    If the file cannot be written later, for example on a full disk, a warning says so, and the rest is dropped: the job
+    needs it less than its ranks.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the file is closed."""
+        return self._file.closed
 
     def feed(self, data: bytes) -> None:
-        """Append ``data``, at once. Raises OSError where the file cannot be written."""
-        self._file.write(data)
-        self._file.flush()
+        """Append ``data``, at once."""
+        if self.is_closed:
+            return
+        try:
+            self._file.write(data)
+            self._file.flush()
+        except OSError as error:
+            logger.warning("%s cannot be written any more (%s); only the console has the rest", self._file.name, error)
+            self.close()
 
     def close(self) -> None:
-        """Do nothing: the caller that opened the file closes it."""
+        """Close the file. Closing twice does nothing."""
+        with suppress(OSError):
+            self._file.close()
 
 
 class TeeSink:
@@ -151,7 +171,7 @@ class Output:
         self._directory = directory
         self._timestamp = timestamp
         self._streams = {"stdout": stdout, "stderr": stderr}
-        self._files = ExitStack()
+        self._files: list[FileSink] = []
 
     def __enter__(self) -> Output:
         return self
@@ -159,7 +179,8 @@ class Output:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._files.close()
+        for file in self._files:
+            file.close()
 
     def sink(self, rank: int, name: str) -> Sink:
         """See :class:`Sinks`. Raises OSError where the file cannot be made."""
@@ -168,7 +189,9 @@ class Output:
             return console
         folder = Path(self._directory) / f"rank.{rank:0{self._width}d}"
         folder.mkdir(parents=True, exist_ok=True)
-        return TeeSink(FileSink(self._files.enter_context((folder / name).open("wb"))), console)
+        file = FileSink(folder / name)
+        self._files = [*(other for other in self._files if not other.is_closed), file]
+        return TeeSink(file, console)
 
 
 def say(text: str, name: str = "hvdrun") -> None:

@@ -14,7 +14,10 @@ from executors.local.output import Sinks
 from executors.local.programs import check_command
 from executors.local.python import call_file, launch_call, search_path
 
-__all__ = ["CallWork", "CommandWork", "Launch", "Work"]
+__all__ = ["NOT_STARTED", "CallWork", "CommandWork", "Launch", "Work"]
+
+NOT_STARTED = "could not be started: {}"
+"""How a worker failed whose start raised an OSError."""
 
 Launch = Callable[[Crew, int, Mapping[str, str], Sinks], None]
 """Starts the worker of a number in a crew, with an environment and a destination for its output. Raises OSError."""

@@ -52,7 +52,7 @@ class Joined:
 
 
 class _HeardError(Exception):
-    """A meeting has failed, and this rank has heard the reason before."""
+    """This rank has heard before why a meeting has failed, or that all have come."""
 
 
 def join(place: Place, seconds: float, farewell: Farewell) -> Joined:
@@ -124,10 +124,17 @@ def _enter(found: Found, place: Place, seconds: float) -> Joined:
         reach = min(seconds, REACH_SECONDS)
         with RendezvousClient(found.address, found.port, found.secret.key, reach) as store:
             if _has(store, f"{READ}/{place.rank}", 0.0):
-                raise _HeardError(json.loads(store.get(WORLD, 0.0)).get("error"))
+                raise _HeardError(json.loads(store.get(WORLD, 0.0)).get("error") or _twice(place))
             _report(store, place, found.address)
             environment = _environment(store, place, found.address, found.secret, seconds)
         return Joined(environment, stack.pop_all().close)
+
+
+def _twice(place: Place) -> str:
+    return (
+        f"rank {place.rank} of this job of {place.launcher} has started twice, but the first one has met the other "
+        "ranks already, which do not wait for another: let the launcher start all ranks again"
+    )
 
 
 def _present(store: Store, size: int) -> list[int]:

@@ -52,7 +52,8 @@ class HostFound:
 class HostDraining:
     """``host`` will leave: its workers shall hand over before. It gets no new ones.
 
-    It will be gone at the time ``until``, in seconds of the clock of :meth:`.Membership.handle`, if that is known.
+    It will be gone at the time ``until``, in seconds of the clock of :meth:`.Membership.handle`, if that is known. A
+    later event may tell that time, or another one.
     """
 
     host: str

@@ -65,7 +65,7 @@ class Hosts:
     def found(self, name: str, slots: int) -> None:
         """The host has ``slots`` slots, and does not drain. One that comes back is still blacklisted."""
         host = self._hosts.setdefault(name, _Host(slots))
-        host.slots, host.is_here, host.is_draining, host.leave_by = slots, True, False, math.inf
+        host.slots, host.is_here, host.is_draining, host.leave_by, host.gone_at = slots, True, False, math.inf, math.inf
         self.unusable(name, None)
 
     def unusable(self, name: str, text: str | None) -> None:
@@ -82,14 +82,14 @@ class Hosts:
         return sentences[:SHOWN_PROBLEMS] + more
 
     def drain(self, name: str, until: float | None, now: float) -> bool:
-        """The host will leave, at ``until`` if that is known. Returns whether it is here, and this is news."""
+        """The host will leave, at ``until`` if that is known; the last time counts. Returns whether this is news."""
         host = self._hosts.get(name)
-        if host is None or not host.is_here or host.is_draining:
+        if host is None or not host.is_here:
             return False
-        host.is_draining = True
-        if until is not None:
+        is_news, host.is_draining = not host.is_draining, True
+        if until not in (None, host.gone_at):
             host.gone_at, host.leave_by = until, until - min(HANDOVER_SECONDS, max(0.0, until - now) / 2)
-        return True
+        return is_news
 
     def overdue(self, now: float) -> list[tuple[str, float]]:
         """The hosts that workers must have left by ``now``, and when each will be gone; each host once."""

@@ -20,10 +20,11 @@ from executors.membership import Limits
 from executors.outcome import Outcome
 from executors.ray.actors import Actors, Work
 from executors.ray.demand import Demand
+from executors.ray.departures import Departures
 from executors.ray.discovery import NodeDiscovery
 from executors.ray.log import Callback, listen
 from executors.ray.names import Names
-from executors.ray.nodes import death_of, drain_seconds, places_now
+from executors.ray.nodes import death_of, places_now
 from executors.ray.placement_group import cluster_state
 from executors.ray.request import Request
 from executors.ray.shortage import explain
@@ -36,7 +37,8 @@ logger = logging.getLogger(__name__)
 DISCOVERY = {"interval": 0.1, "rest": 10.0}
 # One of the user may take more.
 USERS_DISCOVERY = {"interval": 0.5}
-DEMAND_S = 1.0
+# For missing workers, and for nodes that will be gone.
+LOOK_S = 1.0
 # A job that has no world yet says after so long what is missing, and then again from time to time.
 WARN_S = 5.0
 REMIND_S = 30.0
@@ -97,6 +99,7 @@ class ElasticRayJob:
         wanted = limits.most if limits.is_bounded else limits.size
         self._demand = Demand(wanted, options.need, options.labels)
         self._names = Names(places_now)
+        self._departures = Departures()
         self._known: set[str] = set()
         self._stack = ExitStack()
 
@@ -120,7 +123,7 @@ class ElasticRayJob:
         discovery = options.discovery or NodeDiscovery(options.need, self._actors.shares, options.labels)
         pace = USERS_DISCOVERY if options.discovery else DISCOVERY
         self._stack.enter_context(Watch(discovery, self._found, self.soon, **pace))
-        self._demand_more()
+        self._look_again()
         self._loop.after(WARN_S, self._explain_wait)
         self._loop.run(lambda: self.driver.is_over and not self._actors.running)
         try:
@@ -185,16 +188,21 @@ class ElasticRayJob:
             self._lose(node, reason)
 
     def _found(self, slots: Mapping[str, int]) -> None:
-        named, leaving = self._names.slots(slots), {}
+        named = self._names.slots(slots)
         for name in self._known - named.keys():
             node = self._names.node(name)
-            reason, seconds = death_of(node), drain_seconds(node)
+            reason = death_of(node)
             if reason is not None:
                 self._lose(node, reason)
-            elif seconds is not None:
-                leaving[name] = seconds
         self._known = set(named)
-        self.driver.found(named, leaving)
+        self.driver.found(named)
+        self._hear_of_departures()
+
+    def _hear_of_departures(self) -> None:
+        for node, seconds in self._departures.news().items():
+            name = self._names.name(node)
+            if name is not None:
+                self.driver.leaves_in(seconds, name)
 
     def _lose(self, node: str, reason: str) -> None:
         self._actors.lose(node)
@@ -203,9 +211,10 @@ class ElasticRayJob:
             self._known.discard(name)
             self.driver.host_lost(name, reason)
 
-    def _demand_more(self) -> None:
+    def _look_again(self) -> None:
         self._demand.update(self._actors.shares())
-        self._loop.after(DEMAND_S, self._demand_more)
+        self._hear_of_departures()
+        self._loop.after(LOOK_S, self._look_again)
 
     def _explain_wait(self) -> None:
         if not self.driver.members:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import ray
@@ -10,8 +9,7 @@ import ray
 from executors.ray.capacity import Cluster, Node
 from executors.ray.names import Place
 
-__all__ = ["cluster_now", "death_of", "drain_seconds", "places_now"]
-
+__all__ = ["cluster_now", "deadlines", "death_of", "places_now"]
 
 MILLISECONDS = 1000
 
@@ -38,10 +36,10 @@ def death_of(node: str) -> str | None:
     return next((_reason(each) for each in ray.nodes() if each["NodeID"] == node and not each["Alive"]), None)
 
 
-def drain_seconds(node: str) -> float | None:
-    """The seconds after which ``node`` will be gone; None if it does not drain, or Ray does not say when."""
-    deadline = ray._private.state.state.get_draining_nodes().get(node)  # milliseconds, 0 for none
-    return max(0.0, deadline / MILLISECONDS - time.time()) if deadline else None
+def deadlines() -> dict[str, float]:
+    """When each node that drains will be gone, in seconds since 1970; without those of which Ray does not know that."""
+    known = ray._private.state.state.get_draining_nodes()  # milliseconds, 0 for none
+    return {node: milliseconds / MILLISECONDS for node, milliseconds in known.items() if milliseconds}
 
 
 def _node(entry: dict[str, Any], free: dict[str, float]) -> Node:

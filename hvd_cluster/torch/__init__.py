@@ -7,6 +7,7 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError('hvd_cluster.torch needs PyTorch: pip install "hvd-cluster[torch]"') from error
 
+from collectives.ranges import register as _register_profiler
 from hvd_cluster.basics import add_process_set, remove_process_set
 from hvd_cluster.bindings import check_extension
 from hvd_cluster.compression import GradientCompressor
@@ -155,6 +156,7 @@ __all__ = [
 ]
 
 _kernels.register()
+_register_profiler(lambda: _torch.autograd.profiler._is_profiler_enabled, _torch.profiler.record_function)
 _register_thread_count("torch", _torch.get_num_threads)
 
 

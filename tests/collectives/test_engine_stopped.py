@@ -52,6 +52,8 @@ def test_the_other_ranks_report_and_name_a_rank_that_stops_inside_an_operation(c
     for rank in {0, 1, 2, 3} - {victim}:
         found = lines(caplog, rank)
         assert any("inside the operation on 'x'" in line for line in found)
+        inside = [each for each in caplog.records if each.getMessage().startswith(f"rank {rank} waits inside")]
+        assert {(each.tensors, each.batch) for each in inside} == {(("x",), 0)}
         assert any(f"rank {victim} on host 'host-{victim}': no answer" in line for line in found)
 
 

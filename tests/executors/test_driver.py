@@ -398,9 +398,12 @@ class TestLeaving:
     def test_ranks_that_come_to_no_commit_before_their_host_is_gone(self, job, agents, caplog, least, text, planned):
         driver = begun(elastic(3, least=least), job, agents, a=1, b=2)
         report(job, agents, "worker-0", 0, kind="formed", round=0)
-        driver.found({"a": 1}, {"b": 5.0})
+        driver.leaves_in(60.0, "b")
+        driver.found({"a": 1})
+        driver.leaves_in(5.0, "b")
+        agents.wait(3.9)
         assert not caplog.records
-        agents.wait(4.0)
+        agents.wait(0.1)
         [line] = caplog.messages
         assert re.sub(r"at \d\d:\d\d:\d\d", "at T", line) == (
             "rank 1, rank 2 on host b came to no commit since the notice that the host will be gone at T; the others "
@@ -437,6 +440,17 @@ class TestLossesThatOthersNotice:
             "world 1: 2 ranks, rank 2 on host a lost (was killed by signal 9), resumed after 0.02 s, 0 steps lost"
         ]
         assert not agents.killed
+
+    def test_one_that_left_without_a_word_is_lost_also_with_exit_code_0(self, job, agents, caplog):
+        caplog.set_level("INFO", "executors")
+        driver = begun(elastic(3), job, agents)
+        self.lose(job, agents, 2)
+        report(job, agents, "worker-0", 1, kind="formed", round=1, pause=0.02)
+        driver.done("worker-2")
+        assert caplog.messages == [
+            "world 1: 2 ranks, rank 2 on host a lost (ended with exit code 0), resumed after 0.02 s, 0 steps lost"
+        ]
+        assert not driver.is_over
 
     def test_the_line_does_not_wait_for_ever(self, job, agents, caplog):
         caplog.set_level("INFO", "executors")
@@ -549,6 +563,35 @@ class TestExceptionsThatWorkersReport:
         agents.wait(1.0)
         with pytest.raises(WorkerError, match="raised KeyError: 'user bug', and no longer answered"):
             driver.check()
+
+    def test_one_that_nobody_catches_ends_the_job_though_the_process_does_not_end(self, job, agents):
+        driver = begun(elastic(2), job, agents)
+        report(job, agents, "worker-1", 0, kind="raised", text="KeyError: 'user bug'", is_uncaught=True)
+        agents.wait(4.9)
+        assert not driver.is_over
+        agents.wait(0.1)
+        assert agents.ended == ["worker-1"]
+        with pytest.raises(WorkerError, match="rank 1 on a raised KeyError: 'user bug', and did not end within 5 s"):
+            driver.check()
+
+    @pytest.mark.parametrize(
+        "end", [lambda driver: driver.done("worker-1"), lambda driver: driver.failed("worker-1", EXITED)]
+    )
+    def test_the_end_of_its_process_counts_where_it_comes_in_time(self, job, agents, end):
+        driver = begun(elastic(2), job, agents)
+        report(job, agents, "worker-1", 0, kind="raised", text="KeyError: 'user bug'", is_uncaught=True)
+        end(driver)
+        agents.wait(10.0)
+        assert not driver.is_over
+
+    def test_a_newcomer_that_does_not_end_is_killed(self, job, agents):
+        driver = begun(elastic(1, most=2), job, agents, a=1)
+        report(job, agents, "worker-0", 0, kind="formed", round=0)
+        driver.found({"a": 1, "b": 1})
+        report(job, agents, "worker-1", 0, kind="raised", text="KeyError: 'user bug'", is_uncaught=True)
+        agents.wait(5.0)
+        assert agents.killed == ["worker-1"]
+        assert not driver.is_over
 
     def test_the_error_of_a_function_stays_as_it_is(self, job, agents):
         driver = begun(elastic(2), job, agents)

@@ -336,6 +336,25 @@ def test_a_host_that_is_gone_now_leaves_no_time():
     assert job.on(HostDraining("a", until=99.0)) == [late("a", 0, 1, until=99.0), world(1, 2, 3)]
 
 
+@pytest.mark.parametrize("until", [104.0, 116.0])
+def test_the_last_time_at_which_a_host_will_be_gone_counts(until):
+    job = running(4, 2, hosts={"a": 2, "b": 2})
+    job.on(HostDraining("a"), HostDraining("a", until=110.0))
+    assert job.membership.deadline == 109.0
+    assert job.on(HostDraining("a", until=until)) == []
+    assert job.membership.deadline == until - 1.0
+    assert job.after(until - 101.0) == [late("a", 0, 1, until=until), world(2, 2, 3)]
+    assert job.on(HostDraining("a", until=until)) == []
+    assert job.membership.deadline is None
+    assert job.counts == (0, 0, 1)
+
+
+def test_a_host_that_drains_again_may_be_gone_at_the_same_time_as_before():
+    job = running(4, 2, hosts={"a": 2, "b": 2})
+    job.on(HostDraining("a", until=110.0), HostFound("a", 2), HostDraining("a", until=110.0))
+    assert job.membership.deadline == 109.0
+
+
 def test_nobody_is_left_behind_who_has_left():
     job = running(4, 2, hosts={"a": 2, "b": 2})
     job.on(HostDraining("a", until=110.0))

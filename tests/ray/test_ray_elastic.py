@@ -80,6 +80,7 @@ def test_nodes_come_drain_and_die(cluster, start, caplog, tmp_path):
     gone = [three[2]["worker"]]
     hold = tmp_path / f"hold.{gone[0]}"
     hold.touch()  # it comes to no commit before the deadline
+    drain(cluster, drained, seconds=60)
     drain(cluster, drained, seconds=1)
     job.world(2, gone)
     hold.unlink()

@@ -111,6 +111,17 @@ def test_a_worker_that_ends_well_lets_the_others_go_on(tmp_path, capsys):
     assert capsys.readouterr().out == "[1]<stdout>:done\n"
 
 
+def test_a_worker_of_an_elastic_job_that_cannot_be_started_is_a_failure_of_its_host(tmp_path, capsys):
+    (tmp_path / "rank.1").touch()
+    options = HostsOptions(output_directory=tmp_path)
+    local.run_command(shell("echo done"), Limits(2, 1, 2, may_find_hosts=False), options)
+    assert capsys.readouterr().out == "[0]<stdout>:done\n"
+    with pytest.raises(
+        WorkerError, match=r"worker-1 on host localhost: could not be started: \[Errno 17\] File exists"
+    ):
+        local.run_command(shell("echo done"), Limits(2, 2, 2, resets=1, may_find_hosts=False), options)
+
+
 def test_what_a_worker_leaves_behind_is_ended(tmp_path):
     run_command(shell(f"setsid sleep 600 & echo $! > {tmp_path}/pid"), 1, HostsOptions())
     assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))

@@ -156,6 +156,21 @@ def test_a_host_is_tried_again_less_and_less_often_and_for_ever(hosts):
     assert hosts.others.ready() == {"b": 1}
 
 
+def test_an_agent_that_this_host_cannot_start_is_tried_again(hosts, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hosts.crew, "launch", fail)
+        hosts.others.wanted({"b": 1})
+    [(name, text)] = hosts.reporter.unusable
+    assert (name, text.partition(";")[0]) == ("b", "its agent could not be started ([Errno 24] Too many open files)")
+    hosts.crew.alarms[-1][1]()
+    assert hosts.crew.started == [(-2, "b")]
+    connected(hosts)
+    assert hosts.others.ready() == {"b": 1}
+
+
 def test_the_shell_is_to_blame_only_before_the_agent_has_connected(hosts):
     hosts.others.wanted({"b": 1})
     hosts.others.agent_ended(Ended(-1, 255))

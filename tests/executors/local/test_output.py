@@ -1,4 +1,5 @@
 import io
+import os
 import time
 
 import pytest
@@ -80,6 +81,33 @@ def test_files_hold_the_bytes_and_sort_by_rank(tmp_path, capsys, size, folder):
     captured = capsys.readouterr()
     assert captured.out == f"[{rank}]<stdout>:stdout \N{REPLACEMENT CHARACTER} half\n"
     assert captured.err == f"[{rank}]<stderr>:stderr \N{REPLACEMENT CHARACTER} half\n"
+
+
+def test_a_file_that_cannot_be_written_any_more_is_told_once_and_the_console_has_the_rest(tmp_path, capsys, caplog):
+    (tmp_path / "rank.0").mkdir()
+    (tmp_path / "rank.0" / "stdout").symlink_to("/dev/full")
+    with Output(1, tmp_path) as output:
+        sink = output.sink(0, "stdout")
+        for line in (b"one\n", b"two\n"):
+            sink.feed(line)
+        sink.close()
+    assert capsys.readouterr().out == "[0]<stdout>:one\n[0]<stdout>:two\n"
+    assert [record.message for record in caplog.records] == [
+        f"{tmp_path}/rank.0/stdout cannot be written any more ([Errno 28] No space left on device); only the console "
+        "has the rest"
+    ]
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_the_files_of_workers_are_closed_when_these_have_ended_or_with_the_job(tmp_path, is_closed):
+    before = os.listdir("/proc/self/fd")
+    with Output(1, tmp_path) as output:
+        for rank in range(3):
+            sink = output.sink(rank, "stdout")
+            if is_closed:
+                sink.close()
+        assert (os.listdir("/proc/self/fd") == before) == is_closed
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_the_driver_speaks_on_standard_error(capsys):
