@@ -38,6 +38,7 @@ examples: environment
 	$(HVDRUN) -np 2 --horovod-alias $(BIN)/python examples/horovod_digits.py
 	$(HVDRUN) -np 2 $(BIN)/python examples/synthetic_benchmark.py
 	$(HVDRUN) -np 2 $(BIN)/python examples/synthetic_benchmark.py --model mlp --fp16-allreduce
+	$(HVDRUN) -np 3 --stall-check-warning-time-seconds 1 $(BIN)/python examples/stalls.py
 	$(BIN)/python examples/digits_ray.py
 	$(BIN)/python examples/elastic_ray.py --kill
 	$(BIN)/python examples/tune_ray.py

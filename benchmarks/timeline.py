@@ -37,7 +37,7 @@ def measure(widths: list[int], batch: int, repeats: int, folder: str) -> dict[st
 
     torch.set_num_threads(1)
     hvd.init()
-    step = _training(widths, batch) if widths else _exchange()
+    step = train(widths, batch) if widths else exchange()
     path, side = f"{folder}/timeline.json", ["off"]
     cpu: dict[str, list[float]] = {"off cpu": [], "on cpu": []}
 
@@ -64,7 +64,8 @@ def measure(widths: list[int], batch: int, repeats: int, folder: str) -> dict[st
     return {**seconds, **cpu}
 
 
-def _training(widths: list[int], batch: int) -> Callable[[], None]:
+def train(widths: list[int], batch: int) -> Callable[[], None]:
+    """A training step."""
     import torch
 
     import hvd_cluster.torch as hvd
@@ -76,7 +77,8 @@ def _training(widths: list[int], batch: int) -> Callable[[], None]:
     return stepper(model, hvd.DistributedOptimizer(optimizer, model.named_parameters()), images, labels)
 
 
-def _exchange() -> Callable[[], None]:
+def exchange() -> Callable[[], None]:
+    """A step of many small tensors."""
     import torch
 
     import hvd_cluster.torch as hvd

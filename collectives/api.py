@@ -61,7 +61,14 @@ LONGEST_SECONDS = 1_000_000
 
 
 class HorovodInternalError(RuntimeError):
-    """A collective failed. Restore the last committed state and retry."""
+    """A collective failed. Restore the last committed state and retry.
+
+    Where it ended the engine, ``tensors`` are the names that were in flight on this rank, and ``batch`` is the number
+    of the batch in which an operation failed here, None if none did. The log and the timeline have the same ones.
+    """
+
+    tensors: tuple[str, ...] = ()
+    batch: int | None = None
 
 
 class MismatchError(HorovodInternalError):
@@ -339,9 +346,12 @@ class Request:
     tag: int = 0
     offer: bytes = field(default=b"", compare=False, repr=False)
     key: tuple[int, str] = field(init=False, compare=False, repr=False)
+    nbytes: int = field(init=False, compare=False, repr=False)
+    """Bytes of the tensor on this rank."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", (self.process_set, self.name))
+        object.__setattr__(self, "nbytes", prod(self.shape) * self.dtype.itemsize)
 
     def changed(
         self, name: str | None = None, splits: tuple[int, ...] | None = None, group: str | None = None
@@ -369,11 +379,6 @@ class Request:
     def count(self) -> int:
         """Number of elements of the tensor on this rank."""
         return prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tensor on this rank."""
-        return prod(self.shape) * self.dtype.itemsize
 
 
 class Store(Protocol):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from collectives.api import LONGEST_SECONDS, InvalidRequestError
 
-__all__ = ["PATIENCE_SECONDS", "Parameters"]
+__all__ = ["PATIENCE_SECONDS", "Changes", "Parameters"]
 
 PATIENCE_SECONDS = 0.05
 MEBIBYTE = 1 << 20
+Changes: TypeAlias = Mapping[str, Any]
+"""Values for some of the fields of :class:`Parameters`."""
 
 
 @dataclass(frozen=True, slots=True)

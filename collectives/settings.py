@@ -9,16 +9,17 @@ import base64
 import math
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from collectives.api import LONGEST_SECONDS, SettingsError, Timeouts, Topology, World
 
-__all__ = ["ENVIRONMENT_SECRET", "Settings", "world_from_environment"]
+__all__ = ["ENVIRONMENT_SECRET", "Autotuning", "Settings", "world_from_environment"]
 
 ENVIRONMENT_SECRET = "_HOROVOD_SECRET_KEY"
 
+LOOPBACK = "127.0.0.1"
 UNUSED = (
     "HOROVOD_ADASUM_MPI_CHUNK_SIZE",
     "HOROVOD_BATCH_D2D_MEMCOPIES",
@@ -32,23 +33,38 @@ UNUSED = (
 )
 """Variables of Horovod for features that do not exist here."""
 
-NOT_YET = (
-    "HOROVOD_AUTOTUNE",
-    "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
-    "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
-    "HOROVOD_AUTOTUNE_LOG",
-    "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
-    "HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
-)
-"""Variables of Horovod for features that are not built yet."""
-
 CPU_OPERATIONS_NOT_YET = ("mpi", "ccl")
 """Values of Horovod for HOROVOD_CPU_OPERATIONS that stand for libraries without a binding yet."""
+
+TUNED: Mapping[str, Sequence[str]] = {
+    "HOROVOD_FUSION_THRESHOLD": ("fusion_threshold",),
+    "HOROVOD_CYCLE_TIME": ("cycle_time", "patient", "patience"),
+    "HOROVOD_CACHE_CAPACITY": ("cache_capacity",),
+    "HOROVOD_HIERARCHICAL_ALLREDUCE": ("hierarchical_allreduce",),
+    "HOROVOD_HIERARCHICAL_ALLGATHER": ("hierarchical_allgather",),
+}
+"""The parameters that each variable sets, which autotuning leaves alone then."""
 
 DYNAMIC_TIMELINE = "DYNAMIC"
 T = TypeVar("T")
 MEBIBYTE = 1 << 20
 LONGEST_JOB = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Autotuning:
+    """How the parameters are tuned: ``warmup`` scores do not count; a sample lasts ``steps`` steps.
+
+    The search makes ``most`` trials, with this ``noise`` of the scores, and writes them to the file ``log``, "" for
+    none. Parameters with names in ``fixed`` stay, because the user has set them.
+    """
+
+    log: str = ""
+    warmup: int = 3
+    steps: int = 10
+    most: int = 20
+    noise: float = 0.8
+    fixed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +77,9 @@ class Settings:
     the core for the communication thread (None: any). A tensor that waits for ranks is reported every ``stall_warning``
     seconds (None: never), and after ``stall_shutdown`` seconds (0: never) it ends the job. Without ``group_fusion`` the
     tensors of a group travel apart from others. ``timeline`` is the path of the file for the timeline, "" for none, and
-    ``timeline_mark_cycles`` says whether it has the decisions as cycles. ``remarks`` are sentences for the user about
-    variables that have no effect.
+    ``timeline_mark_cycles`` says whether it has the decisions as cycles. ``autotune`` is None where the parameters are
+    not tuned. Metrics are served at ``metrics_address`` and ``metrics_port``, which is that of this rank; 0 for none.
+    ``remarks`` are sentences for the user about variables that have no effect.
     """
 
     secret: bytes = field(default=b"", repr=False)
@@ -82,6 +99,9 @@ class Settings:
     dynamic_process_sets: bool = True
     timeline: str = ""
     timeline_mark_cycles: bool = False
+    autotune: Autotuning | None = None
+    metrics_address: str = LOOPBACK
+    metrics_port: int = 0
     remarks: tuple[str, ...] = ()
     timeouts: Timeouts = field(default_factory=Timeouts)
 
@@ -101,6 +121,7 @@ class Settings:
         timeout = read("HOROVOD_GLOO_TIMEOUT_SECONDS", _seconds, 30.0)
         local_rank, local_size = _local_place(read) if topology is None else (topology.local_rank, topology.local_size)
         stall_warning, stall_shutdown, stall_remarks = _stall_times(read)
+        autotune, autotune_remarks = _autotuning(read)
         return cls(
             secret=read(ENVIRONMENT_SECRET, _base64, b"", show=False),
             interface=read("HOROVOD_GLOO_IFACE", str, ""),
@@ -121,7 +142,10 @@ class Settings:
             dynamic_process_sets=read("HOROVOD_DYNAMIC_PROCESS_SETS", _flag, True),
             timeline=read("HOROVOD_TIMELINE", _timeline, ""),
             timeline_mark_cycles=read("HOROVOD_TIMELINE_MARK_CYCLES", _flag, False),
-            remarks=(*stall_remarks, *_remarks(read)),
+            autotune=autotune,
+            metrics_address=read("HVD_METRICS_ADDRESS", str, LOOPBACK),
+            metrics_port=read("HVD_METRICS_PORT", _port_of(local_rank, local_size), 0),
+            remarks=(*stall_remarks, *autotune_remarks, *_remarks(read)),
             timeouts=Timeouts(
                 connect=timeout,
                 collective=min(timeout, stall_shutdown or timeout),
@@ -183,6 +207,30 @@ def _stall_times(read: _Reader) -> tuple[float | None, float, list[str]]:
     return warning, 0.0, [remark]
 
 
+def _autotuning(read: _Reader) -> tuple[Autotuning | None, list[str]]:
+    """A value that is not allowed does not end the job: the default is used."""
+    if not read("HOROVOD_AUTOTUNE", _flag, False):
+        return None, []
+    remarks: list[str] = []
+
+    def value(name: str, parse: Callable[[str], T], default: T) -> T:
+        try:
+            return read(name, parse, default)
+        except SettingsError as error:
+            remarks.append(f"{error}; {default} is used")
+            return default
+
+    tuning = Autotuning(
+        log=read("HOROVOD_AUTOTUNE_LOG", str, ""),
+        warmup=value("HOROVOD_AUTOTUNE_WARMUP_SAMPLES", _natural, 3),
+        steps=value("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", _positive, 10),
+        most=value("HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", _natural, 20),
+        noise=value("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", _share, 0.8),
+        fixed=frozenset(name for variable, names in TUNED.items() if read(variable, str, "") for name in names),
+    )
+    return tuning, remarks
+
+
 def _timeline(text: str) -> str:
     """DYNAMIC means that only ``start_timeline`` begins one, which needs no variable here."""
     return "" if text == DYNAMIC_TIMELINE else text
@@ -198,12 +246,10 @@ def _remarks(read: _Reader) -> tuple[str, ...]:
     # Launchers set HOROVOD_CONTROLLER=gloo, which is close to the method here.
     if read("HOROVOD_CONTROLLER", _one_of("gloo", "mpi"), "gloo") == "mpi":
         unused.append("HOROVOD_CONTROLLER")
-    missing = [variable for variable in NOT_YET if read(variable, str, "0") != "0"]
     chosen = read("HOROVOD_CPU_OPERATIONS", str, "").lower()
     ignored = [chosen] if chosen in CPU_OPERATIONS_NOT_YET else []
     return (
         *(f"{variable} is set, but has no counterpart here; it is ignored" for variable in unused),
-        *(f"{variable} is set, but this feature does not exist yet; it is ignored" for variable in missing),
         *(f"HOROVOD_CPU_OPERATIONS is {value}, which does not exist here yet; it means auto" for value in ignored),
     )
 
@@ -249,6 +295,19 @@ def _port(text: str) -> int:
     return value
 
 
+def _port_of(local_rank: int, local_size: int) -> Callable[[str], int]:
+    """Reads the port of the first rank of a host; the others have those that follow."""
+
+    def parse(text: str) -> int:
+        allowed = f"a port number with {local_size} for the ranks of this host up to 65535, or 0 for none"
+        first = _integer(text, 0, allowed)
+        if first + local_size - 1 > 65535:
+            raise ValueError(allowed)
+        return first + local_rank if first else 0
+
+    return parse
+
+
 def _number(text: str, most: float, allowed: str) -> float:
     try:
         value = float(text)
@@ -262,6 +321,10 @@ def _number(text: str, most: float, allowed: str) -> float:
 def _milliseconds(text: str) -> float:
     most = LONGEST_SECONDS * 1000
     return _number(text, most, f"a number of milliseconds, 0 to {most}") / 1000.0
+
+
+def _share(text: str) -> float:
+    return _number(text, 1.0, "a number from 0 to 1")
 
 
 def _seconds(text: str) -> float:

@@ -12,6 +12,7 @@ from dataclasses import fields
 from types import FrameType
 from typing import NoReturn
 
+from collectives.logs import LEVELS
 from executors.api import CommandNotFoundError, ExecutorError, WorkerError
 from executors.discovery import DiscoveryError
 from executors.elastic import WRITTEN as ELASTIC
@@ -51,8 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     The status is that of the worker that caused the failure, or 128 + n if signal n killed it; 127 for a command that
     does not exist. Raises SystemExit for an invalid command line, with status 2, and for ``--version`` and the like.
     """
-    launch = _read(argv)
-    with _signals_raise(), _log_shown():
+    line = read_command_line(argv)
+    launch = _launch(line)
+    with _signals_raise(), _log_shown(line["log_level"] or "INFO"):
         return _run(launch)
 
 
@@ -118,25 +120,24 @@ class _Console(logging.Handler):
 
 
 @contextmanager
-def _log_shown() -> Iterator[None]:
-    """Show the log of the launcher on standard error, from level INFO up."""
+def _log_shown(level: str) -> Iterator[None]:
+    """Show the log of the launcher on standard error, from ``level`` up."""
     log, console = logging.getLogger("executors"), _Console()
-    level = log.level
+    before = log.level
     log.addHandler(console)
-    log.setLevel(logging.INFO)
+    log.setLevel(LEVELS[level.lower()])
     try:
         yield
     finally:
         log.removeHandler(console)
-        log.setLevel(level)
+        log.setLevel(before)
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(BY_SIGNAL + number)
 
 
-def _read(argv: Sequence[str] | None) -> Launch:
-    line = read_command_line(argv)
+def _launch(line: CommandLine) -> Launch:
     try:
         check_controller(line)
         return _ours(line) if line.controller == OURS else _foreign(line)

@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from collectives.api import (
     CollectiveTimeoutError,
@@ -309,7 +308,7 @@ class Worlds:
         if not world.planned:
             engine.abort(PeerLostError(f"world {self.round} has ended: {world.text}"))
         elif engine.topology.rank == 0:
-            engine.propose(replace(engine.parameters, next_round=world.round))
+            engine.propose(next_round=world.round)
 
 
 def _alone(world: World) -> World:

@@ -183,7 +183,7 @@ def test_importing_brings_in_no_framework_no_cluster_and_no_server():
 
 
 SURFACE = {
-    "hvd_cluster": ["HorovodInternalError", "HostsUpdatedInterrupt", "__version__", "run"],
+    "hvd_cluster": ["HorovodInternalError", "HostsUpdatedInterrupt", "__version__", "metrics", "run"],
     "hvd_cluster.data": ["AsyncDataLoaderMixin", "BaseDataLoader"],
     "hvd_cluster.elastic": ["GlobalBatches", "ObjectState", "State", "drain", "run"],
     "hvd_cluster.horovod": ["install", "is_requested", "search_path"],
@@ -266,6 +266,7 @@ SURFACE = {
         "join",
         "local_rank",
         "local_size",
+        "metrics",
         "mpi_built",
         "mpi_enabled",
         "mpi_threads_supported",

@@ -4,11 +4,13 @@ import copy
 import logging
 import pickle
 import re
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import hvd_cluster
+from collectives.api import PeerLostError
 from collectives.engine.engine import Engine
 from collectives.planning.process_sets import GLOBAL
 from hvd_cluster import basics
@@ -32,6 +34,18 @@ def test_a_variable_that_means_nothing_here_is_accepted_with_one_warning(monkeyp
     assert [record.message for record in caplog.records] == [
         "HOROVOD_NUM_NCCL_STREAMS is set, but has no counterpart here; it is ignored"
     ]
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("variables", "id"), [({}, "0"), ({"HOROVOD_ELASTIC": "1", "HOROVOD_WORKER_ID": "one/3"}, "0 round=4 worker=one/3")]
+)
+def test_the_log_names_rank_round_and_worker(variables, id, monkeypatch, capsys):
+    for name, value in {**variables, "HOROVOD_ROUND": "4", "HOROVOD_NUM_NCCL_STREAMS": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with mock.patch.object(logging.getLogger(), "handlers", []):
+        basics.init()
+    assert f"] [{id}]: HOROVOD_NUM_NCCL_STREAMS is set" in capsys.readouterr().err
 
 
 def test_a_bad_value_is_refused(monkeypatch):
@@ -120,3 +134,15 @@ def test_copies_of_process_sets():
 
 def test_the_version():
     assert hvd_cluster.__version__ == "0.1.0"
+
+
+@pytest.mark.usefixtures("alone")
+def test_an_engine_that_has_ended_by_itself():
+    basics.init()
+    assert not basics.is_cut_off()
+    basics.engine().abort(PeerLostError("rank 1 was lost"))
+    with pytest.raises(PeerLostError):
+        basics.engine().barrier()
+    assert basics.is_cut_off()
+    basics.shutdown()
+    assert not basics.is_cut_off()

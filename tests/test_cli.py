@@ -324,6 +324,15 @@ def test_lines_can_have_the_time(capsys, option):
     assert capsys.readouterr().out.endswith("[0]<stdout>:line\n")
 
 
+@pytest.mark.parametrize(("level", "shown"), [("info", True), ("ERROR", False)])
+def test_the_level_of_the_log_is_that_of_hvdrun_too(monkeypatch, capsys, level, shown):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert main(["-np", "2", "--log-level", level, "sh", "-c", "echo $HOROVOD_LOG_LEVEL"]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[0].endswith(level.upper())
+    assert ("OMP_NUM_THREADS=" in err) is shown
+
+
 def test_output_can_go_to_files_too(tmp_path, capsys):
     assert main(["-np", "2", "--output-filename", str(tmp_path / "a" / "b"), "--verbose", "echo", "line"]) == 0
     assert [(tmp_path / "a" / "b" / f"rank.{rank}" / "stdout").read_text() for rank in (0, 1)] == ["line\n"] * 2

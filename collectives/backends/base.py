@@ -9,7 +9,7 @@ from typing import ClassVar, TypeAlias
 from collectives.api import EngineError, ReduceOp
 from collectives.backends.group import Group
 from collectives.backends.memory import Memory
-from collectives.backends.phases import OnPhase, time_phases
+from collectives.backends.phases import OnPhase, Span, time_phases
 from collectives.buffers import Buffer
 from collectives.completion import Completion
 from collectives.parameters import Parameters
@@ -137,13 +137,21 @@ class Backend(ABC):
         """The objects that have methods marked with :func:`collectives.backends.phases.phase`."""
         return (self,)
 
-    def _report(self, name: str, begin: float, end: float) -> None:
+    def _report(self, span: Span) -> None:
         if self.on_phase is not None:
-            self.on_phase(name, begin, end)
+            self.on_phase(span)
 
     def attend(self, on_wait: OnWait) -> None:
         """Call ``on_wait`` while an operation waits for another member for long. Other waits have no cost."""
         return
+
+    def waited(self) -> tuple[float, float]:
+        """How long this member has waited for others since the last call, in seconds, as far as the backend can tell.
+
+        First the waits until all had begun an operation, then those inside of operations. The next wait is one of the
+        first kind. Called from the thread that runs the operations.
+        """
+        return 0.0, 0.0
 
     def watch(self, on_death: OnDeath) -> None:
         """Report the deaths of members that this backend notices before their connections end, until :meth:`close`."""

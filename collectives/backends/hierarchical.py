@@ -182,6 +182,11 @@ class HierarchicalBackend(HostBackend):
         for part in self._parts:
             part.attend(on_wait)
 
+    def waited(self) -> tuple[float, float]:
+        """See :class:`Backend`."""
+        late, inside = zip(*[part.waited() for part in self._parts], strict=True)
+        return sum(late), sum(inside)
+
     def watch(self, on_death: OnDeath) -> None:
         """See :class:`Backend`. Those of the members of this host."""
         self._local.watch(on_death)

@@ -1,21 +1,25 @@
 """The phases of an operation: the parts of a backend's work that observers see, such as copying and waiting.
 
 A method is only marked. While an observer listens, each object with marked methods gets timed ones in their place; at
-other times nothing is different from a method without a mark.
+other times nothing is different from a method without a mark. A profile is an observer, too: calls are its ranges.
 """
 
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Callable, Mapping
 from functools import wraps
+from time import monotonic
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
-__all__ = ["OnPhase", "phase", "phases_in", "time_phases"]
+from collectives.activities import part
+from collectives.ranges import named, recording
 
-OnPhase: TypeAlias = Callable[[str, float, float], None]
+__all__ = ["OnPhase", "Span", "phase", "phases_in", "time_phases"]
+
+Span: TypeAlias = tuple[str, float, float]
 """The name of a phase, its beginning and its end in seconds of ``time.monotonic()``."""
+OnPhase: TypeAlias = Callable[[Span], object]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -75,11 +79,17 @@ def _timed_method(method: Callable[..., Any], marks: Mapping[str, str], report: 
 
 
 def _timed(function: Callable[P, R], name: str, report: OnPhase) -> Callable[P, R]:
+    label = part(name)
+
     @wraps(function)
     def timed(*args: P.args, **kwargs: P.kwargs) -> R:
-        begin = time.monotonic()
-        result = function(*args, **kwargs)
-        report(name, begin, time.monotonic())
-        return result
+        begin = monotonic()
+        try:
+            if not recording():
+                return function(*args, **kwargs)
+            with named(label):
+                return function(*args, **kwargs)
+        finally:
+            report((name, begin, monotonic()))
 
     return timed

@@ -62,6 +62,10 @@ class Channel(ABC):
         for rank in ranks:
             self.send(rank, data)
 
+    def process(self, rank: int) -> int | None:
+        """The id of the process of ``rank``, a peer of this one on this host; None if it is not known."""
+        return None
+
     def skip_relays(self) -> None:
         """Let :meth:`close` not wait until relays have passed on the messages of this rank.
 

@@ -24,6 +24,8 @@ from collectives.control.base import Channel
 __all__ = ["Connection", "SocketChannel", "end_in_silence", "wait"]
 
 HEADER = struct.Struct(">I")
+CREDENTIALS = struct.Struct("iii")
+"""Process, user and group; see unix(7)."""
 LARGEST_FRAME = 1 << 28
 """In bytes; a thousand ranks' splits of a thousand rows each are a few megabytes."""
 READ_SIZE = 1 << 16
@@ -62,6 +64,14 @@ class Connection:
     def fileno(self) -> int:
         """The descriptor, for poll."""
         return self._socket.fileno()
+
+    @property
+    def process(self) -> int | None:
+        """The id of the process at the other end, of this host; None if this is no connection within a host."""
+        if self._socket.family != socket.AF_UNIX:
+            return None
+        credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+        return CREDENTIALS.unpack(credentials)[0] or None  # 0: a process of another namespace
 
     @property
     def has_unsent(self) -> bool:
@@ -250,6 +260,11 @@ class SocketChannel(Channel):
     def _watched(self) -> dict[int, int]:
         """Descriptors, and the rank that is lost when its connection ends."""
         return self._peers
+
+    def process(self, rank: int) -> int | None:
+        """See :class:`Channel`."""
+        connection = self._connections.get(rank)
+        return None if connection is None else connection.process
 
     def send(self, rank: int, data: bytes) -> None:
         """See :class:`Channel`."""

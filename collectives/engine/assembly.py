@@ -9,6 +9,7 @@ from collectives.api import PeerLostError, Topology
 from collectives.backends.table import staged
 from collectives.control.base import Channel
 from collectives.cores import Cores
+from collectives.counts import Counts
 from collectives.engine.attendance import Attendance
 from collectives.engine.commands import Commands
 from collectives.engine.deciders.base import Decider
@@ -20,21 +21,28 @@ from collectives.engine.driver import Driver
 from collectives.engine.ends import Ends
 from collectives.engine.exchange import Exchange
 from collectives.engine.inquiries import Inquiries
+from collectives.engine.investigation import Investigation
 from collectives.engine.link import COORDINATOR, Link, RemoteLink
 from collectives.engine.local_link import LocalLink
+from collectives.engine.locator import Locator
 from collectives.engine.lookout import Lookout
+from collectives.engine.punctuality import Punctuality
 from collectives.engine.runner import Runner
 from collectives.engine.set_backends import SetBackends
 from collectives.engine.silence import Silence
+from collectives.engine.tally import Tally
 from collectives.engine.trials import Trials
 from collectives.engine.work import Work
 from collectives.engine.work_table import WorkTable
 from collectives.events import EventStream
 from collectives.parameters import PATIENCE_SECONDS, Parameters
 from collectives.planning.coordinator import Coordinator
-from collectives.planning.messages import Abort, Left, Ping, Refuse, Run, Status, Stop, Unknown, Withdraw
+from collectives.planning.messages import Abort, Left, Locate, Ping, Refuse, Run, Status, Stop, Unknown, Withdraw
 from collectives.planning.process_sets import GLOBAL, ProcessSets
 from collectives.planning.stalls import StallInspector
+from collectives.planning.stragglers import StragglerInspector, WaitWindows
+from collectives.planning.survey import Survey
+from collectives.planning.whereabouts import ProcessState
 from collectives.planning.worker import Worker
 from collectives.settings import Settings
 
@@ -71,8 +79,11 @@ class Assembly:
         self._parameters = _parameters(topology, settings)
         self._commands = Commands()
         self._dispatch = Dispatch()
+        self._survey = Survey()
         self._lookout = self._make_lookout()
+        self.punctuality = self._make_punctuality()
         self._link = self._make_link()
+        self.tally = Tally(WaitWindows(topology.size), self._link.report_waits)
         self.works = WorkTable(topology.rank, self._negotiate, self._urge)
         self.runner = self._make_runner(backends)
         self._worker = Worker(self._parameters)
@@ -81,7 +92,8 @@ class Assembly:
         self._decider = self._make_decider()
         self.ends = self._make_ends()
         self._inquiries = self._make_inquiries()
-        self._attendance = Attendance(self._link, self._dispatch, self._inquiries, self._is_driving)
+        self._locator = self._make_locator()
+        self._attendance = Attendance(self._link, self._dispatch, self._inquiries, self._locator, self._is_driving)
         self.runner.attend(self._attendance.wait)
         self.exchange = self._make_exchange()
         self._fill_dispatch()
@@ -101,6 +113,7 @@ class Assembly:
             backends,
             self.works,
             self._events,
+            self.tally,
             self._announce,
             self._adopt,
             self._settle,
@@ -160,6 +173,7 @@ class Assembly:
         on(Withdraw, self._rounds.withdraw)
         on(Status, self._inquiries.hear)
         on(Ping, self._link.pong)
+        on(Locate, self._locator.locate)
         on(Stop, self.exchange.stop)
         on(Left, self.ends.all_left)
         on(Abort, self.ends.hear)
@@ -170,14 +184,61 @@ class Assembly:
         isolate_groups = not self._settings.group_fusion
         coordinator = Coordinator(self._process_sets.copy(), self._parameters, isolate_groups=isolate_groups)
         hosts, variable = self._topology.hosts, self._settings.operation_limit
-        return LocalLink(self._channel, coordinator, self._make_lookout(), self._events, hosts, variable)
+        return LocalLink(
+            self._channel,
+            coordinator,
+            self._make_lookout(),
+            self.punctuality,
+            self._survey,
+            self._events,
+            hosts,
+            variable,
+        )
 
     def _make_lookout(self) -> Lookout:
-        return Lookout(_stall_inspector(self._settings), self._events)
+        inspector = _stall_inspector(self._settings)
+        if self._topology.rank != COORDINATOR:
+            return Lookout(inspector, self._events)
+        return Lookout(inspector, self._events, Investigation(self._survey, self._locate, self._states))
+
+    def _locate(self, ranks: Sequence[int]) -> None:
+        """On rank 0: ask ``ranks`` where they stand."""
+        others = [rank for rank in ranks if rank != COORDINATOR]
+        if others and isinstance(self._link, LocalLink):
+            self._link.locate(others)
+        if len(others) < len(ranks):
+            self._locator.locate()
+
+    def _states(self, ranks: Sequence[int]) -> Mapping[int, ProcessState]:
+        return self._link.states(ranks)
+
+    def _make_locator(self) -> Locator:
+        rank = self._topology.rank
+        return Locator(rank, self.works, self._callers, self._link.answer, self._wake_locator)
+
+    def _callers(self) -> Mapping[int, bool]:
+        return self.driver.inside.ever()
+
+    def _wake_locator(self) -> None:
+        """On the thread of the locator: it has found out where this rank stands."""
+        self._commands.append(self._locator.look)
+        self.driver.notify()
+
+    def _make_punctuality(self) -> Punctuality:
+        inspector = StragglerInspector(self._topology.size, self._members)
+        return Punctuality(inspector, self._events, self._topology.hosts)
+
+    def _members(self, process_set: int) -> Sequence[int]:
+        return self._process_sets.ranks(process_set) if process_set in self._process_sets else ()
 
     def _make_driver(self) -> Driver:
         name, crowded = f"hvd-engine-{self._topology.rank}", Cores.of(self._topology).are_crowded
         return Driver(self.exchange, name, self._parameters.patient, crowded, self._settings.thread_affinity)
+
+    def counts(self) -> Counts:
+        """What this rank has done up to now."""
+        introduced = self._worker.introduced
+        return Counts(self.tally.counts(introduced.__getitem__), self._link.sent, self._link.received)
 
     def _is_driving(self) -> bool:
         return self.driver.drives(threading.get_ident())

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from collectives.engine.dispatch import Dispatch
 from collectives.engine.inquiries import Inquiries
 from collectives.engine.link import Link
+from collectives.engine.locator import Locator
 
 __all__ = ["Attendance"]
 
@@ -14,13 +15,17 @@ __all__ = ["Attendance"]
 class Attendance:
     """Answers the coordinator, makes ``inquiries`` and hears of the end of other ranks, inside an operation or a trial.
 
-    All other messages wait for the end of the operation. ``is_driving`` tells whether the calling thread drives.
+    It also sends the answers of ``locator``. All other messages wait for the end of the operation. ``is_driving`` tells
+    whether the calling thread drives.
     """
 
-    def __init__(self, link: Link, dispatch: Dispatch, inquiries: Inquiries, is_driving: Callable[[], bool]) -> None:
+    def __init__(
+        self, link: Link, dispatch: Dispatch, inquiries: Inquiries, locator: Locator, is_driving: Callable[[], bool]
+    ) -> None:
         self._link = link
         self._dispatch = dispatch
         self.inquiries = inquiries
+        self._locator = locator
         self._is_driving = is_driving
 
     def wait(self) -> None:
@@ -33,4 +38,5 @@ class Attendance:
         for message in self._link.attend():
             self._dispatch(message)
         self.inquiries.look()
+        self._locator.look()
         return self._link.has_kept

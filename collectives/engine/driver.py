@@ -50,9 +50,9 @@ class Inside:
     def __contains__(self, thread: int) -> bool:
         return self._threads.get(thread, False)
 
-    def ever(self) -> list[int]:
-        """The threads that have made calls, whether they are inside or not."""
-        return list(self._threads)
+    def ever(self) -> dict[int, bool]:
+        """The threads that have made calls, and whether each is inside of one."""
+        return dict(self._threads)
 
 
 class Driver:

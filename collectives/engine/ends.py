@@ -109,11 +109,18 @@ class Ends:
     def fail(self, error: HorovodInternalError) -> None:
         """End everything here with ``error`` and tell the others."""
         if self.ending.fail(error):
+            self._note(error)
             self._runner.abort(error)
             self._link.abort(error)
             self._fail_works(error)
             self.ending.finish()
             self._announce()
+
+    def _note(self, error: HorovodInternalError) -> None:
+        """The error and the log name the works that it ends."""
+        about = self._works.about()
+        error.tensors, error.batch = about["tensors"], about["batch"]
+        logger.info("rank %d: the engine ends: %s", self._rank, error, extra=about)
 
     def hear(self, message: Abort) -> None:
         """Another rank ended abruptly."""
@@ -124,7 +131,8 @@ class Ends:
         if isinstance(error, HorovodInternalError):
             self.fail(self._explain(error))
         elif isinstance(error, Exception):
-            logger.error("rank %d: unexpected error in the engine", self._rank, exc_info=error)
+            text = "rank %d: unexpected error in the engine"
+            logger.error(text, self._rank, exc_info=error, extra=self._works.about())
             failure = EngineError(f"rank {self._rank}: unexpected {type(error).__name__}: {error}")
             failure.__cause__ = error
             self.fail(failure)
@@ -147,7 +155,9 @@ class Ends:
             if known is not None:
                 return known
             self._channel.poll(POLL_SECONDS)
-        return verdict(error, (COORDINATOR,), time.monotonic() - began, self._topology.hosts, "")
+        silent = (COORDINATOR,)
+        seconds, states = time.monotonic() - began, self._link.states(silent)
+        return verdict(error, silent, seconds, self._topology.hosts, "", states)
 
     def _known_reason(self, is_vague: bool = True) -> HorovodInternalError | None:
         """The error for which another rank, or rank 0 here, ends the job; or else the loss of a rank.

@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from collectives.api import HorovodInternalError, InvalidRequestError, PeerLostError, Request, ShutDownError, Topology
 from collectives.buffers import Buffer
 from collectives.control.base import Channel
+from collectives.counts import Counts
 from collectives.engine.assembly import Assembly
 from collectives.engine.intake import Intake
 from collectives.engine.link import COORDINATOR
@@ -19,6 +22,7 @@ from collectives.engine.work import Destination, Work
 from collectives.events import EventStream
 from collectives.parameters import Parameters
 from collectives.planning.process_sets import GLOBAL, ProcessSets
+from collectives.planning.stragglers import Straggler
 from collectives.process_exit import ProcessExit
 from collectives.settings import Settings
 
@@ -88,20 +92,31 @@ class Engine:
         """The number of batches that this rank knows of, those of sets to which it does not belong included."""
         return self._exchange.batches
 
+    def counts(self) -> Counts:
+        """What this rank has done up to now, in numbers."""
+        return self._parts.counts()
+
+    @property
+    def stragglers(self) -> tuple[Straggler, ...]:
+        """On rank 0: the ranks that others wait for now, again and again. Empty on other ranks."""
+        return self._parts.punctuality.stragglers
+
     @property
     def cut_off_since(self) -> float | None:
         """When the oldest operation that the end of this engine has cut off was submitted, in monotonic seconds."""
         return self._works.cut_off_since
 
-    def propose(self, parameters: Parameters) -> None:
-        """On rank 0: let ``parameters`` hold on all ranks, from the next batch that is decided on.
+    def propose(self, **changes: Any) -> None:
+        """On rank 0: let ``changes`` to the parameters hold on all ranks, from the next batch that is decided on.
 
-        Each rank switches before that batch runs there; its :attr:`parameters` then have a new version. Raises
-        InvalidRequestError on other ranks.
+        Each rank switches before that batch runs there; its :attr:`parameters` then have a new version. Parameters that
+        are not named stay as the latest call for them left them. Raises InvalidRequestError for values out of range,
+        and on other ranks.
         """
         if self.topology.rank != COORDINATOR:
             raise InvalidRequestError(f"rank {self.topology.rank} cannot change parameters; propose them on rank 0")
-        self._exchange.propose(parameters)
+        replace(self.parameters, **changes)  # raises here and not on the thread that drives
+        self._exchange.propose(changes)
         self._driver.notify()
 
     # Tensors.
@@ -235,6 +250,11 @@ class Engine:
         """End the engine on all ranks at once; every pending and future work raises ``error``."""
         self._ends.abort(error)
         self._driver.notify()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether every operation from now on raises the reason that has ended this engine."""
+        return self._works.has_ended
 
     @property
     def is_ending(self) -> bool:

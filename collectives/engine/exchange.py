@@ -22,7 +22,7 @@ from collectives.engine.runner import Runner
 from collectives.engine.trials import Trials
 from collectives.engine.work import Work
 from collectives.engine.work_table import WorkTable
-from collectives.parameters import Parameters
+from collectives.parameters import Changes, Parameters
 from collectives.planning.messages import Stop
 
 __all__ = ["Exchange"]
@@ -124,13 +124,13 @@ class Exchange:
         """An operation of a device may be over: complete its works, with the next step; from any thread."""
         self.commands.append(self._runner.settle)
 
-    def propose(self, parameters: Parameters) -> None:
-        """On the coordinator: let ``parameters`` hold from the next batch on; from any thread."""
-        self.commands.append(partial(self._propose, parameters))
+    def propose(self, changes: Changes) -> None:
+        """On the coordinator: let ``changes`` to the parameters hold from the next batch on; from any thread."""
+        self.commands.append(partial(self._propose, changes))
 
-    def _propose(self, parameters: Parameters) -> None:
+    def _propose(self, changes: Changes) -> None:
         self._decider.decline()  # the ranks hear of parameters with a batch that the coordinator decides
-        self._link.propose(parameters)
+        self._link.propose(changes)
 
     def step(self, eager: bool, waited: bool) -> bool:
         """Do all pending work; return whether there was any.

@@ -7,6 +7,7 @@ from functools import lru_cache
 from itertools import accumulate
 from math import prod
 
+from collectives.activities import activity
 from collectives.api import DType, Operation, ReduceOp, Request
 from collectives.backends.adasum import adasum
 from collectives.backends.base import Backend
@@ -14,6 +15,7 @@ from collectives.buffers import Buffer
 from collectives.completion import Completion, all_of
 from collectives.engine.work import Work
 from collectives.planning.messages import Response
+from collectives.ranges import named, recording
 
 __all__ = ["execute", "split_rows"]
 
@@ -24,6 +26,13 @@ def execute(works: Sequence[Work], responses: Sequence[Response], backend: Backe
     Works of a batch agree in everything that fusion compares. The outputs may be read, and the inputs changed, when the
     completion is done. Errors of the backend propagate.
     """
+    if backend.on_phase is None or not recording():
+        return _begin(works, responses, backend)
+    with named(activity(works[0].request.operation.value, backend.name)):
+        return _begin(works, responses, backend)
+
+
+def _begin(works: Sequence[Work], responses: Sequence[Response], backend: Backend) -> Completion:
     operation = works[0].request.operation
     run_fused = _RUN_FUSED.get(operation)
     if run_fused is not None:

@@ -61,18 +61,19 @@ class Inquiries:
                 "rank %d waits inside the operation on %s: another rank is slow or stopped, or waits itself",
                 self._topology.rank,
                 self._works.describe(),
+                extra=self._works.about(),
             )
         if not self._link.inquire():
             self._silence.answered(time.monotonic())
 
     def _report(self, verdict: Verdict, seconds: float) -> None:
         self._lookout.note(self._works.since(), (COORDINATOR,), time.monotonic())
-        text = explain(self._topology, self._works.describe(), seconds)
+        text = explain(self._topology, self._works.describe(), seconds, self._link.states((COORDINATOR,)))
         if verdict.fatal:
             remark = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS is over: the job ends"
             self._fail(CollectiveTimeoutError(f"{text}. {remark}", [COORDINATOR]))
         else:
-            logger.warning("%s", text)
+            logger.warning("%s", text, extra=self._works.about())
 
     def hear(self, message: Status) -> None:
         """The coordinator answers."""
@@ -81,5 +82,10 @@ class Inquiries:
             self._lookout.note(self._works.since(), message.silent, time.monotonic())
             tensors = self._works.describe()
             logger.warning(
-                "rank %d waits for %s; from rank %d: %s", self._topology.rank, tensors, COORDINATOR, message.text
+                "rank %d waits for %s; from rank %d: %s",
+                self._topology.rank,
+                tensors,
+                COORDINATOR,
+                message.text,
+                extra=self._works.about(),
             )

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from collectives.api import EngineError, HorovodInternalError
 from collectives.control.base import Channel
+from collectives.engine.process_state import state_of
 from collectives.events import EventStream, Received, Sent
-from collectives.parameters import Parameters
+from collectives.parameters import Changes
 from collectives.planning.errors import pack
 from collectives.planning.messages import (
     Abort,
     Accusation,
     Inquiry,
+    Locate,
     Message,
     Ping,
     Pong,
     Status,
+    WaitReport,
+    Whereabouts,
     decode,
     encode,
 )
 from collectives.planning.schedules import Schedule
+from collectives.planning.whereabouts import ProcessState
 
 __all__ = ["COORDINATOR", "FLUSH_SECONDS", "Link", "RemoteLink"]
 
@@ -34,7 +39,7 @@ FLUSH_SECONDS = 0.1
 class Link(ABC):
     """A rank's link to the coordinator, over ``channel``, which reaches ``peers``. For one thread at a time.
 
-    Messages between ranks are published on ``events``.
+    Messages between ranks are published on ``events``; ``sent`` and ``received`` count them.
     """
 
     def __init__(self, channel: Channel, peers: Iterable[int], events: EventStream) -> None:
@@ -42,6 +47,7 @@ class Link(ABC):
         self._peers = tuple(peers)
         self._events = events
         self._kept: list[tuple[int, Message]] = []
+        self.sent = self.received = 0
 
     @property
     def deadline(self) -> float | None:
@@ -90,6 +96,20 @@ class Link(ABC):
         """An operation failed here because of other ranks. The coordinator soon sends an :class:`Abort`."""
 
     @abstractmethod
+    def report_waits(self, report: WaitReport) -> None:
+        """Tell the coordinator how long this rank waits for others. Changes nothing else."""
+
+    @abstractmethod
+    def answer(self, found: Whereabouts) -> None:
+        """Tell the coordinator where this rank stands."""
+
+    def states(self, ranks: Iterable[int]) -> Mapping[int, ProcessState]:
+        """The states of the processes of ``ranks``, of those that this rank reaches on its host."""
+        processes = {rank: self._channel.process(rank) for rank in ranks}
+        found = {rank: state_of(process) for rank, process in processes.items() if process is not None}
+        return {rank: state for rank, state in found.items() if state is not None}
+
+    @abstractmethod
     def unanswered(self) -> str:
         """The ranks that this rank waits for in a polite end, for a message."""
 
@@ -111,13 +131,15 @@ class Link(ABC):
     def _send_directly(self, ranks: Sequence[int], message: Message) -> None:
         data = encode(message)
         self._channel.send_directly(ranks, data)
-        if self._events.active:
+        self.sent += len(ranks)
+        if Sent in self._events.wanted:
             self._publish_sent(message, ranks, data)
 
     def _send_to(self, ranks: Sequence[int], message: Message) -> None:
         data = encode(message)
         self._channel.send_to(ranks, data)
-        if self._events.active:
+        self.sent += len(ranks)
+        if Sent in self._events.wanted:
             self._publish_sent(message, ranks, data)
 
     def _publish_sent(self, message: Message, ranks: Sequence[int], data: bytes) -> None:
@@ -130,7 +152,8 @@ class Link(ABC):
         """The messages that have arrived now, as (sender, message)."""
         for sender, data in self._channel.receive():
             message = decode(data)
-            if self._events.active:
+            self.received += 1
+            if Received in self._events.wanted:
                 self._publish_received(message, sender, data)
             yield sender, message
 
@@ -152,9 +175,9 @@ class Link(ABC):
         """
         return
 
-    def propose(self, parameters: Parameters) -> None:
-        """Let ``parameters`` hold on all ranks; EngineError where the coordinator is not here."""
-        raise EngineError(f"parameters {parameters} were proposed on a rank other than rank {COORDINATOR}")
+    def propose(self, changes: Changes) -> None:
+        """Let ``changes`` to the parameters hold on all ranks; EngineError where the coordinator is not here."""
+        raise EngineError(f"parameters {changes} were proposed on a rank other than rank {COORDINATOR}")
 
 
 class RemoteLink(Link):
@@ -170,7 +193,8 @@ class RemoteLink(Link):
         """See :class:`Link`."""
         data = encode(message)
         self._channel.send(COORDINATOR, data)
-        if self._events.active:
+        self.sent += 1
+        if Sent in self._events.wanted:
             self._publish_sent(message, (COORDINATOR,), data)
 
     def unanswered(self) -> str:
@@ -183,7 +207,8 @@ class RemoteLink(Link):
             yield from self._release()
         for sender, data in self._channel.receive():
             message = decode(data)
-            if self._events.active:
+            self.received += 1
+            if Received in self._events.wanted:
                 self._publish_received(message, sender, data)
             yield message
 
@@ -194,7 +219,7 @@ class RemoteLink(Link):
     def attend(self) -> Iterator[Message]:
         """See :class:`Link`."""
         for sender, message in self.arrivals():
-            if isinstance(message, Abort | Status | Ping):
+            if isinstance(message, Abort | Status | Ping | Locate):
                 yield message
             else:
                 self._kept.append((sender, message))
@@ -207,3 +232,11 @@ class RemoteLink(Link):
     def accuse(self, error: HorovodInternalError) -> None:
         """See :class:`Link`."""
         self._send_directly((COORDINATOR,), Accusation(pack(error)))
+
+    def report_waits(self, report: WaitReport) -> None:
+        """See :class:`Link`."""
+        self._send_directly((COORDINATOR,), report)
+
+    def answer(self, found: Whereabouts) -> None:
+        """See :class:`Link`."""
+        self._send_directly((COORDINATOR,), found)

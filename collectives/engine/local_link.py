@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 
 from collectives.api import HorovodInternalError
 from collectives.control.base import Channel
 from collectives.engine.link import COORDINATOR, FLUSH_SECONDS, Link
 from collectives.engine.lookout import Lookout
+from collectives.engine.punctuality import Punctuality
 from collectives.events import EventStream, Heard
-from collectives.parameters import Parameters
+from collectives.parameters import Changes
 from collectives.planning.agreement import name_ranks
 from collectives.planning.coordinator import Coordinator
 from collectives.planning.errors import pack, unpack
-from collectives.planning.messages import Abort, Accusation, Inquiry, Message, Ping, Pong, Status, Withdraw
+from collectives.planning.messages import (
+    Abort,
+    Accusation,
+    Inquiry,
+    Locate,
+    Message,
+    Ping,
+    Pong,
+    Status,
+    WaitReport,
+    Whereabouts,
+    Withdraw,
+)
 from collectives.planning.outbox import Outgoing
 from collectives.planning.roll_call import RollCall, describe_silence, verdict
 from collectives.planning.schedules import Schedule
+from collectives.planning.survey import Survey
 
 __all__ = ["LocalLink"]
 
@@ -26,8 +41,9 @@ __all__ = ["LocalLink"]
 class LocalLink(Link):
     """The link of rank 0, which has the ``coordinator``: forwards messages between it and the other ranks.
 
-    ``lookout`` watches the tensors that wait in the coordinator. ``hosts`` are those of the ranks, and ``variable`` is
-    the setting that bounds operations, both for messages.
+    ``lookout`` watches the tensors that wait in the coordinator, ``punctuality`` the ranks that others wait for.
+    ``survey`` gets the answers to :meth:`locate`.
+    ``hosts`` are those of the ranks, and ``variable`` is the setting that bounds operations, both for messages.
     """
 
     def __init__(
@@ -35,6 +51,8 @@ class LocalLink(Link):
         channel: Channel,
         coordinator: Coordinator,
         lookout: Lookout,
+        punctuality: Punctuality,
+        survey: Survey,
         events: EventStream,
         hosts: Sequence[str],
         variable: str,
@@ -42,6 +60,8 @@ class LocalLink(Link):
         super().__init__(channel, range(1, channel.size), events)
         self._coordinator = coordinator
         self._lookout = lookout
+        self._punctuality = punctuality
+        self._survey = survey
         self._roll_call = RollCall(self._peers)
         self._hosts = hosts
         self._variable = variable
@@ -70,7 +90,7 @@ class LocalLink(Link):
 
     def _receive(self, sender: int, message: Message) -> None:
         now = time.monotonic()
-        if self._events.active:
+        if Heard in self._events.wanted:
             for (process_set, name), ranks, cached in self._coordinator.submissions(sender, message):
                 self._events.publish(Heard(name, process_set, ranks, cached, now))
         self._coordinator.receive(sender, message, now)
@@ -81,8 +101,8 @@ class LocalLink(Link):
         for sender, message in chain(kept, self.arrivals()) if kept else self.arrivals():
             if isinstance(message, Abort | Withdraw):
                 yield message
-            elif isinstance(message, Inquiry | Pong | Accusation):
-                self._hear_of_silence(sender, message)
+            elif isinstance(message, Inquiry | Pong | Accusation | WaitReport | Whereabouts):
+                self._hear_aside(sender, message)
             else:
                 self._receive(sender, message)
         now = time.monotonic()
@@ -106,18 +126,23 @@ class LocalLink(Link):
         for sender, message in self.arrivals():
             if isinstance(message, Abort):
                 yield message
-            elif isinstance(message, Inquiry | Pong | Accusation):
-                self._hear_of_silence(sender, message)
+            elif isinstance(message, Inquiry | Pong | Accusation | WaitReport | Whereabouts):
+                self._hear_aside(sender, message)
             else:
                 self._kept.append((sender, message))
         if self._roll_call:
             yield from self._results(time.monotonic())
 
-    def _hear_of_silence(self, sender: int, message: Inquiry | Pong | Accusation) -> None:
-        if isinstance(message, Pong):
+    def _hear_aside(self, sender: int, message: Inquiry | Pong | Accusation | WaitReport | Whereabouts) -> None:
+        """Messages that have nothing to do with the order of batches."""
+        if isinstance(message, WaitReport):
+            self._punctuality.hear(sender, message)
+        elif isinstance(message, Pong):
             self._roll_call.answered(sender, time.monotonic())
         elif isinstance(message, Accusation):
             self.accuse(unpack(message.error))
+        elif isinstance(message, Whereabouts):
+            self.answer(message)
         else:
             now = time.monotonic()
             self._send_directly((sender,), Status(self._lookout.answer(self._coordinator, now)))
@@ -132,6 +157,18 @@ class LocalLink(Link):
         """See :class:`Link`."""
         self._ping(self._roll_call.accuse(error, time.monotonic()))
 
+    def report_waits(self, report: WaitReport) -> None:
+        """See :class:`Link`."""
+        self._punctuality.hear(COORDINATOR, report)
+
+    def answer(self, found: Whereabouts) -> None:
+        """See :class:`Link`."""
+        self._survey.hear(found, time.monotonic())
+
+    def locate(self, ranks: Sequence[int]) -> None:
+        """Ask ``ranks``, which are not this one, where they stand."""
+        self._send_directly(ranks, Locate())
+
     def _ping(self, ranks: Sequence[int]) -> None:
         self._send_directly(ranks, Ping())
 
@@ -141,10 +178,12 @@ class LocalLink(Link):
         if result is None:
             return
         silent, seconds, inquirers, accusation = result
+        self._punctuality.silent(silent, seconds)
         if accusation is not None:
-            yield Abort(pack(verdict(accusation, silent, seconds, self._hosts, self._variable)))
+            states = self.states(silent)
+            yield Abort(pack(verdict(accusation, silent, seconds, self._hosts, self._variable, states)))
         elif silent:
-            text = describe_silence(silent, self._hosts, seconds)
+            text = describe_silence(silent, self._hosts, seconds, self.states(silent))
             yield from self._send(Outgoing(inquirers, Status(text, silent)))
 
     def _send(self, outgoing: Outgoing) -> Iterator[Message]:
@@ -169,6 +208,6 @@ class LocalLink(Link):
         """See :class:`Link`."""
         self._coordinator.want_rounds()
 
-    def propose(self, parameters: Parameters) -> None:
+    def propose(self, changes: Changes) -> None:
         """See :class:`Link`."""
-        self._coordinator.propose(parameters)
+        self._coordinator.propose(replace(self._coordinator.parameters, **changes))

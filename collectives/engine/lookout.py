@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from collectives.api import CollectiveTimeoutError
+from collectives.engine.investigation import Investigation
 from collectives.events import EventStream, Stalled
+from collectives.logs import about
 from collectives.planning.stalls import Key, Pending, StallInspector, Waiting
 
 __all__ = ["Lookout", "Observed"]
@@ -29,12 +31,16 @@ class Observed(Protocol):
 class Lookout:
     """Reports tensors that wait, at planned times, so that a busy job has no cost. Without ``stalls``, never.
 
-    It logs them and publishes them on ``events``. ``deadline`` is the time of the next look, in monotonic seconds; None
+    It logs them and publishes them on ``events``. On rank 0, its ``investigation`` of the missing ranks comes first.
+    ``deadline`` is the time of the next look, in monotonic seconds; None
     when no tensor waited at the last one.
     """
 
-    def __init__(self, stalls: StallInspector | None, events: EventStream) -> None:
+    def __init__(
+        self, stalls: StallInspector | None, events: EventStream, investigation: Investigation | None = None
+    ) -> None:
         self._stalls = stalls
+        self._investigation = investigation
         self._events = events
         self.deadline: float | None = None
 
@@ -44,24 +50,46 @@ class Lookout:
             if self._stalls is not None and observed.is_waiting:
                 self.deadline = now + self._stalls.patience
             return None
-        return self._look(observed.waiting(), now) if now >= self.deadline else None
+        return self._look(observed.waiting(), now) if now >= self.deadline or self._investigates else None
 
     def _look(self, waiting: Pending, now: float) -> CollectiveTimeoutError | None:
         fatal = self.report(waiting, now)
-        self.deadline = None if self._stalls is None else self._stalls.deadline(waiting)
+        self.deadline = self._next_look(waiting)
         return fatal
 
+    @property
+    def _investigates(self) -> float | None:
+        """When an investigation ends at the latest; None where there is none now."""
+        return None if self._investigation is None else self._investigation.deadline
+
+    def _next_look(self, waiting: Pending) -> float | None:
+        if self._stalls is None:
+            return None
+        return self._investigates or self._stalls.deadline(waiting)
+
     def report(self, waiting: Pending, now: float) -> CollectiveTimeoutError | None:
-        """Report the due tensors of ``waiting``; returns the error that must end the job, if any."""
-        report = self._stalls.inspect(waiting, now) if self._stalls is not None else None
+        """Report the due tensors of ``waiting``; returns the error that must end the job, if any.
+
+        While an investigation takes its time, the report is still to come.
+        """
+        if self._stalls is None:
+            return None
+        found = self._find(self._stalls, waiting, now)
+        report = None if found is None else self._stalls.inspect(waiting, now, found)
         if report is None or report.text is None:
             return None
-        if self._events.active:
+        if Stalled in self._events.wanted:
             self._publish(waiting, report.keys, now)
         if report.fatal:
             return CollectiveTimeoutError(report.text, report.ranks)
-        logger.warning("%s", report.text)
+        logger.warning("%s", report.text, extra=about([name for _, name in report.keys]))
         return None
+
+    def _find(self, stalls: StallInspector, waiting: Pending, now: float) -> Sequence[str] | None:
+        """Texts about the missing ranks of the due tensors; None while they are still to come."""
+        if self._investigation is None:
+            return ()
+        return self._investigation.find(stalls.missing(waiting, now), now)
 
     def _publish(self, waiting: Pending, keys: Sequence[Key], now: float) -> None:
         for process_set, name in keys:
@@ -73,7 +101,7 @@ class Lookout:
 
         ``since`` is when each tensor in flight was submitted.
         """
-        if self._stalls is None or not self._events.active:
+        if self._stalls is None or Stalled not in self._events.wanted:
             return
         waiting = {key: Waiting(time, missing, ()) for key, time in since.items()}
         self._publish(waiting, [key for key in waiting if now - since[key] >= self._stalls.patience], now)

@@ -17,18 +17,21 @@ from collectives.engine.registration import Formation, Registration
 from collectives.engine.reporter import Reporter, TrialReporter
 from collectives.engine.set_backends import SetBackends
 from collectives.engine.stand_in import stand_in
+from collectives.engine.tally import Tally
 from collectives.engine.work import Work
 from collectives.engine.work_table import WorkTable
-from collectives.events import EventStream
+from collectives.events import Decided, EventStream, Failed, Finished, Phase, Started, Switched
 from collectives.parameters import Parameters
 from collectives.planning.messages import Response
 from collectives.planning.process_sets import ProcessSets
 from collectives.planning.worker import Batch, Refusal
+from collectives.ranges import recording
 
 __all__ = ["Runner"]
 
 POLL_SECONDS = 0.0002
 """The interval between checks of an operation whose device cannot tell when it is over."""
+OF_BATCHES = frozenset([Decided, Started, Phase, Finished])
 ABORT_SECONDS = 0.1
 """The time that the operations in flight have to end after an abort."""
 
@@ -39,13 +42,14 @@ class _Flight(NamedTuple):
     completion: Completion
     works: Sequence[Work]
     batch: int
+    backend: Backend
     is_polled: bool
 
 
 class Runner:
     """Owns the backends of all process sets that this rank is a member of, and the works of operations that have begun.
 
-    ``flights`` are the operations that have begun and whose works are not done.
+    ``flights`` are the operations that have begun and whose works are not done. ``tally`` counts what they do.
 
     :meth:`abort` and :meth:`check` may be called from any thread, everything else from the thread that drives.
     """
@@ -57,6 +61,7 @@ class Runner:
         backends: Mapping[int, SetBackends],
         works: WorkTable,
         events: EventStream,
+        tally: Tally,
         announce: Callable[[], None],
         adopt: Callable[[Parameters], None],
         wake: Callable[[], None],
@@ -68,6 +73,7 @@ class Runner:
         self._works = works
         self._events = events
         self._reporter = Reporter(events)
+        self._tally = tally
         self._announce = announce
         self._adopt = adopt
         self._wake = wake
@@ -101,6 +107,7 @@ class Runner:
         request = batch.responses[0].request
         change = _CHANGES.get(request.operation)
         if change is not None:
+            self._tally.drop(batch.id)
             change(self, batch.responses[0])
         else:
             self._exchange(batch, request.process_set)
@@ -110,8 +117,12 @@ class Runner:
         for backend in self.backends():
             backend.adopt(parameters)
         self._adopt(parameters)
-        if self._events.active:
+        if Switched in self._events.wanted:
             self._reporter.switched(batch, parameters)
+
+    @property
+    def _is_watched(self) -> bool:
+        return not OF_BATCHES.isdisjoint(self._events.wanted) or recording()
 
     @property
     def _version(self) -> int:
@@ -120,26 +131,29 @@ class Runner:
     def _exchange(self, batch: Batch, process_set: int) -> None:
         backend = self._backends[process_set].backend(batch.responses[0].request)
         works = self._works.running = [self._take(response, backend) for response in batch.responses]
+        self._works.batch = batch.id
         try:
-            if self._events.active:
+            if self._is_watched:
                 self._reporter.started(batch.id, works, backend, self._version)
             elif backend.on_phase is not None:
-                backend.observe(None)
+                self._reporter.rest(backend)
             if backend.device != HOST:
                 _await_memory(works, backend)
+            self._tally.begin(batch.id, works, backend)
             completion = execute(works, batch.responses, backend)
         except BaseException:
             self._works.running = ()
             self._works.put_back(works)
             raise
-        self._works.running = ()
-        self._follow(completion, works, batch.id)
+        self._works.running, self._works.batch = (), None
+        self._follow(completion, works, batch.id, backend)
 
-    def _follow(self, completion: Completion, works: Sequence[Work], batch: int) -> None:
+    def _follow(self, completion: Completion, works: Sequence[Work], batch: int, backend: Backend) -> None:
         if completion is DONE:
-            self._complete_all(works, batch)
+            self._complete_all(works, batch, backend)
         else:
-            self.flights.append(_Flight(completion, works, batch, not completion.notify(self._wake)))
+            self._tally.keep(batch)
+            self.flights.append(_Flight(completion, works, batch, backend, not completion.notify(self._wake)))
 
     @property
     def deadline(self) -> float | None:
@@ -171,7 +185,7 @@ class Runner:
 
     def _land(self, flight: _Flight) -> None:
         self.flights.remove(flight)
-        self._complete_all(flight.works, flight.batch)
+        self._complete_all(flight.works, flight.batch, flight.backend)
 
     def attempt(self, trial: Trial, meanwhile: Meanwhile, works: Sequence[Sequence[Work]] | None = None) -> bool:
         """Let ``trial`` run its batches; if it does, complete their works. Return whether it did."""
@@ -181,25 +195,32 @@ class Runner:
             return False
         backend = self._backends[request.process_set].backend(request)
         reporter = None
-        if self._events.active:
+        if self._is_watched:
             reporter = TrialReporter(self._reporter, trial.first, backend, self._version)
         elif backend.on_phase is not None:
-            backend.observe(None)
+            self._reporter.rest(backend)
+        self._tally.begin_trial()
         attempt = Attempt(trial.first, batches, works, backend, self._follow_trial, reporter, meanwhile)
-        if not trial.run(attempt):
+        try:
+            has_run = trial.run(attempt)
+        except BaseException:
+            self._works.batch = trial.first
+            raise
+        if not has_run:
             return False
         attempt.follow()
         return True
 
-    def _follow_trial(self, completion: Completion, works: Sequence[Work], batch: int) -> None:
+    def _follow_trial(self, completion: Completion, works: Sequence[Work], batch: int, backend: Backend) -> None:
         self._works.remove(works)
-        self._follow(completion, works, batch)
+        self._follow(completion, works, batch, backend)
 
-    def _complete_all(self, works: Sequence[Work], batch: int) -> None:
+    def _complete_all(self, works: Sequence[Work], batch: int, backend: Backend) -> None:
         for work in works:
             work.finish()
         self._announce()
-        if self._events.active:
+        self._tally.end(batch, works, backend, self._parameters)
+        if self._is_watched or backend.on_phase is not None:
             self._reporter.finished(batch, works)
 
     def _take(self, response: Response, backend: Backend) -> Work:
@@ -207,7 +228,8 @@ class Runner:
 
     def announce(self, batches: Sequence[Batch]) -> None:
         """Tell observers that ``batches`` will run."""
-        if self._events.active:
+        self._tally.decided(batches)
+        if Decided in self._events.wanted:
             self._reporter.decided(batches)
 
     def complete(self, work: Work, error: Exception | None = None) -> None:
@@ -227,7 +249,8 @@ class Runner:
     def fail(self, work: Work, error: Exception) -> None:
         """``work`` ends with ``error``; waiting callers are not woken yet."""
         work.fail(error)
-        if self._events.active:
+        self._tally.failed(work.request.process_set)
+        if Failed in self._events.wanted:
             self._reporter.failed(work, error)
 
     # Changes of the process sets, and the end of a join.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from collectives.api import Topology
 from collectives.planning.roll_call import describe_silence
 from collectives.planning.stalls import StallInspector
+from collectives.planning.whereabouts import ProcessState
 
 __all__ = ["Silence", "Verdict", "explain"]
 
@@ -89,7 +90,10 @@ class Silence:
         self.deadline = min(end, following) if end > now else following
 
 
-def explain(topology: Topology, tensors: str, seconds: float) -> str:
-    """The report of a rank about its ``tensors`` in flight, when rank 0 has not answered for ``seconds``."""
-    silence = describe_silence((0,), topology.hosts, seconds)
+def explain(topology: Topology, tensors: str, seconds: float, processes: Mapping[int, ProcessState]) -> str:
+    """The report of a rank about its ``tensors`` in flight, when rank 0 has not answered for ``seconds``.
+
+    ``processes`` has the state of that of rank 0, if it is on this host.
+    """
+    silence = describe_silence((0,), topology.hosts, seconds, processes)
     return f"rank {topology.rank} waits for {tensors}, and for the decision of rank 0; {silence}"

@@ -7,9 +7,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
+from typing import Any
 
 from collectives.api import DuplicateNameError, Operation, Request
 from collectives.engine.work import Work, fresh
+from collectives.logs import about
 from collectives.planning.agreement import SET_CHANGES
 from collectives.planning.messages import Response
 
@@ -30,8 +32,9 @@ class WorkTable:
     ``submit`` is called with the works that begin to be negotiated, in their order, with the lock held: it must only
     record them. ``urge`` is called in the same way with a work that waits behind a call that failed here: the other
     ranks may never make that call, which is a stall. ``running`` are the works of the operation that runs now, which
-    are not in the table any more. ``cut_off_since`` is when the oldest work that :meth:`close` has found was submitted,
-    in monotonic seconds; None if it found none.
+    are not in the table any more. ``batch`` is the number of the batch that runs now, or in which an operation failed;
+    None where there is none. ``cut_off_since`` is when the oldest work that :meth:`close` has found was submitted, in
+    monotonic seconds; None if it found none.
     """
 
     def __init__(self, rank: int, submit: Callable[[Sequence[Work]], None], urge: Callable[[Work], None]) -> None:
@@ -50,6 +53,9 @@ class WorkTable:
         self._refused: dict[Key, Exception] = {}
         self.running: Sequence[Work] = ()
         self.cut_off_since: float | None = None
+        self.batch: int | None = None
+        self._last: Request | None = None
+        self._last_since = 0.0
 
     def __bool__(self) -> bool:
         return bool(self._works or self._queued)
@@ -80,7 +86,8 @@ class WorkTable:
             if self._ended is not None or key in self._works or key in self._queued or key in self._rejected:
                 return False
             work.owner = self._token
-            work.since = time.monotonic()
+            work.since = self._last_since = time.monotonic()
+            self._last = work.request
             self._works[key] = work
         return True
 
@@ -156,7 +163,8 @@ class WorkTable:
     def _waits(self, work: Work, is_held: bool) -> bool:
         key = work.request.key
         work.owner = self._token
-        work.since = time.monotonic()
+        work.since = self._last_since = time.monotonic()
+        self._last = work.request
         waits = is_held or key in self._works or key in self._rejected
         if waits:
             self._queued.setdefault(key, deque()).append(work)
@@ -168,6 +176,17 @@ class WorkTable:
 
     def _place(self, key: Key, work: Work) -> None:
         (self._works if work.error is None else self._rejected)[key] = work
+
+    @property
+    def last(self) -> tuple[Request, float] | None:
+        """The request that was submitted last, and when, in monotonic seconds; None before the first one."""
+        with self._lock:
+            return None if self._last is None else (self._last, self._last_since)
+
+    def urged(self) -> list[Work]:
+        """The works that a caller waits for."""
+        with self._lock:
+            return [work for work in self._awaited() if work.urged]
 
     def owns(self, work: Work) -> bool:
         """Whether ``work`` was entered here."""
@@ -258,11 +277,18 @@ class WorkTable:
 
     def describe(self) -> str:
         """The names of works that a caller may wait for, for messages; a long list is cut short."""
-        with self._lock:
-            names = list(dict.fromkeys(work.request.name for work in self._awaited()))
+        names = self._names()
         more = len(names) - SHOWN_NAMES
         shown = ", ".join(repr(name[:SHOWN_CHARACTERS]) for name in names[:SHOWN_NAMES])
         return f"{shown} and {more} more" if more > 0 else shown
+
+    def _names(self) -> list[str]:
+        with self._lock:
+            return list(dict.fromkeys(work.request.name for work in self._awaited()))
+
+    def about(self) -> dict[str, Any]:
+        """The ``extra`` of a record of the log about these works."""
+        return about(self._names(), self.batch)
 
     def _awaited(self) -> Iterator[Work]:
         """The works that run, are in flight, or wait their turn, perhaps behind a call that failed on this rank."""
@@ -302,6 +328,11 @@ class WorkTable:
         """The unnamed works of the set that are not negotiated yet, because their name is in flight."""
         with self._lock:
             return [work for key, queue in self._queued.items() if key[0] == process_set for work in queue]
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._ended is not None
 
     def close(self, error: Exception) -> list[Work]:
         """Admit no more works, but raise ``error``; returns the works in flight."""

@@ -107,6 +107,11 @@ class Coordinator:
             for request in message.requests:
                 yield request.key, (sender,), False
 
+    @property
+    def parameters(self) -> Parameters:
+        """The parameters of the next batch."""
+        return self._releases.parameters
+
     def propose(self, parameters: Parameters) -> None:
         """Let ``parameters`` hold on all ranks, from the next batch on, under the next version."""
         self._releases.propose(parameters)

@@ -15,6 +15,7 @@ import msgpack
 from collectives.api import DType, EngineError, MismatchError, Operation, ReduceOp, RefusedCallError, Request
 from collectives.parameters import Parameters
 from collectives.planning.errors import ErrorData
+from collectives.planning.whereabouts import Activity, Call, Frame, Whereabouts
 
 __all__ = [
     "ARGUMENTS",
@@ -24,6 +25,7 @@ __all__ = [
     "Inquiry",
     "Leave",
     "Left",
+    "Locate",
     "Message",
     "Ping",
     "Pong",
@@ -36,6 +38,9 @@ __all__ = [
     "Stop",
     "Together",
     "Unknown",
+    "WaitReport",
+    "Waits",
+    "Whereabouts",
     "Withdraw",
     "decode",
     "encode",
@@ -191,6 +196,11 @@ class Pong:
 
 
 @dataclass(frozen=True, slots=True)
+class Locate:
+    """Coordinator to workers: where does this rank stand? The answer is :class:`Whereabouts`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Accusation:
     """Worker to coordinator: an operation failed here because of other ranks; the error may name the wrong ones.
 
@@ -198,6 +208,26 @@ class Accusation:
     """
 
     error: ErrorData
+
+
+class Waits(NamedTuple):
+    """The waits of one rank for the others of a process set: seconds until all were there, and inside of operations.
+
+    ``times`` batches had a wait of a millisecond or longer.
+    """
+
+    process_set: int
+    late: float
+    inside: float
+    times: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaitReport:
+    """Worker to coordinator: how long this rank waited in the last ``seconds``; sets with short waits are left out."""
+
+    seconds: float
+    waits: tuple[Waits, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,9 +256,12 @@ Message: TypeAlias = (
     | Status
     | Ping
     | Pong
+    | Locate
+    | Whereabouts
     | Accusation
     | Abort
     | Connected
+    | WaitReport
 )
 
 ARGUMENTS = "arguments"
@@ -345,6 +378,25 @@ def _unpack_refuse(process_set: int, name: str, text: str, property: str, values
     return Refuse(process_set, name, text, property, tuple((rank, value) for rank, value in values))
 
 
+def _pack_whereabouts(message: Whereabouts) -> tuple[Any, ...]:
+    activity = message.activity.value
+    return message.rank, activity, message.thread, message.busy, message.last, message.waits, message.frames
+
+
+def _unpack_whereabouts(
+    rank: int, activity: str, thread: str, busy: float, last: Any, waits: Any, frames: Any
+) -> Whereabouts:
+    return Whereabouts(
+        rank,
+        Activity(activity),
+        thread,
+        busy,
+        None if last is None else Call(*last),
+        tuple(Call(*fields) for fields in waits),
+        tuple(Frame(*fields) for fields in frames),
+    )
+
+
 _PACK: dict[type, tuple[int, Callable[[Any], tuple[Any, ...]]]] = {
     Ready: (0, _pack_ready),
     Run: (1, _pack_run),
@@ -362,6 +414,9 @@ _PACK: dict[type, tuple[int, Callable[[Any], tuple[Any, ...]]]] = {
     Pong: (13, lambda m: ()),
     Accusation: (14, lambda m: (m.error.kind, m.error.text, m.error.details)),
     Connected: (15, lambda m: ()),
+    WaitReport: (16, lambda m: (m.seconds, m.waits)),
+    Locate: (17, lambda m: ()),
+    Whereabouts: (18, _pack_whereabouts),
 }
 _UNPACK: dict[int, Callable[..., Message]] = {
     0: _unpack_ready,
@@ -380,6 +435,9 @@ _UNPACK: dict[int, Callable[..., Message]] = {
     13: Pong,
     14: lambda kind, text, details: Accusation(ErrorData(kind, text, tuple(details))),
     15: Connected,
+    16: lambda seconds, waits: WaitReport(seconds, tuple(Waits(*fields) for fields in waits)),
+    17: Locate,
+    18: _unpack_whereabouts,
 }
 
 

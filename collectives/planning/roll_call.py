@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from collectives.api import CollectiveTimeoutError, HorovodInternalError
+from collectives.planning.whereabouts import ProcessState, describe_silent
 
 __all__ = ["GRACE_SECONDS", "Result", "RollCall", "describe_silence", "verdict"]
 
@@ -104,24 +105,31 @@ class RollCall:
         return bool(silent) or (not self._asked and now >= self._moment_end)
 
 
-def describe_silence(ranks: Sequence[int], hosts: Sequence[str], seconds: float) -> str:
-    """A sentence about ``ranks`` that have not answered for ``seconds``; ``hosts[r]`` is the host of rank r."""
+def describe_silence(
+    ranks: Sequence[int], hosts: Sequence[str], seconds: float, processes: Mapping[int, ProcessState] | None = None
+) -> str:
+    """A sentence about ``ranks`` that have not answered for ``seconds``; ``hosts[r]`` is the host of rank r.
+
+    ``processes`` has the states of those on this host.
+    """
     names = " and ".join(f"rank {rank} on host {hosts[rank]!r}" for rank in ranks)
-    return (
-        f"{names}: no answer for {seconds:.1f} s. The process is stopped, or one call holds its Python interpreter; "
-        "look at it"
-    )
+    return f"{names}: no answer for {seconds:.1f} s. {describe_silent(ranks, processes or {})}"
 
 
 def verdict(
-    error: HorovodInternalError, silent: Sequence[int], seconds: float, hosts: Sequence[str], variable: str
+    error: HorovodInternalError,
+    silent: Sequence[int],
+    seconds: float,
+    hosts: Sequence[str],
+    variable: str,
+    processes: Mapping[int, ProcessState] | None = None,
 ) -> HorovodInternalError:
     """The error that ends the job where a rank gave up with ``error``, and the ``silent`` ranks do not answer.
 
-    ``variable`` bounds the time that an operation waits.
+    ``variable`` bounds the time that an operation waits. ``processes`` has the states of those on this host.
     """
     if silent:
-        return CollectiveTimeoutError(f"{describe_silence(silent, hosts, seconds)} ({error})", silent)
+        return CollectiveTimeoutError(f"{describe_silence(silent, hosts, seconds, processes)} ({error})", silent)
     if isinstance(error, CollectiveTimeoutError):
         advice = (
             "Every rank runs, so look at the output of these: one may be slow, or submit other names. Raise "

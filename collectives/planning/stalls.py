@@ -93,18 +93,26 @@ class StallInspector:
         keys = [key for key, waiting in pending.items() if now - waiting.since >= long]
         return f"{_describe(pending, keys, now)}\n  {_REMEDY}" if keys else ""
 
-    def inspect(self, pending: Pending, now: float) -> Report:
-        """The report about ``pending``, all tensors that this rank knows to wait, at the time ``now``."""
+    def missing(self, pending: Pending, now: float) -> tuple[int, ...]:
+        """The missing ranks of the tensors that :meth:`inspect` would report now."""
+        expired = self._due(pending, now, self._end_of, self._shutdown)
+        return _missing(pending, expired or self._due(pending, now, self._next_report, self._warn))
+
+    def inspect(self, pending: Pending, now: float, found: Sequence[str] = ()) -> Report:
+        """The report about ``pending``, all tensors that this rank knows to wait, at the time ``now``.
+
+        ``found`` are texts about the missing ranks, for the report.
+        """
         self._reported = {key: last for key, last in self._reported.items() if key in pending}
         expired = self._due(pending, now, self._end_of, self._shutdown)
         if expired:
-            missing = tuple(sorted({rank for key in expired for rank in pending[key].missing}))
-            return Report(
-                f"{_describe(pending, expired, now)}\n  {_END.format(self._shutdown)}", True, missing, tuple(expired)
-            )
+            text = "\n  ".join([_describe(pending, expired, now), *found, _END.format(self._shutdown)])
+            return Report(text, True, _missing(pending, expired), tuple(expired))
         due = self._due(pending, now, self._next_report, self._warn)
         self._reported |= {key: (pending[key].since, now) for key in due}
-        return Report(f"{_describe(pending, due, now)}\n  {_REMEDY}" if due else None, keys=tuple(due))
+        if not due:
+            return Report()
+        return Report("\n  ".join([_describe(pending, due, now), *found, _REMEDY]), keys=tuple(due))
 
     def deadline(self, pending: Pending) -> float | None:
         """When to inspect next, unless ``pending`` changes before; None when no tensor waits."""
@@ -133,6 +141,10 @@ _REMEDY = (
     "names, also under conditions and when it has less data, and look at the output of the missing ranks"
 )
 _END = "That is longer than HOROVOD_STALL_SHUTDOWN_TIME_SECONDS ({:g}): the job ends"
+
+
+def _missing(pending: Pending, keys: Sequence[Key]) -> tuple[int, ...]:
+    return tuple(sorted({rank for key in keys for rank in pending[key].missing}))
 
 
 def _describe(pending: Pending, keys: Sequence[Key], now: float) -> str:

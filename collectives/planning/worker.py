@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -41,12 +42,13 @@ class Worker:
     """The tensors that one rank has submitted, and the ids of their names on the wire.
 
     ``parameters`` are this rank's own until those of rank 0 come, with the first batch. ``next_batch`` is the id of the
-    next batch, if the ranks run it without the coordinator.
+    next batch, if the ranks run it without the coordinator. ``introduced`` counts the whole requests, by process set.
     """
 
     def __init__(self, parameters: Parameters) -> None:
         self.parameters = parameters
         self.next_batch = 0
+        self.introduced: Counter[int] = Counter()
         self._in_flight: dict[Key, Request] = {}
         self._ids: dict[Key, tuple[int, Request]] = {}
         self._responses: dict[int, Response] = {}
@@ -70,6 +72,7 @@ class Worker:
             self._sent[request.key] = id
         else:
             self._requests.append(request)
+            self.introduced[request.process_set] += 1
         if urgent:
             self._urgent.append(request.key)
 

@@ -9,6 +9,7 @@ import struct
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 
 import msgpack
@@ -20,6 +21,7 @@ from collectives.control.handshake.frames import Wire, seal
 from collectives.control.handshake.hello import Hello, pack_answer
 from collectives.control.handshake.listeners import Listeners
 from collectives.control.sockets import Connection
+from collectives.timeline.background import give_way
 from collectives.timeline.document import Document, DocumentError
 from collectives.timeline.meeting import END, PING, RECORDS, Meeting, unpack_records
 from collectives.timeline.records import Record
@@ -28,8 +30,8 @@ __all__ = ["Gathering"]
 
 logger = logging.getLogger(__name__)
 
-MOST_WAITING = 200_000
-"""While more records than these wait for the document, nothing is read from the other ranks: they drop events."""
+MOST_WAITING = 1 << 25
+"""While more characters than these wait for the document, nothing is read from the other ranks: they drop events."""
 PAUSE_SECONDS = 0.02
 CLOSE_SECONDS = 1.0
 """How long rank 0 waits for the last records of the other ranks."""
@@ -46,14 +48,13 @@ class Gathering:
         self.shift = -self._origin
         self.ended = False
         self.is_ready = True
-        # Filled by the receiver, emptied by the thread of the timeline.
-        self._waiting: deque[Record] = deque()
+        self._waiting = _Waiting()
         self._receiver = _Receiver(meeting, self._origin, self._waiting)
 
     def write(self, records: list[Record]) -> None:
         """See :class:`.timeline.Sink`."""
         self._document.write(records)
-        self._document.write([self._waiting.popleft() for _ in range(len(self._waiting))])
+        self._document.write(self._waiting.take())
 
     def close(self) -> None:
         """See :class:`.timeline.Sink`."""
@@ -71,10 +72,38 @@ class Gathering:
         self._receiver.disown()
 
 
+class _Waiting:
+    """Records that the receiver puts in, and the thread of the timeline takes out."""
+
+    def __init__(self) -> None:
+        self.records: deque[Record] = deque()
+        self._put = self._taken = 0  # characters; one thread writes each
+
+    @property
+    def characters(self) -> int:
+        """The length of all texts."""
+        return self._put - self._taken
+
+    def put(self, records: Sequence[Record]) -> None:
+        """Append ``records``."""
+        self._put += _length(records)
+        self.records.extend(records)
+
+    def take(self) -> list[Record]:
+        """All records that have come."""
+        taken = [self.records.popleft() for _ in range(len(self.records))]
+        self._taken += _length(taken)
+        return taken
+
+
+def _length(records: Sequence[Record]) -> int:
+    return sum([len(record.text) for record in records])
+
+
 class _Receiver:
     """Admits the other ranks and puts their records into ``waiting``. Runs until :meth:`close`."""
 
-    def __init__(self, meeting: Meeting, origin: float, waiting: deque[Record]) -> None:
+    def __init__(self, meeting: Meeting, origin: float, waiting: _Waiting) -> None:
         self._meeting = meeting
         self._origin = origin
         self._waiting = waiting
@@ -116,6 +145,7 @@ class _Receiver:
     # On its thread.
 
     def _run(self) -> None:
+        give_way()
         try:
             with self._listeners:
                 try:
@@ -141,7 +171,7 @@ class _Receiver:
                     self._attend(descriptor)
 
     def _pause_if_full(self) -> None:
-        while len(self._waiting) > MOST_WAITING:
+        while self._waiting.characters > MOST_WAITING:
             self._attempt.wait({}, PAUSE_SECONDS)
 
     def _attend(self, descriptor: int) -> None:
@@ -166,7 +196,7 @@ class _Receiver:
         if frame.startswith(PING):
             connection.send(frame + TIME.pack(time.monotonic()))
         elif frame.startswith(RECORDS):
-            self._waiting.extend(unpack_records(frame))
+            self._waiting.put(unpack_records(frame))
 
     def _receive_rest(self) -> None:
         deadline = time.monotonic() + CLOSE_SECONDS

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from zlib import crc32
 
 from collectives.events import Submitted
-from collectives.timeline.records import Moment, Record, quoted, rank_row, spans, tensor_row, text
+from collectives.timeline.drafts import Draft, template
+from collectives.timeline.records import Moment, quoted
 
-__all__ = ["RankLane", "TensorLane"]
+__all__ = ["JobLane", "RankLane", "TensorLane"]
 
 WITHOUT_BACKEND = ("JOIN", "ADD_PROCESS_SET", "REMOVE_PROCESS_SET")
 """Operations that are over when they are decided."""
@@ -17,7 +19,8 @@ COUNTER_MICROSECONDS = 1000.0
 BATCH_LANES, PHASE_LANES = 0, 100
 """The numbers of the first lane of batches, and of that of phases, in the row of a rank."""
 MOST_LANES = 1 << 20
-ARROW = '"name":"execution","cat":"execution"'
+FLOW = ',"id":"%s","name":"execution","cat":"execution"'
+BYTES = ',"name":"bytes in flight","args":{"bytes":%s}'
 NEGOTIATE = "NEGOTIATE_"
 START = Moment.at(0.0)
 
@@ -28,10 +31,9 @@ class TensorLane:
     ``flow`` is the id of the arrow from the submission to the batch; empty where the submission was not seen.
     """
 
-    def __init__(self, name: str, process_set: int, rank: int, records: list[Record]) -> None:
-        self._row = tensor_row(name, process_set)
+    def __init__(self, rank: int, draft: Draft) -> None:
         self._lane = rank
-        self._records = records
+        self._draft = draft
         self._open: tuple[str, ...] = ()
         self._ended = START
         self._heard: dict[int, Moment] = {}
@@ -48,13 +50,12 @@ class TensorLane:
             return
         waits = NEGOTIATE + event.operation.upper().replace(" ", "_")
         begin = max(self._ended, min([now, *self._heard.values()]))
-        self._change(begin, ("B", waits), opened=(waits,))
+        self._change(begin, (), (waits,), opened=(waits,))
         for rank, heard in self._heard.items():
             self._tick(rank, max(begin, heard))
         self._heard.clear()
-        self._write(text("s", self._lane, max(begin, now), f',"id":"{flow}",{ARROW}'))
-        self._nbytes, self.flow = event.nbytes, flow
-        self._args = f',"args":{{"dtype":"{event.dtype}","shape":"{list(event.shape)}"}}}}'
+        self._draft.add(template("s", self._lane, FLOW), max(begin, now).text, flow)
+        self._nbytes, self.flow, self._args = event.nbytes, flow, _shown(event.dtype, event.shape)
 
     def hear(self, ranks: Iterable[int], now: Moment) -> None:
         """The coordinator knows that ``ranks`` have submitted the tensor, perhaps before this rank has."""
@@ -81,20 +82,20 @@ class TensorLane:
         (waits,) = self._open
         operation = waits.removeprefix(NEGOTIATE)
         if operation in WITHOUT_BACKEND:
-            self._change(now, ("E", waits), opened=())
+            self._change(now, self._open, (), opened=())
         else:
-            begun = ("B", operation), ("B", "QUEUE")
-            self._change(now, ("E", waits), *begun, opened=(operation, "QUEUE"))
+            opened = operation, "QUEUE"
+            self._change(now, self._open, opened, opened)
 
     def start(self, operation: str, activity: str, now: Moment) -> None:
         """The backend begins; this rank may not have submitted the tensor, if it has joined."""
         self.decide(now)
         if self._open:
             operation, before = self._open
-            self._change(now, ("E", before), ("B", activity), opened=(operation, activity))
+            self._change(now, (before,), (activity,), opened=(operation, activity))
         else:
             self._heard.clear()
-            self._change(now, ("B", operation), ("B", activity), opened=(operation, activity))
+            self._change(now, (), (operation, activity), opened=(operation, activity))
 
     def finish(self, now: Moment) -> int:
         """The operation is over; returns the bytes that were submitted."""
@@ -108,34 +109,61 @@ class TensorLane:
     def close(self, now: Moment) -> None:
         """End everything that is open."""
         if self._open:
-            ends = spans(self._lane, now, *[("E", name) for name in reversed(self._open)])
-            self._write(ends[:-1] + self._args if self._args else ends)
+            inner, outer = _spans(self._lane, self._open[:0:-1], ()), self._open[0]
+            last = template("E", self._lane, f',"name":"{outer}"%s')
+            times = [now.text] * len(self._open)
+            self._draft.add(f"{inner},\n{last}" if inner else last, *times, self._args)
             self._open, self._ended = (), now
 
     def instant(self, name: str, now: Moment, args: str) -> None:
         """Something happened to the tensor."""
-        self._write(text("i", self._lane, now, f',"name":"{name}","s":"t","args":{args}'))
+        self._draft.add(template("i", self._lane, f',"name":"{name}","s":"t","args":%s'), now.text, args)
 
-    def _change(self, now: Moment, *changes: tuple[str, str], opened: tuple[str, ...]) -> None:
+    def _change(self, now: Moment, ended: tuple[str, ...], begun: tuple[str, ...], opened: tuple[str, ...]) -> None:
         self._open = opened
         if not self._is_named:
             self._is_named = True
-            self._write(text("M", self._lane, START, f',"name":"thread_name","args":{{"name":"rank {self._lane}"}}'))
-        self._write(spans(self._lane, now, *changes))
+            name = f',"name":"thread_name","args":{{"name":"rank {self._lane}"}}'
+            self._draft.add(template("M", self._lane, name), START.text)
+        self._draft.add(_spans(self._lane, ended, begun), *[now.text] * (len(ended) + len(begun)))
 
     def _tick(self, rank: int, now: Moment) -> None:
-        self._write(text("X", self._lane, now, f',"dur":0,"name":"{rank}"'))
+        self._draft.add(template("X", self._lane, f',"dur":0,"name":"{rank}"'), now.text)
 
-    def _write(self, made: str) -> None:
-        self._records.append(Record(self._row, made))
+
+@lru_cache(4096)
+def _spans(lane: int, ended: tuple[str, ...], begun: tuple[str, ...]) -> str:
+    """Spans that end and begin at one moment; %s stands for it, once for each."""
+    changes = [("E", name) for name in ended] + [("B", name) for name in begun]
+    return ",\n".join([template(phase, lane, f',"name":"{name}"') for phase, name in changes])
+
+
+@lru_cache(4096)
+def _shown(dtype: str, shape: tuple[int, ...]) -> str:
+    return f',"args":{{"dtype":"{dtype}","shape":"{list(shape)}"}}'
+
+
+class JobLane:
+    """The way of a rank into its first world."""
+
+    def __init__(self, rank: int, draft: Draft) -> None:
+        self._lane = rank
+        self._draft = draft
+        name = f',"name":"thread_name","args":{{"name":"rank {rank}"}}'
+        draft.add(template("M", rank, name), START.text)
+
+    def step(self, name: str, begin: float, end: float) -> None:
+        """A step is over, in microseconds."""
+        begin = max(0.0, begin)
+        span = template("X", self._lane, f',"dur":%s,"name":"{name}"')
+        self._draft.add(span, f"{begin:.1f}", f"{max(0.0, end - begin):.1f}")
 
 
 class RankLane:
     """A rank: its batches, their phases, and the bytes in flight."""
 
-    def __init__(self, rank: int, records: list[Record]) -> None:
-        self._row = rank_row(rank)
-        self._records = records
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
         self._batches: dict[int, int] = {}
         self._named: set[str] = set()
         self._ends: dict[str, float] = {}
@@ -149,20 +177,20 @@ class RankLane:
         lane = next(lane for lane in range(BATCH_LANES, BATCH_LANES + len(used) + 1) if lane not in used)
         self._batches[batch] = lane
         self._name(lane, "batches" if lane == BATCH_LANES else f"batches {lane + 1}")
-        self._write("B", lane, now, f',"name":"{activity}","args":{args}')
+        self._draft.add(template("B", lane, f',"name":"{activity}","args":%s'), now.text, args)
         return lane
 
     def end(self, batch: int, now: Moment) -> None:
         """A batch is over; does nothing if it has not begun."""
         lane = self._batches.pop(batch, None)
         if lane is not None:
-            self._write("E", lane, now, "")
+            self._draft.add(template("E", lane, ""), now.text)
 
     def arrive(self, flows: Iterable[str], lane: int, now: Moment) -> None:
         """Arrows end at the batch that begins on ``lane``."""
-        arrows = [text("f", lane, now, f',"id":"{flow}",{ARROW},"bp":"e"') for flow in flows]
-        if arrows:
-            self._records.append(Record(self._row, ",\n".join(arrows)))
+        arrow = template("f", lane, FLOW + ',"bp":"e"')
+        for flow in flows:
+            self._draft.add(arrow, now.text, flow)
 
     def phase(self, name: str, begin: float, end: float, args: str) -> None:
         """A phase is over, in microseconds. Those of one name that overlap are on lanes of their own.
@@ -173,15 +201,16 @@ class RankLane:
         while begin < self._ends.get(label, 0.0):
             slot += 1
             label = f"{name} {slot}"
-        lane = PHASE_LANES + crc32(label.encode()) % MOST_LANES
+        lane = _phase_lane(label)
         self._name(lane, label)
         begin = max(0.0, begin)
         self._ends[label] = end = max(begin, end)
-        self._write("X", lane, Moment.at(begin), f',"dur":{end - begin:.1f},"name":"{name}","args":{args}')
+        span = template("X", lane, f',"dur":%s,"name":"{name}","args":%s')
+        self._draft.add(span, f"{begin:.1f}", f"{end - begin:.1f}", args)
 
     def instant(self, name: str, now: Moment, scope: str, args: str = "{}") -> None:
         """Something happened to the rank; ``scope`` is that of the format: t, p or g."""
-        self._write("i", BATCH_LANES, now, f',"name":"{name}","s":"{scope}","args":{args}')
+        self._draft.add(template("i", BATCH_LANES, f',"name":"{name}","s":"{scope}","args":%s'), now.text, args)
 
     def count(self, nbytes: int, now: Moment, always: bool = False) -> None:
         """``nbytes`` more are in flight."""
@@ -192,7 +221,7 @@ class RankLane:
     def show_bytes(self, now: Moment) -> None:
         """Record the bytes in flight."""
         self._shown = now.microseconds
-        self._write("C", BATCH_LANES, now, f',"name":"bytes in flight","args":{{"bytes":{self._bytes}}}')
+        self._draft.add(template("C", BATCH_LANES, BYTES), now.text, str(self._bytes))
 
     def close(self, now: Moment) -> None:
         """End everything that is open."""
@@ -202,7 +231,9 @@ class RankLane:
     def _name(self, lane: int, name: str) -> None:
         if name not in self._named:
             self._named.add(name)
-            self._write("M", lane, START, f',"name":"thread_name","args":{quoted({"name": name})}')
+            self._draft.add(template("M", lane, ',"name":"thread_name","args":%s'), START.text, quoted({"name": name}))
 
-    def _write(self, phase: str, lane: int, now: Moment, fields: str) -> None:
-        self._records.append(Record(self._row, text(phase, lane, now, fields)))
+
+@lru_cache(256)
+def _phase_lane(label: str) -> int:
+    return PHASE_LANES + crc32(label.encode()) % MOST_LANES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -22,7 +22,7 @@ __all__ = ["END", "PING", "RECORDS", "Meeting", "pack_records", "unpack_records"
 
 PING, RECORDS, END = b"p", b"r", b"e"
 """The first byte of a frame: of a question for the time, of records, and of the end of the recording."""
-RECORDS_IN_A_FRAME = 512
+RECORDS_IN_A_FRAME = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def pack_records(records: Sequence[Record]) -> Iterator[bytes]:
         yield RECORDS + msgpack.packb([(*row, made) for row, made in some])
 
 
-def unpack_records(frame: bytes) -> Iterable[Record]:
+def unpack_records(frame: bytes) -> list[Record]:
     """The records of a frame; raises ValueError or TypeError."""
     found: list[Any] = msgpack.unpackb(frame[len(RECORDS) :])
     return [Record(Row(str(name), int(rank)), str(made)) for name, rank, made in found]

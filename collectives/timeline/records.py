@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import json
-from functools import lru_cache
 from typing import NamedTuple
 
-__all__ = ["MICROSECONDS", "PID", "Moment", "Record", "Row", "quoted", "rank_row", "spans", "tensor_row", "text"]
+__all__ = ["JOB", "MICROSECONDS", "PID", "Moment", "Record", "Row", "quoted", "rank_row", "tensor_row", "text"]
 
 MICROSECONDS = 1e6
-PID, TIME = "\0", "\1"
-"""The places of the process id and of the time in a text. JSON has no such characters."""
+PID = "\0"
+"""The place of the process id in a text. JSON has no such character."""
 
 
 class Row(NamedTuple):
-    """A row of the viewer, which calls it a process: a tensor, with a lane for each rank, or a rank.
+    """A row of the viewer, which calls it a process: a tensor or the job, with a lane for each rank, or a rank.
 
-    ``rank`` is that of the row of a rank, -1 for a tensor.
+    ``rank`` is that of the row of a rank, -1 for a tensor, -2 for the job.
     """
 
     name: str
     rank: int = -1
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether it is the row of a tensor."""
+        return self.rank == -1
+
+
+JOB = Row("job", -2)
 
 
 class Record(NamedTuple):
@@ -60,13 +67,3 @@ def quoted(value: object) -> str:
 def text(phase: str, lane: int, moment: Moment, fields: str) -> str:
     """A record of ``phase`` on ``lane`` with more ``fields``, as JSON behind a comma."""
     return f'{{"pid":{PID},"ph":"{phase}","tid":{lane},"ts":{moment.text}{fields}}}'
-
-
-def spans(lane: int, moment: Moment, *changes: tuple[str, str]) -> str:
-    """Begins and ends of spans at one moment: ``("B", name)`` or ``("E", name)``."""
-    return _template(lane, changes).replace(TIME, moment.text)
-
-
-@lru_cache(4096)
-def _template(lane: int, changes: tuple[tuple[str, str], ...]) -> str:
-    return ",\n".join(text(phase, lane, Moment(0.0, TIME), f',"name":"{name}"') for phase, name in changes)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
+from collectives.activities import activity, part
 from collectives.events import (
+    EVERY_KIND,
     Decided,
     Event,
     Failed,
@@ -16,13 +19,15 @@ from collectives.events import (
     Phase,
     Stalled,
     Started,
+    Straggling,
     Submitted,
     Switched,
 )
-from collectives.timeline.lanes import RankLane, TensorLane
-from collectives.timeline.records import MICROSECONDS, Moment, Record, quoted
+from collectives.timeline.drafts import Draft
+from collectives.timeline.lanes import JobLane, RankLane, TensorLane
+from collectives.timeline.records import JOB, MICROSECONDS, Moment, Record, Row, quoted, rank_row, tensor_row
 
-__all__ = ["Spans", "WorldChange"]
+__all__ = ["KINDS", "Arrived", "Spans", "Step", "Told", "WorldChange"]
 
 Key = tuple[int, str]
 
@@ -45,6 +50,23 @@ class WorldChange:
     end: float
 
 
+class Step(NamedTuple):
+    """A step on the way of a rank into its first world."""
+
+    name: str
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """This rank is in its first world at ``end``, after ``steps``."""
+
+    steps: tuple[Step, ...]
+    time: float
+    end: float
+
+
 class Spans:
     """Makes records of the events of rank ``rank``, which :meth:`add` expects in the order of their times.
 
@@ -59,19 +81,26 @@ class Spans:
         self._mark_cycles = mark_cycles
         self._series = series
         self._records: list[Record] = []
+        self._begun: list[Draft] = []
         self._lanes: dict[Key, TensorLane] = {}
-        self._row = RankLane(rank, self._records)
+        self._row = RankLane(self._draft(rank_row(rank)))
         self._flows = count()
         self._cycle = -1.0
         self._latest = Moment.at(0.0)
 
     def take(self) -> list[Record]:
         """The records made since the last call."""
+        for draft in self._begun:
+            draft.finish()
         taken = list(self._records)
         self._records.clear()
+        self._begun.clear()
         return taken
 
-    def add(self, event: Event | WorldChange) -> None:
+    def _draft(self, row: Row) -> Draft:
+        return Draft(row, self._begun, self._records)
+
+    def add(self, event: Event | Told) -> None:
         """Make the records of ``event``; a kind without records is ignored."""
         handle = _HANDLERS.get(type(event))
         if handle is not None:
@@ -101,7 +130,7 @@ class Spans:
         if lane is None:
             if len(self._lanes) >= MOST_LANES:
                 self._lanes = {key: lane for key, lane in self._lanes.items() if not lane.is_idle}
-            lane = self._lanes[key] = TensorLane(name, process_set, self._rank, self._records)
+            lane = self._lanes[key] = TensorLane(self._rank, self._draft(tensor_row(name, process_set)))
         return lane
 
     def _known(self, names: Iterable[str], process_set: int) -> list[TensorLane]:
@@ -124,28 +153,28 @@ class Spans:
             lane.decide(now)
 
     def _started(self, event: Started) -> None:
-        now, operation = self._moment(event.time), event.operation.upper()
-        activity = f"{event.backend.upper()}_{_SHORT.get(operation, operation)}"
+        now, name = self._moment(event.time), activity(event.operation, event.backend)
         lanes = [self._lane(event.process_set, name) for name in event.names]
-        args = {
-            "batch": event.batch,
-            "bytes": event.nbytes,
-            "tensors": len(event.names),
-            "names": list(event.names[:SHOWN_NAMES]),
-        }
-        place = self._row.begin(event.batch, activity, now, quoted(args))
+        count, names = len(event.names), _shown(event.names[:SHOWN_NAMES])
+        args = f'{{"batch":{event.batch},"bytes":{event.nbytes},"tensors":{count},"names":{names}}}'
+        place = self._row.begin(event.batch, name, now, args)
         for lane in lanes:
-            lane.start(operation, activity, now)
+            lane.start(event.operation.upper(), name, now)
         self._row.arrive([lane.flow for lane in lanes if lane.flow], place, now)
         self._row.show_bytes(now)
 
     def _phase(self, event: Phase) -> None:
-        name = _ACTIVITIES.get(event.name) or event.name.upper().replace(" ", "_")
-        self._span(name, event, f'{{"batch":{event.batch}}}')
+        args = f'{{"batch":{event.batch},"calls":{event.calls},"milliseconds":{event.seconds * 1e3:.3f}}}'
+        self._span(part(event.name), event, args)
 
     def _span(self, name: str, event: Phase | WorldChange, args: str) -> None:
         begin, end = [(time + self.shift) * MICROSECONDS for time in (event.time, event.end)]
         self._row.phase(name, begin, end, args)
+
+    def _arrived(self, event: Arrived) -> None:
+        lane = JobLane(self._rank, self._draft(JOB))
+        for name, *times in event.steps:
+            lane.step(name, *[(time + self.shift) * MICROSECONDS for time in times])
 
     def _changed(self, event: WorldChange) -> None:
         args = quoted({"round": event.round, "size": event.size, "change": event.text})
@@ -171,12 +200,18 @@ class Spans:
         lane = self._lane(event.process_set, event.name)
         lane.instant("STALLED", self._moment(event.time), quoted({"missing": event.missing, "seconds": event.seconds}))
 
+    def _straggling(self, event: Straggling) -> None:
+        args = {**event.straggler.as_dict(), "is_over": event.is_over}
+        self._row.instant("STRAGGLER", self._moment(event.time), "g", quoted(args))
+
     def _switched(self, event: Switched) -> None:
         given = event.parameters
         args = {name: getattr(given, name) for name in type(given).__dataclass_fields__}
         self._row.instant("PARAMETERS", self._moment(event.time), "t", quoted({"batch": event.batch, **args}))
 
 
+Told: TypeAlias = WorldChange | Arrived
+"""What happens outside of an engine."""
 _HANDLERS: dict[type, Callable[[Spans, Any], None]] = {
     Submitted: Spans._submitted,
     Heard: Spans._heard,
@@ -186,8 +221,15 @@ _HANDLERS: dict[type, Callable[[Spans, Any], None]] = {
     Finished: Spans._finished,
     Failed: Spans._failed,
     Stalled: Spans._stalled,
+    Straggling: Spans._straggling,
     Switched: Spans._switched,
     WorldChange: Spans._changed,
+    Arrived: Spans._arrived,
 }
-_ACTIVITIES = {"copy in": "MEMCPY_IN_FUSION_BUFFER", "copy out": "MEMCPY_OUT_FUSION_BUFFER"}
-_SHORT = {"BROADCAST": "BCAST"}
+KINDS = EVERY_KIND.intersection(_HANDLERS)
+"""The events that have records."""
+
+
+@lru_cache(1024)
+def _shown(names: tuple[str, ...]) -> str:
+    return quoted(names)

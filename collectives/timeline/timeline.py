@@ -10,22 +10,24 @@ from collections.abc import Callable
 from typing import Protocol
 
 from collectives.events import Event, EventStream, Phase
+from collectives.timeline.background import give_way
 from collectives.timeline.document import DocumentError
 from collectives.timeline.records import Record
-from collectives.timeline.spans import Spans, WorldChange
+from collectives.timeline.spans import KINDS, Arrived, Spans, Told, WorldChange
 
 __all__ = ["Sink", "Timeline"]
 
 logger = logging.getLogger(__name__)
 
-FLUSH_SECONDS = 0.05
-"""The time between two writes."""
+FLUSH_SECONDS = 0.08
+"""The time between two writes. They are at multiples of it in the timeline: ranks that write together hold up a step
+of the training once, and not once each."""
 LATE_SECONDS = 0.01
 """Threads publish their events a moment after they happened: younger events wait for the next write."""
 CLOSE_SECONDS = 5.0
 MOST_EVENTS = 200_000
 """Events that may wait for the thread; more are dropped, and counted."""
-EVENTS_AT_ONCE = 128
+EVENTS_AT_ONCE = 32
 """After so many events the thread lets others have the interpreter."""
 
 
@@ -66,7 +68,7 @@ class Timeline:
         self._spans = Spans(rank, mark_cycles, series=series)
         self._open_sink = open_sink
         self._sink: Sink | None = None
-        self._events: deque[Event | WorldChange] = deque()
+        self._events: deque[Event | Told] = deque()
         self._dropped = 0
         self._told = False
         self._detach: Callable[[], None] | None = None
@@ -79,7 +81,7 @@ class Timeline:
     def attach(self, events: EventStream) -> None:
         """Hear ``events`` from now on, and those of no other engine."""
         self.detach()
-        self._detach = events.subscribe(self._hear)
+        self._detach = events.subscribe(self._hear, KINDS)
 
     def detach(self) -> None:
         """Hear no events."""
@@ -92,11 +94,11 @@ class Timeline:
         """Whether the thread still takes events."""
         return self._thread.is_alive() and not self._closing.is_set()
 
-    def tell(self, change: WorldChange) -> None:
-        """The world before the engine's has ended."""
-        self._hear(change)
+    def tell(self, told: Told) -> None:
+        """Something happened outside of the engine."""
+        self._hear(told)
 
-    def _hear(self, event: Event | WorldChange) -> None:
+    def _hear(self, event: Event | Told) -> None:
         if len(self._events) < MOST_EVENTS:
             self._events.append(event)
         else:
@@ -118,6 +120,7 @@ class Timeline:
     # On the thread of the timeline.
 
     def _run(self) -> None:
+        give_way()
         try:
             self._sink = sink = self._open_sink(self._closing.is_set)
             try:
@@ -134,7 +137,7 @@ class Timeline:
             self._events.clear()
 
     def _record(self, sink: Sink) -> None:
-        while not self._closing.wait(FLUSH_SECONDS) and not sink.ended:
+        while not self._closing.wait(_rest(sink)) and not sink.ended:
             if sink.is_ready:
                 self._pass_on(sink, time.monotonic() - LATE_SECONDS)
         self.detach()
@@ -152,7 +155,7 @@ class Timeline:
         self._tell_dropped()
         sink.write(self._spans.take())
 
-    def _taken(self, until: float) -> list[Event | WorldChange]:
+    def _taken(self, until: float) -> list[Event | Told]:
         """The events that happened before ``until``, in the order of their times."""
         events = [self._events.popleft() for _ in range(len(self._events))]
         events.sort(key=_published_at)
@@ -171,5 +174,10 @@ class Timeline:
                 logger.warning("the timeline is not complete: events come faster than they can be written")
 
 
-def _published_at(event: Event | WorldChange) -> float:
-    return event.end if isinstance(event, Phase | WorldChange) else event.time
+def _rest(sink: Sink) -> float:
+    """The seconds until the next write; with another clock than that of rank 0 it is at about the same time."""
+    return FLUSH_SECONDS - (time.monotonic() + sink.shift) % FLUSH_SECONDS
+
+
+def _published_at(event: Event | Told) -> float:
+    return event.end if isinstance(event, Phase | WorldChange | Arrived) else event.time

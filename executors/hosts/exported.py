@@ -13,12 +13,14 @@ PRIVATE = frozenset(
 )
 PRIVATE_PREFIXES = ("BASH_FUNC", "DBUS_", "SSH_", "XDG_")
 """They describe the session of the user on one host."""
+DEVICES = "VISIBLE_DEVICES"
+"""The end of the names of variables that list devices of one host: those of CUDA, of ROCm..."""
 
 
 def exported(environment: Mapping[str, str]) -> dict[str, str]:
-    """All variables of ``environment`` that a shell can set, but those of the user's session on this host."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if NAME.fullmatch(name) and name not in PRIVATE and not name.startswith(PRIVATE_PREFIXES)
-    }
+    """All variables of ``environment`` that a shell can set, but those of this host: of its devices, of its user."""
+    return {name: value for name, value in environment.items() if NAME.fullmatch(name) and not _is_private(name)}
+
+
+def _is_private(name: str) -> bool:
+    return name in PRIVATE or name.startswith(PRIVATE_PREFIXES) or name.endswith(DEVICES)

@@ -17,6 +17,7 @@ from collectives.rendezvous.server import RendezvousServer
 from collectives.retries import attempts
 from executors import host
 from executors.api import JobSecret
+from executors.course import Course
 from executors.environments.place import Place
 from executors.job import environment_of
 from executors.meetings.base import Found, nothing
@@ -52,7 +53,7 @@ class Joined:
 
 
 class _HeardError(Exception):
-    """A meeting has failed, and this rank has heard the reason before."""
+    """This rank has heard before why a meeting has failed, or that all have come."""
 
 
 def join(place: Place, seconds: float, farewell: Farewell) -> Joined:
@@ -124,10 +125,17 @@ def _enter(found: Found, place: Place, seconds: float) -> Joined:
         reach = min(seconds, REACH_SECONDS)
         with RendezvousClient(found.address, found.port, found.secret.key, reach) as store:
             if _has(store, f"{READ}/{place.rank}", 0.0):
-                raise _HeardError(json.loads(store.get(WORLD, 0.0)).get("error"))
+                raise _HeardError(json.loads(store.get(WORLD, 0.0)).get("error") or _twice(place))
             _report(store, place, found.address)
             environment = _environment(store, place, found.address, found.secret, seconds)
         return Joined(environment, stack.pop_all().close)
+
+
+def _twice(place: Place) -> str:
+    return (
+        f"rank {place.rank} of this job of {place.launcher} has started twice, but the first one has met the other "
+        "ranks already, which do not wait for another: let the launcher start all ranks again"
+    )
 
 
 def _present(store: Store, size: int) -> list[int]:
@@ -197,4 +205,4 @@ def _environment(store: Store, place: Place, address: str, meeting: JobSecret, s
     hosts = world["hosts"]
     slot = replace(slots_of(world["nodes"])[place.rank], host=hosts[place.rank])
     own = world["address"] if slot.host == hosts[0] else address
-    return environment_of(slot, own, world["port"], unsealed(world["secret"], meeting))
+    return environment_of(slot, own, world["port"], unsealed(world["secret"], meeting), Course())

@@ -17,11 +17,10 @@ from executors.api import ExecutorError
 from executors.call import Call
 from executors.membership import Limits
 from executors.ray.actors import Work
-from executors.ray.connection import connection
 from executors.ray.death import how
 from executors.ray.deputy import Deputy, End, Entry, News
 from executors.ray.elastic import ElasticOptions
-from executors.ray.job import have_ended
+from executors.ray.life import Life
 from executors.ray.log import Callback
 from executors.ray.request import Request
 from executors.ray.settings import MiniSettings
@@ -84,9 +83,10 @@ class _RemoteDriver:
     """A deputy, which ends with :meth:`close`, and when the wait for it is interrupted."""
 
     def __init__(self) -> None:
-        self._connection = connection()
-        self._broken: str | None = None
+        self._resources = ExitStack()
+        self._life = Life(self._resources.close)
         self._actor = _start_deputy()
+        self._resources.callback(self._kill)
 
     def do(self, method: str, *args: object, callbacks: Sequence[Callback] = ()) -> Any:
         """The value of a method of the deputy; ``callbacks`` get what the workers log meanwhile.
@@ -98,7 +98,7 @@ class _RemoteDriver:
             end = self._follow(request, callbacks)
         except BaseException as error:
             self._stop(request)
-            self._end(_reason(error))
+            self._life.end(_reason(error))
             raise
         return end.unwrap()
 
@@ -109,17 +109,14 @@ class _RemoteDriver:
 
     def check(self) -> None:
         """Raise ExecutorError if the deputy has ended."""
-        if self._connection != connection():
-            self._end("ray.shutdown() was called meanwhile")
-        if self._broken is not None:
-            raise have_ended(self._broken)
+        self._life.check()
 
     def close(self) -> None:
         """Let the deputy end its workers, and end it. May be called twice."""
-        if self._broken is None and self._connection == connection():
+        if not self._life.is_over and self._life.is_connected:
             with suppress(ExecutorError):
                 self.do("close")
-        self._end("they were shut down")
+        self._life.end("they were shut down")
 
     def _follow(self, request: ObjectRef[None], callbacks: Sequence[Callback]) -> End:
         while True:
@@ -153,13 +150,10 @@ class _RemoteDriver:
             if ray.get(self._actor.stop.remote(), timeout=STOP_S):
                 ray.wait([request], timeout=STOP_S)
 
-    def _end(self, reason: str) -> None:
-        if self._broken is None:
-            self._broken = reason
-            # The actor ends with its connection, and no other connection knows it.
-            with suppress(RayError, ConnectionError):
-                if self._connection == connection():
-                    ray.kill(self._actor)
+    def _kill(self) -> None:
+        # The actor ends with its connection, and no other connection knows it.
+        with suppress(RayError, ConnectionError):
+            self._life.if_connected(ray.kill, self._actor)
 
 
 def _reason(error: BaseException) -> str:

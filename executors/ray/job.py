@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from ray import ObjectRef
 from ray.actor import ActorHandle
 
-from executors.api import ExecutorError, PlacementError
+from executors.api import PlacementError
 from executors.call import Call
 from executors.counted import counted
+from executors.course import Course
 from executors.job import Job
-from executors.ray.connection import connection
 from executors.ray.group import Member, dismiss, kill, launch
+from executors.ray.life import Life
 from executors.ray.log import Callback, listen
 from executors.ray.placement_group import reserve
 from executors.ray.request import Request
@@ -24,7 +26,7 @@ from executors.ray.settings import MiniSettings
 from executors.ray.waiting import TICK_S, Gathering, Send
 from executors.ray.worker import HorovodWorker, server_host, variables_of
 
-__all__ = ["RayJob", "have_ended"]
+__all__ = ["RayJob"]
 
 LOG_TICK_S = 0.2
 
@@ -43,14 +45,13 @@ class RayJob:
         use_current_group: bool = True,
         variables: Mapping[str, str] | None = None,
     ) -> None:
-        self._broken: str | None = None
-        self._connection = connection()
+        self._life = Life(self._release)
         self._members: list[Member] = []
         with ExitStack() as stack:
             self._resources = stack
-            self._start(request, settings, use_current_group)
+            course = self._start(request, settings, use_current_group)
             self._server = stack.enter_context(
-                Job(request.size, server_host(member.location for member in self._members))
+                Job(request.size, server_host(member.location for member in self._members), course=course)
             )
             self._prepare(settings, variables or {})
             self._resources = stack.pop_all()
@@ -77,24 +78,27 @@ class RayJob:
 
     def check(self) -> None:
         """Raise ExecutorError if the workers have ended; call this before sending anything to them."""
-        if self._connection != connection():
-            self._end("ray.shutdown() was called meanwhile")
-        if self._broken is not None:
-            raise have_ended(self._broken)
+        self._life.check()
 
     def close(self) -> None:
         """End the workers, first by a request, then by a kill, and release all resources. May be called twice."""
-        if self._broken is None:
-            self._if_connected(dismiss, self.actors)
-        self._end("they were shut down")
+        if not self._life.is_over:
+            self._life.if_connected(dismiss, self.actors)
+        self._life.end("they were shut down")
 
-    def _start(self, request: Request, settings: MiniSettings, use_current_group: bool) -> None:
+    def _release(self) -> None:
+        self._resources.close()
+
+    def _start(self, request: Request, settings: MiniSettings, use_current_group: bool) -> Course:
+        requested = time.time()
         reservation = reserve(request, settings.placement_group_timeout_s, use_current_group)
-        self._resources.callback(self._if_connected, reservation.release)
+        self._resources.callback(self._life.if_connected, reservation.release)
+        placed = time.time()
         self._members = launch(reservation, settings.timeout_s)
-        self._resources.callback(self._if_connected, kill, self.actors)
+        self._resources.callback(self._life.if_connected, kill, self.actors)
         _check_spread(request, self._members)
         reservation.await_keeper(settings.timeout_s)
+        return Course(requested, placed)
 
     def _prepare(self, settings: MiniSettings, variables: Mapping[str, str]) -> None:
         placed = variables_of([member.location for member in self._members], settings.nics)
@@ -112,27 +116,13 @@ class RayJob:
         try:
             gathering.wait(LOG_TICK_S if callbacks else TICK_S)
         except BaseException as error:
-            self._end(f"{type(error).__name__} interrupted the wait for its workers")
+            self._life.end(f"{type(error).__name__} interrupted the wait for its workers")
             raise
         finally:
             stop()
         if not gathering.complete:
-            self._end(gathering.summary)
+            self._life.end(gathering.summary)
         return gathering.values()
-
-    def _end(self, reason: str) -> None:
-        self._broken = self._broken or reason
-        self._resources.close()
-
-    def _if_connected(self, action: Callable[..., None], *args: object) -> None:
-        # Actors and placement groups end with their connection, and no other connection knows them.
-        if self._connection == connection():
-            action(*args)
-
-
-def have_ended(reason: str) -> ExecutorError:
-    """The error of a call to workers that have ended."""
-    return ExecutorError(f"the workers have ended: {reason}; call shutdown() and start() again")
 
 
 def _call(member: Member, method: str, call: ObjectRef[Call]) -> ObjectRef[Any]:

@@ -10,7 +10,7 @@ import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-import cloudpickle
+import ray.cloudpickle
 
 from collectives.rendezvous.client import RendezvousClient
 from collectives.settings import ENVIRONMENT_SECRET
@@ -45,7 +45,8 @@ class _Channel:
         self._numbers = itertools.count()
 
     def send(self, value: object) -> None:
-        self._client.set(f"{LOGS}{self._name}/{next(self._numbers)}", cloudpickle.dumps(value))
+        # As for results: the pickler that knows the classes of the call, so that they are the same in the driver.
+        self._client.set(f"{LOGS}{self._name}/{next(self._numbers)}", ray.cloudpickle.dumps(value))
 
 
 _ways: dict[int, Callable[[object], object]] = {}

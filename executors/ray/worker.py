@@ -21,6 +21,7 @@ from executors.call import Call
 from executors.environment import gpu_variables, interface_variables
 from executors.outcome import capture
 from executors.ray.log import configure
+from executors.ray.metrics import export_metrics
 from executors.ray.needs import actor_options
 from executors.ray.request import Request
 
@@ -92,7 +93,11 @@ class HorovodWorker:
         if environment.get("HOROVOD_ELASTIC") == "1":
             _forget_handler()
         _name_output(environment.get("HOROVOD_WORKER_ID") or f"rank {slot.rank}")
-        return self._capture(lambda: os.environ.update(environment))
+        return self._capture(lambda: self._enter(environment))
+
+    def _enter(self, environment: Mapping[str, str]) -> None:
+        os.environ.update(environment)
+        export_metrics()
 
     def build(self, call: list[ObjectRef[Call]]) -> bytes:
         """Make the executable."""

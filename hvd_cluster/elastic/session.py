@@ -17,6 +17,7 @@ from collectives.api import (
     ShutDownError,
     World,
 )
+from collectives.metrics.meter import process_meter
 from collectives.version import VERSION
 from executors.failure import Kind, brief, kind_of_chain
 from executors.worlds import Report
@@ -147,8 +148,9 @@ def cut_off_since() -> float:
 def formed(since: float, lost: int, layout: Callable[[], str]) -> None:
     """All ranks of the present world have the state; ``since`` is when the last one ended, in monotonic seconds.
 
-    ``layout``: see :func:`enter`.
+    ``lost`` is how many commits were given up. ``layout``: see :func:`enter`.
     """
+    process_meter.lose(lost)
     worlds = basics.worlds()
     if worlds is not None and basics.rank() == 0:
         pause, digest = time.monotonic() - since, layout()

@@ -172,12 +172,10 @@ TUNEABLE = (
     ),
 )
 AUTOTUNE = (
-    _pair(
-        "autotune", "no effect yet: find the best parameters while the job runs", "HOROVOD_AUTOTUNE", "autotune.enabled"
-    ),
+    _pair("autotune", "find the best parameters while the job runs", "HOROVOD_AUTOTUNE", "autotune.enabled"),
     Flag(
         ("--autotune-log-file",),
-        "no effect yet: write the parameters that were tried, and how fast each was",
+        "write the parameters that were tried, and how fast each was",
         "FILE",
         text,
         key="autotune.log_file",
@@ -185,7 +183,7 @@ AUTOTUNE = (
     ),
     Flag(
         ("--autotune-warmup-samples",),
-        "no effect yet: samples that are not used; 3 by default",
+        "trials that do not count; 3 by default",
         "N",
         natural,
         key="autotune.warmup_samples",
@@ -193,7 +191,7 @@ AUTOTUNE = (
     ),
     Flag(
         ("--autotune-steps-per-sample",),
-        "no effect yet: steps of a sample; 10 by default",
+        "steps of a sample; 10 by default",
         "N",
         natural,
         key="autotune.steps_per_sample",
@@ -201,7 +199,7 @@ AUTOTUNE = (
     ),
     Flag(
         ("--autotune-bayes-opt-max-samples",),
-        "no effect yet: most samples of the Bayesian optimisation; 20 by default",
+        "trials of the Bayesian optimisation; 20 by default",
         "N",
         natural,
         key="autotune.bayes_opt_max_samples",
@@ -209,7 +207,7 @@ AUTOTUNE = (
     ),
     Flag(
         ("--autotune-gaussian-process-noise",),
-        "no effect yet: noise of the samples, from 0 to 1; 0.8 by default",
+        "noise of the scores, from 0 to 1; 0.8 by default",
         "NUMBER",
         fraction,
         key="autotune.gaussian_process_noise",

@@ -7,10 +7,12 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError('hvd_cluster.torch needs PyTorch: pip install "hvd-cluster[torch]"') from error
 
+from collectives.ranges import register as _register_profiler
 from hvd_cluster.basics import add_process_set, remove_process_set
 from hvd_cluster.bindings import check_extension
 from hvd_cluster.compression import GradientCompressor
 from hvd_cluster.launchers import register_thread_count as _register_thread_count
+from hvd_cluster.metrics import metrics
 from hvd_cluster.objects import allgather_object, broadcast_object
 from hvd_cluster.torch import elastic
 from hvd_cluster.torch import kernels as _kernels
@@ -134,6 +136,7 @@ __all__ = [
     "join",
     "local_rank",
     "local_size",
+    "metrics",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",
@@ -153,6 +156,7 @@ __all__ = [
 ]
 
 _kernels.register()
+_register_profiler(lambda: _torch.autograd.profiler._is_profiler_enabled, _torch.profiler.record_function)
 _register_thread_count("torch", _torch.get_num_threads)
 
 

@@ -48,7 +48,7 @@ class Worker(Base):
 def test_marked_methods_are_replaced_as_long_as_they_are_timed():
     worker, seen = Worker(), []
     plain = dict(vars(worker))
-    time_phases(worker, lambda *given: seen.append(given))
+    time_phases(worker, seen.append)
     assert (worker.work(3), worker.both(worker.work, abs, number=-4), worker.fixed(5)) == (3, (-4, 4), 5)
     assert [name for name, _, _ in seen] == ["work", "work", "begin", "end", "static"]
     assert all(begin <= end for _, begin, end in seen)
@@ -61,10 +61,18 @@ def test_marked_methods_are_replaced_as_long_as_they_are_timed():
 
 def test_a_second_observer_replaces_the_first():
     worker, first, second = Worker(), [], []
-    time_phases(worker, lambda *given: first.append(given))
-    time_phases(worker, lambda *given: second.append(given))
+    time_phases(worker, first.append)
+    time_phases(worker, second.append)
     worker.work(1)
     assert (len(first), len(second)) == (0, 1)
+
+
+def test_a_call_that_fails_is_a_phase_too():
+    worker, seen = Worker(), []
+    time_phases(worker, seen.append)
+    with pytest.raises(TypeError):
+        worker.both(abs, len, 3)
+    assert [name for name, _, _ in seen] == ["begin", "end"]
 
 
 def calls(backend, count):
@@ -92,7 +100,7 @@ def phases_of(backend, count):
     for name, call in calls(backend, count).items():
         seen = []
         call()
-        backend.observe(lambda *given, seen=seen: seen.append(given))
+        backend.observe(seen.append)
         call()
         backend.observe(None)
         call()
@@ -146,7 +154,7 @@ def test_gloo(count):
 def test_a_reduction_that_gloo_does_not_compute_itself():
     def body(backend):
         seen = []
-        backend.observe(lambda *given: seen.append(given[0]))
+        backend.observe(lambda span: seen.append(span[0]))
         for count in (8, LARGE):
             array = np.ones(count, np.float16)
             backend.allreduce([as_buffer(array)], [as_buffer(array)], ReduceOp.SUM)
@@ -169,7 +177,7 @@ def test_without_an_observer_an_operation_makes_the_calls_that_it_made_before_th
         call = calls(backend, 8)["allreduce"]
         call()
         before = made_by(call)
-        backend.observe(lambda *given: None)
+        backend.observe(lambda span: None)
         watched = made_by(call)
         backend.observe(None)
         return before, watched, made_by(call)

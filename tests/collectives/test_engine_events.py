@@ -2,7 +2,6 @@
 
 import sys
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -177,7 +176,9 @@ def test_phases_in_unison_belong_to_the_batch_that_is_decided_meanwhile():
     with running(2, shared_memory=True) as job:
         assert job.run(body) == [True, True]
     for events in heard:
-        named = Counter((event.batch, event.name) for event in kinds(events, Phase))
+        named = Counter()
+        for event in kinds(events, Phase):
+            named[event.batch, event.name] += event.calls
         for batch in (event.batch for event in kinds(events, Started)):
             # Two rounds of a slab each, in a pipeline: three waits.
             assert named[batch, "copy in"] == named[batch, "combine"] == named[batch, "copy out"] == 2
@@ -220,7 +221,7 @@ def test_a_switch_of_parameters_names_the_batch_and_is_the_same_on_all_ranks():
         engine.events.subscribe(heard[engine.topology.rank].append)
         for step in range(6):
             if step == 3 and engine.topology.rank == 0:
-                engine.propose(replace(engine.parameters, fusion_threshold=7))
+                engine.propose(fusion_threshold=7)
             run(engine, ones(engine), "x")
 
     with running(2) as job:
@@ -342,3 +343,14 @@ def test_without_observers_no_function_for_them_is_called(shared_memory):
 
     with running(2, shared_memory=shared_memory) as job:
         assert job.run(body) == [(0, True, 0)] * 2
+
+
+def test_what_nobody_wants_is_not_measured():
+    """Timing phases costs more than all other events. Tuning needs one kind of events, and does not pay for it."""
+    heard = []
+    with running(2) as job:
+        end = job.engines[0].events.subscribe(heard.append, [Started])
+        job.run(lambda engine: [run(engine, ones(engine), "x") for _ in range(5)])
+        assert all(backend.on_phase is None for backend in job.engines[0]._parts.runner.backends())
+        end()
+    assert [type(event) for event in heard] == [Started] * 5

@@ -23,12 +23,14 @@ from collectives.engine.registration import Registration
 from collectives.engine.runner import Runner
 from collectives.engine.set_backends import SetBackends
 from collectives.engine.stand_in import neutral
+from collectives.engine.tally import Tally
 from collectives.engine.work import Work
 from collectives.engine.work_table import UNNAMED, WorkTable
 from collectives.events import EventStream
 from collectives.parameters import Parameters
 from collectives.planning.messages import Response
 from collectives.planning.process_sets import ProcessSets
+from collectives.planning.stragglers import WaitWindows
 from collectives.planning.worker import Batch
 from tests.backends.members import group_of
 from tests.collectives.job import (
@@ -401,8 +403,8 @@ def test_a_set_that_connects_while_everything_is_aborted_does_not_come_about():
         runner.abort(error)
         return SetBackends.of([InprocBackend(group_of(2), InprocGroup(2))])
 
-    works = WorkTable(0, lambda works: None, lambda work: None)
-    runner = Runner(0, ProcessSets(3), {}, works, EventStream(), lambda: None, lambda parameters: None, lambda: None)
+    works, tally = WorkTable(0, lambda works: None, lambda work: None), Tally(WaitWindows(3), lambda report: None)
+    runner = Runner(0, ProcessSets(3), {}, works, EventStream(), tally, *[lambda *_: None] * 3)
     request = Request("add", Operation.ADD_PROCESS_SET, splits=(0, 1))
     registration = Registration(request)
     registration.formation = Formation(connect)

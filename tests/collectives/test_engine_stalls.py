@@ -18,6 +18,7 @@ def test_what_waits_is_reported_again_and_again_and_still_runs(caplog, asleep):
         for record in caplog.records:
             assert "missing rank" in record.getMessage()
             assert "'x'" in record.getMessage()
+            assert (record.tensors, record.batch) == (("x",), None)
         if asleep:
             callers = [Caller(job.engines[0], "x")]
         assert run(job.engines[1], ones(job.engines[1]), "x")[0] == 6.0
@@ -35,11 +36,33 @@ def test_after_the_shutdown_time_all_ranks_end_with_the_report(monkeypatch):
 
     with running(3, stall_warning=0.05, stall_shutdown=1.0) as job:
         errors = job.run(body)
+    assert len({str(error) for error in errors}) == 1
     for error in errors:
         assert isinstance(error, CollectiveTimeoutError)
         assert "missing rank 0: 'x'" in str(error)
+        assert "rank 0 waits itself, for 'y'" in str(error)
         assert "missing ranks 1, 2: 'y'" in str(error)
         assert "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS (1)" in str(error)
+
+
+def test_the_report_of_rank_0_says_where_the_missing_ranks_stand(caplog):
+    with running(4, stall_warning=0.05, sets=[(2, 3)]) as job:
+        callers = [Caller(job.engines[rank], "x") for rank in (0, 1)]
+        other = Caller(job.engines[2], body=lambda engine: run(engine, ones(engine), "y", process_set=1))
+        until(lambda: said(caplog, "rank 2 waits itself, for 'y' on process set 1"))
+        assert said(caplog, "rank 3 ") == said(caplog, "It has submitted nothing yet")
+        job.shutdown()
+        for caller in (*callers, other):
+            caller.result()
+
+
+def test_rank_0_says_where_it_stands_itself_and_what_it_submitted_last(caplog):
+    with running(2, stall_warning=0.05) as job:
+        job.run(lambda engine: run(engine, ones(engine), "first"))
+        caller = Caller(job.engines[1], "x")
+        until(lambda: said(caplog, "rank 0 "))
+        assert "Its last collective is 'first', submitted" in said(caplog, "rank 0 ")[0]
+        assert run(job.engines[0], ones(job.engines[0]), "x")[0] == caller.result()[0] == 3.0
 
 
 def test_every_joined_rank_reports_a_silent_rank(caplog):
@@ -121,6 +144,19 @@ def test_a_rank_that_waits_behind_a_call_it_refused_reports_that_rank_0_does_not
         first = job.engines[0]
         assert isinstance(outcome(lambda: run(first, ones(first), "x")), MismatchError)
         assert run(first, ones(first), "x")[0] == caller.result()[0] == 3.0
+
+
+def test_the_report_waits_for_an_answer_only_for_a_while(caplog, hold, monkeypatch):
+    monkeypatch.setattr("collectives.engine.investigation.ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr("collectives.engine.locator.LOOK_SECONDS", 0.0)
+    stop, resume = hold
+    with running(2, stall_warning=0.05) as job:
+        stop(job.engines[1])
+        caller = Caller(job.engines[0], "x")
+        until(lambda: said(caplog, "rank 1 does not answer", "a tensor has waited"))
+        resume()
+        until(lambda: said(caplog, "It has submitted nothing yet", "a tensor has waited"))
+        assert run(job.engines[1], ones(job.engines[1]), "x")[0] == caller.result()[0] == 3.0
 
 
 def test_every_rank_reports_the_ranks_that_do_not_come(caplog, hold):

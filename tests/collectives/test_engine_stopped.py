@@ -47,11 +47,14 @@ def test_the_other_ranks_report_and_name_a_rank_that_stops_inside_an_operation(c
     for error in errors:
         assert isinstance(error, CollectiveTimeoutError)
         assert error.ranks == (victim,)
+        assert (error.tensors, error.batch) == (("x",), 0)
         assert f"rank {victim} on host 'host-{victim}': no answer for" in str(error)
         assert GLOO_TIMEOUT not in str(error)
     for rank in {0, 1, 2, 3} - {victim}:
         found = lines(caplog, rank)
         assert any("inside the operation on 'x'" in line for line in found)
+        inside = [each for each in caplog.records if each.getMessage().startswith(f"rank {rank} waits inside")]
+        assert {(each.tensors, each.batch) for each in inside} == {(("x",), 0)}
         assert any(f"rank {victim} on host 'host-{victim}': no answer" in line for line in found)
 
 

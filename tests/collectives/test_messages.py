@@ -21,6 +21,8 @@ from collectives.planning.messages import (
     Run,
     Stop,
     Unknown,
+    WaitReport,
+    Waits,
     decode,
     encode,
 )
@@ -68,6 +70,9 @@ messages = st.one_of(
     st.builds(Unknown, id_lists),
     st.builds(Stop, st.integers(0, 1000)),
     st.builds(Abort, st.builds(ErrorData, texts, texts, id_lists)),
+    st.builds(
+        WaitReport, factors, st.lists(st.builds(Waits, st.integers(0, 9), factors, factors, ids), max_size=3).map(tuple)
+    ),
     st.sampled_from([Leave(), Left()]),
 )
 

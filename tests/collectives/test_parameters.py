@@ -149,7 +149,7 @@ def test_all_ranks_switch_at_the_same_tensor():
         seen = []
         for step in range(30):
             if step == 10 and engine.topology.rank == 0:
-                engine.propose(replace(engine.parameters, fusion_threshold=step, patient=True))
+                engine.propose(fusion_threshold=step, patient=True)
             run(engine, ones(engine), f"x{step % 7}")
             seen.append((engine.parameters.version, engine.parameters.fusion_threshold, engine.patient))
         return seen
@@ -169,7 +169,7 @@ def test_ranks_in_unison_leave_it_for_new_parameters(shared_memory):
 
     def tune(engine):
         if engine.topology.rank == 0:
-            engine.propose(replace(engine.parameters, fusion_threshold=3))
+            engine.propose(fusion_threshold=3)
         for _ in range(6):
             assert run(engine, ones(engine), "x")[0] == total(2)[0]
         return engine.parameters
@@ -185,7 +185,7 @@ def test_ranks_in_unison_leave_it_for_new_parameters(shared_memory):
 
 def test_only_rank_0_proposes():
     with running(2) as job:
-        error = outcome(lambda: job.engines[1].propose(Parameters()))
+        error = outcome(lambda: job.engines[1].propose(fusion_threshold=0))
         assert isinstance(error, InvalidRequestError)
         assert "rank 1 cannot change parameters; propose them on rank 0" in str(error)
 
@@ -200,7 +200,7 @@ def test_backends_adopt_them_also_those_of_sets_that_are_added_later(monkeypatch
         run(engine, ones(engine), "x")
         engine.add_process_set([0, 2])
         if engine.topology.rank == 0:
-            engine.propose(replace(engine.parameters, pipeline_piece=7))
+            engine.propose(pipeline_piece=7)
         run(engine, ones(engine), "x")
 
     with running(3) as job:

@@ -276,6 +276,16 @@ def test_the_kernel_ends_a_silent_connection_in_time(seconds):
         assert seconds <= idle + interval * count < seconds + max(interval, 2)
 
 
+def test_the_process_at_the_other_end_is_known_within_a_host():
+    near, far = socket.socketpair()
+    listener = socket.create_server(("127.0.0.1", 0))
+    remote = socket.create_connection(listener.getsockname())
+    with near, far, listener, remote:
+        channel = SocketChannel(0, 3, {1: Connection(near), 2: Connection(remote)})
+        assert [channel.process(rank) for rank in (1, 2, 3)] == [os.getpid(), None, None]
+        channel.close()
+
+
 def test_a_unix_socket_cannot_fall_silent():
     here, there = unix_pair()
     with here, there:

@@ -2,7 +2,6 @@
 
 import ast
 import pathlib
-from dataclasses import replace
 
 import pytest
 
@@ -152,7 +151,7 @@ def test_a_rank_with_other_tensors_brings_all_back_to_the_coordinator(start):
 def test_new_parameters_end_the_plan(start):
     def tune(engine):
         if engine.topology.rank == 0:
-            engine.propose(replace(engine.parameters, fusion_threshold=0))
+            engine.propose(fusion_threshold=0)
         in_halves(engine)
 
     with start(2) as job:

@@ -1,7 +1,6 @@
 """Ranks that agree without the coordinator on several tensors."""
 
 import functools
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -140,7 +139,7 @@ def test_new_parameters_end_the_schedules_of_the_earlier_ones(start):
         engine.events.subscribe(lambda event: batches.append(event.names) if isinstance(event, Started) else None)
         for step in range(20):
             if step == 10 and engine.topology.rank == 0:
-                engine.propose(replace(engine.parameters, fusion_threshold=0))
+                engine.propose(fusion_threshold=0)
             for work in group_of(engine, "group", [ones(engine), ones(engine)]):
                 engine.synchronize(work)
             modes[engine.topology.rank].append(rounds_of(engine).on)

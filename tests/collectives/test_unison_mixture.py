@@ -1,7 +1,6 @@
 """Jobs that are in unison now and then."""
 
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -72,7 +71,7 @@ class Steps:
     def _tune(self, step):
         if self._engine.topology.rank == 0:
             threshold = self._own.choice([0, 40, 1 << 20])
-            self._engine.propose(replace(self._engine.parameters, fusion_threshold=threshold))
+            self._engine.propose(fusion_threshold=threshold)
 
     def _swapped(self, step):
         names = ["lone", "other"]

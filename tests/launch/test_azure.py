@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import pytest
 import yaml
 
-from collectives.settings import NOT_YET, UNUSED, Settings
+from collectives.settings import UNUSED, Settings
 from tests.launch.launch_files import FILES, ROOT, changed, documents, objections
 
 FOLDER = FILES / "azure"
@@ -96,7 +96,7 @@ def test_the_engine_takes_values_of_these_types() -> None:
 
 
 def test_an_input_says_truly_whether_it_has_an_effect() -> None:
-    silent = {name.removeprefix("HOROVOD_") for name in (*UNUSED, *NOT_YET)} | OF_OTHERS | {"CONTROLLER"}
+    silent = {name.removeprefix("HOROVOD_") for name in UNUSED} | OF_OTHERS | {"CONTROLLER"}
     said = {name.upper() for name, knob in knobs().items() if knob["description"].startswith("no effect")}
     assert said == silent
 

@@ -18,10 +18,10 @@ from ray_cluster import eventually, free_ports, groups_left, workers_left
 
 from executors.api import ExecutorError
 from executors.loop import Loop
-from executors.ray import client, deputy
+from executors.ray import client, deputy, life
 from executors.ray.client import ClientJob
 from executors.ray.deputy import Deputy, End, Entry
-from executors.ray.job import have_ended
+from executors.ray.life import have_ended
 from executors.ray.request import Request
 from executors.ray.settings import MiniSettings
 
@@ -63,7 +63,7 @@ def train(fails):
     basics.init()
     try:
         print("step of", rank())
-        log(rank())
+        log(Loss(rank()))
         if fails and rank() == 1:
             raise BatchError("bad batch", 7)
         return Loss(basics.size())
@@ -80,7 +80,8 @@ def hang():
 def values(executor):
     logged = []
     returned = executor.run(train, [False], callbacks=[logged.append])
-    return all(isinstance(each, Loss) for each in returned), [each.value for each in returned], sorted(logged)
+    is_same = all(isinstance(each, Loss) for each in (*returned, *logged))
+    return is_same, [each.value for each in returned], sorted(each.value for each in logged)
 
 
 def failure(executor):
@@ -192,7 +193,7 @@ def start(monkeypatch):
 
     monkeypatch.setattr(ray, "get", get)
     monkeypatch.setattr(ray, "wait", lambda references, **_: (references, []))
-    monkeypatch.setattr(client, "connection", lambda: "one")
+    monkeypatch.setattr(life, "connection", lambda: "one")
     return start
 
 
@@ -253,7 +254,7 @@ def test_run_remote_after_the_death_of_a_worker(start, killed):
 
 def test_another_connection(start, killed, monkeypatch):
     job = start()
-    monkeypatch.setattr(client, "connection", lambda: "another")
+    monkeypatch.setattr(life, "connection", lambda: "another")
     with pytest.raises(ExecutorError, match=r"ray\.shutdown\(\) was called meanwhile"):
         job.check()
     job.close()

@@ -154,7 +154,7 @@ def test_records_arrive_in_their_order(path, gathered, sender):
     sent = [record(number) for number in range(2000)]
     for start in range(0, 2000, 100):
         sender.write(sent[start : start + 100])
-    until(lambda: len(gathered._waiting) == 2000)
+    until(lambda: len(gathered._waiting.records) == 2000)
     gathered.write([Record(tensor_row("x", 0), text("i", 0, Moment.at(1.0), ',"name":"own","s":"t"'))])
     assert names(path) == ["own", *map(str, range(2000))]
 
@@ -198,7 +198,7 @@ def test_a_rank_that_is_lost_takes_nothing_along(path, gathered, sender, meeting
     other = Sender(meeting(2), lambda: False)
     other.write([record(2, 2)])
     other.close()
-    until(lambda: gathered._waiting)
+    until(lambda: gathered._waiting.records)
     gathered.write([])
     assert names(path) == ["2"]
 
@@ -212,7 +212,7 @@ def test_nonsense_ends_one_connection_only(path, gathered, sender, meeting, capl
 
 
 def test_while_rank_0_cannot_write_the_others_wait_and_nothing_grows(path, gathered, sender, monkeypatch):
-    monkeypatch.setattr(gathering, "MOST_WAITING", 100)
+    monkeypatch.setattr(gathering, "MOST_WAITING", 500_000)
     many = [Record(rank_row(1), text("i", 0, Moment.at(1.0), f',"name":"{"x" * 5000}","s":"t"'))] * 200
     writes = 0
     while sender.is_ready and writes < 100:
@@ -220,7 +220,7 @@ def test_while_rank_0_cannot_write_the_others_wait_and_nothing_grows(path, gathe
         writes += 1
     assert writes < 100
     monkeypatch.setattr(gathering, "MOST_WAITING", 10**9)
-    until(lambda: (sender.is_ready, len(gathered._waiting))[1] == writes * 200)
+    until(lambda: (sender.is_ready, len(gathered._waiting.records))[1] == writes * 200)
 
 
 def test_a_process_without_the_secret_is_refused(gathered, meeting, monkeypatch, caplog):

@@ -15,11 +15,13 @@ from collectives.events import (
     Received,
     Stalled,
     Started,
+    Straggling,
     Submitted,
     Switched,
 )
 from collectives.parameters import Parameters
-from collectives.timeline import spans
+from collectives.planning.stragglers import Cause, Straggler
+from collectives.timeline import drafts, spans
 from collectives.timeline.document import FIRST_RANK_PID, Document
 from collectives.timeline.spans import Spans
 from tests.timeline import trace
@@ -33,6 +35,10 @@ def started(batch, names, time, operation="allreduce", backend="gloo", process_s
     return Started(batch, tuple(names), process_set, operation, 24 * len(names), backend, 1, time)
 
 
+def part(batch, name, begin, end, calls=1):
+    return Phase(batch, name, begin, end, calls, (end - begin) / 2)
+
+
 def whole(name, batch, begin, operation="allreduce", process_set=0):
     """The events of an operation of one tensor."""
     return [
@@ -41,8 +47,8 @@ def whole(name, batch, begin, operation="allreduce", process_set=0):
         Heard(name, process_set, (1,), False, begin + 2),
         Decided(batch, (name,), process_set, begin + 3),
         started(batch, [name], begin + 4, operation, process_set=process_set),
-        Phase(batch, "copy in", begin + 4.1, begin + 4.2),
-        Phase(batch, "exchange between hosts", begin + 4.2, begin + 4.3),
+        part(batch, "copy in", begin + 4.1, begin + 4.2),
+        part(batch, "exchange between hosts", begin + 4.2, begin + 4.3),
         Finished(batch, (name,), process_set, begin + 5),
     ]
 
@@ -93,8 +99,10 @@ def test_the_row_of_the_rank_has_batches_phases_and_bytes(traced):
     assert trace.story(records, "rank 0", 0, "BE") == ["B GLOO_ALLREDUCE", "E"]
     (batch,) = [record for record in records if record["pid"] == FIRST_RANK_PID and record["ph"] == "B"]
     assert batch["args"] == {"batch": 3, "bytes": 24, "tensors": 1, "names": ["grad"]}
-    phases = [(record["name"], record["dur"]) for record in records if record["ph"] == "X" and record["tid"] >= 100]
-    assert phases == [("MEMCPY_IN_FUSION_BUFFER", 100000.0), ("EXCHANGE_BETWEEN_HOSTS", 100000.0)]
+    phases = [record for record in records if record["ph"] == "X" and record["tid"] >= 100]
+    assert [record["name"] for record in phases] == ["MEMCPY_IN_FUSION_BUFFER", "EXCHANGE_BETWEEN_HOSTS"]
+    assert [record["dur"] for record in phases] == [100000.0] * 2
+    assert [record["args"] for record in phases] == [{"batch": 3, "calls": 1, "milliseconds": 50.0}] * 2
     counted = [record["args"]["bytes"] for record in records if record["ph"] == "C"]
     assert (counted[0], max(counted), counted[-1]) == (24, 24, 0)
 
@@ -153,7 +161,7 @@ def test_negotiation_begins_with_the_first_rank_that_is_heard_of(traced):
 
 def test_in_unison_nothing_is_heard_and_phases_begin_before_the_batch(traced):
     events = [submitted("x", 1.0), Decided(0, ("x",), 0, 3.0), started(0, "x", 3.0, backend="shm")]
-    records = traced([*events, Phase(0, "copy in", 2.0, 2.5), Finished(0, ("x",), 0, 4.0)])
+    records = traced([*events, part(0, "copy in", 2.0, 2.5), Finished(0, ("x",), 0, 4.0)])
     assert trace.story(records, "x", phases="B")[-1] == "B SHM_ALLREDUCE"
 
 
@@ -201,7 +209,7 @@ def test_a_timeline_may_begin_in_the_middle_of_an_operation(traced):
 
 
 def test_phases_that_overlap_are_on_lanes_of_their_own(traced):
-    events = [Phase(0, "combine", 1.0, 3.0), Phase(0, "combine", 2.0, 4.0), Phase(0, "combine", 3.0, 5.0)]
+    events = [part(0, "combine", 1.0, 3.0), part(0, "combine", 2.0, 4.0), part(0, "combine", 3.0, 5.0)]
     records = traced(events)
     names = {record["tid"]: record["args"]["name"] for record in records if record.get("name") == "thread_name"}
     assert [names[record["tid"]] for record in records if record["ph"] == "X"] == ["COMBINE", "COMBINE 2", "COMBINE"]
@@ -255,3 +263,25 @@ def test_random_orders_and_losses_give_valid_traces(traced):
 
 def test_records_are_json(traced):
     assert json.loads(json.dumps(traced(whole("x", 0, 1.0))))
+
+
+def test_many_records_of_a_row_are_several_texts(monkeypatch, traced):
+    monkeypatch.setattr(drafts, "LARGEST", 10)
+    traced([event for number in range(20) for event in whole("x", number, 9.0 * number + 1)])
+    made = Spans(0)
+    for number in range(20):
+        for event in whole("x", number, 9.0 * number + 1):
+            made.add(event)
+    texts = [entry.text for entry in made.take()]
+    assert len(texts) > 10
+    assert max(text.count("\n") for text in texts) < 30
+    assert not made.take()
+
+
+def test_a_straggler_is_an_instant_of_all_rows(traced):
+    straggler = Straggler(1, 0, Cause.LATE, 0.05, 0.8)
+    records = traced([Straggling(straggler, False, 1.0), Straggling(straggler, True, 2.0)], close=3.0)
+    found = [record for record in records if record["name"] == "STRAGGLER"]
+    assert [(record["ph"], record["s"]) for record in found] == [("i", "g")] * 2
+    told = {"rank": 1, "process_set": 0, "cause": "late submission", "seconds": 0.05, "share": 0.8}
+    assert [record["args"] for record in found] == [{**told, "is_over": False}, {**told, "is_over": True}]

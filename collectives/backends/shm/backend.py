@@ -95,6 +95,10 @@ class ShmBackend(HostBackend, OffersBoard):
         """See :class:`Backend`."""
         self._gate.on_wait = on_wait
 
+    def waited(self) -> tuple[float, float]:
+        """See :class:`Backend`."""
+        return self._gate.waited()
+
     def watch(self, on_death: OnDeath) -> None:
         """See :class:`Backend`."""
         ranks = self.group.ranks

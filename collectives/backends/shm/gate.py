@@ -73,6 +73,8 @@ class Gate:
         self._value = 0
         self._question: tuple[Callable[[list[int]], None], Callable[[], None]] | None = None
         self._error: Exception | None = None
+        self._late = self._inside = 0.0
+        self._is_first = True
         self.on_wait: OnWait = ignore_waits
         self._words = memoryview(memory.data).cast("Q")
         self._wake_word = size * LINE // WORD
@@ -114,15 +116,28 @@ class Gate:
     def wait(self) -> None:
         """Return when all ranks have arrived; raises CollectiveTimeoutError, or the error of :meth:`abort`."""
         question, self._question = self._question, None
+        begin = time.monotonic()
         if question is None:
             self._wait()
         else:
             waiting, agreed = question
             self._agree(waiting)
+        if self._is_first:
+            self._is_first = False
+            self._late += time.monotonic() - begin
+        else:
+            self._inside += time.monotonic() - begin
         if self._error is not None:
             raise self._error
         if question is not None:
             agreed()
+
+    def waited(self) -> tuple[float, float]:
+        """See :meth:`Backend.waited`."""
+        late, inside = self._late, self._inside
+        self._late = self._inside = 0.0
+        self._is_first = True
+        return late, inside
 
     def _wait(self) -> None:
         over = self._arrive_soon() or self._arrive_late()
@@ -150,6 +165,7 @@ class Gate:
         that have not arrived. When all have arrived with ``value`` it calls ``agreed``.
         """
         self._value, self._question = value, (waiting, agreed)
+        self._is_first = True
 
     @property
     def is_asking(self) -> bool:

@@ -23,8 +23,8 @@ Meanwhile = Callable[[Sequence[int]], bool]
 whether this rank has other work. It does not raise: an end of the engine aborts the backends instead."""
 
 
-Follow = Callable[[Completion, Sequence[Work], int], None]
-"""The end of an operation that has begun, its works, and the number of its batch."""
+Follow = Callable[[Completion, Sequence[Work], int, Backend], None]
+"""The end of an operation that has begun, its works, the number of its batch, and its backend."""
 
 
 class Decided:
@@ -96,7 +96,7 @@ class Attempt:
         """All ranks run the batches that have begun."""
         begun, self._begun = self._begun, []
         for completion, works, number in begun:
-            self._follow(completion, works, number)
+            self._follow(completion, works, number, self.backend)
 
 
 class Trial(ABC):

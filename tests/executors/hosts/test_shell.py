@@ -35,8 +35,9 @@ def test_a_folder_that_is_missing():
     assert "/no/folder" in done.stderr
 
 
-def test_variables_of_the_session_stay_here():
+def test_variables_of_this_host_stay_here():
     environment = {"PATH": "/bin", "HOME": "/root", "SSH_AUTH_SOCK": "x", "NCCL_DEBUG": "INFO", "BASH_FUNC_f%%": "y"}
+    environment |= {"CUDA_VISIBLE_DEVICES": "0,1", "NVIDIA_VISIBLE_DEVICES": "all", "ROCR_VISIBLE_DEVICES": "0"}
     assert exported(environment) == {"PATH": "/bin", "NCCL_DEBUG": "INFO"}
 
 

@@ -168,6 +168,16 @@ def test_a_late_rank_hears_the_same_reason_once(job, without_rank_1):
     assert failed(late, 0.1, Farewell()) == without_rank_1[0]  # of the next meeting, which has not begun
 
 
+def test_a_rank_that_starts_again_after_all_have_come_hears_that(job):
+    """Rank 0 serves the meeting for as long as another rank still reads the world."""
+    led = KnownPorts.on_this_host(ports_of({}, job)).lead(job, SECONDS)
+    led.server.store.set_all({"world": b"{}", "read/1": b""})
+    try:
+        assert failed(place(job, 1, 3), 0.1, Farewell()).startswith("rank 1 of this job of srun has started twice, but")
+    finally:
+        led.server.stop()
+
+
 class Repeated:
     """A meeting, and whether a rank has looked for it again."""
 

@@ -1,0 +1,1 @@
+"""Finds the parameters under which a job is fastest, while it runs."""

@@ -1,0 +1,114 @@
+"""Finds out where this rank stands, when rank 0 asks because others wait for it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from collectives.api import Request
+from collectives.engine.stacks import busy, look, region
+from collectives.engine.work_table import WorkTable
+from collectives.planning.whereabouts import Call, Whereabouts, activity
+
+__all__ = ["Locator"]
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.1
+"""The time between two looks at a thread, which tell a thread that computes from one that waits."""
+
+
+class Locator:
+    """Looks at the thread of this process that calls collectives, and passes the answer to ``send``.
+
+    ``callers`` returns the threads that have made calls, by their identifiers, and whether each is inside of one.
+    ``wake`` lets the thread that drives call :meth:`look` soon. Both methods are for that thread.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        works: WorkTable,
+        callers: Callable[[], Mapping[int, bool]],
+        send: Callable[[Whereabouts], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self._rank = rank
+        self._works = works
+        self._callers = callers
+        self._send = send
+        self._wake = wake
+        self._thread: threading.Thread | None = None
+        self._found: Whereabouts | None = None
+
+    def locate(self, _: object = None) -> None:
+        """Begin to find out; the answer comes with a later :meth:`look`."""
+        if self._thread is None or not self._thread.is_alive():
+            # Owned by the locator; ends after LOOK_SECONDS and a few lines of source, which a lost file system may hold
+            # up for ever: then there is no answer, and no second thread. Nobody waits for it.
+            self._thread = threading.Thread(target=self._find, name=f"hvd-locator-{self._rank}", daemon=True)
+            self._thread.start()
+
+    def look(self) -> None:
+        """Send the answer, if it is there."""
+        found, self._found = self._found, None
+        if found is not None:
+            self._send(found)
+
+    def _find(self) -> None:
+        try:
+            self._found = self._whereabouts()
+        except Exception:  # a diagnosis must not harm the job; rank 0 reports that there is no answer
+            logger.exception("rank %d: its place could not be found", self._rank)
+        self._wake()
+
+    def _whereabouts(self) -> Whereabouts:
+        callers = self._callers()
+        thread = _caller(callers)
+        first = look(thread)
+        time.sleep(LOOK_SECONDS)
+        second = look(thread)
+        share, waits = busy(first, second), self._waits()
+        is_inside = bool(callers.get(thread))
+        return Whereabouts(
+            self._rank,
+            activity(not second.has_ended, is_inside, waits, share),
+            _name(thread),
+            share,
+            self._last(),
+            waits,
+            region(first, second),
+        )
+
+    def _last(self) -> Call | None:
+        last = self._works.last
+        return None if last is None else _call(*last, time.monotonic())
+
+    def _waits(self) -> tuple[Call, ...]:
+        now = time.monotonic()
+        return tuple(_call(work.request, work.since, now) for work in self._works.urged())
+
+
+def _caller(callers: Mapping[int, bool]) -> int:
+    """The main thread if it calls collectives, or else the first thread that does."""
+    main = threading.main_thread().ident or 0
+    if main in callers or not callers:
+        return main
+    alive = _alive(callers)
+    return alive[0] if alive else next(iter(callers))
+
+
+def _alive(threads: Mapping[int, bool]) -> Sequence[int]:
+    running = {thread.ident for thread in threading.enumerate()}
+    return [thread for thread in threads if thread in running]
+
+
+def _name(thread: int) -> str:
+    names = {each.ident: each.name for each in threading.enumerate()}
+    return names.get(thread, str(thread))
+
+
+def _call(request: Request, since: float, now: float) -> Call:
+    return Call(request.name, request.process_set, max(0.0, now - since))

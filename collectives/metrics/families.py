@@ -1,0 +1,78 @@
+"""Metrics -> families of named numbers with labels, as Prometheus and Ray show them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from collectives.counts import SetCounts
+from collectives.metrics.values import Metrics
+
+__all__ = ["LABELS", "Family", "families"]
+
+LABELS = ("rank", "process_set", "operation", "cause")
+"""All labels; a family has some of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Numbers of one ``name``, each with the values of the ``labels``. A counter only grows; a gauge is not one."""
+
+    name: str
+    help: str
+    is_counter: bool
+    labels: tuple[str, ...]
+    samples: tuple[tuple[tuple[str, ...], float], ...]
+
+
+_COUNTERS: Mapping[str, tuple[str, Callable[[Metrics], float]]] = {
+    "hvd_rounds": ("worlds in which this process has been", lambda metrics: metrics.rounds),
+    "hvd_lost_steps": ("commits that were repeated after a loss", lambda metrics: metrics.lost_steps),
+    "hvd_messages_sent": ("control messages to other ranks", lambda metrics: metrics.messages_sent),
+    "hvd_messages_received": ("control messages from other ranks", lambda metrics: metrics.messages_received),
+}
+_GAUGES: Mapping[str, tuple[str, Callable[[Metrics], float]]] = {
+    "hvd_size": ("the number of ranks", lambda metrics: metrics.size),
+    "hvd_round": ("the round of the present world", lambda metrics: metrics.round),
+}
+_SET_COUNTERS: Mapping[str, tuple[str, Callable[[SetCounts], float]]] = {
+    "hvd_bytes": ("bytes of tensors on this rank", lambda counts: counts.bytes),
+    "hvd_batches": ("batches in which tensors ran", lambda counts: counts.batches),
+    "hvd_batch_capacity_bytes": ("bytes that the batches could have held", lambda counts: counts.capacity),
+    "hvd_late_seconds": ("time until all ranks had submitted a batch", lambda counts: counts.late_seconds),
+    "hvd_inside_seconds": ("time that this rank waited inside operations", lambda counts: counts.inside_seconds),
+    "hvd_backend_seconds": ("time in the backend without waits", lambda counts: counts.backend_seconds),
+    "hvd_cache_hits": ("tensors whose request did not travel in full", lambda counts: counts.cache_hits),
+    "hvd_failures": ("tensors that ended with an error", lambda counts: counts.failures),
+}
+
+
+def families(metrics: Metrics) -> Iterator[Family]:
+    """The families of ``metrics``. The names have no ``_total``, which Prometheus adds to counters."""
+    rank = str(metrics.rank)
+    for is_counter, table in ((True, _COUNTERS), (False, _GAUGES)):
+        for name, (help, value) in table.items():
+            yield Family(name, help, is_counter, ("rank",), (((rank,), value(metrics)),))
+    for name, (help, number) in _SET_COUNTERS.items():
+        samples = tuple([((rank, str(id)), number(counts)) for id, counts in metrics.process_sets.items()])
+        yield Family(name, help, True, ("rank", "process_set"), samples)
+    yield _operations(metrics, rank)
+    if metrics.rank == 0:
+        yield _stragglers(metrics)
+
+
+def _operations(metrics: Metrics, rank: str) -> Family:
+    samples = [
+        ((rank, str(id), operation), float(count))
+        for id, counts in metrics.process_sets.items()
+        for operation, count in counts.operations.items()
+    ]
+    labels = ("rank", "process_set", "operation")
+    return Family("hvd_operations", "tensors that were exchanged", True, labels, tuple(samples))
+
+
+def _stragglers(metrics: Metrics) -> Family:
+    """By the rank that the others wait for."""
+    samples = [((str(each.rank), str(each.process_set), each.cause.value), each.share) for each in metrics.stragglers]
+    text = "share of their time that the other ranks wait for this rank"
+    return Family("hvd_straggler_share", text, False, ("rank", "process_set", "cause"), tuple(samples))

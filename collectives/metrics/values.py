@@ -1,0 +1,44 @@
+"""The metrics of a rank, as one value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from collectives.counts import SetCounts
+from collectives.planning.stragglers import Straggler
+
+__all__ = ["Metrics"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """The work of this process, since its first ``init()`` and over all worlds of an elastic job.
+
+    ``rank``, ``size`` and ``round`` are those of the present world, or the last one. ``rounds`` counts the worlds in
+    which this process has been, and ``lost_steps`` the commits that the ranks had to repeat after a loss.
+    ``process_sets`` has the work for each process set, by its id; 0 is that of all ranks. ``messages_sent`` and
+    ``messages_received`` are control messages to and from other ranks. ``stragglers``, on rank 0, are the ranks that
+    the others wait for now.
+    """
+
+    rank: int
+    size: int
+    round: int
+    rounds: int
+    lost_steps: int
+    messages_sent: int
+    messages_received: int
+    process_sets: Mapping[int, SetCounts] = field(default_factory=dict)
+    stragglers: tuple[Straggler, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as numbers, text, lists and dicts, for JSON; the ids of process sets become text."""
+        own = {name: getattr(self, name) for name in _NUMBERS}
+        sets = {str(id): counts.as_dict() for id, counts in self.process_sets.items()}
+        stragglers = [straggler.as_dict() for straggler in self.stragglers]
+        return {**own, "process_sets": sets, "stragglers": stragglers}
+
+
+_NUMBERS = ("rank", "size", "round", "rounds", "lost_steps", "messages_sent", "messages_received")

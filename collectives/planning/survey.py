@@ -1,0 +1,50 @@
+"""Pure: which ranks rank 0 has asked where they stand, and their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from collectives.planning.whereabouts import ProcessState, Whereabouts, describe, describe_silent
+
+__all__ = ["Survey"]
+
+ASKED_RANKS = 8
+"""A report tells of so many ranks; a stall of more has one cause, which these show."""
+
+
+class Survey:
+    """The questions and the answers. It has no clock: the caller passes the time, in monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._asked: set[int] = set()
+        self._answers: dict[int, tuple[float, Whereabouts]] = {}
+
+    def ask(self, ranks: Sequence[int], since: float) -> list[int]:
+        """The first of ``ranks`` that have to be asked now, because they have given no answer since ``since``.
+
+        A rank that is silent is asked no second time: it still has the first question.
+        """
+        new = [rank for rank in ranks[:ASKED_RANKS] if rank not in self._asked and not self._has(rank, since)]
+        self._asked.update(new)
+        return new
+
+    def hear(self, found: Whereabouts, now: float) -> None:
+        """A rank answers."""
+        self._asked.discard(found.rank)
+        self._answers[found.rank] = now, found
+
+    def is_complete(self, ranks: Sequence[int], since: float) -> bool:
+        """Whether the first of ``ranks`` have all answered since ``since``."""
+        return all(self._has(rank, since) for rank in ranks[:ASKED_RANKS])
+
+    def _has(self, rank: int, since: float) -> bool:
+        return rank in self._answers and self._answers[rank][0] >= since
+
+    def describe(self, ranks: Sequence[int], since: float, processes: Mapping[int, ProcessState]) -> list[str]:
+        """Where the first of ``ranks`` stand, or why they may be silent, as far as ``processes`` tell."""
+        return [
+            describe(self._answers[rank][1])
+            if self._has(rank, since)
+            else f"rank {rank} does not answer. {describe_silent((rank,), processes)}"
+            for rank in ranks[:ASKED_RANKS]
+        ]

@@ -1,0 +1,158 @@
+"""Pure: where a rank that others wait for stands, and the text about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+__all__ = ["Activity", "Call", "Frame", "ProcessState", "Whereabouts", "activity", "describe", "describe_silent"]
+
+COMPUTING_SHARE = 0.1
+"""A thread that uses a processor for this part of the time computes. Threads that sleep use less than a thousandth."""
+SHOWN_CALLS = 3
+SHOWN_CHARACTERS = 100
+
+
+class Activity(Enum):
+    """What the thread of a rank does that calls collectives."""
+
+    WAITS = "waits"
+    """It waits for other ranks, in a collective."""
+    COMPUTES = "computes"
+    BLOCKED = "blocked"
+    """It sleeps, or waits in a call for something else than a collective."""
+    ENDED = "ended"
+    """The process goes on without it."""
+
+
+class Call(NamedTuple):
+    """A collective that a rank submitted ``seconds`` ago."""
+
+    name: str
+    process_set: int
+    seconds: float
+
+
+class Frame(NamedTuple):
+    """A function on the stack, in ``file``. It was at the lines ``first`` to ``last``; ``source`` is the last one."""
+
+    file: str
+    first: int
+    last: int
+    function: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Worker to coordinator: where ``rank`` stands; the answer to a :class:`collectives.planning.messages.Locate`.
+
+    ``thread`` is the name of the thread that calls collectives, and ``busy`` the part of the time, 0 to 1, in which it
+    used a processor, where one was free. ``last`` is the collective that the rank submitted last, ``waits`` are those
+    that it waits for. ``frames`` are the innermost functions of the user's code, the innermost last.
+    """
+
+    rank: int
+    activity: Activity
+    thread: str = "MainThread"
+    busy: float = 0.0
+    last: Call | None = None
+    waits: tuple[Call, ...] = ()
+    frames: tuple[Frame, ...] = ()
+
+
+class ProcessState(NamedTuple):
+    """The state of the process ``id`` on this host: a letter of proc(5)."""
+
+    id: int
+    letter: str
+
+
+def activity(is_alive: bool, is_inside: bool, waits: Sequence[Call], busy: float) -> Activity:
+    """The activity of a thread that ``is_inside`` a call of the library, and used a processor for the part ``busy``."""
+    if not is_alive:
+        return Activity.ENDED
+    if is_inside and waits:
+        return Activity.WAITS
+    return Activity.COMPUTES if busy >= COMPUTING_SHARE else Activity.BLOCKED
+
+
+def describe(found: Whereabouts) -> str:
+    """Where a rank stands, for a message: a sentence, then a line for each function."""
+    sentences = [f"rank {found.rank} {_DOES[found.activity](found)}", *_last(found)]
+    return "\n    ".join([". ".join(sentences), *map(_frame, found.frames)])
+
+
+def describe_silent(ranks: Sequence[int], processes: Mapping[int, ProcessState]) -> str:
+    """Why ``ranks`` give no answer, as far as the state of their processes on this host says."""
+    known = [_silent(processes[rank]) for rank in ranks if rank in processes]
+    unknown = [] if len(known) == len(ranks) else [_UNKNOWN]
+    return "; ".join([*known, *unknown])
+
+
+_UNKNOWN = "The process is stopped, or one call holds its Python interpreter; look at it"
+_STATES = {
+    "T": "Process {0} is stopped (state T): by SIGSTOP, or by Ctrl-Z in its shell; `kill -CONT {0}` lets it go on",
+    "t": "Process {0} is stopped by a debugger (state t)",
+    "D": "Process {0} waits for a disk or a network file system (state D)",
+    "R": "Process {0} runs (state R), but one call of a library may hold its Python interpreter; see py-spy",
+    "S": "Process {0} sleeps (state S), in a call of a library that may hold its Python interpreter; see py-spy",
+    "Z": "Process {0} has ended (state Z)",
+}
+
+
+def _silent(process: ProcessState) -> str:
+    return _STATES.get(process.letter, f"Process {{0}} is in state {process.letter}").format(process.id)
+
+
+def _thread(found: Whereabouts) -> str:
+    return "its main thread" if found.thread == "MainThread" else f"its thread {found.thread!r}"
+
+
+def _waits(found: Whereabouts) -> str:
+    return f"waits itself, for {' and '.join(map(_call, found.waits[:SHOWN_CALLS]))}"
+
+
+def _computes(found: Whereabouts) -> str:
+    share = f"{found.busy:.0%} of the time that it gets"
+    return f"computes, perhaps in an endless loop: {_thread(found)} uses a processor for {share}"
+
+
+def _blocked(found: Whereabouts) -> str:
+    return f"is blocked in a call that is no collective, such as a sleep: {_thread(found)} uses no processor"
+
+
+def _ended(found: Whereabouts) -> str:
+    return f"will submit nothing more: {_thread(found)} has ended, but another thread keeps its process"
+
+
+_DOES = {
+    Activity.WAITS: _waits,
+    Activity.COMPUTES: _computes,
+    Activity.BLOCKED: _blocked,
+    Activity.ENDED: _ended,
+}
+
+
+def _last(found: Whereabouts) -> list[str]:
+    if found.activity is Activity.WAITS:
+        return []
+    return ["It has submitted nothing yet" if found.last is None else f"Its last collective is {_call(found.last)}"]
+
+
+def _call(call: Call) -> str:
+    where = f" on process set {call.process_set}" if call.process_set else ""
+    return f"{cut(call.name)!r}{where}, submitted {call.seconds:.0f} s ago"
+
+
+def _frame(frame: Frame) -> str:
+    lines = f"{frame.first}" if frame.first == frame.last else f"{frame.first}-{frame.last}"
+    source = f": {cut(frame.source)}" if frame.source else ""
+    return f"{frame.file}:{lines} in {frame.function}{source}"
+
+
+def cut(text: str) -> str:
+    """``text``, or its beginning where it is long."""
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."

@@ -1,0 +1,5 @@
+"""A program that never answers."""
+
+import sys
+
+sys.stdin.read()

@@ -1,0 +1,170 @@
+"""Tuning of an engine of several ranks, with a search that needs no process."""
+
+import csv
+import logging
+import threading
+
+import pytest
+
+from collectives.autotune.autotuner import Autotuner
+from collectives.autotune.search import SearchError
+from collectives.settings import Autotuning, Settings
+from tests.collectives.job import ones, run, running, until
+
+LEAST = {"warmup": 0, "steps": 1, "most": 2}
+
+
+class Search:
+    def __init__(self, knobs, noise):
+        self.knobs = knobs
+        self.ended = threading.Event()
+
+    def suggest(self):
+        return [0.5] * self.knobs
+
+    def register(self, positions, score):
+        assert len(positions) == self.knobs
+        assert score > 0
+
+    def kill(self):
+        self.ended.set()
+
+    def close(self):
+        self.ended.set()
+
+    def disown(self):
+        self.ended.set()
+
+
+class Failing(Search):
+    def register(self, positions, score):
+        raise SearchError("the search for parameters failed: no")
+
+
+class Waiting(Search):
+    def register(self, positions, score):
+        self.ended.wait(10)
+        raise SearchError("the search for parameters was ended")
+
+
+def settings(**given):
+    return Settings(autotune=Autotuning(**{**LEAST, **given}))
+
+
+def train(job, is_over, steps=4000):
+    """All ranks exchange a tensor until ``is_over``; the parameters that each rank saw, one for each step."""
+
+    def body(engine):
+        seen = []
+        for _ in range(steps):
+            run(engine, ones(engine), "x")
+            seen.append(engine.parameters)
+            over = run(engine, ones(engine) * (engine.topology.rank == 0 and is_over()), "over")[0]
+            if over:
+                return seen
+        raise AssertionError(f"not over after {steps} steps")
+
+    return job.run(body)
+
+
+def over(tuner):
+    return lambda: not tuner._tuning._thread.is_alive()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_all_ranks_try_the_same_parameters_at_the_same_step(size, tmp_path, caplog):
+    path = tmp_path / "log.csv"
+    tuner = Autotuner(Search)
+    with running(size) as job, caplog.at_level(logging.WARNING):
+        tuner.follow(job.engines[0], settings(log=str(path)))
+        first, *others = train(job, over(tuner))
+        last = train(job, lambda: True)[0][-1]
+        tuner.leave()
+    assert others == [first] * (size - 1)
+    assert len({parameters.version for parameters in first}) > 4
+    assert caplog.text.count("autotuning is over") == 1
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    assert len(rows) > 5
+    assert rows[-1]["tensor_fusion_threshold"] == str(last.fusion_threshold)
+
+
+def test_what_the_user_has_set_is_never_changed():
+    tuner = Autotuner(Search)
+    with running(2) as job:
+        tuner.follow(job.engines[0], settings(fixed=frozenset(["fusion_threshold", "patient", "cache_capacity"])))
+        (seen, _) = train(job, over(tuner))
+        tuner.leave()
+    assert {(p.fusion_threshold, p.patient, p.cache_capacity) for p in seen} == {
+        (seen[0].fusion_threshold, seen[0].patient, seen[0].cache_capacity)
+    }
+    assert len({parameters.cycle_time for parameters in seen}) > 1
+
+
+def test_a_search_that_fails_gives_the_first_parameters_back(caplog):
+    tuner = Autotuner(Failing)
+    with running(2) as job, caplog.at_level(logging.WARNING):
+        before = job.engines[0].parameters
+        tuner.follow(job.engines[0], settings())
+        train(job, over(tuner))
+        (seen, _) = train(job, lambda: True)
+        tuner.leave()
+    assert (seen[-1].cycle_time, seen[-1].patient) == (before.cycle_time, before.patient)
+    assert "the search for parameters failed: no; training goes on with the parameters as they were" in caplog.text
+
+
+def test_the_end_of_the_engine_ends_the_search(caplog):
+    tuner = Autotuner(Waiting)
+    with running(2) as job, caplog.at_level(logging.WARNING):
+        tuner.follow(job.engines[0], settings())
+        tuning = tuner._tuning
+        job.run(lambda engine: [run(engine, ones(engine), "x") for _ in range(40)])
+        tuner.leave()
+        assert not tuning._thread.is_alive()
+    assert not caplog.records
+
+
+def test_an_idle_job_ends_while_it_tunes():
+    tuner = Autotuner(Search)
+    with running(2) as job:
+        tuner.follow(job.engines[0], settings())
+        tuning = tuner._tuning
+        tuner.leave()
+        assert not tuning._thread.is_alive()
+
+
+def test_the_choice_holds_in_the_next_world():
+    tuner = Autotuner(Search)
+    tuner._chosen = {"fusion_threshold": 12345}
+    with running(2) as job:
+        tuner.follow(job.engines[0], settings())
+        assert tuner._tuning is None
+        run_once = job.run(lambda engine: [run(engine, ones(engine), "x"), engine.parameters][1])
+    assert [parameters.fusion_threshold for parameters in run_once] == [12345] * 2
+
+
+def test_nothing_happens_without_the_variable():
+    tuner = Autotuner(Search)
+    with running(2) as job:
+        tuner.follow(job.engines[0], Settings())
+        assert tuner._tuning is None
+
+
+def test_only_rank_0_of_several_tunes():
+    tuner = Autotuner(Search)
+    with running(2) as job:
+        tuner.follow(job.engines[1], settings())
+        assert tuner._tuning is None
+    with running(1) as job:
+        tuner.follow(job.engines[0], settings())
+        assert tuner._tuning is None
+
+
+def test_a_forked_child_leaves_the_search_alone():
+    tuner = Autotuner(Waiting)
+    with running(2) as job:
+        tuner.follow(job.engines[0], settings())
+        tuning = tuner._tuning
+        tuner.disown()
+        assert tuner._tuning is None
+        until(tuning._search.ended.is_set)
+        tuning.close()

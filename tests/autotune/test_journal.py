@@ -1,0 +1,38 @@
+"""The log of a search."""
+
+import csv
+import logging
+
+import pytest
+
+from collectives.autotune.journal import COLUMNS, Journal
+from collectives.parameters import Parameters
+
+
+def test_a_row_for_each_trial_at_once(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("old")
+    journal = Journal(str(path))
+    assert path.read_text() == ",".join(COLUMNS) + "\n"
+    journal.add(Parameters(cycle_time=0.0125, patient=True, cache_capacity=0), 12.3456789)
+    (row,) = csv.DictReader(path.read_text().splitlines())
+    assert row["hierarchical_allreduce"] == "1"
+    assert (row["cycle_time_ms"], row["cache_enabled"], row["torus_allreduce"]) == ("12.5", "0", "0")
+    assert (row["tensor_fusion_threshold"], row["score"]) == (str(128 << 20), "12.3457")
+    assert (row["patient"], row["patience_ms"], row["pipeline_piece"]) == ("1", "50", str(2 << 20))
+
+
+@pytest.mark.parametrize("path", ["/no/such/folder/log.csv", "/dev/full", "a\0b"])
+def test_a_file_that_cannot_be_written_is_one_line(path, caplog):
+    with caplog.at_level(logging.WARNING):
+        journal = Journal(path)
+        journal.add(Parameters(), 1.0)
+        journal.add(Parameters(), 1.0)
+    (record,) = caplog.records
+    assert repr(path) in record.getMessage()
+    assert "HOROVOD_AUTOTUNE_LOG" in record.getMessage()
+
+
+def test_no_path_no_file(caplog):
+    Journal("").add(Parameters(), 1.0)
+    assert not caplog.records

@@ -1,0 +1,75 @@
+"""The process that searches."""
+
+import os
+import sys
+import threading
+import time
+
+import pytest
+
+from collectives.autotune import search as module
+from collectives.autotune.search import ProcessSearch, SearchError
+
+
+@pytest.fixture
+def search():
+    search = ProcessSearch(2, 0.1)
+    yield search
+    search.close()
+
+
+def test_finds_the_top_of_a_hill(search):
+    pytest.importorskip("bayes_opt")
+
+    def height(positions):
+        return 1.0 - (positions[0] - 0.3) ** 2 - (positions[1] - 0.7) ** 2
+
+    best = 0.0
+    search.register([1.0, 0.0], height([1.0, 0.0]))
+    for _ in range(8):
+        positions = search.suggest()
+        assert len(positions) == 2
+        assert all(0.0 <= position <= 1.0 for position in positions)
+        search.register(positions, height(positions))
+        best = max(best, height(positions))
+    assert best > 0.9
+
+
+def test_without_the_library_the_error_says_what_to_install(search, monkeypatch, tmp_path):
+    (tmp_path / "bayes_opt.py").write_text("raise ImportError('No module named bayes_opt')")
+    monkeypatch.setattr(module, "ROOT", os.pathsep.join([str(tmp_path), module.ROOT]))
+    with pytest.raises(SearchError, match=r"No module named bayes_opt; pip install 'hvd-cluster\[autotune\]'"):
+        search.suggest()
+
+
+def test_a_program_that_does_not_run(search, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with pytest.raises(SearchError, match="has ended"):
+        search.suggest()
+
+
+def test_a_wait_is_aborted(search, monkeypatch):
+    monkeypatch.setattr(module, "PROGRAM", "this")  # prints a poem, and ends
+    with pytest.raises(SearchError, match="has ended"):
+        search.suggest()
+
+
+def test_kill_ends_a_call(search, monkeypatch):
+    monkeypatch.setattr(module, "PROGRAM", "tests.autotune.silent")
+    errors = []
+
+    def ask():
+        try:
+            search.suggest()
+        except SearchError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    while search._process is None:
+        time.sleep(0.01)
+    search.kill()
+    thread.join(10)
+    assert len(errors) == 1
+    with pytest.raises(SearchError, match="was ended"):
+        search.suggest()

@@ -1,0 +1,110 @@
+"""Looks at a thread from another thread."""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from collectives.engine.process_state import state_of
+from collectives.engine.stacks import Look, busy, look, region
+from tests.collectives.job import PATIENCE, until
+
+FILE = "tests/collectives/test_stacks.py"
+
+
+@contextlib.contextmanager
+def running(body):
+    """A thread in ``body(end)``, which returns soon after the event ``end``."""
+    end = threading.Event()
+    thread = threading.Thread(target=body, args=(end,), daemon=True)
+    thread.start()
+    try:
+        until(lambda: any(frame.function == body.__name__ for frame in region(look(thread.ident), look(thread.ident))))
+        yield thread.ident
+    finally:
+        end.set()
+        thread.join(PATIENCE)
+
+
+def looks(thread, seconds=0.05):
+    first = look(thread)
+    time.sleep(seconds)
+    return first, look(thread)
+
+
+def sleep(end):
+    end.wait(PATIENCE)
+
+
+def spin(end):
+    total = 0
+    while not end.is_set():
+        total += 1
+        total -= 1
+
+
+def test_a_thread_that_waits_uses_no_processor_and_stays_where_it_is():
+    with running(sleep) as thread:
+        until(lambda: busy(*looks(thread)) < 0.01)
+        frames = region(*looks(thread))
+    assert frames[-2].function == "sleep"
+    assert frames[-2].source == "end.wait(PATIENCE)"
+    assert frames[-2].file.endswith(FILE)
+    assert frames[-1].file.endswith("threading.py"), "the library in which it waits is named, too"
+
+
+def test_a_thread_that_computes_is_in_a_loop_of_one_function():
+    with running(spin) as thread:
+        until(lambda: busy(*looks(thread)) > 0.1)
+        found = [region(*looks(thread, 0.01)) for _ in range(5)]
+    for frames in found:
+        [loop] = [frame for frame in frames if frame.function == "spin"]
+        assert loop.first <= loop.last
+        assert not [frame for frame in frames if frame.file.startswith(("collectives/", "<frozen"))]
+
+
+@pytest.mark.parametrize(
+    ("used", "queued", "expected"),
+    [(0.0, 0.0, 0.0), (0.1, 0.0, 1.0), (0.05, 0.0, 0.5), (0.02, 0.08, 1.0), (0.001, 0.05, 0.02), (0.02, 0.1, 1.0)],
+)
+def test_the_time_without_a_processor_does_not_count(used, queued, expected):
+    assert busy(Look((), 7.0, 3.0, 50.0), Look((), 7.0 + used, 3.0 + queued, 50.1)) == pytest.approx(expected)
+
+
+def called_by_json(value):
+    return looks(threading.get_ident(), 0.0)
+
+
+def test_users_functions_are_preferred_to_those_of_libraries():
+    frames = region(*json.loads('{"a": 1}', object_hook=called_by_json))
+    assert [frame.function for frame in frames][-2:] == ["called_by_json", "looks"]
+    assert not [frame for frame in frames if "/json/" in frame.file]
+
+
+def test_an_ended_thread_is_told_apart():
+    with running(sleep) as thread:
+        assert not look(thread).has_ended
+    until(lambda: look(thread).has_ended)
+    assert busy(look(thread), look(thread)) == 0.0
+    assert region(look(thread), look(thread)) == ()
+
+
+def test_the_state_of_a_stopped_process():
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+    try:
+        process.send_signal(signal.SIGSTOP)
+        until(lambda: state_of(process.pid) == (process.pid, "T"))
+    finally:
+        process.kill()
+        process.wait()
+    assert state_of(process.pid) is None
+
+
+@pytest.mark.parametrize("process", [-1, 1 << 30])
+def test_no_process_has_no_state(process):
+    assert state_of(process) is None

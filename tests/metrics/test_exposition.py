@@ -1,0 +1,125 @@
+"""The metrics as Prometheus reads them."""
+
+import builtins
+import logging
+import socket
+import urllib.request
+
+import numpy as np
+import pytest
+
+from collectives.metrics import exposition, meter
+from collectives.metrics.exposition import Exposition
+from hvd_cluster import basics
+from tests.collectives.job import run, until
+
+parser = pytest.importorskip("prometheus_client.parser")
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    meter.process_meter._begin()
+    monkeypatch.setattr(exposition, "RETRIES", 1)
+    yield
+    basics.shutdown()
+    meter.process_meter._begin()
+    for name in ("collectives", "executors", "hvd_cluster"):
+        logging.getLogger(name).setLevel(logging.NOTSET)
+        logging.getLogger(name).handlers.clear()
+
+
+@pytest.fixture
+def port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def scrape(port):
+    """The samples by name and labels."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    families = list(parser.text_string_to_metric_families(text))
+    return {(sample.name, *sorted(sample.labels.items())): sample.value for each in families for sample in each.samples}
+
+
+def until_served(port):
+    def is_served():
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+        except OSError:
+            return False
+        return True
+
+    until(is_served)
+
+
+def test_a_scrape_shows_what_the_rank_has_done(port, monkeypatch):
+    monkeypatch.setenv("HVD_METRICS_PORT", str(port))
+    basics.init()
+    until_served(port)
+    for _ in range(3):
+        run(basics.engine(), np.ones(4), "x")
+    found = scrape(port)
+    assert found["hvd_operations_total", ("operation", "allreduce"), ("process_set", "0"), ("rank", "0")] == 3
+    assert found["hvd_bytes_total", ("process_set", "0"), ("rank", "0")] == 96
+    assert found["hvd_rounds_total", ("rank", "0")] == 1
+    assert found["hvd_size", ("rank", "0")] == 1
+
+
+def test_the_port_is_free_after_shutdown(port, monkeypatch):
+    monkeypatch.setenv("HVD_METRICS_PORT", str(port))
+    basics.init()
+    until_served(port)
+    basics.shutdown()
+    with socket.create_server(("127.0.0.1", port)):
+        pass
+
+
+def test_a_port_in_use_is_one_line_and_training_goes_on(port, monkeypatch, caplog):
+    monkeypatch.setenv("HVD_METRICS_PORT", str(port))
+    with socket.create_server(("127.0.0.1", port)), caplog.at_level(logging.WARNING, "collectives"):
+        basics.init()
+        until(lambda: caplog.messages)
+        assert run(basics.engine(), np.ones(1), "x")[0] == 1.0
+    [line] = caplog.messages
+    assert f"no metrics at 127.0.0.1:{port}: Address already in use; set HVD_METRICS_PORT" in line
+
+
+def test_without_the_library_is_one_line(port, monkeypatch, caplog):
+    real = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name.startswith("prometheus_client"):
+            raise ModuleNotFoundError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with caplog.at_level(logging.WARNING, "collectives"):
+        shown = Exposition(meter.process_meter, "127.0.0.1", port)
+        until(lambda: caplog.messages)
+        shown.close()
+    [line] = caplog.messages
+    assert 'pip install "hvd-cluster[metrics]"' in line
+
+
+def test_no_sample_before_init(port):
+    shown = Exposition(meter.process_meter, "127.0.0.1", port)
+    until_served(port)
+    assert scrape(port) == {}
+    shown.close()
+
+
+def test_another_address_or_port_replaces_the_first(port):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        other = server.getsockname()[1]
+    basics._process.observers._expose("127.0.0.1", port)
+    until_served(port)
+    first = basics._process.observers._exposition
+    basics._process.observers._expose("127.0.0.1", port)
+    assert basics._process.observers._exposition is first
+    basics._process.observers._expose("127.0.0.1", other)
+    until_served(other)
+    with socket.create_server(("127.0.0.1", port)):
+        pass
+    basics._process.observers._expose("", 0)
+    assert basics._process.observers._exposition is None

@@ -1,0 +1,113 @@
+"""``metrics()`` in a process that enters and leaves worlds."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hvd_cluster
+from collectives.api import NotInitializedError
+from collectives.counts import SetCounts
+from collectives.metrics import meter
+from collectives.metrics.families import LABELS, families
+from collectives.metrics.meter import Meter
+from collectives.metrics.values import Metrics
+from hvd_cluster import basics
+from tests.collectives.job import ones, run, running
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    meter.process_meter._begin()
+    yield
+    basics.shutdown()
+    meter.process_meter._begin()
+
+
+def step(name="x"):
+    run(basics.engine(), np.ones(3), name)
+
+
+def test_metrics_need_init():
+    with pytest.raises(NotInitializedError):
+        hvd_cluster.metrics()
+
+
+def test_metrics_go_on_over_engines_and_stay_after_the_end():
+    basics.init()
+    step()
+    basics.shutdown()
+    assert hvd_cluster.metrics().process_sets[0].operations == {"allreduce": 1}
+    basics.init()
+    step("y")
+    found = hvd_cluster.metrics()
+    assert found.process_sets[0].operations == {"allreduce": 2}
+    assert (found.rank, found.size, found.rounds, found.lost_steps, found.stragglers) == (0, 1, 2, 0, ())
+    shown = found.as_dict()
+    assert json.loads(json.dumps(shown)) == shown
+    assert shown["process_sets"]["0"]["bytes"] == 2 * 3 * 8
+
+
+def test_a_forked_child_begins_again():
+    basics.init()
+    step()
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if _has_none() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert hvd_cluster.metrics().process_sets[0].tensors == 1
+
+
+def _has_none():
+    try:
+        hvd_cluster.metrics()
+    except NotInitializedError:
+        return True
+    return False
+
+
+def test_a_newcomer_is_in_no_world_yet():
+    with running(1) as job:
+        own = Meter()
+        own.follow(job.engines[0], 4, is_alone=True)
+        assert (own.read().rounds, own.read().round) == (0, 4)
+        own.lose(3)
+        own.follow(job.engines[0], 5)
+        assert (own.read().rounds, own.read().lost_steps) == (1, 3)
+
+
+def test_every_number_is_in_a_family_with_known_labels():
+    with running(2, sets=[(0, 1)][:0]) as job:
+        job.run(lambda engine: run(engine, ones(engine), "x"))
+        own = Meter()
+        own.follow(job.engines[0], 0)
+        own.lose(2)
+        found = {family.name: family for family in families(own.read())}
+        assert all(set(family.labels) <= set(LABELS) for family in found.values())
+        assert found["hvd_operations"].samples == ((("0", "0", "allreduce"), 1.0),)
+        assert found["hvd_bytes"].samples == ((("0", "0"), 24),)
+        assert found["hvd_lost_steps"].samples == ((("0",), 2),)
+        assert found["hvd_straggler_share"].samples == ()
+        other = Meter()
+        other.follow(job.engines[1], 0)
+        assert "hvd_straggler_share" not in {family.name for family in families(other.read())}
+
+
+def test_the_dashboard_shows_numbers_that_exist():
+    dashboard = json.loads((Path(__file__).parents[2] / "docs" / "grafana.json").read_text())
+    with running(1) as job:
+        own = Meter()
+        own.follow(job.engines[0], 0)
+        names = {family.name + "_total" * family.is_counter for family in families(own.read())}
+    shown = {name for panel in dashboard["panels"] for name in re.findall(r"hvd_\w+", panel["targets"][0]["expr"])}
+    assert shown
+    assert not shown - names
+
+
+def test_the_page_explains_every_number():
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    names = {*Metrics.__dataclass_fields__, *SetCounts().as_dict()}
+    assert not {name for name in names if f"`{name}`" not in page}

@@ -1,0 +1,145 @@
+"""A rank that others wait for: the report of rank 0 tells why it does not come. Ranks are processes."""
+
+import contextlib
+import logging
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+import hvd_cluster.torch as hvd
+from tests.torch.pool import Pool
+
+STALLS = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "0.5", "HOROVOD_GLOO_TIMEOUT_SECONDS": "60"}
+ALL = (0, 1, 2)
+
+
+@pytest.fixture(scope="module")
+def stalling():
+    """Ranks that report early."""
+    pool = Pool(len(ALL), None, STALLS)
+    pool.run(hvd.init)
+    yield pool
+    pool.close()
+
+
+class WokenError(Exception):
+    """Ends a sleep or a loop."""
+
+
+@contextlib.contextmanager
+def wakeable():
+    """SIGUSR1 ends the block."""
+
+    def wake(*_):
+        raise WokenError
+
+    before = signal.signal(signal.SIGUSR1, wake)
+    with contextlib.suppress(WokenError):
+        yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+@contextlib.contextmanager
+def hearing(text, signal_number, process):
+    """The first warning of this rank with ``text``, as a list; with it, ``process`` gets the signal."""
+    found = []
+
+    def hear(record):
+        if text in record.getMessage() and not found:
+            found.append(record.getMessage())
+            os.kill(process, signal_number)
+
+    handler = logging.Handler()
+    handler.emit = hear
+    logging.getLogger("collectives").addHandler(handler)
+    yield found
+    logging.getLogger("collectives").removeHandler(handler)
+
+
+def spin():
+    total = 0
+    while True:
+        total += 1
+
+
+def sleep():
+    time.sleep(1000)
+
+
+def stop():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def stall(kind, victim, members, text, signal_number=signal.SIGUSR1):
+    """What rank 0 reports with ``text`` while ``victim`` is in ``kind()`` and the other ``members`` wait for it."""
+    everyone = len(members) == hvd.size()
+    members = hvd.global_process_set if everyone else hvd.add_process_set(members)
+    if not members.included():
+        return hvd.remove_process_set(members)
+    ids = hvd.allgather(torch.tensor([os.getpid()]), process_set=members).tolist()
+    with hearing(text, signal_number, ids[victim]) as found:
+        for _ in range(10):  # later ones run in unison
+            hvd.allreduce(torch.ones(3), name="loss", process_set=members)
+        if hvd.rank() == victim:
+            with wakeable():
+                kind()
+        hvd.allreduce(torch.ones(3), name="loss", process_set=members)
+    if not everyone:
+        hvd.remove_process_set(members)
+    return found
+
+
+def lines(reports):
+    """The report of rank 0, line by line."""
+    return [line.strip() for line in reports[0][0].splitlines()]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("members", [ALL, (0, 1)])
+def test_a_rank_in_an_endless_loop(stalling, victim, members):
+    found = lines(stalling.run(stall, spin, victim, members, "computes"))
+    assert f"rank {victim} computes, perhaps in an endless loop: its main thread uses a processor" in "\n".join(found)
+    assert "Its last collective is 'allreduce.loss'" in "\n".join(found)
+    assert any("in spin: " in line for line in found)
+
+
+@pytest.mark.parametrize(("victim", "members"), [(0, ALL), (1, ALL), (1, (0, 1))])
+def test_a_rank_that_sleeps(stalling, victim, members):
+    found = lines(stalling.run(stall, sleep, victim, members, "is blocked"))
+    assert f"rank {victim} is blocked in a call that is no collective, such as a sleep" in "\n".join(found)
+    assert any(line.endswith("in sleep: time.sleep(1000)") for line in found)
+
+
+@pytest.mark.parametrize("members", [ALL, (0, 1)])
+def test_a_stopped_rank(stalling, members):
+    found = "\n".join(lines(stalling.run(stall, stop, 1, members, "rank 1 does not answer", signal.SIGCONT)))
+    process = stalling.processes[1].pid
+    assert f"rank 1 does not answer. Process {process} is stopped (state T)" in found
+    assert f"`kill -CONT {process}` lets it go on" in found
+
+
+def wait_elsewhere(text):
+    """What rank 0 reports with ``text`` while rank 1 waits for rank 2, in another collective than the others."""
+    pair = hvd.add_process_set([1, 2])
+    ids = hvd.allgather(torch.tensor([os.getpid()])).tolist()
+    with hearing(text, signal.SIGUSR1, ids[2]) as found:
+        if hvd.rank() == 1:
+            hvd.allreduce(torch.ones(3), name="mean", process_set=pair)
+        loss = hvd.allreduce_async(torch.ones(3), name="loss")
+        if hvd.rank() == 2:
+            with wakeable():
+                sleep()
+            hvd.allreduce(torch.ones(3), name="mean", process_set=pair)
+        hvd.synchronize(loss)
+    hvd.remove_process_set(pair)
+    return found
+
+
+def test_a_rank_that_waits_in_another_collective(stalling):
+    found = "\n".join(lines(stalling.run(wait_elsewhere, "rank 1 waits itself")))
+    assert "rank 1 waits itself, for 'allreduce.mean' on process set 1, submitted" in found
+    assert 'in wait_elsewhere: hvd.allreduce(torch.ones(3), name="mean", process_set=pair)' in found
+    assert "rank 2 is blocked" in found
