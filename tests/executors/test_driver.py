@@ -464,6 +464,19 @@ class TestLossesThatOthersNotice:
         agents.wait(1.0)
         assert "rank 2 on host a lost (ended), resumed" in caplog.messages[-1]
 
+    def test_workers_hear_that_a_driver_closes_early(self, job, agents):
+        driver = begun(elastic(3), job, agents)
+        driver.close()
+        assert published(job, 1).is_over
+
+    def test_a_driver_that_closes_when_the_job_is_over_says_nothing_more(self, job, agents):
+        driver = begun(elastic(1), job, agents)
+        driver.done("worker-0")
+        driver.close()
+        assert published(job, 1).text == "the job is done"
+        with pytest.raises(Exception, match="worlds/2"):
+            published(job, 2)
+
     def test_a_driver_that_closes_tells_all(self, job, agents, caplog):
         caplog.set_level("INFO", "executors")
         driver = begun(elastic(3), job, agents)
