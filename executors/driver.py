@@ -13,6 +13,7 @@ from collectives.control.handshake.notes import EndNotes
 from executors.agents import Agents
 from executors.api import ExecutorError, Slot, StartTimeoutError, WorkerError
 from executors.changes import describe, losses, summary
+from executors.course import Course
 from executors.failure import CAUSE_SECONDS, Failure, Kind, Patience, with_last_lines
 from executors.failures import Failed, Failures
 from executors.job import Job, environment_of
@@ -49,6 +50,8 @@ logger = logging.getLogger(__name__)
 
 # A worker that others accuse may have ended; for so long its agent may say how.
 ACCUSED_SECONDS = 1.0
+# An exception that nobody catches ends a process, after its handlers of atexit, unless one of its threads goes on.
+UNCAUGHT_SECONDS = 5.0
 # How a worker ended, until its agent says more. The other workers notice it first.
 ENDED = Failure(Kind.EXIT, "ended")
 
@@ -355,7 +358,8 @@ class Driver:
         is_newcomer = worker not in self._ranked
         joined = Published(-1, (*self._published.workers, (worker, host)))
         slot = joined.slots()[worker] if is_newcomer else self._ranked[worker]
-        place = environment_of(slot, self._job.host, self._job.port, self._job.secret)
+        course = Course() if is_newcomer else self._job.course
+        place = environment_of(slot, self._job.host, self._job.port, self._job.secret, course)
         if not self._limits.is_elastic:
             return place
         identity = Identity(worker, self._published.round, is_newcomer)
@@ -412,7 +416,7 @@ class Driver:
     def _answer(self, worker: str) -> dict[str, Callable[[Report], None]]:
         return {
             "ready": lambda report: self._ready(worker, report),
-            "raised": lambda report: self._failures.note_exception(worker, report.text),
+            "raised": lambda report: self._raised(worker, report),
             "draining": lambda report: self._drain(worker),
             "behind": lambda report: self._leave_behind(worker),
             "failed": lambda report: self._agents.after(ACCUSED_SECONDS, lambda: self._judge(worker, report)),
@@ -427,6 +431,17 @@ class Driver:
             self._handle(WorkerReady(worker))
             return
         self.failed(worker, Failure(Kind.EXIT, text))
+
+    def _raised(self, worker: str, report: Report) -> None:
+        self._failures.note_exception(worker, report.text)
+        if report.is_uncaught:
+            self._agents.after(UNCAUGHT_SECONDS, lambda: self._fail_uncaught(worker, report.text))
+
+    def _fail_uncaught(self, worker: str, text: str) -> None:
+        """The others wait for ``worker``, whose process may have a thread that never ends."""
+        if self._membership.has(worker) and not self.is_over:
+            how = f"raised {text}, and did not end within {UNCAUGHT_SECONDS:g} s: a thread may run that is no daemon"
+            self.failed(worker, Failure(Kind.EXCEPTION, how))
 
     def _drain(self, worker: str) -> None:
         logger.info("%s was asked to end; it hands over first", self._place(worker))

@@ -82,7 +82,8 @@ class Report:
     """A message of a worker, of one ``kind``:
 
     * ``ready``: a newcomer is ready for its first world.
-    * ``raised``: the user's code raised the exception ``text``, which is on its way out; "": the user has caught it.
+    * ``raised``: the user's code raised the exception ``text``, which is on its way out; "": the user has caught it. If
+      it ``is_uncaught``, nobody can catch it any more, and the process is about to end.
     * ``draining``: the worker was asked to end, and will leave.
     * ``behind``: the other ranks are in a later call of an elastic function; the worker will leave.
     * ``failed``: the collectives of ``round`` failed for the reason ``text``; ``ranks`` are those to blame, if known.
@@ -103,6 +104,7 @@ class Report:
     call: int = 0
     version: str = ""
     layout: str = ""
+    is_uncaught: bool = False
 
     def encode(self) -> bytes:
         """The value in the store."""

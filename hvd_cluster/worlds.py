@@ -259,10 +259,10 @@ class Worlds:
         """The other ranks have left this process behind, which ends. A failure is logged."""
         self._try_report(Report("behind"))
 
-    def tell_exception(self, text: str) -> None:
+    def tell_exception(self, text: str, is_uncaught: bool = False) -> None:
         """The exception ``text`` of the user's code is on its way out of this process. A failure is logged."""
         self._has_told = True
-        self._try_report(Report("raised", self.round, text=text[:LONGEST_TEXT]))
+        self._try_report(Report("raised", self.round, text=text[:LONGEST_TEXT], is_uncaught=is_uncaught))
 
     def forget_exception(self) -> None:
         """The user's code has caught the exception that the driver was told of, if there was one."""

@@ -110,12 +110,18 @@ class Ends:
     def fail(self, error: HorovodInternalError) -> None:
         """End everything here with ``error`` and tell the others."""
         if self.ending.fail(error):
-            logger.info("rank %d: the engine ends: %s", self._rank, error, extra=self._works.about())
+            self._note(error)
             self._runner.abort(error)
             self._link.abort(error)
             self._fail_works(error)
             self.ending.finish()
             self._announce()
+
+    def _note(self, error: HorovodInternalError) -> None:
+        """The error and the log name the works that it ends."""
+        about = self._works.about()
+        error.tensors, error.batch = about["tensors"], about["batch"]
+        logger.info("rank %d: the engine ends: %s", self._rank, error, extra=about)
 
     def hear(self, message: Abort) -> None:
         """Another rank ended abruptly."""

@@ -96,6 +96,10 @@ class Membership:
         """The host of a worker that is alive; KeyError for any other."""
         return self._workers[worker].host
 
+    def has(self, worker: str) -> bool:
+        """Whether ``worker`` is alive."""
+        return worker in self._workers
+
     def is_on_trial(self, worker: str) -> bool:
         """Whether an exception of ``worker`` is a failure of its host: others have trained, and it never has."""
         known = self._workers.get(worker) or self._failed.get(worker)

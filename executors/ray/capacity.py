@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from executors.ray.labels import matches
 
-__all__ = ["Cluster", "Node", "Share", "fits", "others", "slots"]
+__all__ = ["Cluster", "JobDemand", "Node", "Share", "fits", "slots", "total_demand"]
 
 Resources = Mapping[str, float]
 
@@ -66,11 +66,36 @@ def slots(cluster: Cluster, need: Resources, shares: Mapping[str, Share], before
     return {name: count for name, count in found.items() if count}
 
 
-def others(cluster: Cluster, need: Resources, shares: Mapping[str, Share]) -> list[dict[str, float]]:
-    """The resources on each node that other users hold, of the kinds that a worker needs."""
+@dataclass(frozen=True, slots=True)
+class JobDemand:
+    """A job wants so many ``workers``, each with ``need``, on nodes with ``labels``; so many run on each node."""
+
+    workers: int
+    need: Resources
+    labels: Mapping[str, str]
+    running: Mapping[str, int]
+
+
+def total_demand(demands: Sequence[JobDemand], cluster: Cluster) -> list[tuple[dict[str, float], dict[str, str]]]:
+    """What a cluster must have room for: each bundle with the labels of its node.
+
+    These are the workers of all ``demands``, running or not, and the resources of their kinds that others hold on each
+    node.
+    """
+    wanted = [(dict(demand.need), dict(demand.labels)) for demand in demands for _ in range(demand.workers)]
+    return [*wanted, *((bundle, {}) for bundle in _others(demands, cluster))]
+
+
+def _others(demands: Sequence[JobDemand], cluster: Cluster) -> list[dict[str, float]]:
+    kinds = sorted({name for demand in demands for name in demand.need})
     used = []
     for name, node in cluster.nodes.items():
-        own = shares.get(name, NONE).workers
-        taken = {key: node.total.get(key, 0.0) - node.free.get(key, 0.0) - own * need[key] for key in need}
-        used.append({key: amount for key, amount in taken.items() if amount > TOLERANCE})
+        own = [(demand.running.get(name, 0), demand.need) for demand in demands]
+        taken = {
+            kind: node.total.get(kind, 0.0)
+            - node.free.get(kind, 0.0)
+            - sum(count * need.get(kind, 0.0) for count, need in own)
+            for kind in kinds
+        }
+        used.append({kind: amount for kind, amount in taken.items() if amount > TOLERANCE})
     return [bundle for bundle in used if bundle]

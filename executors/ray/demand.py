@@ -1,37 +1,30 @@
-"""The resources that a job still requests from the autoscaler of the cluster."""
+"""The workers that a job still misses, and asks of the autoscaler of the cluster."""
 
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import ray
-import ray.autoscaler.sdk
+from ray import ObjectRef
 
-from executors.ray.capacity import Cluster, Share, others
-from executors.ray.keeper import keep_request
-from executors.ray.nodes import cluster_now
+from executors.ray.autoscaler_request import join_request
+from executors.ray.capacity import JobDemand, Share
 
-__all__ = ["Demand", "bundles"]
+__all__ = ["Demand"]
 
 logger = logging.getLogger(__name__)
 
-Bundles = list[dict[str, float]]
-
-
-def bundles(wanted: int, need: Mapping[str, float], cluster: Cluster, shares: Mapping[str, Share]) -> Bundles:
-    """What the whole cluster must have room for: ``wanted`` workers, and what others use; nothing if all are there."""
-    if sum(share.workers for share in shares.values()) >= wanted:
-        return []
-    return [*(dict(need) for _ in range(wanted)), *others(cluster, need, shares)]
+LEAVE_S = 5.0
 
 
 class Demand:
-    """Asks for ``wanted`` workers with ``need`` each while there are fewer. Each cluster has one such request.
+    """Asks for ``wanted`` workers with ``need`` each while there are fewer.
 
-    ``labels`` are those that a node must have, as in Ray's label selectors. With the first request comes the actor that
-    withdraws it if this process is killed.
+    ``labels`` are those that a node must have, as in Ray's label selectors. ``join`` returns the actor that asks for
+    all jobs of the cluster. It forgets the job when this process ends.
     """
 
     def __init__(
@@ -39,43 +32,50 @@ class Demand:
         wanted: int,
         need: Mapping[str, float],
         labels: Mapping[str, str],
-        request: Callable[..., None] = ray.autoscaler.sdk.request_resources,
-        cluster: Callable[[], Cluster] = cluster_now,
-        keep: Callable[[], Any] = keep_request,
+        join: Callable[[str], Any] = join_request,
     ) -> None:
         self._wanted = wanted
-        self._need = need
+        self._need = dict(need)
         self._labels = dict(labels)
-        self._request = request
-        self._cluster = cluster
-        self._keep = keep
-        self._keeper: Any = None
-        self._asked: Bundles = []
+        self._join = join
+        self._job = uuid.uuid4().hex
+        self._actor: Any = None
+        self._last: ObjectRef[None] | None = None
+        self._is_asking = False
+        self._problem = ""
 
     def update(self, shares: Mapping[str, Share]) -> None:
-        """Request the missing workers, or withdraw the request if none is missing. A failure is logged."""
+        """Ask for the missing workers, or for none. A failure is logged, and tried again at the next call."""
+        workers = {node: share.workers for node, share in shares.items() if share.workers}
+        is_missing = sum(workers.values()) < self._wanted
         try:
-            self._ask(bundles(self._wanted, self._need, self._cluster(), shares))
+            self._check_last()
+            if is_missing or self._is_asking:
+                self._actor = self._actor or self._join(self._job)
+                demand = JobDemand(self._wanted, self._need, self._labels, workers) if is_missing else None
+                self._last = self._actor.want.remote(self._job, demand)
+            self._is_asking = is_missing
         except Exception as error:  # noqa: BLE001  the autoscaler only helps
-            logger.warning("the autoscaler could not be asked for %d workers: %s", self._wanted, error)
+            self._actor = self._last = None
+            self._warn(f"the autoscaler could not be asked for {self._wanted} workers: {error}")
 
     def withdraw(self) -> None:
-        """Want nothing any more."""
-        try:
-            self._ask([])
-            if self._keeper is not None:
-                ray.kill(self._keeper)
-        except Exception as error:  # noqa: BLE001  the cluster may be gone
-            logger.warning("the request to the autoscaler could not be withdrawn: %s", error)
-
-    def _ask(self, wanted: Bundles) -> None:
-        if wanted == self._asked:
+        """Want nothing any more. A failure is logged."""
+        if self._actor is None:
             return
-        self._keeper = self._keeper or self._keep()
-        if self._labels and wanted:
-            # Others than the workers of this job may be on any node.
-            selectors = [self._labels] * self._wanted + [{}] * (len(wanted) - self._wanted)
-            self._request(bundles=wanted, bundle_label_selectors=selectors)
-        else:
-            self._request(bundles=wanted)
-        self._asked = wanted
+        try:
+            # Bound: LEAVE_S; abort: the end of the cluster.
+            ray.get(self._actor.leave.remote(self._job), timeout=LEAVE_S)
+        except Exception as error:  # noqa: BLE001  the cluster may be gone
+            self._warn(f"the request to the autoscaler could not be withdrawn: {error}")
+        self._actor = self._last = None
+
+    def _check_last(self) -> None:
+        """Raise the error of the last call, if it is over."""
+        if self._last is not None and ray.wait([self._last], timeout=0)[0]:
+            ray.get(self._last)
+
+    def _warn(self, problem: str) -> None:
+        if problem != self._problem:
+            logger.warning("%s", problem)
+        self._problem = problem

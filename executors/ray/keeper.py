@@ -1,8 +1,8 @@
-"""Takes back what Ray keeps for a job whose owner was killed: its placement group, its request to the autoscaler.
+"""Removes the placement group of a job whose owner, an actor or a task, was killed.
 
 Ray keeps a placement group until the driver of the cluster job ends, even if its creator was an actor or a task that
-has ended, and a request to the autoscaler for ever. The workers cannot take them back, because Ray kills them with
-their owner. A detached actor, which needs no CPU, outlives the owner and learns of its end.
+has ended. The workers cannot remove it, because Ray kills them with their owner. A detached actor, which needs no CPU,
+outlives the owner and learns of its end.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ import threading
 from typing import Any
 
 import ray
-import ray.autoscaler.sdk
 from ray import ObjectRef
 from ray.exceptions import RayError
 from ray.util import remove_placement_group
 from ray.util.placement_group import PlacementGroup
 
-__all__ = ["GroupKeeper", "RequestKeeper", "keep_group", "keep_request"]
+__all__ = ["GroupKeeper", "keep_group"]
 
 # From the creation of the keeper until its owner's first call; only an owner that died meanwhile takes longer.
 FIRST_CALL_S = 60.0
 
 
-class Keeper:
-    """The actor that takes something back, and then ends itself, when its owner is gone."""
+class GroupKeeper:
+    """The actor that removes ``group``, and then ends itself, when its owner is gone."""
 
-    def __init__(self) -> None:
+    def __init__(self, group: PlacementGroup) -> None:
+        self._group = group
         # Owner: this actor. Bound: FIRST_CALL_S. Abort: watch() cancels it.
         self._unwatched = threading.Timer(FIRST_CALL_S, self._end)
         self._unwatched.daemon = True
@@ -50,29 +50,8 @@ class Keeper:
 
     def _end(self) -> None:
         with contextlib.suppress(RayError):
-            self._take_back()
+            remove_placement_group(self._group)
         ray.kill(ray.get_runtime_context().current_actor)
-
-    def _take_back(self) -> None:
-        raise NotImplementedError
-
-
-class GroupKeeper(Keeper):
-    """Removes ``group``."""
-
-    def __init__(self, group: PlacementGroup) -> None:
-        self._group = group
-        super().__init__()
-
-    def _take_back(self) -> None:
-        remove_placement_group(self._group)
-
-
-class RequestKeeper(Keeper):
-    """Withdraws the request to the autoscaler."""
-
-    def _take_back(self) -> None:
-        ray.autoscaler.sdk.request_resources(bundles=[])
 
 
 def keep_group(group: PlacementGroup) -> Any:
@@ -82,19 +61,7 @@ def keep_group(group: PlacementGroup) -> Any:
     """
     if ray.get_runtime_context().worker.mode != ray.WORKER_MODE:
         return None
-    return _start(GroupKeeper, group)
-
-
-def keep_request() -> Any:
-    """Start a keeper of the request of this process, and return its handle.
-
-    ``ray.kill`` ends the keeper without withdrawing the request.
-    """
-    return _start(RequestKeeper)
-
-
-def _start(kind: type[Keeper], *arguments: object) -> Any:
-    actor_class: Any = ray.remote(num_cpus=0)(kind)
-    keeper = actor_class.options(lifetime="detached", scheduling_strategy="DEFAULT").remote(*arguments)
+    actor_class: Any = ray.remote(num_cpus=0)(GroupKeeper)
+    keeper = actor_class.options(lifetime="detached", scheduling_strategy="DEFAULT").remote(group)
     keeper.watch.remote([keeper.never.remote()])
     return keeper

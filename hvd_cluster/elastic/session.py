@@ -23,6 +23,7 @@ from executors.failure import Kind, brief, kind_of_chain
 from executors.worlds import Report
 from hvd_cluster import basics
 from hvd_cluster.elastic.notice import heed_notice
+from hvd_cluster.elastic.uncaught import tell_of_uncaught
 from hvd_cluster.objects import allgather_object
 from hvd_cluster.process_sets import ProcessSet
 from hvd_cluster.worlds import RemovedError
@@ -104,6 +105,7 @@ def enter(layout: Callable[[], str]) -> None:
     if worlds is None:
         return
     heed_notice(worlds)
+    tell_of_uncaught(worlds)
     if worlds.is_alone:
         _go_to(partial(worlds.join, layout()))
 

@@ -38,14 +38,18 @@ def test_ranks_that_are_in_the_latest_call_go_on(rank, calls):
 
 
 @pytest.mark.parametrize("is_alone", [True, False])
-def test_only_a_newcomer_computes_the_layout_of_its_state_when_it_enters(monkeypatch, is_alone):
-    computed, joined = [], []
+def test_a_process_that_enters_tells_of_its_end_and_only_a_newcomer_computes_the_layout_of_its_state(
+    monkeypatch, is_alone
+):
+    computed, joined, heard = [], [], []
     worlds = SimpleNamespace(is_alone=is_alone, join=joined.append)
     monkeypatch.setattr(basics, "worlds", lambda: worlds)
     monkeypatch.setattr(session, "heed_notice", lambda _: None)
+    monkeypatch.setattr(session, "tell_of_uncaught", heard.append)
     monkeypatch.setattr(session, "_go_to", lambda find: find())
     session.enter(lambda: computed.append("abc") or "abc")
     assert computed == joined == (["abc"] if is_alone else [])
+    assert heard == [worlds]
 
 
 @pytest.mark.parametrize(("number", "sent"), [(0, [(0, 1)]), (1, [])])

@@ -10,6 +10,7 @@ from collectives.control.handshake import notes
 from collectives.rendezvous.store import PrefixStore
 from executors import worlds
 from executors.api import ExecutorError, StartTimeoutError, WorkerError
+from executors.course import Course
 from executors.driver import Driver
 from executors.failure import Failure, Kind, Patience
 from executors.job import Job
@@ -239,6 +240,9 @@ class TestWorlds:
         driver.found({"a": 1, "b": 2})
         first = agents.started["worker-1"]
         assert (first["HOROVOD_RANK"], first["HOROVOD_SIZE"], first["HOROVOD_NEWCOMER"]) == ("1", "2", "1")
+        courses = [Course.of(agents.started[worker]) for worker in ("worker-0", "worker-1")]
+        assert [course.requested is None for course in courses] == [False, True]  # the job was not, for a newcomer
+        assert job.course.requested <= courses[0].placed + 1.0
         assert first["HOROVOD_ROUND"] == "0"
 
     def test_newcomers_that_are_ready_come_in_by_one_planned_change(self, job, agents):
@@ -563,6 +567,35 @@ class TestExceptionsThatWorkersReport:
         agents.wait(1.0)
         with pytest.raises(WorkerError, match="raised KeyError: 'user bug', and no longer answered"):
             driver.check()
+
+    def test_one_that_nobody_catches_ends_the_job_though_the_process_does_not_end(self, job, agents):
+        driver = begun(elastic(2), job, agents)
+        report(job, agents, "worker-1", 0, kind="raised", text="KeyError: 'user bug'", is_uncaught=True)
+        agents.wait(4.9)
+        assert not driver.is_over
+        agents.wait(0.1)
+        assert agents.ended == ["worker-1"]
+        with pytest.raises(WorkerError, match="rank 1 on a raised KeyError: 'user bug', and did not end within 5 s"):
+            driver.check()
+
+    @pytest.mark.parametrize(
+        "end", [lambda driver: driver.done("worker-1"), lambda driver: driver.failed("worker-1", EXITED)]
+    )
+    def test_the_end_of_its_process_counts_where_it_comes_in_time(self, job, agents, end):
+        driver = begun(elastic(2), job, agents)
+        report(job, agents, "worker-1", 0, kind="raised", text="KeyError: 'user bug'", is_uncaught=True)
+        end(driver)
+        agents.wait(10.0)
+        assert not driver.is_over
+
+    def test_a_newcomer_that_does_not_end_is_killed(self, job, agents):
+        driver = begun(elastic(1, most=2), job, agents, a=1)
+        report(job, agents, "worker-0", 0, kind="formed", round=0)
+        driver.found({"a": 1, "b": 1})
+        report(job, agents, "worker-1", 0, kind="raised", text="KeyError: 'user bug'", is_uncaught=True)
+        agents.wait(5.0)
+        assert agents.killed == ["worker-1"]
+        assert not driver.is_over
 
     def test_the_error_of_a_function_stays_as_it_is(self, job, agents):
         driver = begun(elastic(2), job, agents)

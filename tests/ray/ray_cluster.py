@@ -16,7 +16,7 @@ from ray.cluster_utils import Cluster
 HERE = Path(__file__).parent
 STORE_BYTES = 80 << 20
 # Ours, and those of Ray Train.
-KINDS = ("HorovodWorker", "GroupKeeper", "RequestKeeper", "Deputy", "RayTrainWorker", "TrainController")
+KINDS = ("HorovodWorker", "GroupKeeper", "AutoscalerRequest", "Deputy", "RayTrainWorker", "TrainController")
 ACTORS = tuple(f"ray::{kind}" for kind in KINDS)
 # Ray says after 2 seconds, instead of after 12, that a node died.
 HEALTH = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000, "health_check_failure_threshold": 2}

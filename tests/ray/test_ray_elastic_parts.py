@@ -1,18 +1,23 @@
 """The parts of elastic jobs on Ray that need no cluster."""
 
+import asyncio
 import logging
 import threading
+from types import SimpleNamespace
 
 import cloudpickle
 import pytest
+from ray.exceptions import RayError
 
 from executors.api import ExecutorError
 from executors.job import Job
 from executors.loop import Loop
+from executors.ray import autoscaler_request
 from executors.ray import log as logs
-from executors.ray.capacity import Cluster, Node, Share, fits, others, slots
+from executors.ray.autoscaler_request import AutoscalerRequest
+from executors.ray.capacity import Cluster, JobDemand, Node, Share, fits, slots, total_demand
 from executors.ray.death import how
-from executors.ray.demand import Demand, bundles
+from executors.ray.demand import Demand
 from executors.ray.departures import Departures
 from executors.ray.discovery import NodeDiscovery
 from executors.ray.labels import matches
@@ -75,9 +80,6 @@ class TestCapacity:
         assert slots(cluster(a=3), NEED, {"a": Share(1, settled=False)}, {"a": 3}) == {"a": 3}
         assert slots(cluster(a=2), NEED, {"a": Share(1, settled=True)}, {"a": 3}) == {"a": 3}
 
-    def test_the_use_of_others(self):
-        assert others(cluster(a=1, b=4), NEED, {"a": Share(2)}) == [{"CPU": 1.0}]
-
     def test_a_discovery_remembers(self):
         states = iter([cluster(a=3), cluster(a=3)])
         shares = iter([{}, {"a": Share(1, settled=False)}])
@@ -104,54 +106,146 @@ def test_a_label_that_a_node_does_not_have():
     assert list(state.with_labels({"zone": "!a"}).nodes) == ["b"]
 
 
+def wants(workers, labels=None, need=None, **running):
+    return JobDemand(workers, need or NEED, labels or {}, running)
+
+
+class Remote:
+    """Stands in for an actor whose calls are noted; ``error`` is that of the next one that is looked at."""
+
+    def __init__(self):
+        self.calls = []
+        self.error = None
+
+    def __getattr__(self, name):
+        return SimpleNamespace(remote=lambda *args: self.calls.append((name, *args[1:])) or self)
+
+
 class TestDemand:
-    def demand(self, calls, labels=None, state=None):
-        request = lambda **arguments: calls.append(arguments)  # noqa: E731
-        return Demand(2, NEED, labels or {}, request, lambda: state or cluster(a=4), keep=lambda: None)
+    @pytest.fixture
+    def actors(self, monkeypatch):
+        """Those that the demand has joined."""
+        joined = []
 
-    def test_asks_for_all_while_some_are_missing_and_once(self):
-        calls = []
-        demand = self.demand(calls)
-        demand.update({"a": Share(1)})
-        demand.update({"a": Share(1)})
-        assert [call["bundles"][:2] for call in calls] == [[NEED, NEED]]
+        def get(actor, timeout=None):
+            if actor.error is not None:
+                raise actor.error
 
-    def test_withdraws_when_all_are_there_and_at_the_end(self):
-        calls = []
-        demand = self.demand(calls)
-        demand.update({})
+        monkeypatch.setattr("executors.ray.demand.ray.wait", lambda references, timeout: (references, []))
+        monkeypatch.setattr("executors.ray.demand.ray.get", get)
+        return joined
+
+    def demand(self, actors, labels=None):
+        return Demand(2, NEED, labels or {}, lambda job: actors.append(Remote()) or actors[-1])
+
+    def test_asks_for_all_while_some_are_missing_then_for_none_and_leaves_at_the_end(self, actors):
+        demand = self.demand(actors, {"zone": "a"})
         demand.update({"a": Share(2)})
-        demand.update({})
+        assert not actors
+        for workers in (1, 2, 2, 0):
+            demand.update({"a": Share(workers)})
         demand.withdraw()
         demand.withdraw()
-        assert [bool(call["bundles"]) for call in calls] == [True, False, True, False]
+        [actor] = actors
+        zone = {"zone": "a"}
+        assert actor.calls == [
+            ("want", wants(2, zone, a=1)),
+            ("want", None),
+            ("want", wants(2, zone)),
+            ("leave",),
+        ]
 
-    def test_a_keeper_comes_with_the_first_request_and_goes_at_the_end(self, monkeypatch):
-        told = []
-        monkeypatch.setattr("executors.ray.demand.ray.kill", lambda keeper: told.append(f"{keeper} ends"))
-        keep = lambda: told.append("it comes") or "it"  # noqa: E731
-        demand = Demand(2, NEED, {}, lambda **bundles: told.append("asked"), lambda: cluster(a=4), keep)
-        demand.update({"a": Share(2)})
-        assert not told
-        demand.update({})
+    def test_a_job_that_misses_nobody_joins_nothing(self, actors):
+        demand = self.demand(actors)
         demand.update({"a": Share(2)})
         demand.withdraw()
-        assert told == ["it comes", "asked", "asked", "it ends"]
+        assert not actors
 
+    def test_a_failure_is_told_once_and_another_actor_is_asked(self, actors, caplog):
+        demand = self.demand(actors)
+        for _ in range(4):
+            demand.update({})
+            actors[-1].error = RuntimeError("the actor died")
+        assert caplog.messages == ["the autoscaler could not be asked for 2 workers: the actor died"]
+        assert [actor.calls for actor in actors] == [[("want", wants(2))]] * 2
+
+    def test_a_cluster_that_is_gone_does_not_disturb_the_end(self, actors, caplog):
+        demand = self.demand(actors)
+        demand.update({})
+        actors[0].error = RuntimeError("no cluster")
+        demand.withdraw()
+        assert caplog.messages == ["the request to the autoscaler could not be withdrawn: no cluster"]
+
+
+class TestTotalDemand:
     def test_others_keep_what_they_use(self):
-        assert bundles(2, NEED, cluster(a=1), {"a": Share(1)}) == [NEED, NEED, {"CPU": 2.0}]
+        assert total_demand([wants(2, a=1)], cluster(a=1)) == [(NEED, {}), (NEED, {}), ({"CPU": 2.0}, {})]
 
     def test_labels_are_for_the_workers(self):
-        calls = []
-        self.demand(calls, {"zone": "a"}, cluster(a=1)).update({})
-        assert calls[0]["bundle_label_selectors"] == [{"zone": "a"}, {"zone": "a"}, {}]
+        zone = {"zone": "a"}
+        assert total_demand([wants(1, zone)], cluster(a=1)) == [(NEED, zone), ({"CPU": 3.0}, {})]
 
-    def test_a_failure_is_told_and_changes_nothing(self, caplog):
-        def fail(**arguments):
-            raise RuntimeError("no cluster")
+    def test_the_workers_of_each_job_count_once(self):
+        two = {"CPU": 2.0, "memory": 1.0}
+        found = total_demand([wants(2, a=1), wants(3, need=two, a=1, b=1)], cluster(a=1, b=1))
+        assert found == [(NEED, {})] * 2 + [(two, {})] * 3 + [({"memory": 8.0}, {}), ({"CPU": 1.0, "memory": 8.0}, {})]
 
-        Demand(2, NEED, {}, fail, lambda: cluster(a=4), keep=lambda: None).update({})
-        assert "the autoscaler could not be asked for 2 workers: no cluster" in caplog.text
+
+class TestAutoscalerRequest:
+    """The actor, in the loop of the test."""
+
+    def play(self, jobs):
+        """The bundles of each request of the actor, which ``jobs(actor)`` calls."""
+        asked = []
+
+        async def run():
+            actor = AutoscalerRequest(lambda bundles, **more: asked.append((len(bundles), *more)), lambda: cluster(a=4))
+            await jobs(actor)
+
+        asyncio.run(run())
+        return asked
+
+    def test_it_asks_for_all_jobs_and_only_for_news(self, monkeypatch):
+        killed = []
+        monkeypatch.setattr(AutoscalerRequest, "_end", lambda actor: killed.append(actor))  # noqa: PLW0108  a method
+
+        async def jobs(actor):
+            watched = [asyncio.ensure_future(actor.watch(name, [actor.present(name)])) for name in "ab"]
+            await asyncio.sleep(0)  # both are present
+            await actor.want("a", wants(2))
+            await actor.want("b", wants(3, {"zone": "x"}))
+            await actor.want("b", wants(3, {"zone": "x"}))
+            await actor.leave("a")
+            await watched[0]
+            assert not killed
+            await actor.leave("b")
+            await watched[1]
+            assert killed == [actor]
+
+        assert self.play(jobs) == [(2,), (5, "bundle_label_selectors"), (3, "bundle_label_selectors"), (0,)]
+
+    def test_it_takes_back_what_a_killed_job_wanted_and_ends(self, monkeypatch):
+        killed = []
+        monkeypatch.setattr(AutoscalerRequest, "_end", lambda actor: killed.append(actor))  # noqa: PLW0108  a method
+
+        async def lost():
+            raise RayError("the owner died")
+
+        async def jobs(actor):
+            present = asyncio.ensure_future(actor.present("a"))
+            await actor.want("a", wants(2))
+            await actor.watch("a", [lost()])
+            assert killed == [actor]
+            present.cancel()
+
+        assert self.play(jobs) == [(2,), (0,)]
+
+    def test_one_without_a_job_ends(self, monkeypatch):
+        monkeypatch.setattr(autoscaler_request, "FIRST_CALL_S", 0.01)
+        ended = threading.Event()
+        monkeypatch.setattr(AutoscalerRequest, "_end", lambda actor: ended.set())
+        AutoscalerRequest()
+        assert ended.wait(10)
 
 
 class TestDepartures:

@@ -12,13 +12,13 @@ from types import SimpleNamespace
 import pytest
 import ray
 from ray.autoscaler._private.constants import AUTOSCALER_RESOURCE_REQUEST_CHANNEL
-from ray.autoscaler.sdk import request_resources
 from ray.experimental.internal_kv import _internal_kv_get
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from ray_cluster import add_node, connect, eventually, groups_left, workers_left
 
 from executors.api import ExecutorError, PlacementError, StartTimeoutError, WorkerError
 from executors.ray import keeper, waiting, worker
+from executors.ray.demand import Demand
 from hvd_cluster.ray import RayExecutor
 
 # Ray keeps its connections, and starts worker processes before they are needed.
@@ -88,10 +88,10 @@ def start_and_hang(path):
 
 
 def ask_and_hang(path):
-    """Ask the autoscaler, with a keeper of the request."""
-    kept = keeper.keep_request()
-    request_resources(bundles=[{"CPU": 1.0}] * 99)
-    ray.get(kept.ready.remote())
+    """Ask the autoscaler for more than there is."""
+    demand = Demand(50, {"CPU": 1.0}, {})
+    demand.update({})
+    ray.get(demand._last)
     Path(path).write_text(str(os.getpid()))
     time.sleep(HANG_S)
 
@@ -118,13 +118,18 @@ class TestOwners:
         os.kill(int(path.read_text()), signal.SIGKILL)
         eventually(lambda: not groups_left() and not workers_left(), SECONDS)
 
-    def test_a_request_to_the_autoscaler_goes_with_its_owner_that_was_killed(self, tmp_path):
+    def test_a_request_to_the_autoscaler_goes_with_the_killed_job_and_that_of_another_stays(self, tmp_path):
         path = tmp_path / "pid"
+        own = Demand(20, {"CPU": 1.0}, {})
+        own.update({})
         ray.remote(num_cpus=0, max_retries=0)(ask_and_hang).remote(str(path))
         eventually(lambda: path.exists() and path.read_text(), SECONDS)
-        assert requests_left()
+        eventually(lambda: len(requests_left()) == 70, SECONDS)
         os.kill(int(path.read_text()), signal.SIGKILL)
-        eventually(lambda: not requests_left() and not workers_left(), SECONDS)
+        eventually(lambda: len(requests_left()) == 20, SECONDS)
+        own.withdraw()
+        assert not requests_left()
+        eventually(lambda: not workers_left(), SECONDS)
 
     def test_an_actor_that_shuts_down_leaves_no_keeper(self):
         owner = ray.remote(num_cpus=0)(Owner).remote()
