@@ -37,7 +37,7 @@ def measure(widths: list[int], batch: int, repeats: int, folder: str) -> dict[st
 
     torch.set_num_threads(1)
     hvd.init()
-    step = _training(widths, batch) if widths else _exchange()
+    step = training(widths, batch) if widths else _exchange()
     path, side = f"{folder}/timeline.json", ["off"]
     cpu: dict[str, list[float]] = {"off cpu": [], "on cpu": []}
 
@@ -64,7 +64,7 @@ def measure(widths: list[int], batch: int, repeats: int, folder: str) -> dict[st
     return {**seconds, **cpu}
 
 
-def _training(widths: list[int], batch: int) -> Callable[[], None]:
+def training(widths: list[int], batch: int) -> Callable[[], None]:
     import torch
 
     import hvd_cluster.torch as hvd
