@@ -30,6 +30,7 @@ def test_the_spans_of_a_file(found):
     assert found["rank 0", "batches"] == [Span("GLOO_ALLREDUCE", 5.0, 6.0)]
 
 
+@pytest.mark.leaves("descriptors")  # matplotlib keeps its fonts open
 def test_the_rows_of_a_picture(found, tmp_path):
     labels = [label for label, _ in training_bars(found)]
     assert labels[:2] == ["rank 0: grad", "rank 0: batches"]
