@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, get_args
 
 from collectives.parameters import Parameters
 from collectives.planning.stragglers import Straggler
 
 __all__ = [
+    "EVERY_KIND",
     "Decided",
     "Event",
     "EventStream",
@@ -200,44 +201,54 @@ Event: TypeAlias = (
 )
 
 
-class EventStream:
-    """Hands each event to the subscribers, on the thread where it happened.
+Subscriber: TypeAlias = Callable[[Event], None]
+EVERY_KIND: frozenset[type] = frozenset(get_args(Event))
 
-    A subscriber that raises is removed, and logged once: an observer never harms the job. Without subscribers the
-    stream is not ``active``, and no event needs to be built.
+
+class EventStream:
+    """Hands each event to its subscribers, on the thread where it happened.
+
+    A subscriber that raises is removed, and logged once: an observer never harms the job. Only events of the kinds that
+    are ``wanted`` need to be built.
     """
 
     def __init__(self) -> None:
         # Owned by the stream, held for a few instructions while the subscribers change. Reentrant, because a signal
         # handler may publish.
         self._changing = threading.RLock()
-        self._subscribers: tuple[Callable[[Event], None], ...] = ()
-        self.active = False
+        self._subscribers: tuple[tuple[Subscriber, frozenset[type]], ...] = ()
+        self._of_kind: Mapping[type, Sequence[Subscriber]] = {}
+        self.wanted: frozenset[type] = frozenset()
 
-    def subscribe(self, subscriber: Callable[[Event], None]) -> Callable[[], None]:
-        """Call ``subscriber`` for every event from now on; the returned function ends that."""
+    def subscribe(self, subscriber: Subscriber, kinds: Iterable[type] = EVERY_KIND) -> Callable[[], None]:
+        """Call ``subscriber`` for every event of ``kinds`` from now on; the returned function ends that."""
         with self._changing:
-            self._subscribers = (*self._subscribers, subscriber)
-            self.active = True
+            self._set((*self._subscribers, (subscriber, frozenset(kinds))))
 
         def end() -> None:
             self._remove(subscriber)
 
         return end
 
+    def _set(self, subscribers: tuple[tuple[Subscriber, frozenset[type]], ...]) -> None:
+        self._subscribers = subscribers
+        kinds = {kind for _, wanted in subscribers for kind in wanted}
+        self._of_kind = {kind: [each for each, wanted in subscribers if kind in wanted] for kind in kinds}
+        self.wanted = frozenset(kinds)
+
     def publish(self, event: Event) -> None:
-        """Hand ``event`` to all subscribers."""
-        for subscriber in self._subscribers:
+        """Hand ``event`` to all that have subscribed to its kind."""
+        for subscriber in self._of_kind.get(type(event), ()):
             try:
                 subscriber(event)
             except Exception:
                 if self._remove(subscriber):
                     logger.exception("event subscriber %r failed and is removed", subscriber)
 
-    def _remove(self, subscriber: Callable[[Event], None]) -> bool:
+    def _remove(self, subscriber: Subscriber) -> bool:
         """Whether ``subscriber`` was still there: it may raise on several threads at once."""
         with self._changing:
-            before = self._subscribers
-            self._subscribers = tuple(other for other in before if other is not subscriber)
-            self.active = bool(self._subscribers)
-            return len(self._subscribers) < len(before)
+            left = tuple(entry for entry in self._subscribers if entry[0] is not subscriber)
+            was_there = len(left) < len(self._subscribers)
+            self._set(left)
+            return was_there

@@ -13,9 +13,11 @@ from collectives.control.handshake.notes import EndNotes
 from executors.agents import Agents
 from executors.api import ExecutorError, Slot, StartTimeoutError, WorkerError
 from executors.changes import describe, losses, summary
+from executors.course import Course
 from executors.failure import CAUSE_SECONDS, Failure, Kind, Patience, with_last_lines
 from executors.failures import Failed, Failures
 from executors.job import Job, environment_of
+from executors.member import Identity
 from executors.membership import (
     Action,
     End,
@@ -356,17 +358,12 @@ class Driver:
         is_newcomer = worker not in self._ranked
         joined = Published(-1, (*self._published.workers, (worker, host)))
         slot = joined.slots()[worker] if is_newcomer else self._ranked[worker]
-        place = environment_of(slot, self._job.host, self._job.port, self._job.secret)
+        course = Course() if is_newcomer else self._job.course
+        place = environment_of(slot, self._job.host, self._job.port, self._job.secret, course)
         if not self._limits.is_elastic:
             return place
-        return {
-            **place,
-            "HOROVOD_ELASTIC": "1",
-            "HOROVOD_ELASTIC_TIMEOUT": str(self._limits.timeout),
-            "HOROVOD_WORKER_ID": worker,
-            "HOROVOD_ROUND": str(self._published.round),
-            "HOROVOD_NEWCOMER": str(int(is_newcomer)),
-        }
+        identity = Identity(worker, self._published.round, is_newcomer)
+        return {**place, **identity.variables(), "HOROVOD_ELASTIC_TIMEOUT": str(self._limits.timeout)}
 
     def _check_up(self, worker: str) -> None:
         if worker not in self._coming_up or self._is_ending:

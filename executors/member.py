@@ -38,6 +38,15 @@ class Identity:
         is_newcomer = environment.get("HOROVOD_NEWCOMER") == "1"
         return cls(worker, int(environment.get("HOROVOD_ROUND", "0")), is_newcomer)
 
+    def variables(self) -> dict[str, str]:
+        """The reverse of :meth:`of`."""
+        return {
+            "HOROVOD_ELASTIC": "1",
+            "HOROVOD_WORKER_ID": self.worker,
+            "HOROVOD_ROUND": str(self.round),
+            "HOROVOD_NEWCOMER": str(int(self.is_newcomer)),
+        }
+
 
 class Member:
     """Waits for the worlds of the job from ``identity.round`` on, and calls ``listener`` with each.

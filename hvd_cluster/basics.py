@@ -13,19 +13,16 @@ from functools import partial
 from collectives import logs
 from collectives.api import InvalidRequestError, NotInitializedError, Topology, World
 from collectives.attempt import ConnectAttempt
-from collectives.autotune.autotuner import Autotuner
 from collectives.control.handshake.starts import Starts
 from collectives.engine import bootstrap
 from collectives.engine.engine import Engine
-from collectives.metrics.exposition import Exposition
-from collectives.metrics.meter import process_meter
 from collectives.planning.process_sets import GLOBAL
 from collectives.process_exit import ProcessExit
 from collectives.settings import Settings, world_from_environment
-from collectives.timeline.recorder import Recorder
 from executors.member import Identity
 from hvd_cluster import memory
 from hvd_cluster.launchers import Launcher, warn_of_threads
+from hvd_cluster.observers import Observers
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.secret import Secret
 from hvd_cluster.worlds import Worlds
@@ -37,6 +34,7 @@ __all__ = [
     "cross_size",
     "engine",
     "init",
+    "is_cut_off",
     "is_homogeneous",
     "is_initialized",
     "is_tuning",
@@ -77,9 +75,7 @@ class _Process:
         # Shut down in a signal handler, which cannot wait.
         self.ending: list[Engine] = []
         self.exit = ProcessExit()
-        self.recorder = Recorder()
-        self.autotuner = Autotuner()
-        self.exposition: Exposition | None = None
+        self.observers = Observers()
 
 
 _process = _Process()
@@ -124,6 +120,7 @@ def _as_set(entry: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def _start(sets: list[ProcessSet]) -> None:
+    _process.observers.arrival.begin()
     environment = _process.launcher.join(_process.secret.claim(os.environ))
     world = _process.world or world_from_environment(environment)
     settings = Settings.from_environment(environment, world.topology)
@@ -141,27 +138,11 @@ def _start(sets: list[ProcessSet]) -> None:
         entered = replace(world, round=worlds.round, topology=engine.topology)
         logs.configure(settings.log_level, settings.log_hide_time, _identity(environment, entered))
     _process.engine = engine
-    round, reason = (world.round, "") if worlds is None else (worlds.round, worlds.reason)
-    is_alone = worlds is not None and worlds.is_alone
-    process_meter.follow(engine, round, is_alone)
-    if not is_alone:
-        _process.recorder.follow(engine, replace(world, round=round), settings, reason)
-        _process.autotuner.follow(engine, settings)
-        _expose(settings.metrics_address, settings.metrics_port)
+    _process.observers.follow(engine, world, worlds, settings, environment)
     for id, entry in enumerate((global_process_set, *sets), start=GLOBAL):
         _register(engine, id, entry)
     if worlds is not None:
         worlds.entered()
-
-
-def _expose(address: str, port: int) -> None:
-    """Serve the metrics there, and nowhere else; nowhere if ``port`` is 0."""
-    shown = _process.exposition
-    if shown is not None and (shown.address, shown.port) != (address, port):
-        shown.close()
-        _process.exposition = None
-    if port and _process.exposition is None:
-        _process.exposition = Exposition(process_meter, address, port)
 
 
 def _identity(environment: Mapping[str, str], world: World) -> logs.Identity:
@@ -217,11 +198,7 @@ def _shut_down(end: Callable[[Engine], None], goes_on: bool = False) -> None:
             return
         _unregister_all()
         end(engine)
-        _process.recorder.leave(goes_on)
-        _process.autotuner.leave()
-        process_meter.leave()
-        if not goes_on:
-            _expose("", 0)
+        _process.observers.leave(goes_on)
         if engine.is_ending:
             _process.ending.append(engine)
     memory.results.close()
@@ -263,12 +240,7 @@ def _forget() -> None:
     _process.secret.forget()
     _process.launcher.forget()
     _process.worlds = None
-    _process.recorder.disown()
-    _process.autotuner.disown()
-    exposition, _process.exposition = _process.exposition, None
-    if exposition is not None:
-        exposition.disown()
-    process_meter.disown()
+    _process.observers.disown()
     for each in ending:
         each.disown()
     if engine is not None:
@@ -282,6 +254,12 @@ os.register_at_fork(after_in_child=_forget)
 def worlds() -> Worlds | None:
     """The worlds of this process in an elastic job; None in any other job, and before ``init()``."""
     return _process.worlds
+
+
+def is_cut_off() -> bool:
+    """Whether the engine of this process has ended by itself, so that its next operation raises the reason."""
+    running = _process.engine
+    return running is not None and running.has_ended
 
 
 def wanted_sets() -> list[ProcessSet]:
@@ -302,20 +280,20 @@ def record(path: str, mark_cycles: bool) -> None:
     """Begin a timeline in the file ``path`` of rank 0; see :func:`hvd_cluster.timeline.start_timeline`."""
     with _process.lock:
         engine()
-        _process.recorder.start(path, mark_cycles)
+        _process.observers.recorder.start(path, mark_cycles)
 
 
 def stop_recording() -> bool:
     """Complete the timeline; False on a rank 0 that has none. NotInitializedError before ``init()``."""
     with _process.lock:
-        running, was_recording = engine(), _process.recorder.is_recording
-        _process.recorder.stop()
+        running, was_recording = engine(), _process.observers.recorder.is_recording
+        _process.observers.recorder.stop()
         return was_recording or running.topology.rank != 0
 
 
 def is_tuning() -> bool:
     """Whether this process searches for better parameters; only rank 0 does. See :mod:`hvd_cluster.autotune`."""
-    return _process.autotuner.is_searching
+    return _process.observers.autotuner.is_searching
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import hvd_cluster
+from collectives.api import PeerLostError
 from collectives.engine.engine import Engine
 from collectives.planning.process_sets import GLOBAL
 from hvd_cluster import basics
@@ -133,3 +134,15 @@ def test_copies_of_process_sets():
 
 def test_the_version():
     assert hvd_cluster.__version__ == "0.1.0"
+
+
+@pytest.mark.usefixtures("alone")
+def test_an_engine_that_has_ended_by_itself():
+    basics.init()
+    assert not basics.is_cut_off()
+    basics.engine().abort(PeerLostError("rank 1 was lost"))
+    with pytest.raises(PeerLostError):
+        basics.engine().barrier()
+    assert basics.is_cut_off()
+    basics.shutdown()
+    assert not basics.is_cut_off()

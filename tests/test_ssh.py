@@ -47,12 +47,11 @@ def hvdrun(hosts, tmp_path):
     network, folder, address = hosts
     started = []
 
-    def start(*arguments, key=folder / "user", port=sshd.PORT, **variables):
-        ssh = ["-p", port, "-i", key]
-        words = [str(word).format(there=address) for word in (*ssh, *arguments)]
+    def start(*arguments, program=("-m", "hvd_cluster"), key=folder / "user", port=sshd.PORT, **variables):
+        words = [str(word).format(there=address) for word in ("-p", port, "-i", key, *arguments)]
         with network.inside(HOSTS[0]):
             process = subprocess.Popen(
-                ["env", "--default-signal=INT", sys.executable, "-m", "hvd_cluster", *words],
+                ["env", "--default-signal=INT", sys.executable, *program, *words],
                 env={**sshd.environment(folder), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables},
                 cwd=tmp_path,
                 stdout=subprocess.PIPE,
@@ -86,6 +85,29 @@ def test_mpirun_starts_ranks_on_two_hosts(hvdrun, hosts):
     out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, err
     assert sorted(out.splitlines()) == [f"[1,{rank}]<stdout>: {rank} of 3: 6.0" for rank in range(3)]
+
+
+FUNCTION = """
+import os, sys
+from hvd_cluster import basics
+from hvd_cluster.objects import allgather_object
+from hvd_cluster.run import run
+def train():
+    basics.init()
+    return basics.rank(), len(set(allgather_object(os.readlink("/proc/self/ns/net"))))
+_, port, _, key, hosts = sys.argv[1:]
+print(run(train, hosts=hosts, num_proc=3, use_mpi=True, ssh_port=int(port), ssh_identity_file=key))
+"""
+
+
+def test_mpirun_starts_a_function_on_two_hosts(hvdrun, hosts):
+    network, folder, address = hosts
+    path = f"{Path(mpirun('mpich')).parent}:{sshd.environment(folder)['PATH']}"
+    with network.inside(HOSTS[0]):
+        sshd.trust(folder, address)
+    process = hvdrun(f"{network.address}:1,{{there}}:2", program=("-c", FUNCTION), PATH=path)
+    out, err = process.communicate(timeout=SECONDS)
+    assert (process.returncode, out) == (0, "[(0, 2), (1, 2), (2, 2)]\n"), err
 
 
 def test_an_elastic_job_finds_a_host_of_ssh(hvdrun, tmp_path):

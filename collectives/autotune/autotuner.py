@@ -106,7 +106,7 @@ class _Tuning:
         self._holds = False
         # The score of the trial, from the thread that drives; None when the engine ends, from close().
         self._results: SimpleQueue[float | None] = SimpleQueue()
-        self._detach = engine.events.subscribe(self._hear)
+        self._detach = engine.events.subscribe(self._hear, [Started])
         # Owned by the tuning; aborted and joined by close(), for CLOSE_SECONDS at most.
         self._thread = threading.Thread(target=self._run, name="hvd-autotune", daemon=True)
         self._thread.start()

@@ -252,6 +252,11 @@ class Engine:
         self._driver.notify()
 
     @property
+    def has_ended(self) -> bool:
+        """Whether every operation from now on raises the reason that has ended this engine."""
+        return self._works.has_ended
+
+    @property
     def is_ending(self) -> bool:
         """Whether a :meth:`shutdown` did not wait for the communication thread, which is still busy with it."""
         return self._driver.is_running

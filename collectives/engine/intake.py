@@ -49,7 +49,7 @@ class Intake:
         The request is then the checked one, if checks have changed it. A request that was submitted once stays right
         for the global set, whose members do not change; only a join forbids it.
         """
-        if self._joins or self._events.active:
+        if self._joins or self.is_observed:
             return False
         before = self._checked.get(work.request.key)
         if before is not None and before[0] is work.request:
@@ -82,13 +82,13 @@ class Intake:
         except InvalidRequestError as error:
             error.reported = True
             raise
-        if self._events.active:
+        if self.is_observed:
             self.announce(works)
 
     @property
     def is_observed(self) -> bool:
         """Whether anybody listens to :meth:`announce`."""
-        return self._events.active
+        return Submitted in self._events.wanted
 
     def announce(self, works: Sequence[Work]) -> None:
         """Tell observers that ``works`` were submitted."""

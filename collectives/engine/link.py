@@ -132,14 +132,14 @@ class Link(ABC):
         data = encode(message)
         self._channel.send_directly(ranks, data)
         self.sent += len(ranks)
-        if self._events.active:
+        if Sent in self._events.wanted:
             self._publish_sent(message, ranks, data)
 
     def _send_to(self, ranks: Sequence[int], message: Message) -> None:
         data = encode(message)
         self._channel.send_to(ranks, data)
         self.sent += len(ranks)
-        if self._events.active:
+        if Sent in self._events.wanted:
             self._publish_sent(message, ranks, data)
 
     def _publish_sent(self, message: Message, ranks: Sequence[int], data: bytes) -> None:
@@ -153,7 +153,7 @@ class Link(ABC):
         for sender, data in self._channel.receive():
             message = decode(data)
             self.received += 1
-            if self._events.active:
+            if Received in self._events.wanted:
                 self._publish_received(message, sender, data)
             yield sender, message
 
@@ -194,7 +194,7 @@ class RemoteLink(Link):
         data = encode(message)
         self._channel.send(COORDINATOR, data)
         self.sent += 1
-        if self._events.active:
+        if Sent in self._events.wanted:
             self._publish_sent(message, (COORDINATOR,), data)
 
     def unanswered(self) -> str:
@@ -208,7 +208,7 @@ class RemoteLink(Link):
         for sender, data in self._channel.receive():
             message = decode(data)
             self.received += 1
-            if self._events.active:
+            if Received in self._events.wanted:
                 self._publish_received(message, sender, data)
             yield message
 

@@ -90,7 +90,7 @@ class LocalLink(Link):
 
     def _receive(self, sender: int, message: Message) -> None:
         now = time.monotonic()
-        if self._events.active:
+        if Heard in self._events.wanted:
             for (process_set, name), ranks, cached in self._coordinator.submissions(sender, message):
                 self._events.publish(Heard(name, process_set, ranks, cached, now))
         self._coordinator.receive(sender, message, now)

@@ -78,7 +78,7 @@ class Lookout:
         report = None if found is None else self._stalls.inspect(waiting, now, found)
         if report is None or report.text is None:
             return None
-        if self._events.active:
+        if Stalled in self._events.wanted:
             self._publish(waiting, report.keys, now)
         if report.fatal:
             return CollectiveTimeoutError(report.text, report.ranks)
@@ -101,7 +101,7 @@ class Lookout:
 
         ``since`` is when each tensor in flight was submitted.
         """
-        if self._stalls is None or not self._events.active:
+        if self._stalls is None or Stalled not in self._events.wanted:
             return
         waiting = {key: Waiting(time, missing, ()) for key, time in since.items()}
         self._publish(waiting, [key for key in waiting if now - since[key] >= self._stalls.patience], now)

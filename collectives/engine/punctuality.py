@@ -57,7 +57,7 @@ class Punctuality:
                 logger.warning("%s", describe(straggler, self._hosts[rank] if rank < len(self._hosts) else ""))
 
     def _publish(self, changes: Iterable[Change], now: float) -> None:
-        if self._events.active:
+        if Straggling in self._events.wanted:
             for straggler, is_over in changes:
                 self._events.publish(Straggling(straggler, is_over, now))
 

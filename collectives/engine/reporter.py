@@ -12,6 +12,7 @@ from collectives.engine.work import Work
 from collectives.events import Decided, EventStream, Failed, Finished, Phase, Started, Switched
 from collectives.parameters import Parameters
 from collectives.planning.worker import Batch
+from collectives.ranges import recording
 
 __all__ = ["Reporter", "TrialReporter"]
 
@@ -30,6 +31,8 @@ class Reporter:
             self._publish_decision(batch.id, [response.request for response in batch.responses], now)
 
     def _publish_decision(self, batch: int, requests: Sequence[Request], now: float) -> None:
+        if Decided not in self._events.wanted:
+            return
         self._events.publish(Decided(batch, _names(requests), requests[0].process_set, now))
 
     def switched(self, batch: int, parameters: Parameters) -> None:
@@ -43,8 +46,11 @@ class Reporter:
 
     def time_phases(self, batch: int, backend: Backend) -> None:
         """Keep the phases of the batch that begins on ``backend``; it may be a trial that does not run."""
-        spans = self._spans[batch] = []
-        backend.observe(spans.append)  # on any thread
+        if Phase in self._events.wanted or recording():
+            spans = self._spans[batch] = []
+            backend.observe(spans.append)  # on any thread
+        elif backend.on_phase is not None:
+            self.rest(backend)
 
     def rest(self, backend: Backend) -> None:
         """There are no observers any more."""
@@ -56,6 +62,8 @@ class Reporter:
         now = time.monotonic()
         for work in works:
             work.batch = batch
+        if Started not in self._events.wanted:
+            return
         requests = [work.request for work in works]
         first, nbytes = requests[0], sum([request.nbytes for request in requests])
         self._events.publish(
@@ -77,8 +85,10 @@ class Reporter:
 
     def finished(self, batch: int, works: Sequence[Work]) -> None:
         """The results of ``works`` are there."""
-        requests = [work.request for work in works]
         self._publish_phases(batch)
+        if Finished not in self._events.wanted:
+            return
+        requests = [work.request for work in works]
         self._events.publish(Finished(batch, _names(requests), requests[0].process_set, time.monotonic()))
 
     def failed(self, work: Work, error: Exception) -> None:

@@ -20,7 +20,7 @@ from collectives.engine.stand_in import stand_in
 from collectives.engine.tally import Tally
 from collectives.engine.work import Work
 from collectives.engine.work_table import WorkTable
-from collectives.events import EventStream
+from collectives.events import Decided, EventStream, Failed, Finished, Phase, Started, Switched
 from collectives.parameters import Parameters
 from collectives.planning.messages import Response
 from collectives.planning.process_sets import ProcessSets
@@ -31,6 +31,7 @@ __all__ = ["Runner"]
 
 POLL_SECONDS = 0.0002
 """The interval between checks of an operation whose device cannot tell when it is over."""
+OF_BATCHES = frozenset([Decided, Started, Phase, Finished])
 ABORT_SECONDS = 0.1
 """The time that the operations in flight have to end after an abort."""
 
@@ -116,12 +117,12 @@ class Runner:
         for backend in self.backends():
             backend.adopt(parameters)
         self._adopt(parameters)
-        if self._events.active:
+        if Switched in self._events.wanted:
             self._reporter.switched(batch, parameters)
 
     @property
     def _is_watched(self) -> bool:
-        return self._events.active or recording()
+        return not OF_BATCHES.isdisjoint(self._events.wanted) or recording()
 
     @property
     def _version(self) -> int:
@@ -219,7 +220,7 @@ class Runner:
             work.finish()
         self._announce()
         self._tally.end(batch, works, backend, self._parameters)
-        if self._events.active or backend.on_phase is not None:
+        if self._is_watched or backend.on_phase is not None:
             self._reporter.finished(batch, works)
 
     def _take(self, response: Response, backend: Backend) -> Work:
@@ -228,7 +229,7 @@ class Runner:
     def announce(self, batches: Sequence[Batch]) -> None:
         """Tell observers that ``batches`` will run."""
         self._tally.decided(batches)
-        if self._events.active:
+        if Decided in self._events.wanted:
             self._reporter.decided(batches)
 
     def complete(self, work: Work, error: Exception | None = None) -> None:
@@ -249,7 +250,7 @@ class Runner:
         """``work`` ends with ``error``; waiting callers are not woken yet."""
         work.fail(error)
         self._tally.failed(work.request.process_set)
-        if self._events.active:
+        if Failed in self._events.wanted:
             self._reporter.failed(work, error)
 
     # Changes of the process sets, and the end of a join.

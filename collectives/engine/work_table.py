@@ -329,6 +329,11 @@ class WorkTable:
         with self._lock:
             return [work for key, queue in self._queued.items() if key[0] == process_set for work in queue]
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._ended is not None
+
     def close(self, error: Exception) -> list[Work]:
         """Admit no more works, but raise ``error``; returns the works in flight."""
         with self._lock:

@@ -7,8 +7,10 @@ for is the one that does not wait.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import NamedTuple
 
 from collectives.planning.messages import WaitReport, Waits
@@ -27,6 +29,10 @@ SIGNIFICANT_SHARE = 0.02
 """The others wait for a straggler for so long in a window, or for this share of a longer one."""
 EXCUSE = 4.0
 """A rank that waits itself is late by chance, or because of others: its own waits count so many times in its favour."""
+USUAL_TIMES = 2.5
+"""A straggler makes the others wait so many times longer than it usually waits itself: where ranks are often late by
+chance, each of them waits, too."""
+MEMORY_SECONDS = 20.0
 MOST_EVIDENCE = 4.0
 ENOUGH_EVIDENCE = 10.0
 LARGEST_SCORE = 12.0
@@ -119,16 +125,39 @@ def window_seconds(size: int) -> float:
 
 
 def laggards(waits: Mapping[int, float]) -> tuple[frozenset[int], float]:
-    """The ranks that wait clearly less than the others, at most half of all, and the least wait of the others.
+    """The ranks that wait clearly less than the others, at most half of all, and the median wait of the others.
 
-    The widest gap between the sorted waits separates them.
+    The widest gap between the sorted waits separates them; there are none if it is less than half of that median.
     """
     order = sorted(waits, key=lambda rank: waits[rank])
     gaps = [(waits[order[place]] - waits[order[place - 1]], place) for place in range(1, len(order) // 2 + 1)]
     if not gaps:
         return frozenset(), 0.0
-    _, place = max(gaps)
-    return frozenset(order[:place]), waits[order[place]]
+    gap, place = max(gaps)
+    wait = median([waits[rank] for rank in order[place:]])
+    return (frozenset(order[:place]), wait) if gap > wait / 2 else (frozenset(), 0.0)
+
+
+class _Usual:
+    """How long a rank usually waits each time, over about MEMORY_SECONDS."""
+
+    __slots__ = ("_at", "_reports", "_seconds")
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._at = 0.0
+        self._reports = 0
+
+    def add(self, report: WaitReport, now: float) -> None:
+        times = sum([each.times for each in report.waits])
+        if times:
+            self._reports += 1
+            weight = max(1.0 / self._reports, -math.expm1((self._at - now) / MEMORY_SECONDS))
+            latest = sum([each.late + each.inside for each in report.waits]) / times
+            self._seconds, self._at = (1.0 - weight) * self._seconds + weight * latest, now
+
+    def seconds(self, now: float) -> float:
+        return self._seconds * math.exp((self._at - now) / MEMORY_SECONDS)
 
 
 class _Score:
@@ -162,6 +191,7 @@ class StragglerInspector:
         self._reports: dict[int, WaitReport] = {}
         self._scores: dict[Key, _Score] = {}
         self._stopped: dict[int, Straggler] = {}
+        self._usual: dict[int, _Usual] = {}
 
     @property
     def stragglers(self) -> tuple[Straggler, ...]:
@@ -174,6 +204,8 @@ class StragglerInspector:
         if report.seconds <= 0:
             return []
         self._reports[rank] = report
+        if not self.stragglers:  # which explain the waits
+            self._usual.setdefault(rank, _Usual()).add(report, now)
         changes = [Change(each, True) for each in self._stopped.values()]  # a report follows the end of an operation
         self._stopped.clear()
         if not self._fresh:
@@ -206,7 +238,7 @@ class StragglerInspector:
         slow, wait = laggards(waits)
         significant = max(SIGNIFICANT_SECONDS / window, SIGNIFICANT_SHARE)
         for rank in members:
-            if rank in slow and wait > significant:
+            if rank in slow and wait > significant and self._is_unusual(rank, process_set, cause, now):
                 excuse = self._excuse(rank, process_set, cause)
                 evidence = max(-MOST_EVIDENCE, min((wait - EXCUSE * excuse) / significant - 1.0, MOST_EVIDENCE))
             else:
@@ -228,7 +260,7 @@ class StragglerInspector:
                 yield Change(score.named, True)
         elif score.value >= ENOUGH_EVIDENCE and score.named is None:
             process_set, rank, cause = key
-            score.named = Straggler(rank, process_set, cause, self._each_time(key), share)
+            score.named = Straggler(rank, process_set, cause, self._each_time(rank, process_set, cause), share)
             yield Change(score.named, False)
 
     def _share(self, rank: int, process_set: int, cause: Cause) -> float:
@@ -249,9 +281,12 @@ class StragglerInspector:
         ]
         return sum(own) / report.seconds
 
-    def _each_time(self, key: Key) -> float:
+    def _is_unusual(self, rank: int, process_set: int, cause: Cause, now: float) -> bool:
+        usual = self._usual.get(rank)
+        return usual is None or self._each_time(rank, process_set, cause) > USUAL_TIMES * usual.seconds(now)
+
+    def _each_time(self, rank: int, process_set: int, cause: Cause) -> float:
         """The wait of the others in each batch in which they wait, on average over the last windows."""
-        process_set, rank, cause = key
         others = [self._reports.get(other) for other in self._members(process_set) if other != rank]
         waits = [each for report in others if report for each in report.waits if each.process_set == process_set]
         times = sum([each.times for each in waits])

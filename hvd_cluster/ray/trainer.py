@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+from collectives.api import InvalidRequestError
 from executors.arguments import interface_names
+from executors.member import Identity
 from hvd_cluster import basics, horovod
 
 try:
     from ray.train import DataConfig, Result, RunConfig, ScalingConfig, ValidationConfig
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
+    from executors.ray.barrier import BarrierGuard
     from executors.ray.train import JobConfig
 except ImportError as error:
     raise ImportError(
@@ -23,6 +27,15 @@ except ImportError as error:
     ) from error
 
 __all__ = ["HvdTrainer"]
+
+NO_DATASETS = (
+    "datasets are for a fixed group of workers: Ray Data has no part for a worker that replaces another one; leave "
+    "elastic out, or read the data in the training function, such as by an ElasticSampler"
+)
+ALONE = (
+    "a worker of an elastic HvdTrainer that replaces another one has trained without the others: the training function "
+    "must train in a function that hvd.elastic.run decorates, or leave elastic out"
+)
 
 
 class HvdTrainer(DataParallelTrainer):
@@ -35,10 +48,16 @@ class HvdTrainer(DataParallelTrainer):
 
     After a failure Ray Train ends all workers. With ``FailureConfig(max_failures=...)`` it starts new ones, which are
     a new job, and the training function begins again: it has to load ``ray.train.get_checkpoint()``. What the survivors
-    had in memory is lost. :class:`RayExecutor` with ``min_workers`` keeps the survivors.
+    had in memory is lost.
+
+    With ``elastic``, it starts a new worker for each that failed, and the survivors keep their process: in a function
+    that :func:`hvd_cluster.elastic.run` decorates, they wait for the new ones, give them their state, and go on from
+    the last commit. Their ``hvd.rank()`` may change; the rank of Ray Train does not. :class:`RayExecutor` with
+    ``min_workers`` also goes on with fewer workers.
 
     ``nics`` are the network interfaces to use; None means any. ``import horovod`` gives hvd_cluster in the workers if
-    it does here. Raises ValueError for an impossible name of an interface, and for what Ray Train does not accept.
+    it does here. Raises ValueError for an impossible name of an interface, for ``datasets`` with ``elastic``, and for
+    what Ray Train does not accept.
     """
 
     def __init__(
@@ -52,12 +71,16 @@ class HvdTrainer(DataParallelTrainer):
         dataset_config: DataConfig | None = None,
         validation_config: ValidationConfig | None = None,
         nics: Iterable[str] | str | None = None,
+        elastic: bool = False,
     ) -> None:
         before = (horovod.install,) if horovod.is_requested() else ()
+        if elastic and datasets:
+            raise ValueError(NO_DATASETS)
+        around = _replaceable if elastic else _shutting_down
         super().__init__(
             train_loop_per_worker,
             train_loop_config=train_loop_config,
-            backend_config=JobConfig(interface_names(nics), before, _shutting_down),
+            backend_config=JobConfig(interface_names(nics), bool(elastic), before, around),
             scaling_config=scaling_config,
             run_config=run_config,
             datasets=None if datasets is None else dict(datasets),
@@ -87,3 +110,17 @@ def _shutting_down() -> Iterator[None]:
     """Around the training function. A rank that fails keeps its engine: the others shall not blame a polite end."""
     yield
     basics.shutdown()
+
+
+@contextmanager
+def _replaceable() -> Iterator[None]:
+    """Around the training function of an elastic job. Raises InvalidRequestError if a new worker has trained alone."""
+    if Identity.of(os.environ) is None:  # a trainer without workers
+        guard: AbstractContextManager[object] = nullcontext()
+    else:
+        guard = BarrierGuard(basics.is_cut_off)
+    with guard, _shutting_down():
+        yield
+        worlds = basics.worlds()
+        if worlds is not None and worlds.is_alone:
+            raise InvalidRequestError(ALONE)

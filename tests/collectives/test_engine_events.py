@@ -343,3 +343,14 @@ def test_without_observers_no_function_for_them_is_called(shared_memory):
 
     with running(2, shared_memory=shared_memory) as job:
         assert job.run(body) == [(0, True, 0)] * 2
+
+
+def test_what_nobody_wants_is_not_measured():
+    """Timing phases costs more than all other events. Tuning needs one kind of events, and does not pay for it."""
+    heard = []
+    with running(2) as job:
+        end = job.engines[0].events.subscribe(heard.append, [Started])
+        job.run(lambda engine: [run(engine, ones(engine), "x") for _ in range(5)])
+        assert all(backend.on_phase is None for backend in job.engines[0]._parts.runner.backends())
+        end()
+    assert [type(event) for event in heard] == [Started] * 5

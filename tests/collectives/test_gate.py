@@ -10,10 +10,11 @@ from collectives.api import CollectiveTimeoutError, HorovodInternalError
 from collectives.backends.shm import futex, gate
 from collectives.backends.shm.gate import CROWDED_LOOKS, CROWDED_SPINS, Disagreement, Gate, gate_bytes
 from tests.backends.members import group_of, in_threads
-from tests.collectives.job import outcome
+from tests.collectives.job import outcome, until
 
 TIMEOUT = 20.0
 FOREVER = 1000.0
+PAUSE_SECONDS = 0.2
 HOST = {}
 
 
@@ -238,3 +239,38 @@ def test_who_shares_a_core_with_an_absent_rank_does_not_keep_it(place, yields, c
     monkeypatch.setattr(futex, "wait", sleep)
     assert isinstance(outcome(members[0].cross), Slept)
     assert sum(count) == yields
+
+
+def test_waits_are_told_apart_until_all_have_begun_and_after():
+    """Rank 1 comes late to the first crossing; rank 0 comes late to the second one."""
+
+    def come_late(other, crossing):
+        until(lambda: other._epoch == crossing)
+        pause.wait(PAUSE_SECONDS)
+
+    def body(rank):
+        for crossing, late in enumerate((1, 0), 1):
+            if rank == late:
+                come_late(members[1 - late], crossing)
+            members[rank].cross()
+        first = members[rank].waited()
+        return first, members[rank].waited()
+
+    pause, members = threading.Event(), gates(2)
+    (early, nothing), (late, _) = in_threads(2, body)
+    assert early[0] > PAUSE_SECONDS / 2 > early[1]
+    assert late[1] > PAUSE_SECONDS / 2 > late[0]
+    assert nothing == (0.0, 0.0)
+    for member in members:
+        member.close()
+
+
+def test_a_crossing_that_asks_is_the_first_of_an_operation():
+    """As after a trial that did not run."""
+    members = gates(1)
+    members[0].cross()
+    assert not members[0]._is_first
+    members[0].ask(1, lambda absent: None, lambda: None)
+    assert members[0]._is_first
+    members[0].cross()
+    members[0].close()

@@ -6,7 +6,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import ray
@@ -18,11 +20,13 @@ pytest.importorskip("torch")
 pytest.importorskip("pandas")
 pytest.importorskip("pyarrow")
 
-from ray.train import FailureConfig, ScalingConfig
+from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2._internal.execution.failure_handling import FailureDecision, create_failure_policy
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.api.exceptions import ControllerError
 
+from collectives.api import InvalidRequestError
+from executors.ray import barrier
 from executors.ray import train as backend_module
 from executors.ray.train import JobBackend, JobConfig, enter
 from executors.ray.worker import Location, here
@@ -163,15 +167,48 @@ def test_a_name_of_an_interface_that_cannot_be():
         HvdTrainer(lambda: None, nics=[""])
 
 
-def test_without_workers_the_function_runs_here():
+def test_datasets_are_not_for_workers_that_are_replaced():
+    with pytest.raises(
+        ValueError, match="datasets are for a fixed group of workers: Ray Data has no part for a worker"
+    ):
+        HvdTrainer(lambda: None, datasets={"train": None}, elastic=True)
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+def test_without_workers_the_function_runs_here(elastic):
     def train():
         import hvd_cluster.torch as hvd
 
         hvd.init()
         return hvd.size()
 
-    assert HvdTrainer(train, scaling_config=ScalingConfig(num_workers=0)).fit().return_value == 1
+    trainer = HvdTrainer(train, scaling_config=ScalingConfig(num_workers=0), elastic=elastic)
+    assert trainer.fit().return_value == 1
     assert not basics.is_initialized()
+
+
+def test_a_new_worker_that_trained_alone_is_refused(monkeypatch):
+    """Its training function calls no elastic one, and it would report a model of its own."""
+    monkeypatch.setattr(basics, "worlds", lambda: SimpleNamespace(is_alone=True))
+    around = HvdTrainer(lambda: None, elastic=True).backend_config.around
+    with (
+        pytest.raises(InvalidRequestError, match="has trained without the others: the training function must"),
+        around(),
+    ):
+        """Train."""
+
+
+def test_nobody_waits_at_the_barrier_of_a_report_when_the_collectives_have_ended(monkeypatch):
+    lifted, is_cut_off = threading.Event(), threading.Event()
+    handle = SimpleNamespace(reset=SimpleNamespace(remote=lifted.set))
+    context = SimpleNamespace(get_synchronization_actor=lambda: handle)
+    monkeypatch.setattr(barrier, "TICK_S", 0.01)
+    monkeypatch.setattr(barrier, "get_train_context", lambda: context)
+    monkeypatch.setattr(ray, "get", lambda answer, timeout: answer)
+    with barrier.BarrierGuard(is_cut_off.is_set):
+        assert not lifted.wait(0.1)
+        is_cut_off.set()
+        assert lifted.wait(60)
 
 
 @pytest.mark.usefixtures("horovod_alias")
@@ -250,6 +287,49 @@ def test_the_example_of_the_docs_goes_on_after_a_worker_was_killed(tmp_path):
     assert all(fact["place"][:2] == [fact["rank"], 2] for fact in (*first, *second))
     assert first[0]["epochs"][:2] == first[1]["epochs"] == [1, 2]
     assert all(fact["epochs"] in ([2, 3, 4, 5], [3, 4, 5]) and not fact["error"] for fact in second)
+
+
+def counting(folder):
+    """An elastic training function. The worker in place 0 dies once; it has counted to 3 by then."""
+
+    def train():
+        import ray.train
+
+        from hvd_cluster import basics, elastic
+        from hvd_cluster.objects import allgather_object
+
+        place, died = ray.train.get_context().get_world_rank(), Path(folder, "died")
+
+        @elastic.run
+        def count(state):
+            while state.count < 5:
+                pids = allgather_object(os.getpid())
+                state.count += 1
+                state.commit()
+                Path(folder, f"{place}-{state.count}").write_text(json.dumps([pids[basics.rank()], len(set(pids))]))
+                if place == 0 and state.count == 3 and not died.exists():
+                    died.touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+                ray.train.report({"count": state.count})
+
+        basics.init()
+        count(elastic.ObjectState(count=0))
+
+    return train
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.usefixtures("cluster", "nothing_left", "hasty")
+def test_survivors_keep_their_state_in_an_elastic_job(tmp_path):
+    run = RunConfig(storage_path=str(tmp_path / "runs"), failure_config=FailureConfig(max_failures=1))
+    folder = tmp_path / "counts"
+    folder.mkdir()
+    HvdTrainer(counting(str(folder)), scaling_config=ScalingConfig(num_workers=2), run_config=run, elastic=True).fit()
+    counts = [[json.loads((folder / f"{place}-{n}").read_text()) for n in range(1, 6)] for place in (0, 1)]
+    assert [size for _, size in (*counts[0], *counts[1])] == [2] * 10
+    (lost, *_), (survivor, *_) = ([pid for pid, _ in each] for each in counts)
+    assert [pid == lost for pid, _ in counts[0]] == [True] * 3 + [False] * 2
+    assert [pid == survivor for pid, _ in counts[1]] == [True] * 5
 
 
 def rank(fact):

@@ -15,10 +15,12 @@ from collectives.events import (
     Received,
     Stalled,
     Started,
+    Straggling,
     Submitted,
     Switched,
 )
 from collectives.parameters import Parameters
+from collectives.planning.stragglers import Cause, Straggler
 from collectives.timeline import drafts, spans
 from collectives.timeline.document import FIRST_RANK_PID, Document
 from collectives.timeline.spans import Spans
@@ -274,3 +276,12 @@ def test_many_records_of_a_row_are_several_texts(monkeypatch, traced):
     assert len(texts) > 10
     assert max(text.count("\n") for text in texts) < 30
     assert not made.take()
+
+
+def test_a_straggler_is_an_instant_of_all_rows(traced):
+    straggler = Straggler(1, 0, Cause.LATE, 0.05, 0.8)
+    records = traced([Straggling(straggler, False, 1.0), Straggling(straggler, True, 2.0)], close=3.0)
+    found = [record for record in records if record["name"] == "STRAGGLER"]
+    assert [(record["ph"], record["s"]) for record in found] == [("i", "g")] * 2
+    told = {"rank": 1, "process_set": 0, "cause": "late submission", "seconds": 0.05, "share": 0.8}
+    assert [record["args"] for record in found] == [{**told, "is_over": False}, {**told, "is_over": True}]

@@ -133,7 +133,7 @@ def test_the_file_shows_what_happened_while_the_job_runs(path):
             until(lambda: path.read_text().count("INPROC_ALLREDUCE") >= 2)
         finally:
             recorder.stop()
-    assert not job.engines[0].events.active
+    assert not job.engines[0].events.wanted
 
 
 # The recorder.
@@ -176,7 +176,7 @@ def test_a_sink_that_fails_ends_the_recording_and_nothing_else(error, says, capl
         made.attach(job.engines[0].events)
         run(job.engines[0], ones(job.engines[0]), "x")
         until(lambda: not made.is_recording)
-        assert not job.engines[0].events.active
+        assert not job.engines[0].events.wanted
         run(job.engines[0], ones(job.engines[0]), "x")
         made.close()
     assert len(caplog.records) == 1

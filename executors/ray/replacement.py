@@ -1,0 +1,115 @@
+"""The driver's side of a job in which Ray Train replaces lost workers: it publishes worlds, and starts nobody."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from executors.changes import summary
+from executors.course import Course
+from executors.job import Job, environment_of
+from executors.member import Identity
+from executors.ray.succession import Succession
+from executors.worlds import CALL, REPORTS, Published, Report, world_key
+
+__all__ = ["Replacement"]
+
+logger = logging.getLogger(__name__)
+
+LEAVE_SECONDS = 5.0
+OVER = "the job is done"
+
+
+class Replacement:
+    """The worlds of the workers of ``job``, the first of which are on ``hosts``, in the order of their places.
+
+    A context manager, whose methods may be called by any thread. Owns the daemon thread "hvd-replacement", which takes
+    the reports of workers, and ends with the block.
+    """
+
+    def __init__(self, job: Job, hosts: Sequence[str]) -> None:
+        self._job = job
+        self._succession = Succession(hosts)
+        self._formed = self._succession.world
+        self._lock = threading.Lock()  # Held for a few instructions.
+        self._keys: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        # Owner: this object; bound: none, it waits for reports; abort: the end of the block.
+        self._thread = threading.Thread(target=self._run, name="hvd-replacement", daemon=True)
+        self._unsubscribe: Callable[[], None] = lambda: None
+
+    def __enter__(self) -> Replacement:
+        self._publish(self._succession.world)
+        self._unsubscribe = self._job.subscribe(self._note)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._unsubscribe()
+        self._keys.put(None)
+        self._thread.join(LEAVE_SECONDS)
+        with self._lock:
+            self._publish(Published(self._succession.world.round + 1, text=OVER, is_over=True))
+
+    def environments(self) -> list[dict[str, str]]:
+        """The variables of the first workers, by their places."""
+        with self._lock:
+            return [self._environment(worker, is_newcomer=False) for worker in self._succession.workers]
+
+    def lose(self, place: int, text: str) -> None:
+        """The worker in ``place`` is gone: ``text`` says how."""
+        with self._lock:
+            self._succession.lose(place, text)
+
+    def succeed(self, place: int, host: str) -> dict[str, str]:
+        """The variables of the successor in ``place``, on ``host``."""
+        with self._lock:
+            return self._environment(self._succession.succeed(place, host), is_newcomer=True)
+
+    def _environment(self, worker: str, is_newcomer: bool) -> dict[str, str]:
+        slot = self._succession.slot(worker)
+        identity = Identity(worker, self._succession.world.round, is_newcomer)
+        course = Course() if is_newcomer else self._job.course
+        return environment_of(slot, self._job.host, self._job.port, self._job.secret, course) | identity.variables()
+
+    def _publish(self, world: Published) -> None:
+        self._job.store.set(world_key(world.round), world.encode())
+
+    # Reports of workers.
+
+    def _note(self, key: str) -> None:
+        """In the thread of the rendezvous server."""
+        if key.startswith(REPORTS):
+            self._keys.put(key)
+
+    def _run(self) -> None:
+        while (key := self._keys.get()) is not None:
+            sent = self._job.take(key)
+            if sent is not None:
+                self._heed(key.removeprefix(REPORTS).partition("/")[0], Report.decode(sent))
+
+    def _heed(self, worker: str, report: Report) -> None:
+        world = None
+        if report.kind == "formed":
+            self._tell_formed(report)
+        elif report.kind == "ready":
+            with self._lock:
+                world = self._succession.ready(worker)
+        elif report.kind == "failed":
+            with self._lock:
+                world = self._succession.cut_off(worker, report.round)
+        if world is not None:
+            self._publish(world)
+
+    def _tell_formed(self, report: Report) -> None:
+        self._job.store.set(CALL, b"%d" % report.call)
+        with self._lock:
+            world, before = self._succession.world, self._formed
+            if report.round != world.round or before is world:
+                return
+            self._formed = world
+        logger.warning(summary(world, report.pause, report.lost))
