@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import hvd_cluster
-from benchmarks.timeline import CASES, train
+from benchmarks.timeline import CASES
+from benchmarks.timeline import train as training
 
 STEPS = 40
 SHOWN_SECONDS = 0.12
@@ -48,7 +49,7 @@ def train(path: str) -> None:
 
     torch.set_num_threads(1)
     hvd.init()
-    step = train(CASES["MLP of 23 MB"], 32)
+    step = training(CASES["MLP of 23 MB"], 32)
     for number in range(2 * STEPS):
         if number == STEPS:
             hvd.start_timeline(path)
