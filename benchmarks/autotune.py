@@ -123,6 +123,10 @@ def measure(case: Case, pool: Pool, arguments: argparse.Namespace) -> tuple[dict
             pass
         searched = time.monotonic() - start
         rows = _parameters(Path(folder, "log.csv"))
+    if not rows[-1].pop("choice"):
+        raise SystemExit("the search has failed: its log has no choice; see the warning above")
+    for row in rows[:-1]:
+        del row["choice"]
     fields = {name: getattr(Parameters(), name) for name in rows[0]}
     points = {"defaults": rows[0], "choice": rows[-1], **grid({**fields, **rows[0]}, len(set(case.hosts)) > 1)}
     seconds = _rounds(pool, points, arguments)
@@ -174,6 +178,7 @@ def _parameters(log: Path) -> list[dict[str, Any]]:
             "pipeline_piece": int(row["pipeline_piece"]),
             "hierarchical_allreduce": row["hierarchical_allreduce"] == "1",
             "hierarchical_allgather": row["hierarchical_allgather"] == "1",
+            "choice": row["choice"] == "1",
         }
         for row in rows
     ]
@@ -199,10 +204,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, nargs="+", default=[0, 1, 2], help="numbers of the cases (default: all)")
     parser.add_argument("--trials", type=int, default=20, help="trials of the search (default: 20)")
-    parser.add_argument("--rounds", type=int, default=8, help="rounds of the comparison (default: 8)")
+    parser.add_argument("--rounds", type=int, default=8, help="rounds of the comparison, at least 2 (default: 8)")
     parser.add_argument("--steps", type=int, default=20, help="steps of each point in a round (default: 20)")
     add_json_argument(parser)
     arguments = parser.parse_args()
+    if arguments.rounds < 2:
+        parser.error(f"--rounds {arguments.rounds} must be at least 2: one half chooses, the other half is measured")
     results = []
     for number in arguments.cases:
         try:

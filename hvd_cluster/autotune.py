@@ -29,7 +29,7 @@ def plot(log: Path, picture: Path) -> None:
     """Draw the trials of ``log`` into the file ``picture``, in the format of its suffix, such as .png or .svg.
 
     The first panel has the score of each trial in the order of time. Each of the others has the scores over one
-    parameter that was tried with several values. The last row of the log, which is the choice, is marked. Raises
+    parameter that was tried with several values. The choice is marked, if there is one yet. Raises
     LogError for a file that is no such log, OSError for one that cannot be read or written, ImportError without
     matplotlib.
     """
@@ -37,9 +37,10 @@ def plot(log: Path, picture: Path) -> None:
     varied = [name for name in SHOWN if len({row[name] for row in rows}) > 1]
     figure, panels = _figure(1 + len(varied))
     scores = [row["score"] for row in rows]
-    _panel(panels[0], range(1, len(rows) + 1), scores, "trial")
+    trials = len(rows) - (rows[-1]["choice"] == 1)
+    _panel(panels[0], range(1, len(rows) + 1), scores, trials, "trial")
     for panel, name in zip(panels[1:], varied, strict=True):
-        _panel(panel, [row[name] for row in rows], scores, SHOWN[name])
+        _panel(panel, [row[name] for row in rows], scores, trials, SHOWN[name])
         panel.set_xscale("log")
     panels[-1].legend()
     figure.savefig(picture, dpi=120)
@@ -72,9 +73,9 @@ def _figure(number: int) -> tuple[Any, list[Any]]:
     return figure, list(panels[0])
 
 
-def _panel(panel: Any, places: Sequence[float], scores: Sequence[float], label: str) -> None:
-    panel.scatter(places[:-1], scores[:-1], s=18, label="trial")
-    panel.scatter(places[-1:], scores[-1:], s=90, marker="*", color="black", label="choice")
+def _panel(panel: Any, places: Sequence[float], scores: Sequence[float], trials: int, label: str) -> None:
+    panel.scatter(places[:trials], scores[:trials], s=18, label="trial")
+    panel.scatter(places[trials:], scores[trials:], s=90, marker="*", color="black", label="choice")
     panel.set_xlabel(label)
     panel.grid(alpha=0.3)
 

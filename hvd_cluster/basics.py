@@ -143,7 +143,9 @@ def _start(sets: list[ProcessSet]) -> None:
         entered = replace(world, round=worlds.round, topology=engine.topology)
         logs.configure(settings.log_level, settings.log_hide_time, _identity(environment, entered))
     _process.engine = engine
-    _process.observers.follow(engine, world, worlds, settings, environment)
+    _process.observers.follow(
+        engine, world, worlds, Settings.from_environment(environment, engine.topology), environment
+    )
     for id, entry in enumerate((global_process_set, *sets), start=GLOBAL):
         _register(engine, id, entry)
     if worlds is not None:

@@ -7,12 +7,13 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from queue import SimpleQueue
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
+from collectives.api import Topology
 from collectives.autotune.journal import Journal
 from collectives.autotune.plan import Choice, Search, plan
 from collectives.autotune.scores import Scores
-from collectives.autotune.search import ProcessSearch, SearchError
+from collectives.autotune.search import ProcessSearch, SearchError, is_available
 from collectives.autotune.space import Space
 from collectives.engine.engine import Engine
 from collectives.events import Event, Started
@@ -47,20 +48,34 @@ class Autotuner:
     def __init__(self, make_search: Callable[[int, float], EndableSearch] = ProcessSearch) -> None:
         self._make_search = make_search
         self._tuning: _Tuning | None = None
-        self._chosen: Changes = {}
+        self._choices: dict[_Shape, Changes] = {}
+        self._logs: set[str] = set()
+        self._has_failed = False
 
     def follow(self, engine: Engine, settings: Settings) -> None:
         """Tune ``engine``, if ``settings`` say so and it has several ranks; only rank 0 acts.
 
-        An earlier choice holds again. A search that the end of the world before has cut off begins anew.
+        A choice that was made for as many ranks and hosts holds again, but not over what the user has set. A search
+        that the end of the world before has cut off begins anew.
         """
-        topology = engine.topology
-        if settings.autotune is None or topology.rank != 0 or topology.size == 1:
+        if settings.autotune is None or engine.topology.rank != 0 or engine.topology.size == 1 or self._has_failed:
             return
-        if self._chosen:
-            engine.propose(**self._chosen)
-        else:
-            self._tuning = _Tuning(engine, settings.autotune, self._make_search)
+        chosen = self._choices.get(_shape(engine.topology))
+        if chosen is not None:
+            engine.propose(**{name: value for name, value in chosen.items() if name not in settings.autotune.fixed})
+        elif self._is_possible():
+            journal = Journal(settings.autotune.log, goes_on=settings.autotune.log in self._logs)
+            self._logs.add(settings.autotune.log)
+            self._tuning = _Tuning(engine, settings.autotune, self._make_search, journal)
+
+    def _is_possible(self) -> bool:
+        if self._make_search is ProcessSearch and not is_available():
+            self._has_failed = True
+            logger.warning(
+                "HOROVOD_AUTOTUNE needs the package bayesian-optimization: pip install 'hvd-cluster[autotune]'; "
+                "training goes on with the parameters as they are"
+            )
+        return not self._has_failed
 
     @property
     def is_searching(self) -> bool:
@@ -72,7 +87,9 @@ class Autotuner:
         tuning, self._tuning = self._tuning, None
         if tuning is not None:
             tuning.close()
-            self._chosen = tuning.chosen
+            self._has_failed = tuning.has_failed
+            if tuning.choice is not None:
+                self._choices[_shape(tuning.topology)] = tuning.choice
 
     def disown(self) -> None:
         """In a forked child: the tuning is the parent's. Takes no lock."""
@@ -81,22 +98,36 @@ class Autotuner:
             tuning.disown()
 
 
+_Shape: TypeAlias = tuple[int, ...]
+
+
+def _shape(topology: Topology) -> _Shape:
+    return topology.size, topology.local_size, topology.cross_size
+
+
 class _Closed(Exception):
     """The engine has ended before the search."""
 
 
 class _Tuning:
-    """``chosen`` are the best parameters once the search is over."""
+    """``choice`` has the changes of parameters once the search is over; None until then, and if it ``has_failed``."""
 
     def __init__(
-        self, engine: Engine, settings: Autotuning, make_search: Callable[[int, float], EndableSearch]
+        self,
+        engine: Engine,
+        settings: Autotuning,
+        make_search: Callable[[int, float], EndableSearch],
+        journal: Journal,
     ) -> None:
-        self.chosen: Changes = {}
+        self.choice: Changes | None = None
+        self.has_failed = False
+        self.topology = engine.topology
         self._engine = engine
         self._space = Space.of(engine.parameters, engine.topology, settings.fixed)
         self._settings = settings
         self._search = make_search(len(self._space.knobs), settings.noise)
-        self._journal = Journal(settings.log)
+        self._journal = journal
+        self._trials = 0
         self._scores = Scores(settings.steps, SAMPLES)
         self._first: Changes = {name: getattr(engine.parameters, name) for name in self._space.names}
         self._wanted: Changes = {}
@@ -104,8 +135,8 @@ class _Tuning:
         self._is_measuring = False
         self._seen: Parameters | None = None
         self._holds = False
-        # The score of the trial, from the thread that drives; None when the engine ends, from close().
-        self._results: SimpleQueue[float | None] = SimpleQueue()
+        # The score of the trial, or an error, from the thread that drives; None when the engine ends, from close().
+        self._results: SimpleQueue[float | Exception | None] = SimpleQueue()
         self._detach = engine.events.subscribe(self._hear, [Started])
         # Owned by the tuning; aborted and joined by close(), for CLOSE_SECONDS at most.
         self._thread = threading.Thread(target=self._run, name="hvd-autotune", daemon=True)
@@ -131,6 +162,14 @@ class _Tuning:
     # On the thread that drives.
 
     def _hear(self, event: Event) -> None:
+        try:
+            self._measure_start(event)
+        except Exception as error:
+            self._is_measuring = False
+            self._results.put(error)
+            raise
+
+    def _measure_start(self, event: Event) -> None:
         if not self._is_measuring or not isinstance(event, Started) or event.process_set != GLOBAL:
             return
         if self._is_in_force():
@@ -154,7 +193,7 @@ class _Tuning:
         try:
             self._end(self._choose())
         except _Closed:
-            pass
+            logger.warning("the world ended before autotuning was over, after %d trials", self._trials)
         except SearchError as error:
             self._give_up(str(error))
         except Exception:
@@ -163,6 +202,7 @@ class _Tuning:
         finally:
             self._detach()
             self._search.close()
+            self._journal.close()
 
     def _choose(self) -> Choice:
         trials = plan(self._first, self._space, self._search, self._settings.warmup, self._settings.most)
@@ -182,25 +222,32 @@ class _Tuning:
         score = self._results.get()
         if score is None:
             raise _Closed
+        if isinstance(score, Exception):
+            raise score
+        self._trials += 1
         self._journal.add(replace(self._engine.parameters, **changes), score)
         return score
 
     def _end(self, choice: Choice) -> None:
         self._engine.propose(**choice.changes)
-        self._journal.add(replace(self._engine.parameters, **choice.changes), choice.score)
-        self.chosen = choice.changes
-        if choice.gain > 1.0:
-            changed = {name: value for name, value in choice.changes.items() if value != self._first[name]}
-            logger.warning("autotuning is over: %s; %.2f times as fast as before", _text(changed), choice.gain)
+        self._journal.add(replace(self._engine.parameters, **choice.changes), choice.score, is_choice=True)
+        self.choice = {name: value for name, value in choice.changes.items() if value != self._first[name]}
+        if self.choice:
+            logger.warning("autotuning is over: %s; %.2f times as fast as before", _text(self.choice), choice.gain)
         else:
             logger.warning("autotuning is over: the parameters stay as they are, no others are faster")
 
     def _give_up(self, reason: str) -> None:
         if self._is_closed:
             return
+        self.has_failed = True
         self._engine.propose(**self._first)
         logger.warning("%s; training goes on with the parameters as they were", reason)
 
 
 def _text(changes: Changes) -> str:
-    return ", ".join([f"{name} {value}" for name, value in changes.items()])
+    """With units: times in milliseconds, sizes in bytes."""
+    times = ("cycle_time", "patience")
+    return ", ".join(
+        [f"{name} {value * 1e3:g} ms" if name in times else f"{name} {value}" for name, value in changes.items()]
+    )

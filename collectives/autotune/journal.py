@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import logging
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import IO
 
 from collectives.parameters import Parameters
 
@@ -21,43 +24,65 @@ HOROVOD = (
     "tensor_fusion_threshold",
     "score",
 )
-OURS = ("patient", "patience_ms", "pipeline_piece")
+OURS = ("patient", "patience_ms", "pipeline_piece", "choice")
 COLUMNS = (*HOROVOD, *OURS)
 """Times in milliseconds, sizes in bytes, flags 0 or 1; the score in bytes per microsecond."""
 
 
 class Journal:
-    """Writes a row for each trial into the file at ``path``, which it replaces; "" for none.
+    """Writes a row for each trial into the file at ``path``, at once; "" for none.
 
-    A file that cannot be written is logged once, and the search goes on without it. Each row is written at once.
+    The file is replaced, unless it ``goes_on``. A file that cannot be written, or to which another job writes, is
+    logged once, and the search goes on without it.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, goes_on: bool = False) -> None:
         self._path = path
-        self._write("w", COLUMNS)
+        self._file: IO[str] | None = None
+        if path:
+            self._attempt(lambda: self._open(goes_on))
 
-    def add(self, parameters: Parameters, score: float) -> None:
-        """The job had ``score`` under ``parameters``."""
-        row = _row(parameters, score)
-        self._write("a", [row[name] for name in COLUMNS])
-
-    def _write(self, mode: str, values: tuple[str, ...] | list[str]) -> None:
-        if not self._path:
-            return
+    def _open(self, goes_on: bool) -> None:
+        self._file = file = open(self._path, "a", newline="")  # noqa: SIM115 - it stays open
         try:
-            with Path(self._path).open(mode, newline="") as file:
-                csv.writer(file, lineterminator="\n").writerow(values)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OSError("another job writes to it") from error
+        if not goes_on:
+            file.truncate(0)
+            self._write(COLUMNS)
+
+    def add(self, parameters: Parameters, score: float, is_choice: bool = False) -> None:
+        """The job had ``score`` under ``parameters``, which ``is_choice`` says are those that it keeps."""
+        row = _row(parameters, score, is_choice)
+        self._attempt(lambda: self._write([row[name] for name in COLUMNS]))
+
+    def _write(self, values: Sequence[str]) -> None:
+        if self._file is not None:
+            csv.writer(self._file, lineterminator="\n").writerow(values)
+            self._file.flush()
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        try:
+            action()
         except (OSError, ValueError) as error:
             logger.warning(
-                "the log of autotuning cannot be written to %r: %s; give HOROVOD_AUTOTUNE_LOG a file where this user "
-                "may write, with space; tuning goes on without a log",
+                "the log of autotuning cannot be written to %r: %s; give HOROVOD_AUTOTUNE_LOG a file of this job where "
+                "this user may write, with space; tuning goes on without a log",
                 self._path,
                 getattr(error, "strerror", None) or error,
             )
-            self._path = ""
+            self.close()
+
+    def close(self) -> None:
+        """Release the file."""
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):  # what it could not write
+                file.close()
 
 
-def _row(parameters: Parameters, score: float) -> dict[str, str]:
+def _row(parameters: Parameters, score: float, is_choice: bool) -> dict[str, str]:
     return {
         "hierarchical_allreduce": f"{parameters.hierarchical_allreduce:d}",
         "hierarchical_allgather": f"{parameters.hierarchical_allgather:d}",
@@ -69,4 +94,5 @@ def _row(parameters: Parameters, score: float) -> dict[str, str]:
         "patient": f"{parameters.patient:d}",
         "patience_ms": f"{parameters.patience * 1e3:g}",
         "pipeline_piece": str(parameters.pipeline_piece),
+        "choice": f"{is_choice:d}",
     }

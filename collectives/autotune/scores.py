@@ -39,6 +39,8 @@ class Scores:
     def start(self, names: Iterable[str], nbytes: int, time: float) -> float | None:
         """A batch of ``names``, with ``nbytes``, starts at ``time``, in seconds. Returns a score that is complete."""
         score = None
+        if not nbytes:
+            return None
         if self._is_complete(names):
             score = self._complete(time)
             self._begin = time

@@ -6,18 +6,26 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["ProcessSearch", "SearchError"]
+__all__ = ["ProcessSearch", "SearchError", "is_available"]
 
+LIBRARY = "bayes_opt"
 PROGRAM = "collectives.autotune.searcher"
 ROOT = str(Path(__file__).parents[2])
 NICENESS = "19"
 """Training has the cores first."""
 END_SECONDS = 2.0
+
+
+def is_available() -> bool:
+    """Whether the library of the search is installed."""
+    return find_spec(LIBRARY) is not None
 
 
 class SearchError(Exception):
@@ -33,6 +41,7 @@ class ProcessSearch:
     def __init__(self, knobs: int, noise: float) -> None:
         self._first = {"knobs": knobs, "noise": noise}
         self._process: subprocess.Popen[bytes] | None = None
+        self._errors: IO[bytes] | None = None
         self._is_killed = False
 
     def suggest(self) -> list[float]:
@@ -45,7 +54,8 @@ class ProcessSearch:
 
     def _ask(self, request: dict[str, Any]) -> Any:
         if self._process is None:
-            self._process = _start()
+            self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the pipes
+            self._process = _start(self._errors)
             self._exchange(self._first)
         return self._exchange(request)
 
@@ -57,10 +67,16 @@ class ProcessSearch:
             requests.write(json.dumps(request).encode() + b"\n")
             answer = json.loads(answers.readline())
         except (OSError, ValueError) as error:
-            raise SearchError("the process that searches for parameters has ended") from error
+            raise SearchError(f"the process that searches for parameters has ended: {self._last_line()}") from error
         if "error" in answer:
             raise SearchError(f"the search for parameters failed: {answer['error']}")
         return answer["answer"]
+
+    def _last_line(self) -> str:
+        assert self._errors is not None
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
 
     def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
         process = self._process
@@ -86,11 +102,12 @@ class ProcessSearch:
     def disown(self) -> None:
         """In a forked child: close its copies of the pipes, of which an open one would keep the process alive."""
         if self._process is not None:
-            for pipe in self._pipes():
-                pipe.close()
+            for file in (*self._pipes(), self._errors):
+                if file is not None:
+                    file.close()
 
 
-def _start() -> subprocess.Popen[bytes]:
+def _start(errors: IO[bytes]) -> subprocess.Popen[bytes]:
     paths = [ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     try:
@@ -99,7 +116,7 @@ def _start() -> subprocess.Popen[bytes]:
             bufsize=0,  # a buffer has a lock, which a forked child must not take
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=errors,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **threads},
             start_new_session=True,
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
 __all__ = ["main"]
@@ -64,16 +64,17 @@ def _answers(requests: TextIO) -> Iterator[Any]:
 def main() -> None:
     """The command line."""
     warnings.simplefilter("ignore")
-    answers = _answers(sys.stdin)
-    say: Callable[[Any], int] = sys.stdout.write
+    output, sys.stdout = sys.stdout, sys.stderr  # the library prints, too
+
+    def say(answer: Any) -> None:
+        output.write(json.dumps(answer) + "\n")
+        output.flush()
+
     try:
-        for answer in answers:
-            say(json.dumps({"answer": answer}) + "\n")
-            sys.stdout.flush()
-    except ImportError as error:
-        say(json.dumps({"error": f"{error}; pip install 'hvd-cluster[autotune]'"}) + "\n")
+        for answer in _answers(sys.stdin):
+            say({"answer": answer})
     except Exception as error:  # noqa: BLE001 - the caller reports it
-        say(json.dumps({"error": f"{type(error).__name__}: {error}"}) + "\n")
+        say({"error": f"{type(error).__name__}: {error}"})
 
 
 if __name__ == "__main__":

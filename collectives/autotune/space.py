@@ -12,7 +12,6 @@ from collectives.parameters import PATIENCE_SECONDS, Changes, Parameters
 __all__ = ["Knob", "Space", "Switch"]
 
 KIBIBYTE, MEBIBYTE = 1 << 10, 1 << 20
-UNHURRIED_SECONDS = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +82,10 @@ STAGE_KNOBS = (Knob("pipeline_piece", 64 * KIBIBYTE, 32 * MEBIBYTE),)
 
 
 def _switches(present: Parameters, has_stages: bool) -> list[Switch]:
-    held = {"patient": True, "cycle_time": PATIENCE_SECONDS}
-    at_once = {"patient": False, "cycle_time": UNHURRIED_SECONDS}
-    switches = [Switch("patient", at_once if present.patient else held)]
+    switches: list[Switch] = []
+    # Not the other way round: a script that changes gradients after backward, which travel in step(), would fail then.
+    if not present.patient:
+        switches.append(Switch("patient", {"patient": True, "cycle_time": PATIENCE_SECONDS}))
     if has_stages:
         names = ("hierarchical_allreduce", "hierarchical_allgather")
         switches += [Switch(name, {name: not getattr(present, name)}) for name in names]

@@ -2,14 +2,16 @@
 
 import csv
 import logging
+import os
+import subprocess
 import threading
 
 import pytest
 
-from collectives.autotune.autotuner import Autotuner
-from collectives.autotune.search import SearchError
+from collectives.autotune.autotuner import Autotuner, _shape
+from collectives.autotune.search import ProcessSearch, SearchError
 from collectives.settings import Autotuning, Settings
-from tests.collectives.job import ones, run, running, until
+from tests.collectives.job import ones, run, running
 
 LEAST = {"warmup": 0, "steps": 1, "most": 2}
 
@@ -42,8 +44,13 @@ class Failing(Search):
 
 
 class Waiting(Search):
+    def __init__(self, knobs, noise):
+        super().__init__(knobs, noise)
+        self.called = threading.Event()
+
     def register(self, positions, score):
-        self.ended.wait(10)
+        self.called.set()
+        assert self.ended.wait(10)
         raise SearchError("the search for parameters was ended")
 
 
@@ -117,10 +124,44 @@ def test_the_end_of_the_engine_ends_the_search(caplog):
     with running(2) as job, caplog.at_level(logging.WARNING):
         tuner.follow(job.engines[0], settings())
         tuning = tuner._tuning
-        job.run(lambda engine: [run(engine, ones(engine), "x") for _ in range(40)])
+        train(job, tuning._search.called.is_set)
         tuner.leave()
         assert not tuning._thread.is_alive()
     assert not caplog.records
+
+
+def test_a_trial_that_is_cut_off_is_told(caplog):
+    tuner = Autotuner(Search)
+    with running(2) as job, caplog.at_level(logging.WARNING):
+        tuner.follow(job.engines[0], settings(steps=10**6))
+        job.run(lambda engine: [run(engine, ones(engine), "x") for _ in range(10)])
+        tuner.leave()
+    assert "the world ended before autotuning was over, after 0 trials" in caplog.text
+
+
+def test_an_error_while_it_measures_ends_the_search(caplog, monkeypatch):
+    def fail(*_):
+        raise KeyError("oops")
+
+    tuner = Autotuner(Search)
+    with running(2) as job, caplog.at_level(logging.WARNING):
+        monkeypatch.setattr("collectives.autotune.scores.Scores.start", fail)
+        tuner.follow(job.engines[0], settings())
+        train(job, over(tuner))
+        tuner.leave()
+    assert "autotuning failed; training goes on" in caplog.text
+
+
+def test_without_the_library_nothing_is_tried(caplog, monkeypatch):
+    monkeypatch.setattr("collectives.autotune.search.LIBRARY", "no_such_library")
+    tuner = Autotuner()
+    with running(2) as job, caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            tuner.follow(job.engines[0], settings())
+            assert tuner._tuning is None
+            tuner.leave()
+    (record,) = caplog.records
+    assert "pip install 'hvd-cluster[autotune]'" in record.getMessage()
 
 
 def test_an_idle_job_ends_while_it_tunes():
@@ -134,12 +175,17 @@ def test_an_idle_job_ends_while_it_tunes():
 
 def test_the_choice_holds_in_the_next_world():
     tuner = Autotuner(Search)
-    tuner._chosen = {"fusion_threshold": 12345}
-    with running(2) as job:
+    with running(3) as job:
         tuner.follow(job.engines[0], settings())
+        assert tuner._tuning is not None
+        tuner.leave()
+    with running(2) as job:
+        tuner._choices[_shape(job.engines[0].topology)] = {"fusion_threshold": 12345, "cycle_time": 0.002}
+        tuner.follow(job.engines[0], settings(fixed=frozenset(["cycle_time"])))
         assert tuner._tuning is None
         run_once = job.run(lambda engine: [run(engine, ones(engine), "x"), engine.parameters][1])
     assert [parameters.fusion_threshold for parameters in run_once] == [12345] * 2
+    assert run_once[0].cycle_time != 0.002
 
 
 def test_nothing_happens_without_the_variable():
@@ -160,11 +206,16 @@ def test_only_rank_0_of_several_tunes():
 
 
 def test_a_forked_child_leaves_the_search_alone():
-    tuner = Autotuner(Waiting)
+    """An open copy of a pipe would keep the process of the search alive."""
+    search = ProcessSearch(1, 0.1)
+    search._process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    tuner = Autotuner(lambda knobs, noise: search)
     with running(2) as job:
         tuner.follow(job.engines[0], settings())
-        tuning = tuner._tuning
-        tuner.disown()
-        assert tuner._tuning is None
-        until(tuning._search.ended.is_set)
+        tuning, pipe = tuner._tuning, search._process.stdin.fileno()
+        child = os.fork()
+        if not child:
+            tuner.disown()
+            os._exit(int(tuner._tuning is not None or os.path.exists(f"/proc/self/fd/{pipe}")))
+        assert os.waitpid(child, 0)[1] == 0
         tuning.close()

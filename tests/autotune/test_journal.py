@@ -15,6 +15,7 @@ def test_a_row_for_each_trial_at_once(tmp_path):
     journal = Journal(str(path))
     assert path.read_text() == ",".join(COLUMNS) + "\n"
     journal.add(Parameters(cycle_time=0.0125, patient=True, cache_capacity=0), 12.3456789)
+    journal.close()
     (row,) = csv.DictReader(path.read_text().splitlines())
     assert row["hierarchical_allreduce"] == "1"
     assert (row["cycle_time_ms"], row["cache_enabled"], row["torus_allreduce"]) == ("12.5", "0", "0")
@@ -31,6 +32,22 @@ def test_a_file_that_cannot_be_written_is_one_line(path, caplog):
     (record,) = caplog.records
     assert repr(path) in record.getMessage()
     assert "HOROVOD_AUTOTUNE_LOG" in record.getMessage()
+
+
+def test_two_jobs_do_not_write_to_one_file(tmp_path, caplog):
+    path = tmp_path / "log.csv"
+    first = Journal(str(path))
+    with caplog.at_level(logging.WARNING):
+        second = Journal(str(path))
+    assert "another job writes to it" in caplog.text
+    first.add(Parameters(), 1.0)
+    second.add(Parameters(), 2.0)
+    assert len(path.read_text().splitlines()) == 2
+    first.close()
+    again = Journal(str(path), goes_on=True)
+    again.add(Parameters(), 3.0, is_choice=True)
+    again.close()
+    assert [row["choice"] for row in csv.DictReader(path.read_text().splitlines())] == ["0", "1"]
 
 
 def test_no_path_no_file(caplog):

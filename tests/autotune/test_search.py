@@ -35,20 +35,28 @@ def test_finds_the_top_of_a_hill(search):
     assert best > 0.9
 
 
-def test_without_the_library_the_error_says_what_to_install(search, monkeypatch, tmp_path):
+def test_the_same_position_may_come_again(search):
+    """The library prints a line then."""
+    pytest.importorskip("bayes_opt")
+    for score in (1.0, 1.1):
+        search.register([0.0, 1.0], score)
+    assert len(search.suggest()) == 2
+
+
+def test_an_error_of_the_library_is_told(search, monkeypatch, tmp_path):
     (tmp_path / "bayes_opt.py").write_text("raise ImportError('No module named bayes_opt')")
     monkeypatch.setattr(module, "ROOT", os.pathsep.join([str(tmp_path), module.ROOT]))
-    with pytest.raises(SearchError, match=r"No module named bayes_opt; pip install 'hvd-cluster\[autotune\]'"):
+    with pytest.raises(SearchError, match="ImportError: No module named bayes_opt"):
         search.suggest()
 
 
 def test_a_program_that_does_not_run(search, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/no/such/python")
-    with pytest.raises(SearchError, match="has ended"):
+    with pytest.raises(SearchError, match=r"has ended: .*/no/such/python.*No such file"):
         search.suggest()
 
 
-def test_a_wait_is_aborted(search, monkeypatch):
+def test_a_program_that_says_something_else(search, monkeypatch):
     monkeypatch.setattr(module, "PROGRAM", "this")  # prints a poem, and ends
     with pytest.raises(SearchError, match="has ended"):
         search.suggest()

@@ -43,7 +43,7 @@ def test_switches_are_the_other_values():
         return {switch.name: switch.alternative for switch in Space.of(parameters, topology(2, 2), ()).switches}
 
     found = alternatives(Parameters(patient=True, cycle_time=0.05, cache_capacity=7))
-    assert found["patient"] == {"patient": False, "cycle_time": 0.001}
+    assert "patient" not in found
     assert found["cache_capacity"] == {"cache_capacity": 0}
     assert found["hierarchical_allgather"] == {"hierarchical_allgather": False}
     found = alternatives(Parameters(cache_capacity=0, hierarchical_allreduce=False))
