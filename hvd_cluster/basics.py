@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ from collectives.engine.engine import Engine
 from collectives.planning.process_sets import GLOBAL
 from collectives.process_exit import ProcessExit
 from collectives.settings import Settings, world_from_environment
+from executors.failure import brief
 from executors.member import Identity
 from hvd_cluster import memory
 from hvd_cluster.launchers import Launcher, warn_of_threads
@@ -53,6 +55,9 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+# An exception may have the whole of a tensor in its text.
+LONGEST_CAUSE = 300
 
 
 class _Process:
@@ -220,9 +225,19 @@ def change_world(world: World) -> None:
         _start([])
 
 
+def _cause_of_exit() -> str:
+    """The exception that ends this script, as Python has shown it before; empty where there is none."""
+    error = getattr(sys, "last_value", None)
+    # A session with a prompt goes on after an exception.
+    if error is None or hasattr(sys, "ps1"):
+        return ""
+    return f"raised {' '.join(brief(error).split())[:LONGEST_CAUSE]}"
+
+
 def _shut_down_at_exit() -> None:
     _process.exit.begin()
-    _shut_down(lambda engine: engine.shut_down_at_exit(_process.exit))
+    cause = _cause_of_exit()
+    _shut_down(lambda engine: engine.shut_down_at_exit(_process.exit, cause))
     for engine in _process.ending:
         engine.shut_down_at_exit(_process.exit)
     _process.launcher.close()

@@ -11,7 +11,7 @@ from collectives.planning import stragglers
 from collectives.planning.messages import WaitReport, Waits
 from collectives.planning.stragglers import Cause, StragglerInspector
 from tests.collectives.job import Caller, ones, run, running, until
-from tests.collectives.unison_job import in_unison, warm_up
+from tests.collectives.unison_job import in_unison, rounds_of, warm_up
 
 HELD_UP = WaitReport(0.25, (Waits(0, 0.2, 0.0, 4),))
 SLOW = WaitReport(0.25, (Waits(0, 0.0, 0.2, 4),))
@@ -90,7 +90,7 @@ def often(monkeypatch):
 def test_reports_do_not_end_the_unison(shared_memory, monkeypatch):
     monkeypatch.setattr("collectives.engine.deciders.rounds.LATE_SECONDS", 1000.0)
     heard = []
-    monkeypatch.setattr(Punctuality, "hear", lambda self, rank, report: heard.append(rank))
+    monkeypatch.setattr(Punctuality, "hear", lambda self, rank, report: heard.append((rank, report)))
     with running(3, shared_memory=shared_memory) as job:
         job.run(warm_up)
         assert in_unison(job)
@@ -98,11 +98,12 @@ def test_reports_do_not_end_the_unison(shared_memory, monkeypatch):
         others = [Caller(job.engines[1], "x")]
         until(lambda: job.engines[0]._works and job.engines[1]._works)
         job.engines[1]._exchange._link.report_waits(HELD_UP)  # while rank 0 waits in a round
-        until(lambda: heard.count(1) >= 4)
+        until(lambda: (1, HELD_UP) in heard)
+        assert rounds_of(job.engines[2]).on
         assert run(job.engines[2], ones(job.engines[2]), "x")[0] == 6.0
         assert [caller.result()[0] for caller in (early, *others)] == [6.0] * 2
         assert in_unison(job)
-    assert set(heard) == {0, 1, 2}
+    assert {rank for rank, _ in heard} == {0, 1, 2}
 
 
 def test_healthy_ranks_send_nothing(monkeypatch, caplog):

@@ -16,6 +16,7 @@ from collectives.metrics.families import LABELS, families
 from collectives.metrics.meter import Meter
 from collectives.metrics.values import Metrics
 from hvd_cluster import basics
+from hvd_cluster.elastic import session
 from tests.collectives.job import ones, run, running
 
 
@@ -67,6 +68,13 @@ def _has_none():
     except NotInitializedError:
         return True
     return False
+
+
+def test_commits_that_were_given_up_are_lost_steps():
+    basics.init()
+    session.formed(0.0, 0, str)
+    session.formed(0.0, 2, str)
+    assert hvd_cluster.metrics().lost_steps == 2
 
 
 def test_a_newcomer_is_in_no_world_yet():

@@ -47,7 +47,9 @@ def test_a_late_rank_of_one_host_is_named_in_time(fresh_pool, size, delayed):
     check(pool, size, delayed)
 
 
-def test_a_late_rank_of_another_host_is_named_in_time(fresh_pool):
-    pool = fresh_pool(2, ["one", "two"])
+@pytest.mark.parametrize("hosts", [("one", "two"), ("one", "one", "two", "two")])
+def test_a_late_rank_of_another_host_is_named_in_time(fresh_pool, hosts):
+    """Two ranks on Gloo; four on the hierarchical backend, with a relay on the other host."""
+    pool = fresh_pool(len(hosts), list(hosts))
     pool.run(hvd.init)
-    check(pool, 2, 1)
+    check(pool, len(hosts), len(hosts) - 1)
