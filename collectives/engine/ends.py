@@ -73,6 +73,7 @@ class Ends:
         self._runner = runner
         self._commands = commands
         self._announce = announce
+        self._ordered: HorovodInternalError | None = None  # the error of :meth:`abort`
 
     # Polite.
 
@@ -161,10 +162,12 @@ class Ends:
         return verdict(error, silent, seconds, self._topology.hosts, "", states)
 
     def _known_reason(self, is_vague: bool = True) -> HorovodInternalError | None:
-        """The error for which another rank, or rank 0 here, ends the job; or else the loss of a rank.
+        """The error of an abort here; or that for which another rank, or rank 0 here, ends the job; or a lost rank.
 
         Where the error of this rank is not vague, a loss is no better, and the error itself is the answer to rank 0.
         """
+        if self._ordered is not None:
+            return self._ordered
         lost = self.ending.lost  # read first, because the last messages of the lost rank may explain more
         for message in self._link.attend():
             if isinstance(message, Abort):
@@ -174,7 +177,8 @@ class Ends:
         return self.ending.loss(lost) if is_vague and lost is not None else None
 
     def abort(self, error: HorovodInternalError) -> None:
-        """End everything with ``error``; from any thread."""
+        """End everything with ``error``, which needs no better explanation; from any thread."""
+        self._ordered = error
         self._commands.append(lambda: self.fail(error))
         self._runner.abort(error)
 

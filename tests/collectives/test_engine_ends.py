@@ -272,6 +272,24 @@ def test_of_several_ranks_that_vanish_the_first_is_named():
             assert isinstance(caller.result(), HorovodInternalError)
 
 
+def test_an_abort_does_not_wait_for_the_verdict_of_a_silent_rank_0():
+    """The driver of an elastic job knows that the host of rank 0 is gone; an operation is under way."""
+    inside, leave = threading.Event(), threading.Event()
+
+    def stay():
+        inside.set()
+        leave.wait(PATIENCE)
+
+    with running(2, faults={(0, 0): stay}) as job:
+        callers = [Caller(engine, "x") for engine in job.engines]
+        assert inside.wait(PATIENCE)
+        job.engines[1].abort(PeerLostError("world 3 has ended"))
+        error = callers[1].result()
+        leave.set()
+        assert str(error) == "world 3 has ended"
+        assert isinstance(callers[0].result(), HorovodInternalError)
+
+
 @pytest.mark.parametrize("culprit", [0, 1])
 @pytest.mark.parametrize("holder", [0, 1])
 def test_an_abort_while_a_batch_is_left_to_a_caller(holder, culprit, patience, caplog):
