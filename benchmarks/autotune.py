@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import add_json_argument, tabulate
+from benchmarks.timeline import exchange, train
 from tests.namespaces import HOSTS, WIRE, Network, Unavailable
 from tests.torch.pool import Pool
 
@@ -28,6 +29,7 @@ SETTLING_STEPS = 6
 SEARCH_SECONDS = 60.0
 """A part of a search; the pool waits for longer."""
 SEARCH_STEPS = 10
+BATCH_SIZE = 32
 TENSORS, ELEMENTS = 200, 5000
 WAYS = ({"patient": True, "cycle_time": 0.05}, {"patient": False, "cycle_time": 0.001})
 THRESHOLDS = (1 << 20, 8 << 20, 128 << 20)
@@ -64,7 +66,7 @@ def begin(widths: tuple[int, ...], log: str, most: int) -> None:
     given = {"": "1", "_LOG": log, "_BAYES_OPT_MAX_SAMPLES": str(most), "_STEPS_PER_SAMPLE": str(SEARCH_STEPS)}
     os.environ.update({f"HOROVOD_AUTOTUNE{name}": value for name, value in given.items()})
     hvd.init()
-    JOB["step"] = _training(widths) if widths else _exchange()
+    JOB["step"] = train(list(widths), BATCH_SIZE) if widths else exchange(TENSORS, ELEMENTS)
 
 
 def search(seconds: float) -> bool:
@@ -99,34 +101,6 @@ def compare(points: Mapping[str, Mapping[str, Any]], steps: int) -> dict[str, fl
             step()
         seconds[name] = (time.monotonic() - begin) / steps
     return seconds
-
-
-def _training(widths: tuple[int, ...]) -> Callable[[], None]:
-    import torch
-
-    import hvd_cluster.torch as hvd
-    from benchmarks.training import build, stepper
-
-    torch.manual_seed(2 + hvd.rank())
-    images, labels = torch.randn(32, widths[0]), torch.randint(0, widths[-1], (32,))
-    model = build(widths)
-    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
-    return stepper(model, hvd.DistributedOptimizer(optimizer, model.named_parameters()), images, labels)
-
-
-def _exchange() -> Callable[[], None]:
-    import torch
-
-    import hvd_cluster.torch as hvd
-
-    tensors = [torch.ones(ELEMENTS) for _ in range(TENSORS)]
-
-    def exchange() -> None:
-        handles = [hvd.allreduce_async_(tensor, name=f"tensor {place}") for place, tensor in enumerate(tensors)]
-        for handle in handles:
-            hvd.synchronize(handle)
-
-    return exchange
 
 
 def grid(first: Mapping[str, Any], has_stages: bool) -> dict[str, dict[str, Any]]:

@@ -77,13 +77,13 @@ def train(widths: list[int], batch: int) -> Callable[[], None]:
     return stepper(model, hvd.DistributedOptimizer(optimizer, model.named_parameters()), images, labels)
 
 
-def exchange() -> Callable[[], None]:
+def exchange(number: int = TENSORS, elements: int = ELEMENTS) -> Callable[[], None]:
     """A step of many small tensors."""
     import torch
 
     import hvd_cluster.torch as hvd
 
-    tensors = [torch.ones(ELEMENTS) for _ in range(TENSORS)]
+    tensors = [torch.ones(elements) for _ in range(number)]
 
     def step() -> None:
         handles = [hvd.allreduce_async_(tensor, name=f"tensor {place}") for place, tensor in enumerate(tensors)]

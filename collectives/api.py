@@ -61,7 +61,14 @@ LONGEST_SECONDS = 1_000_000
 
 
 class HorovodInternalError(RuntimeError):
-    """A collective failed. Restore the last committed state and retry."""
+    """A collective failed. Restore the last committed state and retry.
+
+    Where it ended the engine, ``tensors`` are the names that were in flight on this rank, and ``batch`` is the number
+    of the batch in which an operation failed here, None if none did. The log and the timeline have the same ones.
+    """
+
+    tensors: tuple[str, ...] = ()
+    batch: int | None = None
 
 
 class MismatchError(HorovodInternalError):

@@ -16,6 +16,7 @@ from typing import Any, SupportsIndex, TypeVar, cast
 from collectives.api import LONGEST_SECONDS
 from collectives.settings import ENVIRONMENT_SECRET
 from executors.api import Slot
+from executors.course import COURSE
 
 __all__ = [
     "RESERVED",
@@ -43,6 +44,7 @@ RESERVED = frozenset(Slot("", 0, 1, 0, 1, 0, 1).environment()) | {
     "HOROVOD_NEWCOMER",
     "HOROVOD_ROUND",
     "HOROVOD_WORKER_ID",
+    COURSE,
     ENVIRONMENT_SECRET,
 }
 """The variables that place a worker in its job."""

@@ -13,6 +13,7 @@ from collectives.control.handshake.notes import EndNotes
 from executors.agents import Agents
 from executors.api import ExecutorError, Slot, StartTimeoutError, WorkerError
 from executors.changes import describe, losses, summary
+from executors.course import Course
 from executors.failure import CAUSE_SECONDS, Failure, Kind, Patience, with_last_lines
 from executors.failures import Failed, Failures
 from executors.job import Job, environment_of
@@ -254,8 +255,13 @@ class Driver:
         return self._order
 
     def close(self) -> None:
-        """Take no more reports of workers; those of a later driver may start again."""
+        """Take no more reports of workers; those of a later driver may start again.
+
+        Workers that are asked to end now have nobody to hand over to, so they hear that a job that is not over ends.
+        """
         self._unsubscribe()
+        if not self.is_over:
+            self._publish_end("its driver ends")
         if self._notes is not None:
             self._notes.withdraw()
         for worker in list(self._unexplained):
@@ -357,7 +363,8 @@ class Driver:
         is_newcomer = worker not in self._ranked
         joined = Published(-1, (*self._published.workers, (worker, host)))
         slot = joined.slots()[worker] if is_newcomer else self._ranked[worker]
-        place = environment_of(slot, self._job.host, self._job.port, self._job.secret)
+        course = Course() if is_newcomer else self._job.course
+        place = environment_of(slot, self._job.host, self._job.port, self._job.secret, course)
         if not self._limits.is_elastic:
             return place
         identity = Identity(worker, self._published.round, is_newcomer)
@@ -382,15 +389,18 @@ class Driver:
     def _finish(self, end: End) -> None:
         self._end = end
         self._failures.end()
-        if self._limits.is_elastic:
-            over = Published(self._published.round + 1, text=end.error or "the job is done", is_over=True)
-            self._job.store.set(world_key(over.round), over.encode())
+        self._publish_end(end.error or "the job is done")
         if end.error is None:
             self._is_ending = True
             # Newcomers that are on their way, and former workers that do not end by themselves.
             self._agents.after(CAUSE_SECONDS, self._agents.end)
         else:
             self._end_within(self._patience.seconds(self._failures.cause.failure.kind) if self._failures else 0.0)
+
+    def _publish_end(self, text: str) -> None:
+        if self._limits.is_elastic:
+            over = Published(self._published.round + 1, text=text, is_over=True)
+            self._job.store.set(world_key(over.round), over.encode())
 
     # Reports of workers.
 

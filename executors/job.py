@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import time
 from collections.abc import Callable, MutableMapping
 from types import TracebackType
 
@@ -12,6 +13,7 @@ from collectives.rendezvous.server import RendezvousServer
 from collectives.rendezvous.store import Observer
 from collectives.settings import ENVIRONMENT_SECRET
 from executors.api import JobSecret, Slot
+from executors.course import Course
 from executors.inbox import Inbox
 
 __all__ = ["Job", "environment_of", "secret_of", "secret_variable"]
@@ -22,15 +24,19 @@ class Job:
 
     ``host`` is the address of this machine that the server binds to and that the workers get: 127.0.0.1 for workers of
     this machine only, else an address that every worker can reach. The server is up inside the ``with`` block, which
-    can be entered once. Raises SettingsError, a ValueError, if ``host`` is no address of this machine.
+    can be entered once. ``course`` says when it was requested; without it, that was now. Raises SettingsError, a
+    ValueError, if ``host`` is no address of this machine.
     """
 
-    def __init__(self, size: int, host: str = "127.0.0.1", secret: JobSecret | None = None) -> None:
+    def __init__(
+        self, size: int, host: str = "127.0.0.1", secret: JobSecret | None = None, course: Course | None = None
+    ) -> None:
         if size < 1:
             raise ValueError(f"a job needs at least 1 rank, got size {size}")
         self.size = size
         self.host = host
         self.secret = secret or JobSecret()
+        self.course = course or Course(time.time())
         self._server = RendezvousServer(self.secret.key, host=host)
         self._inbox = Inbox(self._server.store)
         self._port = 0
@@ -78,10 +84,10 @@ class Job:
             raise ValueError(f"slot {slot} belongs to a job of {slot.size} ranks, this one has {self.size}")
         if not self._port:
             raise RuntimeError("the rendezvous server is not running; use the job inside its with block")
-        return environment_of(slot, self.host, self._port, self.secret)
+        return environment_of(slot, self.host, self._port, self.secret, self.course)
 
 
-def environment_of(slot: Slot, host: str, port: int, secret: JobSecret) -> dict[str, str]:
+def environment_of(slot: Slot, host: str, port: int, secret: JobSecret, course: Course) -> dict[str, str]:
     """The result of :meth:`Job.environment` for the job of ``secret`` at ``host`` and ``port``."""
     return {
         **slot.environment(),
@@ -93,6 +99,7 @@ def environment_of(slot: Slot, host: str, port: int, secret: JobSecret) -> dict[
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": host,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
         "PYTHONUNBUFFERED": "1",
+        **course.variable(),
         **secret_variable(secret),
     }
 

@@ -7,8 +7,11 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
-from collectives.api import CollectiveTimeoutError, HorovodInternalError, Store
+from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError, Store
+from collectives.retries import attempts
 from executors.worlds import CALL, Published, Report, report_key, world_key
 
 __all__ = ["Identity", "Member"]
@@ -17,8 +20,11 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 50.0
 AGAIN_SECONDS = 1.0
+PATIENCE_SECONDS = 60.0
+"""A driver that does not answer may be stopped, or its host busy, for a while. If it ends, so do its workers."""
 
 Listener = Callable[[Published], None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +115,10 @@ class Member:
     def _cannot_come(self) -> bool:
         return self._stopped.is_set() or self._lost is not None
 
-    def report(self, report: Report) -> None:
-        """Send ``report`` to the driver. Raises what the store raises."""
-        self._store.set(report_key(self.identity.worker, next(self._numbers)), report.encode(), AGAIN_SECONDS)
+    def report(self, report: Report, seconds: float = PATIENCE_SECONDS) -> None:
+        """Send ``report`` to the driver, at least once, and for up to ``seconds``. Raises what the store raises."""
+        key, value = report_key(self.identity.worker, next(self._numbers)), report.encode()
+        self._patiently(lambda: self._store.set(key, value, AGAIN_SECONDS), seconds)
 
     def call(self) -> int:
         """The number of the elastic function in which the ranks of the job are; 0 before the first. Raises as above."""
@@ -137,9 +144,10 @@ class Member:
 
     def _next(self, round: int) -> Published | None:
         """The world of ``round``; None when this member is closed, or the driver is lost."""
+        get = partial(self._store.get, world_key(round), POLL_SECONDS)
         while not self._stopped.is_set():
             try:
-                return Published.decode(self._store.get(world_key(round), POLL_SECONDS))
+                return Published.decode(self._patiently(get, PATIENCE_SECONDS))
             except CollectiveTimeoutError:
                 continue
             except HorovodInternalError as error:
@@ -147,6 +155,17 @@ class Member:
                     self._lose(error)
                 return None
         return None
+
+    def _patiently(self, call: Callable[[], T], seconds: float) -> T:
+        """The value of ``call``, which is repeated while the driver does not answer."""
+        for _ in attempts(seconds, self._stopped.wait):
+            try:
+                return call()
+            except PeerLostError as error:
+                lost = error
+            if self._cannot_come():
+                break
+        raise lost
 
     def _lose(self, error: HorovodInternalError) -> None:
         text = f"{self.identity.worker}: the driver of the job is lost, so no further world will come: {error}"

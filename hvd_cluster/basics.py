@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -13,19 +14,17 @@ from functools import partial
 from collectives import logs
 from collectives.api import InvalidRequestError, NotInitializedError, Topology, World
 from collectives.attempt import ConnectAttempt
-from collectives.autotune.autotuner import Autotuner
 from collectives.control.handshake.starts import Starts
 from collectives.engine import bootstrap
 from collectives.engine.engine import Engine
-from collectives.metrics.exposition import Exposition
-from collectives.metrics.meter import process_meter
 from collectives.planning.process_sets import GLOBAL
 from collectives.process_exit import ProcessExit
 from collectives.settings import Settings, world_from_environment
-from collectives.timeline.recorder import Recorder
+from executors.failure import brief
 from executors.member import Identity
 from hvd_cluster import memory
 from hvd_cluster.launchers import Launcher, warn_of_threads
+from hvd_cluster.observers import Observers
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.secret import Secret
 from hvd_cluster.worlds import Worlds
@@ -57,6 +56,9 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+# An exception may have the whole of a tensor in its text.
+LONGEST_CAUSE = 300
+
 
 class _Process:
     """The engine of this process, and its world."""
@@ -78,9 +80,7 @@ class _Process:
         # Shut down in a signal handler, which cannot wait.
         self.ending: list[Engine] = []
         self.exit = ProcessExit()
-        self.recorder = Recorder()
-        self.autotuner = Autotuner()
-        self.exposition: Exposition | None = None
+        self.observers = Observers()
 
 
 _process = _Process()
@@ -125,6 +125,7 @@ def _as_set(entry: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def _start(sets: list[ProcessSet]) -> None:
+    _process.observers.arrival.begin()
     environment = _process.launcher.join(_process.secret.claim(os.environ))
     world = _process.world or world_from_environment(environment)
     settings = Settings.from_environment(environment, world.topology)
@@ -142,27 +143,11 @@ def _start(sets: list[ProcessSet]) -> None:
         entered = replace(world, round=worlds.round, topology=engine.topology)
         logs.configure(settings.log_level, settings.log_hide_time, _identity(environment, entered))
     _process.engine = engine
-    round, reason = (world.round, "") if worlds is None else (worlds.round, worlds.reason)
-    is_alone = worlds is not None and worlds.is_alone
-    process_meter.follow(engine, round, is_alone)
-    if not is_alone:
-        _process.recorder.follow(engine, replace(world, round=round), settings, reason)
-        _process.autotuner.follow(engine, settings)
-        _expose(settings.metrics_address, settings.metrics_port)
+    _process.observers.follow(engine, world, worlds, settings, environment)
     for id, entry in enumerate((global_process_set, *sets), start=GLOBAL):
         _register(engine, id, entry)
     if worlds is not None:
         worlds.entered()
-
-
-def _expose(address: str, port: int) -> None:
-    """Serve the metrics there, and nowhere else; nowhere if ``port`` is 0."""
-    shown = _process.exposition
-    if shown is not None and (shown.address, shown.port) != (address, port):
-        shown.close()
-        _process.exposition = None
-    if port and _process.exposition is None:
-        _process.exposition = Exposition(process_meter, address, port)
 
 
 def _identity(environment: Mapping[str, str], world: World) -> logs.Identity:
@@ -218,11 +203,7 @@ def _shut_down(end: Callable[[Engine], None], goes_on: bool = False) -> None:
             return
         _unregister_all()
         end(engine)
-        _process.recorder.leave(goes_on)
-        _process.autotuner.leave()
-        process_meter.leave()
-        if not goes_on:
-            _expose("", 0)
+        _process.observers.leave(goes_on)
         if engine.is_ending:
             _process.ending.append(engine)
     memory.results.close()
@@ -244,9 +225,19 @@ def change_world(world: World) -> None:
         _start([])
 
 
+def _cause_of_exit() -> str:
+    """The exception that ends this script, as Python has shown it before; empty where there is none."""
+    error = getattr(sys, "last_value", None)
+    # A session with a prompt goes on after an exception.
+    if error is None or hasattr(sys, "ps1"):
+        return ""
+    return f"raised {' '.join(brief(error).split())[:LONGEST_CAUSE]}"
+
+
 def _shut_down_at_exit() -> None:
     _process.exit.begin()
-    _shut_down(lambda engine: engine.shut_down_at_exit(_process.exit))
+    cause = _cause_of_exit()
+    _shut_down(lambda engine: engine.shut_down_at_exit(_process.exit, cause))
     for engine in _process.ending:
         engine.shut_down_at_exit(_process.exit)
     _process.launcher.close()
@@ -264,12 +255,7 @@ def _forget() -> None:
     _process.secret.forget()
     _process.launcher.forget()
     _process.worlds = None
-    _process.recorder.disown()
-    _process.autotuner.disown()
-    exposition, _process.exposition = _process.exposition, None
-    if exposition is not None:
-        exposition.disown()
-    process_meter.disown()
+    _process.observers.disown()
     for each in ending:
         each.disown()
     if engine is not None:
@@ -309,20 +295,20 @@ def record(path: str, mark_cycles: bool) -> None:
     """Begin a timeline in the file ``path`` of rank 0; see :func:`hvd_cluster.timeline.start_timeline`."""
     with _process.lock:
         engine()
-        _process.recorder.start(path, mark_cycles)
+        _process.observers.recorder.start(path, mark_cycles)
 
 
 def stop_recording() -> bool:
     """Complete the timeline; False on a rank 0 that has none. NotInitializedError before ``init()``."""
     with _process.lock:
-        running, was_recording = engine(), _process.recorder.is_recording
-        _process.recorder.stop()
+        running, was_recording = engine(), _process.observers.recorder.is_recording
+        _process.observers.recorder.stop()
         return was_recording or running.topology.rank != 0
 
 
 def is_tuning() -> bool:
     """Whether this process searches for better parameters; only rank 0 does. See :mod:`hvd_cluster.autotune`."""
-    return _process.autotuner.is_searching
+    return _process.observers.autotuner.is_searching
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:

@@ -25,7 +25,7 @@ from collectives.interfaces import LOOPBACK
 from collectives.rendezvous.client import RendezvousClient
 from collectives.settings import Settings
 from collectives.version import VERSION
-from executors.member import Identity, Member
+from executors.member import PATIENCE_SECONDS, Identity, Member
 from executors.worlds import Published, Report
 
 __all__ = ["RemovedError", "Worlds"]
@@ -37,6 +37,8 @@ DEFAULT_TIMEOUT_SECONDS = 600.0
 DRIVER_SECONDS = 30.0
 # The driver hears of the end of a process as soon as the other ranks. Only if it does not, they tell it.
 SOON_SECONDS = 0.1
+# For reports of a process that is about to end.
+ONCE = 0.0
 # An exception may have the whole of a tensor in its text.
 LONGEST_TEXT = 1000
 
@@ -240,12 +242,14 @@ class Worlds:
 
     def report_later(self, report: Report) -> None:
         """Send ``report`` to the driver, without waiting for its answer. A failure is logged."""
-        # Owner: none, it ends with the report, whose time the store bounds.
-        threading.Thread(target=self._try_report, args=(report,), name="hvd-report", daemon=True).start()
+        # Owner: none, it ends with the report, whose time the member bounds.
+        threading.Thread(
+            target=self._try_report, args=(report, PATIENCE_SECONDS), name="hvd-report", daemon=True
+        ).start()
 
-    def _try_report(self, report: Report) -> None:
+    def _try_report(self, report: Report, seconds: float = ONCE) -> None:
         try:
-            self.report(report)
+            self._member.report(report, seconds)
         except HorovodInternalError as error:
             logger.warning("%s could not report to the driver: %s", self.identity.worker, error)
 
@@ -253,7 +257,7 @@ class Worlds:
         """This process was asked to end: tell the driver. If the job is over meanwhile, it is asked once more."""
         self._has_notice = True
         if not self.is_over:
-            self.report(Report("draining"))
+            self._member.report(Report("draining"), ONCE)
 
     def tell_behind(self) -> None:
         """The other ranks have left this process behind, which ends. A failure is logged."""

@@ -1,6 +1,7 @@
 """hvdrun: as a real process where processes and signals matter, in this process for the rest."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -175,6 +176,7 @@ def test_a_rank_that_raises_is_named_rather_than_those_that_it_leaves(tmp_path, 
     said = capsys.readouterr().err
     assert "hvdrun: rank 1 on localhost ended with exit code 1; the other ranks were ended. The last lines" in said
     assert said.endswith("    ValueError: bad batch\n")
+    assert re.search(r"\[0\]<stderr>:.*ShutDownError: .* by rank 1 .*: it raised ValueError: bad batch\n", said)
 
 
 @pytest.mark.parametrize(

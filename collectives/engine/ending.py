@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from collectives.api import HorovodInternalError, PeerLostError, ShutDownError, Topology
 from collectives.planning.agreement import name_ranks
+from collectives.planning.messages import Stop
 
 __all__ = ["Ending"]
 
@@ -32,7 +33,7 @@ class Ending:
         self._asked: float | None = None
         self._deadline: float | None = None
         self._stopping = False
-        self._refused = ""
+        self._refused = self._cause = ""
         self._stopped_by = topology.rank
 
     @property
@@ -56,7 +57,7 @@ class Ending:
             return self.failure
         ended = "Horovod has been shut down"
         if self._stopped_by != self._topology.rank:
-            ended += f" by rank {self._stopped_by}; {self._refused or JOIN}"
+            ended += f" by rank {self._stopped_by}{self._why()}"
         elif self._refused:
             ended += f"; before, {self._refused}"
         return ShutDownError(f"{ended}. Call hvd.init() to start again")
@@ -69,17 +70,19 @@ class Ending:
         """The wish to end goes out to the other ranks."""
         self._deadline = now + self._seconds
 
-    def stop(self, rank: int, refused: str = "") -> ShutDownError:
-        """The coordinator stops the job, as ``rank`` asked; returns the error of works still in flight.
-
-        ``refused`` is the explanation of a call that a rank has refused, and that others have still to make.
-        """
+    def stop(self, message: Stop) -> ShutDownError:
+        """The coordinator stops the job; returns the error of works still in flight."""
         self._stopping = True
-        self._stopped_by = rank
-        self._refused = refused
+        self._stopped_by = message.rank
+        self._cause = message.cause
+        self._refused = message.refused[0].text if message.refused else ""
         return ShutDownError(
-            f"Horovod has been shut down by rank {rank} while the tensor was in flight; {refused or JOIN}"
+            f"Horovod has been shut down by rank {message.rank} while the tensor was in flight{self._why()}"
         )
+
+    def _why(self) -> str:
+        """The cause, a call that a rank has refused and others have still to make, or else the likeliest one."""
+        return f": it {self._cause}" if self._cause else f"; {self._refused or JOIN}"
 
     def finish(self) -> None:
         """Only the close is left to do."""

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 
 from collectives.api import (
     CollectiveTimeoutError,
@@ -75,22 +76,22 @@ class Ends:
 
     # Polite.
 
-    def leave(self) -> None:
-        """Begin the polite end, with the next step; from any thread."""
+    def leave(self, cause: str = "") -> None:
+        """Begin the polite end, with the next step; from any thread. The other ranks hear of the ``cause``."""
         self.ending.ask(time.monotonic())
-        self._commands.append(self._leave)
+        self._commands.append(partial(self._leave, cause))
 
-    def _leave(self) -> None:
+    def _leave(self, cause: str) -> None:
         self.ending.leave(time.monotonic())
         self._decider.decline()
         self._decider.next()  # which reports the calls that failed here: the other ranks must not miss the reason
-        self._link.tell(Leave())
+        self._link.tell(Leave(cause))
 
     def stop(self, message: Stop) -> None:
         """The coordinator stops the job, and all batches that were decided before have run."""
         self._runner.drain(self._timeouts.collective)
         self._works.refuse({(refuse.process_set, refuse.name): refuse.error() for refuse in message.refused})
-        self._fail_works(self.ending.stop(message.rank, message.refused[0].text if message.refused else ""))
+        self._fail_works(self.ending.stop(message))
         self._decider.decline()
         self._link.tell(Left())
 
@@ -109,12 +110,18 @@ class Ends:
     def fail(self, error: HorovodInternalError) -> None:
         """End everything here with ``error`` and tell the others."""
         if self.ending.fail(error):
-            logger.info("rank %d: the engine ends: %s", self._rank, error, extra=self._works.about())
+            self._note(error)
             self._runner.abort(error)
             self._link.abort(error)
             self._fail_works(error)
             self.ending.finish()
             self._announce()
+
+    def _note(self, error: HorovodInternalError) -> None:
+        """The error and the log name the works that it ends."""
+        about = self._works.about()
+        error.tensors, error.batch = about["tensors"], about["batch"]
+        logger.info("rank %d: the engine ends: %s", self._rank, error, extra=about)
 
     def hear(self, message: Abort) -> None:
         """Another rank ended abruptly."""

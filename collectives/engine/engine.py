@@ -219,8 +219,10 @@ class Engine:
 
     # Ends.
 
-    def shutdown(self) -> None:
+    def shutdown(self, cause: str = "") -> None:
         """End the engine on all ranks: batches agreed on before still run, the rest fails with ShutDownError.
+
+        The ``cause``, such as "raised ValueError", is told there.
 
         Waits for the other ranks' communication threads, at most the shutdown timeout. Idempotent. In a signal handler
         that interrupted a call of this thread it does not wait; a second call, later, does. If that call was driving,
@@ -233,17 +235,17 @@ class Engine:
             self._driver.notify()
             return
         if not self._ends.ending.finished:
-            self._ends.leave()
+            self._ends.leave(cause)
         self._driver.notify()
         if me in self._driver.inside:
             return
         if not self._driver.join(self._timeouts.shutdown + self._timeouts.collective):
             logger.error("rank %d: the communication thread does not end; it is abandoned", self.topology.rank)
 
-    def shut_down_at_exit(self, exit: ProcessExit) -> None:
+    def shut_down_at_exit(self, exit: ProcessExit, cause: str = "") -> None:
         """Like :meth:`shutdown`, while the process ends: daemon threads do not return from their calls."""
         self._driver.inside.hold = exit.hold
-        self.shutdown()
+        self.shutdown(cause)
         exit.settle(self._driver.inside.ever())
 
     def abort(self, error: HorovodInternalError) -> None:

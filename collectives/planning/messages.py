@@ -146,18 +146,21 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Worker to coordinator: this rank wants to shut down."""
+    """Worker to coordinator: this rank wants to shut down. ``cause``: what made its process end, if that is known."""
+
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Coordinator to workers: run the batches decided before this, then stop; ``rank`` asked for it.
+    """Coordinator to workers: run the batches decided before this, then stop; ``rank`` asked for it, for its ``cause``.
 
     Members that submit one of the ``refused`` tensors later must learn that another rank has refused that call.
     """
 
     rank: int
     refused: tuple[Refuse, ...] = ()
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,8 +405,8 @@ _PACK: dict[type, tuple[int, Callable[[Any], tuple[Any, ...]]]] = {
     Run: (1, _pack_run),
     Refuse: (2, _pack_refuse),
     Unknown: (3, lambda m: (m.ids,)),
-    Leave: (4, lambda m: ()),
-    Stop: (5, lambda m: (m.rank, [_pack_refuse(refuse) for refuse in m.refused])),
+    Leave: (4, lambda m: (m.cause,)),
+    Stop: (5, lambda m: (m.rank, [_pack_refuse(refuse) for refuse in m.refused], m.cause)),
     Left: (6, lambda m: ()),
     Abort: (7, lambda m: (m.error.kind, m.error.text, m.error.details)),
     Together: (8, lambda m: (m.ranks, m.ids, m.urgent_ids)),
@@ -424,7 +427,7 @@ _UNPACK: dict[int, Callable[..., Message]] = {
     2: _unpack_refuse,
     3: lambda ids: Unknown(tuple(ids)),
     4: Leave,
-    5: lambda rank, refused: Stop(rank, tuple(_unpack_refuse(*fields) for fields in refused)),
+    5: lambda rank, refused, cause: Stop(rank, tuple(_unpack_refuse(*fields) for fields in refused), cause),
     6: Left,
     7: lambda kind, text, details: Abort(ErrorData(kind, text, tuple(details))),
     8: lambda ranks, ids, urgent_ids: Together(tuple(ranks), tuple(ids), tuple(urgent_ids)),

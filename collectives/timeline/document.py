@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from collectives.timeline.records import MICROSECONDS, PID, Record, Row, quoted
+from collectives.timeline.records import JOB, MICROSECONDS, PID, Record, Row, quoted
 
 __all__ = ["Document", "DocumentError"]
 
 END = b"\n]\n"
 LARGEST_WRITE = 1 << 16
 FIRST_RANK_PID = 1 << 20
-"""The process id of the row of rank 0; those of tensors are below."""
+"""The process id of the row of rank 0; those of the job and of tensors are below."""
 
 
 class DocumentError(Exception):
@@ -27,14 +28,14 @@ class DocumentError(Exception):
 class Document:
     """Owns the file at ``path``, which it replaces, or continues if it ``resumes`` a timeline.
 
-    ``start`` is when its times begin, in microseconds since the epoch: now, or in the file that it continues. A reader
-    finds a JSON array at any time but that of a write. A write that fails leaves the array as it was before. Raises
-    DocumentError, here and in :meth:`write`. For one thread.
+    ``start`` is when its times begin, in microseconds since the epoch: now, or at ``begun``, in seconds, if that is in
+    the past; or as in the file that it continues. A reader finds a JSON array at any time but that of a write. A write
+    that fails leaves the array as it was before. Raises DocumentError, here and in :meth:`write`. For one thread.
     """
 
-    def __init__(self, path: str, resumes: bool = False) -> None:
+    def __init__(self, path: str, resumes: bool = False, begun: float = math.inf) -> None:
         self.path = path
-        self.start = int(time.time() * MICROSECONDS)
+        self.start = int(min(time.time(), begun) * MICROSECONDS)
         self._pids: dict[Row, str] = {}
         self._tensors = 0
         self._file = _open(path)
@@ -73,9 +74,9 @@ class Document:
         if "start_time_since_epoch_in_micros" in args:
             self.start, self._is_resumed = args["start_time_since_epoch_in_micros"], True
         elif record["name"] == "process_name":
-            row = Row(args["name"], pid - FIRST_RANK_PID if pid >= FIRST_RANK_PID else -1)
+            row = Row(args["name"], pid - FIRST_RANK_PID if pid >= FIRST_RANK_PID + JOB.rank else -1)
             self._pids[row] = str(pid)
-            self._tensors += row.rank < 0
+            self._tensors += row.is_tensor
 
     def write(self, records: Iterable[Record]) -> None:
         """Append ``records``."""
@@ -92,10 +93,9 @@ class Document:
             raise DocumentError(_explained(self.path, error)) from error
 
     def _introduce(self, row: Row, lines: list[str]) -> str:
-        is_rank = row.rank >= 0
-        self._tensors += not is_rank
-        pid = FIRST_RANK_PID + row.rank if is_rank else self._tensors
-        lines += _metadata(pid, row.name, row.rank - FIRST_RANK_PID if is_rank else pid)
+        self._tensors += row.is_tensor
+        pid = self._tensors if row.is_tensor else FIRST_RANK_PID + row.rank
+        lines += _metadata(pid, row.name, pid if row.is_tensor else row.rank - FIRST_RANK_PID)
         self._pids[row] = str(pid)
         return str(pid)
 

@@ -10,7 +10,7 @@ from collectives.events import Submitted
 from collectives.timeline.drafts import Draft, template
 from collectives.timeline.records import Moment, quoted
 
-__all__ = ["RankLane", "TensorLane"]
+__all__ = ["JobLane", "RankLane", "TensorLane"]
 
 WITHOUT_BACKEND = ("JOIN", "ADD_PROCESS_SET", "REMOVE_PROCESS_SET")
 """Operations that are over when they are decided."""
@@ -141,6 +141,22 @@ def _spans(lane: int, ended: tuple[str, ...], begun: tuple[str, ...]) -> str:
 @lru_cache(4096)
 def _shown(dtype: str, shape: tuple[int, ...]) -> str:
     return f',"args":{{"dtype":"{dtype}","shape":"{list(shape)}"}}'
+
+
+class JobLane:
+    """The way of a rank into its first world."""
+
+    def __init__(self, rank: int, draft: Draft) -> None:
+        self._lane = rank
+        self._draft = draft
+        name = f',"name":"thread_name","args":{{"name":"rank {rank}"}}'
+        draft.add(template("M", rank, name), START.text)
+
+    def step(self, name: str, begin: float, end: float) -> None:
+        """A step is over, in microseconds."""
+        begin = max(0.0, begin)
+        span = template("X", self._lane, f',"dur":%s,"name":"{name}"')
+        self._draft.add(span, f"{begin:.1f}", f"{max(0.0, end - begin):.1f}")
 
 
 class RankLane:

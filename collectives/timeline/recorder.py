@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -17,7 +18,7 @@ from collectives.timeline.gathering import Gathering
 from collectives.timeline.meeting import Meeting
 from collectives.timeline.records import Record
 from collectives.timeline.sending import Sender
-from collectives.timeline.spans import WorldChange
+from collectives.timeline.spans import Arrived, Step, WorldChange
 from collectives.timeline.timeline import Sink, Timeline
 
 __all__ = ["Recorder"]
@@ -38,10 +39,13 @@ class Recorder:
         self._is_changing = False
         self._continued: tuple[str, bool] | None = None
 
-    def follow(self, engine: Engine, world: World, settings: Settings, reason: str = "") -> None:
+    def follow(
+        self, engine: Engine, world: World, settings: Settings, reason: str = "", steps: Sequence[Step] = ()
+    ) -> None:
         """``engine`` runs in ``world``: record it, if ``settings`` say so, or if the world before was recorded.
 
-        ``reason`` says how the ranks have changed.
+        ``reason`` says how the ranks have changed. ``steps`` led this process into its first world, in seconds since
+        the epoch.
         """
         self._engine, self._round = engine, world.round
         world = replace(world, topology=engine.topology)
@@ -49,7 +53,10 @@ class Recorder:
         given = (settings.timeline, settings.timeline_mark_cycles) if settings.timeline else None
         wanted, self._continued = self._continued if self._is_changing else given, None
         if wanted is not None:
-            self._begin(*wanted, resumes=self._left is not None)
+            begun = min([step.begin for step in steps], default=math.inf)
+            self._begin(*wanted, resumes=self._left is not None, begun=begun)
+        if steps and self._timeline is not None:
+            self._timeline.tell(_arrived(steps))
         if self._is_changing and self._timeline is not None and self._left is not None:
             change = WorldChange(world.round, engine.topology.size, reason, self._left, time.monotonic())
             self._timeline.tell(change)
@@ -63,13 +70,13 @@ class Recorder:
         if not (self.is_recording and path == self._recorded[0]):
             self._begin(path, mark_cycles, resumes=False)
 
-    def _begin(self, path: str, mark_cycles: bool, resumes: bool) -> None:
+    def _begin(self, path: str, mark_cycles: bool, resumes: bool, begun: float = math.inf) -> None:
         self.stop()
         if self._engine is None:
             return
         rank = self._engine.topology.rank
         try:
-            opener = self._opener(rank, path, resumes)
+            opener = self._opener(rank, path, resumes, begun)
         except DocumentError as error:
             logger.warning("%s; training goes on without a timeline", error)
             return
@@ -78,11 +85,11 @@ class Recorder:
         self._timeline = Timeline(rank, opener, mark_cycles and rank == 0, f"{self._round}.{self._count}.")
         self._timeline.attach(self._engine.events)
 
-    def _opener(self, rank: int, path: str, resumes: bool) -> Callable[[Callable[[], bool]], Sink]:
+    def _opener(self, rank: int, path: str, resumes: bool, begun: float) -> Callable[[Callable[[], bool]], Sink]:
         meeting = self._meeting
         if rank > 0 and meeting is not None:
             return partial(Sender, meeting)
-        document = Document(path, resumes)
+        document = Document(path, resumes, begun)
         return lambda _: _Local(document) if meeting is None else Gathering(document, meeting)
 
     @property
@@ -113,6 +120,13 @@ class Recorder:
         self._engine = self._meeting = None
         if timeline is not None:
             timeline.disown()
+
+
+def _arrived(steps: Sequence[Step]) -> Arrived:
+    """``steps`` on the monotonic clock, as far as the clock of the launcher agrees with that of this host."""
+    epoch = time.time() - time.monotonic()
+    moved = [Step(name, begin - epoch, end - epoch) for name, begin, end in steps]
+    return Arrived(tuple(moved), moved[0].begin, moved[-1].end)
 
 
 class _Local:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-__all__ = ["MICROSECONDS", "PID", "Moment", "Record", "Row", "quoted", "rank_row", "tensor_row", "text"]
+__all__ = ["JOB", "MICROSECONDS", "PID", "Moment", "Record", "Row", "quoted", "rank_row", "tensor_row", "text"]
 
 MICROSECONDS = 1e6
 PID = "\0"
@@ -13,13 +13,21 @@ PID = "\0"
 
 
 class Row(NamedTuple):
-    """A row of the viewer, which calls it a process: a tensor, with a lane for each rank, or a rank.
+    """A row of the viewer, which calls it a process: a tensor or the job, with a lane for each rank, or a rank.
 
-    ``rank`` is that of the row of a rank, -1 for a tensor.
+    ``rank`` is that of the row of a rank, -1 for a tensor, -2 for the job.
     """
 
     name: str
     rank: int = -1
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether it is the row of a tensor."""
+        return self.rank == -1
+
+
+JOB = Row("job", -2)
 
 
 class Record(NamedTuple):

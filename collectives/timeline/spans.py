@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from collectives.activities import activity, part
 from collectives.events import (
@@ -24,10 +24,10 @@ from collectives.events import (
     Switched,
 )
 from collectives.timeline.drafts import Draft
-from collectives.timeline.lanes import RankLane, TensorLane
-from collectives.timeline.records import MICROSECONDS, Moment, Record, Row, quoted, rank_row, tensor_row
+from collectives.timeline.lanes import JobLane, RankLane, TensorLane
+from collectives.timeline.records import JOB, MICROSECONDS, Moment, Record, Row, quoted, rank_row, tensor_row
 
-__all__ = ["KINDS", "Spans", "WorldChange"]
+__all__ = ["KINDS", "Arrived", "Spans", "Step", "Told", "WorldChange"]
 
 Key = tuple[int, str]
 
@@ -46,6 +46,23 @@ class WorldChange:
     round: int
     size: int
     text: str
+    time: float
+    end: float
+
+
+class Step(NamedTuple):
+    """A step on the way of a rank into its first world."""
+
+    name: str
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """This rank is in its first world at ``end``, after ``steps``."""
+
+    steps: tuple[Step, ...]
     time: float
     end: float
 
@@ -83,7 +100,7 @@ class Spans:
     def _draft(self, row: Row) -> Draft:
         return Draft(row, self._begun, self._records)
 
-    def add(self, event: Event | WorldChange) -> None:
+    def add(self, event: Event | Told) -> None:
         """Make the records of ``event``; a kind without records is ignored."""
         handle = _HANDLERS.get(type(event))
         if handle is not None:
@@ -154,6 +171,11 @@ class Spans:
         begin, end = [(time + self.shift) * MICROSECONDS for time in (event.time, event.end)]
         self._row.phase(name, begin, end, args)
 
+    def _arrived(self, event: Arrived) -> None:
+        lane = JobLane(self._rank, self._draft(JOB))
+        for name, *times in event.steps:
+            lane.step(name, *[(time + self.shift) * MICROSECONDS for time in times])
+
     def _changed(self, event: WorldChange) -> None:
         args = quoted({"round": event.round, "size": event.size, "change": event.text})
         self._span("WORLD_CHANGE", event, args)
@@ -188,6 +210,8 @@ class Spans:
         self._row.instant("PARAMETERS", self._moment(event.time), "t", quoted({"batch": event.batch, **args}))
 
 
+Told: TypeAlias = WorldChange | Arrived
+"""What happens outside of an engine."""
 _HANDLERS: dict[type, Callable[[Spans, Any], None]] = {
     Submitted: Spans._submitted,
     Heard: Spans._heard,
@@ -200,6 +224,7 @@ _HANDLERS: dict[type, Callable[[Spans, Any], None]] = {
     Straggling: Spans._straggling,
     Switched: Spans._switched,
     WorldChange: Spans._changed,
+    Arrived: Spans._arrived,
 }
 KINDS = EVERY_KIND.intersection(_HANDLERS)
 """The events that have records."""

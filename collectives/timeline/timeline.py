@@ -13,7 +13,7 @@ from collectives.events import Event, EventStream, Phase
 from collectives.timeline.background import give_way
 from collectives.timeline.document import DocumentError
 from collectives.timeline.records import Record
-from collectives.timeline.spans import KINDS, Spans, WorldChange
+from collectives.timeline.spans import KINDS, Arrived, Spans, Told, WorldChange
 
 __all__ = ["Sink", "Timeline"]
 
@@ -68,7 +68,7 @@ class Timeline:
         self._spans = Spans(rank, mark_cycles, series=series)
         self._open_sink = open_sink
         self._sink: Sink | None = None
-        self._events: deque[Event | WorldChange] = deque()
+        self._events: deque[Event | Told] = deque()
         self._dropped = 0
         self._told = False
         self._detach: Callable[[], None] | None = None
@@ -94,11 +94,11 @@ class Timeline:
         """Whether the thread still takes events."""
         return self._thread.is_alive() and not self._closing.is_set()
 
-    def tell(self, change: WorldChange) -> None:
-        """The world before the engine's has ended."""
-        self._hear(change)
+    def tell(self, told: Told) -> None:
+        """Something happened outside of the engine."""
+        self._hear(told)
 
-    def _hear(self, event: Event | WorldChange) -> None:
+    def _hear(self, event: Event | Told) -> None:
         if len(self._events) < MOST_EVENTS:
             self._events.append(event)
         else:
@@ -155,7 +155,7 @@ class Timeline:
         self._tell_dropped()
         sink.write(self._spans.take())
 
-    def _taken(self, until: float) -> list[Event | WorldChange]:
+    def _taken(self, until: float) -> list[Event | Told]:
         """The events that happened before ``until``, in the order of their times."""
         events = [self._events.popleft() for _ in range(len(self._events))]
         events.sort(key=_published_at)
@@ -179,5 +179,5 @@ def _rest(sink: Sink) -> float:
     return FLUSH_SECONDS - (time.monotonic() + sink.shift) % FLUSH_SECONDS
 
 
-def _published_at(event: Event | WorldChange) -> float:
-    return event.end if isinstance(event, Phase | WorldChange) else event.time
+def _published_at(event: Event | Told) -> float:
+    return event.end if isinstance(event, Phase | WorldChange | Arrived) else event.time

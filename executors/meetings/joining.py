@@ -17,6 +17,7 @@ from collectives.rendezvous.server import RendezvousServer
 from collectives.retries import attempts
 from executors import host
 from executors.api import JobSecret
+from executors.course import Course
 from executors.environments.place import Place
 from executors.job import environment_of
 from executors.meetings.base import Found, nothing
@@ -204,4 +205,4 @@ def _environment(store: Store, place: Place, address: str, meeting: JobSecret, s
     hosts = world["hosts"]
     slot = replace(slots_of(world["nodes"])[place.rank], host=hosts[place.rank])
     own = world["address"] if slot.host == hosts[0] else address
-    return environment_of(slot, own, world["port"], unsealed(world["secret"], meeting))
+    return environment_of(slot, own, world["port"], unsealed(world["secret"], meeting), Course())

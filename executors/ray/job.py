@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -14,6 +15,7 @@ from ray.actor import ActorHandle
 from executors.api import PlacementError
 from executors.call import Call
 from executors.counted import counted
+from executors.course import Course
 from executors.job import Job
 from executors.ray.group import Member, dismiss, kill, launch
 from executors.ray.life import Life
@@ -47,9 +49,9 @@ class RayJob:
         self._members: list[Member] = []
         with ExitStack() as stack:
             self._resources = stack
-            self._start(request, settings, use_current_group)
+            course = self._start(request, settings, use_current_group)
             self._server = stack.enter_context(
-                Job(request.size, server_host(member.location for member in self._members))
+                Job(request.size, server_host(member.location for member in self._members), course=course)
             )
             self._prepare(settings, variables or {})
             self._resources = stack.pop_all()
@@ -87,13 +89,16 @@ class RayJob:
     def _release(self) -> None:
         self._resources.close()
 
-    def _start(self, request: Request, settings: MiniSettings, use_current_group: bool) -> None:
+    def _start(self, request: Request, settings: MiniSettings, use_current_group: bool) -> Course:
+        requested = time.time()
         reservation = reserve(request, settings.placement_group_timeout_s, use_current_group)
         self._resources.callback(self._life.if_connected, reservation.release)
+        placed = time.time()
         self._members = launch(reservation, settings.timeout_s)
         self._resources.callback(self._life.if_connected, kill, self.actors)
         _check_spread(request, self._members)
         reservation.await_keeper(settings.timeout_s)
+        return Course(requested, placed)
 
     def _prepare(self, settings: MiniSettings, variables: Mapping[str, str]) -> None:
         placed = variables_of([member.location for member in self._members], settings.nics)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from executors.changes import summary
+from executors.course import Course
 from executors.job import Job, environment_of
 from executors.member import Identity
 from executors.ray.succession import Succession
@@ -72,7 +73,8 @@ class Replacement:
     def _environment(self, worker: str, is_newcomer: bool) -> dict[str, str]:
         slot = self._succession.slot(worker)
         identity = Identity(worker, self._succession.world.round, is_newcomer)
-        return environment_of(slot, self._job.host, self._job.port, self._job.secret) | identity.variables()
+        course = Course() if is_newcomer else self._job.course
+        return environment_of(slot, self._job.host, self._job.port, self._job.secret, course) | identity.variables()
 
     def _publish(self, world: Published) -> None:
         self._job.store.set(world_key(world.round), world.encode())

@@ -62,4 +62,5 @@ def _plan(call: bytes, job: Job, console: tuple[Sequence[str], int], options: Sp
         grace=options.grace,
         search_path=options.search_path,
         feeder=options.feeder,
+        requested=job.course.requested or 0.0,
     )

@@ -24,7 +24,8 @@ class Plan:
     ``call`` is the result of :func:`executors.call.pickle_call`. ``console`` has the driver's addresses and port.
     ``environment`` is added to that of the task and of the job. ``search_path`` changes the PYTHONPATH of the workers.
     ``executable`` is the Python of the workers; None means that of the tasks. Workers must start within
-    ``start_timeout`` seconds. They have ``grace`` seconds between the request to end and SIGKILL.
+    ``start_timeout`` seconds. They have ``grace`` seconds between the request to end and SIGKILL. The job was
+    ``requested`` then, in seconds since the epoch by the clock of the driver.
     """
 
     call: bytes = field(repr=False)
@@ -38,6 +39,7 @@ class Plan:
     grace: float
     search_path: Callable[[str], str] | None
     feeder: Feeder | None
+    requested: float = 0.0
 
 
 def chunks(data: bytes) -> Iterator[bytes]:

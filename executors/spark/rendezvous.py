@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -14,6 +15,7 @@ from collectives.interfaces import address_of
 from collectives.rendezvous.client import RendezvousClient
 from executors import host
 from executors.api import Slot
+from executors.course import Course
 from executors.environment import gpu_variables, interface_variables
 from executors.job import Job, environment_of
 from executors.outcome import Outcome
@@ -71,6 +73,7 @@ def rendezvous(plan: Plan, context: Any) -> Iterator[Member]:
     Raises in all tasks: ConnectionRefusedError if the driver cancelled the job or has other tasks of it already;
     NoServerError if the server cannot start.
     """
+    placed = time.time()
     with ExitStack() as stack:
         locations = [
             TaskLocation(**json.loads(text)) for text in context.allGather(json.dumps(asdict(TaskLocation.of(context))))
@@ -89,7 +92,8 @@ def rendezvous(plan: Plan, context: Any) -> Iterator[Member]:
             if connection is not None:
                 connection.send(GOODBYE)
             raise NoServerError(problem)
-        environment = _environment(plan, slot, slots, locations, server)
+        course = Course(plan.requested or None, placed)
+        environment = _environment(plan, slot, slots, locations, server) | course.variable()
         store = job.store if job else stack.enter_context(_client(plan, server))
         yield Member(slot, location, environment, store, connection)
 
@@ -132,6 +136,6 @@ def _environment(
     return {
         **gpu_variables([gpus[rank] for rank in sorted(gpus)]),
         **interface_variables(plan.nics),
-        **environment_of(slot, server["host"], server["port"], plan.secret),
+        **environment_of(slot, server["host"], server["port"], plan.secret, Course()),
         DEVICES: ",".join(gpus[slot.rank]),
     }

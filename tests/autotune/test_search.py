@@ -19,6 +19,8 @@ def search():
 
 
 def test_finds_the_top_of_a_hill(search):
+    pytest.importorskip("bayes_opt")
+
     def height(positions):
         return 1.0 - (positions[0] - 0.3) ** 2 - (positions[1] - 0.7) ** 2
 

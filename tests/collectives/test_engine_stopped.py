@@ -47,6 +47,7 @@ def test_the_other_ranks_report_and_name_a_rank_that_stops_inside_an_operation(c
     for error in errors:
         assert isinstance(error, CollectiveTimeoutError)
         assert error.ranks == (victim,)
+        assert (error.tensors, error.batch) == (("x",), 0)
         assert f"rank {victim} on host 'host-{victim}': no answer for" in str(error)
         assert GLOO_TIMEOUT not in str(error)
     for rank in {0, 1, 2, 3} - {victim}:

@@ -68,12 +68,13 @@ messages = st.one_of(
         Refuse, st.integers(0, 1000), texts, texts, texts, st.lists(st.tuples(st.integers(0, 9), texts)).map(tuple)
     ),
     st.builds(Unknown, id_lists),
-    st.builds(Stop, st.integers(0, 1000)),
+    st.builds(Stop, st.integers(0, 1000), cause=texts),
+    st.builds(Leave, texts),
     st.builds(Abort, st.builds(ErrorData, texts, texts, id_lists)),
     st.builds(
         WaitReport, factors, st.lists(st.builds(Waits, st.integers(0, 9), factors, factors, ids), max_size=3).map(tuple)
     ),
-    st.sampled_from([Leave(), Left()]),
+    st.just(Left()),
 )
 
 
@@ -114,7 +115,7 @@ def _decode_or_refuse(data):
 
 
 @pytest.mark.parametrize(
-    "value", [None, 7, [], {}, [99], [-1, "kind", "text"], ["0"], [4, "more"], [0, [["too", "short"]], [], [], []]]
+    "value", [None, 7, [], {}, [99], [-1, "kind", "text"], ["0"], [6, "more"], [0, [["too", "short"]], [], [], []]]
 )
 def test_what_is_no_message_is_refused(value):
     with pytest.raises(EngineError, match=r"a control message of \d+ bytes cannot be read"):

@@ -451,14 +451,14 @@ def test_what_was_said_is_not_said_again():
 
 def test_leaving_runs_what_is_ready_and_then_stops_everybody():
     world = held()
-    for rank in (1, 0):
-        world.coordinator.receive(rank, Leave(), world.now)
+    for rank, cause in ((1, "raised ValueError"), (0, "raised ShutDownError")):
+        world.coordinator.receive(rank, Leave(cause), world.now)
     world.submit(tensor("b"), 1)
     world.settle()
     for rank in (0, 1):
         assert [entry[0] for entry in world.log[rank]] == ["run", "Stop"]
     assert world.ran(0) == [["a"]]
-    assert world.sent(Stop) == [Stop(1), Stop(1)]
+    assert world.sent(Stop) == [Stop(1, cause="raised ValueError")] * 2
     world.submit(tensor("late"))
     world.settle()
     world.wait()

@@ -3,6 +3,7 @@
 from collectives.api import Topology
 from collectives.engine.silence import Silence, Verdict, explain
 from collectives.planning.stalls import StallInspector
+from collectives.planning.whereabouts import ProcessState
 
 NOTHING, ASK = Verdict(), Verdict(ask=True)
 
@@ -79,6 +80,6 @@ def test_without_a_stall_check_there_is_none():
 
 
 def test_the_report_names_the_tensors_and_rank_0():
-    text = explain(Topology(3, 4, hosts=("a", "a", "b", "b")), "'x'", 6.0)
+    text = explain(Topology(3, 4, hosts=("a", "a", "b", "b")), "'x'", 6.0, {0: ProcessState(71, "T")})
     assert "rank 3 waits for 'x', and for the decision of rank 0" in text
-    assert "rank 0 on host 'a': no answer for 6.0 s" in text
+    assert "rank 0 on host 'a': no answer for 6.0 s. Process 71 is stopped (state T)" in text

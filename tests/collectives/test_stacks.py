@@ -94,6 +94,26 @@ def test_an_ended_thread_is_told_apart():
     assert region(look(thread), look(thread)) == ()
 
 
+SCRIPT = """
+import sys, threading, time
+from collectives.engine.stacks import look, region
+
+main = threading.main_thread().ident
+
+def wait():
+    while not look(main).has_ended:
+        time.sleep(0.001)
+    print(region(look(main), look(main)))
+
+threading.Thread(target=wait).start()
+"""
+
+
+def test_the_main_thread_has_ended_while_the_interpreter_waits_for_others():
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert done.stdout == "()\n"
+
+
 def test_the_state_of_a_stopped_process():
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
     try:

@@ -10,6 +10,7 @@ from collectives.control.handshake import notes
 from collectives.rendezvous.store import PrefixStore
 from executors import worlds
 from executors.api import ExecutorError, StartTimeoutError, WorkerError
+from executors.course import Course
 from executors.driver import Driver
 from executors.failure import Failure, Kind, Patience
 from executors.job import Job
@@ -239,6 +240,9 @@ class TestWorlds:
         driver.found({"a": 1, "b": 2})
         first = agents.started["worker-1"]
         assert (first["HOROVOD_RANK"], first["HOROVOD_SIZE"], first["HOROVOD_NEWCOMER"]) == ("1", "2", "1")
+        courses = [Course.of(agents.started[worker]) for worker in ("worker-0", "worker-1")]
+        assert [course.requested is None for course in courses] == [False, True]  # the job was not, for a newcomer
+        assert job.course.requested <= courses[0].placed + 1.0
         assert first["HOROVOD_ROUND"] == "0"
 
     def test_newcomers_that_are_ready_come_in_by_one_planned_change(self, job, agents):
@@ -459,6 +463,19 @@ class TestLossesThatOthersNotice:
         report(job, agents, "worker-0", 1, kind="formed", round=1, pause=0.02)
         agents.wait(1.0)
         assert "rank 2 on host a lost (ended), resumed" in caplog.messages[-1]
+
+    def test_workers_hear_that_a_driver_closes_early(self, job, agents):
+        driver = begun(elastic(3), job, agents)
+        driver.close()
+        assert published(job, 1).is_over
+
+    def test_a_driver_that_closes_when_the_job_is_over_says_nothing_more(self, job, agents):
+        driver = begun(elastic(1), job, agents)
+        driver.done("worker-0")
+        driver.close()
+        assert published(job, 1).text == "the job is done"
+        with pytest.raises(Exception, match="worlds/2"):
+            published(job, 2)
 
     def test_a_driver_that_closes_tells_all(self, job, agents, caplog):
         caplog.set_level("INFO", "executors")

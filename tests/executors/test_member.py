@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from collectives.api import CollectiveTimeoutError, HorovodInternalError
+from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError
 from collectives.rendezvous.client import RendezvousClient
 from collectives.rendezvous.server import RendezvousServer
 from collectives.rendezvous.store import MemoryStore
@@ -124,13 +124,62 @@ def test_reports_are_numbered(place):
     assert reports == [Report("ready"), Report("failed", 3, (1,), "text")]
 
 
+class Deaf(MemoryStore):
+    """A store of a driver that does not answer for a while, or never."""
+
+    def __init__(self, times):
+        super().__init__()
+        self.times = times
+
+    def _answer(self):
+        self.times -= 1
+        if self.times >= 0:
+            raise PeerLostError("did not answer within 1 s")
+
+    def set(self, key, value, timeout=None):
+        self._answer()
+        super().set(key, value, timeout)
+
+    def get(self, key, timeout):
+        self._answer()
+        return super().get(key, timeout)
+
+
+def test_a_driver_that_does_not_answer_for_a_while_still_gets_a_report_once():
+    store = Deaf(2)
+    member = Member(store, Identity("worker-1", 0, False), lambda world: None)
+    member.report(Report("ready"))
+    member.report(Report("formed"))
+    found = [Report.decode(store.get(report_key("worker-1", number), 0.0)).kind for number in (0, 1)]
+    assert found == ["ready", "formed"]
+
+
+@pytest.mark.parametrize("close", [True, False])
+def test_a_report_is_given_up_when_its_time_is_over_or_the_process_is_about_to_end(close):
+    member = Member(Deaf(1000), Identity("worker-1", 0, False), lambda world: None)
+    if close:
+        member.close()
+    with pytest.raises(PeerLostError, match="did not answer"):
+        member.report(Report("ready"), SECONDS if close else 0.0)
+    assert member._store.times == 999
+
+
+def test_a_driver_that_does_not_answer_for_a_while_is_not_lost():
+    store = Deaf(2)
+    MemoryStore.set(store, world_key(0), Published(0, is_over=True).encode())
+    place = Place(store, store)
+    assert place.member.wait(lambda world: True, SECONDS).round == 0
+    place.member._thread.join(SECONDS)
+
+
 def test_the_call_in_which_the_ranks_are(place):
     assert place.member.call() == 0
     place.driver.set(CALL, b"2")
     assert place.member.call() == 2
 
 
-def test_a_driver_that_is_lost_ends_the_wait(caplog):
+def test_a_driver_that_is_lost_ends_the_wait(caplog, monkeypatch):
+    monkeypatch.setattr("executors.member.PATIENCE_SECONDS", 0.1)
     server = RendezvousServer(KEY, host="127.0.0.1")
     client = RendezvousClient("127.0.0.1", server.start(), KEY, 0.1)
     place = Place(server.store, client)

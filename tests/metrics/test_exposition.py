@@ -112,14 +112,14 @@ def test_no_sample_before_init(port):
 def test_another_address_or_port_replaces_the_first(port):
     with socket.create_server(("127.0.0.1", 0)) as server:
         other = server.getsockname()[1]
-    basics._expose("127.0.0.1", port)
+    basics._process.observers._expose("127.0.0.1", port)
     until_served(port)
-    first = basics._process.exposition
-    basics._expose("127.0.0.1", port)
-    assert basics._process.exposition is first
-    basics._expose("127.0.0.1", other)
+    first = basics._process.observers._exposition
+    basics._process.observers._expose("127.0.0.1", port)
+    assert basics._process.observers._exposition is first
+    basics._process.observers._expose("127.0.0.1", other)
     until_served(other)
     with socket.create_server(("127.0.0.1", port)):
         pass
-    basics._expose("", 0)
-    assert basics._process.exposition is None
+    basics._process.observers._expose("", 0)
+    assert basics._process.observers._exposition is None

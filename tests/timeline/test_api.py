@@ -4,12 +4,14 @@ import logging
 import os
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 
 from collectives.api import NotInitializedError
 from hvd_cluster import basics
+from hvd_cluster.arrival import Arrival
 from hvd_cluster.timeline import start_timeline, stop_timeline
 from tests.collectives.job import run
 from tests.timeline import trace
@@ -36,7 +38,7 @@ def step(name="x"):
 def tensors(path):
     records = trace.load(path)
     trace.check(records)
-    return {name for name in trace.rows(records) if not name.startswith("rank ")}
+    return {name for name in trace.rows(records) if name != "job" and not name.startswith("rank ")}
 
 
 def test_a_script_starts_and_stops_it(path):
@@ -74,6 +76,37 @@ def test_the_variable_marks_cycles(path, monkeypatch):
     step()
     basics.shutdown()
     assert "CYCLE_START" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("course", "steps"),
+    [
+        ("{0} {1}", ["X PLACEMENT", "X START", "X RENDEZVOUS"]),
+        ("{1}", ["X START", "X RENDEZVOUS"]),
+        ("", ["X RENDEZVOUS"]),
+        ("nonsense", ["X RENDEZVOUS"]),
+        ("{2} {2}", ["X RENDEZVOUS"]),
+    ],
+)
+def test_the_way_into_the_first_world(course, steps, path, monkeypatch):
+    now = time.time()
+    monkeypatch.setenv("HVD_JOB_COURSE", course.format(now - 60.0, now - 20.0, now + 900.0))
+    monkeypatch.setenv("HOROVOD_TIMELINE", str(path))
+    monkeypatch.setattr(basics._process.observers, "arrival", Arrival())
+    basics.init()
+    step()
+    basics.shutdown()
+    records = trace.load(path)
+    trace.check(records)
+    assert trace.story(records, "job") == steps
+    spans = [record for record in records if record["ph"] == "X" and record["pid"] == trace.rows(records)["job"]]
+    ends = [round((span["ts"] + span["dur"]) / 1e6) for span in spans]
+    if len(steps) == 3:
+        assert (round(spans[0]["ts"] / 1e6), ends[0], round(spans[1]["ts"] / 1e6)) == (0, 40, 40)
+    path.unlink()
+    basics.init()
+    basics.shutdown()
+    assert "job" not in trace.rows(trace.load(path))
 
 
 def test_dynamic_records_nothing_by_itself(monkeypatch, tmp_path):

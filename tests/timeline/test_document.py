@@ -11,7 +11,7 @@ import pytest
 
 from collectives.timeline import document
 from collectives.timeline.document import Document, DocumentError
-from collectives.timeline.records import Moment, Record, rank_row, tensor_row, text
+from collectives.timeline.records import JOB, Moment, Record, rank_row, tensor_row, text
 
 
 def record(number, row=None):
@@ -66,17 +66,26 @@ def test_an_earlier_file_is_replaced(path):
 
 
 def test_a_later_world_continues_the_file(path, opened):
-    opened.write([record(0), record(1, rank_row(2))])
+    opened.write([record(0), record(1, rank_row(2)), record(0, JOB)])
     opened.close()
     again = Document(str(path), resumes=True)
     assert again.start == opened.start
-    assert names(path) == ["span 0", "span 1"]
-    again.write([record(2, rank_row(2)), record(3), record(4, tensor_row("y", 0))])
+    assert names(path) == ["span 0", "span 1", "span 0"]
+    again.write([record(2, rank_row(2)), record(3), record(4, tensor_row("y", 0)), record(5, JOB)])
     again.close()
-    assert names(path) == [f"span {number}" for number in range(5)]
+    assert names(path)[3:] == [f"span {number}" for number in range(2, 6)]
     pids = [entry["pid"] for entry in json.loads(path.read_text()) if entry["ph"] == "B"]
-    assert (pids[0], pids[1]) == (pids[3], pids[2])
-    assert len(set(pids)) == 3
+    assert (pids[0], pids[1], pids[2]) == (pids[4], pids[3], pids[6])
+    assert len(set(pids)) == 4
+
+
+def test_times_begin_in_the_past_but_never_in_the_future(path):
+    now = time.time()
+    for begun, start in ((now - 60.0, now - 60.0), (now + 60.0, now)):
+        made = Document(str(path), begun=begun)
+        made.close()
+        assert made.start / 1e6 == pytest.approx(start, abs=20.0)
+        assert time.monotonic() - made.origin == pytest.approx(now - start, abs=20.0)
 
 
 @pytest.mark.parametrize("part", [b'{"pid":1,"ph":"B","na', b'{"pid":3,"ph":"M","na', b""])

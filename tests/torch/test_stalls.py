@@ -43,12 +43,12 @@ def wakeable():
 
 
 @contextlib.contextmanager
-def hearing(text, signal_number, process):
-    """The first warning of this rank with ``text``, as a list; with it, ``process`` gets the signal."""
+def hearing(texts, signal_number, process):
+    """The first warning of this rank with all ``texts``, as a list; with it, ``process`` gets the signal."""
     found = []
 
     def hear(record):
-        if text in record.getMessage() and not found:
+        if not found and all(text in record.getMessage() for text in texts):
             found.append(record.getMessage())
             os.kill(process, signal_number)
 
@@ -73,14 +73,14 @@ def stop():
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def stall(kind, victim, members, text, signal_number=signal.SIGUSR1):
-    """What rank 0 reports with ``text`` while ``victim`` is in ``kind()`` and the other ``members`` wait for it."""
+def stall(kind, victim, members, texts, signal_number=signal.SIGUSR1):
+    """What rank 0 reports with ``texts`` while ``victim`` is in ``kind()`` and the other ``members`` wait for it."""
     everyone = len(members) == hvd.size()
     members = hvd.global_process_set if everyone else hvd.add_process_set(members)
     if not members.included():
         return hvd.remove_process_set(members)
     ids = hvd.allgather(torch.tensor([os.getpid()]), process_set=members).tolist()
-    with hearing(text, signal_number, ids[victim]) as found:
+    with hearing(texts, signal_number, ids[victim]) as found:
         for _ in range(10):  # later ones run in unison
             hvd.allreduce(torch.ones(3), name="loss", process_set=members)
         if hvd.rank() == victim:
@@ -100,7 +100,7 @@ def lines(reports):
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("members", [ALL, (0, 1)])
 def test_a_rank_in_an_endless_loop(stalling, victim, members):
-    found = lines(stalling.run(stall, spin, victim, members, "computes"))
+    found = lines(stalling.run(stall, spin, victim, members, ["computes", "in spin: "]))
     assert f"rank {victim} computes, perhaps in an endless loop: its main thread uses a processor" in "\n".join(found)
     assert "Its last collective is 'allreduce.loss'" in "\n".join(found)
     assert any("in spin: " in line for line in found)
@@ -108,24 +108,24 @@ def test_a_rank_in_an_endless_loop(stalling, victim, members):
 
 @pytest.mark.parametrize(("victim", "members"), [(0, ALL), (1, ALL), (1, (0, 1))])
 def test_a_rank_that_sleeps(stalling, victim, members):
-    found = lines(stalling.run(stall, sleep, victim, members, "is blocked"))
+    found = lines(stalling.run(stall, sleep, victim, members, ["is blocked", "in sleep: "]))
     assert f"rank {victim} is blocked in a call that is no collective, such as a sleep" in "\n".join(found)
     assert any(line.endswith("in sleep: time.sleep(1000)") for line in found)
 
 
 @pytest.mark.parametrize("members", [ALL, (0, 1)])
 def test_a_stopped_rank(stalling, members):
-    found = "\n".join(lines(stalling.run(stall, stop, 1, members, "rank 1 does not answer", signal.SIGCONT)))
+    found = "\n".join(lines(stalling.run(stall, stop, 1, members, ["rank 1 does not answer"], signal.SIGCONT)))
     process = stalling.processes[1].pid
     assert f"rank 1 does not answer. Process {process} is stopped (state T)" in found
     assert f"`kill -CONT {process}` lets it go on" in found
 
 
-def wait_elsewhere(text):
-    """What rank 0 reports with ``text`` while rank 1 waits for rank 2, in another collective than the others."""
+def wait_elsewhere(texts):
+    """What rank 0 reports with ``texts`` while rank 1 waits for rank 2, in another collective than the others."""
     pair = hvd.add_process_set([1, 2])
     ids = hvd.allgather(torch.tensor([os.getpid()])).tolist()
-    with hearing(text, signal.SIGUSR1, ids[2]) as found:
+    with hearing(texts, signal.SIGUSR1, ids[2]) as found:
         if hvd.rank() == 1:
             hvd.allreduce(torch.ones(3), name="mean", process_set=pair)
         loss = hvd.allreduce_async(torch.ones(3), name="loss")
@@ -139,7 +139,7 @@ def wait_elsewhere(text):
 
 
 def test_a_rank_that_waits_in_another_collective(stalling):
-    found = "\n".join(lines(stalling.run(wait_elsewhere, "rank 1 waits itself")))
+    found = "\n".join(lines(stalling.run(wait_elsewhere, ["rank 1 waits itself", "in sleep: "])))
     assert "rank 1 waits itself, for 'allreduce.mean' on process set 1, submitted" in found
     assert 'in wait_elsewhere: hvd.allreduce(torch.ones(3), name="mean", process_set=pair)' in found
     assert "rank 2 is blocked" in found
