@@ -3,9 +3,10 @@
     python -m benchmarks.metrics --ranks 2
 
 The cases are those of benchmarks.timeline, and one small tensor at a time, the shortest operation. Without counting,
-nothing takes the place of the engine's tally. What remains on both sides are two looks at the clock in each crossing of
-the gate in shared memory; "clock, us" is what they cost in a step. "cost, us" is the difference of the means, of the
-processor and of the clock on the wall, which other work on the machine changes more; "share" is the part of a step.
+nothing takes the place of the engine's tally. "wall" and "processor" are the differences of a step with and without,
+which other work on the machine changes more than counting does. So "counting" is measured inside of the steps: the time
+in the tally. "clock" is the time of the looks at the clock in the crossings of the gate in shared memory, two in each,
+which both sides have. "share" is the part of a step of these two.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import argparse
 import statistics
 import timeit
 from collections.abc import Callable
-from time import monotonic, process_time
+from time import monotonic, perf_counter, process_time
 from typing import Any
 
 import hvd_cluster
@@ -35,6 +36,23 @@ class NoTally:
     begin_trial = decided = drop = end = failed = keep = begin
 
 
+class TimedTally:
+    """Counts in ``tally``, and measures the time that this takes."""
+
+    def __init__(self, tally: Any) -> None:
+        self.seconds = 0.0
+        for name in ("begin", "begin_trial", "decided", "drop", "end", "failed", "keep"):
+            setattr(self, name, self._timed(getattr(tally, name)))
+
+    def _timed(self, method: Callable[..., None]) -> Callable[..., None]:
+        def timed(*args: object) -> None:
+            begin = perf_counter()
+            method(*args)
+            self.seconds += perf_counter() - begin
+
+        return timed
+
+
 def measure(widths: list[int] | None, batch: int, repeats: int) -> dict[str, list[float]]:
     """Runs on every rank; for each side the seconds of each step, by the clock and on all cores."""
     import torch
@@ -46,15 +64,19 @@ def measure(widths: list[int] | None, batch: int, repeats: int) -> dict[str, lis
     hvd.init()
     step = _small() if widths is None else train(widths, batch) if widths else exchange()
     runner: Any = basics.engine()._parts.runner
-    tallies = {"off": NoTally(), "on": runner._tally}
-    cpu: dict[str, list[float]] = {"off cpu": [], "on cpu": []}
+    clock = TimedTally(runner._tally)
+    tallies = {"off": NoTally(), "on": runner._tally, "timed": clock}
+    cpu: dict[str, list[float]] = {f"{name} cpu": [] for name in tallies}
+    counting: list[float] = []
 
     def side(name: str) -> Callable[[], None]:
         def timed() -> None:
             runner._tally = tallies[name]
-            begin = process_time()
+            begin, before = process_time(), clock.seconds
             step()
             cpu[f"{name} cpu"].append(process_time() - begin)
+            if name == "timed":
+                counting.append(clock.seconds - before)
 
         return timed
 
@@ -62,7 +84,7 @@ def measure(widths: list[int] | None, batch: int, repeats: int) -> dict[str, lis
     runner._tally = tallies["on"]
     crossings = _crossings(runner, step)
     hvd.shutdown()
-    return {**seconds, **cpu, "crossings": [crossings]}
+    return {**seconds, **cpu, "counting": counting, "crossings": [crossings]}
 
 
 def _small() -> Callable[[], None]:
@@ -93,16 +115,18 @@ def launch(case: str, ranks: int, arguments: argparse.Namespace) -> dict[str, ob
     wall = statistics.median(values["on"]) - step
     cpu = _trimmed(values["on cpu"]) - _trimmed(values["off cpu"])
     clock = statistics.median(values["crossings"]) * 2 * timeit.timeit(monotonic, number=100_000) / 100_000
-    share = (max(wall, cpu) + clock) / step
+    counting = statistics.median(values["counting"])
+    share = (counting + clock) / step
     return {
         "case": case,
         "ranks": ranks,
         "step, ms": step * 1e3,
         "wall, us": wall * 1e6,
         "processor, us": cpu * 1e6,
+        "counting, us": counting * 1e6,
         "clock, us": clock * 1e6,
         "share, %": share * 100,
-        "met": "yes" if share <= GOAL_SHARE else "NO",
+        "met": ("yes" if share <= GOAL_SHARE else "NO") if CASES[case] else "-",
     }
 
 

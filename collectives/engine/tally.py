@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 from collectives.api import Operation
@@ -18,6 +19,7 @@ __all__ = ["Tally"]
 
 LONG_SECONDS = 0.001
 """A wait that counts as one."""
+BARRIER = Operation.BARRIER  # a look-up in an Enum takes longer than the rest of its line
 
 
 class _SetTally:
@@ -26,7 +28,7 @@ class _SetTally:
     __slots__ = ("backend", "batches", "capacity", "failures", "inside", "late", "nbytes", "operations", "waits")
 
     def __init__(self) -> None:
-        self.operations: dict[Operation, int] = {}
+        self.operations: defaultdict[Operation, int] = defaultdict(int)
         self.nbytes = self.batches = self.capacity = self.waits = self.failures = 0
         self.late = self.inside = self.backend = 0.0
 
@@ -95,9 +97,9 @@ class Tally:
         late, now = decision + waited, time.monotonic()
         request, count = works[0].request, len(works)
         tally = self._sets.get(request.process_set) or self._open(request.process_set)
-        tally.operations[request.operation] = tally.operations.get(request.operation, 0) + count
+        tally.operations[request.operation] += count
         tally.batches += 1
-        if request.operation is not Operation.BARRIER:
+        if request.operation is not BARRIER:
             tally.nbytes += request.nbytes if count == 1 else sum([work.request.nbytes for work in works])
             tally.capacity += parameters.fusion_threshold if parameters is not None else 0
         tally.late += late
