@@ -105,7 +105,7 @@ def _accuracies(lines: Sequence[str]) -> list[float]:
 
 
 def test_the_report_about_a_rank_in_a_loop() -> None:
-    command = [*HVDRUN, "-np", "3", "--stall-check-warning-time-seconds", "0.3", sys.executable]
+    command = [*HVDRUN, "-np", "2", "--stall-check-warning-time-seconds", "0.3", sys.executable]
     run = _run(*command, str(EXAMPLES / "stalls.py"), "--cause", "loop", "--seconds", "1")
     assert run.returncode == 0, run.stderr
     assert "rank 1 computes, perhaps in an endless loop" in run.stderr
