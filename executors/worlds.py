@@ -14,10 +14,11 @@ from collectives.api import Topology, World
 from executors.api import Slot
 from executors.placement import assign_ranks
 
-__all__ = ["CALL", "REPORTS", "Published", "Report", "objection", "report_key", "world_key"]
+__all__ = ["CALL", "REPORTS", "WORLDS", "Published", "Report", "objection", "report_key", "world_key"]
 
 CALL = "call"
 REPORTS = "reports/"
+WORLDS = "worlds/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,7 @@ def objection(ready: Report, formed: Report | None) -> str | None:
 
 def world_key(round: int) -> str:
     """The key of the world of ``round``."""
-    return f"worlds/{round}"
+    return f"{WORLDS}{round}"
 
 
 def report_key(worker: str, number: int) -> str:

@@ -24,7 +24,7 @@ from collectives.process_exit import ProcessExit
 from collectives.settings import Settings, world_from_environment
 from collectives.timeline.recorder import Recorder
 from executors.member import Identity
-from hvd_cluster import memory
+from hvd_cluster import live, memory
 from hvd_cluster.launchers import Launcher, warn_of_threads
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.secret import Secret
@@ -57,6 +57,9 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+LOCK_SECONDS = 0.5
+"""How long the thread of the live page waits for an engine that starts or ends."""
+
 
 class _Process:
     """The engine of this process, and its world."""
@@ -81,6 +84,7 @@ class _Process:
         self.recorder = Recorder()
         self.autotuner = Autotuner()
         self.exposition: Exposition | None = None
+        self.live: live.LivePage | None = None
 
 
 _process = _Process()
@@ -149,6 +153,7 @@ def _start(sets: list[ProcessSet]) -> None:
         _process.recorder.follow(engine, replace(world, round=round), settings, reason)
         _process.autotuner.follow(engine, settings)
         _expose(settings.metrics_address, settings.metrics_port)
+    _show(engine, environment, world, settings)
     for id, entry in enumerate((global_process_set, *sets), start=GLOBAL):
         _register(engine, id, entry)
     if worlds is not None:
@@ -163,6 +168,33 @@ def _expose(address: str, port: int) -> None:
         _process.exposition = None
     if port and _process.exposition is None:
         _process.exposition = Exposition(process_meter, address, port)
+
+
+def _show(engine: Engine, environment: Mapping[str, str], world: World, settings: Settings) -> None:
+    """Send the numbers of this process to the live page of its job, if it has one."""
+    if _process.live is None and world.rendezvous is not None and settings.dashboard == world.job:
+        _process.live = live.LivePage.of(environment, world, settings, _record_for_page)
+    if _process.live is not None:
+        _process.live.follow(engine)
+
+
+def _hide() -> None:
+    shown, _process.live = _process.live, None
+    if shown is not None:
+        shown.close()
+
+
+def _record_for_page(path: str | None) -> str:
+    """Begin a timeline in the file ``path``, or end it; on the thread of the live page. Returns what the page shows.
+
+    It never waits long for the lock: the owner may wait for the end of that thread.
+    """
+    if not _process.lock.acquire(timeout=LOCK_SECONDS):
+        return "not recorded: the ranks are changing"
+    try:
+        return live.record(_process.recorder, path)
+    finally:
+        _process.lock.release()
 
 
 def _identity(environment: Mapping[str, str], world: World) -> logs.Identity:
@@ -223,6 +255,7 @@ def _shut_down(end: Callable[[Engine], None], goes_on: bool = False) -> None:
         process_meter.leave()
         if not goes_on:
             _expose("", 0)
+            _hide()
         if engine.is_ending:
             _process.ending.append(engine)
     memory.results.close()
@@ -269,6 +302,7 @@ def _forget() -> None:
     exposition, _process.exposition = _process.exposition, None
     if exposition is not None:
         exposition.disown()
+    _process.live = None
     process_meter.disown()
     for each in ending:
         each.disown()
