@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -86,7 +87,7 @@ class Dashboard:
             text = (
                 "no live page at %s: %s; give another address, or port 0 for any free one. Training goes on without it"
             )
-            logger.warning(text, address, error.strerror or error)
+            logger.warning(text, address, os.strerror(error.errno) if error.errno else error)
             return
         self._server = server
         self._unsubscribe = self._job.subscribe(self._note)

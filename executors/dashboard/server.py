@@ -44,6 +44,7 @@ class DashboardServer:
         self._record = record
         self._token = secrets.token_urlsafe(24)
         self._port = 0
+        self._is_serving = False
         self._streams = 0
         self._end: asyncio.Event | None = None
         # Stopped by stop(), which waits for STOP_SECONDS at most.
@@ -65,10 +66,12 @@ class DashboardServer:
             raise OSError(f"no such address ({error})") from None
         self._port = listener.getsockname()[1]
         self._thread.start(listener)
+        self._is_serving = True
 
     def stop(self) -> None:
-        """End all streams with a last picture, and release the port. Waits for a few seconds at most."""
-        if self._port:
+        """End all streams with a last picture, and release the port; for a few seconds at most. May be called twice."""
+        if self._is_serving:
+            self._is_serving = False
             self._thread.stop(STOP_SECONDS)
 
     # On its thread.
