@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,8 @@ RATES = {"batches": "batches", "bytes": "nbytes", "samples": "samples"}
 KEPT_LINES = 50
 KEPT_ROUNDS = 100
 LONGEST_LINE = 500
+COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+"""The sequences by which programs colour their lines in a terminal."""
 
 
 @dataclass(slots=True)
@@ -89,7 +92,7 @@ class Picture:
 
     def write(self, worker: str, stream: str, line: str) -> None:
         """``worker`` has written ``line`` to ``stream``."""
-        self.lines.setdefault(worker, deque(maxlen=KEPT_LINES)).append((stream, line[:LONGEST_LINE]))
+        self.lines.setdefault(worker, deque(maxlen=KEPT_LINES)).append((stream, COLOURS.sub("", line)[:LONGEST_LINE]))
 
     def end(self, text: str) -> None:
         """The job is over, because of ``text``."""

@@ -154,16 +154,13 @@ def test_a_job_that_another_one_started_has_no_page_of_its_own(monkeypatch):
 
 def look(link):
     """Rank 0 looks at the page of its job until all ranks are on it, and presses the button."""
-    import hvd_cluster.torch as hvd
-
-    hvd.init()
-    hvd.count_samples(5)
+    basics.init()
     shown = None
-    while hvd.rank() == 0 and not (shown and all(rank["pid"] for rank in shown["ranks"])):
+    while basics.rank() == 0 and not (shown and all(rank["pid"] for rank in shown["ranks"])):
         with urllib.request.urlopen(link.read_text().strip().replace("/?", "/picture?"), timeout=10) as answer:
             shown = json.loads(answer.read())
-    hvd.barrier()
-    hvd.shutdown()
+    basics.engine().barrier()
+    basics.shutdown()
     return shown
 
 

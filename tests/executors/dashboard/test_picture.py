@@ -110,6 +110,12 @@ def test_lines_are_the_last_ones_and_not_long():
     assert len(lines[-1][1]) == 500
 
 
+def test_colours_of_a_terminal_are_dropped():
+    picture = Picture("job", 1)
+    picture.write("worker-0", "stderr", "\x1b[1;31mred\x1b[0m [1] \x1b[2K.")
+    assert picture.as_dict(0.0)["ranks"][0]["lines"] == [["stderr", "red [1] ."]]
+
+
 @pytest.mark.parametrize(
     ("given", "address"),
     [
