@@ -172,7 +172,7 @@ def _expose(address: str, port: int) -> None:
 
 def _show(engine: Engine, environment: Mapping[str, str], world: World, settings: Settings) -> None:
     """Send the numbers of this process to the live page of its job, if it has one."""
-    if _process.live is None and world.rendezvous is not None and settings.dashboard == world.job:
+    if _process.live is None and world.rendezvous is not None and settings.dashboard.partition("@")[0] == world.job:
         _process.live = live.LivePage.of(environment, world, settings, _record_for_page)
     if _process.live is not None:
         _process.live.follow(engine)

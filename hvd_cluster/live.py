@@ -32,7 +32,10 @@ class LivePage:
     @classmethod
     def of(cls, environment: Mapping[str, str], world: World, settings: Settings, record: Record) -> LivePage:
         """That of a worker with ``environment``, which is in ``world`` first."""
-        client = RendezvousClient(*(world.rendezvous or ("", 0)), settings.secret, settings.timeouts.connect)
+        _, _, elsewhere = settings.dashboard.partition("@")
+        address, _, port = elsewhere.rpartition(":")
+        way = (address, int(port)) if elsewhere else world.rendezvous or ("", 0)
+        client = RendezvousClient(*way, settings.secret, settings.timeouts.connect)
         identity = Identity.of(environment)
         worker = f"worker-{world.topology.rank}" if identity is None else identity.worker
         patience = OVERDUE * (settings.stall_warning or DEFAULT_STALL_SECONDS)

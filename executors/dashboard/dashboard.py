@@ -98,9 +98,11 @@ class Dashboard:
         """The address of the page; empty if there is none."""
         return "" if self._server is None else self._server.link
 
-    def variables(self) -> dict[str, str]:
-        """What the ranks need in their environment."""
-        return {} if self._server is None else {"HVD_DASHBOARD": self._job.id}
+    def variables(self, store: tuple[str, int] | None = None) -> dict[str, str]:
+        """What the ranks need in their environment; ``store``: the way to the store, if not that of their job."""
+        if self._server is None:
+            return {}
+        return {"HVD_DASHBOARD": self._job.id if store is None else f"{self._job.id}@{store[0]}:{store[1]}"}
 
     def watched(self, output: Sinks) -> Sinks:
         """``output``, whose last lines the page shows."""
