@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 
 from collectives.api import World
@@ -20,6 +21,8 @@ __all__ = ["LivePage", "record"]
 DEFAULT_STALL_SECONDS = 60.0
 # A stall that is not reported again in this time is over.
 OVERDUE = 1.5
+LONGEST_HOST = 40
+ID_END = 8
 
 
 class LivePage:
@@ -39,7 +42,7 @@ class LivePage:
         identity = Identity.of(environment)
         worker = f"worker-{world.topology.rank}" if identity is None else identity.worker
         patience = OVERDUE * (settings.stall_warning or DEFAULT_STALL_SECONDS)
-        return cls(client, SnapshotSender(client, worker, world.host, process_meter, record, patience))
+        return cls(client, SnapshotSender(client, worker, _shown(world.host), process_meter, record, patience))
 
     def follow(self, engine: Engine) -> None:
         """``engine`` runs now."""
@@ -49,6 +52,11 @@ class LivePage:
         """Send no more; waits for two seconds at most."""
         self._client.close()
         self._sender.close()
+
+
+def _shown(host: str) -> str:
+    """``host`` for a reader; the id of a node of Ray only tells nodes of one name apart."""
+    return host if len(host) <= LONGEST_HOST else f"{socket.gethostname()} ({host[-ID_END:]})"
 
 
 def record(recorder: Recorder, path: str | None) -> str:

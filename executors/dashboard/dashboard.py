@@ -17,7 +17,7 @@ from executors.dashboard.address import Address
 from executors.dashboard.picture import Picture
 from executors.dashboard.server import DashboardServer
 from executors.local.output import Lines, Sink, Sinks, TeeSink, say
-from executors.worlds import WORLDS, Published
+from executors.worlds import TOLD, WORLDS, Published
 
 __all__ = ["Dashboard", "Shown"]
 
@@ -110,7 +110,7 @@ class Dashboard:
 
     def _note(self, key: str) -> None:
         """Under the lock of the store, which must not be used here."""
-        if key.startswith((PREFIX, WORLDS)):
+        if key.startswith((PREFIX, TOLD, WORLDS)):
             self._changed[key] = time.monotonic()
 
     def _write(self, number: int, stream: str, line: str) -> None:
@@ -131,6 +131,8 @@ class Dashboard:
         try:
             if key.startswith(PREFIX):
                 self._picture.hear(key.removeprefix(PREFIX), Snapshot.decode(value), at)
+            elif key.startswith(TOLD):
+                self._picture.tell(int(key.removeprefix(TOLD)), value.decode())
             else:
                 self._picture.publish(Published.decode(value), at)
         except (ValueError, TypeError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from collectives.live.snapshot import Snapshot
@@ -89,6 +89,12 @@ class Picture:
         self.size = len(world.workers)
         text = world.text if self.rounds else "the start"
         self.rounds.append(Round(world.round, now, self.size, text))
+
+    def tell(self, number: int, line: str) -> None:
+        """The world of round ``number`` has formed; ``line`` says how, with what was learned about losses since."""
+        text = line.removeprefix(f"world {number}: ").partition(", ")[2] or line
+        told = [replace(each, text=text) if each.number == number else each for each in self.rounds]
+        self.rounds = deque(told, KEPT_ROUNDS)
 
     def write(self, worker: str, stream: str, line: str) -> None:
         """``worker`` has written ``line`` to ``stream``."""

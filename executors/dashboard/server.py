@@ -108,7 +108,9 @@ class DashboardServer:
 
         nonce = secrets.token_urlsafe(12)
         policy = f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'"
-        text = _template().replace("NONCE", nonce)
+        # In a script, only a < could end it.
+        picture = json.dumps(self._picture()).replace("<", "\\u003c")
+        text = _template().replace("NONCE", nonce).replace("PICTURE", picture)
         headers = {**HEADERS, "Content-Security-Policy": policy}
         return web.Response(text=text, content_type="text/html", headers=headers)
 

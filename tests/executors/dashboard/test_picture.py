@@ -93,6 +93,17 @@ def test_worlds_of_an_elastic_job():
     assert shown["round"] == 1
 
 
+def test_a_reason_that_is_known_later():
+    picture = Picture("job", 2)
+    for number in range(2):
+        picture.publish(Published(number, (("worker-0", "a"),), text="rank 1 lost (ended)"), 0.0)
+    picture.tell(1, "world 1: 1 rank, rank 1 lost (killed by signal 9), resumed after 0.05 s, 0 steps lost")
+    assert [each["text"] for each in picture.as_dict(0.0)["rounds"]] == [
+        "rank 1 lost (killed by signal 9), resumed after 0.05 s, 0 steps lost",
+        "the start",
+    ]
+
+
 def test_the_end_of_an_elastic_job():
     picture = Picture("job", 1)
     picture.publish(Published(1, text="too few", is_over=True), 0.0)

@@ -18,7 +18,7 @@ from executors.dashboard.dashboard import Dashboard
 from executors.dashboard.server import DashboardServer
 from executors.job import Job
 from executors.local.output import Output
-from executors.worlds import Published, world_key
+from executors.worlds import Published, told_key, world_key
 from tests.collectives.job import until
 
 
@@ -95,6 +95,17 @@ def test_the_page_needs_nothing_from_elsewhere(served):
     assert answer.headers["Referrer-Policy"] == "no-referrer", "the link is a secret"
 
 
+def test_the_page_has_a_first_picture_which_cannot_end_its_script():
+    server = DashboardServer(Address(), lambda: {"line": "</script><script>alert(1)"}, str)
+    server.start()
+    try:
+        text = ask(server.link, "/")[1]
+    finally:
+        server.stop()
+    assert text.count("</script>") == 2
+    assert r"\u003c/script>\u003cscript>alert(1)" in text
+
+
 def test_only_the_button_changes_something(served):
     assert ask(served.link, "/record")[0].status == 405
     assert ask(served.link, "/", "POST")[0].status == 405
@@ -145,8 +156,9 @@ def test_worlds_of_the_driver_are_shown(job):
     with Dashboard(job, Address()) as dashboard:
         job.store.set(world_key(0), Published(0, (("worker-0", "a"),)).encode())
         job.store.set(world_key(1), Published(1, (("worker-5", "b"),), text="rank 0 lost").encode())
+        job.store.set(told_key(1), b"world 1: 1 rank, rank 0 lost (killed), resumed")
         shown = json.loads(ask(dashboard.link, "/picture")[1])
-    assert [each["text"] for each in shown["rounds"]] == ["rank 0 lost", "the start"]
+    assert [each["text"] for each in shown["rounds"]] == ["rank 0 lost (killed), resumed", "the start"]
     assert [each["worker"] for each in shown["ranks"]] == ["worker-5"]
 
 
