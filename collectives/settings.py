@@ -79,6 +79,8 @@ class Settings:
     tensors of a group travel apart from others. ``timeline`` is the path of the file for the timeline, "" for none, and
     ``timeline_mark_cycles`` says whether it has the decisions as cycles. ``autotune`` is None where the parameters are
     not tuned. Metrics are served at ``metrics_address`` and ``metrics_port``, which is that of this rank; 0 for none.
+    ``dashboard`` is the id of the job that shows a live page, and after an @ the address of its
+    store, if that is not the one of the job; "" for no page.
     ``remarks`` are sentences for the user about variables that have no effect.
     """
 
@@ -102,6 +104,7 @@ class Settings:
     autotune: Autotuning | None = None
     metrics_address: str = LOOPBACK
     metrics_port: int = 0
+    dashboard: str = ""
     remarks: tuple[str, ...] = ()
     timeouts: Timeouts = field(default_factory=Timeouts)
 
@@ -145,6 +148,7 @@ class Settings:
             autotune=autotune,
             metrics_address=read("HVD_METRICS_ADDRESS", str, LOOPBACK),
             metrics_port=read("HVD_METRICS_PORT", _port_of(local_rank, local_size), 0),
+            dashboard=read("HVD_DASHBOARD", str, ""),
             remarks=(*stall_remarks, *autotune_remarks, *_remarks(read)),
             timeouts=Timeouts(
                 connect=timeout,

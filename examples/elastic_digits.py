@@ -36,6 +36,7 @@ def train(
             loss = nn.functional.cross_entropy(network(images[indices]), labels[indices])
             state.batches.weigh(loss).backward()  # 2: ranks may have different numbers of images
             optimizer.step()
+            hvd.count_samples(len(indices))  # for hvdrun --dashboard
             epoch = state.batches.epoch
             state.batches.advance()
             state.commit()  # 3: this step counts; ranks come and leave here

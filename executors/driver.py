@@ -42,7 +42,7 @@ from executors.membership import (
     WorldFailed,
     WorldFormed,
 )
-from executors.worlds import CALL, REPORTS, Published, Report, objection, world_key
+from executors.worlds import CALL, REPORTS, Published, Report, objection, told_key, world_key
 
 __all__ = ["Driver"]
 
@@ -488,7 +488,9 @@ class Driver:
         text = describe(before, world, self._lost)
         # A script that sets up no log shows warnings, but no more.
         level = logging.WARNING if losses(before, world, self._lost) else logging.INFO
-        logger.log(level, summary(replace(world, text=text), report.pause, report.lost))
+        line = summary(replace(world, text=text), report.pause, report.lost)
+        self._job.store.set(told_key(world.round), line.encode())
+        logger.log(level, line)
 
     def _lose(self, report: Report) -> None:
         """Go on without workers that have ended; their agents will say how. A job that may end waits for that."""

@@ -2,7 +2,8 @@
 
 They are values of the rendezvous store. The world of round n is at ``worlds/<n>``, so each worker waits for the next
 number. Report k of a worker is at ``reports/<worker>/<k>``. At ``call`` is the number of the call of an elastic
-function in which the ranks are, from 1 on, once all of them have the state.
+function in which the ranks are, from 1 on, once all of them have the state. At ``told/<n>`` is the line about the
+change to the world of round n, once all of its ranks have the state; only the live page reads it.
 """
 
 from __future__ import annotations
@@ -14,10 +15,23 @@ from collectives.api import Topology, World
 from executors.api import Slot
 from executors.placement import assign_ranks
 
-__all__ = ["CALL", "REPORTS", "Published", "Report", "objection", "report_key", "world_key"]
+__all__ = [
+    "CALL",
+    "REPORTS",
+    "TOLD",
+    "WORLDS",
+    "Published",
+    "Report",
+    "objection",
+    "report_key",
+    "told_key",
+    "world_key",
+]
 
 CALL = "call"
 REPORTS = "reports/"
+WORLDS = "worlds/"
+TOLD = "told/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +154,14 @@ def objection(ready: Report, formed: Report | None) -> str | None:
 
 def world_key(round: int) -> str:
     """The key of the world of ``round``."""
-    return f"worlds/{round}"
+    return f"{WORLDS}{round}"
 
 
 def report_key(worker: str, number: int) -> str:
     """The key of a report of ``worker``."""
     return f"{REPORTS}{worker}/{number}"
+
+
+def told_key(round: int) -> str:
+    """The key of the line about the change to the world of ``round``."""
+    return f"{TOLD}{round}"

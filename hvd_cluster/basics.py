@@ -22,7 +22,7 @@ from collectives.process_exit import ProcessExit
 from collectives.settings import Settings, world_from_environment
 from executors.failure import brief
 from executors.member import Identity
-from hvd_cluster import memory
+from hvd_cluster import live, memory
 from hvd_cluster.launchers import Launcher, warn_of_threads
 from hvd_cluster.observers import Observers
 from hvd_cluster.process_sets import ProcessSet, global_process_set
@@ -58,6 +58,8 @@ logger = logging.getLogger(__name__)
 
 # An exception may have the whole of a tensor in its text.
 LONGEST_CAUSE = 300
+LOCK_SECONDS = 0.5
+"""How long the thread of the live page waits for an engine that starts or ends."""
 
 
 class _Process:
@@ -80,7 +82,7 @@ class _Process:
         # Shut down in a signal handler, which cannot wait.
         self.ending: list[Engine] = []
         self.exit = ProcessExit()
-        self.observers = Observers()
+        self.observers = Observers(_record_for_page)
 
 
 _process = _Process()
@@ -150,6 +152,19 @@ def _start(sets: list[ProcessSet]) -> None:
         _register(engine, id, entry)
     if worlds is not None:
         worlds.entered()
+
+
+def _record_for_page(path: str | None) -> str:
+    """Begin a timeline in the file ``path``, or end it; on the thread of the live page. Returns what the page shows.
+
+    It never waits long for the lock: the owner may wait for the end of that thread.
+    """
+    if not _process.lock.acquire(timeout=LOCK_SECONDS):
+        return "not recorded: the ranks are changing"
+    try:
+        return live.record(_process.observers.recorder, path)
+    finally:
+        _process.lock.release()
 
 
 def _identity(environment: Mapping[str, str], world: World) -> logs.Identity:

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from collectives.logs import LEVELS
 from executors.api import CommandNotFoundError, ExecutorError, WorkerError
+from executors.dashboard.address import Address
 from executors.discovery import DiscoveryError
 from executors.elastic import WRITTEN as ELASTIC
 from executors.elastic import ElasticArguments, resolve_limits
@@ -192,7 +193,16 @@ def _options(line: CommandLine, places: Places) -> HostsOptions:
         discovery=places.discovery,
         hosts=places.hosts,
         shell=places.shell,
+        dashboard=_dashboard(line),
     )
+
+
+def _dashboard(line: CommandLine) -> Address | None:
+    """Where the live page is served; None for no page."""
+    is_wanted = line["dashboard"]
+    if is_wanted is None:
+        is_wanted = line["dashboard_address"] is not None
+    return (line["dashboard_address"] or Address()) if is_wanted else None
 
 
 def _environment(line: CommandLine) -> dict[str, str]:

@@ -1,8 +1,8 @@
-"""The observers of the engines of this process: metrics, timeline, autotuning."""
+"""The observers of the engines of this process: metrics, timeline, autotuning, live page."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from collectives.api import World
@@ -13,19 +13,25 @@ from collectives.metrics.meter import process_meter
 from collectives.settings import Settings
 from collectives.timeline.recorder import Recorder
 from hvd_cluster.arrival import Arrival
+from hvd_cluster.live import LivePage
 from hvd_cluster.worlds import Worlds
 
 __all__ = ["Observers"]
 
 
 class Observers:
-    """They follow the process from one engine to the next. For one thread at a time."""
+    """They follow the process from one engine to the next. For one thread at a time.
 
-    def __init__(self) -> None:
+    ``record`` begins a timeline in a file, or ends it, for the live page; see :class:`hvd_cluster.live.LivePage`.
+    """
+
+    def __init__(self, record: Callable[[str | None], str]) -> None:
+        self._record = record
         self.arrival = Arrival()
         self.recorder = Recorder()
         self.autotuner = Autotuner()
         self._exposition: Exposition | None = None
+        self._live: LivePage | None = None
 
     def follow(
         self, engine: Engine, world: World, worlds: Worlds | None, settings: Settings, environment: Mapping[str, str]
@@ -42,6 +48,7 @@ class Observers:
             self.recorder.follow(engine, replace(world, round=round), settings, reason, steps)
             self.autotuner.follow(engine, settings)
             self._expose(settings.metrics_address, settings.metrics_port)
+        self._show(engine, environment, world, settings)
 
     def _expose(self, address: str, port: int) -> None:
         """Serve the metrics there, and nowhere else; nowhere if ``port`` is 0."""
@@ -52,6 +59,18 @@ class Observers:
         if port and self._exposition is None:
             self._exposition = Exposition(process_meter, address, port)
 
+    def _show(self, engine: Engine, environment: Mapping[str, str], world: World, settings: Settings) -> None:
+        """Send the numbers of this process to the live page of its job, if it has one."""
+        if self._live is None and world.rendezvous is not None and settings.dashboard.partition("@")[0] == world.job:
+            self._live = LivePage.of(environment, world, settings, self._record)
+        if self._live is not None:
+            self._live.follow(engine)
+
+    def _hide(self) -> None:
+        shown, self._live = self._live, None
+        if shown is not None:
+            shown.close()
+
     def leave(self, goes_on: bool) -> None:
         """The engine has ended; the job ``goes_on`` with the next world."""
         self.recorder.leave(goes_on)
@@ -59,6 +78,7 @@ class Observers:
         process_meter.leave()
         if not goes_on:
             self._expose("", 0)
+            self._hide()
 
     def disown(self) -> None:
         """In a forked child: they are the parent's. Takes no lock."""
@@ -67,4 +87,5 @@ class Observers:
         exposition, self._exposition = self._exposition, None
         if exposition is not None:
             exposition.disown()
+        self._live = None
         process_meter.disown()

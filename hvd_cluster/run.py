@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 
 from executors.arguments import check_integer, check_variables, interface_names, renamed
 from executors.call import Call, pickle_call
+from executors.dashboard.address import Address
 from executors.elastic import ElasticArguments, ResetLimit, resolve_limits
 from executors.environment import interface_variables
 from executors.environments.allocation import allocation_of
@@ -64,6 +65,7 @@ def run(
     elastic_timeout: float | None = None,
     grace_seconds: float | None = None,
     env: Mapping[str, str] | None = None,
+    dashboard: bool | str = False,
 ) -> list[T]:
     """Run ``func(*args, **kwargs)`` on ``num_proc`` processes; return the results by rank.
 
@@ -105,6 +107,8 @@ def run(
         grace_seconds: seconds that a process has to end, or to hand over, after it was asked to; then it is killed.
             None means HOROVOD_GRACE_SECONDS, or else 5.
         env: variables to add to the environment of the processes, or to replace in it.
+        dashboard: true for a live page of the job, whose link is printed, on this host; or its address and port, such
+            as ``"0.0.0.0:8265"``. Not with ``use_mpi``.
 
     Raises:
         ValueError: an argument has a value that is not allowed; nothing was started.
@@ -124,7 +128,7 @@ def run(
     }
     for_ours |= {"slots": slots, "reset_limit": reset_limit, "cooldown_range": cooldown_range}
     for_ours |= {"host_discovery_script": host_discovery_script, "elastic_timeout": elastic_timeout}
-    for_ours |= {"remote_shell": remote_shell, "grace_seconds": grace_seconds}
+    for_ours |= {"remote_shell": remote_shell, "grace_seconds": grace_seconds, "dashboard": dashboard or None}
     _check_controller(use_gloo, use_mpi, mpi_args, for_ours)
     given = PlaceArguments(
         hosts=_hosts(hosts),
@@ -148,6 +152,7 @@ def run(
     nics = _interfaces(renamed("network_interfaces", network_interfaces, "network_interface", network_interface))
     environment = interface_variables(nics) | check_variables(env, "env", "run()")
     seconds = resolve_start_timeout(start_timeout)
+    page = Address.of(dashboard)
     python = os.fspath(executable or sys.executable)
     if use_mpi:
         job = _mpi_job(places.hosts or {"localhost": limits.size}, nics, given, output_filename, mpi_args)
@@ -163,6 +168,7 @@ def run(
         discovery=places.discovery,
         hosts=places.hosts,
         shell=places.shell,
+        dashboard=page,
     )
     results = run_function(pickle_call(Call.of(func, args, kwargs)), limits, options, python)
     return cast("list[T]", results)

@@ -183,7 +183,7 @@ def test_importing_brings_in_no_framework_no_cluster_and_no_server():
 
 
 SURFACE = {
-    "hvd_cluster": ["HorovodInternalError", "HostsUpdatedInterrupt", "__version__", "metrics", "run"],
+    "hvd_cluster": ["HorovodInternalError", "HostsUpdatedInterrupt", "__version__", "count_samples", "metrics", "run"],
     "hvd_cluster.data": ["AsyncDataLoaderMixin", "BaseDataLoader"],
     "hvd_cluster.elastic": ["GlobalBatches", "ObjectState", "State", "drain", "run"],
     "hvd_cluster.horovod": ["install", "is_requested", "search_path"],

@@ -24,7 +24,7 @@ class Meter:
         self._engine: Engine | None = None
         self._before = NO_COUNTS
         self._place: tuple[int, int, int] | None = None
-        self._rounds = self._lost = 0
+        self._rounds = self._lost = self._samples = 0
 
     def follow(self, engine: Engine, round: int, is_alone: bool = False) -> None:
         """``engine`` runs in the world of this ``round``, or ``is_alone``: its process is in no world yet."""
@@ -44,6 +44,11 @@ class Meter:
         """The ranks repeat so many ``steps``."""
         with self._lock:
             self._lost += steps
+
+    def count(self, samples: int) -> None:
+        """The script has used so many more ``samples``."""
+        with self._lock:
+            self._samples += samples
 
     @property
     def has_begun(self) -> bool:
@@ -68,6 +73,7 @@ class Meter:
                 counts.messages_received,
                 counts.sets,
                 () if engine is None else engine.stragglers,
+                self._samples,
             )
 
     def disown(self) -> None:

@@ -15,6 +15,8 @@ from typing import Protocol
 from collectives.cores import usable_cores
 from collectives.interfaces import LOOPBACK
 from executors.api import ExecutorError
+from executors.dashboard.address import Address
+from executors.dashboard.dashboard import Dashboard
 from executors.discovery import HostDiscovery, Watch
 from executors.driver import Driver
 from executors.failure import Failure, Kind
@@ -48,7 +50,7 @@ class HostsOptions:
     prints on standard error which process is which rank. ``discovery`` finds the hosts while the job runs; ``hosts``
     are those of a static job, with the slots that it takes, in the order of the ranks; without both, it is this host,
     with as many slots as the job needs at most. ``shell`` starts the agents of other hosts; without it, they are not
-    used.
+    used. ``dashboard`` is where the live page is served; None: there is none.
     """
 
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -60,6 +62,7 @@ class HostsOptions:
     discovery: HostDiscovery | None = None
     hosts: Mapping[str, int] | None = None
     shell: RemoteShell | None = None
+    dashboard: Address | None = None
 
 
 class Program(Protocol):
@@ -90,13 +93,13 @@ class HostsJob:
         self._hosts = _named(options.hosts or {})
         self._has_begun = False
         self._job = Job(limits.size, _address(options))
+        self._dashboard = Dashboard(self._job, options.dashboard)
         self._output = Output(limits.size, options.output_directory, options.timestamp)
         self._wanted: set[str] = set()  # of the other hosts
         self._unused: set[str] = set()
         self._wanted_here = 0
         self._others: OtherHosts | None = None
         self._stack = ExitStack()
-        self._tails = Tails(self._output)
         # A discovery may find any number of slots; with more ranks than cores, each has one thread in any case.
         ranks = self._hosts.get(HOST, 1) if self._hosts else min(limits.most, max(limits.size, usable_cores()))
         self._threads = shared_threads({**os.environ, **options.environment}, usable_cores(), ranks)
@@ -104,7 +107,9 @@ class HostsJob:
     def __enter__(self) -> HostsJob:
         with ExitStack() as stack:
             stack.enter_context(self._job)
+            stack.enter_context(self._dashboard)
             stack.enter_context(self._output)
+            self._tails = Tails(self._dashboard.watched(self._output))
             self._launch = stack.enter_context(self._work.opened())
             self.crew = stack.enter_context(Crew(self._options.grace))
             self.driver = Driver(self._limits, self._job, self, self._options.start_timeout)
@@ -131,7 +136,7 @@ class HostsJob:
 
     def start(self, worker: str, host: str, environment: Mapping[str, str]) -> None:
         """See :class:`executors.agents.Agents`. In a static job, raises OSError where no process can be started."""
-        number, given = _number(worker), {**environment, **self._options.environment}
+        number, given = _number(worker), {**environment, **self._dashboard.variables(), **self._options.environment}
         if self._others is None or host == HOST:
             self._start_here(number, {**os.environ, **given, **self._threads})
         else:

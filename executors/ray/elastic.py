@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 import ray
 
 from executors.api import ExecutorError, PlacementError, WorkerError
+from executors.dashboard.address import Address
+from executors.dashboard.dashboard import Dashboard
 from executors.discovery import HostDiscovery, Watch
 from executors.driver import Driver
 from executors.environment import interface_variables
@@ -50,7 +52,7 @@ class ElasticOptions:
 
     Each worker gets what one of ``shape`` does, ``variables`` and the interfaces ``nics``, and has ``start_timeout``
     seconds to come up. ``discovery`` finds nodes and their slots; None: what the job can get of the nodes whose labels
-    match the selector of ``shape``.
+    match the selector of ``shape``. ``dashboard`` is where the live page is served; None: there is none.
     """
 
     shape: Request
@@ -58,6 +60,7 @@ class ElasticOptions:
     nics: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
     discovery: HostDiscovery | None = None
+    dashboard: Address | None = None
 
     @property
     def need(self) -> Mapping[str, float]:
@@ -93,6 +96,7 @@ class ElasticRayJob:
         self._callbacks = callbacks
         # Any node may join, so the address must be one that other nodes can reach.
         self._job = Job(limits.size, ray.util.get_node_ip_address())
+        self._dashboard = Dashboard(self._job, options.dashboard, "hvd_cluster")
         self._loop = Loop()
         self._actors = Actors(options.shape, work, self, self._loop.soon)
         self._outcomes: dict[str, Outcome] = {}
@@ -106,6 +110,7 @@ class ElasticRayJob:
     def __enter__(self) -> ElasticRayJob:
         with ExitStack() as stack:
             stack.enter_context(self._job)
+            stack.enter_context(self._dashboard)
             self.driver = Driver(self._limits, self._job, self, self._options.start_timeout)
             stack.callback(self.driver.close)
             stack.callback(listen(self._job, self.soon, self._callbacks))
@@ -141,7 +146,12 @@ class ElasticRayJob:
 
     def start(self, worker: str, host: str, environment: Mapping[str, str]) -> None:
         """See :class:`executors.agents.Agents`."""
-        given = {**interface_variables(self._options.nics), **environment, **self._options.variables}
+        given = {
+            **interface_variables(self._options.nics),
+            **environment,
+            **self._dashboard.variables(),
+            **self._options.variables,
+        }
         self._actors.start(worker, self._names.node(host), given)
 
     def stop(self, worker: str) -> None:

@@ -16,6 +16,7 @@ from executors.api import PlacementError
 from executors.call import Call
 from executors.counted import counted
 from executors.course import Course
+from executors.dashboard.dashboard import Dashboard
 from executors.job import Job
 from executors.ray.group import Member, dismiss, kill, launch
 from executors.ray.life import Life
@@ -53,6 +54,7 @@ class RayJob:
             self._server = stack.enter_context(
                 Job(request.size, server_host(member.location for member in self._members), course=course)
             )
+            self._dashboard = stack.enter_context(Dashboard(self._server, settings.dashboard, "hvd_cluster"))
             self._prepare(settings, variables or {})
             self._resources = stack.pop_all()
 
@@ -101,10 +103,11 @@ class RayJob:
         return Course(requested, placed)
 
     def _prepare(self, settings: MiniSettings, variables: Mapping[str, str]) -> None:
+        given = {**self._dashboard.variables(), **variables}
         placed = variables_of([member.location for member in self._members], settings.nics)
 
         def send(member: Member, place: Mapping[str, str]) -> ObjectRef[bytes]:
-            return member.actor.prepare.remote(member.slot, {**placed[member.slot.rank], **place, **variables})
+            return member.actor.prepare.remote(member.slot, {**placed[member.slot.rank], **place, **given})
 
         self._gather(self._members, send, timeout=settings.timeout_s)
 

@@ -12,6 +12,7 @@ from typing import Any
 from ray.runtime_env import RuntimeEnv
 
 from executors.arguments import check_seconds, check_variables, interface_names
+from executors.dashboard.address import Address
 from executors.discovery import HostDiscovery
 
 __all__ = ["MiniSettings", "check_extra", "check_runtime_env", "save_ssh_key"]
@@ -23,9 +24,9 @@ class MiniSettings:
 
     ``timeout_s`` bounds the start of the workers, ``placement_group_timeout_s`` the wait for free resources. ``nics``
     are the network interfaces to use; empty means any. ``discovery`` is for an elastic job with
-    ``override_discovery=False``. RayExecutor sets ``elastic``. ``verbose``, ``ssh_port`` and ``ssh_identity_file`` are
-    Horovod's and have no use: Ray starts the workers, and the levels of ``logging`` choose what is logged. Setting a
-    value that cannot be used raises ValueError.
+    ``override_discovery=False``. RayExecutor sets ``elastic`` and ``dashboard``. ``verbose``,
+    ``ssh_port`` and ``ssh_identity_file`` are Horovod's and have no use: Ray starts the workers, and the levels of
+    ``logging`` choose what is logged. Setting a value that cannot be used raises ValueError.
     """
 
     timeout_s: float = 30
@@ -36,6 +37,7 @@ class MiniSettings:
     verbose: int = 1
     ssh_port: int | None = None
     elastic: bool = False
+    dashboard: Address | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("timeout_s", "placement_group_timeout_s"):

@@ -12,6 +12,7 @@ from typing import Any
 from collectives.settings import ENVIRONMENT_SECRET
 from collectives.version import VERSION
 from executors.api import ExecutorError
+from executors.dashboard.dashboard import Dashboard
 from executors.driver import Driver
 from executors.environment import interface_variables
 from executors.failure import Failure, Kind
@@ -73,11 +74,10 @@ class ElasticSparkJob:
         self._options = options
         self._work = CallWork(call, options.executable, None, options.search_path)
         self._job = Job(limits.size, bound)
+        self._dashboard = Dashboard(self._job, options.dashboard, "hvd_cluster")
         self._loop = Loop()
         self._switchboard = Switchboard(bound, self._job.secret, self)
         self._output = output
-        self._tails = Tails(output)
-        self._sinks = SinkTable(self._tails)
         self._links: dict[str, Link] = {}
         self._workers: dict[int, str] = {}
         self._leaving: set[str] = set()
@@ -94,6 +94,9 @@ class ElasticSparkJob:
         with ExitStack() as stack:
             stack.enter_context(self._output)
             stack.enter_context(self._job)
+            stack.enter_context(self._dashboard)
+            self._tails = Tails(self._dashboard.watched(self._output))
+            self._sinks = SinkTable(self._tails)
             stack.enter_context(self._switchboard)
             self.driver = Driver(self._limits, self._job, self, self._options.start_timeout, machine=machine_of)
             stack.callback(self.driver.close)
@@ -142,6 +145,7 @@ class ElasticSparkJob:
         given = {
             **interface_variables(self._options.nics),
             **environment,
+            **self._dashboard.variables(),
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": self._reached[0],
             **self._options.environment,
         }

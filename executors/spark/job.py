@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from executors.job import Job
 from executors.local.output import Output
 from executors.spark.console import Console
 from executors.spark.options import SparkOptions
+from executors.spark.page import live_page
 from executors.spark.plan import SCHEMA, Plan
 from executors.spark.session import Session
 from executors.spark.stage import Stage
@@ -29,10 +31,12 @@ def run_on_spark(
     job = Job(size)  # of which the server is not started: one of the tasks has it
     waiting = Waiting(job, options)
     bound, reached = session.addresses()
-    console = Console(bound, size, job.secret, output, waiting.connected, waiting.lost, waiting.failed)
-    with output, console:
-        plan = _plan(call, job, (reached, console.port), options)
-        with session.watched():
+    with output, live_page(job, options, bound, reached) as (page, variables):
+        shown = page.watched(output)
+        options = replace(options, environment={**options.environment, **variables})
+        console = Console(bound, size, job.secret, shown, waiting.connected, waiting.lost, waiting.failed)
+        with console, session.watched():
+            plan = _plan(call, job, (reached, console.port), options)
             found = _run(session, frame, plan, waiting)
             if not found:
                 # Spark skips a stage when it knows that there are no rows. The workers must run nevertheless.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from executors.dashboard.address import Address
 from executors.local.crew import GRACE_SECONDS
 from executors.spark.feeding import Feeder
 
@@ -13,7 +14,10 @@ __all__ = ["SparkOptions"]
 
 @dataclass(frozen=True, slots=True)
 class SparkOptions:
-    """How to run a job: see :class:`.plan.Plan`. With ``verbose`` the driver prints the host of each rank."""
+    """How to run a job: see :class:`.plan.Plan`. With ``verbose`` the driver prints the host of each rank.
+
+    ``dashboard`` is where the live page is served; None: there is none.
+    """
 
     start_timeout: float
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -23,3 +27,4 @@ class SparkOptions:
     feeder: Feeder | None = None
     grace: float = GRACE_SECONDS
     verbose: bool = False
+    dashboard: Address | None = None

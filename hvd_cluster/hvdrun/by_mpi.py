@@ -32,6 +32,8 @@ FOR_OURS = (
     "host_discovery_script",
     "remote_shell",
     "grace_seconds",
+    "dashboard",
+    "dashboard_address",
 )
 FOR_OTHERS = ("mpi_args", "binding_args")
 SIBLINGS = Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")

@@ -18,6 +18,7 @@ from hvd_cluster.hvdrun.values import (
     milliseconds,
     names,
     natural,
+    page,
     port,
     seconds,
     switch,
@@ -268,6 +269,21 @@ TIMELINE = (
         "timeline.mark_cycles",
     ),
 )
+LIVE = (
+    Flag(
+        ("--dashboard",),
+        "serve a live page of the job on this host; its link is printed. See docs/dashboard.md",
+        negatives=("--no-dashboard",),
+        key="dashboard.enabled",
+    ),
+    Flag(
+        ("--dashboard-address",),
+        "the address of the live page, which it also switches on; 127.0.0.1 and any free port by default",
+        "ADDRESS:PORT",
+        page,
+        key="dashboard.address",
+    ),
+)
 STALL = (
     Flag(
         ("--stall-check",),
@@ -411,6 +427,7 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
     "parameters": TUNEABLE,
     "autotuning": AUTOTUNE,
     "timeline": TIMELINE,
+    "live page": LIVE,
     "stalls": STALL,
     "libraries": LIBRARY,
     "log": LOGGING,

@@ -9,6 +9,7 @@ from typing import Any
 
 from collectives.api import LONGEST_SECONDS
 from executors.arguments import SECONDS, parse_seconds
+from executors.dashboard.address import Address
 from executors.hosts.host_list import parse_host_list
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "milliseconds",
     "names",
     "natural",
+    "page",
     "port",
     "seconds",
     "switch",
@@ -57,6 +59,11 @@ def port(given: str) -> int:
     if number > 65535:
         raise ValueError("a port number, 1 to 65535")
     return number
+
+
+def page(given: str) -> Address:
+    """Where the live page is served."""
+    return Address.parse(given)
 
 
 def seconds(given: str) -> float:

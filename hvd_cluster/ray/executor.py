@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from executors.api import ExecutorError
 from executors.arguments import interface_names
 from executors.call import Call
+from executors.dashboard.address import Address
 from executors.discovery import HostDiscovery
 from executors.elastic import ResetLimit
-from executors.ray.connection import check_connection
+from executors.ray.connection import check_connection, is_client
 from executors.ray.datasets import Sharded
 from executors.ray.limits import ElasticRequest
 from executors.ray.log import Callback
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
     from ray.data import Dataset
 
 __all__ = ["MiniSettings", "RayExecutor"]
+
+NO_PAGE = (
+    "the driver serves the live page, and a ray:// client is none: its job is driven from the cluster; leave dashboard "
+    "out, or run the script on a node of the cluster"
+)
 
 
 class RayExecutor:
@@ -46,8 +52,9 @@ class RayExecutor:
     left out), and ``resources_per_worker``, amounts of Ray's resources by name ("memory" in bytes). ``runtime_env`` is
     Ray's environment for the processes of the workers. ``label_selector`` names labels that their nodes must have, as
     in Ray's selectors. For a fixed number, ``bundle_label_selector`` has one such dict for each worker, or, with
-    ``num_hosts``, for each host, and ``placement_strategy``, one of Ray's, replaces PACK. Raises ValueError for what
-    makes no sense.
+    ``num_hosts``, for each host, and ``placement_strategy``, one of Ray's, replaces PACK. With ``dashboard``, true
+    or an address and port such as ``"0.0.0.0:8265"``, the driver serves a live page of the job and prints its link; not
+    for a ``ray://`` client. Raises ValueError for what makes no sense.
 
     Use it as a context manager, or call :meth:`start` and :meth:`shutdown`. It is not thread-safe.
     """
@@ -73,9 +80,11 @@ class RayExecutor:
         resources_per_worker: Mapping[str, float] | None = None,
         placement_strategy: str | None = None,
         runtime_env: Mapping[str, Any] | None = None,
+        dashboard: bool | str = False,
     ) -> None:
         if not isinstance(settings, MiniSettings):
             raise ValueError(f"settings is {settings!r}, but must be the result of RayExecutor.create_settings()")
+        settings.dashboard = Address.of(dashboard)
         wanted = ElasticRequest(
             num_workers,
             min_workers,
@@ -106,6 +115,7 @@ class RayExecutor:
             wanted.check_static()
             self._workers = FixedWorkers(Request(num_workers, **places, **share), settings, use_current_placement_group)
         settings.elastic = wanted.is_elastic
+        self._settings = settings
         self._is_started = False
 
     @classmethod
@@ -151,6 +161,8 @@ class RayExecutor:
         if self._is_started:
             raise ExecutorError("the executor was started already; call shutdown() before start()")
         check_connection()
+        if self._settings.dashboard is not None and is_client():
+            raise ExecutorError(NO_PAGE)
         variables = check_extra(extra_env_vars)
         build = Call.of(executable_cls, executable_args, executable_kwargs) if executable_cls else None
         self._workers.start(build, variables)

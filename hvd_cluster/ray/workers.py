@@ -132,7 +132,9 @@ class ElasticWorkers:
         """How to run a job now."""
         settings = self.settings
         discovery = self.wanted.discovery(settings)
-        return ElasticOptions(self.shape, settings.timeout_s, settings.nics, self._variables, discovery)
+        return ElasticOptions(
+            self.shape, settings.timeout_s, settings.nics, self._variables, discovery, settings.dashboard
+        )
 
     def start(self, build: Call | None, variables: Mapping[str, str]) -> None:
         """See :class:`Workers`."""

@@ -51,6 +51,7 @@ def run(
     prefix_output_with_timestamp: bool = False,
     executable: str | os.PathLike[str] | None = None,
     *,
+    dashboard: bool | str = False,
     df: DataFrame | None = None,
     **rows: Any,
 ) -> list[T]:
@@ -78,6 +79,8 @@ def run(
         nics: network interfaces that the workers use among themselves; None means any.
         prefix_output_with_timestamp: whether the time comes before each line.
         executable: the Python of the workers; None means that of Spark's tasks. It must be able to import hvd_cluster.
+        dashboard: true for a live page of the job in the driver, whose link is printed; or its address and port, such
+            as ``"0.0.0.0:8265"``. Executors must reach the driver.
         df: a DataFrame whose rows the workers share: the same as :func:`run_on_dataframe`.
         rows: arguments of :func:`run_on_dataframe` about the rows, such as ``label_cols``.
 
@@ -106,6 +109,7 @@ def run(
         nics,
         prefix_output_with_timestamp,
         executable,
+        dashboard,
     )
     call = Call.of(fn, args, kwargs)
     if df is None:
@@ -134,6 +138,7 @@ def run_elastic(
     max_np: int | None = None,
     *,
     executable: str | os.PathLike[str] | None = None,
+    dashboard: bool | str = False,
     df: DataFrame | None = None,
     **rows: Any,
 ) -> list[T]:
@@ -156,7 +161,7 @@ def run_elastic(
         elastic_timeout: seconds to wait for enough workers; None means HOROVOD_ELASTIC_TIMEOUT, or else 600.
         reset_limit: the most losses and resizes together, or of each, as {"failures": 3, "resizes": 10}; None means any
             number.
-        env, stdout, stderr, verbose, nics, prefix_output_with_timestamp, executable: see :func:`run`.
+        env, stdout, stderr, verbose, nics, prefix_output_with_timestamp, executable, dashboard: see :func:`run`.
         min_np: old name of ``min_num_proc``.
         max_np: old name of ``max_num_proc``.
         df: a DataFrame whose rows the workers share: the same as :func:`run_on_dataframe` with these numbers.
@@ -179,6 +184,7 @@ def run_elastic(
         nics=nics,
         prefix_output_with_timestamp=prefix_output_with_timestamp,
         executable=executable,
+        dashboard=dashboard,
     )
     least = renamed("min_num_proc", min_num_proc, "min_np", min_np)
     most = renamed("max_num_proc", max_num_proc, "max_np", max_np)

@@ -9,6 +9,7 @@ from typing import Any, SupportsIndex, TextIO
 
 from executors.arguments import check_integer, check_variables, interface_names, refuse_mpi, resolve_seconds
 from executors.call import Call, pickle_call
+from executors.dashboard.address import Address
 from executors.elastic import ElasticArguments, resolve_limits
 from executors.local.crew import resolve_grace
 from executors.local.output import Output
@@ -51,6 +52,7 @@ class Launch:
         nics: Iterable[str] | str | None = None,
         prefix_output_with_timestamp: bool = False,
         executable: str | os.PathLike[str] | None = None,
+        dashboard: bool | str = False,
     ) -> Launch:
         """From the arguments as they are given. Raises ValueError."""
         refuse_mpi(use_mpi, use_gloo, extra_mpi_args, "extra_mpi_args")
@@ -63,6 +65,7 @@ class Launch:
             search_path=horovod.search_path if horovod.is_requested() else None,
             grace=resolve_grace(),
             verbose=verbose > 1,
+            dashboard=Address.of(dashboard),
         )
         for name, stream in (("stdout", stdout), ("stderr", stderr)):
             _check_stream(name, stream)

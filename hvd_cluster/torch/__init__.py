@@ -12,7 +12,7 @@ from hvd_cluster.basics import add_process_set, remove_process_set
 from hvd_cluster.bindings import check_extension
 from hvd_cluster.compression import GradientCompressor
 from hvd_cluster.launchers import register_thread_count as _register_thread_count
-from hvd_cluster.metrics import metrics
+from hvd_cluster.metrics import count_samples, metrics
 from hvd_cluster.objects import allgather_object, broadcast_object
 from hvd_cluster.torch import elastic
 from hvd_cluster.torch import kernels as _kernels
@@ -114,6 +114,7 @@ __all__ = [
     "broadcast_parameters",
     "ccl_built",
     "check_extension",
+    "count_samples",
     "cross_rank",
     "cross_size",
     "cuda_built",

@@ -93,7 +93,14 @@ def test_join_takes_a_device_first():
 
 def test_every_function_has_a_signature_here():
     functions = {name for name in hvd.__all__ if inspect.isfunction(getattr(hvd, name))}
-    elsewhere = {"DistributedOptimizer", "allgather_object", "broadcast_object", "check_extension", "join"}
+    elsewhere = {
+        "count_samples",
+        "DistributedOptimizer",
+        "allgather_object",
+        "broadcast_object",
+        "check_extension",
+        "join",
+    }
     elsewhere |= {"broadcast_optimizer_state", "broadcast_parameters"}
     assert functions == {*SIGNATURES, *WITHOUT_ARGUMENTS, *elsewhere}
 
@@ -107,6 +114,7 @@ def test_mpi_ops_has_the_same_objects():
     assert all(hasattr(module, name) for name in module.__all__)
     for name in {*SIGNATURES, *WITHOUT_ARGUMENTS, "join", "Sum", "HorovodInternalError"} - {
         "add_process_set",
+        "count_samples",
         "metrics",
         "remove_process_set",
     }:

@@ -1,0 +1,1 @@
+"""What a rank tells the live page of its job."""

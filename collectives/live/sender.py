@@ -1,0 +1,129 @@
+"""Sends the snapshots of this process to the live page of its job."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from collectives.api import CollectiveTimeoutError, HorovodInternalError, Store
+from collectives.engine.engine import Engine
+from collectives.events import Event, Stalled
+from collectives.live.snapshot import Recording, Snapshot, Stall, recording_key, snapshot_key
+from collectives.metrics.meter import Meter
+
+__all__ = ["Recorder", "SnapshotSender", "period"]
+
+logger = logging.getLogger(__name__)
+
+PERIOD_SECONDS = 1.0
+RANKS_AT_ONCE = 64
+"""Where there are more ranks, each sends less often: the driver gets the same number of snapshots a second."""
+SEND_SECONDS = 2.0
+"""How long a snapshot may take; then it is dropped."""
+CLOSE_SECONDS = 2.0
+KEPT_STALLS = 20
+
+Recorder = Callable[[str | None], str]
+"""Begins a timeline in the file of this path, or with None ends it; returns what the page shows about it."""
+
+
+class SnapshotSender:
+    """Puts the numbers of ``meter`` into ``store`` under the name of ``worker`` until :meth:`close`.
+
+    ``record`` does what the page asks for. ``patience``: a stall is shown for so many seconds after its last report.
+    """
+
+    def __init__(
+        self, store: Store, worker: str, host: str, meter: Meter, record: Recorder, patience: float = 60.0
+    ) -> None:
+        self._store = store
+        self._worker = worker
+        self._host = host
+        self._meter = meter
+        self._record = record
+        self._patience = patience
+        # Appended to by threads of the engine, and read by that of the sender.
+        self._stalls: deque[Stalled] = deque(maxlen=KEPT_STALLS)
+        self._unsubscribe: Callable[[], None] = lambda: None
+        self._requests = 0
+        self._ends_at: float | None = None
+        self._recording = ""
+        self._is_lost = False
+        # Owned by the sender; set by close().
+        self._closing = threading.Event()
+        # Owned by the sender, joined by close(). The owner of the store's client closes that first: it ends all waits.
+        self._thread = threading.Thread(target=self._run, name="hvd-snapshots", daemon=True)
+        self._thread.start()
+
+    def follow(self, engine: Engine) -> None:
+        """``engine`` runs now, in place of the one before."""
+        self._unsubscribe()
+        self._stalls.clear()
+        self._unsubscribe = engine.events.subscribe(self._hear, (Stalled,))
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, Stalled):
+            self._stalls.append(event)
+
+    def close(self) -> None:
+        """Send no more."""
+        self._closing.set()
+        self._unsubscribe()
+        self._thread.join(CLOSE_SECONDS)
+
+    # On its thread.
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            self._turn()
+
+    def _turn(self) -> None:
+        started, seconds = time.monotonic(), PERIOD_SECONDS
+        try:
+            snapshot = self._snapshot()
+            seconds = period(snapshot.size)
+            self._store.set(snapshot_key(self._worker), snapshot.encode(), SEND_SECONDS)
+            self._await_request(seconds)
+            self._is_lost = False
+        except HorovodInternalError as error:
+            self._note(error)
+        self._closing.wait(max(0.0, started + seconds - time.monotonic()))
+
+    def _note(self, error: HorovodInternalError) -> None:
+        """One line, until the driver can be reached again."""
+        if not (self._is_lost or self._closing.is_set()):
+            logger.info("the live page gets no news of this rank: %s", error)
+        self._is_lost = True
+
+    def _snapshot(self) -> Snapshot:
+        now = time.monotonic()
+        shown = [each for each in list(self._stalls) if now - each.time < self._patience]
+        last = {each.name: Stall(each.name, each.missing, each.seconds, now - each.time) for each in shown}
+        return Snapshot.of(self._meter.read(), now, self._host, os.getpid(), last.values(), self._recording)
+
+    def _await_request(self, seconds: float) -> None:
+        if self._ends_at is not None:
+            self._end_recording(self._ends_at)
+            return
+        try:
+            data = self._store.get(recording_key(self._requests + 1), seconds)
+        except CollectiveTimeoutError:
+            return
+        self._requests += 1
+        request = Recording.decode(data)
+        self._recording = self._record(request.path)
+        self._ends_at = time.monotonic() + request.seconds
+
+    def _end_recording(self, due: float) -> None:
+        if time.monotonic() >= due:
+            self._ends_at = None
+            self._recording = self._record(None)
+
+
+def period(size: int) -> float:
+    """The seconds between two snapshots of a rank, in a job of ``size`` ranks."""
+    return PERIOD_SECONDS * max(1.0, size / RANKS_AT_ONCE)

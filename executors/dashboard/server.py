@@ -1,0 +1,166 @@
+"""Serves the live page: the page itself, its news as server-sent events, and the request to record."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import secrets
+import socket
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from executors.dashboard.address import Address
+from executors.listening import ServerThread, Started
+
+if TYPE_CHECKING:
+    from aiohttp import web
+    from aiohttp.typedefs import Handler
+
+__all__ = ["DashboardServer"]
+
+TICK_SECONDS = 1.0
+STOP_SECONDS = 5.0
+CLEANUP_SECONDS = 1.0
+MOST_STREAMS = 32
+"""More pages at once are refused, so that links in many hands cost the driver no more."""
+BODY_LIMIT = 1 << 10
+REFUSED = "this link has no token, or that of another job; use the link that the launcher has printed\n"
+CROWDED = f"{MOST_STREAMS} pages of this job are open already; close one\n"
+
+
+class DashboardServer:
+    """Serves what ``picture`` returns at ``address``, from :meth:`start` to :meth:`stop`, to those with the link.
+
+    ``record`` is called when somebody presses the button; it returns a sentence. Both are called on the thread of the
+    server. Owns the daemon thread "hvd-dashboard".
+    """
+
+    def __init__(self, address: Address, picture: Callable[[], Mapping[str, Any]], record: Callable[[], str]) -> None:
+        self._address = address
+        self._picture = picture
+        self._record = record
+        self._token = secrets.token_urlsafe(24)
+        self._port = 0
+        self._is_serving = False
+        self._streams = 0
+        self._end: asyncio.Event | None = None
+        # Stopped by stop(), which waits for STOP_SECONDS at most.
+        self._thread = ServerThread("hvd-dashboard", self._serve)
+
+    @property
+    def link(self) -> str:
+        """The address of the page, with the token; for a wildcard with the name of this host."""
+        is_any = self._address.host in ("0.0.0.0", "::")
+        shown = Address(socket.gethostname() if is_any else self._address.host, self._port)
+        return f"http://{shown}/?token={self._token}"
+
+    def start(self) -> None:
+        """Serve from now on. Raises OSError where the address cannot be had."""
+        family = socket.AF_INET6 if ":" in self._address.host else socket.AF_INET
+        try:
+            listener = socket.create_server((self._address.host, self._address.port), family=family)
+        except UnicodeError as error:
+            raise OSError(f"no such address ({error})") from None
+        self._port = listener.getsockname()[1]
+        self._thread.start(listener)
+        self._is_serving = True
+
+    def stop(self) -> None:
+        """End all streams with a last picture, and release the port; for a few seconds at most. May be called twice."""
+        if self._is_serving:
+            self._is_serving = False
+            self._thread.stop(STOP_SECONDS)
+
+    # On its thread.
+
+    async def _serve(self, listener: socket.socket, started: Started) -> None:
+        from aiohttp import web
+
+        loop = asyncio.get_running_loop()
+        self._end = asyncio.Event()
+
+        @web.middleware
+        async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+            if self._is_refused(request):
+                return web.Response(status=403, text=REFUSED, headers=HEADERS)
+            return await handler(request)
+
+        app = web.Application(middlewares=[guard], client_max_size=BODY_LIMIT)
+        app.add_routes([web.get("/", self._page), web.get("/picture", self._once), web.get("/events", self._stream)])
+        app.add_routes([web.post("/record", self._press)])
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLEANUP_SECONDS)
+        await runner.setup()
+        await web.SockSite(runner, listener).start()
+        started.set_result(partial(loop.call_soon_threadsafe, self._end.set))
+        await self._end.wait()
+        await runner.cleanup()
+
+    def _is_refused(self, request: web.Request) -> bool:
+        """Whether ``request`` lacks the token; it takes as long for any wrong one."""
+        given = request.query.get("token", "")
+        return not hmac.compare_digest(given.encode("utf-8", "replace"), self._token.encode())
+
+    async def _page(self, request: web.Request) -> web.Response:
+        from aiohttp import web
+
+        nonce = secrets.token_urlsafe(12)
+        policy = f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'"
+        # In a script, only a < could end it.
+        picture = json.dumps(self._picture()).replace("<", "\\u003c")
+        text = _template().replace("NONCE", nonce).replace("PICTURE", picture)
+        headers = {**HEADERS, "Content-Security-Policy": policy}
+        return web.Response(text=text, content_type="text/html", headers=headers)
+
+    async def _once(self, request: web.Request) -> web.Response:
+        from aiohttp import web
+
+        return web.Response(text=json.dumps(self._picture()), content_type="application/json", headers=HEADERS)
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        from aiohttp import web
+
+        if self._streams >= MOST_STREAMS:
+            return web.Response(status=503, text=CROWDED, headers=HEADERS)
+        self._streams += 1
+        try:
+            response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
+            await response.prepare(request)
+            await self._send_all(response)
+        except ConnectionResetError:
+            pass  # the reader has closed the page
+        finally:
+            self._streams -= 1
+        return response
+
+    async def _send_all(self, response: web.StreamResponse) -> None:
+        end = self._end or asyncio.Event()
+        while True:
+            is_last = end.is_set()
+            await response.write(b"data: " + json.dumps(self._picture()).encode() + b"\n\n")
+            if is_last:
+                await response.write(b"event: end\ndata: 0\n\n")
+                return
+            try:
+                await asyncio.wait_for(end.wait(), TICK_SECONDS)
+            except asyncio.TimeoutError:  # on Python 3.10 this is not the builtin TimeoutError
+                continue
+
+    async def _press(self, request: web.Request) -> web.Response:
+        from aiohttp import web
+
+        return web.Response(text=self._record(), headers=HEADERS)
+
+
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+
+def _template() -> str:
+    return files("executors.dashboard").joinpath("page.html").read_text("utf-8")

@@ -1,0 +1,172 @@
+"""What a rank sends to the live page of its job."""
+
+import json
+import logging
+import urllib.request
+
+import pytest
+
+import hvd_cluster
+from collectives.api import CollectiveTimeoutError, InvalidRequestError, PeerLostError
+from collectives.events import EventStream, Stalled
+from collectives.live import sender as sender_module
+from collectives.live.sender import SnapshotSender, period
+from collectives.live.snapshot import Recording, Snapshot, recording_key, snapshot_key
+from collectives.metrics.meter import Meter, process_meter
+from collectives.rendezvous.store import MemoryStore
+from executors.dashboard import dashboard
+from hvd_cluster import basics
+from hvd_cluster.run import run
+from tests.collectives.job import until
+
+
+class Engine:
+    """What the sender needs of one."""
+
+    def __init__(self):
+        self.events = EventStream()
+
+
+class Counted(Meter):
+    """A meter that has begun."""
+
+    def read(self):
+        return hvd_cluster.metrics()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(sender_module, "PERIOD_SECONDS", 0.02)
+    process_meter._begin()
+    process_meter._place = 0, 1, 0
+    yield
+    process_meter._begin()
+
+
+@pytest.fixture
+def store():
+    return MemoryStore()
+
+
+@pytest.fixture
+def start(store):
+    started = []
+
+    def make(record=lambda path: "", store=store, **more):
+        started.append(SnapshotSender(store, "worker-0", "h", Counted(), record, **more))
+        return started[-1]
+
+    yield make
+    for each in started:
+        each.close()
+
+
+def sent(store):
+    return Snapshot.decode(store.get(snapshot_key("worker-0"), 10))
+
+
+def test_numbers_come_again_and_again(start, store):
+    start()
+    hvd_cluster.count_samples(3)
+    until(lambda: sent(store).samples == 3)
+    hvd_cluster.count_samples(4)
+    until(lambda: sent(store).samples == 7)
+
+
+def test_a_closed_sender_sends_no_more(start, store):
+    start().close()
+    store.delete(snapshot_key("worker-0"))
+    with pytest.raises(CollectiveTimeoutError):
+        store.get(snapshot_key("worker-0"), 0.1)
+
+
+def test_stalls_are_shown_once_and_not_for_ever(start, store, monkeypatch):
+    engine, sender = Engine(), start(patience=100.0)
+    sender.follow(engine)
+    now = sender_module.time.monotonic()
+    for name, at in (("old", now - 101), ("t", now - 50), ("t", now)):
+        engine.events.publish(Stalled(name, 0, (1,), 60.0, at))
+    until(lambda: sent(store).stalls)
+    (stall,) = sent(store).stalls
+    assert (stall.name, stall.missing, stall.seconds) == ("t", (1,), 60.0)
+    assert stall.age < 10
+
+
+def test_stalls_of_the_engine_before_are_over(start, store):
+    engine, sender = Engine(), start()
+    sender.follow(engine)
+    engine.events.publish(Stalled("t", 0, (), 60.0, sender_module.time.monotonic()))
+    until(lambda: sent(store).stalls)
+    sender.follow(Engine())
+    until(lambda: not sent(store).stalls)
+    assert engine.events.wanted == frozenset(), "nothing is built for a page that looks elsewhere"
+
+
+def test_requests_to_record_are_carried_out_in_turn(start, store):
+    calls = []
+
+    def record(path):
+        calls.append(path)
+        return f"call {len(calls)}"
+
+    for number, path in ((1, "one"), (2, "two")):
+        store.set(recording_key(number), Recording(number, path, 0.0).encode())
+    start(record)
+    until(lambda: len(calls) == 4)
+    assert calls == ["one", None, "two", None]
+    until(lambda: sent(store).recording == "call 4")
+
+
+def test_a_driver_that_is_gone_is_one_line(start, caplog):
+    class Gone(MemoryStore):
+        turns = 0
+
+        def set(self, key, value, timeout=None):
+            self.turns += 1
+            raise PeerLostError("the driver is gone")
+
+    gone = Gone()
+    with caplog.at_level(logging.INFO, "collectives"):
+        start(store=gone)
+        until(lambda: gone.turns > 3)
+    assert caplog.messages == ["the live page gets no news of this rank: the driver is gone"]
+
+
+def test_in_a_large_job_each_rank_sends_less_often():
+    assert period(64) == sender_module.PERIOD_SECONDS
+    assert period(640) == 10 * sender_module.PERIOD_SECONDS
+
+
+@pytest.mark.parametrize("count", [-1, 1.5, "3", None])
+def test_what_is_no_number_of_samples(count):
+    with pytest.raises(InvalidRequestError, match="must be an integer of at least 0"):
+        hvd_cluster.count_samples(count)
+
+
+def test_a_job_that_another_one_started_has_no_page_of_its_own(monkeypatch):
+    monkeypatch.setenv("HVD_DASHBOARD", "the id of another job")
+    basics.init()
+    try:
+        assert basics._process.observers._live is None
+    finally:
+        basics.shutdown()
+
+
+def look(link):
+    """Rank 0 looks at the page of its job until all ranks are on it, and presses the button."""
+    basics.init()
+    shown = None
+    while basics.rank() == 0 and not (shown and all(rank["pid"] for rank in shown["ranks"])):
+        with urllib.request.urlopen(link.read_text().strip().replace("/?", "/picture?"), timeout=10) as answer:
+            shown = json.loads(answer.read())
+    basics.engine().barrier()
+    basics.shutdown()
+    return shown
+
+
+def test_the_page_of_a_job(tmp_path, monkeypatch, capfd):
+    link = tmp_path / "link"
+    monkeypatch.setattr(dashboard, "say", lambda text, name: link.write_text(text.removeprefix("live page: ")))
+    shown, _ = run(look, (link,), num_proc=2, dashboard=True)
+    assert [(rank["rank"], rank["host"]) for rank in shown["ranks"]] == [(0, "localhost"), (1, "localhost")]
+    assert shown["size"] == 2
