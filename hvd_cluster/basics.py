@@ -82,7 +82,7 @@ class _Process:
         # Shut down in a signal handler, which cannot wait.
         self.ending: list[Engine] = []
         self.exit = ProcessExit()
-        self.observers = Observers(_record_for_page)
+        self.observers = Observers(lambda path: _record_for_page(path))
 
 
 _process = _Process()
