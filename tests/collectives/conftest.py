@@ -27,5 +27,6 @@ def start(request, monkeypatch):
 
 @pytest.fixture
 def unhurried(monkeypatch):
-    """No rank asks another to decline, however slow this machine is."""
+    """No rank asks another to decline, and none reports that it waits, however slow this machine is."""
     monkeypatch.setattr("collectives.engine.deciders.rounds.LATE_SECONDS", 1000.0)
+    monkeypatch.setattr("collectives.planning.stragglers.NOTEWORTHY_SHARE", 1000.0)
