@@ -217,6 +217,7 @@ def test_workers_get_the_alias_of_the_driver(monkeypatch):
     assert [each.__module__ for each in config.before] == ["hvd_cluster.horovod"]
     called = []
     monkeypatch.setenv("HOROVOD_RANK", "7")
+    monkeypatch.setattr(backend_module, "export_metrics", lambda: None)  # its thread lives as long as the process
     enter({"HOROVOD_RANK": "0"}, [lambda: called.append(os.environ["HOROVOD_RANK"])])
     assert called == ["0"]
 
@@ -307,10 +308,10 @@ def counting(folder):
                 state.count += 1
                 state.commit()
                 Path(folder, f"{place}-{state.count}").write_text(json.dumps([pids[basics.rank()], len(set(pids))]))
+                ray.train.report({"count": state.count})  # which waits for the other worker, so that it has committed
                 if place == 0 and state.count == 3 and not died.exists():
                     died.touch()
                     os.kill(os.getpid(), signal.SIGKILL)
-                ray.train.report({"count": state.count})
 
         basics.init()
         count(elastic.ObjectState(count=0))
@@ -319,6 +320,8 @@ def counting(folder):
 
 
 @pytest.mark.timeout(240)
+# Ray Data sets its own deprecated options.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
 @pytest.mark.usefixtures("cluster", "nothing_left", "hasty")
 def test_survivors_keep_their_state_in_an_elastic_job(tmp_path):
     run = RunConfig(storage_path=str(tmp_path / "runs"), failure_config=FailureConfig(max_failures=1))
