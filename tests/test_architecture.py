@@ -244,6 +244,7 @@ SURFACE = {
         "broadcast_parameters",
         "ccl_built",
         "check_extension",
+        "count_samples",
         "cross_rank",
         "cross_size",
         "cuda_built",

@@ -7,7 +7,7 @@ import pytest
 
 from executors.hosts.places import Places
 from hvd_cluster import __version__
-from hvd_cluster.cli import _place_arguments, main
+from hvd_cluster.cli import _dashboard, _place_arguments, main
 from hvd_cluster.hvdrun.check_build import build_summary
 from hvd_cluster.hvdrun.command_line import read_command_line
 from hvd_cluster.hvdrun.config_file import read_config
@@ -195,7 +195,7 @@ def test_the_example_of_the_page(tmp_path):
 def test_each_option_has_a_key(tmp_path):
     for flag in all_flags():
         head, _, tail = flag.key.partition(".")
-        single = {"log_level": "INFO", "hosts": "a:1"}.get(flag.name, 1)
+        single = {"log_level": "INFO", "hosts": "a:1", "dashboard_address": "h:1"}.get(flag.name, 1)
         value = {0: "true", 2: "[1, 2]"}.get(flag.words, single)
         text = f"{head}: {{{tail}: {value}}}" if tail else f"{head}: {value}"
         assert list(read_config(config(tmp_path, text))) == [flag.name]
@@ -316,3 +316,24 @@ def test_the_summary_is_true(monkeypatch):
     monkeypatch.setattr("hvd_cluster.hvdrun.check_build.find_spec", lambda name: None)
     monkeypatch.setattr("hvd_cluster.hvdrun.check_build.capabilities.gloo_built", lambda: False)
     assert [line for line in build_summary().splitlines() if "[X]" in line] == ["    [X] Gloo"]
+
+
+@pytest.mark.parametrize(
+    ("options", "address"),
+    [
+        ("", None),
+        ("--dashboard", "127.0.0.1:0"),
+        ("--dashboard-address 0.0.0.0:8265", "0.0.0.0:8265"),
+        ("--dashboard --dashboard-address [::1]:80", "[::1]:80"),
+        ("--no-dashboard --dashboard-address h:80", None),
+    ],
+)
+def test_where_the_live_page_is(options, address):
+    found = _dashboard(read_command_line(["-np", "2", *options.split(), "true"]))
+    assert (None if found is None else str(found)) == address
+
+
+def test_mpirun_has_no_live_page(capsys):
+    with pytest.raises(SystemExit):
+        main(["-np", "2", "--mpi", "--dashboard", "true"])
+    assert "--dashboard is for ranks that hvdrun starts itself" in capsys.readouterr().err

@@ -37,6 +37,7 @@ DIFFERENCES = {
         "remote_shell is added": "hosts without ssh, such as containers",
         "elastic_timeout is added": "hvdrun has it, too",
         "grace_seconds is added": "hvdrun has it, too",
+        "dashboard is added": "hvdrun has it, too",
         "env is added": "variables of the ranks; horovod.spark.run has this argument",
     },
     "RayExecutor": {
@@ -46,6 +47,7 @@ DIFFERENCES = {
         "resources_per_worker is added": "Ray's resources besides CPU and GPU",
         "placement_strategy is added": "Ray's placement strategies",
         "runtime_env is added": "Ray's environment of processes",
+        "dashboard is added": "the live page",
     },
     "RayExecutor.run": {"datasets is added": "the rows of each rank, from Ray Data"},
     "RayExecutor.create_settings": {"discovery is added": "for override_discovery=False"},

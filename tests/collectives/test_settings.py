@@ -99,6 +99,7 @@ GOOD = [
     ({"HVD_METRICS_PORT": "9400"}, "metrics_port", 9400),
     ({"HVD_METRICS_PORT": "9400", **LOCAL_RANK_1}, "metrics_port", 9401),
     ({"HVD_METRICS_PORT": "0", **LOCAL_RANK_1}, "metrics_port", 0),
+    ({"HVD_DASHBOARD": "1916b312250d@10.0.0.1:80"}, "dashboard", "1916b312250d@10.0.0.1:80"),
     ({"HOROVOD_TIMELINE_MARK_CYCLES": "1"}, "timeline_mark_cycles", True),
     ({"HOROVOD_CONTROLLER": "MPI"}, "remarks", (f"HOROVOD_CONTROLLER {UNUSED}",)),
     (
