@@ -62,6 +62,19 @@ LOCK_SECONDS = 0.5
 """How long the thread of the live page waits for an engine that starts or ends."""
 
 
+def _record_for_page(path: str | None) -> str:
+    """Begin a timeline in the file ``path``, or end it; on the thread of the live page. Returns what the page shows.
+
+    It never waits long for the lock: the owner may wait for the end of that thread.
+    """
+    if not _process.lock.acquire(timeout=LOCK_SECONDS):
+        return "not recorded: the ranks are changing"
+    try:
+        return live.record(_process.observers.recorder, path)
+    finally:
+        _process.lock.release()
+
+
 class _Process:
     """The engine of this process, and its world."""
 
@@ -82,7 +95,7 @@ class _Process:
         # Shut down in a signal handler, which cannot wait.
         self.ending: list[Engine] = []
         self.exit = ProcessExit()
-        self.observers = Observers(lambda path: _record_for_page(path))
+        self.observers = Observers(_record_for_page)
 
 
 _process = _Process()
@@ -152,19 +165,6 @@ def _start(sets: list[ProcessSet]) -> None:
         _register(engine, id, entry)
     if worlds is not None:
         worlds.entered()
-
-
-def _record_for_page(path: str | None) -> str:
-    """Begin a timeline in the file ``path``, or end it; on the thread of the live page. Returns what the page shows.
-
-    It never waits long for the lock: the owner may wait for the end of that thread.
-    """
-    if not _process.lock.acquire(timeout=LOCK_SECONDS):
-        return "not recorded: the ranks are changing"
-    try:
-        return live.record(_process.observers.recorder, path)
-    finally:
-        _process.lock.release()
 
 
 def _identity(environment: Mapping[str, str], world: World) -> logs.Identity:
