@@ -1,8 +1,6 @@
 """What a rank sends to the live page of its job."""
 
-import json
 import logging
-import urllib.request
 
 import pytest
 
@@ -14,10 +12,10 @@ from collectives.live.sender import SnapshotSender, period
 from collectives.live.snapshot import Recording, Snapshot, recording_key, snapshot_key
 from collectives.metrics.meter import Meter, process_meter
 from collectives.rendezvous.store import MemoryStore
-from executors.dashboard import dashboard
 from hvd_cluster import basics
 from hvd_cluster.run import run
 from tests.collectives.job import until
+from tests.live_page import link_file, looker
 
 
 class Engine:
@@ -152,21 +150,7 @@ def test_a_job_that_another_one_started_has_no_page_of_its_own(monkeypatch):
         basics.shutdown()
 
 
-def look(link):
-    """Rank 0 looks at the page of its job until all ranks are on it, and presses the button."""
-    basics.init()
-    shown = None
-    while basics.rank() == 0 and not (shown and all(rank["pid"] for rank in shown["ranks"])):
-        with urllib.request.urlopen(link.read_text().strip().replace("/?", "/picture?"), timeout=10) as answer:
-            shown = json.loads(answer.read())
-    basics.engine().barrier()
-    basics.shutdown()
-    return shown
-
-
-def test_the_page_of_a_job(tmp_path, monkeypatch, capfd):
-    link = tmp_path / "link"
-    monkeypatch.setattr(dashboard, "say", lambda text, name: link.write_text(text.removeprefix("live page: ")))
-    shown, _ = run(look, (link,), num_proc=2, dashboard=True)
+def test_the_page_of_a_job(tmp_path, monkeypatch):
+    shown, _ = run(looker(link_file(monkeypatch, tmp_path)), num_proc=2, dashboard=True)
     assert [(rank["rank"], rank["host"]) for rank in shown["ranks"]] == [(0, "localhost"), (1, "localhost")]
     assert shown["size"] == 2
