@@ -1,5 +1,6 @@
 """What a rank sends to the live page of its job."""
 
+import json
 import logging
 
 import pytest
@@ -14,6 +15,7 @@ from collectives.metrics.meter import Meter, process_meter
 from collectives.rendezvous.store import MemoryStore
 from hvd_cluster import basics
 from hvd_cluster.run import run
+from hvd_cluster.timeline import start_timeline
 from tests.collectives.job import until
 from tests.live_page import link_file, looker
 
@@ -50,7 +52,7 @@ def store():
 def start(store):
     started = []
 
-    def make(record=lambda path: "", store=store, **more):
+    def make(record=lambda path, begins: "", store=store, **more):
         started.append(SnapshotSender(store, "worker-0", "h", Counted(), record, **more))
         return started[-1]
 
@@ -103,16 +105,41 @@ def test_stalls_of_the_engine_before_are_over(start, store):
 def test_requests_to_record_are_carried_out_in_turn(start, store):
     calls = []
 
-    def record(path):
-        calls.append(path)
+    def record(path, begins):
+        calls.append((path, begins))
         return f"call {len(calls)}"
 
     for number, path in ((1, "one"), (2, "two")):
         store.set(recording_key(number), Recording(number, path, 0.0).encode())
     start(record)
     until(lambda: len(calls) == 4)
-    assert calls == ["one", None, "two", None]
+    assert calls == [("one", True), ("one", False), ("two", True), ("two", False)]
     until(lambda: sent(store).recording == "call 4")
+
+
+@pytest.fixture
+def engine():
+    basics.init()
+    yield
+    basics.shutdown()
+
+
+def test_a_recording_for_the_page(engine, tmp_path):
+    path = str(tmp_path / "t.json")
+    assert basics._record_for_page(path, True) == f"records {path}"
+    assert basics._record_for_page(path, False) == f"recorded {path}"
+    assert json.loads((tmp_path / "t.json").read_text())
+
+
+def test_the_page_does_not_end_a_timeline_of_the_script(engine, tmp_path):
+    start_timeline(tmp_path / "own.json")
+    assert basics._record_for_page("x", True) == "not recorded: the script records a timeline already"
+    assert basics._record_for_page("x", False) == "not recorded to the end"
+    assert basics._process.recorder.is_recording
+
+
+def test_a_file_that_cannot_be_written_is_said(engine, tmp_path):
+    assert basics._record_for_page(str(tmp_path / "no" / "t.json"), True) == "not recorded: see the log of rank 0"
 
 
 def test_a_driver_that_is_gone_is_one_line(start, caplog):
