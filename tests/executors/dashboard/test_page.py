@@ -42,7 +42,6 @@ def seen(link, folder):
         BROWSER,
         *FLAGS,
         f"--user-data-dir={folder}",
-        f"--virtual-time-budget={milliseconds}",
         "--dump-dom",
         link,
     ]
