@@ -62,15 +62,15 @@ LOCK_SECONDS = 0.5
 """How long the thread of the live page waits for an engine that starts or ends."""
 
 
-def _record_for_page(path: str | None) -> str:
-    """Begin a timeline in the file ``path``, or end it; on the thread of the live page. Returns what the page shows.
+def _record_for_page(path: str, begins: bool) -> str:
+    """Begin a timeline in the file ``path``, or end that one; on the thread of the page. Returns what the page shows.
 
     It never waits long for the lock: the owner may wait for the end of that thread.
     """
     if not _process.lock.acquire(timeout=LOCK_SECONDS):
         return "not recorded: the ranks are changing"
     try:
-        return live.record(_process.observers.recorder, path)
+        return live.record(_process.observers.recorder, path, begins)
     finally:
         _process.lock.release()
 

@@ -59,14 +59,16 @@ def _shown(host: str) -> str:
     return host if len(host) <= LONGEST_HOST else f"{socket.gethostname()} ({host[-ID_END:]})"
 
 
-def record(recorder: Recorder, path: str | None) -> str:
-    """Begin a timeline in the file ``path`` of rank 0, or with None end it; the text for the page.
+def record(recorder: Recorder, path: str, begins: bool) -> str:
+    """Begin a timeline in the file ``path`` of rank 0, or end that one; the text for the page.
 
-    A timeline that the script records goes on, because it has only one at a time.
+    A timeline of the script goes on, because a process has only one at a time.
     """
-    if path is None:
+    if not begins:
+        if recorder.path != path:
+            return "not recorded to the end"
         recorder.stop()
-        return "recorded"
+        return f"recorded {os.path.abspath(path)}"
     if recorder.is_recording:
         return "not recorded: the script records a timeline already"
     recorder.start(path, False)

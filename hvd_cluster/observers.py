@@ -22,10 +22,10 @@ __all__ = ["Observers"]
 class Observers:
     """They follow the process from one engine to the next. For one thread at a time.
 
-    ``record`` begins a timeline in a file, or ends it, for the live page; see :class:`hvd_cluster.live.LivePage`.
+    ``record`` begins a timeline in a file, or ends that one, for the live page; see :class:`hvd_cluster.live.LivePage`.
     """
 
-    def __init__(self, record: Callable[[str | None], str]) -> None:
+    def __init__(self, record: Callable[[str, bool], str]) -> None:
         self._record = record
         self.arrival = Arrival()
         self.recorder = Recorder()

@@ -27,8 +27,11 @@ SEND_SECONDS = 2.0
 CLOSE_SECONDS = 2.0
 KEPT_STALLS = 20
 
-Recorder = Callable[[str | None], str]
-"""Begins a timeline in the file of this path, or with None ends it; returns what the page shows about it."""
+Recorder = Callable[[str, bool], str]
+"""Begins a timeline in the file of this path, or, if the second value is False, ends that one.
+
+It returns what the page shows about it.
+"""
 
 
 class SnapshotSender:
@@ -50,7 +53,7 @@ class SnapshotSender:
         self._stalls: deque[Stalled] = deque(maxlen=KEPT_STALLS)
         self._unsubscribe: Callable[[], None] = lambda: None
         self._requests = 0
-        self._ends_at: float | None = None
+        self._ends: tuple[str, float] | None = None  # the path that is recorded into, and until when
         self._recording = ""
         self._is_lost = False
         # Owned by the sender; set by close().
@@ -106,8 +109,8 @@ class SnapshotSender:
         return Snapshot.of(self._meter.read(), now, self._host, os.getpid(), last.values(), self._recording)
 
     def _await_request(self, seconds: float) -> None:
-        if self._ends_at is not None:
-            self._end_recording(self._ends_at)
+        if self._ends is not None:
+            self._end_recording(*self._ends)
             return
         try:
             data = self._store.get(recording_key(self._requests + 1), seconds)
@@ -115,13 +118,13 @@ class SnapshotSender:
             return
         self._requests += 1
         request = Recording.decode(data)
-        self._recording = self._record(request.path)
-        self._ends_at = time.monotonic() + request.seconds
+        self._recording = self._record(request.path, True)
+        self._ends = request.path, time.monotonic() + request.seconds
 
-    def _end_recording(self, due: float) -> None:
+    def _end_recording(self, path: str, due: float) -> None:
         if time.monotonic() >= due:
-            self._ends_at = None
-            self._recording = self._record(None)
+            self._ends = None
+            self._recording = self._record(path, False)
 
 
 def period(size: int) -> float:

@@ -97,6 +97,11 @@ class Recorder:
         """Whether events are recorded."""
         return self._timeline is not None and self._timeline.is_recording
 
+    @property
+    def path(self) -> str:
+        """The file that is recorded into; empty if nothing is recorded."""
+        return self._recorded[0] if self.is_recording else ""
+
     def leave(self, goes_on: bool = False) -> None:
         """The engine has ended, and with it its timeline, which ``goes_on`` in the next world of the job."""
         if self._engine is None:

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import urllib.request
 
 import pytest
 
@@ -14,10 +13,11 @@ from collectives.live.sender import SnapshotSender, period
 from collectives.live.snapshot import Recording, Snapshot, recording_key, snapshot_key
 from collectives.metrics.meter import Meter, process_meter
 from collectives.rendezvous.store import MemoryStore
-from executors.dashboard import dashboard
 from hvd_cluster import basics
 from hvd_cluster.run import run
+from hvd_cluster.timeline import start_timeline
 from tests.collectives.job import until
+from tests.live_page import link_file, looker
 
 
 class Engine:
@@ -52,7 +52,7 @@ def store():
 def start(store):
     started = []
 
-    def make(record=lambda path: "", store=store, **more):
+    def make(record=lambda path, begins: "", store=store, **more):
         started.append(SnapshotSender(store, "worker-0", "h", Counted(), record, **more))
         return started[-1]
 
@@ -105,16 +105,41 @@ def test_stalls_of_the_engine_before_are_over(start, store):
 def test_requests_to_record_are_carried_out_in_turn(start, store):
     calls = []
 
-    def record(path):
-        calls.append(path)
+    def record(path, begins):
+        calls.append((path, begins))
         return f"call {len(calls)}"
 
     for number, path in ((1, "one"), (2, "two")):
         store.set(recording_key(number), Recording(number, path, 0.0).encode())
     start(record)
     until(lambda: len(calls) == 4)
-    assert calls == ["one", None, "two", None]
+    assert calls == [("one", True), ("one", False), ("two", True), ("two", False)]
     until(lambda: sent(store).recording == "call 4")
+
+
+@pytest.fixture
+def engine():
+    basics.init()
+    yield
+    basics.shutdown()
+
+
+def test_a_recording_for_the_page(engine, tmp_path):
+    path = str(tmp_path / "t.json")
+    assert basics._record_for_page(path, True) == f"records {path}"
+    assert basics._record_for_page(path, False) == f"recorded {path}"
+    assert json.loads((tmp_path / "t.json").read_text())
+
+
+def test_the_page_does_not_end_a_timeline_of_the_script(engine, tmp_path):
+    start_timeline(tmp_path / "own.json")
+    assert basics._record_for_page("x", True) == "not recorded: the script records a timeline already"
+    assert basics._record_for_page("x", False) == "not recorded to the end"
+    assert basics._process.recorder.is_recording
+
+
+def test_a_file_that_cannot_be_written_is_said(engine, tmp_path):
+    assert basics._record_for_page(str(tmp_path / "no" / "t.json"), True) == "not recorded: see the log of rank 0"
 
 
 def test_a_driver_that_is_gone_is_one_line(start, caplog):
@@ -152,21 +177,7 @@ def test_a_job_that_another_one_started_has_no_page_of_its_own(monkeypatch):
         basics.shutdown()
 
 
-def look(link):
-    """Rank 0 looks at the page of its job until all ranks are on it, and presses the button."""
-    basics.init()
-    shown = None
-    while basics.rank() == 0 and not (shown and all(rank["pid"] for rank in shown["ranks"])):
-        with urllib.request.urlopen(link.read_text().strip().replace("/?", "/picture?"), timeout=10) as answer:
-            shown = json.loads(answer.read())
-    basics.engine().barrier()
-    basics.shutdown()
-    return shown
-
-
-def test_the_page_of_a_job(tmp_path, monkeypatch, capfd):
-    link = tmp_path / "link"
-    monkeypatch.setattr(dashboard, "say", lambda text, name: link.write_text(text.removeprefix("live page: ")))
-    shown, _ = run(look, (link,), num_proc=2, dashboard=True)
+def test_the_page_of_a_job(tmp_path, monkeypatch):
+    shown, _ = run(looker(link_file(monkeypatch, tmp_path)), num_proc=2, dashboard=True)
     assert [(rank["rank"], rank["host"]) for rank in shown["ranks"]] == [(0, "localhost"), (1, "localhost")]
     assert shown["size"] == 2
