@@ -135,7 +135,7 @@ def test_the_page_does_not_end_a_timeline_of_the_script(engine, tmp_path):
     start_timeline(tmp_path / "own.json")
     assert basics._record_for_page("x", True) == "not recorded: the script records a timeline already"
     assert basics._record_for_page("x", False) == "not recorded to the end"
-    assert basics._process.recorder.is_recording
+    assert basics._process.observers.recorder.is_recording
 
 
 def test_a_file_that_cannot_be_written_is_said(engine, tmp_path):
