@@ -13,7 +13,7 @@ from collectives.parameters import Changes
 __all__ = ["Choice", "Plan", "Search", "plan"]
 
 FINALISTS = 2
-FINAL_ROUNDS = 5
+FINAL_ROUNDS = 8
 MOST_LOST = 1
 MARGIN = 1.01
 """Other parameters than the first ones must be faster by this factor, in all rounds but MOST_LOST: it may be noise."""

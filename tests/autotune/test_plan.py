@@ -6,7 +6,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collectives.autotune.plan import FIRST_POSITIONS, plan
+from collectives.autotune.plan import FINAL_ROUNDS, FIRST_POSITIONS, plan
 from collectives.autotune.space import Knob, Space, Switch
 
 SPACE = Space(
@@ -64,7 +64,7 @@ def test_the_order_of_the_trials():
     assert [changes["patient"] for changes in turned] == [True] * len(turned)
     assert turned[0] == {"patient": True, **SPACE.changes(list(FIRST_POSITIONS[0][:2]))}
     final = tried[6 + len(FIRST_POSITIONS) :]
-    assert final == final[:3] * 5
+    assert final == final[:3] * FINAL_ROUNDS
     assert final[0] == FIRST
 
 
@@ -110,7 +110,7 @@ def test_a_load_that_changes_between_the_rounds_does_not_choose(seed):
         final.append(changes)
         return chance.uniform(0.2, 1.0) if len(final) <= begin else loads[(len(final) - begin - 1) // 3]
 
-    begin, loads = 1 + 1 + 6, [chance.uniform(0.2, 1.0) for _ in range(5)]
+    begin, loads = 1 + 1 + 6, [chance.uniform(0.2, 1.0) for _ in range(FINAL_ROUNDS)]
     choice, tried = play(measure, warmup=0, most=6, search=Random(seed))
-    assert tried[begin:] == tried[begin : begin + 3] * 5
+    assert tried[begin:] == tried[begin : begin + 3] * FINAL_ROUNDS
     assert choice.changes == FIRST
