@@ -62,13 +62,13 @@ LOCK_SECONDS = 0.5
 """How long the thread of the live page waits for an engine that starts or ends."""
 
 
-def _record_for_page(path: str, begins: bool) -> str:
+def _record_for_page(path: str, begins: bool) -> str | None:
     """Begin a timeline in the file ``path``, or end that one; on the thread of the page. Returns what the page shows.
 
     It never waits long for the lock: the owner may wait for the end of that thread.
     """
     if not _process.lock.acquire(timeout=LOCK_SECONDS):
-        return "not recorded: the ranks are changing"
+        return None
     try:
         return live.record(_process.observers.recorder, path, begins)
     finally:

@@ -25,7 +25,7 @@ class Observers:
     ``record`` begins a timeline in a file, or ends that one, for the live page; see :class:`hvd_cluster.live.LivePage`.
     """
 
-    def __init__(self, record: Callable[[str, bool], str]) -> None:
+    def __init__(self, record: Callable[[str, bool], str | None]) -> None:
         self._record = record
         self.arrival = Arrival()
         self.recorder = Recorder()

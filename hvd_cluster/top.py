@@ -56,8 +56,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _link(text: str) -> SplitResult:
-    link = urlsplit(text)
-    if link.scheme != "http" or not link.hostname or "token=" not in link.query:
+    try:
+        link = urlsplit(text)
+        is_link = link.port != 0
+    except ValueError:
+        is_link = False
+    if not is_link or link.scheme != "http" or not link.hostname or "token=" not in link.query:
         raise TopError(f"{text!r} is not {FORM}")
     return link
 
@@ -72,7 +76,8 @@ def _show(link: SplitResult, once: bool) -> None:
     pictures = _pictures(link)
     with closing(pictures):
         if once:
-            console.print(_drawn(next(pictures)))
+            first = next(pictures)  # which may have no rates yet
+            console.print(_drawn(next(pictures, first)))
             return
         with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
             for picture in pictures:

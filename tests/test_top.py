@@ -63,7 +63,9 @@ def test_a_wrong_token(shown, capsys):
     assert "hvd-top: this link has no token, or that of another job" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("link", ["127.0.0.1:80", "http://h/", "https://h/?token=a", ""])
+@pytest.mark.parametrize(
+    "link", ["127.0.0.1:80", "http://h/", "https://h/?token=a", "http://h:99999/?token=a", "http://[::1/?token=a", ""]
+)
 def test_what_is_no_link(link, capsys):
     assert main([link]) == 1
     assert "is not the link that the launcher has printed" in capsys.readouterr().err

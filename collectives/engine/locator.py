@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from collectives.api import Request
 from collectives.engine.stacks import busy, look, region
 from collectives.engine.work_table import WorkTable
-from collectives.planning.whereabouts import Call, Whereabouts, activity
+from collectives.planning.whereabouts import Activity, Call, Whereabouts, activity
 
 __all__ = ["Locator"]
 
@@ -49,7 +49,10 @@ class Locator:
             # Owned by the locator; ends after LOOK_SECONDS and a few lines of source, which a lost file system may hold
             # up for ever: then there is no answer, and no second thread. Nobody waits for it.
             self._thread = threading.Thread(target=self._find, name=f"hvd-locator-{self._rank}", daemon=True)
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError as error:  # too many threads, or the end of the interpreter
+                self._fail(error)
 
     def look(self) -> None:
         """Send the answer, if it is there."""
@@ -60,8 +63,14 @@ class Locator:
     def _find(self) -> None:
         try:
             self._found = self._whereabouts()
-        except Exception:  # a diagnosis must not harm the job; rank 0 reports that there is no answer
-            logger.exception("rank %d: its place could not be found", self._rank)
+        except Exception as error:  # noqa: BLE001 - a diagnosis must not harm the job
+            self._fail(error)
+        else:
+            self._wake()
+
+    def _fail(self, error: Exception) -> None:
+        logger.warning("rank %d could not find out where it stands", self._rank, exc_info=error)
+        self._found = Whereabouts(self._rank, Activity.UNKNOWN, last=self._last())
         self._wake()
 
     def _whereabouts(self) -> Whereabouts:

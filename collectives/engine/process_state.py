@@ -12,7 +12,7 @@ __all__ = ["state_of"]
 def state_of(process: int) -> ProcessState | None:
     """The state of the process with this id; None if there is none, or its state cannot be read."""
     try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return None
-    return ProcessState(process, fields[0]) if fields else None
+    return ProcessState(process, fields[0].decode()) if fields else None

@@ -20,6 +20,8 @@ from collectives.planning.whereabouts import Frame
 __all__ = ["Look", "busy", "look", "region"]
 
 SHOWN_FRAMES = 3
+THREAD_CLOCK = 6
+"""The kind of the clock of a thread, in the number of a clock: clock_getcpuclockid(3) is unsafe for one that ends."""
 _ROOT = Path(__file__).resolve().parents[2]
 _OURS = tuple(f"{_ROOT / package}{os.sep}" for package in PACKAGES)
 _LIBRARIES = tuple({f"{sysconfig.get_paths()[kind]}{os.sep}" for kind in ("stdlib", "platstdlib")})
@@ -56,12 +58,20 @@ def look(thread: int) -> Look:
     frame, now = sys._current_frames().get(thread), time.monotonic()
     if frame is None:
         return Look((), 0.0, 0.0, now)
-    return Look(_places(frame), time.clock_gettime(time.pthread_getcpuclockid(thread)), _queued(thread), now)
+    native = next((each.native_id for each in threading.enumerate() if each.ident == thread), None) or 0
+    return Look(_places(frame), _used(native), _queued(native), now)
 
 
-def _queued(thread: int) -> float:
+def _used(native: int) -> float:
+    """See :class:`Look`; 0 for a thread that has just ended."""
+    try:
+        return time.clock_gettime((~native << 3) | THREAD_CLOCK)
+    except OSError:
+        return 0.0
+
+
+def _queued(native: int) -> float:
     """See :class:`Look`; 0 where the kernel does not count it."""
-    native = next((each.native_id for each in threading.enumerate() if each.ident == thread), None)
     try:
         fields = Path(f"/proc/self/task/{native}/schedstat").read_text().split()
     except OSError:
@@ -119,5 +129,7 @@ def _frame(first: Place, second: Place) -> Frame:
 
 def _short(file: str) -> str:
     """The path from the working folder, if ``file`` is in there."""
-    here = f"{os.getcwd()}{os.sep}"
-    return file.removeprefix(here)
+    try:
+        return file.removeprefix(f"{os.getcwd()}{os.sep}")
+    except OSError:  # the folder was deleted
+        return file

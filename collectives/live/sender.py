@@ -12,7 +12,7 @@ from collections.abc import Callable
 from collectives.api import CollectiveTimeoutError, HorovodInternalError, Store
 from collectives.engine.engine import Engine
 from collectives.events import Event, Stalled
-from collectives.live.snapshot import Recording, Snapshot, Stall, recording_key, snapshot_key
+from collectives.live.snapshot import LAST_RECORDING, Recording, Snapshot, Stall, recording_key, snapshot_key
 from collectives.metrics.meter import Meter
 
 __all__ = ["Recorder", "SnapshotSender", "period"]
@@ -26,11 +26,12 @@ SEND_SECONDS = 2.0
 """How long a snapshot may take; then it is dropped."""
 CLOSE_SECONDS = 2.0
 KEPT_STALLS = 20
+CHANGING = "not recorded: the ranks are changing; press again"
 
-Recorder = Callable[[str, bool], str]
+Recorder = Callable[[str, bool], str | None]
 """Begins a timeline in the file of this path, or, if the second value is False, ends that one.
 
-It returns what the page shows about it.
+It returns what the page shows about it, or None if it cannot be done now, because the ranks are changing.
 """
 
 
@@ -52,7 +53,7 @@ class SnapshotSender:
         # Appended to by threads of the engine, and read by that of the sender.
         self._stalls: deque[Stalled] = deque(maxlen=KEPT_STALLS)
         self._unsubscribe: Callable[[], None] = lambda: None
-        self._requests = 0
+        self._requests: int | None = None  # the last one that was carried out, or came before this sender
         self._ends: tuple[str, float] | None = None  # the path that is recorded into, and until when
         self._recording = ""
         self._is_lost = False
@@ -89,14 +90,16 @@ class SnapshotSender:
         try:
             snapshot = self._snapshot()
             seconds = period(snapshot.size)
+            if self._requests is None:
+                self._requests = self._last_request()
             self._store.set(snapshot_key(self._worker), snapshot.encode(), SEND_SECONDS)
             self._await_request(seconds)
             self._is_lost = False
-        except HorovodInternalError as error:
+        except (HorovodInternalError, ValueError, TypeError) as error:
             self._note(error)
         self._closing.wait(max(0.0, started + seconds - time.monotonic()))
 
-    def _note(self, error: HorovodInternalError) -> None:
+    def _note(self, error: Exception) -> None:
         """One line, until the driver can be reached again."""
         if not (self._is_lost or self._closing.is_set()):
             logger.info("the live page gets no news of this rank: %s", error)
@@ -108,23 +111,32 @@ class SnapshotSender:
         last = {each.name: Stall(each.name, each.missing, each.seconds, now - each.time) for each in shown}
         return Snapshot.of(self._meter.read(), now, self._host, os.getpid(), last.values(), self._recording)
 
+    def _last_request(self) -> int:
+        """Requests before the start of this sender were for others, or for an earlier engine of this process."""
+        try:
+            return int(self._store.get(LAST_RECORDING, 0.0))
+        except CollectiveTimeoutError:
+            return 0
+
     def _await_request(self, seconds: float) -> None:
         if self._ends is not None:
             self._end_recording(*self._ends)
             return
+        number = (self._requests or 0) + 1
         try:
-            data = self._store.get(recording_key(self._requests + 1), seconds)
+            data = self._store.get(recording_key(number), seconds)
         except CollectiveTimeoutError:
             return
-        self._requests += 1
+        self._requests = number
         request = Recording.decode(data)
-        self._recording = self._record(request.path, True)
-        self._ends = request.path, time.monotonic() + request.seconds
+        said = self._record(request.path, True)
+        self._recording = CHANGING if said is None else said
+        self._ends = None if said is None else (request.path, time.monotonic() + request.seconds)
 
     def _end_recording(self, path: str, due: float) -> None:
-        if time.monotonic() >= due:
-            self._ends = None
-            self._recording = self._record(path, False)
+        said = self._record(path, False) if time.monotonic() >= due else None
+        if said is not None:  # or it is tried again with the next snapshot
+            self._ends, self._recording = None, said
 
 
 def period(size: int) -> float:

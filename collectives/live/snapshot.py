@@ -11,8 +11,10 @@ import msgpack
 from collectives.counts import SetCounts
 from collectives.metrics.values import Metrics
 
-__all__ = ["PREFIX", "Recording", "Slow", "Snapshot", "Stall", "recording_key", "snapshot_key"]
+__all__ = ["LAST_RECORDING", "PREFIX", "Recording", "Slow", "Snapshot", "Stall", "recording_key", "snapshot_key"]
 
+LAST_RECORDING = "record/last"
+"""The key of the number of the last request for a recording."""
 PREFIX = "live/"
 """What the keys in the store of the job begin with."""
 

@@ -25,6 +25,8 @@ class Activity(Enum):
     """It sleeps, or waits in a call for something else than a collective."""
     ENDED = "ended"
     """The process goes on without it."""
+    UNKNOWN = "unknown"
+    """The process runs, but could not find out."""
 
 
 class Call(NamedTuple):
@@ -128,11 +130,16 @@ def _ended(found: Whereabouts) -> str:
     return f"will submit nothing more: {_thread(found)} has ended, but another thread keeps its process"
 
 
+def _unknown(_: Whereabouts) -> str:
+    return "runs, and could not find out where it stands: its log says why"
+
+
 _DOES = {
     Activity.WAITS: _waits,
     Activity.COMPUTES: _computes,
     Activity.BLOCKED: _blocked,
     Activity.ENDED: _ended,
+    Activity.UNKNOWN: _unknown,
 }
 
 

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from collectives.api import Store
-from collectives.live.snapshot import PREFIX, Recording, Snapshot, recording_key
+from collectives.live.snapshot import LAST_RECORDING, PREFIX, Recording, Snapshot, recording_key
 from collectives.rendezvous.store import Observer
 from executors.dashboard.address import Address
 from executors.dashboard.picture import Picture
@@ -24,6 +24,8 @@ __all__ = ["Dashboard", "Shown"]
 logger = logging.getLogger(__name__)
 
 RECORD_SECONDS = 10.0
+PAUSE_SECONDS = 3.0
+"""The ranks begin and end a recording within this time."""
 ENDED = "the job is over"
 
 
@@ -62,6 +64,7 @@ class Dashboard:
         self._changed: dict[str, float] = {}  # keys of the store that were not read yet, and when they changed
         self._picture = Picture(job.id, job.size)
         self._requests = 0
+        self._recorded = 0.0  # until when the last request keeps the ranks busy
         self._server: DashboardServer | None = None
         self._unsubscribe: Callable[[], None] = lambda: None
 
@@ -87,7 +90,7 @@ class Dashboard:
             text = (
                 "no live page at %s: %s; give another address, or port 0 for any free one. Training goes on without it"
             )
-            logger.warning(text, address, os.strerror(error.errno) if error.errno else error)
+            logger.warning(text, address, _reason(error))
             return
         self._server = server
         self._unsubscribe = self._job.subscribe(self._note)
@@ -139,10 +142,20 @@ class Dashboard:
             logger.debug("what a rank has sent as %r cannot be shown: %s", key, error)
 
     def _record(self) -> str:
+        if time.monotonic() < self._recorded:
+            return "a recording goes on; press again when it is over"
         self._requests += 1
+        self._recorded = time.monotonic() + RECORD_SECONDS + PAUSE_SECONDS
         request = Recording(self._requests, f"hvd-timeline-{self._job.id}-{self._requests}.json", RECORD_SECONDS)
         self._job.store.set(recording_key(request.number), request.encode())
+        self._job.store.set(LAST_RECORDING, b"%d" % request.number)
         return f"asked all ranks to record {request.seconds:g} s into {request.path} of rank 0"
+
+
+def _reason(error: OSError) -> str:
+    """Without the place, which asyncio adds; the number of a resolver's error is none of the system's."""
+    number = error.errno or 0
+    return os.strerror(number) if number > 0 else error.strerror or str(error)
 
 
 class _Watched:

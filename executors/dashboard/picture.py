@@ -16,6 +16,7 @@ RATE_SECONDS = 5.0
 """Rates are those of the last seconds."""
 SILENT_SECONDS = 5.0
 """A rank without a snapshot for so long is called silent; in a large job, later."""
+RUNS = "runs"
 RATES = {"batches": "batches", "bytes": "nbytes", "samples": "samples"}
 KEPT_LINES = 50
 KEPT_ROUNDS = 100
@@ -155,8 +156,9 @@ class Picture:
             "slow": self._slow(rank),
             "lines": [list(each) for each in self.lines.get(worker, ())],
         }
-        rates = {f"{name}_per_second": known.rate(field) if known else 0.0 for name, field in RATES.items()}
-        waiting = min(1.0, max(0.0, known.rate("waiting"))) if known else 0.0
+        going = known if shown["state"] == RUNS else None  # the last numbers of a silent rank are old
+        rates = {f"{name}_per_second": going.rate(field) if going else 0.0 for name, field in RATES.items()}
+        waiting = min(1.0, max(0.0, going.rate("waiting"))) if going else 0.0
         pid = known.last.pid if known else 0
         return {**shown, **rates, "waiting_share": waiting, "pid": pid}
 
@@ -165,7 +167,7 @@ class Picture:
             return "has not called init() yet"
         silence = now - known.heard
         is_silent = silence >= max(SILENT_SECONDS, SILENT_SECONDS * self.size / 64) and not self.over
-        return f"silent for {silence:.0f} s" if is_silent else "runs"
+        return f"silent for {silence:.0f} s" if is_silent else RUNS
 
     def _slow(self, rank: int) -> str:
         """Why ``rank`` is a straggler; empty if it is none. Rank 0 knows."""

@@ -7,11 +7,15 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
+from collectives.engine.locator import Locator
 from collectives.engine.process_state import state_of
 from collectives.engine.stacks import Look, busy, look, region
+from collectives.engine.work_table import WorkTable
+from collectives.planning.whereabouts import Activity, describe
 from tests.collectives.job import PATIENCE, until
 
 FILE = "tests/collectives/test_stacks.py"
@@ -128,3 +132,43 @@ def test_the_state_of_a_stopped_process():
 @pytest.mark.parametrize("process", [-1, 1 << 30])
 def test_no_process_has_no_state(process):
     assert state_of(process) is None
+
+
+def test_the_name_of_a_process_may_end_inside_a_character():
+    """The kernel cuts it to 15 bytes."""
+    script = (
+        "import ctypes, time; ctypes.CDLL(None).prctl(15, 'обучение'.encode()); print(flush=True); time.sleep(1000)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    try:
+        process.stdout.readline()
+        assert b"\xd0)" in Path(f"/proc/{process.pid}/stat").read_bytes()
+        until(lambda: state_of(process.pid) == (process.pid, "S"))
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_folder_that_was_deleted(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "here").rmdir()
+    with running(sleep) as thread:
+        assert region(look(thread), look(thread))
+
+
+@pytest.mark.parametrize("broken", ["collectives.engine.locator.look", "threading.Thread.start"])
+def test_a_rank_that_cannot_find_out_where_it_stands_says_so(broken, monkeypatch, caplog):
+    def fail(*_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(broken, fail)
+    sent, awake = [], threading.Event()
+    works = WorkTable(1, lambda works: None, lambda work: None)
+    locator = Locator(1, works, dict, sent.append, awake.set)
+    locator.locate()
+    assert awake.wait(PATIENCE)
+    locator.look()
+    assert [(found.rank, found.activity) for found in sent] == [(1, Activity.UNKNOWN)]
+    assert "rank 1 runs, and could not find out where it stands" in describe(sent[0])
+    assert "can't start new thread" in caplog.text

@@ -10,7 +10,7 @@ from collectives.api import CollectiveTimeoutError, InvalidRequestError, PeerLos
 from collectives.events import EventStream, Stalled
 from collectives.live import sender as sender_module
 from collectives.live.sender import SnapshotSender, period
-from collectives.live.snapshot import Recording, Snapshot, recording_key, snapshot_key
+from collectives.live.snapshot import LAST_RECORDING, Recording, Snapshot, recording_key, snapshot_key
 from collectives.metrics.meter import Meter, process_meter
 from collectives.rendezvous.store import MemoryStore
 from hvd_cluster import basics
@@ -109,12 +109,45 @@ def test_requests_to_record_are_carried_out_in_turn(start, store):
         calls.append((path, begins))
         return f"call {len(calls)}"
 
+    start(record)
+    sent(store)
     for number, path in ((1, "one"), (2, "two")):
         store.set(recording_key(number), Recording(number, path, 0.0).encode())
-    start(record)
     until(lambda: len(calls) == 4)
     assert calls == [("one", True), ("one", False), ("two", True), ("two", False)]
     until(lambda: sent(store).recording == "call 4")
+
+
+def test_requests_for_an_earlier_engine_are_not_carried_out_again(start, store):
+    """They would replace the files of then."""
+    calls = []
+    for number in (1, 2):
+        store.set(recording_key(number), Recording(number, "old", 0.0).encode())
+    store.set(LAST_RECORDING, b"2")
+    start(lambda path, begins: calls.append(path) or "")
+    sent(store)
+    store.set(recording_key(3), Recording(3, "new", 0.0).encode())
+    until(lambda: len(calls) == 2)
+    assert calls == ["new"] * 2
+
+
+def test_an_end_that_meets_a_change_of_ranks_is_tried_again(start, store):
+    answers = [None, "records", None, None, "recorded"]
+    start(lambda path, begins: answers.pop(0))
+    sent(store)
+    store.set(recording_key(1), Recording(1, "one", 0.0).encode())
+    until(lambda: sent(store).recording == "not recorded: the ranks are changing; press again")
+    store.set(recording_key(2), Recording(2, "two", 0.0).encode())
+    until(lambda: sent(store).recording == "recorded")
+    assert not answers
+
+
+def test_what_is_no_request_does_not_end_the_sender(start, store):
+    start()
+    sent(store)
+    store.set(recording_key(1), b"nonsense")
+    before = sent(store).time
+    until(lambda: sent(store).time > before + 0.1)
 
 
 @pytest.fixture

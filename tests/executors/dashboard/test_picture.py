@@ -1,5 +1,7 @@
 """What the live page shows."""
 
+from dataclasses import replace
+
 import pytest
 
 from collectives.counts import SetCounts
@@ -63,6 +65,16 @@ def test_ranks_that_say_nothing():
     picture.hear("worker-0", snapshot(), 0.0)
     assert [each["state"] for each in picture.as_dict(3.0)["ranks"]] == ["runs", "has not called init() yet"]
     assert picture.as_dict(7.0)["ranks"][0]["state"] == "silent for 7 s"
+
+
+def test_a_silent_rank_has_no_speed():
+    """Its last numbers would hide that nothing moves."""
+    picture = Picture("job", 1)
+    for time in (0.0, 1.0):
+        picture.hear("worker-0", replace(snapshot(), time=time, batches=int(10 * time)), time)
+    assert picture.as_dict(1.0)["batches_per_second"] == 10.0
+    shown = picture.as_dict(9.0)
+    assert (shown["batches_per_second"], shown["ranks"][0]["batches_per_second"]) == (0.0, 0.0)
 
 
 def test_stragglers_and_stalls_are_those_that_rank_0_knows():

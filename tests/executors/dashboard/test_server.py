@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from collectives.live.snapshot import Recording, Snapshot, recording_key, snapshot_key
+from collectives.live.snapshot import LAST_RECORDING, Recording, Snapshot, recording_key, snapshot_key
 from executors.dashboard import server as server_module
 from executors.dashboard.address import Address
 from executors.dashboard.dashboard import Dashboard
@@ -179,6 +179,8 @@ def test_the_button_asks_the_ranks(job):
     with Dashboard(job, Address()) as dashboard:
         text = ask(dashboard.link, "/record", "POST")[1]
         request = Recording.decode(job.store.get(recording_key(1), 0.0))
+        assert "press again when it is over" in ask(dashboard.link, "/record", "POST")[1]
+        assert job.store.get(LAST_RECORDING, 0.0) == b"1"
     assert (request.number, request.seconds) == (1, 10.0)
     assert request.path in text
 
