@@ -98,7 +98,7 @@ def test_each_property_makes_another_request(engine, change):
 
 
 def test_every_field_of_a_request_is_among_the_changes(engine):
-    """The rest: the device is that of the buffer, shape and dtype give the bytes, groups have a test, a set its offer."""
+    """The rest: the device is the buffer's, shape and dtype give the bytes, groups have a test, a set its offer."""
     usual = request_of(engine)
     seen = {
         each.name
