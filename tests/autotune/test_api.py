@@ -7,6 +7,7 @@ import pytest
 import hvd_cluster
 from collectives.autotune.journal import COLUMNS
 from hvd_cluster.autotune import is_tuning, main
+from tests.autotune.test_search import needs_library
 
 QUICK = {
     "HOROVOD_AUTOTUNE": "1",
@@ -34,9 +35,9 @@ def train():
     return searched, parameters.version, basics.is_tuning()
 
 
+@needs_library
 @pytest.mark.leaves("descriptors", "environment")  # matplotlib keeps fonts open
 def test_a_job_tunes_itself_and_draws_the_search(tmp_path, capfd):
-    pytest.importorskip("bayes_opt")
     log, picture = tmp_path / "search.csv", tmp_path / "search.png"
     ranks = hvd_cluster.run(train, num_proc=2, env={**QUICK, "HOROVOD_AUTOTUNE_LOG": str(log)})
     assert [searched for searched, _, _ in ranks] == [True, False]
