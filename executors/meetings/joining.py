@@ -125,10 +125,19 @@ def _enter(found: Found, place: Place, seconds: float) -> Joined:
         reach = min(seconds, REACH_SECONDS)
         with RendezvousClient(found.address, found.port, found.secret.key, reach) as store:
             if _has(store, f"{READ}/{place.rank}", 0.0):
-                raise _HeardError(json.loads(store.get(WORLD, 0.0)).get("error") or _twice(place))
+                raise _HeardError(_reason(store, place))
             _report(store, place, found.address)
             environment = _environment(store, place, found.address, found.secret, seconds)
         return Joined(environment, stack.pop_all().close)
+
+
+def _reason(store: Store, place: Place) -> str:
+    """The next meeting may have taken the port of this one between two requests, and has no world yet."""
+    try:
+        world = json.loads(store.get(WORLD, 0.0))
+    except CollectiveTimeoutError:
+        return _twice(place)
+    return world.get("error") or _twice(place)
 
 
 def _twice(place: Place) -> str:

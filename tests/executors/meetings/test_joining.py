@@ -11,6 +11,7 @@ from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLo
 from collectives.interfaces import LOOPBACK
 from collectives.rendezvous import client
 from collectives.rendezvous.client import RendezvousClient
+from collectives.rendezvous.store import MemoryStore
 from collectives.settings import Settings, world_from_environment
 from executors import host
 from executors.environments.place import Place
@@ -275,3 +276,11 @@ def test_a_launcher_that_does_not_say_where_rank_0_is():
         "set MASTER_ADDR to the host of task 0. Or start the script with hvdrun -np 4 python train.py. Set "
         "HOROVOD_SIZE=1 to train separate models on purpose"
     )
+
+
+def test_a_port_that_the_next_meeting_has_taken_meanwhile(job):
+    """It has no world yet, which says nothing about the meeting before."""
+    store = MemoryStore()
+    assert "has started twice" in joining._reason(store, place(job, 1, 2))
+    store.set(joining.WORLD, b'{"error": "rank 3 did not come"}')
+    assert joining._reason(store, place(job, 1, 2)) == "rank 3 did not come"
