@@ -50,7 +50,10 @@ def end_in_silence(sock: socket.socket, seconds: float) -> None:
 
 
 class Connection:
-    """One framed, non-blocking connection. ``ended`` becomes true when :meth:`receive` reaches the end."""
+    """One framed, non-blocking connection. ``ended`` becomes true when :meth:`receive` reaches the end.
+
+    ``unsent`` is the data that :meth:`flush` has to send.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -59,7 +62,7 @@ class Connection:
         self.ended = False
         self._socket = sock
         self._unread = bytearray()
-        self._unsent = bytearray()
+        self.unsent = bytearray()
 
     def fileno(self) -> int:
         """The descriptor, for poll."""
@@ -73,26 +76,21 @@ class Connection:
         credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
         return CREDENTIALS.unpack(credentials)[0] or None  # 0: a process of another namespace
 
-    @property
-    def has_unsent(self) -> bool:
-        """Whether :meth:`flush` has data to send."""
-        return bool(self._unsent)
-
     def send(self, data: bytes) -> None:
         """Send a frame; keep for :meth:`flush` what the kernel does not accept. A dead peer is not reported here."""
         frame = HEADER.pack(len(data)) + data
-        if self._unsent:
-            self._unsent += frame
+        if self.unsent:
+            self.unsent += frame
         else:
-            self._unsent += frame[self._try_send(frame) :]
+            self.unsent += frame[self._try_send(frame) :]
 
     def flush(self) -> None:
         """Send the kept data, as far as the kernel accepts it."""
-        while self._unsent:
-            sent = self._try_send(self._unsent)
+        while self.unsent:
+            sent = self._try_send(self.unsent)
             if not sent:
                 return
-            del self._unsent[:sent]
+            del self.unsent[:sent]
 
     def _try_send(self, data: bytes | bytearray) -> int:
         try:
@@ -106,7 +104,7 @@ class Connection:
         """Send the kept data; waits until the peer accepts it or until ``deadline``, in monotonic seconds."""
         poller = select.poll()
         poller.register(self.fileno(), select.POLLOUT)
-        while self._unsent and poller.poll(max(0.0, deadline - time.monotonic()) * 1000.0):
+        while self.unsent and poller.poll(max(0.0, deadline - time.monotonic()) * 1000.0):
             self.flush()
 
     def receive(self) -> list[bytes]:
@@ -177,7 +175,7 @@ class Connection:
 
 def wait(poller: select.poll, connections: Iterable[Connection], timeout: float | None) -> list[int]:
     """The descriptors of ``poller`` that are ready; returns, too, when ``connections`` can send the data they keep."""
-    unsent = [connection for connection in connections if connection.has_unsent]
+    unsent = [connection for connection in connections if connection.unsent]
     for connection in unsent:
         poller.modify(connection.fileno(), select.POLLIN | select.POLLOUT)
     ready = poller.poll(None if timeout is None else max(timeout, 0.0) * 1000.0)
@@ -212,7 +210,10 @@ class SocketChannel(Channel):
     @property
     def has_unsent(self) -> bool:
         """See :class:`Channel`."""
-        return any([connection.has_unsent for connection in self._connections.values()])
+        for connection in self._connections.values():  # a loop, because the engine asks after each operation
+            if connection.unsent:
+                return True
+        return False
 
     def flush(self, timeout: float) -> None:
         """See :class:`Channel`."""
@@ -277,7 +278,7 @@ class SocketChannel(Channel):
             messages.append(self._aside.popleft())
         for peer in self._talking():
             connection = self._connections[peer]
-            if connection.has_unsent:
+            if connection.unsent:
                 connection.flush()
             try:
                 frames = connection.receive()
@@ -299,7 +300,7 @@ class SocketChannel(Channel):
         if len(self._connections) == 1:
             return self._connections
         ready = [descriptor for descriptor, _ in self._poller().poll(0)]
-        blocked = [peer for peer, connection in self._connections.items() if connection.has_unsent]
+        blocked = [peer for peer, connection in self._connections.items() if connection.unsent]
         return {*blocked, *(self._peers[descriptor] for descriptor in ready if descriptor != self._wake)}
 
     def _open(self, peer: int, frames: list[bytes]) -> list[tuple[int, bytes]]:

@@ -220,7 +220,7 @@ class Runner:
             work.finish()
         self._announce()
         self._tally.end(batch, works, backend, self._parameters)
-        if self._is_watched or backend.on_phase is not None:
+        if self._events.wanted or backend.on_phase is not None:
             self._reporter.finished(batch, works)
 
     def _take(self, response: Response, backend: Backend) -> Work:

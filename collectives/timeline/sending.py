@@ -79,7 +79,7 @@ class Sender:
     def is_ready(self) -> bool:
         """See :class:`.timeline.Sink`."""
         self._connection.flush()
-        return not self._connection.has_unsent
+        return not self._connection.unsent
 
     def write(self, records: list[Record]) -> None:
         """See :class:`.timeline.Sink`."""
