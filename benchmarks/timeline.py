@@ -25,7 +25,7 @@ from benchmarks.training import build, stepper
 CASES: dict[str, list[int]] = {"MLP of 23 MB": [784, 2048, 2048, 10], "64 small layers": [128] * 65, "tensors only": []}
 GOAL_RATIO = 1.03
 CONNECT_SECONDS = 0.5
-"""The ranks connect once in a job, but at each of our starts."""
+"""The ranks connect once in a job, but at each of our starts. Both sides rest, because caches are cold after it."""
 TENSORS, ELEMENTS = 64, 1024
 
 
@@ -44,14 +44,15 @@ def measure(widths: list[int], batch: int, repeats: int, folder: str) -> dict[st
     def on() -> None:
         if side[0] == "off":
             hvd.start_timeline(path)
-            sleep(CONNECT_SECONDS)
             side[0] = "on"
+            sleep(CONNECT_SECONDS)
         timed()
 
     def off() -> None:
         if side[0] == "on":
             hvd.stop_timeline()
             side[0] = "off"
+            sleep(CONNECT_SECONDS)
         timed()
 
     def timed() -> None:
