@@ -242,6 +242,7 @@ def test_a_request_may_come_in_pieces(served):
 def test_the_end_does_not_wait_for_strangers(served):
     with connected(served) as stranger:
         stranger.sendall(b"GET")
+        ask(served.link, "/")  # connections are accepted in turn
         served.stop()
         with suppress(ConnectionResetError):
             assert stranger.recv(1) == b""
