@@ -238,12 +238,23 @@ def test_what_is_no_number_of_samples(count):
 
 
 def test_a_job_that_another_one_started_has_no_page_of_its_own(monkeypatch):
-    monkeypatch.setenv("HVD_DASHBOARD", "the id of another job")
+    monkeypatch.setenv("HVD_DASHBOARD", "0123456789ab")
     basics.init()
     try:
         assert basics._process.observers._live is None
     finally:
         basics.shutdown()
+
+
+@pytest.mark.parametrize(("asked", "lines"), [("1", 1), ("0123456789ab", 0), ("", 0)])
+def test_a_page_that_no_launcher_serves_is_one_line(monkeypatch, caplog, asked, lines):
+    monkeypatch.setenv("HVD_DASHBOARD", asked)
+    monkeypatch.setattr(basics._process.observers, "_has_explained", False)
+    for _ in range(2):
+        basics.init()
+        basics.shutdown()
+    told = [line for line in caplog.messages if line.startswith("no live page: HVD_DASHBOARD is '1', but only a")]
+    assert len(told) == lines
 
 
 def test_the_page_of_a_job(tmp_path, monkeypatch):
