@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 import time
 from collections.abc import Callable, MutableMapping
 from types import TracebackType
@@ -16,7 +17,7 @@ from executors.api import JobSecret, Slot
 from executors.course import Course
 from executors.inbox import Inbox
 
-__all__ = ["Job", "environment_of", "secret_of", "secret_variable"]
+__all__ = ["Job", "environment_of", "is_job_id", "secret_of", "secret_variable"]
 
 
 class Job:
@@ -102,6 +103,11 @@ def environment_of(slot: Slot, host: str, port: int, secret: JobSecret, course: 
         **course.variable(),
         **secret_variable(secret),
     }
+
+
+def is_job_id(text: str) -> bool:
+    """Whether ``text`` has the form of :attr:`Job.id`."""
+    return re.fullmatch(r"[0-9a-f]{12}", text) is not None
 
 
 def _id_of(secret: JobSecret) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import socket
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError  # on Python 3.10 this is not the builtin one
 from typing import Any
 
 from executors.api import ExecutorError
@@ -30,12 +30,32 @@ class ServerThread:
         self._stop: Callable[[], object] = lambda: None
 
     def start(self, listener: socket.socket) -> None:
-        """Serve ``listener``, which the server closes."""
+        """Serve ``listener``, which the server closes. Raises ExecutorError."""
         started: Started = Future()
-        run = functools.partial(asyncio.run, self._serve(listener, started))
-        self._thread = threading.Thread(target=run, name=self._name, daemon=True)
-        self._thread.start()
-        self._stop = started.result(START_SECONDS)
+        thread = threading.Thread(target=self._run, args=(listener, started), name=self._name, daemon=True)
+        try:
+            thread.start()
+            self._stop = started.result(START_SECONDS)
+        except FutureTimeoutError:
+            started.cancel()  # a server that comes up after all ends at once
+            raise ExecutorError(f"the thread {self._name} did not start in {START_SECONDS:g} s") from None
+        except (OSError, RuntimeError) as error:
+            listener.close()
+            raise ExecutorError(f"the thread {self._name} did not start ({error})") from error
+        self._thread = thread
+
+    def _run(self, listener: socket.socket, started: Started) -> None:
+        serving = self._serve(listener, started)
+        try:
+            asyncio.run(serving)
+        except Exception as error:
+            serving.close()
+            listener.close()
+            if started.cancelled():
+                return
+            if started.done():
+                raise
+            started.set_exception(error)
 
     def stop(self, seconds: float) -> None:
         """End the server, and wait for that for ``seconds`` at most."""

@@ -26,6 +26,7 @@ from executors.hosts.job import HostsOptions
 from executors.hosts.places import PlaceArguments, Places
 from executors.local.crew import resolve_grace
 from executors.local.output import say
+from executors.mpi.launch import WITHOUT_PAGE
 from hvd_cluster import horovod
 from hvd_cluster.hvdrun.by_mpi import OURS, ForeignLaunch, check_controller
 from hvd_cluster.hvdrun.command_line import USAGE_ERROR, CommandLine, read_command_line
@@ -167,7 +168,10 @@ def _foreign(line: CommandLine) -> Launch:
     hosts = Places.of(given, line["num_proc"], False).hosts
     seconds = line["start_timeout"]
     patience = {} if seconds is None else {"HOROVOD_START_TIMEOUT": f"{seconds:g}"}
-    return ForeignLaunch.of(line, hosts, _environment(line) | patience).run
+    launch = ForeignLaunch.of(line, hosts, _environment(line) | patience)
+    if _dashboard(line) is not None:
+        say(WITHOUT_PAGE.format(launch.launcher))
+    return launch.run
 
 
 def _place_arguments(line: CommandLine) -> PlaceArguments:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -12,11 +13,19 @@ from collectives.metrics.exposition import Exposition
 from collectives.metrics.meter import process_meter
 from collectives.settings import Settings
 from collectives.timeline.recorder import Recorder
+from executors.job import is_job_id
 from hvd_cluster.arrival import Arrival
 from hvd_cluster.live import LivePage
 from hvd_cluster.worlds import Worlds
 
 __all__ = ["Observers"]
+
+logger = logging.getLogger(__name__)
+
+NO_PAGE = (
+    "no live page: HVD_DASHBOARD is %r, but only a launcher that serves a page sets it; start the ranks by "
+    "`hvdrun --dashboard` or another such launcher for a page. Training goes on without it"
+)
 
 
 class Observers:
@@ -32,6 +41,7 @@ class Observers:
         self.autotuner = Autotuner()
         self._exposition: Exposition | None = None
         self._live: LivePage | None = None
+        self._has_explained = False
 
     def follow(
         self, engine: Engine, world: World, worlds: Worlds | None, settings: Settings, environment: Mapping[str, str]
@@ -65,6 +75,14 @@ class Observers:
             self._live = LivePage.of(environment, world, settings, self._record)
         if self._live is not None:
             self._live.follow(engine)
+        elif world.topology.rank == 0:
+            self._explain(settings.dashboard)
+
+    def _explain(self, asked: str) -> None:
+        """Say that there is no page, once, unless the variable is that of another job, which the ranks inherited."""
+        if asked and not (self._has_explained or is_job_id(asked.partition("@")[0])):
+            self._has_explained = True
+            logger.warning(NO_PAGE, asked)
 
     def _hide(self) -> None:
         shown, self._live = self._live, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,10 +23,13 @@ from executors.hosts.job import HostsOptions
 from executors.hosts.places import PlaceArguments, Places
 from executors.local.crew import resolve_grace
 from executors.mpi.function import MpiOptions, run_function_by_mpi
+from executors.mpi.launch import WITHOUT_PAGE
 from executors.mpi.mpirun import MpiJob
 from hvd_cluster.hvdrun.values import words
 
 __all__ = ["run"]
+
+logger = logging.getLogger(__name__)
 
 LARGEST_PORT = 65535
 WRITTEN = {option.name: option.name for option in fields(PlaceArguments)}
@@ -108,7 +112,7 @@ def run(
             None means HOROVOD_GRACE_SECONDS, or else 5.
         env: variables to add to the environment of the processes, or to replace in it.
         dashboard: true for a live page of the job, whose link is printed, on this host; or its address and port, such
-            as ``"0.0.0.0:8265"``. Not with ``use_mpi``.
+            as ``"0.0.0.0:8265"``. With ``use_mpi`` there is none, and a warning says so.
 
     Raises:
         ValueError: an argument has a value that is not allowed; nothing was started.
@@ -128,7 +132,7 @@ def run(
     }
     for_ours |= {"slots": slots, "reset_limit": reset_limit, "cooldown_range": cooldown_range}
     for_ours |= {"host_discovery_script": host_discovery_script, "elastic_timeout": elastic_timeout}
-    for_ours |= {"remote_shell": remote_shell, "grace_seconds": grace_seconds, "dashboard": dashboard or None}
+    for_ours |= {"remote_shell": remote_shell, "grace_seconds": grace_seconds}
     _check_controller(use_gloo, use_mpi, mpi_args, for_ours)
     given = PlaceArguments(
         hosts=_hosts(hosts),
@@ -155,6 +159,8 @@ def run(
     page = Address.of(dashboard)
     python = os.fspath(executable or sys.executable)
     if use_mpi:
+        if page is not None:
+            logger.warning(WITHOUT_PAGE.format("mpirun"))
         job = _mpi_job(places.hosts or {"localhost": limits.size}, nics, given, output_filename, mpi_args)
         patience = {} if start_timeout is None else {"HOROVOD_START_TIMEOUT": f"{seconds:g}"}
         by_mpi = MpiOptions(environment | patience, seconds, bool(verbose), python)

@@ -148,7 +148,8 @@ def _table(ranks: Sequence[Mapping[str, Any]]) -> Table:
 def _stalls(picture: Picture) -> Iterator[str]:
     for each in picture["stalls"]:
         missing = ", ".join(map(str, each["missing"]))
-        yield f"{each['name']} has waited for {each['seconds']:.0f} s" + (
+        where = f" of process set {each['process_set']}" if each["process_set"] else ""
+        yield f"{each['name']}{where} has waited for {each['seconds']:.0f} s" + (
             f"; missing: rank {missing}" if missing else ""
         )
 

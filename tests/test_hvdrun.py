@@ -331,9 +331,3 @@ def test_the_summary_is_true(monkeypatch):
 def test_where_the_live_page_is(options, address):
     found = _dashboard(read_command_line(["-np", "2", *options.split(), "true"]))
     assert (None if found is None else str(found)) == address
-
-
-def test_mpirun_has_no_live_page(capsys):
-    with pytest.raises(SystemExit):
-        main(["-np", "2", "--mpi", "--dashboard", "true"])
-    assert "--dashboard is for ranks that hvdrun starts itself" in capsys.readouterr().err

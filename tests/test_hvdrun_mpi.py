@@ -115,6 +115,18 @@ def test_verbose_shows_the_command(program, capsys):
     assert said.endswith(" echo 'a b'\n")
 
 
+@pytest.mark.parametrize("options", ["--dashboard", "--dashboard-address 127.0.0.1:0"])
+def test_mpirun_has_no_live_page_and_training_goes_on(program, capsys, options):
+    program("mpirun", "echo trained")
+    assert main([*f"--mpi -np 2 {options}".split(), "true"]) == 0
+    said = capsys.readouterr()
+    assert said.err.splitlines() == [
+        "hvdrun: no live page: mpirun starts the ranks, and they send their numbers to nobody. "
+        "Training goes on without it"
+    ]
+    assert said.out == "trained\n"
+
+
 def test_mpich_cannot_show_the_time(program, capsys):
     program("mpirun", "echo $1 $2", MPICH)
     assert main(["--mpi", "--prefix-output-with-timestamp", "-np", "2", "true"]) == 0
@@ -214,6 +226,11 @@ def test_jsrun_with_a_binding_of_the_user(lsf, capsys, tmp_path):
     out, logs = capsys.readouterr().out, tmp_path / "logs"
     assert out == f"-n 2 --stdio_stdout {logs}/stdout --stdio_stderr {logs}/stderr --smpiargs -gpu true\n"
     assert logs.is_dir()
+
+
+def test_jsrun_has_no_live_page_and_training_goes_on(lsf, capsys):
+    assert main(["--jsrun", "-np", "2", "--dashboard", "true"]) == 0
+    assert "hvdrun: no live page: jsrun starts the ranks" in capsys.readouterr().err
 
 
 def test_jsrun_cannot_show_the_time(lsf, capsys):

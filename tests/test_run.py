@@ -232,6 +232,13 @@ def test_bad_arguments_of_elastic_jobs_are_named(monkeypatch, arguments, text):
         run(place, **arguments)
 
 
+def test_mpirun_has_no_live_page_and_the_function_runs(monkeypatch, caplog):
+    monkeypatch.setattr(sys.modules["hvd_cluster.run"], "run_function_by_mpi", lambda *job: ["done"])
+    assert run(place, num_proc=1, use_mpi=True, dashboard=True) == ["done"]
+    (line,) = caplog.messages
+    assert line.startswith("no live page: mpirun starts the ranks, and they send their numbers to nobody. Training")
+
+
 def test_a_discovery_script_that_fails_is_an_executor_error():
     with pytest.raises(ExecutorError, match="the host discovery script 'exit 3' ended with exit code 3"):
         run(place, num_proc=1, host_discovery_script="exit 3")

@@ -5,7 +5,7 @@ import builtins
 import pytest
 
 from collectives.live.snapshot import Slow, Snapshot, Stall, snapshot_key
-from executors.dashboard import server as server_module
+from executors.dashboard import pictures as pictures_module
 from executors.dashboard.address import Address
 from executors.dashboard.dashboard import Dashboard
 from executors.job import Job
@@ -19,9 +19,9 @@ pytest.importorskip("rich")
 def shown(monkeypatch):
     """The dashboard of a job, with a straggler and a stall."""
     monkeypatch.setenv("COLUMNS", "140")
-    monkeypatch.setattr(server_module, "TICK_SECONDS", 0.02)
+    monkeypatch.setattr(pictures_module, "TICK_SECONDS", 0.02)
     with Job(2) as job, Dashboard(job, Address()) as dashboard:
-        slow, stall = Slow(1, 0.5, "late"), Stall("gradient", (1,), 60.0, 1.0)
+        slow, stall = Slow(1, 0.5, "late"), Stall("gradient", (1,), 60.0, 1.0, 3)
         sent = Snapshot(0.0, 0, 2, 0, "node-a", 7, slow=(slow,), stalls=(stall,))
         job.store.set(snapshot_key("worker-0"), sent.encode())
         sink = dashboard.watched(Output(2)).sink(0, "stdout")
@@ -36,14 +36,14 @@ def test_it_shows_what_the_page_shows(shown, capsys):
     assert "runs; world 0, 2 ranks, 0.0 batches/s" in out
     assert "node-a" in out
     assert "! has not called init() yet" in out
-    assert "stalled: gradient has waited for 61 s; missing: rank 1" in out
+    assert "stalled: gradient of process set 3 has waited for 61 s; missing: rank 1" in out
     assert "[0] [bold]no markup[/bold]" in out
     assert "\x1b[2J" not in out, "a rank must not control the terminal"
     assert "\x07" not in out
 
 
 def test_it_ends_with_the_job(shown, capsys, monkeypatch):
-    draw, calls = shown._server._picture, []
+    draw, calls = shown._server._pictures._draw, []
 
     def picture():
         calls.append(1)
@@ -53,7 +53,7 @@ def test_it_ends_with_the_job(shown, capsys, monkeypatch):
             shown._server._end.set()
         return draw()
 
-    monkeypatch.setattr(shown._server, "_picture", picture)
+    monkeypatch.setattr(shown._server._pictures, "_draw", picture)
     assert main([shown.link]) == 0
     assert capsys.readouterr().out.rstrip().endswith("is over: all is done")
 

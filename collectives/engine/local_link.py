@@ -139,6 +139,7 @@ class LocalLink(Link):
             self._punctuality.hear(sender, message)
         elif isinstance(message, Pong):
             self._roll_call.answered(sender, time.monotonic())
+            self._punctuality.answered(sender)
         elif isinstance(message, Accusation):
             self.accuse(unpack(message.error))
         elif isinstance(message, Whereabouts):

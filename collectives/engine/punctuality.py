@@ -48,6 +48,10 @@ class Punctuality:
         """``ranks`` have not answered for so many ``seconds``; another part logs that."""
         self._publish(self._inspector.silent(ranks, seconds), time.monotonic())
 
+    def answered(self, rank: int) -> None:
+        """``rank`` has answered, perhaps after it was silent."""
+        self._publish(self._inspector.answered(rank), time.monotonic())
+
     def _tell(self, changes: Sequence[Change], now: float) -> None:
         self._publish(changes, now)
         for straggler, is_over in changes:

@@ -6,13 +6,12 @@ import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 
 from collectives.api import CollectiveTimeoutError, HorovodInternalError, Store
 from collectives.engine.engine import Engine
-from collectives.events import Event, Stalled
-from collectives.live.snapshot import LAST_RECORDING, Recording, Snapshot, Stall, recording_key, snapshot_key
+from collectives.live.snapshot import LAST_RECORDING, Recording, Snapshot, recording_key, snapshot_key
+from collectives.live.stalls import Stalls
 from collectives.metrics.meter import Meter
 
 __all__ = ["Recorder", "SnapshotSender", "period"]
@@ -25,7 +24,6 @@ RANKS_AT_ONCE = 64
 SEND_SECONDS = 2.0
 """How long a snapshot may take; then it is dropped."""
 CLOSE_SECONDS = 2.0
-KEPT_STALLS = 20
 CHANGING = "not recorded: the ranks are changing; press again"
 
 Recorder = Callable[[str, bool], str | None]
@@ -50,9 +48,7 @@ class SnapshotSender:
         self._meter = meter
         self._record = record
         self._patience = patience
-        # Appended to by threads of the engine, and read by that of the sender.
-        self._stalls: deque[Stalled] = deque(maxlen=KEPT_STALLS)
-        self._unsubscribe: Callable[[], None] = lambda: None
+        self._stalls: Stalls | None = None  # of the engine that runs
         self._requests: int | None = None  # the last one that was carried out, or came before this sender
         self._ends: tuple[str, float] | None = None  # the path that is recorded into, and until when
         self._recording = ""
@@ -65,18 +61,18 @@ class SnapshotSender:
 
     def follow(self, engine: Engine) -> None:
         """``engine`` runs now, in place of the one before."""
-        self._unsubscribe()
-        self._stalls.clear()
-        self._unsubscribe = engine.events.subscribe(self._hear, (Stalled,))
+        self._leave()
+        self._stalls = Stalls(engine.events, self._patience)
 
-    def _hear(self, event: Event) -> None:
-        if isinstance(event, Stalled):
-            self._stalls.append(event)
+    def _leave(self) -> None:
+        stalls, self._stalls = self._stalls, None
+        if stalls is not None:
+            stalls.close()
 
     def close(self) -> None:
         """Send no more."""
         self._closing.set()
-        self._unsubscribe()
+        self._leave()
         self._thread.join(CLOSE_SECONDS)
 
     # On its thread.
@@ -106,10 +102,9 @@ class SnapshotSender:
         self._is_lost = True
 
     def _snapshot(self) -> Snapshot:
-        now = time.monotonic()
-        shown = [each for each in list(self._stalls) if now - each.time < self._patience]
-        last = {each.name: Stall(each.name, each.missing, each.seconds, now - each.time) for each in shown}
-        return Snapshot.of(self._meter.read(), now, self._host, os.getpid(), last.values(), self._recording)
+        now, stalls = time.monotonic(), self._stalls
+        shown = [] if stalls is None else stalls.shown(now)
+        return Snapshot.of(self._meter.read(), now, self._host, os.getpid(), shown, self._recording)
 
     def _last_request(self) -> int:
         """Requests before the start of this sender were for others, or for an earlier engine of this process."""

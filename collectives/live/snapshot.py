@@ -30,12 +30,16 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """The tensor ``name`` waited for the ranks ``missing`` for ``seconds``, when this was reported ``age`` s ago."""
+    """The tensor ``name`` of ``process_set`` waits for the ranks ``missing``.
+
+    It had waited for ``seconds`` when this was reported, ``age`` s ago.
+    """
 
     name: str
     missing: tuple[int, ...]
     seconds: float
     age: float
+    process_set: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +114,7 @@ class Snapshot:
         """The value in the store."""
         plain = {name: getattr(self, name) for name in _PLAIN}
         slow = [(each.rank, each.share, each.cause) for each in self.slow]
-        stalls = [(each.name, each.missing, each.seconds, each.age) for each in self.stalls]
+        stalls = [(each.name, each.missing, each.seconds, each.age, each.process_set) for each in self.stalls]
         return bytes(msgpack.packb({**plain, "slow": slow, "stalls": stalls}))
 
     @classmethod
@@ -121,9 +125,7 @@ class Snapshot:
             raise TypeError(f"a snapshot is a map, not {type(given).__name__}")
         plain = {name: given[name] for name in _PLAIN if name in given}
         slow = tuple(Slow(*each) for each in given.get("slow", ()))
-        stalls = tuple(
-            Stall(name, tuple(missing), seconds, age) for name, missing, seconds, age in given.get("stalls", ())
-        )
+        stalls = tuple(Stall(name, tuple(missing), *numbers) for name, missing, *numbers in given.get("stalls", ()))
         return cls(**plain, slow=slow, stalls=stalls)
 
 

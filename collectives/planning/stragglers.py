@@ -206,8 +206,7 @@ class StragglerInspector:
         self._reports[rank] = report
         if not self.stragglers:  # which explain the waits
             self._usual.setdefault(rank, _Usual()).add(report, now)
-        changes = [Change(each, True) for each in self._stopped.values()]  # a report follows the end of an operation
-        self._stopped.clear()
+        changes = self.answered(rank)
         if not self._fresh:
             self._fresh_since = now
         self._fresh.add(rank)
@@ -215,6 +214,11 @@ class StragglerInspector:
             fresh, self._fresh = self._fresh, set()
             changes += self._judge_all(fresh, now)
         return changes
+
+    def answered(self, rank: int) -> list[Change]:
+        """A message came from ``rank``: it is not stopped, or no longer. Others may be."""
+        stopped = self._stopped.pop(rank, None)
+        return [] if stopped is None else [Change(stopped, True)]
 
     def _judge_all(self, fresh: Collection[int], now: float) -> Iterator[Change]:
         reported = {waits.process_set for rank in fresh for waits in self._reports[rank].waits}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 from collectives.api import Store
 from collectives.live.snapshot import LAST_RECORDING, PREFIX, Recording, Snapshot, recording_key
 from collectives.rendezvous.store import Observer
+from executors.api import ExecutorError
 from executors.dashboard.address import Address
 from executors.dashboard.picture import Picture
 from executors.dashboard.server import DashboardServer
@@ -26,6 +28,8 @@ logger = logging.getLogger(__name__)
 RECORD_SECONDS = 10.0
 PAUSE_SECONDS = 3.0
 """The ranks begin and end a recording within this time."""
+OTHER_ADDRESS = "give another address, or port 0 for any free one"
+MORE_FILES = "raise the limit of open files (ulimit -n)"
 ENDED = "the job is over"
 
 
@@ -86,11 +90,8 @@ class Dashboard:
         server = DashboardServer(address, self._draw, self._record)
         try:
             server.start()
-        except OSError as error:
-            text = (
-                "no live page at %s: %s; give another address, or port 0 for any free one. Training goes on without it"
-            )
-            logger.warning(text, address, _reason(error))
+        except (OSError, ExecutorError) as error:
+            logger.warning("no live page at %s: %s. Training goes on without it", address, _reason(error))
             return
         self._server = server
         self._unsubscribe = self._job.subscribe(self._note)
@@ -152,10 +153,13 @@ class Dashboard:
         return f"asked all ranks to record {request.seconds:g} s into {request.path} of rank 0"
 
 
-def _reason(error: OSError) -> str:
+def _reason(error: Exception) -> str:
     """Without the place, which asyncio adds; the number of a resolver's error is none of the system's."""
+    if not isinstance(error, OSError):
+        return str(error)
     number = error.errno or 0
-    return os.strerror(number) if number > 0 else error.strerror or str(error)
+    reason = os.strerror(number) if number > 0 else error.strerror or str(error)
+    return f"{reason}; {MORE_FILES if number in (errno.EMFILE, errno.ENFILE) else OTHER_ADDRESS}"
 
 
 class _Watched:

@@ -185,7 +185,12 @@ class Picture:
     def _stalls(self) -> list[dict[str, Any]]:
         first = self._first()
         return [
-            {"name": each.name, "missing": list(each.missing), "seconds": each.seconds + each.age}
+            {
+                "name": each.name,
+                "process_set": each.process_set,
+                "missing": list(each.missing),
+                "seconds": each.seconds + each.age,
+            }
             for each in (first.stalls if first else ())
         ]
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 import secrets
 import socket
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from executors.dashboard.address import Address
+from executors.dashboard.door import Door
+from executors.dashboard.pictures import Pictures
 from executors.listening import ServerThread, Started
 
 if TYPE_CHECKING:
@@ -21,9 +24,10 @@ if TYPE_CHECKING:
 
 __all__ = ["DashboardServer"]
 
-TICK_SECONDS = 1.0
 STOP_SECONDS = 5.0
 CLEANUP_SECONDS = 1.0
+READER_SECONDS = 30.0
+"""A page that reads nothing for so long makes room for others."""
 MOST_STREAMS = 32
 """More pages at once are refused, so that links in many hands cost the driver no more."""
 BODY_LIMIT = 1 << 10
@@ -40,12 +44,13 @@ class DashboardServer:
 
     def __init__(self, address: Address, picture: Callable[[], Mapping[str, Any]], record: Callable[[], str]) -> None:
         self._address = address
-        self._picture = picture
+        self._pictures = Pictures(picture)
         self._record = record
         self._token = secrets.token_urlsafe(24)
         self._port = 0
         self._is_serving = False
         self._streams = 0
+        self._last: bytes | None = None
         self._end: asyncio.Event | None = None
         # Stopped by stop(), which waits for STOP_SECONDS at most.
         self._thread = ServerThread("hvd-dashboard", self._serve)
@@ -58,7 +63,7 @@ class DashboardServer:
         return f"http://{shown}/?token={self._token}"
 
     def start(self) -> None:
-        """Serve from now on. Raises OSError where the address cannot be had."""
+        """Serve from now on. Raises OSError where the address cannot be had, and ExecutorError."""
         family = socket.AF_INET6 if ":" in self._address.host else socket.AF_INET
         try:
             listener = socket.create_server((self._address.host, self._address.port), family=family)
@@ -84,19 +89,28 @@ class DashboardServer:
 
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-            if self._is_refused(request):
-                return web.Response(status=403, text=REFUSED, headers=HEADERS)
-            return await handler(request)
+            try:
+                answer = await (_refuse if self._is_refused(request) else handler)(request)
+            except web.HTTPException as error:
+                error.force_close()
+                raise
+            answer.force_close()  # the next request comes through the door again
+            return answer
 
         app = web.Application(middlewares=[guard], client_max_size=BODY_LIMIT)
         app.add_routes([web.get("/", self._page), web.get("/picture", self._once), web.get("/events", self._stream)])
         app.add_routes([web.post("/record", self._press)])
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLEANUP_SECONDS)
         await runner.setup()
-        await web.SockSite(runner, listener).start()
+        doors: set[Door] = set()
+        inside = cast("web.Server", runner.server)
+        server = await loop.create_server(lambda: Door(inside, doors), sock=listener)
         started.set_result(partial(loop.call_soon_threadsafe, self._end.set))
         await self._end.wait()
+        server.close()
         await runner.cleanup()
+        for door in list(doors):
+            door.close()
 
     def _is_refused(self, request: web.Request) -> bool:
         """Whether ``request`` lacks the token; it takes as long for any wrong one."""
@@ -109,7 +123,7 @@ class DashboardServer:
         nonce = secrets.token_urlsafe(12)
         policy = f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'"
         # In a script, only a < could end it.
-        picture = json.dumps(self._picture()).replace("<", "\\u003c")
+        picture = self._pictures.now().decode().replace("<", "\\u003c")
         text = _template().replace("NONCE", nonce).replace("PICTURE", picture)
         headers = {**HEADERS, "Content-Security-Policy": policy}
         return web.Response(text=text, content_type="text/html", headers=headers)
@@ -117,7 +131,7 @@ class DashboardServer:
     async def _once(self, request: web.Request) -> web.Response:
         from aiohttp import web
 
-        return web.Response(text=json.dumps(self._picture()), content_type="application/json", headers=HEADERS)
+        return web.Response(body=self._pictures.now(), content_type="application/json", headers=HEADERS)
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         from aiohttp import web
@@ -131,6 +145,9 @@ class DashboardServer:
             await self._send_all(response)
         except ConnectionResetError:
             pass  # the reader has closed the page
+        except asyncio.TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
         finally:
             self._streams -= 1
         return response
@@ -139,19 +156,35 @@ class DashboardServer:
         end = self._end or asyncio.Event()
         while True:
             is_last = end.is_set()
-            await response.write(b"data: " + json.dumps(self._picture()).encode() + b"\n\n")
+            picture = self._final() if is_last else self._pictures.now()
+            await _write(response, b"data: " + picture + b"\n\n")
             if is_last:
-                await response.write(b"event: end\ndata: 0\n\n")
+                await _write(response, b"event: end\ndata: 0\n\n")
                 return
-            try:
-                await asyncio.wait_for(end.wait(), TICK_SECONDS)
-            except asyncio.TimeoutError:  # on Python 3.10 this is not the builtin TimeoutError
-                continue
+            with suppress(asyncio.TimeoutError):  # on Python 3.10 this is not the builtin TimeoutError
+                await asyncio.wait_for(end.wait(), max(0.0, self._pictures.due - time.monotonic()))
+
+    def _final(self) -> bytes:
+        """The picture of the end, once for all."""
+        if self._last is None:
+            self._last = self._pictures.new()
+        return self._last
 
     async def _press(self, request: web.Request) -> web.Response:
         from aiohttp import web
 
         return web.Response(text=self._record(), headers=HEADERS)
+
+
+async def _refuse(request: web.Request) -> web.StreamResponse:
+    from aiohttp import web
+
+    return web.Response(status=403, text=REFUSED, headers=HEADERS)
+
+
+async def _write(response: web.StreamResponse, data: bytes) -> None:
+    """Raises asyncio.TimeoutError if the reader takes none of it for READER_SECONDS, and ConnectionResetError."""
+    await asyncio.wait_for(response.write(data), READER_SECONDS)
 
 
 HEADERS = {

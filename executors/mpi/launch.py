@@ -21,7 +21,7 @@ from executors.mpi.library import Library, find_mpirun
 from executors.mpi.mpirun import Command, MpiJob
 from executors.threads import shared_threads
 
-__all__ = ["WITHOUT_TIME", "Console", "environment_of", "launch", "mpirun_of"]
+__all__ = ["WITHOUT_PAGE", "WITHOUT_TIME", "Console", "environment_of", "launch", "mpirun_of"]
 
 PLACING = RESERVED | {"RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURMD_NODENAME"}
 """Variables that would tell all ranks that they are the same one, or on the same node."""
@@ -29,6 +29,7 @@ PLACING = RESERVED | {"RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURMD_NODENAME"}
 ADDRESS, PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
 
 WITHOUT_TIME = "{} cannot put the time before lines"
+WITHOUT_PAGE = "no live page: {} starts the ranks, and they send their numbers to nobody. Training goes on without it"
 
 
 class Console:

@@ -55,12 +55,11 @@ class AutoscalerRequest:
 
     async def watch(self, job: str, value: list[ObjectRef[None]]) -> None:
         """Forget ``job`` when ``value``, the reference that :meth:`present` gave to it, has a value or fails."""
-        with suppress(RayError):
-            await value[0]
-        self._jobs.pop(job, None)
-        self._ask_without(job)
-        if not self._jobs:
-            self._end()
+        try:
+            with suppress(RayError):
+                await value[0]
+        finally:
+            self._forget(job)
 
     async def want(self, job: str, demand: JobDemand | None) -> None:
         """From now on ``job`` wants this, or nothing. Raises what Ray raises."""
@@ -75,6 +74,14 @@ class AutoscalerRequest:
         if job in self._jobs:
             self._jobs[job].set()
         self._ask_without(job)
+
+    def _forget(self, job: str) -> None:
+        self._jobs.pop(job, None)
+        try:
+            self._ask_without(job)
+        finally:
+            if not self._jobs:
+                self._end()
 
     def _ask_without(self, job: str) -> None:
         self._demands.pop(job, None)

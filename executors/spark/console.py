@@ -8,7 +8,7 @@ import logging
 import secrets
 import socket
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import TracebackType
 
 from collectives.control.sockets import end_in_silence
@@ -84,8 +84,10 @@ class Console:
         advice = "; set spark.driver.bindAddress to an address of this host"
         listener = listen(self._host, "its workers", advice)
         self.port = listener.getsockname()[1]
-        self._display.__enter__()
-        self._thread.start(listener)
+        with ExitStack() as begun:
+            begun.enter_context(self._display)
+            self._thread.start(listener)
+            begun.pop_all()
         return self
 
     def __exit__(

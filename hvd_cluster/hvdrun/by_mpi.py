@@ -32,8 +32,6 @@ FOR_OURS = (
     "host_discovery_script",
     "remote_shell",
     "grace_seconds",
-    "dashboard",
-    "dashboard_address",
 )
 FOR_OTHERS = ("mpi_args", "binding_args")
 SIBLINGS = Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
@@ -76,6 +74,11 @@ class ForeignLaunch:
         used = hosts or jsrun.evenly(line["num_proc"], cores)
         file = "" if line["binding_args"] is not None else jsrun.rank_file(used, cores, _threads_of_core())
         return cls(_job(line, used), variables, file, bool(line["verbose"]))
+
+    @property
+    def launcher(self) -> str:
+        """The program that starts the ranks."""
+        return "mpirun" if self.rank_file is None else "jsrun"
 
     def run(self) -> int:
         """Return the exit code of the launcher when it has ended; negative for a signal.

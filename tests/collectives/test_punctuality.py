@@ -8,7 +8,7 @@ from collectives.engine import tally
 from collectives.engine.punctuality import Punctuality
 from collectives.events import EventStream, Straggling
 from collectives.planning import stragglers
-from collectives.planning.messages import WaitReport, Waits
+from collectives.planning.messages import Pong, WaitReport, Waits
 from collectives.planning.stragglers import Cause, StragglerInspector
 from tests.collectives.job import Caller, ones, run, running, until
 from tests.collectives.unison_job import in_unison, rounds_of, warm_up
@@ -75,6 +75,20 @@ def test_a_silent_rank_is_a_straggler_without_a_second_line(rank_0, caplog):
     rank_0.punctuality.silent((1,), 1.5)
     assert [each.cause for each in rank_0.punctuality.stragglers] == [Cause.STOPPED]
     assert not caplog.messages
+    rank_0.punctuality.answered(0)
+    rank_0.punctuality.hear(0, HELD_UP)
+    assert [each.cause for each in rank_0.punctuality.stragglers] == [Cause.STOPPED]
+    rank_0.punctuality.answered(1)
+    assert rank_0.punctuality.stragglers == ()
+
+
+def test_an_answer_to_the_roll_call_shows_that_a_rank_goes_on():
+    with running(2) as job:
+        link = job.engines[0]._exchange._link
+        link._punctuality.silent((1,), 1.5)
+        assert [each.rank for each in job.engines[0].stragglers] == [1]
+        link._hear_aside(1, Pong())
+        assert job.engines[0].stragglers == ()
 
 
 @pytest.fixture

@@ -160,14 +160,24 @@ def test_a_rank_that_waits_in_one_set_is_not_blamed_in_another():
     assert [(straggler.rank, straggler.process_set) for straggler, _ in changes] == [(1, 1)]
 
 
-def test_a_silent_rank_is_stopped_until_a_report_comes():
+def test_a_silent_rank_is_stopped_until_it_answers():
     inspector = StragglerInspector(2, lambda id: (0, 1))
     [(straggler, is_over)] = inspector.silent([1], 1.5)
     assert (straggler.rank, straggler.cause, straggler.seconds, is_over) == (1, Cause.STOPPED, 1.5, False)
     assert inspector.silent([1], 2.5) == []
     assert inspector.stragglers == (straggler,)
-    assert inspector.hear(0, WaitReport(2.0, (Waits(0, 2.0, 0.0, 1),)), 0.0) == [(straggler, True)]
+    assert inspector.answered(0) == []
+    assert inspector.answered(1) == [(straggler, True)]
     assert inspector.stragglers == ()
+
+
+def test_only_a_report_of_its_own_shows_that_a_silent_rank_goes_on():
+    inspector = StragglerInspector(3, lambda id: (0, 1, 2))
+    inspector.silent([1, 2], 1.5)
+    assert inspector.hear(0, WaitReport(2.0, (Waits(0, 2.0, 0.0, 1),)), 0.0) == []
+    [(straggler, is_over)] = inspector.hear(2, WaitReport(2.0, (Waits(0, 2.0, 0.0, 1),)), 0.1)
+    assert (straggler.rank, is_over) == (2, True)
+    assert [each.rank for each in inspector.stragglers] == [1]
 
 
 @pytest.mark.parametrize(("seconds", "process_set"), [(0.0, 0), (1.0, 7)])

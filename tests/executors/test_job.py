@@ -6,7 +6,7 @@ from collectives.api import Topology
 from collectives.rendezvous.client import RendezvousClient
 from collectives.settings import Settings, world_from_environment
 from executors.api import JobSecret
-from executors.job import Job
+from executors.job import Job, is_job_id
 from executors.placement import assign_ranks
 
 
@@ -42,6 +42,11 @@ def test_every_job_has_a_secret_of_its_own_that_is_not_shown():
     assert first.key != second.key
     assert len(first.key) == 32
     assert repr(first) == "JobSecret()"
+
+
+def test_the_id_of_a_job_is_known_as_one():
+    assert is_job_id(Job(1).id)
+    assert not any(map(is_job_id, ("", "1", "true", "0.0.0.0:8265", f"{Job(1).id}0")))
 
 
 def test_misuse_says_what_to_do():

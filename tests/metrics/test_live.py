@@ -7,10 +7,11 @@ import pytest
 
 import hvd_cluster
 from collectives.api import CollectiveTimeoutError, InvalidRequestError, PeerLostError
-from collectives.events import EventStream, Stalled
+from collectives.events import EventStream, Failed, Finished, Heard, Stalled
 from collectives.live import sender as sender_module
 from collectives.live.sender import SnapshotSender, period
 from collectives.live.snapshot import LAST_RECORDING, Recording, Snapshot, recording_key, snapshot_key
+from collectives.live.stalls import KEPT_STALLS, Stalls
 from collectives.metrics.meter import Meter, process_meter
 from collectives.rendezvous.store import MemoryStore
 from hvd_cluster import basics
@@ -100,6 +101,41 @@ def test_stalls_of_the_engine_before_are_over(start, store):
     sender.follow(Engine())
     until(lambda: not sent(store).stalls)
     assert engine.events.wanted == frozenset(), "nothing is built for a page that looks elsewhere"
+
+
+def test_a_tensor_that_is_done_does_not_stall(start, store):
+    engine, sender = Engine(), start()
+    sender.follow(engine)
+    now = sender_module.time.monotonic()
+    for process_set in (0, 1):
+        engine.events.publish(Stalled("t", process_set, (1, 2), 60.0, now))
+    until(lambda: [(each.process_set, each.missing) for each in sent(store).stalls] == [(0, (1, 2)), (1, (1, 2))])
+    engine.events.publish(Heard("t", 1, (2,), True, now))
+    engine.events.publish(Finished(7, ("s", "t"), 0, now))
+    until(lambda: [(each.process_set, each.missing) for each in sent(store).stalls] == [(1, (1,))])
+    engine.events.publish(Heard("t", 1, (1,), True, now))
+    until(lambda: not sent(store).stalls)
+    assert engine.events.wanted == {Stalled}, "nothing more is built while nothing stalls"
+
+
+def test_a_tensor_that_failed_does_not_stall():
+    events = EventStream()
+    stalls = Stalls(events, 60.0)
+    events.publish(Stalled("t", 0, (), 60.0, 0.0))
+    events.publish(Heard("t", 0, (1,), True, 0.0))
+    assert [each.name for each in stalls.shown(1.0)] == ["t"], "who is missing is not known here"
+    events.publish(Failed(None, "t", 0, ValueError(), 0.0))
+    assert stalls.shown(1.0) == []
+
+
+def test_few_stalls_are_shown():
+    events = EventStream()
+    stalls = Stalls(events, 60.0)
+    for number in range(KEPT_STALLS + 5):
+        events.publish(Stalled(f"t{number}", 0, (1,), 60.0, 0.0))
+    assert [each.name for each in stalls.shown(1.0)] == [f"t{number}" for number in range(5, KEPT_STALLS + 5)]
+    assert stalls.shown(60.0) == []
+    assert events.wanted == {Stalled}
 
 
 def test_requests_to_record_are_carried_out_in_turn(start, store):
@@ -202,12 +238,23 @@ def test_what_is_no_number_of_samples(count):
 
 
 def test_a_job_that_another_one_started_has_no_page_of_its_own(monkeypatch):
-    monkeypatch.setenv("HVD_DASHBOARD", "the id of another job")
+    monkeypatch.setenv("HVD_DASHBOARD", "0123456789ab")
     basics.init()
     try:
         assert basics._process.observers._live is None
     finally:
         basics.shutdown()
+
+
+@pytest.mark.parametrize(("asked", "lines"), [("1", 1), ("0123456789ab", 0), ("", 0)])
+def test_a_page_that_no_launcher_serves_is_one_line(monkeypatch, caplog, asked, lines):
+    monkeypatch.setenv("HVD_DASHBOARD", asked)
+    monkeypatch.setattr(basics._process.observers, "_has_explained", False)
+    for _ in range(2):
+        basics.init()
+        basics.shutdown()
+    told = [line for line in caplog.messages if line.startswith("no live page: HVD_DASHBOARD is '1', but only a")]
+    assert len(told) == lines
 
 
 def test_the_page_of_a_job(tmp_path, monkeypatch):

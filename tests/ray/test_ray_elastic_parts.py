@@ -240,6 +240,39 @@ class TestAutoscalerRequest:
 
         assert self.play(jobs) == [(2,), (0,)]
 
+    def test_it_takes_back_what_a_job_wanted_at_any_end(self, monkeypatch):
+        killed = []
+        monkeypatch.setattr(AutoscalerRequest, "_end", lambda actor: killed.append(actor))  # noqa: PLW0108  a method
+
+        async def broken():
+            raise ValueError("no error of Ray")
+
+        async def jobs(actor):
+            await actor.want("a", wants(2))
+            with pytest.raises(ValueError, match="no error of Ray"):
+                await actor.watch("a", [broken()])
+            assert killed == [actor]
+
+        assert self.play(jobs) == [(2,), (0,)]
+
+    def test_it_ends_where_the_request_cannot_be_taken_back(self, monkeypatch):
+        killed = []
+        monkeypatch.setattr(AutoscalerRequest, "_end", lambda actor: killed.append(actor))  # noqa: PLW0108  a method
+
+        def refuse(bundles):
+            if not bundles:
+                raise RayError("no autoscaler")
+
+        async def run():
+            actor = AutoscalerRequest(refuse, lambda: cluster(a=4))
+            await actor.want("a", wants(2))
+            with pytest.raises(RayError, match="no autoscaler"):
+                await actor.watch("a", [asyncio.sleep(0)])
+            actor._unused.cancel()
+
+        asyncio.run(run())
+        assert len(killed) == 1
+
     def test_one_without_a_job_ends(self, monkeypatch):
         monkeypatch.setattr(autoscaler_request, "FIRST_CALL_S", 0.01)
         ended = threading.Event()

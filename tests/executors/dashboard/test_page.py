@@ -27,7 +27,7 @@ def publish(job):
     members = (("worker-0", "a"), ("worker-2", "a"), ("worker-3", "b"))
     job.store.set(world_key(0), Published(0, members[:2]).encode())
     job.store.set(world_key(1), Published(1, members, text="rank 2 on host b joined").encode())
-    slow, stall = Slow(1, 0.6, "late submission"), Stall("gradient 7", (1,), 60.0, 1.0)
+    slow, stall = Slow(1, 0.6, "late submission"), Stall("gradient 7", (1,), 60.0, 1.0, 3)
     for time_, waiting in ((0.0, 0.0), (4.0, 3.0)):
         for rank, (worker, host) in enumerate(members):
             about = {"slow": (slow,), "stalls": (stall,)} if rank == 0 else {}
@@ -68,7 +68,7 @@ def test_a_browser_shows_the_job(tmp_path):
     assert "b: 1 rank" in shown
     assert "world 1: 3 ranks, rank 2 on host b joined" in shown
     assert "! straggler: the others wait for it for 60% of their time (late submission)" in shown, "not by colour alone"
-    assert "gradient 7 has waited for 61 s; missing: rank 1" in shown
+    assert "gradient 7 of process set 3 has waited for 61 s; missing: rank 1" in shown
     assert shown.count("waits 75 % of its time") == 3
     assert "24.0 samples/s" in shown
     assert "stderr: &lt;img src=x onerror=alert(1)&gt; &amp; more" in shown, "output of ranks is text and no markup"

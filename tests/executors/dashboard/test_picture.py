@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgpack
 import pytest
 
 from collectives.counts import SetCounts
@@ -18,8 +19,13 @@ def snapshot(time=0.0, rank=0, size=2, **more):
 
 
 def test_a_snapshot_survives_the_way():
-    sent = snapshot(slow=(Slow(1, 0.5, "late"),), stalls=(Stall("t", (1, 2), 60.0, 3.0),), recording="x", samples=7)
+    sent = snapshot(slow=(Slow(1, 0.5, "late"),), stalls=(Stall("t", (1, 2), 60.0, 3.0, 4),), recording="x", samples=7)
     assert Snapshot.decode(sent.encode()) == sent
+
+
+def test_a_stall_of_a_rank_of_an_older_version_has_no_process_set():
+    sent = msgpack.packb({**msgpack.unpackb(snapshot().encode()), "stalls": [("t", (1,), 60.0, 3.0)]})
+    assert Snapshot.decode(sent).stalls == (Stall("t", (1,), 60.0, 3.0),)
 
 
 def test_a_request_to_record_survives_the_way():
@@ -83,7 +89,7 @@ def test_stragglers_and_stalls_are_those_that_rank_0_knows():
     picture.hear("worker-0", snapshot(slow=(Slow(1, 0.5, "late"),), stalls=(stall,)), 0.0)
     shown = picture.as_dict(0.0)
     assert [each["slow"] for each in shown["ranks"]] == ["", "the others wait for it for 50% of their time (late)"]
-    assert shown["stalls"] == [{"name": "gradient", "missing": [1], "seconds": 62.0}]
+    assert shown["stalls"] == [{"name": "gradient", "process_set": 0, "missing": [1], "seconds": 62.0}]
 
 
 def test_worlds_of_an_elastic_job():

@@ -1,6 +1,8 @@
 """The server of the live page, and the dashboard behind it."""
 
+import errno
 import http.client
+import itertools
 import json
 import logging
 import socket
@@ -12,6 +14,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from collectives.live.snapshot import LAST_RECORDING, Recording, Snapshot, recording_key, snapshot_key
+from executors.dashboard import door as door_module
+from executors.dashboard import pictures as pictures_module
 from executors.dashboard import server as server_module
 from executors.dashboard.address import Address
 from executors.dashboard.dashboard import Dashboard
@@ -24,7 +28,7 @@ from tests.collectives.job import until
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(server_module, "TICK_SECONDS", 0.02)
+    monkeypatch.setattr(pictures_module, "TICK_SECONDS", 0.02)
 
 
 @pytest.fixture
@@ -134,6 +138,116 @@ def test_a_reader_that_goes_away_makes_room(served, monkeypatch):
     until(lambda: not served._streams)
 
 
+def test_a_reader_that_reads_nothing_makes_room(monkeypatch):
+    monkeypatch.setattr(server_module, "READER_SECONDS", 0.02)
+    server = DashboardServer(Address(), lambda: {"job": "a" * (1 << 22)}, str)
+    server.start()
+    try:
+        with connected(server) as reader:
+            reader.sendall(f"GET /events?{urlsplit(server.link).query} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+            until(lambda: server._streams)
+            until(lambda: not server._streams)
+    finally:
+        server.stop()
+
+
+# Pictures.
+
+
+def test_all_readers_of_a_tick_get_one_picture(monkeypatch):
+    monkeypatch.setattr(pictures_module, "TICK_SECONDS", 1000.0)
+    numbers = itertools.count()
+    server = DashboardServer(Address(), lambda: {"number": next(numbers)}, str)
+    server.start()
+    streams = [events(server.link) for _ in range(3)]
+    try:
+        assert [next(stream) for stream in streams] == [{"number": 0}] * 3
+        assert ask(server.link, "/picture")[1] == '{"number": 0}'
+        assert '{"number": 0}' in ask(server.link, "/")[1]
+    finally:
+        server.stop()
+    assert [list(stream)[-1] for stream in streams] == [{"number": 1}] * 3, "that of the end is new"
+
+
+def test_a_picture_is_encoded_once(monkeypatch):
+    monkeypatch.setattr(pictures_module, "TICK_SECONDS", 1000.0)
+    pictures = pictures_module.Pictures(lambda: {"job": "a"})
+    assert pictures.now() is pictures.now()
+
+
+# The door.
+
+
+def connected(server):
+    parts = urlsplit(server.link)
+    return socket.create_connection((parts.hostname, parts.port), timeout=10)
+
+
+def said(connection):
+    """All that the server says until it closes the connection."""
+    return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost:"])
+def test_a_connection_without_a_whole_request_ends(served, monkeypatch, sent):
+    monkeypatch.setattr(door_module, "REQUEST_SECONDS", 0.02)
+    with connected(served) as stranger:
+        stranger.sendall(sent)
+        answer = said(stranger)
+    assert answer.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+    assert answer.endswith(door_module.LATE.encode())
+
+
+def test_a_head_that_never_ends(served):
+    with connected(served) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * door_module.LONGEST_HEAD)
+        assert said(stranger).startswith(b"HTTP/1.1 431 ")
+
+
+def test_too_many_connections(served, monkeypatch):
+    monkeypatch.setattr(door_module, "MOST_CONNECTIONS", 1)
+    with connected(served):
+        answer, text = ask(served.link, "/")
+        assert (answer.status, text) == (503, door_module.CROWDED)
+
+    def is_served():
+        with suppress(OSError, http.client.HTTPException):
+            return ask(served.link, "/")[0].status == 200
+
+    until(is_served)
+
+
+@pytest.mark.parametrize("path", ["/", "/picture", "/nothing"])
+def test_a_connection_is_for_one_request(served, path):
+    with connected(served) as reader:
+        reader.sendall(f"GET {path}?{urlsplit(served.link).query} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+        assert b"\r\nConnection: close\r\n" in said(reader)
+
+
+def test_a_stranger_has_one_request_too(served):
+    with connected(served) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert said(stranger).startswith(b"HTTP/1.1 403 ")
+
+
+def test_a_request_may_come_in_pieces(served):
+    request = f"GET /picture?{urlsplit(served.link).query} HTTP/1.1\r\nHost: a\r\n\r\n".encode()
+    with connected(served) as reader:
+        reader.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for place in range(0, len(request), 7):
+            reader.sendall(request[place : place + 7])
+        assert said(reader).endswith(b'{"job": "a"}')
+
+
+def test_the_end_does_not_wait_for_strangers(served):
+    with connected(served) as stranger:
+        stranger.sendall(b"GET")
+        ask(served.link, "/")  # connections are accepted in turn
+        served.stop()
+        with suppress(ConnectionResetError):
+            assert stranger.recv(1) == b""
+
+
 def test_a_link_for_all_interfaces_has_the_name_of_this_host():
     assert DashboardServer(Address("0.0.0.0", 0), dict, str).link.startswith(f"http://{socket.gethostname()}:")
 
@@ -202,6 +316,19 @@ def test_a_port_in_use_is_one_line_and_the_job_goes_on(job, caplog):
             assert dashboard.link == ""
     (line,) = caplog.messages
     assert line.startswith(f"no live page at 127.0.0.1:{port}: Address already in use; give another address")
+
+
+def test_a_lack_of_descriptors_is_one_line_and_the_job_goes_on(job, caplog, monkeypatch):
+    def fail():
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("asyncio.events.new_event_loop", fail)
+    with caplog.at_level(logging.WARNING), Dashboard(job, Address()) as dashboard:
+        assert dashboard.link == ""
+    assert caplog.messages == [
+        "no live page at 127.0.0.1:0: the thread hvd-dashboard did not start ([Errno 24] Too many open files). "
+        "Training goes on without it"
+    ]
 
 
 def test_a_job_without_a_page_has_nothing_of_it(job):
