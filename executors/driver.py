@@ -42,7 +42,7 @@ from executors.membership import (
     WorldFailed,
     WorldFormed,
 )
-from executors.worlds import CALL, REPORTS, Published, Report, objection, told_key, world_key
+from executors.worlds import CALL, REPORTS, Call, Published, Report, objection, told_key, world_key
 
 __all__ = ["Driver"]
 
@@ -105,7 +105,8 @@ class Driver:
         self._untold: list[Callable[[], None]] = []
         self._failures = Failures()
         self._order: tuple[str, ...] = ()
-        self._call = 0  # of an elastic function, in which the ranks are
+        # The call of an elastic function in which the ranks are, their world, and whether they have returned from it.
+        self._stage = 0, 0, False
         self._report_formed: Report | None = None  # the last one of rank 0
         self._end: End | None = None
         self._timeout: StartTimeoutError | None = None
@@ -427,9 +428,10 @@ class Driver:
             "raised": lambda report: self._raised(worker, report),
             "draining": lambda report: self._drain(worker),
             "behind": lambda report: self._leave_behind(worker),
-            "failed": lambda report: self._agents.after(ACCUSED_SECONDS, lambda: self._judge(worker, report)),
+            "failed": lambda report: self._cut_off(worker, report),
             "lost": self._lose,
             "formed": self._formed,
+            "returned": lambda report: self._note_stage(report.call, report.round, has_returned=True),
         }
 
     def _ready(self, worker: str, report: Report) -> None:
@@ -468,7 +470,7 @@ class Driver:
     def _formed(self, report: Report) -> None:
         self._present = {round: world for round, world in self._present.items() if round >= report.round}
         self._report_formed = report
-        self._note_call(report.call)
+        self._note_stage(report.call, report.round)
         if report.round == self._published.round:
             if self._formed_last is not self._published:  # the ranks also agree at the beginning of each call
                 self._untold.append(partial(self._tell, self._formed_last, self._published, report))
@@ -478,11 +480,12 @@ class Driver:
             self._formed_last = self._published
         self._handle(WorldFormed(report.round))
 
-    def _note_call(self, call: int) -> None:
-        """Reports of one worker may overtake each other."""
-        if call > self._call:
-            self._call = call
-            self._job.store.set(CALL, b"%d" % call)
+    def _note_stage(self, call: int, round: int = 0, has_returned: bool = False) -> None:
+        """Reports of one worker may overtake each other. If rank 0 returns early, the others go on in a later world."""
+        stage = call, round, has_returned
+        if stage > self._stage:
+            self._stage = stage
+            self._job.store.set(CALL, Call(call, has_returned).encode())
 
     def _tell(self, before: Published, world: Published, report: Report) -> None:
         text = describe(before, world, self._lost)
@@ -491,6 +494,11 @@ class Driver:
         line = summary(replace(world, text=text), report.pause, report.lost)
         self._job.store.set(told_key(world.round), line.encode())
         logger.log(level, line)
+
+    def _cut_off(self, worker: str, report: Report) -> None:
+        """Newcomers that the ranks need may wait for this call."""
+        self._note_stage(report.call)
+        self._agents.after(ACCUSED_SECONDS, lambda: self._judge(worker, report))
 
     def _lose(self, report: Report) -> None:
         """Go on without workers that have ended; their agents will say how. A job that may end waits for that."""

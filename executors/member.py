@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError, Store
 from collectives.retries import attempts
-from executors.worlds import CALL, Published, Report, report_key, world_key
+from executors.worlds import CALL, Call, Published, Report, report_key, world_key
 
 __all__ = ["Identity", "Member"]
 
@@ -120,12 +122,25 @@ class Member:
         key, value = report_key(self.identity.worker, next(self._numbers)), report.encode()
         self._patiently(lambda: self._store.set(key, value, AGAIN_SECONDS), seconds)
 
-    def call(self) -> int:
-        """The number of the elastic function in which the ranks of the job are; 0 before the first. Raises as above."""
+    def call(self) -> Call:
+        """The call of an elastic function in which the ranks of the job are. Raises as above."""
         try:
-            return int(self._store.get(CALL, 0.0))
+            return Call.decode(self._store.get(CALL, 0.0))
         except CollectiveTimeoutError:
-            return 0
+            return Call()
+
+    def call_after(self, call: Call, seconds: float) -> Call:
+        """The call in which the ranks are, as soon as that is no longer ``call``, or the job is over.
+
+        Raises CollectiveTimeoutError after ``seconds``, and as :meth:`wait` and :meth:`report`.
+        """
+        for _ in range(math.ceil(seconds / AGAIN_SECONDS)):
+            present = self._patiently(self.call, PATIENCE_SECONDS)
+            if present != call or self.is_over:
+                return present
+            with suppress(CollectiveTimeoutError):
+                self.wait(lambda world: False, AGAIN_SECONDS)
+        raise CollectiveTimeoutError(f"the ranks began no call of an elastic function within {seconds:g} s")
 
     def _has(self, is_wanted: Callable[[Published], bool]) -> bool:
         return bool(self._worlds) and (self._worlds[-1].is_over or is_wanted(self._worlds[-1]))

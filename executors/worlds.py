@@ -1,9 +1,9 @@
 """The messages of an elastic job between driver and workers: worlds one way, reports the other way. Pure.
 
 They are values of the rendezvous store. The world of round n is at ``worlds/<n>``, so each worker waits for the next
-number. Report k of a worker is at ``reports/<worker>/<k>``. At ``call`` is the number of the call of an elastic
-function in which the ranks are, from 1 on, once all of them have the state. At ``told/<n>`` is the line about the
-change to the world of round n, once all of its ranks have the state; only the live page reads it.
+number. Report k of a worker is at ``reports/<worker>/<k>``. At ``call`` is the call of an elastic function in which the
+ranks are, once all of them have the state, or have lost one there. At ``told/<n>`` is the line about the change to the
+world of round n, once all of its ranks have the state; only the live page reads it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ __all__ = [
     "REPORTS",
     "TOLD",
     "WORLDS",
+    "Call",
     "Published",
     "Report",
     "objection",
@@ -32,6 +33,27 @@ CALL = "call"
 REPORTS = "reports/"
 WORLDS = "worlds/"
 TOLD = "told/"
+RETURNED = b" returned"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Call ``number`` of an elastic function, from 1 on, is the last one that the ranks have begun; 0: there is none.
+
+    Between it and the next one it ``has_returned``.
+    """
+
+    number: int = 0
+    has_returned: bool = False
+
+    def encode(self) -> bytes:
+        """The value in the store."""
+        return b"%d" % self.number + RETURNED * self.has_returned
+
+    @classmethod
+    def decode(cls, data: bytes) -> Call:
+        """The reverse of :meth:`encode`."""
+        return cls(int(data.removesuffix(RETURNED)), data.endswith(RETURNED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +124,12 @@ class Report:
     * ``behind``: the other ranks are in a later call of an elastic function; the worker will leave.
     * ``failed``: the collectives of ``round`` failed for the reason ``text``; ``ranks`` are those to blame, if known.
     * ``lost``: it is certain that the processes of ``ranks`` of the world of ``round`` have ended.
+    * ``returned``, of rank 0: the ``call``-th call of an elastic function has returned, in the world of ``round``.
     * ``formed``, of rank 0: the world of ``round`` has formed, ``pause`` seconds after the last step before it; the
       ranks repeat ``lost`` steps, and are in the ``call``-th call of an elastic function.
 
-    Those of the kinds ``ready`` and ``formed`` also have the ``version`` of the library, and a digest of the ``layout``
-    of the state, "" if it is not known.
+    ``ready`` and ``failed`` have the ``call`` of the worker, too; ``ready`` and ``formed`` the ``version`` of the
+    library, and a digest of the ``layout`` of the state, "" if it is not known.
     """
 
     kind: str

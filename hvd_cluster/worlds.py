@@ -26,7 +26,7 @@ from collectives.rendezvous.client import RendezvousClient
 from collectives.settings import Settings
 from collectives.version import VERSION
 from executors.member import PATIENCE_SECONDS, Identity, Member
-from executors.worlds import Published, Report
+from executors.worlds import Call, Published, Report
 
 __all__ = ["RemovedError", "Worlds"]
 
@@ -177,16 +177,34 @@ class Worlds:
     def begin_call(self) -> bool:
         """This process calls an elastic function. Returns whether the ranks of the job have left it behind.
 
-        A newcomer finds itself there if its script has several of them. Raises what the store raises.
+        A newcomer finds itself there if its script has several of them. If the ranks have returned from this call, it
+        waits here for the next one, for up to the elastic timeout, and raises ShutDownError if there is none. Also
+        raises what the store raises.
         """
         self.call += 1
-        present = self._member.call() if self.is_alone else 0
+        present = self._present_call().number if self.is_alone else 0
         if self.call == 1 < present:
             logger.warning(
                 f"{self.identity.worker} comes into call {present} of elastic functions, where the job is; the calls "
                 "before it return None"
             )
         return self.call < present
+
+    def _present_call(self) -> Call:
+        present = self._member.call()
+        if present != Call(self.call, has_returned=True):
+            return present
+        logger.warning(
+            f"{self.identity.worker} waits for the next call of an elastic function: the ranks have returned from call "
+            f"{self.call}"
+        )
+        try:
+            present = self._member.call_after(present, self._timeout)
+        except CollectiveTimeoutError as error:
+            self.tell_behind()
+            raise ShutDownError(f"{self.identity.worker} leaves the job: {error}") from error
+        self._check_over(self._member.newest())
+        return present
 
     def join(self, layout: str) -> World:
         """Say that this newcomer is ready; its first world, as soon as there is one. Raises as :meth:`after`.
@@ -215,7 +233,7 @@ class Worlds:
             return self._world(self._member.wait(self._replaces, SOON_SECONDS))
         except CollectiveTimeoutError:
             ranks = tuple(getattr(error, "ranks", ()))
-            self._member.report(Report("failed", self.round, ranks, str(error)))
+            self._member.report(Report("failed", self.round, ranks, str(error), call=self.call))
         return self.planned()
 
     def _replaces(self, world: Published) -> bool:
@@ -259,6 +277,10 @@ class Worlds:
         if not self.is_over:
             self._member.report(Report("draining"), ONCE)
 
+    def tell_returned(self) -> None:
+        """The ranks have returned from the call in which they are: newcomers shall wait for the next one."""
+        self.report_later(Report("returned", self.round, call=self.call))
+
     def tell_behind(self) -> None:
         """The other ranks have left this process behind, which ends. A failure is logged."""
         self._try_report(Report("behind"))
@@ -277,9 +299,12 @@ class Worlds:
     def _wait(self, is_wanted: Callable[[Published], bool]) -> Published:
         return self._member.wait(is_wanted, self._timeout + DRIVER_SECONDS)
 
+    def _check_over(self, newest: Published | None) -> None:
+        if newest is not None and newest.is_over:
+            raise ShutDownError(f"the job is over: {newest.text}")
+
     def _world(self, published: Published) -> World:
-        if published.is_over:
-            raise ShutDownError(f"the job is over: {published.text}")
+        self._check_over(published)
         world = published.world(self.identity.worker, self._job, self._rendezvous)
         if world is None:
             raise RemovedError(f"world {published.round} is without {self.identity.worker}: {published.text}")

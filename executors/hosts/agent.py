@@ -77,10 +77,12 @@ class AgentLink:
         sock.settimeout(None)
 
     def first(self) -> list[FromDriver]:
-        """The first message of the driver, which comes at once, and those that came with it."""
+        """The first message of the driver, and those that came with it. It comes at once, but never to a refused task
+        of Spark.
+        """
         messages: list[FromDriver] = []
         while not messages:
-            # Bound: that of a silent driver; abort: the driver closes the connection.
+            # Bound: that of a silent driver, or the end of the job; abort: the driver closes the connection.
             data = self._socket.recv(READ_BYTES)
             if not data:
                 raise ConnectionAbortedError(REFUSED)

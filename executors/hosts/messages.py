@@ -13,6 +13,7 @@ from executors.local.work import Work
 
 __all__ = [
     "PYTHON",
+    "SAME_VERSIONS",
     "Begin",
     "EndAll",
     "Failed",
@@ -28,6 +29,8 @@ __all__ = [
 
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+SAME_VERSIONS = "install the same versions"
+"""The advice about agents that differ from the driver."""
 
 
 @dataclass(frozen=True)

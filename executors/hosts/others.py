@@ -17,7 +17,18 @@ from typing import Protocol
 
 from collectives.settings import ENVIRONMENT_SECRET
 from executors.hosts.exported import exported
-from executors.hosts.messages import Begin, EndAll, Failed, FromAgent, Kill, Launch, Leave, Stop, Wrote
+from executors.hosts.messages import (
+    SAME_VERSIONS,
+    Begin,
+    EndAll,
+    Failed,
+    FromAgent,
+    Kill,
+    Launch,
+    Leave,
+    Stop,
+    Wrote,
+)
 from executors.hosts.shell import RemoteShell, script
 from executors.hosts.switchboard import Link, Switchboard
 from executors.job import Job, secret_variable
@@ -304,7 +315,7 @@ class OtherHosts:
         if link.hello.mismatch:
             link.close()
             self._crew.kill(host.number)
-            self._give_up(host, link.hello.mismatch, "install the same versions")
+            self._give_up(host, link.hello.mismatch, SAME_VERSIONS)
             return
         host.phase, host.link = _Phase.UP, link
         link.send(Begin(self._plan.work, min(host.slots, self._plan.most), self._plan.grace))

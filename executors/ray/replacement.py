@@ -13,7 +13,7 @@ from executors.course import Course
 from executors.job import Job, environment_of
 from executors.member import Identity
 from executors.ray.succession import Succession
-from executors.worlds import CALL, REPORTS, Published, Report, world_key
+from executors.worlds import CALL, REPORTS, Call, Published, Report, world_key
 
 __all__ = ["Replacement"]
 
@@ -106,7 +106,7 @@ class Replacement:
             self._publish(world)
 
     def _tell_formed(self, report: Report) -> None:
-        self._job.store.set(CALL, b"%d" % report.call)
+        self._job.store.set(CALL, Call(report.call).encode())
         with self._lock:
             world, before = self._succession.world, self._formed
             if report.round != world.round or before is world:

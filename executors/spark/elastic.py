@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
 from typing import Any
 
 from collectives.settings import ENVIRONMENT_SECRET
-from collectives.version import VERSION
 from executors.api import ExecutorError
 from executors.dashboard.dashboard import Dashboard
 from executors.driver import Driver
 from executors.environment import interface_variables
 from executors.failure import Failure, Kind
-from executors.hosts.messages import PYTHON, Begin, EndAll, Failed, FromAgent, Kill, Launch, Leave, Stop, Wrote
+from executors.hosts.messages import (
+    SAME_VERSIONS,
+    Begin,
+    EndAll,
+    Failed,
+    FromAgent,
+    Kill,
+    Launch,
+    Leave,
+    Stop,
+    Wrote,
+)
 from executors.hosts.outcomes import Outcomes
 from executors.hosts.switchboard import Link, Switchboard
 from executors.job import Job
@@ -79,6 +89,7 @@ class ElasticSparkJob:
         self._switchboard = Switchboard(bound, self._job.secret, self)
         self._output = output
         self._links: dict[str, Link] = {}
+        self._refused: dict[str, Link] = {}
         self._workers: dict[int, str] = {}
         self._leaving: set[str] = set()
         self._stages: list[Stage] = []
@@ -118,6 +129,8 @@ class ElasticSparkJob:
             self._loop.run(self._is_over)
             for link in self._links.values():
                 link.send(Leave())
+            for link in self._refused.values():
+                link.close()
         if self._error is not None:
             raise self._error
         self.driver.check()
@@ -157,7 +170,7 @@ class ElasticSparkJob:
             self.after(SETTLE_SECONDS, self._tell_of_missing)
 
     def _tell_of_missing(self) -> None:
-        missing = sorted(set(range(self._limits.most)) - self._present())
+        missing = sorted(set(range(self._limits.most)) - self._present() - _partitions(self._refused))
         if missing and self._options.feeder is not None and not self.driver.is_over:
             logger.warning(
                 "%d of %d partitions of the DataFrame have no task yet (%s): their rows are not trained until Spark "
@@ -222,11 +235,8 @@ class ElasticSparkJob:
     # In the loop.
 
     def _connected(self, link: Link) -> None:
-        if (link.hello.version, link.hello.python) != (VERSION, PYTHON):
-            self._fail(
-                f"an executor has hvd-cluster {link.hello.version} on Python {link.hello.python}, the driver {VERSION} "
-                f"on Python {PYTHON}; install the same versions"
-            )
+        if link.hello.mismatch:
+            self._refuse(link, f"{link.hello.mismatch}; {SAME_VERSIONS}")
             return
         link.send(Begin(self._work, 1, self._options.grace))
         if self._is_surplus(TaskSlot.of(link.hello.host)):
@@ -234,6 +244,19 @@ class ElasticSparkJob:
         else:
             self._links[link.hello.host] = link
             self._changed()
+
+    def _refuse(self, link: Link, text: str) -> None:
+        """The task gets no work, and waits: Spark would start one that fails again, on the same executor, and soon end
+        the job.
+        """
+        slot = link.hello.host
+        told = f"host {slot} cannot be used: {text}"
+        self._refused[slot] = link
+        self.driver.host_unusable(slot, text)
+        if not self.driver.members and len(self._refused) > self._limits.most - self._limits.least:
+            self._fail(told)
+        else:
+            logger.warning(told)
 
     def _is_surplus(self, slot: TaskSlot) -> bool:
         """Whether the task of ``slot`` may end, because another one of its partition lives.
@@ -249,7 +272,7 @@ class ElasticSparkJob:
 
     def _present(self) -> set[int]:
         """The partitions that have a task."""
-        return {TaskSlot.of(name).partition for name in self._links.keys() - self._leaving}
+        return _partitions(self._links.keys() - self._leaving)
 
     def _received(self, message: FromAgent) -> None:
         if isinstance(message, Wrote):
@@ -271,6 +294,8 @@ class ElasticSparkJob:
             self.driver.failed(f"worker-{event.rank}", failure)
 
     def _disconnected(self, slot: str) -> None:
+        if self._refused.pop(slot, None) is not None:
+            self.driver.host_unusable(slot, None)
         if self._links.pop(slot, None) is None:
             return
         self._workers = {number: place for number, place in self._workers.items() if place != slot}
@@ -312,6 +337,10 @@ class ElasticSparkJob:
             self._leaving = leaving
             self._changed()
         self._loop.after(DRAIN_LOOK_SECONDS, self._look_for_notices)
+
+
+def _partitions(slots: Iterable[str]) -> set[int]:
+    return {TaskSlot.of(slot).partition for slot in slots}
 
 
 def _number(worker: str) -> int:

@@ -69,7 +69,7 @@ class _Run:
         while True:
             try:
                 self._begin()
-                return function()
+                value = function()
             except MismatchError:
                 raise
             except HorovodInternalError as error:
@@ -80,6 +80,9 @@ class _Run:
             except HostsUpdatedInterrupt as interrupt:
                 self._leave()
                 self._skip_sync = session.change_as_planned() and interrupt.skip_sync
+            else:
+                session.returned()
+                return value
 
     def _leave(self) -> None:
         """The present world has ended. One that ends before all ranks have a state prolongs the pause."""

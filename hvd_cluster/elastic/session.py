@@ -6,7 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
 from collectives.api import (
@@ -38,6 +38,7 @@ __all__ = [
     "enter",
     "formed",
     "is_elastic",
+    "returned",
     "telling_of_errors",
 ]
 
@@ -157,6 +158,14 @@ def formed(since: float, lost: int, layout: Callable[[], str]) -> None:
         worlds.report_later(
             Report("formed", worlds.round, pause=pause, lost=lost, call=worlds.call, version=VERSION, layout=digest)
         )
+
+
+def returned() -> None:
+    """The function of the present call has returned, on this rank."""
+    worlds = basics.worlds()
+    with suppress(NotInitializedError):  # it has called shutdown()
+        if worlds is not None and basics.rank() == 0:
+            worlds.tell_returned()
 
 
 def _go_to(find: Callable[[], World]) -> None:

@@ -220,6 +220,21 @@ def test_a_newcomer_comes_into_the_second_function_of_a_script(start):
     assert len(job.changes) == 2
 
 
+def test_a_newcomer_that_comes_between_two_functions_of_a_script_waits_for_the_second_one(start, tmp_path):
+    (tmp_path / "pause").touch()
+    job = start(2, *COOLDOWN, arguments=["twice"], trains=False)
+    for worker in (0, 1):
+        job.until(lambda worker=worker: "between" in job.notes(worker), "the first function returned")
+    job.kill(1)
+    waits = "worker-2 waits for the next call of an elastic function: the ranks have returned from call 1"
+    job.until(lambda: waits in job.log, "the newcomer waits")
+    (tmp_path / "pause").unlink()
+    job.until_training(0, 2)
+    assert job.end() == 0, job.log
+    assert_agreement(job, 0, 2)
+    assert "warm-up" not in job.notes(2)
+
+
 def test_process_sets_exist_again(start):
     """Also in a newcomer, and where the set has all ranks for a while."""
     job = start(3, *COOLDOWN, arguments=["sets"])

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from collectives.api import ShutDownError
+from collectives.api import NotInitializedError, ShutDownError
 from executors.failure import kind_of_error
 from hvd_cluster import basics
 from hvd_cluster.elastic import session
@@ -35,6 +35,24 @@ def test_ranks_that_the_others_have_left_behind_leave_the_job(rank, monkeypatch)
 def test_ranks_that_are_in_the_latest_call_go_on(rank, calls):
     rank(0)
     session._check_call(calls)
+
+
+@pytest.mark.parametrize(("number", "told"), [(0, ["returned"]), (1, [])])
+def test_rank_0_tells_that_the_function_has_returned(rank, monkeypatch, number, told):
+    rank(number)
+    heard = []
+    monkeypatch.setattr(basics, "worlds", lambda: SimpleNamespace(tell_returned=lambda: heard.append("returned")))
+    session.returned()
+    assert heard == told
+
+
+def test_a_function_may_call_shutdown(monkeypatch):
+    def rank():
+        raise NotInitializedError("init() was not called")
+
+    monkeypatch.setattr(basics, "rank", rank)
+    monkeypatch.setattr(basics, "worlds", SimpleNamespace)
+    session.returned()
 
 
 @pytest.mark.parametrize("is_alone", [True, False])

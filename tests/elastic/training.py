@@ -82,6 +82,9 @@ def main():
 
     if "twice" in sys.argv:
         run(training.warm_up)(state)
+        training.note("between")
+    while (training.folder / "pause").exists():
+        time.sleep(STEP_SECONDS)
     run(training.train)(state)
     training.note(f"result {state.step} {round(state.seen)} {basics.rank()} {basics.size()}")
     while training.wanted("linger"):

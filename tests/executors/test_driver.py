@@ -273,6 +273,24 @@ class TestWorlds:
         assert job.store.get(CALL, 0.0) == b"3"
         assert not caplog.messages
 
+    @pytest.mark.parametrize(
+        ("reports", "present"),
+        [
+            ([("formed", 0, 1), ("returned", 0, 1)], b"1 returned"),
+            ([("returned", 0, 1), ("formed", 0, 1)], b"1 returned"),
+            ([("formed", 0, 1), ("formed", 0, 2), ("returned", 0, 1)], b"2"),
+            ([("formed", 0, 1), ("returned", 0, 1), ("formed", 1, 1)], b"1"),
+            ([("formed", 0, 1), ("returned", 0, 1), ("failed", 0, 2)], b"2"),
+            ([("formed", 0, 1), ("returned", 0, 1), ("failed", 1, 1)], b"1 returned"),
+        ],
+        ids=["after it", "in the other order", "late", "others go on", "lost before it formed", "lost after it"],
+    )
+    def test_newcomers_can_read_that_the_ranks_are_between_two_calls(self, job, agents, reports, present):
+        begun(elastic(2), job, agents)
+        for number, (kind, round, call) in enumerate(reports):
+            report(job, agents, "worker-0", number, kind=kind, round=round, call=call)
+        assert job.store.get(CALL, 0.0) == present
+
     def test_a_world_that_begins_another_call_is_told_once(self, job, agents, caplog):
         caplog.set_level("INFO", "executors")
         driver = begun(elastic(3), job, agents)

@@ -9,7 +9,7 @@ from collectives.rendezvous.client import RendezvousClient
 from collectives.rendezvous.server import RendezvousServer
 from collectives.rendezvous.store import MemoryStore
 from executors.member import Identity, Member
-from executors.worlds import CALL, Published, Report, report_key, world_key
+from executors.worlds import CALL, Call, Published, Report, report_key, world_key
 
 SECONDS = 30.0
 KEY = b"secret"
@@ -173,9 +173,40 @@ def test_a_driver_that_does_not_answer_for_a_while_is_not_lost():
 
 
 def test_the_call_in_which_the_ranks_are(place):
-    assert place.member.call() == 0
-    place.driver.set(CALL, b"2")
-    assert place.member.call() == 2
+    assert place.member.call() == Call()
+    place.driver.set(CALL, Call(2).encode())
+    assert place.member.call() == Call(2)
+
+
+class TestTheNextCall:
+    RETURNED = Call(1, has_returned=True)
+
+    @pytest.fixture(autouse=True)
+    def between_two_calls(self, place, monkeypatch):
+        monkeypatch.setattr("executors.member.AGAIN_SECONDS", 0.01)
+        place.driver.set(CALL, self.RETURNED.encode())
+
+    def test_the_ranks_begin_it(self, place):
+        beginning = threading.Timer(0.05, place.driver.set, (CALL, Call(2).encode()))
+        beginning.start()
+        assert place.member.call_after(self.RETURNED, SECONDS) == Call(2)
+        beginning.join(SECONDS)
+
+    def test_they_never_do(self, place):
+        with pytest.raises(CollectiveTimeoutError, match=r"began no call of an elastic function within 0.03 s"):
+            place.member.call_after(self.RETURNED, 0.03)
+
+    def test_the_job_ends_before(self, place):
+        place.publish(0, is_over=True)
+        assert place.member.call_after(self.RETURNED, SECONDS) == self.RETURNED
+        assert place.member.is_over
+
+    def test_this_member_is_closed_before(self, place):
+        closing = threading.Timer(0.05, place.member.close)
+        closing.start()
+        with pytest.raises(HorovodInternalError, match="waits for no more worlds"):
+            place.member.call_after(self.RETURNED, SECONDS)
+        closing.join(SECONDS)
 
 
 def test_a_driver_that_is_lost_ends_the_wait(caplog, monkeypatch):

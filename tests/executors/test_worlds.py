@@ -2,14 +2,21 @@
 
 import pytest
 
-from executors.worlds import REPORTS, Published, Report, report_key, world_key
+from executors.worlds import REPORTS, Call, Published, Report, report_key, world_key
 
 # Workers of host b came between those of host a.
 MIXED = Published(7, (("worker-4", "a"), ("worker-2", "b"), ("worker-9", "a")), True, "rank 2 on host a joined")
 
 
 @pytest.mark.parametrize(
-    "message", [MIXED, Published(8, is_over=True, text="the job is done"), Report("failed", 3, (1, 4), "lost", 0.5, 2)]
+    "message",
+    [
+        MIXED,
+        Published(8, is_over=True, text="the job is done"),
+        Report("failed", 3, (1, 4), "lost", 0.5, 2),
+        Call(12),
+        Call(12, has_returned=True),
+    ],
 )
 def test_messages_survive_the_store(message):
     assert type(message).decode(message.encode()) == message

@@ -32,6 +32,7 @@ def main():
     campaign = Campaign(**options, tell=lambda line: print(line, flush=True))  # noqa: T201
     try:
         campaign.run()
+        campaign.kill_spared_driver()
     except ViolationError as error:
         print(f"FAILED: seed {arguments.seed}, {error}")  # noqa: T201
         return 1

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.faults.arena import POLL_SECONDS, LocalArena
 from tests.faults.chronicle import ViolationError, check_notice, check_result, check_values
-from tests.faults.events import DRIVERS, draw
+from tests.faults.events import DRIVERS, Blow, draw
 
 # An executor of Spark takes long on a busy machine.
 START_SECONDS = 300.0
@@ -46,18 +46,32 @@ class Campaign:
         self._events, self._ranks, self._make, self._tell = events, ranks, arena, tell
         self._model, self._samples = model, samples
         self._number = 0
+        self._has_killed_driver = False
         self.outcomes = []
         self.difference = None
 
     def run(self):
         """Raises ViolationError, with the number of the event and the log, when a promise is broken."""
         while self._number < self._events:
-            with (
-                tempfile.TemporaryDirectory(prefix="hvd-faults-") as folder,
-                self._make(Path(folder), self._ranks, self._model, self._samples) as job,
-                self._blamed(job),
-            ):
+            with self._job() as job:
                 self._play(job)
+
+    def kill_spared_driver(self):
+        """If no event has killed a driver that may be killed, kill that of one more job. Raises as :meth:`run`."""
+        drivers = self._repertoire(self._make).drivers
+        if drivers and not self._has_killed_driver:
+            with self._job() as job:
+                self._begun(job)
+                self._kill_driver(job, Blow(self._random.choice(drivers)))
+
+    @contextmanager
+    def _job(self):
+        with (
+            tempfile.TemporaryDirectory(prefix="hvd-faults-") as folder,
+            self._make(Path(folder), self._ranks, self._model, self._samples) as job,
+            self._blamed(job),
+        ):
+            yield job
 
     def _repertoire(self, job):
         """With GlobalBatches, one job makes the whole training."""
@@ -72,17 +86,14 @@ class Campaign:
 
     def _play(self, job):
         """Events against one job, until they are enough or one ends it."""
-        bout = Bout(job, self._ranks)
-        bout.await_size(self._ranks, START_SECONDS)
+        bout = self._begun(job)
         while self._number < self._events:
             self._number += 1
             bout.prepare(self._random)
             blows = draw(self._random, bout.size, self._ranks, self._repertoire(job), job.remote(bout.workers))
             text = " + ".join(map(str, blows))
             if blows[0].kind in DRIVERS:
-                job.kill_driver(blows[0].kind)
-                self._end(job)
-                self._tell(f"{self._number:4} {text}: no process is left")
+                self._kill_driver(job, blows[0])
                 return
             self.outcomes.append(bout.fire(blows, text))
             if all(blow.kind == "drain" for blow in blows):
@@ -95,6 +106,17 @@ class Campaign:
             self.difference = check_result(job.chronicle)
             self._tell(f"the parameters differ from those without events by {self.difference:.1e}")
         self._end(job)
+
+    def _begun(self, job):
+        bout = Bout(job, self._ranks)
+        bout.await_size(self._ranks, START_SECONDS)
+        return bout
+
+    def _kill_driver(self, job, blow):
+        self._has_killed_driver = True
+        job.kill_driver(blow.kind)
+        self._end(job)
+        self._tell(f"{self._number:4} {blow}: no process is left")
 
     def _end(self, job):
         job.chronicle.read()

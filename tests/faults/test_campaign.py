@@ -22,6 +22,15 @@ def test_a_short_campaign():
     assert len(campaign.outcomes) >= 5
 
 
+def test_a_campaign_whose_events_spared_the_driver_kills_one_at_the_end():
+    lines = []
+    campaign = Campaign(seed=0, events=0, ranks=2, tell=lines.append)
+    campaign.run()
+    for _ in range(2):  # the second time it was not spared
+        campaign.kill_spared_driver()
+    assert lines == ["   0 kill the driver: no process is left"]
+
+
 def test_a_short_campaign_on_two_hosts():
     """Its first event kills the agent of the other host; long campaigns cut the link, too."""
     lines = []

@@ -55,6 +55,20 @@ def agent_of(process):
     return process.parent().parent()
 
 
+def agents():
+    """All tasks that are connected to this process, which is their driver."""
+    ports = {each.laddr.port for each in psutil.Process().net_connections("tcp") if each.status == psutil.CONN_LISTEN}
+    return {each for each in psutil.Process().children(recursive=True) if _is_agent(each, ports)}
+
+
+def _is_agent(process, ports):
+    try:
+        peers = {each.raddr.port for each in process.net_connections("tcp") if each.raddr}
+        return "pyspark.daemon" in process.cmdline() and bool(ports & peers)
+    except psutil.Error:  # it has ended
+        return False
+
+
 @contextmanager
 def decommissioned(spark, executor):
     """A cluster manager needs the machine back; at the end it takes it, and Spark starts another executor."""

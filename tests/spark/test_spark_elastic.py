@@ -6,9 +6,10 @@ import time
 
 import pytest
 from spark_cluster import eventually
-from spark_training import SECONDS, Training, agent_of, decommissioned, executor_of
+from spark_training import SECONDS, Training, agent_of, agents, decommissioned, executor_of
 
 from executors.api import ExecutorError, WorkerError
+from executors.hosts.messages import Hello
 from hvd_cluster import spark as hvd_spark
 
 pytestmark = [
@@ -93,6 +94,33 @@ def test_the_reset_limit(spark, tmp_path):
 def test_slots_that_do_not_come(spark):
     with pytest.raises(ExecutorError, match="the job has 0 of at least 3 workers"):
         hvd_spark.run_elastic(os.getpid, num_proc=3, elastic_timeout=5)
+
+
+def of_another_version(monkeypatch, *partitions):
+    """The tasks of ``partitions`` are on executors with another version of the library."""
+    ends = tuple(f"/task-0.{partition}." for partition in partitions)
+    text = "it has hvd-cluster 9.9"
+    monkeypatch.setattr(Hello, "mismatch", property(lambda hello: text * any(end in hello.host for end in ends)))
+
+
+def test_an_executor_with_another_version_does_not_end_the_job(spark, tmp_path, monkeypatch, caplog):
+    with monkeypatch.context() as patch:
+        of_another_version(patch, 1)
+        training = training_of(spark, tmp_path, 2, num_proc=1, min_num_proc=1, max_num_proc=2)
+        training.until(1, 0)
+        eventually(lambda: "cannot be used" in caplog.text, SECONDS)
+    [refused] = agents() - {agent_of(training.process(0))}
+    refused.kill()  # with its executor, say; another one comes
+    training.until(2, 0, 1)
+    assert_agreement(training.results(), 2)
+    [line] = [line for line in caplog.messages if "cannot be used" in line]
+    assert line.endswith(" cannot be used: it has hvd-cluster 9.9; install the same versions")
+
+
+def test_too_few_executors_with_the_version_of_the_driver(spark, monkeypatch):
+    of_another_version(monkeypatch, 0, 1)
+    with pytest.raises(ExecutorError, match=r"task-0\..* cannot be used: it has .*; install the same versions"):
+        hvd_spark.run_elastic(os.getpid, num_proc=2, min_num_proc=1)
 
 
 @pytest.mark.parametrize(
