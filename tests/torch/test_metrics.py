@@ -1,5 +1,6 @@
 """The metrics of ranks that go from world to world."""
 
+import pytest
 import torch
 
 import hvd_cluster.torch as hvd
@@ -43,5 +44,6 @@ def steps():
     return hvd.metrics().steps - before
 
 
-def test_steps_of_optimizers_are_counted(pools):
-    assert pools(2).run(steps) == [4, 4]
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_steps_of_optimizers_are_counted(ranks):
+    assert ranks.run(steps) == [4, 4]
