@@ -213,17 +213,17 @@ def _stall_times(read: _Reader) -> tuple[float | None, float, list[str]]:
 
 def _autotuning(read: _Reader) -> tuple[Autotuning | None, list[str]]:
     """A value that is not allowed does not end the job: the default is used."""
-    if not read("HOROVOD_AUTOTUNE", _flag, False):
-        return None, []
     remarks: list[str] = []
 
     def value(name: str, parse: Callable[[str], T], default: T) -> T:
         try:
             return read(name, parse, default)
         except SettingsError as error:
-            remarks.append(f"{error}; {default} is used")
+            remarks.append(f"{error}; {default:g} is used")
             return default
 
+    if not value("HOROVOD_AUTOTUNE", _flag, False):
+        return None, remarks
     tuning = Autotuning(
         log=read("HOROVOD_AUTOTUNE_LOG", str, ""),
         warmup=value("HOROVOD_AUTOTUNE_WARMUP_SAMPLES", _natural, 3),

@@ -126,10 +126,11 @@ def _drawn(picture: Picture) -> RenderableType:
 
 
 def _head(picture: Picture) -> Text:
+    steps = f", {picture['steps_per_second']:.1f} steps/s" if picture["has_steps"] else ""
     samples = f", {picture['samples_per_second']:,.0f} samples/s" if picture["has_samples"] else ""
     state = f"over: {picture['over']}" if picture["over"] else "runs"
     text = f"job {picture['job']} {state}; world {picture['round']}, {picture['size']} ranks"
-    return _text(f"{text}, {picture['batches_per_second']:.1f} batches/s{samples}", "bold")
+    return _text(f"{text}, {picture['batches_per_second']:.1f} batches/s{steps}{samples}", "bold")
 
 
 def _table(ranks: Sequence[Mapping[str, Any]]) -> Table:

@@ -56,9 +56,12 @@ class Autotuner:
         """Tune ``engine``, if ``settings`` say so and it has several ranks; only rank 0 acts.
 
         A choice that was made for as many ranks and hosts holds again, but not over what the user has set. A search
-        that the end of the world before has cut off begins anew.
+        that the end of the world before has cut off begins anew. The log of a lost rank 0 goes on, if it is here.
         """
-        if settings.autotune is None or engine.topology.rank != 0 or engine.topology.size == 1 or self._has_failed:
+        if settings.autotune is None or engine.topology.size == 1 or self._has_failed:
+            return
+        if engine.topology.rank != 0:
+            self._logs.add(settings.autotune.log)
             return
         chosen = self._choices.get(_shape(engine.topology))
         if chosen is not None:
@@ -158,6 +161,7 @@ class _Tuning:
     def disown(self) -> None:
         """See :meth:`Autotuner.disown`."""
         self._search.disown()
+        self._journal.disown()
 
     # On the thread that drives.
 

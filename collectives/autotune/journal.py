@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import fcntl
 import logging
+import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import IO
 
+from collectives.locked_file import LockedFile
 from collectives.parameters import Parameters
 
 __all__ = ["COLUMNS", "Journal"]
@@ -38,18 +37,18 @@ class Journal:
 
     def __init__(self, path: str, goes_on: bool = False) -> None:
         self._path = path
-        self._file: IO[str] | None = None
+        self._file: LockedFile | None = None
         if path:
             self._attempt(lambda: self._open(goes_on))
 
     def _open(self, goes_on: bool) -> None:
-        self._file = file = open(self._path, "a", newline="")  # noqa: SIM115 - it stays open
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._file = file = LockedFile(self._path, appends=True)
         except BlockingIOError as error:
             raise OSError("another job writes to it") from error
         if not goes_on:
-            file.truncate(0)
+            os.ftruncate(file.descriptor, 0)
+        if not os.fstat(file.descriptor).st_size:
             self._write(COLUMNS)
 
     def add(self, parameters: Parameters, score: float, is_choice: bool = False) -> None:
@@ -58,9 +57,17 @@ class Journal:
         self._attempt(lambda: self._write([row[name] for name in COLUMNS]))
 
     def _write(self, values: Sequence[str]) -> None:
-        if self._file is not None:
-            csv.writer(self._file, lineterminator="\n").writerow(values)
-            self._file.flush()
+        if self._file is None:
+            return
+        file = self._file.descriptor
+        before, rest = os.fstat(file).st_size, (",".join(values) + "\n").encode()
+        try:
+            while rest:
+                rest = rest[os.write(file, rest) :]
+        except OSError:
+            with suppress(OSError):  # a device
+                os.ftruncate(file, before)
+            raise
 
     def _attempt(self, action: Callable[[], None]) -> None:
         try:
@@ -75,11 +82,15 @@ class Journal:
             self.close()
 
     def close(self) -> None:
-        """Release the file."""
-        file, self._file = self._file, None
-        if file is not None:
-            with suppress(OSError):  # what it could not write
-                file.close()
+        """Release the file. Idempotent."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def disown(self) -> None:
+        """In a forked child: close this copy of the file."""
+        if self._file is not None:
+            self._file.disown()
 
 
 def _row(parameters: Parameters, score: float, is_choice: bool) -> dict[str, str]:

@@ -66,7 +66,8 @@ class Snapshot:
     """The numbers of one rank at ``time``, in monotonic seconds of its own host.
 
     ``batches``, ``nbytes`` and ``waiting`` seconds are those of all process sets since the first world of the process,
-    and ``samples`` those that the script has counted. ``recording`` says what became of the last request to record.
+    ``samples`` those that the script has counted, and ``steps`` those of its optimizers. ``recording`` says what became
+    of the last request to record.
     """
 
     time: float
@@ -84,6 +85,7 @@ class Snapshot:
     slow: tuple[Slow, ...] = ()
     stalls: tuple[Stall, ...] = ()
     recording: str = ""
+    steps: int = 0
 
     @classmethod
     def of(
@@ -108,6 +110,7 @@ class Snapshot:
             slow,
             tuple(stalls),
             recording,
+            metrics.steps,
         )
 
     def encode(self) -> bytes:

@@ -65,12 +65,13 @@ class Exposition:
             return
         try:
             self._server = server = self._bind(app)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a text that is no name of a host
             logger.warning(
-                "no metrics at %s:%d: %s; set HVD_METRICS_PORT to a free port. Training goes on without them",
+                "no metrics at %s:%d: %s; set HVD_METRICS_PORT to a free port, HVD_METRICS_ADDRESS to an address of "
+                "this host. Training goes on without them",
                 self.address,
                 self.port,
-                error.strerror or error,
+                getattr(error, "strerror", None) or error,
             )
             return
         with server:

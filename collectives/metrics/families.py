@@ -29,6 +29,7 @@ _COUNTERS: Mapping[str, tuple[str, Callable[[Metrics], float]]] = {
     "hvd_rounds": ("worlds in which this process has been", lambda metrics: metrics.rounds),
     "hvd_lost_steps": ("commits that were repeated after a loss", lambda metrics: metrics.lost_steps),
     "hvd_samples": ("samples that the script has counted", lambda metrics: metrics.samples),
+    "hvd_steps": ("steps of optimizers", lambda metrics: metrics.steps),
     "hvd_messages_sent": ("control messages to other ranks", lambda metrics: metrics.messages_sent),
     "hvd_messages_received": ("control messages from other ranks", lambda metrics: metrics.messages_received),
 }

@@ -24,7 +24,7 @@ class Meter:
         self._engine: Engine | None = None
         self._before = NO_COUNTS
         self._place: tuple[int, int, int] | None = None
-        self._rounds = self._lost = self._samples = 0
+        self._rounds = self._lost = self._samples = self._steps = 0
 
     def follow(self, engine: Engine, round: int, is_alone: bool = False) -> None:
         """``engine`` runs in the world of this ``round``, or ``is_alone``: its process is in no world yet."""
@@ -50,6 +50,11 @@ class Meter:
         with self._lock:
             self._samples += samples
 
+    def count_step(self) -> None:
+        """An optimizer takes one more step."""
+        with self._lock:
+            self._steps += 1
+
     @property
     def has_begun(self) -> bool:
         """Whether there was an engine."""
@@ -74,6 +79,7 @@ class Meter:
                 counts.sets,
                 () if engine is None else engine.stragglers,
                 self._samples,
+                self._steps,
             )
 
     def disown(self) -> None:

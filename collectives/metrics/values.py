@@ -20,7 +20,8 @@ class Metrics:
     which this process has been, and ``lost_steps`` the commits that the ranks had to repeat after a loss.
     ``process_sets`` has the work for each process set, by its id; 0 is that of all ranks. ``messages_sent`` and
     ``messages_received`` are control messages to and from other ranks. ``stragglers``, on rank 0, are the ranks that
-    the others wait for now. ``samples`` are those that the script has counted, see :func:`hvd_cluster.count_samples`.
+    the others wait for now. ``samples`` are those that the script has counted, see :func:`hvd_cluster.count_samples`,
+    and ``steps`` the calls of ``step()`` of a ``DistributedOptimizer``.
     """
 
     rank: int
@@ -33,6 +34,7 @@ class Metrics:
     process_sets: Mapping[int, SetCounts] = field(default_factory=dict)
     stragglers: tuple[Straggler, ...] = ()
     samples: int = 0
+    steps: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as numbers, text, lists and dicts, for JSON; the ids of process sets become text."""
@@ -42,4 +44,4 @@ class Metrics:
         return {**own, "process_sets": sets, "stragglers": stragglers}
 
 
-_NUMBERS = ("rank", "size", "round", "rounds", "lost_steps", "messages_sent", "messages_received", "samples")
+_NUMBERS = ("rank", "size", "round", "rounds", "lost_steps", "messages_sent", "messages_received", "samples", "steps")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -11,6 +10,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
+from collectives.locked_file import LockedFile
 from collectives.timeline.records import JOB, MICROSECONDS, PID, Record, Row, quoted
 
 __all__ = ["Document", "DocumentError"]
@@ -43,10 +43,10 @@ class Document:
         self._is_resumed = False
         try:
             if not (resumes and self._resume()):
-                os.ftruncate(self._file, 0)
+                os.ftruncate(self._file.descriptor, 0)
                 self._append("[\n", _head(self.start))
         except OSError as error:
-            os.close(self._file)
+            self._file.close()
             raise DocumentError(_explained(path, error)) from error
 
     def _resume(self) -> bool:
@@ -65,8 +65,7 @@ class Document:
         if last < 0 or not self._is_resumed:
             return False
         self._end = size - len(tail) + last
-        os.ftruncate(self._file, self._end)
-        self._write_at(self._end, END)
+        self._end_array()
         return True
 
     def _remember(self, record: dict[str, Any]) -> None:
@@ -104,15 +103,19 @@ class Document:
         try:
             self._write_at(self._end, data + END)
         except OSError:
-            os.ftruncate(self._file, self._end)
-            if self._end:
-                self._write_at(self._end, END)
+            self._end_array()
             raise
         self._end += len(data)
 
+    def _end_array(self) -> None:
+        """Close the array behind the last record, and cut off what follows."""
+        if self._end:
+            self._write_at(self._end, END)  # first: a full disk may not give a place that was cut off again
+        os.ftruncate(self._file.descriptor, self._end and self._end + len(END))
+
     def _write_at(self, place: int, data: bytes) -> None:
         while data:
-            written = os.pwrite(self._file, data, place)
+            written = os.pwrite(self._file.descriptor, data, place)
             data, place = data[written:], place + written
 
     @property
@@ -122,30 +125,20 @@ class Document:
 
     def close(self) -> None:
         """Release the file, which is complete. Idempotent."""
-        if self._file >= 0:
-            fcntl.flock(self._file, fcntl.LOCK_UN)  # children that were forked share the lock
-            self.disown()
+        self._file.close()
 
     def disown(self) -> None:
         """In a forked child: close this copy of the descriptor; the lock stays with the parent."""
-        file, self._file = self._file, -1
-        if file >= 0:
-            os.close(file)
+        self._file.disown()
 
 
-def _open(path: str) -> int:
+def _open(path: str) -> LockedFile:
     try:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        return LockedFile(path)
+    except BlockingIOError as error:
+        raise DocumentError(f"another job writes a timeline to {path!r}; give each job a file of its own") from error
     except (OSError, ValueError) as error:
         raise DocumentError(_explained(path, error)) from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(file)
-        raise DocumentError(f"another job writes a timeline to {path!r}; give each job a file of its own") from error
-    except OSError:
-        pass  # a file system without locks
-    return file
 
 
 def _explained(path: str, error: Exception) -> str:

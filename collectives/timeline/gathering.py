@@ -108,6 +108,7 @@ class _Receiver:
         self._origin = origin
         self._waiting = waiting
         self._connections: dict[int, Connection] = {}
+        self._admitted: set[int] = set()
         self._attempt = ConnectAttempt(LONGEST_SECONDS)
         self._end = meeting.end(self._attempt)
         self._poller = select.poll()
@@ -133,12 +134,16 @@ class _Receiver:
             connection.close()
 
     def _admit(self, sock: socket.socket, hello: Hello, nonce: bytes) -> None:
+        if hello.rank in self._admitted:
+            sock.close()  # without a refusal: it wants the next recording, and calls until this one is over
+            return
         try:
             with ConnectAttempt(CLOSE_SECONDS) as attempt:
                 Wire(sock, attempt).send(seal(self._end.secret, nonce, pack_answer(self._origin)))
         except BaseException:
             sock.close()
             raise
+        self._admitted.add(hello.rank)
         self._connections[sock.fileno()] = Connection(sock)
         self._poller.register(sock, select.POLLIN)
 

@@ -17,7 +17,7 @@ RATE_SECONDS = 5.0
 SILENT_SECONDS = 5.0
 """A rank without a snapshot for so long is called silent; in a large job, later."""
 RUNS = "runs"
-RATES = {"batches": "batches", "bytes": "nbytes", "samples": "samples"}
+RATES = {"batches": "batches", "bytes": "nbytes", "samples": "samples", "steps": "steps"}
 KEPT_LINES = 50
 KEPT_ROUNDS = 100
 LONGEST_LINE = 500
@@ -118,8 +118,10 @@ class Picture:
             "round": self._round(first),
             "batches_per_second": _most(ranks, "batches_per_second"),
             "bytes_per_second": _most(ranks, "bytes_per_second"),
+            "steps_per_second": _most(ranks, "steps_per_second"),
             "samples_per_second": sum(each["samples_per_second"] for each in ranks),
             "has_samples": any(each.last.samples for each in self.workers.values()),
+            "has_steps": any(each.last.steps for each in self.workers.values()),
             "lost_steps": first.lost_steps if first else 0,
             "recording": first.recording if first else "",
             "ranks": ranks,

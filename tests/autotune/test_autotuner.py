@@ -205,17 +205,31 @@ def test_only_rank_0_of_several_tunes():
         assert tuner._tuning is None
 
 
-def test_a_forked_child_leaves_the_search_alone():
-    """An open copy of a pipe would keep the process of the search alive."""
+def test_a_rank_that_becomes_rank_0_goes_on_with_the_log(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("the rows of a lost rank 0\n")
+    tuner = Autotuner(Search)
+    with running(3) as job:
+        tuner.follow(job.engines[1], settings(log=str(path)))
+        tuner.leave()
+    with running(2) as job:
+        tuner.follow(job.engines[0], settings(log=str(path)))
+        tuner.leave()
+    assert path.read_text().startswith("the rows of a lost rank 0\n")
+
+
+def test_a_forked_child_leaves_the_search_alone(tmp_path):
+    """An open copy of a pipe would keep the process of the search alive, and one of the log its lock."""
     search = ProcessSearch(1, 0.1)
     search._process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
     tuner = Autotuner(lambda knobs, noise: search)
     with running(2) as job:
-        tuner.follow(job.engines[0], settings())
-        tuning, pipe = tuner._tuning, search._process.stdin.fileno()
+        tuner.follow(job.engines[0], settings(log=str(tmp_path / "log.csv")))
+        tuning = tuner._tuning
+        files = [search._process.stdin.fileno(), tuning._journal._file.descriptor]
         child = os.fork()
         if not child:
             tuner.disown()
-            os._exit(int(tuner._tuning is not None or os.path.exists(f"/proc/self/fd/{pipe}")))
+            os._exit(int(tuner._tuning is not None or any(os.path.exists(f"/proc/self/fd/{file}") for file in files)))
         assert os.waitpid(child, 0)[1] == 0
         tuning.close()

@@ -1,12 +1,15 @@
 """The log of a search."""
 
 import csv
+import errno
 import logging
+import os
 
 import pytest
 
 from collectives.autotune.journal import COLUMNS, Journal
 from collectives.parameters import Parameters
+from tests.backends.members import in_threads
 
 
 def test_a_row_for_each_trial_at_once(tmp_path):
@@ -32,6 +35,47 @@ def test_a_file_that_cannot_be_written_is_one_line(path, caplog):
     (record,) = caplog.records
     assert repr(path) in record.getMessage()
     assert "HOROVOD_AUTOTUNE_LOG" in record.getMessage()
+
+
+def test_a_pipe_that_nobody_reads_does_not_hold_up_the_job(tmp_path, caplog):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    in_threads(1, lambda _: Journal(str(path)), 10)
+    assert "the log of autotuning cannot be written" in caplog.text
+
+
+def test_a_disk_that_is_full_leaves_the_rows_before(tmp_path, monkeypatch, caplog):
+    path = tmp_path / "log.csv"
+    journal = Journal(str(path))
+    journal.add(Parameters(), 1.0)
+    before = path.read_text()
+    write = os.write
+
+    def fail(file, data):
+        if len(data) < 10:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, data[:-5])
+
+    monkeypatch.setattr(os, "write", fail)
+    journal.add(Parameters(), 2.0)
+    assert path.read_text() == before
+    assert "No space left on device" in caplog.text
+
+
+def test_a_file_that_goes_on_where_there_is_none_has_its_first_line(tmp_path):
+    path = tmp_path / "log.csv"
+    Journal(str(path), goes_on=True).close()
+    assert path.read_text() == ",".join(COLUMNS) + "\n"
+
+
+def test_a_closed_log_is_free_although_a_child_has_a_copy(tmp_path, caplog):
+    path = str(tmp_path / "log.csv")
+    journal = Journal(path)
+    copy = os.dup(journal._file.descriptor)
+    journal.close()
+    Journal(path).close()
+    os.close(copy)
+    assert not caplog.records
 
 
 def test_two_jobs_do_not_write_to_one_file(tmp_path, caplog):

@@ -81,6 +81,8 @@ GOOD = [
             "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE is '2', but must be a number from 0 to 1; 0.8 is used",
         ),
     ),
+    ({"HOROVOD_AUTOTUNE": "yes"}, "autotune", None),
+    ({"HOROVOD_AUTOTUNE": "yes"}, "remarks", ("HOROVOD_AUTOTUNE is 'yes', but must be 0 or 1; 0 is used",)),
     ({"HOROVOD_CPU_OPERATIONS": "MPI"}, "cpu_operations", "auto"),
     (
         {"HOROVOD_CPU_OPERATIONS": "mpi"},

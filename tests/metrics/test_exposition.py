@@ -85,6 +85,16 @@ def test_a_port_in_use_is_one_line_and_training_goes_on(port, monkeypatch, caplo
     assert f"no metrics at 127.0.0.1:{port}: Address already in use; set HVD_METRICS_PORT" in line
 
 
+@pytest.mark.parametrize("address", ["203.0.113.1", "x" * 64, "::1"])
+def test_an_address_that_this_host_does_not_have_is_one_line(address, port, caplog):
+    with caplog.at_level(logging.WARNING, "collectives"):
+        shown = Exposition(meter.process_meter, address, port)
+        until(lambda: not shown._thread.is_alive())
+    [line] = caplog.messages
+    assert line.startswith(f"no metrics at {address}:{port}: ")
+    assert "HVD_METRICS_ADDRESS" in line
+
+
 def test_without_the_library_is_one_line(port, monkeypatch, caplog):
     real = builtins.__import__
 

@@ -183,6 +183,23 @@ def test_a_disk_that_is_full_leaves_the_records_before(path, opened, monkeypatch
     assert names(path) == ["span 0"]
 
 
+def test_another_program_takes_the_rest_of_a_full_disk(path, opened, monkeypatch):
+    """Only the places that the file has already can be written."""
+    opened.write([record(0)])
+    write = os.pwrite
+
+    def fail(file, data, place):
+        room = os.fstat(file).st_size - place
+        if room <= 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, data[:room], place)
+
+    monkeypatch.setattr(os, "pwrite", fail)
+    with pytest.raises(DocumentError, match="No space left on device"):
+        opened.write([record(1)])
+    assert names(path) == ["span 0"]
+
+
 def test_a_file_that_may_not_grow(path, opened):
     """As on a file system without space: the kernel itself takes a part of the data, and then refuses."""
     opened.write([record(0)])

@@ -246,6 +246,22 @@ def test_a_rank_finds_the_next_recording_although_it_knows_the_address_of_the_la
     assert names(path) == ["1"]
 
 
+def test_a_rank_that_begins_the_next_recording_first_waits_for_rank_0(path, gathered, sender, meeting):
+    sender.close()
+    late = threading.Thread(target=lambda: (time.sleep(0.05), gathered.close()))
+    late.start()
+
+    def restart():
+        late.join()
+        return Gathering(Document(str(path.with_suffix(".next"))), meeting(0))
+
+    second, made = in_threads(2, lambda role: restart() if role == 0 else Sender(meeting(1), lambda: False), PATIENCE)
+    made.write([record(1)])
+    made.close()
+    second.close()
+    assert (names(path), names(path.with_suffix(".next"))) == ([], ["1"])
+
+
 @pytest.mark.parametrize("why", ["closed", "alone"])
 def test_without_rank_0_a_rank_gives_up(why, meeting, monkeypatch):
     monkeypatch.setattr(sending, "LOOK_SECONDS", 0.02)

@@ -1,5 +1,6 @@
 """The metrics of ranks that go from world to world."""
 
+import pytest
 import torch
 
 import hvd_cluster.torch as hvd
@@ -29,3 +30,20 @@ def test_metrics_go_on_in_the_next_world(fresh_pool):
         assert each.process_sets[0].operations == {"allreduce": 2, "barrier": 2}
         assert each.process_sets[0].bytes == 2 * 16
     assert all(old.messages_sent < new.messages_sent for old, new in zip(before, after, strict=True))
+
+
+def steps():
+    before = hvd.metrics().steps
+    for op in (hvd.Average, hvd.Adasum):
+        weight = torch.nn.Parameter(torch.ones(2))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.1), [("weight", weight)], op=op)
+        for _ in range(2):
+            optimizer.zero_grad()
+            weight.sum().backward()
+            optimizer.step()
+    return hvd.metrics().steps - before
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_steps_of_optimizers_are_counted(ranks):
+    assert ranks.run(steps) == [4, 4]

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from collectives.metrics.meter import process_meter
 from hvd_cluster.basics import size
 from hvd_cluster.optimizer.differences import DifferenceCombiner
 from hvd_cluster.optimizer.options import Options
@@ -44,6 +45,7 @@ class AdasumOptimizer(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step on this rank, and combine the changes. Gradients stay those of this rank."""
+        process_meter.count_step()
         alone = super().step
         return self._differences.step(lambda: alone(closure))
 

@@ -12,6 +12,7 @@ import torch
 from torch.amp.grad_scaler import OptState
 
 from collectives.api import InvalidRequestError
+from collectives.metrics.meter import process_meter
 from hvd_cluster.basics import size
 from hvd_cluster.optimizer.combiner import GradientCombiner
 from hvd_cluster.optimizer.options import Options
@@ -97,6 +98,7 @@ class GradientOptimizer(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Combine the gradients, then let the wrapped optimizer step; a closure's gradients are combined after it."""
+        process_meter.count_step()
         if closure is not None:
             return super().step(lambda: self._evaluate(closure))
         if not (self._skip or self._combined_for_scaler):

@@ -31,7 +31,8 @@ def publish(job):
     for time_, waiting in ((0.0, 0.0), (4.0, 3.0)):
         for rank, (worker, host) in enumerate(members):
             about = {"slow": (slow,), "stalls": (stall,)} if rank == 0 else {}
-            sent = Snapshot(time_, rank, 3, 1, host, 10 + rank, int(time_) * 5, 4000, waiting, int(time_) * 8, **about)
+            numbers = {"batches": int(time_) * 5, "samples": int(time_) * 8, "steps": int(time_)}
+            sent = Snapshot(time_, rank, 3, 1, host, 10 + rank, nbytes=4000, waiting=waiting, **numbers, **about)
             job.store.set(snapshot_key(worker), sent.encode())
         yield
 
@@ -66,10 +67,12 @@ def test_a_browser_shows_the_job(tmp_path):
     assert "The job runs." in shown
     assert "a: 2 ranks" in shown
     assert "b: 1 rank" in shown
+    assert "rank 1 · worker-2 · process 11" in shown, "the worker has the name that it has in the log"
     assert "world 1: 3 ranks, rank 2 on host b joined" in shown
     assert "! straggler: the others wait for it for 60% of their time (late submission)" in shown, "not by colour alone"
     assert "gradient 7 of process set 3 has waited for 61 s; missing: rank 1" in shown
     assert shown.count("waits 75 % of its time") == 3
     assert "24.0 samples/s" in shown
+    assert "1.00 steps/s" in shown
     assert "stderr: &lt;img src=x onerror=alert(1)&gt; &amp; more" in shown, "output of ranks is text and no markup"
     assert "Record 10 seconds" in shown

@@ -19,7 +19,8 @@ def snapshot(time=0.0, rank=0, size=2, **more):
 
 
 def test_a_snapshot_survives_the_way():
-    sent = snapshot(slow=(Slow(1, 0.5, "late"),), stalls=(Stall("t", (1, 2), 60.0, 3.0, 4),), recording="x", samples=7)
+    numbers = {"samples": 7, "steps": 5}
+    sent = snapshot(slow=(Slow(1, 0.5, "late"),), stalls=(Stall("t", (1, 2), 60.0, 3.0, 4),), recording="x", **numbers)
     assert Snapshot.decode(sent.encode()) == sent
 
 
@@ -41,8 +42,8 @@ def test_what_is_no_snapshot_is_refused(data):
 def test_a_snapshot_adds_up_the_process_sets():
     sets = {0: SetCounts(batches=2, bytes=10, late_seconds=1.0), 1: SetCounts(batches=3, inside_seconds=0.5)}
     slow = Straggler(1, 0, Cause.LATE, 0.05, 0.4)
-    made = Snapshot.of(Metrics(0, 2, 3, 1, 4, 0, 0, sets, (slow,), 9), 5.0, "h", 1)
-    assert (made.batches, made.nbytes, made.waiting, made.samples, made.lost_steps) == (5, 10, 1.5, 9, 4)
+    made = Snapshot.of(Metrics(0, 2, 3, 1, 4, 0, 0, sets, (slow,), 9, 6), 5.0, "h", 1)
+    assert (made.batches, made.nbytes, made.waiting, made.samples, made.lost_steps, made.steps) == (5, 10, 1.5, 9, 4, 6)
     assert made.slow == (Slow(1, 0.4, Cause.LATE.value),)
 
 
@@ -51,11 +52,13 @@ def test_rates_are_those_of_the_last_seconds():
     for second in range(20):
         grown = second * 10 if second > 10 else 0
         for rank in (0, 1):
-            numbers = {"batches": grown, "samples": 2 * grown, "waiting": second / 4, "nbytes": grown}
+            numbers = {"batches": grown, "steps": grown // 2, "samples": 2 * grown, "nbytes": grown}
+            numbers["waiting"] = second / 4
             picture.hear(f"worker-{rank}", snapshot(100 * rank + second, rank, **numbers), second)
     shown = picture.as_dict(19.0)
     assert shown["batches_per_second"] == shown["bytes_per_second"] == 10
     assert shown["samples_per_second"] == 40, "of all ranks"
+    assert shown["steps_per_second"] == 5
     assert [each["waiting_share"] for each in shown["ranks"]] == [0.25, 0.25]
 
 
