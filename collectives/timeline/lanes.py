@@ -8,7 +8,7 @@ from zlib import crc32
 
 from collectives.events import Submitted
 from collectives.timeline.drafts import Draft, template
-from collectives.timeline.records import Moment, quoted
+from collectives.timeline.records import Moment, duration, quoted
 
 __all__ = ["JobLane", "RankLane", "TensorLane"]
 
@@ -18,9 +18,11 @@ COUNTER_MICROSECONDS = 1000.0
 """The shortest time between two values of the bytes in flight, other than those at the ends of a batch."""
 BATCH_LANES, PHASE_LANES = 0, 100
 """The numbers of the first lane of batches, and of that of phases, in the row of a rank."""
-MOST_LANES = 1 << 20
+MOST_LANES = 900_000
+"""So many at most have phases: the numbers of lanes stay below those of rows."""
 FLOW = ',"id":"%s","name":"execution","cat":"execution"'
-BYTES = ',"name":"bytes in flight","args":{"bytes":%s}'
+"""Perfetto drops an arrow whose id is no hexadecimal number of 64 bits."""
+BYTES = ',"name":"in flight","args":{"bytes":%s}'
 NEGOTIATE = "NEGOTIATE_"
 START = Moment.at(0.0)
 
@@ -28,7 +30,8 @@ START = Moment.at(0.0)
 class TensorLane:
     """A tensor on one rank: waits for the other ranks, waits for its batch, is in its backend.
 
-    ``flow`` is the id of the arrow from the submission to the batch; empty where the submission was not seen.
+    ``flow`` is the id of the arrow from the submission to the batch, in hexadecimal; empty where the submission was not
+    seen.
     """
 
     def __init__(self, rank: int, draft: Draft) -> None:
@@ -52,7 +55,7 @@ class TensorLane:
         begin = max(self._ended, min([now, *self._heard.values()]))
         self._change(begin, (), (waits,), opened=(waits,))
         for rank, heard in self._heard.items():
-            self._tick(rank, max(begin, heard))
+            self._draft.add(_mark(self._lane, str(rank)), *[max(begin, heard).text] * 2)
         self._heard.clear()
         self._draft.add(template("s", self._lane, FLOW), max(begin, now).text, flow)
         self._nbytes, self.flow, self._args = event.nbytes, flow, _shown(event.dtype, event.shape)
@@ -139,6 +142,12 @@ def _spans(lane: int, ended: tuple[str, ...], begun: tuple[str, ...]) -> str:
 
 
 @lru_cache(4096)
+def _mark(lane: int, name: str) -> str:
+    """A tick before an arrow. For Perfetto an arrow begins at the last record X, even if that is over."""
+    return ",\n".join([template(phase, lane, f',"name":"{name}"') for phase in "BE"])
+
+
+@lru_cache(4096)
 def _shown(dtype: str, shape: tuple[int, ...]) -> str:
     return f',"args":{{"dtype":"{dtype}","shape":"{list(shape)}"}}'
 
@@ -156,7 +165,7 @@ class JobLane:
         """A step is over, in microseconds."""
         begin = max(0.0, begin)
         span = template("X", self._lane, f',"dur":%s,"name":"{name}"')
-        self._draft.add(span, f"{begin:.1f}", f"{max(0.0, end - begin):.1f}")
+        self._draft.add(span, f"{begin:.1f}", duration(begin, max(begin, end)))
 
 
 class RankLane:
@@ -206,7 +215,7 @@ class RankLane:
         begin = max(0.0, begin)
         self._ends[label] = end = max(begin, end)
         span = template("X", lane, f',"dur":%s,"name":"{name}","args":%s')
-        self._draft.add(span, f"{begin:.1f}", f"{end - begin:.1f}", args)
+        self._draft.add(span, f"{begin:.1f}", duration(begin, end), args)
 
     def instant(self, name: str, now: Moment, scope: str, args: str = "{}") -> None:
         """Something happened to the rank; ``scope`` is that of the format: t, p or g."""

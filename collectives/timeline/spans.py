@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
 from typing import Any, NamedTuple, TypeAlias
+from zlib import crc32
 
 from collectives.activities import activity, part
 from collectives.events import (
@@ -79,7 +80,7 @@ class Spans:
         self.shift = shift
         self._rank = rank
         self._mark_cycles = mark_cycles
-        self._series = series
+        self._series = f"{crc32(f'{series}{rank}'.encode()):08x}"
         self._records: list[Record] = []
         self._begun: list[Draft] = []
         self._lanes: dict[Key, TensorLane] = {}
@@ -138,7 +139,7 @@ class Spans:
 
     def _submitted(self, event: Submitted) -> None:
         lane, now = self._lane(event.process_set, event.name), self._moment(event.time)
-        lane.submit(event, now, f"{self._series}{self._rank}.{next(self._flows)}")
+        lane.submit(event, now, f"{self._series}{next(self._flows):08x}")
         self._row.count(event.nbytes, now)
 
     def _heard(self, event: Heard) -> None:

@@ -28,6 +28,7 @@ def check(records, complete=True):
         assert not missing, (record, missing)
         assert record.get("ts", 0) >= 0, record
     check_spans(records, complete)
+    check_lanes(records)
     check_flows(records)
     named = {record["pid"] for record in records if record.get("name") == "process_name"}
     assert {record["pid"] for record in records} <= named
@@ -54,16 +55,28 @@ def check_spans(records, complete):
                 assert record.get("name", begun["name"]) == begun["name"]
             else:
                 assert record["dur"] >= 0
-                latest = record["ts"] + record["dur"] - 0.2  # two roundings
+                latest = round(record["ts"] + record["dur"], 1)
         assert not (complete and open_spans), open_spans
 
 
+def check_lanes(records):
+    """No two lanes of a row are one for Perfetto, which gives lane 0 the number of the row."""
+    lanes = {(record["pid"], record["tid"]) for record in records if "tid" in record}
+    shown = {(pid, lane or pid) for pid, lane in lanes}
+    assert len(shown) == len(lanes), sorted(lanes - shown)
+
+
 def check_flows(records):
-    """Each arrow begins once, before it ends."""
-    begun = {}
+    """Each arrow begins once, before it ends, and at a span: for Perfetto that is the last one, even if it is over."""
+    begun, last = {}, {}
     for record in records:
+        lane = record["pid"], record.get("tid")
+        if record["ph"] in "BEXi":
+            last[lane] = record["ph"]
         if record["ph"] == "s":
+            assert last[lane] not in "Xi", record
             assert record["id"] not in begun
+            assert 0 <= int(record["id"], 16) < 1 << 64
             begun[record["id"]] = record["ts"]
     for record in records:
         if record["ph"] == "f":
@@ -80,10 +93,9 @@ def rows(records):
 
 
 def story(records, row, tid=0, phases="BEXi"):
-    """What happens on a lane, as text: ``B name``, ``E name``..."""
+    """What happens on a lane, as text: ``B name``, ``E name``... A tick is ``X``, also if it is written as a span."""
     pid = rows(records)[row]
-    return [
-        f"{record['ph']} {record.get('name', '')}".strip()
-        for record in records
-        if record["pid"] == pid and record.get("tid") == tid and record["ph"] in phases
-    ]
+    lane = [record for record in records if record["pid"] == pid and record.get("tid") == tid]
+    told = [(record["ph"], record.get("name", "")) for record in lane]
+    told = [("X" if name.isdigit() else kind, name) for kind, name in told if not (kind == "E" and name.isdigit())]
+    return [f"{kind} {name}".strip() for kind, name in told if kind in phases]
