@@ -54,9 +54,11 @@ class TensorLane:
         waits = NEGOTIATE + event.operation.upper().replace(" ", "_")
         begin = max(self._ended, min([now, *self._heard.values()]))
         self._change(begin, (), (waits,), opened=(waits,))
-        for rank, heard in self._heard.items():
-            self._draft.add(_mark(self._lane, str(rank)), *[max(begin, heard).text] * 2)
-        self._heard.clear()
+        if self._heard:
+            for rank, heard in self._heard.items():
+                self._tick(rank, max(begin, heard))
+            self._heard.clear()
+            self._tick("SUBMITTED", max(begin, now))  # for Perfetto the arrow begins at the last tick
         self._draft.add(template("s", self._lane, FLOW), max(begin, now).text, flow)
         self._nbytes, self.flow, self._args = event.nbytes, flow, _shown(event.dtype, event.shape)
 
@@ -92,13 +94,12 @@ class TensorLane:
 
     def start(self, operation: str, activity: str, now: Moment) -> None:
         """The backend begins; this rank may not have submitted the tensor, if it has joined."""
-        self.decide(now)
-        if self._open:
+        if len(self._open) > 1:
             operation, before = self._open
             self._change(now, (before,), (activity,), opened=(operation, activity))
         else:
             self._heard.clear()
-            self._change(now, (), (operation, activity), opened=(operation, activity))
+            self._change(now, self._open, (operation, activity), opened=(operation, activity))
 
     def finish(self, now: Moment) -> int:
         """The operation is over; returns the bytes that were submitted."""
@@ -130,8 +131,8 @@ class TensorLane:
             self._draft.add(template("M", self._lane, name), START.text)
         self._draft.add(_spans(self._lane, ended, begun), *[now.text] * (len(ended) + len(begun)))
 
-    def _tick(self, rank: int, now: Moment) -> None:
-        self._draft.add(template("X", self._lane, f',"dur":0,"name":"{rank}"'), now.text)
+    def _tick(self, name: int | str, now: Moment) -> None:
+        self._draft.add(template("X", self._lane, f',"dur":0,"name":"{name}"'), now.text)
 
 
 @lru_cache(4096)
@@ -139,12 +140,6 @@ def _spans(lane: int, ended: tuple[str, ...], begun: tuple[str, ...]) -> str:
     """Spans that end and begin at one moment; %s stands for it, once for each."""
     changes = [("E", name) for name in ended] + [("B", name) for name in begun]
     return ",\n".join([template(phase, lane, f',"name":"{name}"') for phase, name in changes])
-
-
-@lru_cache(4096)
-def _mark(lane: int, name: str) -> str:
-    """A tick before an arrow. For Perfetto an arrow begins at the last record X, even if that is over."""
-    return ",\n".join([template(phase, lane, f',"name":"{name}"') for phase in "BE"])
 
 
 @lru_cache(4096)

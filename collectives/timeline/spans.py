@@ -33,6 +33,8 @@ __all__ = ["KINDS", "Arrived", "Spans", "Step", "Told", "WorldChange"]
 Key = tuple[int, str]
 
 SHOWN_NAMES = 8
+SHORTEST = 0.2
+"""Microseconds between two events at least, so that their texts differ."""
 MOST_LANES = 10_000
 """When there are so many, those of tensors that are not in flight are dropped; the names of a job may never repeat."""
 
@@ -119,10 +121,11 @@ class Spans:
         self._row.close(now)
 
     def _moment(self, time: float) -> Moment:
-        """``time`` in the timeline; not before an earlier event, whose clock may have been corrected since."""
-        microseconds = (time + self.shift) * MICROSECONDS
-        if microseconds > self._latest.microseconds:
-            self._latest = Moment.at(microseconds)
+        """``time`` in the timeline; behind an earlier event, whose clock may have been corrected since.
+
+        For Perfetto, spans end before others begin at the same time, so a span without length would never end.
+        """
+        self._latest = Moment.at(max((time + self.shift) * MICROSECONDS, self._latest.microseconds + SHORTEST))
         return self._latest
 
     def _lane(self, process_set: int, name: str) -> TensorLane:

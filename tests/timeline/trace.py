@@ -52,6 +52,7 @@ def check_spans(records, complete):
                 open_spans.append(record)
             elif record["ph"] == "E":
                 begun = open_spans.pop()
+                assert record["ts"] > begun["ts"], record  # Perfetto never ends it otherwise
                 assert record.get("name", begun["name"]) == begun["name"]
             else:
                 assert record["dur"] >= 0
@@ -67,14 +68,14 @@ def check_lanes(records):
 
 
 def check_flows(records):
-    """Each arrow begins once, before it ends, and at a span: for Perfetto that is the last one, even if it is over."""
+    """Each arrow begins once, before it ends, and behind no tick of a rank, at which it would begin for Perfetto."""
     begun, last = {}, {}
     for record in records:
         lane = record["pid"], record.get("tid")
         if record["ph"] in "BEXi":
-            last[lane] = record["ph"]
+            last[lane] = record.get("name", "")
         if record["ph"] == "s":
-            assert last[lane] not in "Xi", record
+            assert not last[lane].isdigit(), record
             assert record["id"] not in begun
             assert 0 <= int(record["id"], 16) < 1 << 64
             begun[record["id"]] = record["ts"]
@@ -93,9 +94,10 @@ def rows(records):
 
 
 def story(records, row, tid=0, phases="BEXi"):
-    """What happens on a lane, as text: ``B name``, ``E name``... A tick is ``X``, also if it is written as a span."""
+    """What happens on a lane, as text: ``B name``, ``E name``..."""
     pid = rows(records)[row]
-    lane = [record for record in records if record["pid"] == pid and record.get("tid") == tid]
-    told = [(record["ph"], record.get("name", "")) for record in lane]
-    told = [("X" if name.isdigit() else kind, name) for kind, name in told if not (kind == "E" and name.isdigit())]
-    return [f"{kind} {name}".strip() for kind, name in told if kind in phases]
+    return [
+        f"{record['ph']} {record.get('name', '')}".strip()
+        for record in records
+        if record["pid"] == pid and record.get("tid") == tid and record["ph"] in phases
+    ]
