@@ -11,14 +11,17 @@ from contextlib import suppress
 from typing import Any
 
 from collectives.locked_file import LockedFile
-from collectives.timeline.records import JOB, MICROSECONDS, PID, Record, Row, quoted
+from collectives.timeline.records import MICROSECONDS, PID, Record, Row, quoted
 
 __all__ = ["Document", "DocumentError"]
 
 END = b"\n]\n"
 LARGEST_WRITE = 1 << 16
-FIRST_RANK_PID = 1 << 20
-"""The process id of the row of rank 0; those of the job and of tensors are below."""
+FIRST_RANK_PID, FIRST_TENSOR_PID = 1_000_000, 2_000_000
+"""The process ids of the first rows; that of the job is below, and that of a row above the numbers of its lanes.
+
+Perfetto takes lane 0 of a process as that whose number is the id of the process.
+"""
 
 
 class DocumentError(Exception):
@@ -73,7 +76,7 @@ class Document:
         if "start_time_since_epoch_in_micros" in args:
             self.start, self._is_resumed = args["start_time_since_epoch_in_micros"], True
         elif record["name"] == "process_name":
-            row = Row(args["name"], pid - FIRST_RANK_PID if pid >= FIRST_RANK_PID + JOB.rank else -1)
+            row = Row(args["name"], pid - FIRST_RANK_PID if pid < FIRST_TENSOR_PID else -1)
             self._pids[row] = str(pid)
             self._tensors += row.is_tensor
 
@@ -92,9 +95,9 @@ class Document:
             raise DocumentError(_explained(self.path, error)) from error
 
     def _introduce(self, row: Row, lines: list[str]) -> str:
+        pid = FIRST_TENSOR_PID + self._tensors if row.is_tensor else FIRST_RANK_PID + row.rank
         self._tensors += row.is_tensor
-        pid = self._tensors if row.is_tensor else FIRST_RANK_PID + row.rank
-        lines += _metadata(pid, row.name, pid if row.is_tensor else row.rank - FIRST_RANK_PID)
+        lines += _metadata(pid, row.name)
         self._pids[row] = str(pid)
         return str(pid)
 
@@ -154,10 +157,10 @@ def _head(start: int) -> list[str]:
     ]
 
 
-def _metadata(pid: int, name: str, place: int) -> list[str]:
+def _metadata(pid: int, name: str) -> list[str]:
     return [
         f'{{"pid":{pid},"ph":"M","name":"process_name","args":{quoted({"name": name})}}}',
-        f'{{"pid":{pid},"ph":"M","name":"process_sort_index","args":{{"sort_index":{place}}}}}',
+        f'{{"pid":{pid},"ph":"M","name":"process_sort_index","args":{{"sort_index":{pid}}}}}',
     ]
 
 

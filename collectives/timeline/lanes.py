@@ -8,7 +8,7 @@ from zlib import crc32
 
 from collectives.events import Submitted
 from collectives.timeline.drafts import Draft, template
-from collectives.timeline.records import Moment, quoted
+from collectives.timeline.records import Moment, duration, quoted
 
 __all__ = ["JobLane", "RankLane", "TensorLane"]
 
@@ -18,9 +18,11 @@ COUNTER_MICROSECONDS = 1000.0
 """The shortest time between two values of the bytes in flight, other than those at the ends of a batch."""
 BATCH_LANES, PHASE_LANES = 0, 100
 """The numbers of the first lane of batches, and of that of phases, in the row of a rank."""
-MOST_LANES = 1 << 20
+MOST_LANES = 900_000
+"""So many at most have phases: the numbers of lanes stay below those of rows."""
 FLOW = ',"id":"%s","name":"execution","cat":"execution"'
-BYTES = ',"name":"bytes in flight","args":{"bytes":%s}'
+"""Perfetto drops an arrow whose id is no hexadecimal number of 64 bits."""
+BYTES = ',"name":"in flight","args":{"bytes":%s}'
 NEGOTIATE = "NEGOTIATE_"
 START = Moment.at(0.0)
 
@@ -28,7 +30,8 @@ START = Moment.at(0.0)
 class TensorLane:
     """A tensor on one rank: waits for the other ranks, waits for its batch, is in its backend.
 
-    ``flow`` is the id of the arrow from the submission to the batch; empty where the submission was not seen.
+    ``flow`` is the id of the arrow from the submission to the batch, in hexadecimal; empty where the submission was not
+    seen.
     """
 
     def __init__(self, rank: int, draft: Draft) -> None:
@@ -51,9 +54,11 @@ class TensorLane:
         waits = NEGOTIATE + event.operation.upper().replace(" ", "_")
         begin = max(self._ended, min([now, *self._heard.values()]))
         self._change(begin, (), (waits,), opened=(waits,))
-        for rank, heard in self._heard.items():
-            self._tick(rank, max(begin, heard))
-        self._heard.clear()
+        if self._heard:
+            for rank, heard in self._heard.items():
+                self._tick(rank, max(begin, heard))
+            self._heard.clear()
+            self._tick("SUBMITTED", max(begin, now))  # for Perfetto the arrow begins at the last tick
         self._draft.add(template("s", self._lane, FLOW), max(begin, now).text, flow)
         self._nbytes, self.flow, self._args = event.nbytes, flow, _shown(event.dtype, event.shape)
 
@@ -89,13 +94,12 @@ class TensorLane:
 
     def start(self, operation: str, activity: str, now: Moment) -> None:
         """The backend begins; this rank may not have submitted the tensor, if it has joined."""
-        self.decide(now)
-        if self._open:
+        if len(self._open) > 1:
             operation, before = self._open
             self._change(now, (before,), (activity,), opened=(operation, activity))
         else:
             self._heard.clear()
-            self._change(now, (), (operation, activity), opened=(operation, activity))
+            self._change(now, self._open, (operation, activity), opened=(operation, activity))
 
     def finish(self, now: Moment) -> int:
         """The operation is over; returns the bytes that were submitted."""
@@ -127,8 +131,8 @@ class TensorLane:
             self._draft.add(template("M", self._lane, name), START.text)
         self._draft.add(_spans(self._lane, ended, begun), *[now.text] * (len(ended) + len(begun)))
 
-    def _tick(self, rank: int, now: Moment) -> None:
-        self._draft.add(template("X", self._lane, f',"dur":0,"name":"{rank}"'), now.text)
+    def _tick(self, name: int | str, now: Moment) -> None:
+        self._draft.add(template("X", self._lane, f',"dur":0,"name":"{name}"'), now.text)
 
 
 @lru_cache(4096)
@@ -156,7 +160,7 @@ class JobLane:
         """A step is over, in microseconds."""
         begin = max(0.0, begin)
         span = template("X", self._lane, f',"dur":%s,"name":"{name}"')
-        self._draft.add(span, f"{begin:.1f}", f"{max(0.0, end - begin):.1f}")
+        self._draft.add(span, f"{begin:.1f}", duration(begin, max(begin, end)))
 
 
 class RankLane:
@@ -206,7 +210,7 @@ class RankLane:
         begin = max(0.0, begin)
         self._ends[label] = end = max(begin, end)
         span = template("X", lane, f',"dur":%s,"name":"{name}","args":%s')
-        self._draft.add(span, f"{begin:.1f}", f"{end - begin:.1f}", args)
+        self._draft.add(span, f"{begin:.1f}", duration(begin, end), args)
 
     def instant(self, name: str, now: Moment, scope: str, args: str = "{}") -> None:
         """Something happened to the rank; ``scope`` is that of the format: t, p or g."""

@@ -5,7 +5,19 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-__all__ = ["JOB", "MICROSECONDS", "PID", "Moment", "Record", "Row", "quoted", "rank_row", "tensor_row", "text"]
+__all__ = [
+    "JOB",
+    "MICROSECONDS",
+    "PID",
+    "Moment",
+    "Record",
+    "Row",
+    "duration",
+    "quoted",
+    "rank_row",
+    "tensor_row",
+    "text",
+]
 
 MICROSECONDS = 1e6
 PID = "\0"
@@ -47,6 +59,11 @@ class Moment(NamedTuple):
     def at(cls, microseconds: float) -> Moment:
         """The moment."""
         return cls(microseconds, f"{microseconds:.1f}")
+
+
+def duration(begin: float, end: float) -> str:
+    """The microseconds between two moments as they are written: a span ends where its text says the next one begins."""
+    return f"{round(end, 1) - round(begin, 1):.1f}"
 
 
 def tensor_row(name: str, process_set: int) -> Row:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
 from typing import Any, NamedTuple, TypeAlias
+from zlib import crc32
 
 from collectives.activities import activity, part
 from collectives.events import (
@@ -32,6 +33,8 @@ __all__ = ["KINDS", "Arrived", "Spans", "Step", "Told", "WorldChange"]
 Key = tuple[int, str]
 
 SHOWN_NAMES = 8
+SHORTEST = 0.2
+"""Microseconds between two events at least, so that their texts differ."""
 MOST_LANES = 10_000
 """When there are so many, those of tensors that are not in flight are dropped; the names of a job may never repeat."""
 
@@ -79,7 +82,7 @@ class Spans:
         self.shift = shift
         self._rank = rank
         self._mark_cycles = mark_cycles
-        self._series = series
+        self._series = f"{crc32(f'{series}{rank}'.encode()):08x}"
         self._records: list[Record] = []
         self._begun: list[Draft] = []
         self._lanes: dict[Key, TensorLane] = {}
@@ -118,10 +121,11 @@ class Spans:
         self._row.close(now)
 
     def _moment(self, time: float) -> Moment:
-        """``time`` in the timeline; not before an earlier event, whose clock may have been corrected since."""
-        microseconds = (time + self.shift) * MICROSECONDS
-        if microseconds > self._latest.microseconds:
-            self._latest = Moment.at(microseconds)
+        """``time`` in the timeline; behind an earlier event, whose clock may have been corrected since.
+
+        For Perfetto, spans end before others begin at the same time, so a span without length would never end.
+        """
+        self._latest = Moment.at(max((time + self.shift) * MICROSECONDS, self._latest.microseconds + SHORTEST))
         return self._latest
 
     def _lane(self, process_set: int, name: str) -> TensorLane:
@@ -138,7 +142,7 @@ class Spans:
 
     def _submitted(self, event: Submitted) -> None:
         lane, now = self._lane(event.process_set, event.name), self._moment(event.time)
-        lane.submit(event, now, f"{self._series}{self._rank}.{next(self._flows)}")
+        lane.submit(event, now, f"{self._series}{next(self._flows):08x}")
         self._row.count(event.nbytes, now)
 
     def _heard(self, event: Heard) -> None:

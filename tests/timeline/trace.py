@@ -28,6 +28,7 @@ def check(records, complete=True):
         assert not missing, (record, missing)
         assert record.get("ts", 0) >= 0, record
     check_spans(records, complete)
+    check_lanes(records)
     check_flows(records)
     named = {record["pid"] for record in records if record.get("name") == "process_name"}
     assert {record["pid"] for record in records} <= named
@@ -51,19 +52,32 @@ def check_spans(records, complete):
                 open_spans.append(record)
             elif record["ph"] == "E":
                 begun = open_spans.pop()
+                assert record["ts"] > begun["ts"], record  # Perfetto never ends it otherwise
                 assert record.get("name", begun["name"]) == begun["name"]
             else:
                 assert record["dur"] >= 0
-                latest = record["ts"] + record["dur"] - 0.2  # two roundings
+                latest = round(record["ts"] + record["dur"], 1)
         assert not (complete and open_spans), open_spans
 
 
+def check_lanes(records):
+    """No two lanes of a row are one for Perfetto, which gives lane 0 the number of the row."""
+    lanes = {(record["pid"], record["tid"]) for record in records if "tid" in record}
+    shown = {(pid, lane or pid) for pid, lane in lanes}
+    assert len(shown) == len(lanes), sorted(lanes - shown)
+
+
 def check_flows(records):
-    """Each arrow begins once, before it ends."""
-    begun = {}
+    """Each arrow begins once, before it ends, and behind no tick of a rank, at which it would begin for Perfetto."""
+    begun, last = {}, {}
     for record in records:
+        lane = record["pid"], record.get("tid")
+        if record["ph"] in "BEXi":
+            last[lane] = record.get("name", "")
         if record["ph"] == "s":
+            assert not last[lane].isdigit(), record
             assert record["id"] not in begun
+            assert 0 <= int(record["id"], 16) < 1 << 64
             begun[record["id"]] = record["ts"]
     for record in records:
         if record["ph"] == "f":
