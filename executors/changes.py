@@ -11,16 +11,16 @@ from executors.worlds import Published
 __all__ = ["describe", "losses", "summary"]
 
 
-def describe(before: Published, after: Published, lost: Mapping[str, str]) -> str:
+def describe(before: Published, after: Published, lost: Mapping[str, str], done: Mapping[str, str]) -> str:
     """How the workers changed from ``before`` to ``after``, such as "rank 2 on host b lost (killed by signal 9)".
 
-    ``lost`` has the reason for each worker that was lost.
+    ``lost`` has the reason for each worker that was lost, and ``done`` says how each one ended that had its success.
     """
     former, present = before.slots(), after.slots()
     gone = [worker for worker in former if worker not in present]
     come = [worker for worker in present if worker not in former]
     parts = [f"{_place(former[worker])} lost ({lost[worker]})" for worker in losses(before, after, lost)]
-    parts += [f"{_place(former[worker])} left" for worker in gone if worker not in lost]
+    parts += [f"{_place(former[worker])} {done.get(worker, 'left')}" for worker in gone if worker not in lost]
     parts += [f"{_place(present[worker])} joined" for worker in come]
     return ", ".join(parts) or "the same ranks again"
 

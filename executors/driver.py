@@ -100,6 +100,7 @@ class Driver:
         self._formed_last = NO_WORLD
         self._former: set[str] = set()
         self._lost: dict[str, str] = {}
+        self._done: dict[str, str] = {}  # how members ended that had done their work
         # Workers whose agents have still to say how they ended, and changes that are told then.
         self._unexplained: set[str] = set()
         self._untold: list[Callable[[], None]] = []
@@ -148,14 +149,22 @@ class Driver:
         self._coming_up.discard(worker)
 
     def done(self, worker: str, text: str = "ended with exit code 0") -> None:
-        """``worker`` has ended with success; ``text`` says how. If the others noticed its end first, it is lost."""
+        """``worker`` has ended with success; ``text`` says how. It may be that the others noticed its end first."""
         self._note_end(worker, text)
-        if worker in self._unexplained:
-            self._explain(worker, Failure(Kind.EXIT, text, 0))
         self._coming_up.discard(worker)
-        if worker in self.members and worker not in self._former:
+        if worker in self._unexplained:
+            self._acquit(worker, text)
+        elif worker in self.members and worker not in self._former:
             self._order = self._order or self.members
+            self._done[worker] = text
         self._handle(WorkerDone(worker))
+
+    def _acquit(self, worker: str, text: str) -> None:
+        """``worker`` is not lost, as the others took it: without :func:`shutdown` they cannot know."""
+        self._lost.pop(worker, None)
+        self._done[worker] = text
+        self._failures.forget(worker)
+        self._settle(worker)
 
     def failed(self, worker: str, failure: Failure) -> None:
         """``worker`` has ended without success; that of a worker that had to leave is no failure.
@@ -341,7 +350,7 @@ class Driver:
             if isinstance(action, Publish) and (self._limits.is_elastic or self._published is NO_WORLD):
                 members = tuple((worker, self._hosts[worker]) for worker in action.members.workers)
                 world = Published(action.members.round, members, action.planned)
-                text = describe(self._formed_last, world, self._lost)
+                text = describe(self._formed_last, world, self._lost, self._done)
                 self._show(Published(world.round, members, action.planned, text))
 
     def _show(self, world: Published) -> None:
@@ -488,7 +497,7 @@ class Driver:
             self._job.store.set(CALL, Call(call, has_returned).encode())
 
     def _tell(self, before: Published, world: Published, report: Report) -> None:
-        text = describe(before, world, self._lost)
+        text = describe(before, world, self._lost, self._done)
         # A script that sets up no log shows warnings, but no more.
         level = logging.WARNING if losses(before, world, self._lost) else logging.INFO
         line = summary(replace(world, text=text), report.pause, report.lost)

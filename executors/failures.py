@@ -48,6 +48,10 @@ class Failures:
             del self._failed[worker]
             self._failed[worker] = replace(known, failure=failure)
 
+    def forget(self, worker: str) -> None:
+        """``worker`` has not failed after all."""
+        self._failed.pop(worker, None)
+
     def explain(self, worker: str, failure: Failure) -> None:
         """How the failed ``worker`` ended is known now."""
         self._failed[worker] = replace(self._failed[worker], failure=failure)

@@ -104,14 +104,6 @@ def _accuracies(lines: Sequence[str]) -> list[float]:
     return [float(line.rpartition(" ")[2]) for line in lines if line.startswith("epoch")]
 
 
-def test_the_report_about_a_rank_in_a_loop() -> None:
-    command = [*HVDRUN, "-np", "2", "--stall-check-warning-time-seconds", "0.3", sys.executable]
-    run = _run(*command, str(EXAMPLES / "stalls.py"), "--cause", "loop", "--seconds", "1")
-    assert run.returncode == 0, run.stderr
-    assert "rank 1 computes, perhaps in an endless loop" in run.stderr
-    assert "in loop: " in run.stderr
-
-
 def test_a_script_for_horovod() -> None:
     lines = _on_two("horovod_digits.py", "--epochs", "1", "--fp16-allreduce", options=["--horovod-alias"])
     assert re.fullmatch(r"Train Epoch: 1 \[0/719\]\tLoss: \d\.\d{6}", lines[0])

@@ -172,6 +172,8 @@ class Membership:
             if event.worker in self.published.workers:
                 self._is_finishing = self._is_broken = True
             del self._workers[event.worker]
+        elif event.worker in self._failed and self._failed[event.worker].has_state:
+            self._is_finishing = True  # the others noticed its end first, and took it for a loss
 
     @_note.register
     def _note_world_failed(self, event: WorldFailed) -> None:

@@ -183,7 +183,7 @@ class ElasticRayJob:
     def returned(self, worker: str, outcome: Outcome) -> None:
         """See :class:`executors.ray.actors.Events`."""
         self._outcomes[worker] = outcome
-        self.driver.done(worker)
+        self.driver.done(worker, "returned")
 
     def raised(self, worker: str, outcome: Outcome) -> None:
         """See :class:`executors.ray.actors.Events`."""

@@ -56,7 +56,7 @@ class Succession:
 
     def change(self, before: Published) -> str:
         """How the workers changed from ``before`` to the present world."""
-        return describe(before, self.world, self._lost)
+        return describe(before, self.world, self._lost, {})
 
     def _next(self) -> Published | None:
         if self._lost.keys() & set(self.workers):

@@ -463,16 +463,28 @@ class TestLossesThatOthersNotice:
         ]
         assert not agents.killed
 
-    def test_one_that_left_without_a_word_is_lost_also_with_exit_code_0(self, job, agents, caplog):
+    @pytest.mark.parametrize("is_noticed_first", [True, False])
+    def test_one_that_ends_with_exit_code_0_is_done_whoever_notices_it_first(
+        self, job, agents, caplog, is_noticed_first
+    ):
         caplog.set_level("INFO", "executors")
-        driver = begun(elastic(3), job, agents)
-        self.lose(job, agents, 2)
-        report(job, agents, "worker-0", 1, kind="formed", round=1, pause=0.02)
-        driver.done("worker-2")
-        assert caplog.messages == [
-            "world 1: 2 ranks, rank 2 on host a lost (ended with exit code 0), resumed after 0.02 s, 0 steps lost"
+        driver = begun(elastic(3, cooldown=Cooldown(1.0, 1.0)), job, agents)
+        report(job, agents, "worker-1", 0, kind="formed", round=0)
+        if is_noticed_first:
+            self.lose(job, agents, 2)
+            report(job, agents, "worker-0", 1, kind="formed", round=1, pause=0.02)
+            driver.done("worker-2")
+        else:
+            driver.done("worker-2")
+            report(job, agents, "worker-0", 1, kind="formed", round=1, pause=0.02)
+        assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+            ("INFO", "world 1: 2 ranks, rank 2 on host a ended with exit code 0, resumed after 0.02 s, 0 steps lost")
         ]
-        assert not driver.is_over
+        agents.wait(10.0)
+        assert list(agents.started) == ["worker-0", "worker-1", "worker-2"], "nobody comes for it"
+        driver.failed("worker-0", KILLED)
+        driver.failed("worker-1", KILLED)
+        driver.check()
 
     def test_the_line_does_not_wait_for_ever(self, job, agents, caplog):
         caplog.set_level("INFO", "executors")

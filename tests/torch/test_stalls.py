@@ -3,8 +3,11 @@
 import contextlib
 import logging
 import os
+import runpy
 import signal
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from tests.torch.pool import Pool
 
 STALLS = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "0.5", "HOROVOD_GLOO_TIMEOUT_SECONDS": "60"}
 ALL = (0, 1, 2)
+EXAMPLE = str(Path(__file__).parents[2] / "examples" / "stalls.py")
 
 
 @pytest.fixture(scope="module")
@@ -143,3 +147,23 @@ def test_a_rank_that_waits_in_another_collective(stalling):
     assert "rank 1 waits itself, for 'allreduce.mean' on process set 1, submitted" in found
     assert 'in wait_elsewhere: hvd.allreduce(torch.ones(3), name="mean", process_set=pair)' in found
     assert "rank 2 is blocked" in found
+
+
+def run_example(*options):
+    """The warnings of this rank while the example runs."""
+    warnings, given = [], sys.argv
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: warnings.append(record.getMessage())
+    logging.getLogger("collectives").addHandler(handler)
+    sys.argv = [EXAMPLE, *options]
+    runpy.run_path(EXAMPLE, run_name="__main__")
+    sys.argv = given
+    logging.getLogger("collectives").removeHandler(handler)
+    return warnings
+
+
+def test_the_example(stalling):
+    """In the ranks of the other tests, which report after half a second."""
+    found = "\n".join(stalling.run(run_example, "--cause", "loop", "--seconds", "2")[0])
+    assert "rank 1 computes, perhaps in an endless loop" in found
+    assert "in loop: " in found
