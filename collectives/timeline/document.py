@@ -13,7 +13,7 @@ from typing import Any
 from collectives.locked_file import LockedFile
 from collectives.timeline.records import JOB, MICROSECONDS, PID, Record, Row, quoted
 
-__all__ = ["Document", "DocumentError"]
+__all__ = ["Document", "DocumentError", "NoDocumentError"]
 
 END = b"\n]\n"
 LARGEST_WRITE = 1 << 16
@@ -23,6 +23,10 @@ FIRST_RANK_PID = 1 << 20
 
 class DocumentError(Exception):
     """The file cannot be written."""
+
+
+class NoDocumentError(DocumentError):
+    """Rank 0 records nothing; if it was asked to, it has logged why."""
 
 
 class Document:
