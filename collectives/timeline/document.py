@@ -13,7 +13,7 @@ from typing import Any
 from collectives.locked_file import LockedFile
 from collectives.timeline.records import JOB, MICROSECONDS, PID, Record, Row, quoted
 
-__all__ = ["Document", "DocumentError", "NoDocumentError"]
+__all__ = ["Document", "DocumentError", "DocumentInUseError", "NoDocumentError"]
 
 END = b"\n]\n"
 LARGEST_WRITE = 1 << 16
@@ -23,6 +23,10 @@ FIRST_RANK_PID = 1 << 20
 
 class DocumentError(Exception):
     """The file cannot be written."""
+
+
+class DocumentInUseError(DocumentError):
+    """Another process writes the file."""
 
 
 class NoDocumentError(DocumentError):
@@ -140,7 +144,8 @@ def _open(path: str) -> LockedFile:
     try:
         return LockedFile(path)
     except BlockingIOError as error:
-        raise DocumentError(f"another job writes a timeline to {path!r}; give each job a file of its own") from error
+        text = f"another job writes a timeline to {path!r}; give each job a file of its own"
+        raise DocumentInUseError(text) from error
     except (OSError, ValueError) as error:
         raise DocumentError(_explained(path, error)) from error
 
