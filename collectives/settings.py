@@ -47,6 +47,7 @@ TUNED: Mapping[str, Sequence[str]] = {
 
 DYNAMIC_TIMELINE = "DYNAMIC"
 T = TypeVar("T")
+Number = TypeVar("Number", bool, int, float)
 MEBIBYTE = 1 << 20
 LONGEST_JOB = 200
 
@@ -124,7 +125,6 @@ class Settings:
         timeout = read("HOROVOD_GLOO_TIMEOUT_SECONDS", _seconds, 30.0)
         local_rank, local_size = _local_place(read) if topology is None else (topology.local_rank, topology.local_size)
         stall_warning, stall_shutdown, stall_remarks = _stall_times(read)
-        autotune, autotune_remarks = _autotuning(read)
         return cls(
             secret=read(ENVIRONMENT_SECRET, _base64, b"", show=False),
             interface=read("HOROVOD_GLOO_IFACE", str, ""),
@@ -144,12 +144,12 @@ class Settings:
             group_fusion=not read("HOROVOD_DISABLE_GROUP_FUSION", _flag, False),
             dynamic_process_sets=read("HOROVOD_DYNAMIC_PROCESS_SETS", _flag, True),
             timeline=read("HOROVOD_TIMELINE", _timeline, ""),
-            timeline_mark_cycles=read("HOROVOD_TIMELINE_MARK_CYCLES", _flag, False),
-            autotune=autotune,
+            timeline_mark_cycles=read.or_default("HOROVOD_TIMELINE_MARK_CYCLES", _flag, False),
+            autotune=_autotuning(read),
             metrics_address=read("HVD_METRICS_ADDRESS", str, LOOPBACK),
-            metrics_port=read("HVD_METRICS_PORT", _port_of(local_rank, local_size), 0),
+            metrics_port=read.or_default("HVD_METRICS_PORT", _port_of(local_rank, local_size), 0),
             dashboard=read("HVD_DASHBOARD", str, ""),
-            remarks=(*stall_remarks, *autotune_remarks, *_remarks(read)),
+            remarks=(*stall_remarks, *read.remarks, *_remarks(read)),
             timeouts=Timeouts(
                 connect=timeout,
                 collective=min(timeout, stall_shutdown or timeout),
@@ -211,28 +211,17 @@ def _stall_times(read: _Reader) -> tuple[float | None, float, list[str]]:
     return warning, 0.0, [remark]
 
 
-def _autotuning(read: _Reader) -> tuple[Autotuning | None, list[str]]:
-    """A value that is not allowed does not end the job: the default is used."""
-    remarks: list[str] = []
-
-    def value(name: str, parse: Callable[[str], T], default: T) -> T:
-        try:
-            return read(name, parse, default)
-        except SettingsError as error:
-            remarks.append(f"{error}; {default:g} is used")
-            return default
-
-    if not value("HOROVOD_AUTOTUNE", _flag, False):
-        return None, remarks
-    tuning = Autotuning(
+def _autotuning(read: _Reader) -> Autotuning | None:
+    if not read.or_default("HOROVOD_AUTOTUNE", _flag, False):
+        return None
+    return Autotuning(
         log=read("HOROVOD_AUTOTUNE_LOG", str, ""),
-        warmup=value("HOROVOD_AUTOTUNE_WARMUP_SAMPLES", _natural, 3),
-        steps=value("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", _positive, 10),
-        most=value("HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", _natural, 20),
-        noise=value("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", _share, 0.8),
+        warmup=read.or_default("HOROVOD_AUTOTUNE_WARMUP_SAMPLES", _natural, 3),
+        steps=read.or_default("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", _positive, 10),
+        most=read.or_default("HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", _natural, 20),
+        noise=read.or_default("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", _share, 0.8),
         fixed=frozenset(name for variable, names in TUNED.items() if read(variable, str, "") for name in names),
     )
-    return tuning, remarks
 
 
 def _timeline(text: str) -> str:
@@ -261,6 +250,7 @@ def _remarks(read: _Reader) -> tuple[str, ...]:
 class _Reader:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
+        self.remarks: list[str] = []
 
     def __call__(self, variable: str, parse: Callable[[str], T], default: T, show: bool = True) -> T:
         text = self._environment.get(variable, "").strip()
@@ -271,6 +261,14 @@ class _Reader:
         except ValueError as error:
             shown = repr(text) if show else "a value that is not shown"
             raise SettingsError(f"{variable} is {shown}, but must be {error}") from None
+
+    def or_default(self, variable: str, parse: Callable[[str], Number], default: Number) -> Number:
+        """A value that is not allowed is a remark: no observer may end the job, nor may its next world."""
+        try:
+            return self(variable, parse, default)
+        except SettingsError as error:
+            self.remarks.append(f"{error}; {default:g} is used")
+            return default
 
 
 def _integer(text: str, least: float, allowed: str) -> int:

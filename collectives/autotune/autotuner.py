@@ -197,7 +197,7 @@ class _Tuning:
         try:
             self._end(self._choose())
         except _Closed:
-            logger.warning("the world ended before autotuning was over, after %d trials", self._trials)
+            self._tell_closed()
         except SearchError as error:
             self._give_up(str(error))
         except Exception:
@@ -241,8 +241,12 @@ class _Tuning:
         else:
             logger.warning("autotuning is over: the parameters stay as they are, no others are faster")
 
+    def _tell_closed(self) -> None:
+        logger.warning("the world ended before autotuning was over, after %d trials", self._trials)
+
     def _give_up(self, reason: str) -> None:
         if self._is_closed:
+            self._tell_closed()
             return
         self.has_failed = True
         self._engine.propose(**self._first)

@@ -31,22 +31,28 @@ COLUMNS = (*HOROVOD, *OURS)
 class Journal:
     """Writes a row for each trial into the file at ``path``, at once; "" for none.
 
-    The file is replaced, unless it ``goes_on``. A file that cannot be written, or to which another job writes, is
+    The file is replaced, unless it ``goes_on``; then it is opened for the first row, because a lost rank 0 may hold it
+    until its process has ended. A file that cannot be written, or to which another job writes, is
     logged once, and the search goes on without it.
     """
 
     def __init__(self, path: str, goes_on: bool = False) -> None:
         self._path = path
         self._file: LockedFile | None = None
-        if path:
-            self._attempt(lambda: self._open(goes_on))
+        self._goes_on = goes_on
+        self._is_open = not path
+        if not goes_on:
+            self._attempt(self._open)
 
-    def _open(self, goes_on: bool) -> None:
+    def _open(self) -> None:
+        if self._is_open:
+            return
+        self._is_open = True
         try:
             self._file = file = LockedFile(self._path, appends=True)
         except BlockingIOError as error:
             raise OSError("another job writes to it") from error
-        if not goes_on:
+        if not self._goes_on:
             os.ftruncate(file.descriptor, 0)
         if not os.fstat(file.descriptor).st_size:
             self._write(COLUMNS)
@@ -54,6 +60,7 @@ class Journal:
     def add(self, parameters: Parameters, score: float, is_choice: bool = False) -> None:
         """The job had ``score`` under ``parameters``, which ``is_choice`` says are those that it keeps."""
         row = _row(parameters, score, is_choice)
+        self._attempt(self._open)
         self._attempt(lambda: self._write([row[name] for name in COLUMNS]))
 
     def _write(self, values: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from collectives.locked_file import LockedFile
 from collectives.timeline.records import MICROSECONDS, PID, Record, Row, quoted
 
-__all__ = ["Document", "DocumentError"]
+__all__ = ["Document", "DocumentError", "DocumentInUseError", "NoDocumentError"]
 
 END = b"\n]\n"
 LARGEST_WRITE = 1 << 16
@@ -26,6 +26,14 @@ Perfetto takes lane 0 of a process as that whose number is the id of the process
 
 class DocumentError(Exception):
     """The file cannot be written."""
+
+
+class DocumentInUseError(DocumentError):
+    """Another process writes the file."""
+
+
+class NoDocumentError(DocumentError):
+    """Rank 0 records nothing; if it was asked to, it has logged why."""
 
 
 class Document:
@@ -139,7 +147,8 @@ def _open(path: str) -> LockedFile:
     try:
         return LockedFile(path)
     except BlockingIOError as error:
-        raise DocumentError(f"another job writes a timeline to {path!r}; give each job a file of its own") from error
+        text = f"another job writes a timeline to {path!r}; give each job a file of its own"
+        raise DocumentInUseError(text) from error
     except (OSError, ValueError) as error:
         raise DocumentError(_explained(path, error)) from error
 

@@ -22,7 +22,7 @@ from collectives.control.handshake.hello import Hello, pack_answer
 from collectives.control.handshake.listeners import Listeners
 from collectives.control.sockets import Connection
 from collectives.timeline.background import give_way
-from collectives.timeline.document import Document, DocumentError
+from collectives.timeline.document import Document
 from collectives.timeline.meeting import END, PING, RECORDS, Meeting, unpack_records
 from collectives.timeline.records import Record
 
@@ -61,8 +61,6 @@ class Gathering:
         try:
             self._receiver.close()
             self.write([])
-        except DocumentError as error:
-            logger.warning("%s", error)
         finally:
             self._document.close()
 

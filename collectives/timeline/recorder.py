@@ -6,14 +6,16 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
 from collectives.api import World
 from collectives.engine.bootstrap import own_address
 from collectives.engine.engine import Engine
+from collectives.retries import attempts
 from collectives.settings import Settings
-from collectives.timeline.document import Document, DocumentError
+from collectives.timeline.document import Document, DocumentError, DocumentInUseError
 from collectives.timeline.gathering import Gathering
 from collectives.timeline.meeting import Meeting
 from collectives.timeline.records import Record
@@ -24,6 +26,9 @@ from collectives.timeline.timeline import Sink, Timeline
 __all__ = ["Recorder"]
 
 logger = logging.getLogger(__name__)
+
+HELD_SECONDS = 10.0
+"""How long a new rank 0 waits, on the thread of the timeline, for the file that a lost one may still hold."""
 
 
 class Recorder:
@@ -89,8 +94,10 @@ class Recorder:
         meeting = self._meeting
         if rank > 0 and meeting is not None:
             return partial(Sender, meeting)
-        document = Document(path, resumes, begun)
-        return lambda _: _Local(document) if meeting is None else Gathering(document, meeting)
+        if resumes:
+            return lambda is_closed: _sink(_continued(path, begun, is_closed), meeting)
+        document = Document(path, begun=begun)
+        return lambda _: _sink(document, meeting)
 
     @property
     def is_recording(self) -> bool:
@@ -132,6 +139,20 @@ def _arrived(steps: Sequence[Step]) -> Arrived:
     epoch = time.time() - time.monotonic()
     moved = [Step(name, begin - epoch, end - epoch) for name, begin, end in steps]
     return Arrived(tuple(moved), moved[0].begin, moved[-1].end)
+
+
+def _continued(path: str, begun: float, is_closed: Callable[[], bool]) -> Document:
+    """The file goes on. A lost rank 0 may still hold it: the kernel needs some time to end a process."""
+    for _ in attempts(HELD_SECONDS):
+        with suppress(DocumentInUseError):
+            return Document(path, resumes=True, begun=begun)
+        if is_closed():
+            break
+    return Document(path, resumes=True, begun=begun)
+
+
+def _sink(document: Document, meeting: Meeting | None) -> Sink:
+    return _Local(document) if meeting is None else Gathering(document, meeting)
 
 
 class _Local:

@@ -8,16 +8,17 @@ import struct
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import msgpack
 
-from collectives.api import CollectiveTimeoutError, HorovodInternalError, SettingsError
+from collectives.api import CollectiveTimeoutError, HorovodInternalError, SettingsError, Store
 from collectives.attempt import ConnectAttempt
 from collectives.control.handshake.call import call
-from collectives.control.handshake.callee import GoneError, NoListenerError
+from collectives.control.handshake.callee import Callee, GoneError, NoListenerError
 from collectives.control.sockets import Connection
 from collectives.timeline.clocks import Trip, offset
-from collectives.timeline.document import DocumentError
+from collectives.timeline.document import DocumentError, NoDocumentError
 from collectives.timeline.meeting import END, PING, Meeting, pack_records
 from collectives.timeline.records import Record
 
@@ -35,6 +36,10 @@ CLOCK_SECONDS = 5.0
 """The time between two estimates of the clock: clocks of two hosts part by some microseconds a second."""
 DRAIN_SECONDS = 2.0
 TIME = struct.Struct(">d")
+
+
+class _NoAddressError(Exception):
+    """Rank 0 has published no address."""
 
 
 class AbortedError(HorovodInternalError):
@@ -60,16 +65,26 @@ class Sender:
         self._synchronize()
 
     def _connect(self, meeting: Meeting) -> tuple[Connection, float]:
+        rank = meeting.world.topology.rank
         with ConnectAttempt(CONNECT_SECONDS, self._check) as attempt, meeting.store() as store:
             while True:
                 try:
-                    entry = msgpack.unpackb(store.get(meeting.key, LOOK_SECONDS))
-                    callee, origin = call(meeting.end(attempt), entry, 0, lambda seconds: attempt.wait({}, seconds))
+                    callee, origin = self._call(meeting, store, attempt)
                     return Connection(callee.sock), float(origin)
-                except (CollectiveTimeoutError, NoListenerError, GoneError):  # or it was the address of an earlier one
+                except (_NoAddressError, NoListenerError, GoneError) as error:  # or it was that of an earlier recording
+                    if attempt.is_over:
+                        raise NoDocumentError(f"rank {rank} is not recorded, because rank 0 records nothing") from error
+                except CollectiveTimeoutError:
                     if attempt.is_over:
                         raise
-                    attempt.wait({}, AGAIN_SECONDS)
+                attempt.wait({}, AGAIN_SECONDS)
+
+    def _call(self, meeting: Meeting, store: Store, attempt: ConnectAttempt) -> tuple[Callee, Any]:
+        try:
+            entry = msgpack.unpackb(store.get(meeting.key, LOOK_SECONDS))
+        except CollectiveTimeoutError as error:
+            raise _NoAddressError from error
+        return call(meeting.end(attempt), entry, 0, lambda seconds: attempt.wait({}, seconds))
 
     def _check(self) -> None:
         if self._is_aborted():

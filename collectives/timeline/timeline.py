@@ -11,7 +11,7 @@ from typing import Protocol
 
 from collectives.events import Event, EventStream, Phase
 from collectives.timeline.background import give_way
-from collectives.timeline.document import DocumentError
+from collectives.timeline.document import DocumentError, NoDocumentError
 from collectives.timeline.records import Record
 from collectives.timeline.spans import KINDS, Arrived, Spans, Told, WorldChange
 
@@ -48,7 +48,7 @@ class Sink(Protocol):
         """Take ``records``; raises DocumentError where no more can be taken."""
 
     def close(self) -> None:
-        """No more records will come."""
+        """No more records will come; raises DocumentError where the last ones cannot be taken."""
 
     def disown(self) -> None:
         """In a forked child: close this copy of what the sink has open."""
@@ -129,7 +129,8 @@ class Timeline:
                 sink.close()
         except DocumentError as error:
             if self._sink is not None or not self._closing.is_set():  # or it was closed while it connected
-                logger.warning("%s; training goes on without a timeline", error)
+                level = logging.INFO if isinstance(error, NoDocumentError) else logging.WARNING
+                logger.log(level, "%s; training goes on without a timeline", error)
         except Exception:
             logger.exception("the timeline failed; training goes on without it")
         finally:

@@ -4,6 +4,7 @@ import csv
 import errno
 import logging
 import os
+from pathlib import Path
 
 import pytest
 
@@ -64,8 +65,21 @@ def test_a_disk_that_is_full_leaves_the_rows_before(tmp_path, monkeypatch, caplo
 
 def test_a_file_that_goes_on_where_there_is_none_has_its_first_line(tmp_path):
     path = tmp_path / "log.csv"
-    Journal(str(path), goes_on=True).close()
-    assert path.read_text() == ",".join(COLUMNS) + "\n"
+    journal = Journal(str(path), goes_on=True)
+    journal.add(Parameters(), 1.0)
+    journal.close()
+    assert path.read_text().startswith(",".join(COLUMNS) + "\n")
+
+
+def test_a_lost_rank_0_may_hold_the_file_until_the_first_row(tmp_path, caplog):
+    path = str(tmp_path / "log.csv")
+    lost = Journal(path)
+    journal = Journal(path, goes_on=True)
+    lost.close()
+    journal.add(Parameters(), 7.0)
+    journal.close()
+    assert "7" in Path(path).read_text()
+    assert not caplog.records
 
 
 def test_a_closed_log_is_free_although_a_child_has_a_copy(tmp_path, caplog):

@@ -101,6 +101,20 @@ GOOD = [
     ({"HVD_METRICS_PORT": "9400"}, "metrics_port", 9400),
     ({"HVD_METRICS_PORT": "9400", **LOCAL_RANK_1}, "metrics_port", 9401),
     ({"HVD_METRICS_PORT": "0", **LOCAL_RANK_1}, "metrics_port", 0),
+    ({"HVD_METRICS_PORT": "65535", **LOCAL_RANK_1}, "metrics_port", 0),
+    (
+        {"HVD_METRICS_PORT": "http"},
+        "remarks",
+        (
+            "HVD_METRICS_PORT is 'http', but must be a port number with 1 for the ranks of this host up to 65535, or 0 "
+            "for none; 0 is used",
+        ),
+    ),
+    (
+        {"HOROVOD_TIMELINE_MARK_CYCLES": "yes"},
+        "remarks",
+        ("HOROVOD_TIMELINE_MARK_CYCLES is 'yes', but must be 0 or 1; 0 is used",),
+    ),
     ({"HVD_DASHBOARD": "1916b312250d@10.0.0.1:80"}, "dashboard", "1916b312250d@10.0.0.1:80"),
     ({"HOROVOD_TIMELINE_MARK_CYCLES": "1"}, "timeline_mark_cycles", True),
     ({"HOROVOD_CONTROLLER": "MPI"}, "remarks", (f"HOROVOD_CONTROLLER {UNUSED}",)),

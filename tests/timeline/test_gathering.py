@@ -1,5 +1,6 @@
 """The records of all ranks in the file of rank 0."""
 
+import logging
 import secrets
 import threading
 import time
@@ -18,6 +19,7 @@ from collectives.timeline.meeting import Meeting
 from collectives.timeline.recorder import Recorder
 from collectives.timeline.records import Moment, Record, rank_row, tensor_row, text
 from collectives.timeline.sending import Sender
+from collectives.timeline.timeline import Timeline
 from tests.backends.members import in_threads
 from tests.collectives.job import PATIENCE, ones, run, until
 from tests.timeline import trace
@@ -262,12 +264,47 @@ def test_a_rank_that_begins_the_next_recording_first_waits_for_rank_0(path, gath
     assert (names(path), names(path.with_suffix(".next"))) == ([], ["1"])
 
 
+def test_a_disk_that_is_full_is_one_line(path, meeting, monkeypatch, caplog):
+    def fail(self, records):
+        raise DocumentError("disk full")
+
+    monkeypatch.setattr(Document, "write", fail)
+    made = Timeline(0, lambda _: Gathering(Document(str(path)), meeting(0)))
+    until(lambda: not made.is_recording)
+    made.close()
+    assert caplog.messages == ["disk full; training goes on without a timeline"]
+
+
+def test_a_file_of_rank_0_that_cannot_be_written_is_one_line_on_all_ranks(launcher, caplog, monkeypatch):
+    monkeypatch.setattr(sending, "CONNECT_SECONDS", 0.05)
+    monkeypatch.setattr(sending, "LOOK_SECONDS", 0.02)
+
+    def body(rank):
+        world, settings = launcher(rank, 2, timeline="/no/such/folder/trace.json")
+        engine, recorder = bootstrap.connect(world, settings), Recorder()
+        recorder.follow(engine, world, settings)
+        until(lambda: not recorder.is_recording)
+        engine.barrier()
+        engine.shutdown()
+        recorder.leave()
+
+    with caplog.at_level(logging.INFO):
+        in_threads(2, body, PATIENCE)
+    found = {each.levelname: each.getMessage() for each in caplog.records if "without a timeline" in each.getMessage()}
+    assert "/no/such/folder/trace.json" in found["WARNING"]
+    assert "rank 1 is not recorded, because rank 0 records nothing" in found["INFO"]
+
+
 @pytest.mark.parametrize("why", ["closed", "alone"])
 def test_without_rank_0_a_rank_gives_up(why, meeting, monkeypatch):
     monkeypatch.setattr(sending, "LOOK_SECONDS", 0.02)
     monkeypatch.setattr(sending, "CONNECT_SECONDS", PATIENCE if why == "closed" else 0.05)
     begin = time.monotonic()
-    with pytest.raises(DocumentError, match="rank 1 cannot send its timeline to rank 0"):
+    reasons = {
+        "closed": "cannot send its timeline to rank 0",
+        "alone": "is not recorded, because rank 0 records nothing",
+    }
+    with pytest.raises(DocumentError, match=f"rank 1 {reasons[why]}"):
         Sender(meeting(1), lambda: why == "closed" and time.monotonic() > begin + 0.05)
 
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from collectives.api import HorovodInternalError, MismatchError, Operation
+from collectives.timeline import recorder as recorder_module
 from collectives.timeline import timeline
-from collectives.timeline.document import DocumentError
+from collectives.timeline.document import Document, DocumentError
 from collectives.timeline.recorder import Recorder
 from collectives.timeline.timeline import Timeline
 from tests.collectives.job import ones, outcome, run, running, submit, until, wait
@@ -164,6 +165,32 @@ def test_a_file_that_cannot_be_written_is_one_line_in_the_log(path, caplog):
     (line,) = [entry.message for entry in caplog.records]
     assert "cannot be written to" in line
     assert line.endswith("; training goes on without a timeline")
+
+
+def test_a_new_rank_0_waits_for_the_file_that_a_lost_one_still_holds(path, caplog):
+    lost = Document(str(path))
+    with running(1) as job:
+        recorder = recorder_of(job.engines[0])
+        recorder._begin(str(path), False, resumes=True)
+        run(job.engines[0], ones(job.engines[0]), "x")
+        lost.close()
+        until(lambda: recorder._timeline._sink is not None)
+        recorder.stop()
+    assert "x" in trace.rows(trace.load(path))
+    assert not caplog.records
+
+
+def test_a_file_that_another_job_writes_is_one_line_in_the_next_world_too(path, caplog, monkeypatch):
+    monkeypatch.setattr(recorder_module, "HELD_SECONDS", 0.05)
+    other = Document(str(path))
+    with running(1) as job:
+        recorder = recorder_of(job.engines[0])
+        recorder._begin(str(path), False, resumes=True)
+        until(lambda: not recorder.is_recording)
+        recorder.stop()
+    other.close()
+    (line,) = caplog.messages
+    assert line.startswith("another job writes a timeline to")
 
 
 # The thread.
