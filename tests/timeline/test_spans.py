@@ -2,6 +2,7 @@
 
 import json
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -23,7 +24,7 @@ from collectives.parameters import Parameters
 from collectives.planning.stragglers import Cause, Straggler
 from collectives.timeline import drafts, spans
 from collectives.timeline.document import FIRST_RANK_PID, Document
-from collectives.timeline.spans import Spans
+from collectives.timeline.spans import Arrived, Spans, Step
 from tests.timeline import trace
 
 
@@ -234,6 +235,14 @@ def test_a_lane_never_goes_back_when_the_clock_is_corrected(tmp_path):
     document.write(made.take())
     document.close()
     trace.check(trace.load(tmp_path / "t"))
+
+
+def test_steps_and_phases_in_a_row_do_not_overlap_by_a_rounding(traced):
+    random_numbers = random.Random(5)
+    times = sorted(random_numbers.random() for _ in range(100))
+    steps = tuple(Step("START", begin, end) for begin, end in pairwise(times))
+    phases = [part(0, "combine", begin, end) for _, begin, end in steps]
+    traced([Arrived(steps, times[0], times[-1]), *phases])
 
 
 def test_any_text_is_a_name(traced):

@@ -1,11 +1,11 @@
 """The live page in a real browser without a window."""
 
 import re
-import shutil
 import subprocess
 
 import pytest
 
+from benchmarks.browser import EXECUTABLE, FLAGS
 from collectives.live.snapshot import Slow, Snapshot, Stall, snapshot_key
 from executors.dashboard.address import Address
 from executors.dashboard.dashboard import Dashboard
@@ -13,11 +13,9 @@ from executors.job import Job
 from executors.local.output import Output
 from executors.worlds import Published, world_key
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
-FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-extensions"]
 LINE = "<img src=x onerror=alert(1)> & more"
 pytestmark = [
-    pytest.mark.skipif(BROWSER is None, reason="there is no Chromium; install it: apt-get install chromium"),
+    pytest.mark.skipif(EXECUTABLE is None, reason="there is no Chromium; install it: apt-get install chromium"),
     pytest.mark.leaves("processes"),
 ]
 
@@ -39,13 +37,7 @@ def publish(job):
 
 def seen(link, folder):
     """The document once it has loaded: the script has drawn the first picture."""
-    command = [
-        BROWSER,
-        *FLAGS,
-        f"--user-data-dir={folder}",
-        "--dump-dom",
-        link,
-    ]
+    command = [EXECUTABLE, *FLAGS, f"--user-data-dir={folder}", "--dump-dom", link]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
