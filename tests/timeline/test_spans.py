@@ -23,7 +23,7 @@ from collectives.parameters import Parameters
 from collectives.planning.stragglers import Cause, Straggler
 from collectives.timeline import drafts, spans
 from collectives.timeline.document import FIRST_RANK_PID, Document
-from collectives.timeline.spans import Spans
+from collectives.timeline.spans import Arrived, Spans, Step
 from tests.timeline import trace
 
 
@@ -276,6 +276,16 @@ def test_many_records_of_a_row_are_several_texts(monkeypatch, traced):
     assert len(texts) > 10
     assert max(text.count("\n") for text in texts) < 30
     assert not made.take()
+
+
+def test_the_way_into_an_elastic_job_names_the_worker(traced):
+    steps = (Step("START", 0.25, 0.5), Step("RENDEZVOUS", 0.5, 0.75))
+    records = traced([Arrived(steps, 0.25, 0.75, "worker-7")])
+    spans = [record for record in records if record["ph"] == "X"]
+    assert [(span["name"], span["args"]) for span in spans] == [
+        ("START", {"worker": "worker-7"}),
+        ("RENDEZVOUS", {"worker": "worker-7"}),
+    ]
 
 
 def test_a_straggler_is_an_instant_of_all_rows(traced):
