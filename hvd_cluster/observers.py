@@ -14,6 +14,7 @@ from collectives.metrics.meter import process_meter
 from collectives.settings import Settings
 from collectives.timeline.recorder import Recorder
 from executors.job import is_job_id
+from executors.member import Identity
 from hvd_cluster.arrival import Arrival
 from hvd_cluster.live import LivePage
 from hvd_cluster.worlds import Worlds
@@ -55,7 +56,9 @@ class Observers:
         process_meter.follow(engine, round, is_alone)
         if not is_alone:
             steps = self.arrival.steps(environment)
-            self.recorder.follow(engine, replace(world, round=round), settings, reason, steps)
+            identity = Identity.of(environment)
+            worker = "" if identity is None else identity.worker
+            self.recorder.follow(engine, replace(world, round=round), settings, reason, steps, worker)
             self.autotuner.follow(engine, settings)
             self._expose(settings.metrics_address, settings.metrics_port)
         self._show(engine, environment, world, settings)

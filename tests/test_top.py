@@ -35,6 +35,7 @@ def test_it_shows_what_the_page_shows(shown, capsys):
     out = capsys.readouterr().out
     assert "runs; world 0, 2 ranks, 0.0 batches/s, 0.0 steps/s" in out
     assert "node-a" in out
+    assert "worker-1" in out
     assert "! has not called init() yet" in out
     assert "stalled: gradient of process set 3 has waited for 61 s; missing: rank 1" in out
     assert "[0] [bold]no markup[/bold]" in out

@@ -156,11 +156,11 @@ class JobLane:
         name = f',"name":"thread_name","args":{{"name":"rank {rank}"}}'
         draft.add(template("M", rank, name), START.text)
 
-    def step(self, name: str, begin: float, end: float) -> None:
+    def step(self, name: str, begin: float, end: float, args: str) -> None:
         """A step is over, in microseconds."""
         begin = max(0.0, begin)
-        span = template("X", self._lane, f',"dur":%s,"name":"{name}"')
-        self._draft.add(span, f"{begin:.1f}", duration(begin, max(begin, end)))
+        span = template("X", self._lane, f',"dur":%s,"name":"{name}","args":%s')
+        self._draft.add(span, f"{begin:.1f}", duration(begin, max(begin, end)), args)
 
 
 class RankLane:

@@ -45,12 +45,18 @@ class Recorder:
         self._continued: tuple[str, bool] | None = None
 
     def follow(
-        self, engine: Engine, world: World, settings: Settings, reason: str = "", steps: Sequence[Step] = ()
+        self,
+        engine: Engine,
+        world: World,
+        settings: Settings,
+        reason: str = "",
+        steps: Sequence[Step] = (),
+        worker: str = "",
     ) -> None:
         """``engine`` runs in ``world``: record it, if ``settings`` say so, or if the world before was recorded.
 
         ``reason`` says how the ranks have changed. ``steps`` led this process into its first world, in seconds since
-        the epoch.
+        the epoch. ``worker`` is its id in an elastic job.
         """
         self._engine, self._round = engine, world.round
         world = replace(world, topology=engine.topology)
@@ -61,9 +67,9 @@ class Recorder:
             begun = min([step.begin for step in steps], default=math.inf)
             self._begin(*wanted, resumes=self._left is not None, begun=begun)
         if steps and self._timeline is not None:
-            self._timeline.tell(_arrived(steps))
+            self._timeline.tell(_arrived(steps, worker))
         if self._is_changing and self._timeline is not None and self._left is not None:
-            change = WorldChange(world.round, engine.topology.size, reason, self._left, time.monotonic())
+            change = WorldChange(world.round, engine.topology.size, reason, self._left, time.monotonic(), worker)
             self._timeline.tell(change)
         self._is_changing = False
 
@@ -134,11 +140,11 @@ class Recorder:
             timeline.disown()
 
 
-def _arrived(steps: Sequence[Step]) -> Arrived:
+def _arrived(steps: Sequence[Step], worker: str) -> Arrived:
     """``steps`` on the monotonic clock, as far as the clock of the launcher agrees with that of this host."""
     epoch = time.time() - time.monotonic()
     moved = [Step(name, begin - epoch, end - epoch) for name, begin, end in steps]
-    return Arrived(tuple(moved), moved[0].begin, moved[-1].end)
+    return Arrived(tuple(moved), moved[0].begin, moved[-1].end, worker)
 
 
 def _continued(path: str, begun: float, is_closed: Callable[[], bool]) -> Document:

@@ -43,7 +43,7 @@ MOST_LANES = 10_000
 class WorldChange:
     """The ranks of an elastic job have changed: between ``time`` and ``end`` this rank was in no world.
 
-    ``text`` says who left and who came.
+    ``text`` says who left and who came, and ``worker`` is the id of this rank's process.
     """
 
     round: int
@@ -51,6 +51,7 @@ class WorldChange:
     text: str
     time: float
     end: float
+    worker: str = ""
 
 
 class Step(NamedTuple):
@@ -63,11 +64,12 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """This rank is in its first world at ``end``, after ``steps``."""
+    """This rank, the process ``worker`` of an elastic job, is in its first world at ``end``, after ``steps``."""
 
     steps: tuple[Step, ...]
     time: float
     end: float
+    worker: str = ""
 
 
 class Spans:
@@ -177,14 +179,16 @@ class Spans:
 
     def _arrived(self, event: Arrived) -> None:
         lane = JobLane(self._rank, self._draft(JOB))
+        args = {"worker": event.worker} if event.worker else {}
         for name, *times in event.steps:
-            lane.step(name, *[(time + self.shift) * MICROSECONDS for time in times])
+            begin, end = [(time + self.shift) * MICROSECONDS for time in times]
+            lane.step(name, begin, end, quoted(args))
 
     def _changed(self, event: WorldChange) -> None:
-        args = quoted({"round": event.round, "size": event.size, "change": event.text})
-        self._span("WORLD_CHANGE", event, args)
+        args = {"round": event.round, "size": event.size, "change": event.text}
+        self._span("WORLD_CHANGE", event, quoted({**args, "worker": event.worker}))
         if self._rank == 0:
-            self._row.instant("WORLD", self._moment(event.end), "g", args)
+            self._row.instant("WORLD", self._moment(event.end), "g", quoted(args))
 
     def _finished(self, event: Finished) -> None:
         now = self._moment(event.time)

@@ -107,7 +107,7 @@ def test_a_timeline_goes_on_in_the_next_world(by, launcher, path):
             if rank < size:
                 world, settings = launcher(rank, size, round=round, timeline=str(path) if by == "variable" else "")
                 engine = bootstrap.connect(world, settings)
-                recorder.follow(engine, world, settings, "rank 2 left")
+                recorder.follow(engine, world, settings, "rank 2 left", worker=f"worker-{rank + 4}")
                 if (by, round) == ("call", 0):
                     recorder.start(str(path), False)
                 run(engine, ones(engine), "x")
@@ -124,6 +124,7 @@ def test_a_timeline_goes_on_in_the_next_world(by, launcher, path):
     assert moment["args"] == {"round": 1, "size": 2, "change": "rank 2 left"}
     pauses = [entry for entry in records if entry.get("name") == "WORLD_CHANGE"]
     assert {entry["pid"] for entry in pauses} == {trace.rows(records)[f"rank {rank}"] for rank in range(2)}
+    assert {entry["args"]["worker"] for entry in pauses} == {"worker-4", "worker-5"}, "as in the log"
     assert all(entry["ts"] + entry["dur"] <= moment["ts"] + 1e6 for entry in pauses)
     assert [trace.story(records, "x", rank, "B").count("B ALLREDUCE") for rank in range(3)] == [2, 2, 1]
 

@@ -288,6 +288,16 @@ def test_many_records_of_a_row_are_several_texts(monkeypatch, traced):
     assert not made.take()
 
 
+def test_the_way_into_an_elastic_job_names_the_worker(traced):
+    steps = (Step("START", 0.25, 0.5), Step("RENDEZVOUS", 0.5, 0.75))
+    records = traced([Arrived(steps, 0.25, 0.75, "worker-7")])
+    spans = [record for record in records if record["ph"] == "X"]
+    assert [(span["name"], span["args"]) for span in spans] == [
+        ("START", {"worker": "worker-7"}),
+        ("RENDEZVOUS", {"worker": "worker-7"}),
+    ]
+
+
 def test_a_straggler_is_an_instant_of_all_rows(traced):
     straggler = Straggler(1, 0, Cause.LATE, 0.05, 0.8)
     records = traced([Straggling(straggler, False, 1.0), Straggling(straggler, True, 2.0)], close=3.0)
