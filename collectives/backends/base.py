@@ -9,7 +9,7 @@ from typing import ClassVar, TypeAlias
 from collectives.api import EngineError, ReduceOp
 from collectives.backends.group import Group
 from collectives.backends.memory import Memory
-from collectives.backends.phases import OnPhase, Span, time_phases
+from collectives.backends.phases import OnPhase, Receiver, Span, time_phases
 from collectives.buffers import Buffer
 from collectives.completion import Completion
 from collectives.parameters import Parameters
@@ -55,6 +55,8 @@ class Backend(ABC):
 
     def __init__(self, group: Group) -> None:
         self.group = group
+        self._receiver = Receiver(_forget)
+        self._is_in_profile = False
 
     @abstractmethod
     def allreduce(
@@ -123,23 +125,21 @@ class Backend(ABC):
         """
         raise EngineError(f"backend {self.name} was given memory of {self.device} that is still in use")
 
-    def observe(self, on_phase: OnPhase | None) -> None:
+    def observe(self, on_phase: OnPhase | None, in_profile: bool = False) -> None:
         """Report the phases of the operations that begin from now on to ``on_phase``; None ends that.
 
-        It is called on any thread, when a phase is over. Without it, phases have no cost.
+        It is called on any thread, when a phase is over. With ``in_profile`` the phases are ranges of the profile, too.
+        Without ``on_phase``, phases have no cost.
         """
-        if (on_phase is None) is not (self.on_phase is None):
+        self._receiver.take = on_phase or _forget
+        if ((on_phase is None), in_profile) != ((self.on_phase is None), self._is_in_profile):
             for owner in self.phased():
-                time_phases(owner, None if on_phase is None else self._report)
-        self.on_phase = on_phase
+                time_phases(owner, None if on_phase is None else self._receiver, in_profile)
+        self.on_phase, self._is_in_profile = on_phase, in_profile
 
     def phased(self) -> Sequence[object]:
         """The objects that have methods marked with :func:`collectives.backends.phases.phase`."""
         return (self,)
-
-    def _report(self, span: Span) -> None:
-        if self.on_phase is not None:
-            self.on_phase(span)
 
     def attend(self, on_wait: OnWait) -> None:
         """Call ``on_wait`` while an operation waits for another member for long. Other waits have no cost."""
@@ -174,3 +174,7 @@ class Backend(ABC):
 
         So do completions, once the device no longer uses the memory of their operations.
         """
+
+
+def _forget(span: Span) -> None:
+    """The receiver of the spans that end when there are no observers any more."""

@@ -171,10 +171,10 @@ class HierarchicalBackend(HostBackend):
                     self._cross.wait_for_all()
             self._local.wait_for_all()
 
-    def observe(self, on_phase: OnPhase | None) -> None:
+    def observe(self, on_phase: OnPhase | None, in_profile: bool = False) -> None:
         """See :class:`Backend`. The phases are the stages; operations without stages have those of ``flat``."""
-        super().observe(on_phase)
-        self._flat.observe(on_phase)
+        super().observe(on_phase, in_profile)
+        self._flat.observe(on_phase, in_profile)
 
     def attend(self, on_wait: OnWait) -> None:
         """See :class:`Backend`."""

@@ -8,18 +8,31 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from functools import wraps
+from functools import partial, wraps
 from time import monotonic
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from collectives.activities import part
-from collectives.ranges import named, recording
+from collectives.ranges import named
 
-__all__ = ["OnPhase", "Span", "phase", "phases_in", "time_phases"]
+__all__ = ["OnPhase", "Receiver", "Span", "phase", "phases_in", "time_phases"]
 
 Span: TypeAlias = tuple[str, float, float]
 """The name of a phase, its beginning and its end in seconds of ``time.monotonic()``."""
 OnPhase: TypeAlias = Callable[[Span], object]
+
+
+class Receiver:
+    """Hands each span to ``take``, which its owner may replace at any time: another function for each batch.
+
+    The timed methods hold the receiver and not the function, because to make them takes longer than a small batch.
+    """
+
+    __slots__ = ("take",)
+
+    def __init__(self, take: OnPhase) -> None:
+        self.take = take
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,12 +60,15 @@ def _mark(names: Mapping[str, str]) -> Callable[[Method], Method]:
     return mark
 
 
-def time_phases(owner: object, report: OnPhase | None) -> None:
-    """Report each call of the marked methods of ``owner``; None ends that."""
+def time_phases(owner: object, receiver: Receiver | None, in_profile: bool = False) -> None:
+    """Give each call of the marked methods of ``owner`` to ``receiver``; None ends that.
+
+    With ``in_profile`` it is a range of the profile, too.
+    """
     for name, marks in _marked(type(owner)).items():
         vars(owner).pop(name, None)
-        if report is not None:
-            setattr(owner, name, _timed_method(getattr(owner, name), marks, report))
+        if receiver is not None:
+            setattr(owner, name, _timed_method(getattr(owner, name), marks, receiver, in_profile))
 
 
 def _marked(kind: type) -> dict[str, Mapping[str, str]]:
@@ -64,32 +80,40 @@ def _marked(kind: type) -> dict[str, Mapping[str, str]]:
     return found
 
 
-def _timed_method(method: Callable[..., Any], marks: Mapping[str, str], report: OnPhase) -> Callable[..., Any]:
+def _timed_method(
+    method: Callable[..., Any], marks: Mapping[str, str], receiver: Receiver, in_profile: bool
+) -> Callable[..., Any]:
+    time = partial(_timed, receiver=receiver, in_profile=in_profile)
     if _WHOLE in marks:
-        return _timed(method, marks[_WHOLE], report)
+        return wraps(method)(time(method, marks[_WHOLE]))
     signature = inspect.signature(method)
 
     @wraps(method)
     def with_timed_arguments(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
-        bound.arguments |= {key: _timed(bound.arguments[key], name, report) for key, name in marks.items()}
+        bound.arguments |= {key: time(bound.arguments[key], name) for key, name in marks.items()}
         return method(*bound.args, **bound.kwargs)
 
     return with_timed_arguments
 
 
-def _timed(function: Callable[P, R], name: str, report: OnPhase) -> Callable[P, R]:
-    label = part(name)
+def _timed(function: Callable[P, R], name: str, receiver: Receiver, in_profile: bool) -> Callable[P, R]:
+    called = _in_range(function, part(name)) if in_profile else function
 
-    @wraps(function)
+    # A large batch makes hundreds of these calls: there is nothing in it but the clock.
     def timed(*args: P.args, **kwargs: P.kwargs) -> R:
         begin = monotonic()
         try:
-            if not recording():
-                return function(*args, **kwargs)
-            with named(label):
-                return function(*args, **kwargs)
+            return called(*args, **kwargs)
         finally:
-            report((name, begin, monotonic()))
+            receiver.take((name, begin, monotonic()))
 
     return timed
+
+
+def _in_range(function: Callable[P, R], label: str) -> Callable[P, R]:
+    def within(*args: P.args, **kwargs: P.kwargs) -> R:
+        with named(label):
+            return function(*args, **kwargs)
+
+    return within

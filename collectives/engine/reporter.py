@@ -46,9 +46,10 @@ class Reporter:
 
     def time_phases(self, batch: int, backend: Backend) -> None:
         """Keep the phases of the batch that begins on ``backend``; it may be a trial that does not run."""
-        if Phase in self._events.wanted or recording():
+        in_profile = recording()
+        if in_profile or Phase in self._events.wanted:
             spans = self._spans[batch] = []
-            backend.observe(spans.append)  # on any thread
+            backend.observe(spans.append, in_profile)  # on any thread
         elif backend.on_phase is not None:
             self.rest(backend)
 

@@ -8,7 +8,7 @@ import pytest
 
 from collectives.api import ReduceOp
 from collectives.backends.gloo import GlooJoining
-from collectives.backends.phases import phase, phases_in, time_phases
+from collectives.backends.phases import Receiver, phase, phases_in, time_phases
 from collectives.backends.shm import ShmJoining
 from collectives.buffers import as_buffer
 from collectives.rendezvous.store import MemoryStore
@@ -48,7 +48,7 @@ class Worker(Base):
 def test_marked_methods_are_replaced_as_long_as_they_are_timed():
     worker, seen = Worker(), []
     plain = dict(vars(worker))
-    time_phases(worker, seen.append)
+    time_phases(worker, Receiver(seen.append))
     assert (worker.work(3), worker.both(worker.work, abs, number=-4), worker.fixed(5)) == (3, (-4, 4), 5)
     assert [name for name, _, _ in seen] == ["work", "work", "begin", "end", "static"]
     assert all(begin <= end for _, begin, end in seen)
@@ -61,15 +61,15 @@ def test_marked_methods_are_replaced_as_long_as_they_are_timed():
 
 def test_a_second_observer_replaces_the_first():
     worker, first, second = Worker(), [], []
-    time_phases(worker, first.append)
-    time_phases(worker, second.append)
+    time_phases(worker, Receiver(first.append))
+    time_phases(worker, Receiver(second.append))
     worker.work(1)
     assert (len(first), len(second)) == (0, 1)
 
 
 def test_a_call_that_fails_is_a_phase_too():
     worker, seen = Worker(), []
-    time_phases(worker, seen.append)
+    time_phases(worker, Receiver(seen.append))
     with pytest.raises(TypeError):
         worker.both(abs, len, 3)
     assert [name for name, _, _ in seen] == ["begin", "end"]
