@@ -10,7 +10,7 @@ from socketserver import TCPServer
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from collectives.metrics.families import Family, families
+from collectives.metrics.families import Family, Rising, families
 from collectives.metrics.meter import Meter
 
 if TYPE_CHECKING:
@@ -128,11 +128,12 @@ def _application(meter: Meter) -> Callable[..., Any]:
 class _Collector:
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
+        self._rising = Rising()
 
     def collect(self) -> Iterator[Metric]:
         """The present numbers, for ``prometheus_client``."""
         if self._meter.has_begun:
-            yield from map(_metric, families(self._meter.read()))
+            yield from map(_metric, map(self._rising.of, families(self._meter.read())))
 
 
 def _metric(family: Family) -> Metric:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from collectives.counts import SetCounts
 from collectives.metrics.values import Metrics
 
-__all__ = ["LABELS", "Family", "families"]
+__all__ = ["LABELS", "Family", "Rising", "families"]
 
 LABELS = ("rank", "process_set", "operation", "cause")
 """All labels; a family has some of them."""
@@ -23,6 +23,27 @@ class Family:
     is_counter: bool
     labels: tuple[str, ...]
     samples: tuple[tuple[tuple[str, ...], float], ...]
+
+
+class Rising:
+    """Families whose counters never fall, for one reader: to Prometheus, one that falls has begun again at 0.
+
+    The cache hits fall for a moment: they are tensors that were exchanged without requests, some of which are in flight.
+    """
+
+    def __init__(self) -> None:
+        self._highest: dict[tuple[str, tuple[str, ...]], float] = {}
+
+    def of(self, family: Family) -> Family:
+        """``family``, each sample of which is the highest so far if it is a counter."""
+        if not family.is_counter:
+            return family
+        for labels, value in family.samples:
+            key = family.name, labels
+            self._highest[key] = max(value, self._highest.get(key, value))
+        return replace(
+            family, samples=tuple((labels, self._highest[family.name, labels]) for labels, _ in family.samples)
+        )
 
 
 _COUNTERS: Mapping[str, tuple[str, Callable[[Metrics], float]]] = {
@@ -45,6 +66,8 @@ _SET_COUNTERS: Mapping[str, tuple[str, Callable[[SetCounts], float]]] = {
     "hvd_inside_seconds": ("time that this rank waited inside operations", lambda counts: counts.inside_seconds),
     "hvd_backend_seconds": ("time in the backend without waits", lambda counts: counts.backend_seconds),
     "hvd_cache_hits": ("tensors whose request did not travel in full", lambda counts: counts.cache_hits),
+    "hvd_introduced": ("tensors whose request travelled in full", lambda counts: counts.introduced),
+    "hvd_waits": ("batches that waited for a millisecond or longer", lambda counts: counts.waits),
     "hvd_failures": ("tensors that ended with an error", lambda counts: counts.failures),
 }
 

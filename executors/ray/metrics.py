@@ -44,11 +44,13 @@ class RayMetrics:
     def _show(self, metric: Counter | Gauge, family: Family, labels: tuple[str, ...], value: float) -> None:
         tags = dict(zip(family.labels, labels, strict=True))
         before = self._last.get((family.name, labels), 0.0)
-        self._last[family.name, labels] = value
         if isinstance(metric, Gauge):
             metric.set(value, tags)
         elif value > before:
             metric.inc(value - before, tags)
+        else:
+            value = before  # a counter that fell for a moment does not count the way back
+        self._last[family.name, labels] = value
 
 
 def export_metrics() -> None:

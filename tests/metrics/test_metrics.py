@@ -12,7 +12,7 @@ import hvd_cluster
 from collectives.api import NotInitializedError
 from collectives.counts import SetCounts
 from collectives.metrics import meter
-from collectives.metrics.families import LABELS, families
+from collectives.metrics.families import LABELS, Rising, families
 from collectives.metrics.meter import Meter
 from collectives.metrics.values import Metrics
 from hvd_cluster import basics
@@ -102,6 +102,24 @@ def test_every_number_is_in_a_family_with_known_labels():
         other = Meter()
         other.follow(job.engines[1], 0)
         assert "hvd_straggler_share" not in {family.name for family in families(other.read())}
+
+
+def test_counters_never_fall_for_a_reader():
+    """Cache hits do, while requests are in flight."""
+    rising = Rising()
+    seen = []
+    for tensors, introduced in ((9, 1), (9, 4), (13, 4)):
+        counts = SetCounts({"allreduce": tensors}, introduced=introduced)
+        found = {family.name: rising.of(family) for family in families(Metrics(0, 2, 0, 1, 0, 0, 0, {0: counts}))}
+        seen.append(found["hvd_cache_hits"].samples[0][1])
+    assert seen == [8, 8, 9]
+    assert found["hvd_size"].samples == ((("0",), 2),)
+
+
+def test_every_counter_of_a_process_set_is_in_a_family():
+    names = {family.name for family in families(Metrics(0, 2, 0, 1, 0, 0, 0, {0: SetCounts()}))}
+    assert {f"hvd_{name}" for name in SetCounts.__dataclass_fields__} - names == {"hvd_capacity"}
+    assert "hvd_batch_capacity_bytes" in names
 
 
 def test_the_dashboard_shows_numbers_that_exist():

@@ -59,6 +59,14 @@ def test_a_counter_gets_what_was_added():
     assert counter.values == {("0",): 8.0, ("1",): 2.0}
 
 
+def test_a_counter_that_falls_for_a_moment_counts_nothing_twice():
+    own = metrics.RayMetrics()
+    for value in (8.0, 5.0, 9.0):
+        own.record(family(True, {"0": value}))
+    [counter] = made
+    assert counter.values == {("0",): 9.0}
+
+
 def test_a_gauge_without_a_sample_is_zero():
     own = metrics.RayMetrics()
     own.record(family(False, {"1": 0.5}))
