@@ -468,7 +468,7 @@ class Driver:
 
     def _leave_behind(self, worker: str) -> None:
         """The others do not wait for ``worker``, which ends by itself."""
-        logger.info("%s leaves: the other ranks are in a later call of elastic functions", self._place(worker))
+        logger.info("%s leaves: the other ranks are not in its call of elastic functions", self._place(worker))
         self._former.add(worker)
         self._handle(WorkerBehind(worker))
 

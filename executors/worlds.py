@@ -121,7 +121,7 @@ class Report:
     * ``raised``: the user's code raised the exception ``text``, which is on its way out; "": the user has caught it. If
       it ``is_uncaught``, nobody can catch it any more, and the process is about to end.
     * ``draining``: the worker was asked to end, and will leave.
-    * ``behind``: the other ranks are in a later call of an elastic function; the worker will leave.
+    * ``behind``: the other ranks are in a later call of an elastic function, or begin none; the worker will leave.
     * ``failed``: the collectives of ``round`` failed for the reason ``text``; ``ranks`` are those to blame, if known.
     * ``lost``: it is certain that the processes of ``ranks`` of the world of ``round`` have ended.
     * ``returned``, of rank 0: the ``call``-th call of an elastic function has returned, in the world of ``round``.

@@ -385,7 +385,7 @@ class TestLeaving:
         assert published(job, 1).workers == (("worker-0", "a"),)
         assert list(agents.started) == ["worker-0", "worker-1", "worker-2"]
         driver.failed("worker-1", Failure(Kind.SHUT_DOWN, "ended with exit code 1", 1))
-        assert caplog.messages == ["rank 1 on host a leaves: the other ranks are in a later call of elastic functions"]
+        assert caplog.messages == ["rank 1 on host a leaves: the other ranks are not in its call of elastic functions"]
         driver.done("worker-0")
         driver.check()
         assert driver.order == ("worker-0",)
