@@ -110,7 +110,7 @@ def test_a_rank_that_ends_early_does_not_end_the_others(start):
     job.until_training(0, 2)
     assert job.end() == 0, job.log
     assert {"worker-0", "worker-2"} < set(job.results())
-    assert job.changes == ["world 1: 2 ranks, rank 1 on host localhost left"]
+    assert job.changes == ["world 1: 2 ranks, rank 1 on host localhost ended with exit code 0"]
 
 
 def test_an_exception_of_the_user_ends_the_job_with_rank_and_traceback(start):
