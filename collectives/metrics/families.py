@@ -28,7 +28,7 @@ class Family:
 class Rising:
     """Families whose counters never fall, for one reader: to Prometheus, one that falls has begun again at 0.
 
-    The cache hits fall for a moment: they are tensors that were exchanged without requests, some of which are in flight.
+    The cache hits fall for a moment: they are the tensors that are done without the requests, which may be in flight.
     """
 
     def __init__(self) -> None:
@@ -38,12 +38,12 @@ class Rising:
         """``family``, each sample of which is the highest so far if it is a counter."""
         if not family.is_counter:
             return family
-        for labels, value in family.samples:
-            key = family.name, labels
-            self._highest[key] = max(value, self._highest.get(key, value))
-        return replace(
-            family, samples=tuple((labels, self._highest[family.name, labels]) for labels, _ in family.samples)
-        )
+        return replace(family, samples=tuple([self._raised(family.name, *sample) for sample in family.samples]))
+
+    def _raised(self, name: str, labels: tuple[str, ...], value: float) -> tuple[tuple[str, ...], float]:
+        highest = max(value, self._highest.get((name, labels), value))
+        self._highest[name, labels] = highest
+        return labels, highest
 
 
 _COUNTERS: Mapping[str, tuple[str, Callable[[Metrics], float]]] = {
