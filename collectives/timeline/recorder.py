@@ -100,9 +100,12 @@ class Recorder:
         meeting = self._meeting
         if rank > 0 and meeting is not None:
             return partial(Sender, meeting)
-        if resumes:
+        try:
+            document = Document(path, resumes, begun)
+        except DocumentInUseError:
+            if not resumes:
+                raise
             return lambda is_closed: _sink(_continued(path, begun, is_closed), meeting)
-        document = Document(path, begun=begun)
         return lambda _: _sink(document, meeting)
 
     @property

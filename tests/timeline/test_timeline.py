@@ -180,6 +180,14 @@ def test_a_new_rank_0_waits_for_the_file_that_a_lost_one_still_holds(path, caplo
     assert not caplog.records
 
 
+def test_a_file_that_cannot_be_written_is_told_at_once_in_the_next_world_too(path, caplog):
+    with running(1) as job:
+        recorder = recorder_of(job.engines[0])
+        recorder._begin(str(path / "no" / "t.json"), False, resumes=True)
+    (line,) = caplog.messages
+    assert "cannot be written to" in line
+
+
 def test_a_file_that_another_job_writes_is_one_line_in_the_next_world_too(path, caplog, monkeypatch):
     monkeypatch.setattr(recorder_module, "HELD_SECONDS", 0.05)
     other = Document(str(path))
