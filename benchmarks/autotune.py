@@ -5,7 +5,7 @@
 A job first trains until its search is over. Then all ranks go through rounds of the defaults, the defaults again, the
 choice, and each point of a grid, in another order each time. The first half of the rounds says which point of the grid
 is best; the second half has the times, so that chance does not choose a point by the times that are compared. Ratios
-are medians over these rounds. The ratio of the defaults to themselves is the noise.
+are medians over these rounds. The ratio of the defaults to themselves is the noise, which the goals allow.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Case:
 
 
 CASES = (
-    Case("training, MLP of 23 MB", ("here",) * 2, (784, 2048, 2048, 10)),
+    Case("MLP of 23 MB", ("here",) * 2, (784, 2048, 2048, 10)),
     Case(f"{TENSORS} tensors of 20 KB", ("here",) * 2),
     Case("2 x 2 ranks on two hosts", tuple(host for host in HOSTS for _ in range(2)), (784, 256, 10)),
 )
@@ -143,15 +143,17 @@ def measure(case: Case, pool: Pool, arguments: argparse.Namespace) -> tuple[dict
     best = min(list(points)[3:], key=_median_of(seconds, slice(0, half)))
     time_of = _median_of(seconds, slice(half, None))
     to_defaults, to_best = [_ratio(seconds, "choice", other, half) for other in ("defaults", best)]
-    met = to_defaults <= NOISE_RATIO and to_best <= GOAL_RATIO
+    again = _ratio(seconds, AGAIN, "defaults", half)
+    noise = max(again, 1 / again)
+    met = to_defaults <= NOISE_RATIO * noise and to_best <= GOAL_RATIO * noise
     record: dict[str, object] = {
         "case": case.name,
-        "defaults, ms": time_of("defaults") * 1e3,
-        "autotuned, ms": time_of("choice") * 1e3,
-        "best of grid, ms": time_of(best) * 1e3,
-        "noise": _ratio(seconds, AGAIN, "defaults", half),
-        "autotuned / defaults": to_defaults,
-        "autotuned / best": to_best,
+        "defaults": time_of("defaults") * 1e3,
+        "tuned": time_of("choice") * 1e3,
+        "grid": time_of(best) * 1e3,
+        "noise": noise,
+        "tuned / defaults": to_defaults,
+        "tuned / grid": to_best,
         "search, s": searched,
         "met": "yes" if met else "NO",
     }
@@ -233,9 +235,9 @@ def main() -> None:
             results.append(run(CASES[number], arguments))
         except Unavailable as reason:
             parser.exit(1, f"no hosts in network namespaces: {reason}\n")
-    goal = f"goal: at most {NOISE_RATIO} of the defaults' time, which is noise, and {GOAL_RATIO} of the best point's"
+    goal = f"goal: at most {NOISE_RATIO} of the defaults' time and {GOAL_RATIO} of the best point's, times the noise"
     notes = [note for _, note in results]
-    tabulate("autotuning: a step, medians", [record for record, _ in results], arguments, [goal, *notes])
+    tabulate("autotuning: ms a step, medians", [record for record, _ in results], arguments, [goal, *notes])
 
 
 if __name__ == "__main__":

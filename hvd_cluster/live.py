@@ -62,14 +62,16 @@ def _shown(host: str) -> str:
 def record(recorder: Recorder, path: str, begins: bool) -> str:
     """Begin a timeline in the file ``path`` of rank 0, or end that one; the text for the page.
 
+    The script may change its working directory in between: the file keeps its place, and its name tells it from others.
     A timeline of the script goes on, because a process has only one at a time.
     """
     if not begins:
-        if recorder.path != path:
+        recorded = recorder.path
+        if os.path.basename(recorded) != os.path.basename(path):
             return "not recorded to the end"
         recorder.stop()
-        return f"recorded {os.path.abspath(path)}"
+        return f"recorded {recorded}"
     if recorder.is_recording:
         return "not recorded: the script records a timeline already"
     recorder.start(path, False)
-    return f"records {os.path.abspath(path)}" if recorder.is_recording else "not recorded: see the log of rank 0"
+    return f"records {recorder.path}" if recorder.is_recording else "not recorded: see the log of rank 0"

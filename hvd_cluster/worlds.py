@@ -28,7 +28,7 @@ from collectives.version import VERSION
 from executors.member import PATIENCE_SECONDS, Identity, Member
 from executors.worlds import Call, Published, Report
 
-__all__ = ["RemovedError", "Worlds"]
+__all__ = ["JobOverError", "RemovedError", "Worlds"]
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +48,10 @@ EngineNow = Callable[[], Engine | None]
 
 class RemovedError(Exception):
     """The next world is without this process, which shall end."""
+
+
+class JobOverError(ShutDownError):
+    """The driver has ended the job."""
 
 
 class SupersededError(HorovodInternalError):
@@ -301,7 +305,7 @@ class Worlds:
 
     def _check_over(self, newest: Published | None) -> None:
         if newest is not None and newest.is_over:
-            raise ShutDownError(f"the job is over: {newest.text}")
+            raise JobOverError(f"the job is over: {newest.text}")
 
     def _world(self, published: Published) -> World:
         self._check_over(published)

@@ -58,7 +58,10 @@ class Autotuner:
         A choice that was made for as many ranks and hosts holds again, but not over what the user has set. A search
         that the end of the world before has cut off begins anew. The log of a lost rank 0 goes on, if it is here.
         """
-        if settings.autotune is None or engine.topology.size == 1 or self._has_failed:
+        if settings.autotune is None or self._has_failed:
+            return
+        if engine.topology.size == 1:
+            logger.info("autotuning has nothing to do: there is only one rank")
             return
         if engine.topology.rank != 0:
             self._logs.add(settings.autotune.log)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -78,7 +79,7 @@ class Recorder:
 
         Goes on if that is recorded already. A file that cannot be written is logged.
         """
-        if not (self.is_recording and path == self._recorded[0]):
+        if not (self.is_recording and _absolute(path) == self._recorded[0]):
             self._begin(path, mark_cycles, resumes=False)
 
     def _begin(self, path: str, mark_cycles: bool, resumes: bool, begun: float = math.inf) -> None:
@@ -91,7 +92,7 @@ class Recorder:
         except DocumentError as error:
             logger.warning("%s; training goes on without a timeline", error)
             return
-        self._recorded = path, mark_cycles
+        self._recorded = _absolute(path), mark_cycles
         self._count += 1
         self._timeline = Timeline(rank, opener, mark_cycles and rank == 0, f"{self._round}.{self._count}.")
         self._timeline.attach(self._engine.events)
@@ -148,6 +149,13 @@ def _arrived(steps: Sequence[Step], worker: str) -> Arrived:
     epoch = time.time() - time.monotonic()
     moved = [Step(name, begin - epoch, end - epoch) for name, begin, end in steps]
     return Arrived(tuple(moved), moved[0].begin, moved[-1].end, worker)
+
+
+def _absolute(path: str) -> str:
+    """``path``, also for the next world, before which the script may change its working directory."""
+    with suppress(OSError):  # the working directory may be gone
+        return os.path.abspath(path)
+    return path
 
 
 def _continued(path: str, begun: float, is_closed: Callable[[], bool]) -> Document:

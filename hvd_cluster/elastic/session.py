@@ -26,7 +26,7 @@ from hvd_cluster.elastic.notice import heed_notice
 from hvd_cluster.elastic.uncaught import tell_of_uncaught
 from hvd_cluster.objects import allgather_object
 from hvd_cluster.process_sets import ProcessSet
-from hvd_cluster.worlds import RemovedError
+from hvd_cluster.worlds import JobOverError, RemovedError
 
 __all__ = [
     "begin_call",
@@ -93,7 +93,8 @@ def telling_of_errors() -> Iterator[None]:
 def begin_call() -> bool:
     """Call it where ``run`` begins. Returns whether this process is a newcomer in a job that has done this call."""
     worlds = basics.worlds()
-    return worlds is not None and worlds.begin_call()
+    with _leaving_if_removed():
+        return worlds is not None and worlds.begin_call()
 
 
 def enter(layout: Callable[[], str]) -> None:
@@ -193,7 +194,10 @@ def _after(error: HorovodInternalError) -> World:
 def _leaving_if_removed() -> Iterator[None]:
     try:
         yield
-    except RemovedError as error:
+    except (RemovedError, JobOverError) as error:
+        worlds = basics.worlds()
+        if isinstance(error, JobOverError) and (worlds is None or not worlds.is_alone):
+            raise  # the ranks of the job show why it is over
         logger.info("%s; this process ends", error)
         basics.shutdown()
         sys.exit(0)

@@ -95,6 +95,14 @@ def test_all_ranks_try_the_same_parameters_at_the_same_step(size, tmp_path, capl
     assert rows[-1]["tensor_fusion_threshold"] == str(last.fusion_threshold)
 
 
+def test_a_rank_alone_says_that_there_is_nothing_to_do(caplog):
+    tuner = Autotuner(Search)
+    with running(1) as job, caplog.at_level(logging.INFO, "collectives"):
+        tuner.follow(job.engines[0], settings())
+        assert not tuner.is_searching
+    assert "autotuning has nothing to do: there is only one rank" in caplog.messages
+
+
 def test_what_the_user_has_set_is_never_changed():
     tuner = Autotuner(Search)
     with running(2) as job:

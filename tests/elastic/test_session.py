@@ -9,6 +9,7 @@ from executors.failure import kind_of_error
 from hvd_cluster import basics
 from hvd_cluster.elastic import session
 from hvd_cluster.process_sets import ProcessSet
+from hvd_cluster.worlds import JobOverError
 
 
 @pytest.fixture
@@ -53,6 +54,20 @@ def test_a_function_may_call_shutdown(monkeypatch):
     monkeypatch.setattr(basics, "rank", rank)
     monkeypatch.setattr(basics, "worlds", SimpleNamespace)
     session.returned()
+
+
+@pytest.mark.parametrize(("is_alone", "end"), [(True, SystemExit), (False, JobOverError)])
+def test_a_newcomer_to_a_job_that_is_over_ends_without_an_error(monkeypatch, is_alone, end):
+    def begin_call():
+        raise JobOverError("the job is over: all is done")
+
+    ended = []
+    monkeypatch.setattr(basics, "worlds", lambda: SimpleNamespace(is_alone=is_alone, begin_call=begin_call))
+    monkeypatch.setattr(basics, "shutdown", lambda: ended.append("shutdown"))
+    with pytest.raises(end) as error:
+        session.begin_call()
+    assert getattr(error.value, "code", 0) == 0
+    assert ended == ["shutdown"] * is_alone
 
 
 @pytest.mark.parametrize("is_alone", [True, False])

@@ -200,6 +200,14 @@ def test_a_recording_for_the_page(engine, tmp_path):
     assert json.loads((tmp_path / "t.json").read_text())
 
 
+def test_a_recording_goes_on_when_the_script_changes_its_directory(engine, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert basics._record_for_page("t.json", True) == f"records {tmp_path / 't.json'}"
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert basics._record_for_page("t.json", False) == f"recorded {tmp_path / 't.json'}"
+
+
 def test_the_page_does_not_end_a_timeline_of_the_script(engine, tmp_path):
     start_timeline(tmp_path / "own.json")
     assert basics._record_for_page("x", True) == "not recorded: the script records a timeline already"

@@ -96,26 +96,31 @@ def test_a_job_of_three_ranks_has_three_lanes(launcher, path):
     assert lanes == {trace.rows(records)["rank 0"]}
 
 
-@pytest.mark.parametrize("by", ["variable", "call"])
-def test_a_timeline_goes_on_in_the_next_world(by, launcher, path):
+@pytest.mark.parametrize("by", ["variable", "call", "relative path"])
+def test_a_timeline_goes_on_in_the_next_world(by, launcher, path, tmp_path, monkeypatch):
     """Rank 2 has left; rank 0 and 1 go on."""
+    monkeypatch.chdir(path.parent)
+    given = path.name if by == "relative path" else str(path)
+    (tmp_path / "elsewhere").mkdir()
 
     def body(rank):
         recorder = Recorder()
         for round, size in ((0, 3), (1, 2)):
             expected = 3 if round == 0 else 5
             if rank < size:
-                world, settings = launcher(rank, size, round=round, timeline=str(path) if by == "variable" else "")
+                world, settings = launcher(rank, size, round=round, timeline="" if by == "call" else given)
                 engine = bootstrap.connect(world, settings)
                 recorder.follow(engine, world, settings, "rank 2 left", worker=f"worker-{rank + 4}")
                 if (by, round) == ("call", 0):
-                    recorder.start(str(path), False)
+                    recorder.start(given, False)
                 run(engine, ones(engine), "x")
                 if rank == 0:
                     until(lambda expected=expected: path.read_text().count('SHM_ALLREDUCE","args"') >= expected)
                 engine.barrier()
                 engine.shutdown()
                 recorder.leave(goes_on=True)
+                if rank == 0:
+                    monkeypatch.chdir(tmp_path / "elsewhere")
 
     in_threads(3, body, PATIENCE)
     records = trace.load(path)
@@ -289,7 +294,7 @@ def test_a_file_of_rank_0_that_cannot_be_written_is_one_line_on_all_ranks(launch
         engine.shutdown()
         recorder.leave()
 
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, "collectives"):
         in_threads(2, body, PATIENCE)
     found = {each.levelname: each.getMessage() for each in caplog.records if "without a timeline" in each.getMessage()}
     assert "/no/such/folder/trace.json" in found["WARNING"]
