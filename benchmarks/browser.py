@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
+import signal
 import socket
 import subprocess
 from itertools import count
@@ -53,7 +55,7 @@ class Browser:
         command = ["sh", "-c", INHERIT, EXECUTABLE, *flags, "about:blank"]
         with theirs:
             self._process = subprocess.Popen(
-                command, stdin=theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                command, stdin=theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
             )
 
     def __enter__(self) -> Browser:
@@ -75,7 +77,7 @@ class Browser:
         try:
             self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
     def open(self, url: str) -> None:

@@ -92,7 +92,11 @@ def opened(trace: Path, size: tuple[int, int] = (1280, 800)) -> Iterator[Perfett
     """
     if missing():
         raise PerfettoError(missing())
-    with _served(trace) as address, TemporaryDirectory() as profile, Browser(Path(profile), size) as browser:
+    with (
+        _served(trace) as address,
+        TemporaryDirectory(ignore_cleanup_errors=True) as profile,
+        Browser(Path(profile), size) as browser,
+    ):
         browser.open(f"{address}/?testing=1")
         problem = browser.evaluate(OPEN)
         if problem:

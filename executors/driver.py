@@ -207,11 +207,13 @@ class Driver:
             return
         self._agents.kill(worker)
         if failure is ENDED:
-            self._untold.append(lambda: self._tell_given_up(worker, self._failures.of(worker) or failure))
+            self._untold.append(lambda: self._tell_given_up(worker, self._failures.of(worker)))
         else:
             self._tell_given_up(worker, failure)
 
-    def _tell_given_up(self, worker: str, failure: Failure) -> None:
+    def _tell_given_up(self, worker: str, failure: Failure | None) -> None:
+        if failure is None:  # it has ended with success, which came to light later
+            return
         text = f"{worker} on host {self._hosts[worker]} failed before it could train; the others go on: it "
         logger.warning(with_last_lines(f"{text}{failure.text}", failure.last_lines))
 

@@ -37,7 +37,8 @@ class ServerThread:
             thread.start()
             self._stop = started.result(START_SECONDS)
         except FutureTimeoutError:
-            started.cancel()  # a server that comes up after all ends at once
+            if not started.cancel() and started.exception() is None:
+                started.result()()  # it has come up after all
             raise ExecutorError(f"the thread {self._name} did not start in {START_SECONDS:g} s") from None
         except (OSError, RuntimeError) as error:
             listener.close()

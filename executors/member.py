@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -134,12 +134,15 @@ class Member:
 
         Raises CollectiveTimeoutError after ``seconds``, and as :meth:`wait` and :meth:`report`.
         """
-        for _ in range(math.ceil(seconds / AGAIN_SECONDS)):
+        end = time.monotonic() + seconds
+        while not self.is_over and time.monotonic() < end:
             present = self._patiently(self.call, PATIENCE_SECONDS)
-            if present != call or self.is_over:
+            if present != call:
                 return present
             with suppress(CollectiveTimeoutError):
                 self.wait(lambda world: False, AGAIN_SECONDS)
+        if self.is_over:
+            return call
         raise CollectiveTimeoutError(f"the ranks began no call of an elastic function within {seconds:g} s")
 
     def _has(self, is_wanted: Callable[[Published], bool]) -> bool:

@@ -28,7 +28,7 @@ from collectives.version import VERSION
 from executors.member import PATIENCE_SECONDS, Identity, Member
 from executors.worlds import Call, Published, Report
 
-__all__ = ["JobOverError", "RemovedError", "Worlds"]
+__all__ = ["RemovedError", "Worlds"]
 
 logger = logging.getLogger(__name__)
 
@@ -48,10 +48,6 @@ EngineNow = Callable[[], Engine | None]
 
 class RemovedError(Exception):
     """The next world is without this process, which shall end."""
-
-
-class JobOverError(ShutDownError):
-    """The driver has ended the job."""
 
 
 class SupersededError(HorovodInternalError):
@@ -218,6 +214,7 @@ class Worlds:
         self._member.report(Report("ready", call=self.call, version=VERSION, layout=layout))
         worker = self.identity.worker
         published = self._wait(lambda world: worker in dict(world.workers))
+        self._check_over(published)
         self.is_alone, self.place, self._is_first = False, None, True
         return self._world(published)
 
@@ -305,7 +302,7 @@ class Worlds:
 
     def _check_over(self, newest: Published | None) -> None:
         if newest is not None and newest.is_over:
-            raise JobOverError(f"the job is over: {newest.text}")
+            raise ShutDownError(f"the job is over: {newest.text}")
 
     def _world(self, published: Published) -> World:
         self._check_over(published)

@@ -50,7 +50,7 @@ class Door(asyncio.Protocol):
         if self._inside is not None:
             self._inside.data_received(data)
             return
-        self._head += data
+        self._head = (self._head + data).lstrip(b"\r\n")  # aiohttp skips empty lines, too, and waits for a request
         if END_OF_HEAD in self._head[:LONGEST_HEAD]:
             self._open()
         elif len(self._head) >= LONGEST_HEAD:

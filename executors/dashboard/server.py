@@ -183,7 +183,9 @@ async def _refuse(request: web.Request) -> web.StreamResponse:
 
 
 async def _write(response: web.StreamResponse, data: bytes) -> None:
-    """Raises asyncio.TimeoutError if the reader takes none of it for READER_SECONDS, and ConnectionResetError."""
+    """Raises asyncio.TimeoutError if the reader lags behind by a picture for READER_SECONDS, and
+    ConnectionResetError.
+    """
     await asyncio.wait_for(response.write(data), READER_SECONDS)
 
 

@@ -250,7 +250,8 @@ class ElasticSparkJob:
         the job.
         """
         slot = link.hello.host
-        told = f"host {slot} cannot be used: {text}"
+        rows = "" if self._options.feeder is None else "; the rows of its partition are not trained"
+        told = f"host {slot} cannot be used: {text}{rows}"
         self._refused[slot] = link
         self.driver.host_unusable(slot, text)
         if not self.driver.members and len(self._refused) > self._limits.most - self._limits.least:

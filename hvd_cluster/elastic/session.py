@@ -26,7 +26,7 @@ from hvd_cluster.elastic.notice import heed_notice
 from hvd_cluster.elastic.uncaught import tell_of_uncaught
 from hvd_cluster.objects import allgather_object
 from hvd_cluster.process_sets import ProcessSet
-from hvd_cluster.worlds import JobOverError, RemovedError
+from hvd_cluster.worlds import RemovedError
 
 __all__ = [
     "begin_call",
@@ -194,13 +194,18 @@ def _after(error: HorovodInternalError) -> World:
 def _leaving_if_removed() -> Iterator[None]:
     try:
         yield
-    except (RemovedError, JobOverError) as error:
-        worlds = basics.worlds()
-        if isinstance(error, JobOverError) and (worlds is None or not worlds.is_alone):
-            raise  # the ranks of the job show why it is over
+    except (RemovedError, ShutDownError) as error:
+        if isinstance(error, ShutDownError) and not _came_too_late():
+            raise
         logger.info("%s; this process ends", error)
         basics.shutdown()
         sys.exit(0)
+
+
+def _came_too_late() -> bool:
+    """Whether this process is a newcomer to a job that is over; the ranks of the job show why it is."""
+    worlds = basics.worlds()
+    return worlds is not None and worlds.is_alone and worlds.is_over
 
 
 def _agree() -> list[int]:

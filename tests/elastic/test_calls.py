@@ -46,7 +46,7 @@ def end(store):
 
 def test_it_waits_for_the_next_call_and_has_missed_this_one(store, start, caplog):
     newcomer = start()
-    beginning = threading.Timer(0.05, store.set, (CALL, Call(2).encode()))
+    beginning = threading.Timer(0.3, store.set, (CALL, Call(2).encode()))
     beginning.start()
     assert newcomer.begin_call()
     assert not newcomer.begin_call()
@@ -64,6 +64,15 @@ def test_it_waits_until_the_job_is_over(store, start):
     with pytest.raises(ShutDownError, match="the job is over: all is done"):
         newcomer.begin_call()
     ending.join(SECONDS)
+
+
+def test_one_that_waits_for_its_first_world_is_alone_until_it_has_one(store, start):
+    newcomer = start()
+    end(store)
+    with pytest.raises(ShutDownError, match="the job is over: all is done"):
+        newcomer.join("abc")
+    assert newcomer.is_alone
+    assert newcomer.is_over
 
 
 def test_it_leaves_after_the_elastic_timeout_and_that_is_no_failure(store, start):

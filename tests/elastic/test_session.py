@@ -9,7 +9,6 @@ from executors.failure import kind_of_error
 from hvd_cluster import basics
 from hvd_cluster.elastic import session
 from hvd_cluster.process_sets import ProcessSet
-from hvd_cluster.worlds import JobOverError
 
 
 @pytest.fixture
@@ -56,18 +55,22 @@ def test_a_function_may_call_shutdown(monkeypatch):
     session.returned()
 
 
-@pytest.mark.parametrize(("is_alone", "end"), [(True, SystemExit), (False, JobOverError)])
-def test_a_newcomer_to_a_job_that_is_over_ends_without_an_error(monkeypatch, is_alone, end):
+@pytest.mark.parametrize(
+    ("is_alone", "is_over", "end"),
+    [(True, True, SystemExit), (False, True, ShutDownError), (True, False, ShutDownError)],
+)
+def test_a_newcomer_to_a_job_that_is_over_ends_without_an_error(monkeypatch, is_alone, is_over, end):
     def begin_call():
-        raise JobOverError("the job is over: all is done")
+        raise ShutDownError("the job is over: all is done")
 
     ended = []
-    monkeypatch.setattr(basics, "worlds", lambda: SimpleNamespace(is_alone=is_alone, begin_call=begin_call))
+    worlds = SimpleNamespace(is_alone=is_alone, is_over=is_over, begin_call=begin_call)
+    monkeypatch.setattr(basics, "worlds", lambda: worlds)
     monkeypatch.setattr(basics, "shutdown", lambda: ended.append("shutdown"))
     with pytest.raises(end) as error:
         session.begin_call()
     assert getattr(error.value, "code", 0) == 0
-    assert ended == ["shutdown"] * is_alone
+    assert ended == ["shutdown"] * (is_alone and is_over)
 
 
 @pytest.mark.parametrize("is_alone", [True, False])

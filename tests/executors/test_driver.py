@@ -709,6 +709,14 @@ class TestNewcomersThatCannotCome:
         explain(driver, agents)
         assert caplog.messages == [f"worker-1 on host b failed before it could train; the others go on: it {text}"]
 
+    def test_one_that_has_ended_with_success_after_all_has_not_failed(self, job, agents, caplog):
+        driver = self.grown(job, agents)
+        report(job, agents, "worker-1", 0, kind="ready", call=1, version="1.0", layout="abc")
+        report(job, agents, "worker-0", 1, kind="lost", round=1, ranks=(1,), text="gone")
+        report(job, agents, "worker-0", 2, kind="formed", round=2, call=1)
+        driver.done("worker-1")
+        assert not caplog.messages
+
     def test_before_anybody_has_trained_an_exception_ends_the_job(self, job, agents):
         driver = begun(elastic(2), job, agents)
         driver.failed("worker-1", self.BAD)

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import socket
+from concurrent.futures import Future
 
 import pytest
 
@@ -54,6 +55,25 @@ def test_a_server_that_comes_up_too_late_ends(listener, monkeypatch):
         thread.start(listener)
     until(lambda: listener.fileno() == -1)
     thread.stop(1.0)
+
+
+def test_a_server_that_comes_up_at_that_moment_is_ended(listener, monkeypatch):
+    ended = []
+
+    class Late(Future):
+        def result(self, timeout=None):
+            if timeout is None:
+                return super().result()
+            self.set_result(lambda: ended.append("ended"))
+            raise listening.FutureTimeoutError
+
+    async def serve(listener, started):
+        listener.close()
+
+    monkeypatch.setattr(listening, "Future", Late)
+    with pytest.raises(ExecutorError, match="did not start"):
+        ServerThread("hvd-test", serve).start(listener)
+    assert ended == ["ended"]
 
 
 def test_a_thread_that_cannot_be_had(listener, monkeypatch):

@@ -9,7 +9,11 @@ from benchmarks.pictures import spans_of
 from hvd_cluster.run import run
 from tests.timeline import trace
 
-pytestmark = [pytest.mark.skipif(bool(missing()), reason=missing()), pytest.mark.leaves("processes")]
+pytestmark = [
+    pytest.mark.skipif(bool(missing()), reason=missing()),
+    pytest.mark.leaves("processes"),
+    pytest.mark.timeout(300),
+]
 ERRORS = "select name, value from stats where severity != 'info' and value > 0"
 SLICES = """
     create perfetto view placed as

@@ -156,9 +156,11 @@ def run_example(*options):
     handler.emit = lambda record: warnings.append(record.getMessage())
     logging.getLogger("collectives").addHandler(handler)
     sys.argv = [EXAMPLE, *options]
-    runpy.run_path(EXAMPLE, run_name="__main__")
-    sys.argv = given
-    logging.getLogger("collectives").removeHandler(handler)
+    try:
+        runpy.run_path(EXAMPLE, run_name="__main__")
+    finally:
+        sys.argv = given
+        logging.getLogger("collectives").removeHandler(handler)
     return warnings
 
 
