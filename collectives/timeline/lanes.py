@@ -19,9 +19,9 @@ COUNTER_MICROSECONDS = 1000.0
 BATCH_LANES, PHASE_LANES = 0, 100
 """The numbers of the first lane of batches, and of that of phases, in the row of a rank."""
 MOST_LANES = 900_000
-"""So many at most have phases: the numbers of lanes stay below those of rows."""
+"""The ids of the lanes of phases are below PHASE_LANES + MOST_LANES, and so below the ids of rows."""
 FLOW = ',"id":"%s","name":"execution","cat":"execution"'
-"""Perfetto drops an arrow whose id is no hexadecimal number of 64 bits."""
+"""The id must be a hexadecimal number of 64 bits: Perfetto drops other arrows."""
 BYTES = ',"name":"in flight","args":{"bytes":%s}'
 NEGOTIATE = "NEGOTIATE_"
 START = Moment.at(0.0)

@@ -43,7 +43,7 @@ MOST_LANES = 10_000
 class WorldChange:
     """The ranks of an elastic job have changed: between ``time`` and ``end`` this rank was in no world.
 
-    ``text`` says who left and who came, and ``worker`` is the id of this rank's process.
+    ``text`` names the ranks that left and came, and ``worker`` is the id of this rank's process.
     """
 
     round: int

@@ -1,4 +1,4 @@
-"""The door of the live page: strangers get a moment to say what they want, and only so many of them at once."""
+"""The connections to the live page: each one must send its request in time, and their number is bounded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ LONG = f"a request to this page has {LONGEST_HEAD >> 10} KiB at most\n"
 
 
 class Door(asyncio.Protocol):
-    """One connection. The head of its request must come in REQUEST_SECONDS; ``server`` makes who answers it.
+    """One connection. The head of its request must come in REQUEST_SECONDS.
+
+    ``server`` makes the protocol that answers the request.
 
     ``doors`` are those that are open now. On the thread of their loop.
     """

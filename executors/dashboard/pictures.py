@@ -1,4 +1,4 @@
-"""The pictures of a job, encoded, for all who look at the same time."""
+"""The encoded pictures of a job: all readers of the page share one for each tick."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ __all__ = ["DashboardServer"]
 STOP_SECONDS = 5.0
 CLEANUP_SECONDS = 1.0
 READER_SECONDS = 30.0
-"""A page that reads nothing for so long makes room for others."""
+"""The server ends a connection whose reader lags behind by a picture for so many seconds."""
 MOST_STREAMS = 32
 """More pages at once are refused, so that links in many hands cost the driver no more."""
 BODY_LIMIT = 1 << 10

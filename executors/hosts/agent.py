@@ -77,8 +77,9 @@ class AgentLink:
         sock.settimeout(None)
 
     def first(self) -> list[FromDriver]:
-        """The first message of the driver, and those that came with it. It comes at once, but never to a refused task
-        of Spark.
+        """The first message of the driver, and those that came with it.
+
+        The driver sends it at once, but sends none to a task of Spark that it refuses.
         """
         messages: list[FromDriver] = []
         while not messages:

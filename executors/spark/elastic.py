@@ -246,8 +246,8 @@ class ElasticSparkJob:
             self._changed()
 
     def _refuse(self, link: Link, text: str) -> None:
-        """The task gets no work, and waits: Spark would start one that fails again, on the same executor, and soon end
-        the job.
+        """Leave the task without work. It must not fail, because Spark would start it again on the same executor, and
+        end the job after some failures.
         """
         slot = link.hello.host
         rows = "" if self._options.feeder is None else "; the rows of its partition are not trained"
