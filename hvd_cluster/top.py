@@ -136,12 +136,14 @@ def _head(picture: Picture) -> Text:
 def _table(ranks: Sequence[Mapping[str, Any]]) -> Table:
     from rich.table import Table
 
-    table = Table("host", "rank", "worker", "batches/s", "MB/s", "waits", "", expand=True)
+    table = Table("host", "rank", "worker", "last batch", "batches/s", "MB/s", "waits", "", expand=True)
     for rank in ranks:
         remark = f"! straggler: {rank['slow']}" if rank["slow"] else ""
         remark = f"! {rank['state']}" if rank["state"] != "runs" else remark
         numbers = (f"{rank['batches_per_second']:.1f}", f"{rank['bytes_per_second'] / 1e6:.1f}")
-        cells = (rank["host"], str(rank["rank"]), rank["worker"], *numbers, f"{rank['waiting_share']:.0%}", remark)
+        batch = "" if rank["batch"] is None else str(rank["batch"])
+        place = (rank["host"], str(rank["rank"]), rank["worker"])
+        cells = (*place, batch, *numbers, f"{rank['waiting_share']:.0%}", remark)
         table.add_row(*map(_text, cells), style="bold red" if remark else "")
     return table
 

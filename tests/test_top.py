@@ -22,7 +22,7 @@ def shown(monkeypatch):
     monkeypatch.setattr(pictures_module, "TICK_SECONDS", 0.02)
     with Job(2) as job, Dashboard(job, Address()) as dashboard:
         slow, stall = Slow(1, 0.5, "late"), Stall("gradient", (1,), 60.0, 1.0, 3)
-        sent = Snapshot(0.0, 0, 2, 0, "node-a", 7, slow=(slow,), stalls=(stall,), steps=3)
+        sent = Snapshot(0.0, 0, 2, 0, "node-a", 7, slow=(slow,), stalls=(stall,), steps=3, batch=1234)
         job.store.set(snapshot_key("worker-0"), sent.encode())
         sink = dashboard.watched(Output(2)).sink(0, "stdout")
         sink.feed(b"[bold]no markup[/bold] \x1b[2J\x07 end\n")
@@ -36,6 +36,7 @@ def test_it_shows_what_the_page_shows(shown, capsys):
     assert "runs; world 0, 2 ranks, 0.0 batches/s, 0.0 steps/s" in out
     assert "node-a" in out
     assert "worker-1" in out
+    assert "1234" in out, "the last batch of rank 0"
     assert "! has not called init() yet" in out
     assert "stalled: gradient of process set 3 has waited for 61 s; missing: rank 1" in out
     assert "[0] [bold]no markup[/bold]" in out

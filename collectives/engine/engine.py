@@ -92,6 +92,11 @@ class Engine:
         """The number of batches that this rank knows of, those of sets to which it does not belong included."""
         return self._exchange.batches
 
+    @property
+    def last_batch(self) -> int | None:
+        """The number of the last batch that has ended on this rank; None before the first one."""
+        return self._parts.tally.batch
+
     def counts(self) -> Counts:
         """What this rank has done up to now, in numbers."""
         return self._parts.counts()

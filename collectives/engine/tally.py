@@ -63,6 +63,8 @@ class Tally:
         self._kept: dict[int, tuple[float, float]] = {}
         self._begun = self._ended = time.monotonic()
         self._late = 0.0
+        self.batch: int | None = None
+        """The number of the last batch that has ended on this rank."""
 
     def decided(self, batches: Iterable[Batch]) -> None:
         """``batches`` will run."""
@@ -109,6 +111,7 @@ class Tally:
             tally.waits += 1
         self._begun = self._ended = now
         self._late = 0.0
+        self.batch = batch
         if now >= self._windows.due:
             self._close(now)
 

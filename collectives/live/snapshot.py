@@ -67,7 +67,7 @@ class Snapshot:
 
     ``batches``, ``nbytes`` and ``waiting`` seconds are those of all process sets since the first world of the process,
     ``samples`` those that the script has counted, and ``steps`` those of its optimizers. ``recording`` says what became
-    of the last request to record.
+    of the last request to record. ``batch`` is the number of the last batch that has ended in this world.
     """
 
     time: float
@@ -86,6 +86,7 @@ class Snapshot:
     stalls: tuple[Stall, ...] = ()
     recording: str = ""
     steps: int = 0
+    batch: int | None = None
 
     @classmethod
     def of(
@@ -111,6 +112,7 @@ class Snapshot:
             tuple(stalls),
             recording,
             metrics.steps,
+            metrics.batch,
         )
 
     def encode(self) -> bytes:

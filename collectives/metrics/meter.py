@@ -80,6 +80,7 @@ class Meter:
                 () if engine is None else engine.stragglers,
                 self._samples,
                 self._steps,
+                None if engine is None else engine.last_batch,
             )
 
     def disown(self) -> None:

@@ -21,7 +21,8 @@ class Metrics:
     ``process_sets`` has the work for each process set, by its id; 0 is that of all ranks. ``messages_sent`` and
     ``messages_received`` are control messages to and from other ranks. ``stragglers``, on rank 0, are the ranks that
     the others wait for now. ``samples`` are those that the script has counted, see :func:`hvd_cluster.count_samples`,
-    and ``steps`` the calls of ``step()`` of a ``DistributedOptimizer``.
+    and ``steps`` the calls of ``step()`` of a ``DistributedOptimizer``. ``batch`` is the number of the last batch that
+    has ended on this rank in the present world, None if there was none; the log and the timeline show the same number.
     """
 
     rank: int
@@ -35,6 +36,7 @@ class Metrics:
     stragglers: tuple[Straggler, ...] = ()
     samples: int = 0
     steps: int = 0
+    batch: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as numbers, text, lists and dicts, for JSON; the ids of process sets become text."""
@@ -44,4 +46,15 @@ class Metrics:
         return {**own, "process_sets": sets, "stragglers": stragglers}
 
 
-_NUMBERS = ("rank", "size", "round", "rounds", "lost_steps", "messages_sent", "messages_received", "samples", "steps")
+_NUMBERS = (
+    "rank",
+    "size",
+    "round",
+    "rounds",
+    "lost_steps",
+    "messages_sent",
+    "messages_received",
+    "samples",
+    "steps",
+    "batch",
+)

@@ -161,8 +161,8 @@ class Picture:
         going = known if shown["state"] == RUNS else None  # the last numbers of a silent rank are old
         rates = {f"{name}_per_second": going.rate(field) if going else 0.0 for name, field in RATES.items()}
         waiting = min(1.0, max(0.0, going.rate("waiting"))) if going else 0.0
-        pid = known.last.pid if known else 0
-        return {**shown, **rates, "waiting_share": waiting, "pid": pid}
+        pid, batch = (known.last.pid, known.last.batch) if known else (0, None)
+        return {**shown, **rates, "waiting_share": waiting, "pid": pid, "batch": batch}
 
     def _state(self, known: Worker | None, now: float) -> str:
         if known is None:

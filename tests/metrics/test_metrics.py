@@ -11,6 +11,7 @@ import pytest
 import hvd_cluster
 from collectives.api import NotInitializedError
 from collectives.counts import SetCounts
+from collectives.events import Finished
 from collectives.metrics import meter
 from collectives.metrics.families import LABELS, Rising, families
 from collectives.metrics.meter import Meter
@@ -50,6 +51,19 @@ def test_metrics_go_on_over_engines_and_stay_after_the_end():
     shown = found.as_dict()
     assert json.loads(json.dumps(shown)) == shown
     assert shown["process_sets"]["0"]["bytes"] == 2 * 3 * 8
+
+
+def test_the_last_batch_has_the_number_of_the_events():
+    basics.init()
+    finished = []
+    assert hvd_cluster.metrics().batch is None
+    basics.engine().events.subscribe(finished.append, (Finished,))
+    for name in ("x", "y", "x"):
+        step(name)
+        assert hvd_cluster.metrics().batch == finished[-1].batch
+    assert len({event.batch for event in finished}) == 3
+    basics.shutdown()
+    assert hvd_cluster.metrics().batch is None, "batches are counted in each world"
 
 
 def test_a_forked_child_begins_again():

@@ -29,7 +29,7 @@ def publish(job):
     for time_, waiting in ((0.0, 0.0), (4.0, 3.0)):
         for rank, (worker, host) in enumerate(members):
             about = {"slow": (slow,), "stalls": (stall,)} if rank == 0 else {}
-            numbers = {"batches": int(time_) * 5, "samples": int(time_) * 8, "steps": int(time_)}
+            numbers = {"batches": int(time_) * 5, "samples": int(time_) * 8, "steps": int(time_), "batch": 77}
             sent = Snapshot(time_, rank, 3, 1, host, 10 + rank, nbytes=4000, waiting=waiting, **numbers, **about)
             job.store.set(snapshot_key(worker), sent.encode())
         yield
@@ -64,6 +64,7 @@ def test_a_browser_shows_the_job(tmp_path):
     assert "! straggler: the others wait for it for 60% of their time (late submission)" in shown, "not by colour alone"
     assert "gradient 7 of process set 3 has waited for 61 s; missing: rank 1" in shown
     assert shown.count("waits 75 % of its time") == 3
+    assert shown.count("last batch 77") == 3
     assert "24.0 samples/s" in shown
     assert "1.00 steps/s" in shown
     assert "stderr: &lt;img src=x onerror=alert(1)&gt; &amp; more" in shown, "output of ranks is text and no markup"

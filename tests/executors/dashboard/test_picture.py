@@ -19,7 +19,7 @@ def snapshot(time=0.0, rank=0, size=2, **more):
 
 
 def test_a_snapshot_survives_the_way():
-    numbers = {"samples": 7, "steps": 5}
+    numbers = {"samples": 7, "steps": 5, "batch": 3}
     sent = snapshot(slow=(Slow(1, 0.5, "late"),), stalls=(Stall("t", (1, 2), 60.0, 3.0, 4),), recording="x", **numbers)
     assert Snapshot.decode(sent.encode()) == sent
 
@@ -42,9 +42,10 @@ def test_what_is_no_snapshot_is_refused(data):
 def test_a_snapshot_adds_up_the_process_sets():
     sets = {0: SetCounts(batches=2, bytes=10, late_seconds=1.0), 1: SetCounts(batches=3, inside_seconds=0.5)}
     slow = Straggler(1, 0, Cause.LATE, 0.05, 0.4)
-    made = Snapshot.of(Metrics(0, 2, 3, 1, 4, 0, 0, sets, (slow,), 9, 6), 5.0, "h", 1)
+    made = Snapshot.of(Metrics(0, 2, 3, 1, 4, 0, 0, sets, (slow,), 9, 6, 8), 5.0, "h", 1)
     assert (made.batches, made.nbytes, made.waiting, made.samples, made.lost_steps, made.steps) == (5, 10, 1.5, 9, 4, 6)
     assert made.slow == (Slow(1, 0.4, Cause.LATE.value),)
+    assert made.batch == 8
 
 
 def test_rates_are_those_of_the_last_seconds():
@@ -67,6 +68,13 @@ def test_numbers_of_another_process_are_no_rate():
     picture.hear("worker-0", snapshot(0.0, 0, 1, batches=100), 0.0)
     picture.hear("worker-0", Snapshot(50.0, 0, 1, 0, "h", 555, batches=1), 1.0)
     assert picture.as_dict(1.0)["batches_per_second"] == 0
+
+
+def test_the_last_batch_of_a_silent_rank_is_shown():
+    picture = Picture("job", 3)
+    picture.hear("worker-0", snapshot(batch=12), 0.0)
+    picture.hear("worker-1", snapshot(rank=1), 0.0)
+    assert [each["batch"] for each in picture.as_dict(60.0)["ranks"]] == [12, None, None]
 
 
 def test_ranks_that_say_nothing():
