@@ -62,12 +62,25 @@ def test_processes_with_the_variables_of_torch_distributed(script, environment):
     """As in a Job of Kubernetes: nothing but rank, size and the address of rank 0."""
     with socket.create_server(("127.0.0.1", 0)) as master:  # torch.distributed may use this port
         variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(master.getsockname()[1])}
-        ranks = [
-            subprocess.Popen([sys.executable, script], env={**environment, **variables, "RANK": str(rank)}, stdout=-1)
-            for rank in range(2)
-        ]
-        outputs = [rank.communicate(timeout=SECONDS)[0].decode().strip() for rank in ranks]
+        outputs = side_by_side(script, [{**environment, **variables, "RANK": str(rank)} for rank in range(2)])
     assert outputs == [ONE_HOST.format(2, 1)] * 2
+
+
+def side_by_side(script, environments):
+    """The outputs of processes that nothing but their variables makes a job."""
+    ranks = [subprocess.Popen([sys.executable, script], env=each, stdout=subprocess.PIPE) for each in environments]
+    return [rank.communicate(timeout=SECONDS)[0].decode().strip() for rank in ranks]
+
+
+def test_containers_of_yarn(script, environment, tmp_path):
+    job = {"WORLD_SIZE": "2", "HOROVOD_RENDEZVOUS_FOLDER": str(tmp_path)}
+    numbers = [
+        {"YARN_SHELL_ID": str(each), "CONTAINER_ID": f"container_1_0001_01_00000{each + 1}", "NM_HOST": f"n{each}"}
+        for each in (1, 2)
+    ]
+    outputs = side_by_side(script, [{**environment, **job, **each} for each in numbers])
+    assert outputs == ["0 2 0 1 0 2 1 2 0 1 1 2"] * 2
+    assert not list(tmp_path.glob("hvd-cluster-*.json")), "the file goes with the meeting"
 
 
 @pytest.mark.parametrize(("mpi", "flags"), [("openmpi", ["--oversubscribe"]), ("mpich", [])])

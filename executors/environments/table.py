@@ -12,18 +12,19 @@ from executors.environments.mpi import Hydra, Mvapich, OpenMpi
 from executors.environments.place import Launcher, Place, text
 from executors.environments.slurm import Srun
 from executors.environments.torch_distributed import TorchDistributed
+from executors.environments.yarn import YarnShell
 from executors.meetings.shared_folder import FOLDER, SharedFolder
 
 __all__ = ["LAUNCHERS", "place_of"]
 
-LAUNCHERS: tuple[Launcher, ...] = (TorchDistributed(), Jsrun(), OpenMpi(), Mvapich(), Hydra(), Srun())
+LAUNCHERS: tuple[Launcher, ...] = (TorchDistributed(), Jsrun(), OpenMpi(), Mvapich(), Hydra(), Srun(), YarnShell())
 """The first one whose variables are there counts; one that is built on another comes before that one.
 
 * torchrun may be the command that each task of srun or mpirun runs, and then starts the ranks.
 * jsrun is built on Open MPI and PMIx, whose variables it sets, too; they do not name the hosts.
 * Open MPI, MVAPICH2 and Hydra start their daemons by srun, so its variables are there as well. MVAPICH2 may be built
   on Hydra.
-* srun is what is left.
+* A container of YARN is a host of its own; torchrun or mpirun may run in it.
 """
 
 OURS = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_SIZE")
@@ -34,7 +35,7 @@ def place_of(environment: Mapping[str, str]) -> Place | None:
 
     None also for a process of one of our launchers, for a launcher that started one process only, and where the user
     has set HOROVOD_SIZE. The user's HOROVOD_RENDEZVOUS_FOLDER comes before what the launcher offers. Raises
-    SettingsError for such a folder where no launcher says the rank.
+    SettingsError for such a folder where no launcher says the rank, and where the variables contradict each other.
     """
     if text(environment, *OURS):
         return None

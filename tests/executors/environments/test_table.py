@@ -6,6 +6,7 @@ from collectives.api import SettingsError
 from executors.environments.table import place_of
 from executors.meetings.broadcast import ByBroadcast
 from executors.meetings.known_ports import KnownPorts, Trust
+from executors.meetings.shared_folder import SharedFolder
 
 GROUP = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 TORCHRUN = {**GROUP, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "none"}
@@ -43,6 +44,15 @@ JSRUN = {
     "JSM_NAMESPACE_LOCAL_SIZE": "6",
 }
 
+YARN = {
+    "CONTAINER_ID": "container_e17_1410901177871_0001_01_000004",
+    "YARN_SHELL_ID": "3",
+    "WORLD_SIZE": "4",
+    "NM_HOST": "n7",
+    "NM_PORT": "45454",
+}
+FIRST = {"CONTAINER_ID": "container_e17_1410901177871_0001_01_000002", "YARN_SHELL_ID": "1"}
+
 
 @pytest.mark.parametrize(
     ("environment", "launcher", "rank", "size", "hosts", "trust", "node"),
@@ -62,6 +72,7 @@ JSRUN = {
         ({**JSRUN, "JSM_NAMESPACE_LOCAL_SIZE": "12"}, "jsrun", 6, 12, ("127.0.0.1",), Trust.USER, ""),
         ({**JSRUN, **OPEN_MPI}, "jsrun", 6, 12, ("h41n04", "h41n05"), Trust.USER, ""),
         ({**SRUN, "WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}, "srun", 2, 4, ("n1",), Trust.USER, "n2"),
+        ({**YARN, "MASTER_ADDR": "n1"}, "YARN's distributed shell", 2, 4, ("n1",), Trust.NETWORK, "n7"),
     ],
 )
 def test_ranks_that_find_rank_0_by_its_host(environment, launcher, rank, size, hosts, trust, node):
@@ -108,6 +119,9 @@ def test_ranks_that_find_rank_0_by_their_launcher(environment, launcher, rank, s
         {**SRUN, "SLURM_STEP_NUM_TASKS": "1"},
         {**SRUN, "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1"},
         {**TORCHRUN, "HOROVOD_SIZE": "1"},
+        {**YARN, "HOROVOD_SIZE": "1"},
+        {"CONTAINER_ID": YARN["CONTAINER_ID"], "YARN_SHELL_ID": "1"},
+        {**YARN, "YARN_SHELL_ID": "0"},
     ],
 )
 def test_a_process_alone_or_of_a_launcher_of_ours(environment):
@@ -165,3 +179,28 @@ def test_variables_that_do_not_say_where_rank_0_is(environment):
     place = place_of(environment)
     assert place.meeting is None
     assert "MASTER_ADDR" in place.remedy
+
+
+def test_containers_of_yarn_meet_in_a_folder(tmp_path):
+    place = place_of(YARN)
+    assert place.meeting is None
+    assert "-shell_env HOROVOD_RENDEZVOUS_FOLDER=" in place.remedy
+    first, second = (place_of({**YARN, "HOROVOD_RENDEZVOUS_FOLDER": str(tmp_path), **own}) for own in ({}, FIRST))
+    assert first.meeting == second.meeting == SharedFolder(tmp_path)
+    assert (first.job, first.rank, second.rank) == (second.job, 2, 0)
+    again = place_of({**YARN, "CONTAINER_ID": "container_e17_1410901177871_0001_02_000002"})
+    assert again.job != first.job, "the application master of a second attempt starts new containers"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"YARN_SHELL_ID": "5"}, "is number 5 .* but WORLD_SIZE is '4'"),
+        ({"WORLD_SIZE": ""}, "is number 3 .* but WORLD_SIZE is not set"),
+        ({"WORLD_SIZE": "many"}, "WORLD_SIZE is 'many'"),
+        ({**FIRST, "WORLD_SIZE": "", "HOROVOD_RENDEZVOUS_FOLDER": "/shared"}, "is number 1 .* WORLD_SIZE is not set"),
+    ],
+)
+def test_containers_of_yarn_that_do_not_fit_their_number(change, words):
+    with pytest.raises(SettingsError, match=words):
+        place_of({**YARN, **change})
