@@ -60,6 +60,7 @@ CASES = (
 
 def begin(widths: tuple[int, ...], log: str, most: int) -> None:
     """Runs on every rank, like the next two: connects, and makes the step of the case."""
+    import gc
     import os
 
     import torch
@@ -71,6 +72,8 @@ def begin(widths: tuple[int, ...], log: str, most: int) -> None:
     os.environ.update({f"HOROVOD_AUTOTUNE{name}": value for name, value in given.items()})
     hvd.init()
     JOB["step"] = train(list(widths), BATCH_SIZE) if widths else exchange(TENSORS, ELEMENTS)
+    gc.collect()
+    gc.freeze()  # a full collection takes as long as ten steps, and would be most of a difference
 
 
 def search(seconds: float) -> bool:
