@@ -230,7 +230,7 @@ def _timeline(text: str) -> str:
 
 
 def _cpu_operations(text: str) -> str:
-    chosen = _one_of("auto", "shm", "gloo", *CPU_OPERATIONS_NOT_YET)(text)
+    chosen = _one_of("auto", "shm", "tcp", "gloo", *CPU_OPERATIONS_NOT_YET)(text)
     return "auto" if chosen in CPU_OPERATIONS_NOT_YET else chosen
 
 

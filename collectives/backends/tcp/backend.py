@@ -5,7 +5,7 @@ The cost of each operation, for P members and S bytes (per member: messages one 
 ============================  ===============================================  ========  =====================
 operation                     algorithm                                        steps     bytes
 ============================  ===============================================  ========  =====================
-allreduce, up to DIRECT       send all to all, each reduces all                1         (P - 1) S
+allreduce, small              send all to all, each reduces all                1         (P - 1) S
 allreduce, larger             reduce-scatter and allgather in one pipeline     2         2 S (P - 1) / P
 reducescatter                 the first half of that                           1         S (P - 1) / P
 allgather                     all to all, from and to the tensors              1         (P - 1) counts[rank]
@@ -39,8 +39,8 @@ from collectives.kernels.segments import Segments
 
 __all__ = ["TcpBackend"]
 
-DIRECT = 1 << 15
-"""Bytes of an allreduce that takes one step."""
+DIRECT = 1 << 17
+"""Bytes that a member sends at most for an allreduce in one step."""
 PACKED = 1 << 14
 """Tensors that are shorter than this on average are packed: a copy costs less than a system call for each."""
 PIECE = 1 << 24
@@ -68,7 +68,7 @@ class TcpBackend(MessagingBackend):
         self._tcp.check()
         how = reduction(dtype, op, prescale, postscale)
         source, destination = Segments(sources), Segments(destinations)
-        if len(source) * dtype.itemsize <= DIRECT:
+        if len(source) * dtype.itemsize * (self.size - 1) <= DIRECT:
             self._reduce_at_once(source, destination, dtype, how)
         elif len(source) * dtype.itemsize < PACKED * len(sources):
             self._reduce_packed(source, destination, dtype, how)
