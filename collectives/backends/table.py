@@ -34,9 +34,9 @@ def choose(members: Sequence[int], topology: Topology, settings: Settings, devic
     tcp                anything else
     =================  ==========================================================================
 
-    A hierarchical backend consists of the backends that this table gives for the members of each host and of each column
-    of hosts, and of tcp, or gloo as asked, for all members. Raises SettingsError where HOROVOD_CPU_OPERATIONS cannot serve these ranks, and for a device that has
-    no backend.
+    A hierarchical backend consists of the backend that this table gives for the members of each host, of the one for
+    those of each column of hosts, and of tcp, or gloo as asked, for all members. Raises SettingsError where
+    HOROVOD_CPU_OPERATIONS cannot serve these ranks, and for a device that has no backend.
     """
     if device not in DEVICES:
         raise SettingsError(f"no backend works on the memory of {device}; the devices are: {', '.join(DEVICES)}")
@@ -133,7 +133,7 @@ def _tcp(group: Group, topology: Topology, settings: Settings, address: str) -> 
 
     crowded = Cores.of(topology).are_crowded
     where = _reachable(group, settings, address)
-    return TcpJoining(group, settings.timeouts.collective, where, settings.secret, crowded)
+    return TcpJoining(group, settings.timeouts.collective, where, settings.secret, crowded, settings.tcp_tls)
 
 
 def _gloo(group: Group, topology: Topology, settings: Settings, address: str) -> Joining:

@@ -3,7 +3,9 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import select
 import socket
+import sys
 import threading
 import time
 import tracemalloc
@@ -25,6 +27,7 @@ from collectives.api import (
 )
 from collectives.attempt import ConnectAttempt
 from collectives.backends.tcp import TcpBackend, TcpJoining
+from collectives.backends.tcp.encryption import Encryption, _identity
 from collectives.backends.tcp.pump import SLICE_SECONDS
 from collectives.control.handshake.frames import NONCE_BYTES
 from collectives.interfaces import LOOPBACK
@@ -266,6 +269,114 @@ def test_a_hundred_groups_leave_nothing():
     assert len(os.listdir("/proc/self/fd")) == len(descriptors)
 
 
+# Encryption.
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_encrypted(size):
+    with_backends(size, lambda backend: run_matrix(backend, backend.rank, size), encrypted=True)
+
+
+@LENGTHS
+def test_the_end_of_an_encrypted_connection(length):
+    def body(backend: TcpBackend) -> None:
+        if backend.rank == 0:
+            abort_from_thread(backend, np.ones(length, np.float32))
+            aborted.set()
+        else:
+            assert aborted.wait(20)
+            assert isinstance(reduce_until_error(backend, length, 20), PeerLostError)
+        left.wait(20)
+
+    aborted, left = threading.Event(), threading.Barrier(2)
+    with_backends(2, body, encrypted=True)
+
+
+def test_nothing_readable_travels_on_an_encrypted_connection():
+    """Between the members is somebody who reads along."""
+
+    def connect_through(rank: int) -> TcpBackend:
+        with ConnectAttempt(20.0) as attempt:
+            return joinings[rank].connect(both, attempt)
+
+    word = b"known to the two members only"
+    for encrypted in (True, False):
+        joinings = [TcpJoining(group_of(2, rank), 20.0, LOOPBACK, SECRET, True, encrypted) for rank in range(2)]
+        entry = msgpack.unpackb(joinings[0].offer)
+        with Eavesdropper(entry["tcp"]) as between:
+            both = [msgpack.packb({**entry, "tcp": between.address}), joinings[1].offer]
+            offers.with_backends(2, connect_through, lambda backend: _send(backend, word * 100))
+        assert (word in between.heard) is not encrypted
+        for joining in joinings:
+            joining.close()
+
+
+def _send(backend: TcpBackend, data: bytes) -> None:
+    array = np.frombuffer(data, np.uint8).copy() if backend.rank == 0 else np.zeros(len(data), np.uint8)
+    backend.broadcast_bytes(array, array, 0)
+    assert array.tobytes() == data
+    backend.barrier()
+
+
+class Eavesdropper:
+    """Passes one connection on to ``target``, and keeps what the two say."""
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self._target = tuple(target)
+        self._listener = socket.create_server((LOOPBACK, 0))
+        self.address = self._listener.getsockname()
+        self.heard = b""
+
+    def __enter__(self) -> Eavesdropper:
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+        self._thread.join(20)
+
+    def _run(self) -> None:
+        near, _ = self._listener.accept()
+        with near, socket.create_connection(self._target) as far:
+            others = {near: far, far: near}
+            while others:
+                for sock in select.select(list(others), [], [], 20)[0]:
+                    data = sock.recv(1 << 16)
+                    self.heard += data
+                    if data:
+                        others[sock].sendall(data)
+                    else:
+                        return
+
+
+def test_a_man_in_the_middle_who_knows_another_secret_gets_nothing():
+    """Both certificates are checked: neither side talks to one that follows from another secret."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, ConnectAttempt(20.0) as attempt:
+        for sock in (ours, theirs):
+            sock.setblocking(False)
+
+        def shake(rank: int) -> str:
+            encryption = Encryption(SECRET if rank == 0 else b"of another job")
+            with pytest.raises(PeerLostError, match="no encrypted connection to rank") as caught:
+                encryption.wrap((ours, theirs)[rank], rank == 0, 1 - rank, attempt)
+            return str(caught.value)
+
+        assert "certificate" in in_threads(2, shake)[1].lower()
+
+
+def test_all_members_have_one_certificate_and_another_secret_gives_another():
+    assert _identity(SECRET) == _identity(SECRET)
+    assert not set(_identity(SECRET)) & set(_identity(b"of another job"))
+
+
+def test_encryption_without_its_library(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    with pytest.raises(SettingsError, match=r"HVD_TCP_TLS needs.*pip install 'hvd-cluster\[tls\]'"):
+        TcpJoining(group_of(2), 20.0, LOOPBACK, SECRET, True, encrypted=True)
+
+
 # How members connect.
 
 
@@ -405,14 +516,14 @@ def connect_alone(position: int) -> None:
         joining.close()
 
 
-def connect(group, store, timeout=20.0, address=LOOPBACK) -> TcpBackend:
+def connect(group, store, timeout=20.0, address=LOOPBACK, encrypted=False) -> TcpBackend:
     """``timeout`` bounds operations."""
-    return offers.meet(TcpJoining(group, timeout, address, SECRET, crowded=True), store, 20.0)
+    return offers.meet(TcpJoining(group, timeout, address, SECRET, True, encrypted), store, 20.0)
 
 
-def with_backends(size, body, timeout=20.0, address=LOOPBACK):
+def with_backends(size, body, timeout=20.0, address=LOOPBACK, encrypted=False):
     store = MemoryStore()
-    offers.with_backends(size, lambda rank: connect(group_of(size, rank), store, timeout, address), body)
+    offers.with_backends(size, lambda rank: connect(group_of(size, rank), store, timeout, address, encrypted), body)
 
 
 def _work_in_a_process(member: Member) -> str:

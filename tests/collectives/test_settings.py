@@ -24,6 +24,7 @@ GOOD = [
     ({"HOROVOD_GLOO_IFACE": "eth0"}, "interface", "eth0"),
     ({"HOROVOD_CPU_OPERATIONS": "GLOO"}, "cpu_operations", "gloo"),
     ({"HOROVOD_CPU_OPERATIONS": "tcp"}, "cpu_operations", "tcp"),
+    ({"HVD_TCP_TLS": "1"}, "tcp_tls", True),
     ({"HOROVOD_HIERARCHICAL_ALLREDUCE": "1"}, "hierarchical_allreduce", True),
     ({"HOROVOD_HIERARCHICAL_ALLGATHER": "0"}, "hierarchical_allgather", False),
     ({}, "hierarchical_allreduce", None),

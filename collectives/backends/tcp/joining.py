@@ -13,8 +13,10 @@ from collectives.attempt import ConnectAttempt
 from collectives.backends.group import Group
 from collectives.backends.joining import Joining
 from collectives.backends.tcp.backend import TcpBackend
+from collectives.backends.tcp.encryption import Encryption
 from collectives.backends.tcp.link import Link
 from collectives.backends.tcp.reception import Reception, listeners_of
+from collectives.backends.tcp.secure_link import SecureLink
 from collectives.control.handshake.call import call
 from collectives.control.handshake.hello import Hello, LocalEnd
 
@@ -25,12 +27,15 @@ class TcpJoining(Joining):
     """See :class:`Joining`.
 
     ``timeout`` bounds a silence of the peers within an operation, in seconds. The peers reach this host at ``address``,
-    and prove that they know ``secret``, as this member does. ``crowded``: the host has more ranks than cores. Raises
-    SettingsError for an address that this host does not have.
+    and prove that they know ``secret``, as this member does. ``crowded``: the host has more ranks than cores. With
+    ``encrypted`` all data travels in TLS. Raises SettingsError for an address that this host does not have.
     """
 
-    def __init__(self, group: Group, timeout: float, address: str, secret: bytes, crowded: bool) -> None:
+    def __init__(
+        self, group: Group, timeout: float, address: str, secret: bytes, crowded: bool, encrypted: bool = False
+    ) -> None:
         position = group.position
+        self._encryption = Encryption(secret) if encrypted else None
         self._hello = Hello(group.ranks[position], group.size, group.hosts[position])
         self._timeout = timeout
         self._address = address
@@ -59,7 +64,7 @@ class TcpJoining(Joining):
             stack.callback(_close_all, reception.admitted)
             reception.admit_all()
             found.update(reception.admitted)
-            links = {position: Link(sock, position) for position, sock in found.items()}
+            links = {position: self._link(found, position, attempt) for position in self.group.others}
             backend = TcpBackend(self.group, links, self._timeout, self._crowded)
             stack.pop_all()
         return backend
@@ -68,6 +73,18 @@ class TcpJoining(Joining):
         pause = partial(end.attempt.wait, {})
         callee, _ = call(end, msgpack.unpackb(offer), self.group.ranks[position], pause)
         return callee.sock
+
+    def _link(self, found: dict[int, socket.socket], position: int, attempt: ConnectAttempt) -> Link:
+        """The link over the connection that was ``found``.
+
+        The members encrypt their connections in the order of the other members, so nobody waits in a circle.
+        """
+        if self._encryption is None:
+            return Link(found[position], position)
+        is_server = self.group.position < position
+        sock = self._encryption.wrap(found[position], is_server, self.group.ranks[position], attempt)
+        found[position] = sock
+        return SecureLink(sock, position)
 
     def close(self) -> None:
         """See :class:`Joining`."""

@@ -91,7 +91,8 @@ class Link:
     def shut_down(self) -> None:
         """End the connection for both members, from any thread."""
         with suppress(OSError):  # it has ended already
-            self._socket.shutdown(socket.SHUT_RDWR)
+            # Not the method of an encrypted socket, which would let the other thread send plain data.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Release the descriptor."""
@@ -117,12 +118,15 @@ class Link:
             return self._socket.send(self._unsent[0], socket.MSG_NOSIGNAL)
         return self._socket.sendmsg(islice(self._unsent, MOST_VIEWS), (), socket.MSG_NOSIGNAL)
 
+    def _receive_some(self, target: memoryview) -> int:
+        return self._socket.recv_into(target)
+
     def _pull(self) -> bool:
         """Fill the memory as far as data is here. The script runs between two pieces of memory."""
         moved = False
         while (target := self._target or self._next_target()) is not None:
             try:
-                count = self._socket.recv_into(target)
+                count = self._receive_some(target)
             except BlockingIOError:
                 return moved
             if not count:
