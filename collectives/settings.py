@@ -72,6 +72,7 @@ class Autotuning:
 class Settings:
     """The settings of the engine of a rank.
 
+    With ``tcp_tls`` the TCP connections that carry tensors are encrypted.
     ``fusion_threshold`` is in bytes (0 means no fusion), ``cycle_time`` in seconds (None: by the number of cores),
     ``cache_capacity`` in tensor names (0 means no cache).
     ``hierarchical_allreduce`` and ``hierarchical_allgather`` are None where the hosts decide. ``thread_affinity`` is
@@ -88,6 +89,7 @@ class Settings:
     secret: bytes = field(default=b"", repr=False)
     interface: str = ""
     cpu_operations: str = "auto"
+    tcp_tls: bool = False
     hierarchical_allreduce: bool | None = None
     hierarchical_allgather: bool | None = None
     fusion_threshold: int = 128 * MEBIBYTE
@@ -129,6 +131,7 @@ class Settings:
             secret=read(ENVIRONMENT_SECRET, _base64, b"", show=False),
             interface=read("HOROVOD_GLOO_IFACE", str, ""),
             cpu_operations=read("HOROVOD_CPU_OPERATIONS", _cpu_operations, "auto"),
+            tcp_tls=read("HVD_TCP_TLS", _flag, False),
             hierarchical_allreduce=read("HOROVOD_HIERARCHICAL_ALLREDUCE", _flag, None),
             hierarchical_allgather=read("HOROVOD_HIERARCHICAL_ALLGATHER", _flag, None),
             fusion_threshold=read("HOROVOD_FUSION_THRESHOLD", _natural, 128 * MEBIBYTE),
@@ -230,7 +233,7 @@ def _timeline(text: str) -> str:
 
 
 def _cpu_operations(text: str) -> str:
-    chosen = _one_of("auto", "shm", "gloo", *CPU_OPERATIONS_NOT_YET)(text)
+    chosen = _one_of("auto", "shm", "tcp", "gloo", *CPU_OPERATIONS_NOT_YET)(text)
     return "auto" if chosen in CPU_OPERATIONS_NOT_YET else chosen
 
 

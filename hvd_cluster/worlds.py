@@ -91,7 +91,7 @@ class Worlds:
         if identity is None or world.rendezvous is None:
             return None
         if world.rendezvous[0] != LOOPBACK:  # ranks of other hosts may join
-            preload()
+            preload(settings)
         client = RendezvousClient(*world.rendezvous, settings.secret, settings.timeouts.connect)
         worlds = cls(identity, world, client, settings.timeouts.connect, engine)
         worlds._timeout = float(environment.get("HOROVOD_ELASTIC_TIMEOUT", DEFAULT_TIMEOUT_SECONDS))

@@ -31,12 +31,12 @@ def choose(members: Sequence[int], topology: Topology, settings: Settings, devic
                        and HOROVOD_HIERARCHICAL_ALLGATHER are both 0
     as asked           HOROVOD_CPU_OPERATIONS is not "auto"
     shm                all members are on one host, an x86-64
-    gloo               anything else
+    tcp                anything else
     =================  ==========================================================================
 
-    A hierarchical backend consists of the backend that this table gives for the members of each host, and of gloo
-    between hosts. Raises SettingsError where HOROVOD_CPU_OPERATIONS cannot serve these ranks, and for a device that has
-    no backend.
+    A hierarchical backend consists of the backend that this table gives for the members of each host, of the one for
+    those of each column of hosts, and of tcp, or gloo as asked, for all members. Raises SettingsError where
+    HOROVOD_CPU_OPERATIONS cannot serve these ranks, and for a device that has no backend.
     """
     if device not in DEVICES:
         raise SettingsError(f"no backend works on the memory of {device}; the devices are: {', '.join(DEVICES)}")
@@ -44,7 +44,7 @@ def choose(members: Sequence[int], topology: Topology, settings: Settings, devic
     if settings.cpu_operations == "shm" and len(hosts) > 1:
         raise SettingsError(
             f"HOROVOD_CPU_OPERATIONS=shm, but the ranks {list(members)} are on {len(hosts)} hosts, which share no "
-            "memory; use auto or gloo"
+            "memory; use auto, tcp or gloo"
         )
     if len(members) == 1:
         return "single"
@@ -53,11 +53,13 @@ def choose(members: Sequence[int], topology: Topology, settings: Settings, devic
     if settings.cpu_operations != "auto":
         return settings.cpu_operations
     # On other processors stores may overtake each other, which the gate of shm does not guard against.
-    return "shm" if len(hosts) == 1 and platform.machine() == "x86_64" else "gloo"
+    return "shm" if len(hosts) == 1 and platform.machine() == "x86_64" else "tcp"
 
 
-def preload() -> None:
+def preload(settings: Settings) -> None:
     """Import the library of the backend between hosts now, if it is there: that takes seconds, and ranks would wait."""
+    if settings.cpu_operations != "gloo":
+        return
     from collectives.backends.gloo.library import import_torch
 
     with suppress(ImportError):  # the user hears of it if a process set needs the backend
@@ -106,7 +108,8 @@ def _prepare_hierarchy(group: Group, topology: Topology, settings: Settings, add
         if column < min(map(len, hosts)):
             across = group.part([positions[column] for positions in hosts])
             parts[CROSS] = _prepare_host(across, topology, settings, address)
-        parts[FLAT] = _gloo(group, topology, settings, address)
+        flat = "gloo" if settings.cpu_operations == "gloo" else "tcp"
+        parts[FLAT] = _PREPARE[flat](group, topology, settings, address)
     except BaseException as error:
         discard(parts.values(), (), error)
         raise
@@ -125,16 +128,28 @@ def _shm(group: Group, topology: Topology, settings: Settings, address: str) -> 
     return ShmJoining(group, settings.timeouts.collective, Cores.of(topology).are_crowded)
 
 
+def _tcp(group: Group, topology: Topology, settings: Settings, address: str) -> Joining:
+    from collectives.backends.tcp import TcpJoining
+
+    crowded = Cores.of(topology).are_crowded
+    where = _reachable(group, settings, address)
+    return TcpJoining(group, settings.timeouts.collective, where, settings.secret, crowded, settings.tcp_tls)
+
+
 def _gloo(group: Group, topology: Topology, settings: Settings, address: str) -> Joining:
     from collectives.backends.gloo import GlooJoining
 
-    if len(set(group.hosts)) == 1 and not settings.interface:
-        address = LOOPBACK  # no other host can reach it
-    return GlooJoining(group, settings.timeouts.collective, address)
+    return GlooJoining(group, settings.timeouts.collective, _reachable(group, settings, address))
+
+
+def _reachable(group: Group, settings: Settings, address: str) -> str:
+    """Where a member listens: within one host at LOOPBACK, which no other host can reach."""
+    return LOOPBACK if len(set(group.hosts)) == 1 and not settings.interface else address
 
 
 _PREPARE: dict[str, Callable[[Group, Topology, Settings, str], Joining]] = {
     "single": _single,
     "shm": _shm,
+    "tcp": _tcp,
     "gloo": _gloo,
 }

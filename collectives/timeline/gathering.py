@@ -111,7 +111,7 @@ class _Receiver:
         self._end = meeting.end(self._attempt)
         self._poller = select.poll()
         size = self._end.hello.size
-        self._listeners = Listeners(self._end, size + MOST_CANDIDATES)
+        self._listeners = Listeners(self._end.hello, self._end.address, size + MOST_CANDIDATES)
         self._candidates = Candidates(self._end, self._listeners, self._poller, size - 1, self._admit)
         self._closing = False
         # Owned by the receiver; aborted and joined by close(), which takes CLOSE_SECONDS at most.

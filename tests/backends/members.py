@@ -114,6 +114,10 @@ class Processes:
         """SIGKILL."""
         os.kill(self._processes[rank].pid, signal.SIGKILL)
 
+    def stop(self, rank: int) -> None:
+        """SIGSTOP."""
+        os.kill(self._processes[rank].pid, signal.SIGSTOP)
+
     def hear(self, rank: int, timeout: float = 100.0) -> Any:
         """The next thing that ``rank`` tells; the last is what its body returned. Raises what the body raised."""
         assert self._lines[rank].poll(timeout), f"rank {rank} said nothing for {timeout} s"

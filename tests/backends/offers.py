@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
 import msgpack
 
 from collectives.api import CollectiveTimeoutError, Store
@@ -9,8 +14,9 @@ from collectives.attempt import ConnectAttempt
 from collectives.backends.base import Backend
 from collectives.backends.group import Group
 from collectives.backends.joining import Joining
+from tests.backends.members import in_threads
 
-__all__ = ["exchange_offers", "meet"]
+__all__ = ["exchange_offers", "meet", "with_backends"]
 
 SLICE_SECONDS = 0.2
 
@@ -22,6 +28,32 @@ def meet(joining: Joining, store: Store, timeout: float) -> Backend:
             return joining.connect(exchange_offers(joining.group, joining.offer, store, attempt), attempt)
         finally:
             joining.close()
+
+
+def with_backends(size: int, connect: Callable[[int], Any], body: Callable[[Any], object]) -> None:
+    """``body(backend)`` on each member of a group of threads, once ``connect(rank)`` has returned on all of them.
+
+    All backends are closed in the end, as ranks do: a member that closes its connections ends the operations of others,
+    and their start.
+    """
+
+    def member(rank: int) -> None:
+        try:
+            backend = connect(rank)
+            stack.callback(backend.close)
+            connected.wait(20)
+        except BaseException:
+            connected.abort()
+            raise
+        try:
+            body(backend)
+        except BaseException:
+            backend.close()
+            raise
+
+    connected = threading.Barrier(size)
+    with ExitStack() as stack:
+        in_threads(size, member)
 
 
 def exchange_offers(group: Group, offer: bytes, store: Store, attempt: ConnectAttempt) -> list[bytes]:

@@ -8,7 +8,6 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable
-from contextlib import ExitStack
 from types import SimpleNamespace
 
 import numpy as np
@@ -37,8 +36,9 @@ from collectives.buffers import Buffer
 from collectives.interfaces import LOOPBACK
 from collectives.rendezvous.store import MemoryStore, PrefixStore
 from collectives.settings import Settings
+from tests.backends import offers
 from tests.backends.matrix import abort_from_thread, reduce_until_error, run_matrix
-from tests.backends.members import Member, Processes, group_of, in_threads
+from tests.backends.members import Member, Processes, group_of
 from tests.backends.offers import meet
 from tests.interrupts import interrupted
 
@@ -347,29 +347,8 @@ def connect(group, store, timeout=20.0, address=LOOPBACK, patience=20.0) -> Gloo
 
 
 def with_backends(size, body, timeout=20.0, address=LOOPBACK):
-    """``body(backend)`` on each member of a group of threads, once all members are connected.
-
-    All backends are closed in the end, as ranks do: a member that closes its connections ends the operations of others,
-    and their start.
-    """
-
-    def member(rank: int) -> None:
-        try:
-            backend = connect(group_of(size, rank), store, timeout, address)
-            stack.callback(backend.close)
-            connected.wait(20)
-        except BaseException:
-            connected.abort()
-            raise
-        try:
-            body(backend)
-        except BaseException:
-            backend.close()
-            raise
-
-    store, connected = MemoryStore(), threading.Barrier(size)
-    with ExitStack() as stack:
-        in_threads(size, member)
+    store = MemoryStore()
+    offers.with_backends(size, lambda rank: connect(group_of(size, rank), store, timeout, address), body)
 
 
 def _work_in_a_process(member: Member) -> str:

@@ -175,7 +175,7 @@ def test_processes_of_two_hosts():
 
 def _work_in_a_process(member: Member) -> str:
     backend = _connect(member, "matrix")
-    assert [part.name for part in backend._parts] == ["shm", "gloo", "gloo"]
+    assert [part.name for part in backend._parts] == ["shm", "tcp", "tcp"]
     run_matrix(backend, member.rank, member.size, roundings=2)
     member.meet_others("matrix-done")
     backend.close()

@@ -7,6 +7,8 @@ import pytest
 from collectives.backends.beside import Beside
 from collectives.backends.gloo.joining import GlooJoining
 from collectives.backends.shm import ShmJoining
+from collectives.backends.tcp import TcpJoining
+from collectives.interfaces import LOOPBACK
 from collectives.rendezvous.store import MemoryStore
 from tests.backends.members import group_of, in_threads
 from tests.backends.offers import meet
@@ -14,6 +16,7 @@ from tests.backends.offers import meet
 TIMEOUT = 20.0
 JOININGS = {
     "shm": lambda group: ShmJoining(group, TIMEOUT, crowded=True),
+    "tcp": lambda group: TcpJoining(group, TIMEOUT, LOOPBACK, b"secret", crowded=True),
     "gloo": lambda group: GlooJoining(group, TIMEOUT),
 }
 

@@ -224,7 +224,7 @@ def test_ranks_connect_by_ipv6():
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
-@pytest.mark.parametrize("operations", ["shm", "gloo"])
+@pytest.mark.parametrize("operations", ["shm", "tcp", "gloo"])
 @pytest.mark.parametrize("moment", ["prepare", "connect"])
 def test_a_rank_that_cannot_connect_its_backend_ends_the_start_of_all(
     launcher, monkeypatch, moment, operations, failing
@@ -258,7 +258,7 @@ def test_a_rank_that_cannot_connect_its_backend_ends_the_start_of_all(
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
-@pytest.mark.parametrize("operations", ["shm", "gloo"])
+@pytest.mark.parametrize("operations", ["shm", "tcp", "gloo"])
 @pytest.mark.parametrize("moment", ["prepare", "connect"])
 def test_a_rank_that_dies_before_its_backends_have_connected_is_named(moment, operations, victim):
     """A process is killed between hello and backends; the survivors raise it at once, at the latest in an operation."""
@@ -305,9 +305,12 @@ def _die_while_connecting(port, secret, moment, operations, victim, member):
         ((1,), "gloo", "single"),
         ((0, 1), "auto", "shm"),
         ((0, 1), "gloo", "gloo"),
-        ((0, 2), "auto", "gloo"),
+        ((0, 1), "tcp", "tcp"),
+        ((0, 2), "auto", "tcp"),
+        ((0, 2), "gloo", "gloo"),
         ((0, 1), "shm", "shm"),
         ((0, 1, 2), "auto", "hierarchical"),
+        ((0, 1, 2), "tcp", "hierarchical"),
         ((0, 1, 2), "gloo", "hierarchical"),
     ],
 )
@@ -322,7 +325,7 @@ def test_the_hierarchy_can_be_switched_off_in_parts(allreduce, allgather):
     settings = Settings(hierarchical_allreduce=allreduce, hierarchical_allgather=allgather)
     flat = allreduce is allgather is False
     assert table.choose((0, 1, 2), Topology(size=3, hosts=("a", "a", "b")), settings) == (
-        "gloo" if flat else "hierarchical"
+        "tcp" if flat else "hierarchical"
     )
     assert table.choose((0, 1), Topology(size=2, hosts=("a", "a")), settings) == "shm"
 

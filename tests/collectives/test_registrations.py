@@ -63,7 +63,7 @@ def summed(engine, ids):
     return {id: run(engine, ones(engine), process_set=id)[0] for id in ids if rank in engine.process_sets.ranks(id)}
 
 
-@pytest.mark.parametrize("operations", ["auto", "gloo"])
+@pytest.mark.parametrize("operations", ["auto", "tcp", "gloo"])
 def test_a_set_is_added_without_the_rendezvous(engines, operations):
     def body(engine):
         ids = [engine.add_process_set(ranks) for ranks in ([0, 2], [1], [1, 2])]
@@ -78,7 +78,7 @@ def test_a_set_is_added_without_the_rendezvous(engines, operations):
 
 
 @pytest.mark.parametrize("failing", [0, 2])
-@pytest.mark.parametrize("operations", ["auto", "gloo"])
+@pytest.mark.parametrize("operations", ["auto", "tcp", "gloo"])
 def test_a_rank_that_cannot_prepare_for_a_set_ends_the_call_on_all_and_nothing_else(
     engines, operations, failing, monkeypatch
 ):

@@ -38,7 +38,7 @@ def ranks(request, pools):
 
 @pytest.fixture(scope="session")
 def two_hosts(pools):
-    """Two ranks that believe to be on different hosts: the gloo backend and TCP."""
+    """Two ranks that believe to be on different hosts: the tcp backend, and control over TCP."""
     return pools(2, ["one", "two"])
 
 

@@ -10,7 +10,7 @@ import hvd_cluster.torch as hvd
 from hvd_cluster import basics
 from tests.namespaces import HOSTS
 
-SETS = {(0, 1): "shm", (0, 2): "gloo", (1, 2, 3): "hierarchical", (3,): "single"}
+SETS = {(0, 1): "shm", (0, 2): "tcp", (1, 2, 3): "hierarchical", (3,): "single"}
 
 
 @pytest.fixture

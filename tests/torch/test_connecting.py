@@ -116,6 +116,7 @@ def place_trap(stage, die):
     """Let this process call ``die`` when it comes to ``stage``."""
     from collectives.backends.gloo.joining import GlooJoining
     from collectives.backends.hierarchical_joining import HierarchicalJoining
+    from collectives.backends.tcp.joining import TcpJoining
     from collectives.control.handshake import member
     from collectives.control.handshake.admission import Admission
     from collectives.control.handshake.callee import Callee
@@ -135,7 +136,7 @@ def place_trap(stage, die):
     elif stage == "in its first backend":
         HierarchicalJoining.connect = die
     else:
-        GlooJoining.connect = die
+        GlooJoining.connect = TcpJoining.connect = die
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
@@ -173,6 +174,8 @@ def test_every_survivor_names_the_rank_that_stopped(pool, stage, victim, tmp_pat
     ("operations", "stage", "victim"),
     [
         ("shm", "before its backends", 1),
+        ("tcp", "before its backends", 0),
+        ("tcp", "in its backend between hosts", 2),
         ("gloo", "before its backends", 0),
         ("gloo", "in its backend between hosts", 2),
     ],

@@ -198,7 +198,7 @@ def free_cycle(state, folder):
         (folder / str(hvd.size())).touch()
 
 
-@pytest.mark.parametrize("operations", ["shm", "gloo"])
+@pytest.mark.parametrize("operations", ["shm", "tcp", "gloo"])
 def test_kills_at_any_moment(fresh_pool, tmp_path, operations):
     """Ranks 2 and 1 are killed from outside."""
     pool = fresh_pool(3, environment={"HOROVOD_CPU_OPERATIONS": operations})

@@ -12,7 +12,7 @@ import hvd_cluster.torch as hvd
 from hvd_cluster import basics
 from tests.collectives.job import until
 
-PLACES = {"shm": ["one"] * 3, "gloo": ["one", "two", "three"]}
+PLACES = {"shm": ["one"] * 3, "tcp": ["one", "two", "three"]}
 
 
 def initialize():
@@ -213,7 +213,7 @@ def lose_a_rank_that_connects():
     return str(caught.value)
 
 
-@pytest.mark.parametrize("operations", ["shm", "gloo"])
+@pytest.mark.parametrize("operations", ["shm", "tcp", "gloo"])
 def test_a_rank_lost_while_a_process_set_connects_is_named_at_once(fresh_pool, operations):
     environment = {"HOROVOD_CPU_OPERATIONS": operations, "HOROVOD_GLOO_TIMEOUT_SECONDS": "300"}
     outcomes = fresh_pool(3, environment=environment).outcomes(lose_a_rank_that_connects, ranks=[0, 2])

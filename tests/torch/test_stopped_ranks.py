@@ -85,7 +85,7 @@ def test_every_rank_names_a_stopped_leader_whose_relay_is_stopped_too(fresh_pool
     check(stop(pool, 2, SMALL, tmp_path / "running"), 2)
 
 
-@pytest.mark.parametrize(("operations", "victim"), [("shm", 1), ("gloo", 0)])
+@pytest.mark.parametrize(("operations", "victim"), [("shm", 1), ("tcp", 0), ("gloo", 0)])
 def test_every_rank_of_one_host_names_the_rank_that_was_stopped(fresh_pool, operations, victim, tmp_path):
     pool = fresh_pool(4, None, STALLS | {"HOROVOD_CPU_OPERATIONS": operations})
     check(stop(pool, victim, SMALL, tmp_path / "running"), victim)

@@ -162,7 +162,7 @@ def survive(victim):
 
 
 @pytest.mark.parametrize("victim", [0, 2])
-@pytest.mark.parametrize("operations", ["shm", "gloo"])
+@pytest.mark.parametrize("operations", ["shm", "tcp", "gloo"])
 def test_survivors_of_a_loss_go_on(fresh_pool, operations, victim):
     pool = fresh_pool(3, environment={"HOROVOD_CPU_OPERATIONS": operations})
     outcomes = pool.outcomes(survive, victim)

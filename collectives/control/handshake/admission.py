@@ -57,7 +57,7 @@ class Admission:
         self._peers: dict[int, Peer] = {}
         self._elsewhere: dict[int, str] = {}
         self._poller = select.poll()
-        self._listeners = Listeners(end, len(expected) + MOST_CANDIDATES)
+        self._listeners = Listeners(end.hello, end.address, len(expected) + MOST_CANDIDATES)
         self._candidates = Candidates(end, self._listeners, self._poller, len(expected), self._admit)
 
     @property

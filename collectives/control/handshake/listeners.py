@@ -9,30 +9,38 @@ from typing import Any
 
 from collectives.api import SettingsError
 from collectives.control.handshake.dial import family_of
-from collectives.control.handshake.hello import LocalEnd
+from collectives.control.handshake.hello import Hello
 
 __all__ = ["Listeners"]
 
 
 class Listeners:
-    """A context manager. ``entry`` is the description by which the other ranks find them; ``backlog`` is for each."""
+    """Those of the rank of ``hello``, whose host has ``address``. A context manager.
 
-    def __init__(self, end: LocalEnd, backlog: int) -> None:
+    ``entry`` is the description by which the other ranks find them; ``backlog`` is for each. Without ``within_host``
+    there is the TCP port only.
+    """
+
+    def __init__(self, hello: Hello, address: str, backlog: int, within_host: bool = True) -> None:
         self.entry: dict[str, Any] = {}
-        self._end = end
+        self._hello = hello
+        self._address = address
         self._backlog = backlog
+        self._within_host = within_host
         self._by_descriptor: dict[int, socket.socket] = {}
 
     def __enter__(self) -> Listeners:
         name = f"\0hvd-cluster-{secrets.token_hex(16)}"
         with ExitStack() as stack:
-            local = stack.enter_context(self._listen(socket.AF_UNIX, name))
-            remote = stack.enter_context(self._listen(family_of(self._end.address), (self._end.address, 0)))
+            remote = stack.enter_context(self._listen(family_of(self._address), (self._address, 0)))
+            listeners = [remote]
+            if self._within_host:
+                listeners.append(stack.enter_context(self._listen(socket.AF_UNIX, name)))
             stack.pop_all()
-        self._by_descriptor = {listener.fileno(): listener for listener in (local, remote)}
+        self._by_descriptor = {listener.fileno(): listener for listener in listeners}
         self.entry = {
             "id": secrets.token_hex(8),
-            "host": self._end.hello.host,
+            "host": self._hello.host if self._within_host else "",
             "unix": name,
             "tcp": remote.getsockname(),
         }
@@ -65,7 +73,7 @@ class Listeners:
         except OSError as error:
             listener.close()
             raise SettingsError(
-                f"rank {self._end.hello.rank} cannot listen on {address!r}: {error}; HOROVOD_GLOO_IFACE can name "
+                f"rank {self._hello.rank} cannot listen on {address!r}: {error}; HOROVOD_GLOO_IFACE can name "
                 "another interface"
             ) from error
         return listener

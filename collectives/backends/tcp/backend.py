@@ -1,0 +1,173 @@
+"""Collectives over TCP connections of our own.
+
+The cost of each operation, for P members and S bytes (per member: messages one after the other, bytes sent):
+
+============================  ===============================================  ========  =====================
+operation                     algorithm                                        steps     bytes
+============================  ===============================================  ========  =====================
+allreduce, small              send all to all, each reduces all                1         (P - 1) S
+allreduce, larger             reduce-scatter and allgather in one pipeline     2         2 S (P - 1) / P
+reducescatter                 the first half of that                           1         S (P - 1) / P
+allgather                     all to all, from and to the tensors              1         (P - 1) counts[rank]
+alltoall, alltoallv           all messages at once                             1         the parts of the others
+broadcast, small              a binomial tree                                  log2 P    S log2 P at the root
+broadcast, larger             a chain in pieces                                P - 1     S
+barrier                       each tells the member 1, 2, 4... ahead           log2 P    log2 P
+============================  ===============================================  ========  =====================
+
+Each element is reduced by one member, or by all in the same order: results are bit-identical.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from collectives.api import DType, ReduceOp
+from collectives.backends.group import Group
+from collectives.backends.host import Array, Bytes
+from collectives.backends.messaging import MessagingBackend
+from collectives.backends.phases import phase
+from collectives.backends.tcp.link import Link
+from collectives.backends.tcp.reducing import Data, even_spans
+from collectives.backends.tcp.transport import TcpTransport
+from collectives.backends.transport import parts
+from collectives.backends.workspace import Workspace
+from collectives.kernels.reduction import Reduction, reduction
+from collectives.kernels.segments import Segments
+
+__all__ = ["TcpBackend"]
+
+DIRECT = 1 << 17
+"""Bytes that a member sends at most for an allreduce in one step."""
+PACKED = 1 << 14
+"""Tensors that are shorter than this on average are packed: a copy costs less than a system call for each."""
+PIECE = 1 << 24
+"""Bytes that are packed at once."""
+
+
+class TcpBackend(MessagingBackend):
+    """A member of ``group`` with ``links`` to all others, by position. See :class:`TcpTransport`."""
+
+    def __init__(self, group: Group, links: Mapping[int, Link], timeout: float, crowded: bool) -> None:
+        self._tcp = TcpTransport(group, links, timeout, crowded)
+        super().__init__(self._tcp)
+        self._packed, self._landing = Workspace(), Workspace()
+
+    def allreduce_arrays(
+        self,
+        sources: Sequence[Array],
+        destinations: Sequence[Array],
+        dtype: DType,
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None:
+        """See :class:`HostBackend`."""
+        self._tcp.check()
+        how = reduction(dtype, op, prescale, postscale)
+        source, destination = Segments(sources), Segments(destinations)
+        if len(source) * dtype.itemsize * (self.size - 1) <= DIRECT:
+            self._reduce_at_once(source, destination, dtype, how)
+        elif len(source) * dtype.itemsize < PACKED * len(sources):
+            self._reduce_packed(source, destination, dtype, how)
+        else:
+            self._reduce_whole(source, destination, dtype, how)
+
+    def reducescatter_arrays(
+        self,
+        sources: Sequence[Array],
+        destinations: Sequence[Array],
+        counts: Sequence[int],
+        dtype: DType,
+        op: ReduceOp,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None:
+        """See :class:`HostBackend`."""
+        self._tcp.check()
+        how = reduction(dtype, op, prescale, postscale)
+        spans = [(part.start, part.stop) for part in parts(counts)]
+        self._tcp.reduce(Data(Segments(sources), Segments(destinations), spans, is_whole=False), dtype, how)
+
+    def allgather_bytes(self, sources: Sequence[Bytes], destinations: Sequence[Bytes], counts: Sequence[int]) -> None:
+        """See :class:`HostBackend`."""
+        self._tcp.check()
+        source, destination = Segments(sources), Segments(destinations)
+        own = parts(counts)[self.rank].start
+        if sum(counts) <= PIECE and sum(counts) < PACKED * len(destinations):
+            self._gather_packed(source, destination, counts, own)
+        else:
+            _keep_own(source, destination, own)
+            self._gather(source, destination, counts)
+
+    def _reduce_at_once(self, source: Segments, destination: Segments, dtype: DType, how: Reduction) -> None:
+        count = len(source)
+        if not count:
+            return
+        rows = self._landing.take(count * self.size, dtype).reshape(self.size, count)
+        mine = _whole(source, rows[self.rank])
+        self._tcp.spread([mine], {other: (rows[other],) for other in self.group.others})
+        self._combine_rows(destination, mine, rows, how)
+
+    @phase("combine")
+    def _combine_rows(self, destination: Segments, mine: Array, rows: Array, how: Reduction) -> None:
+        inputs, whole = [*rows], destination.view(0, rows.shape[1])
+        inputs[self.rank] = mine
+        result = rows[self.rank] if whole is None else whole
+        with np.errstate(all="ignore"):
+            how.combine(result, inputs)
+        if whole is None:
+            destination.write(0, result)
+
+    def _reduce_whole(self, source: Segments, destination: Segments, dtype: DType, how: Reduction) -> None:
+        spans = even_spans(len(source), self.size)
+        self._tcp.reduce(Data(source, destination, spans, is_whole=True), dtype, how)
+
+    def _reduce_packed(self, source: Segments, destination: Segments, dtype: DType, how: Reduction) -> None:
+        step = PIECE // dtype.itemsize
+        for start in range(0, len(source), step):
+            packed = self._packed.take(min(step, len(source) - start), dtype)
+            source.read(start, packed)
+            whole = Segments([packed])
+            self._reduce_whole(whole, whole, dtype, how)
+            destination.write(start, packed)
+
+    def _gather_packed(self, source: Segments, destination: Segments, counts: Sequence[int], own: int) -> None:
+        landing = self._landing.take(sum(counts), DType.UINT8)
+        if len(source):
+            source.read(0, landing[own : own + len(source)])
+        whole = Segments([landing])
+        self._gather(Segments([landing[own : own + len(source)]]), whole, counts)
+        destination.write(0, landing)
+
+    def _gather(self, source: Segments, destination: Segments, counts: Sequence[int]) -> None:
+        """Receive the parts of the others at their places, and send this member's to them."""
+        spans = parts(counts)
+        self._tcp.spread(
+            _filled(source.parts(0, len(source))),
+            {other: _filled(destination.parts(spans[other].start, spans[other].stop)) for other in self.group.others},
+        )
+
+
+def _whole(source: Segments, room: Array) -> Array:
+    """All elements of ``source``: a view where they lie in one array, or else a copy in ``room``."""
+    whole = source.view(0, room.size)
+    if whole is not None:
+        return whole
+    source.read(0, room)
+    return room
+
+
+def _keep_own(source: Segments, destination: Segments, start: int) -> None:
+    """Copy ``source`` to its place in the result, unless it lies there already."""
+    for part in source.parts(0, len(source)):
+        place = destination.view(start, start + part.size)
+        if place is None or not np.may_share_memory(place, part):
+            destination.write(start, part)
+        start += part.size
+
+
+def _filled(arrays: Sequence[Array]) -> list[Array]:
+    return [array for array in arrays if array.size]

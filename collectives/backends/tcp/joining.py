@@ -1,0 +1,96 @@
+"""How the members of a TCP group connect: each listens on a port of its own, and calls the members before it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+
+import msgpack
+
+from collectives.attempt import ConnectAttempt
+from collectives.backends.group import Group
+from collectives.backends.joining import Joining
+from collectives.backends.tcp.backend import TcpBackend
+from collectives.backends.tcp.encryption import Encryption
+from collectives.backends.tcp.link import Link
+from collectives.backends.tcp.reception import Reception, listeners_of
+from collectives.backends.tcp.secure_link import SecureLink
+from collectives.control.handshake.call import call
+from collectives.control.handshake.hello import Hello, LocalEnd
+
+__all__ = ["TcpJoining"]
+
+
+class TcpJoining(Joining):
+    """See :class:`Joining`.
+
+    ``timeout`` bounds a silence of the peers within an operation, in seconds. The peers reach this host at ``address``,
+    and prove that they know ``secret``, as this member does. ``crowded``: the host has more ranks than cores. With
+    ``encrypted`` all data travels in TLS. Raises SettingsError for an address that this host does not have.
+    """
+
+    def __init__(
+        self, group: Group, timeout: float, address: str, secret: bytes, crowded: bool, encrypted: bool = False
+    ) -> None:
+        position = group.position
+        self._encryption = Encryption(secret) if encrypted else None
+        self._hello = Hello(group.ranks[position], group.size, group.hosts[position])
+        self._timeout = timeout
+        self._address = address
+        self._secret = secret
+        self._crowded = crowded
+        self._listeners = listeners_of(self._hello, address)
+        try:
+            self._listeners.__enter__()
+            super().__init__(group, msgpack.packb(self._listeners.entry))
+        except BaseException:
+            self.close()
+            raise
+
+    def connect(self, offers: Sequence[bytes], attempt: ConnectAttempt) -> TcpBackend:
+        """See :class:`Joining`.
+
+        A member calls first, in the order of the members, and then admits: so nobody waits in a circle.
+        """
+        end = LocalEnd(self._hello, self._secret, self._address, self._timeout, attempt)
+        found: dict[int, socket.socket] = {}
+        with ExitStack() as stack:
+            stack.callback(_close_all, found)
+            for position in range(self.group.position):
+                found[position] = self._call(end, position, offers[position])
+            reception = Reception(end, self.group, self._listeners, range(self.group.position + 1, self.group.size))
+            stack.callback(_close_all, reception.admitted)
+            reception.admit_all()
+            found.update(reception.admitted)
+            links = {position: self._link(found, position, attempt) for position in self.group.others}
+            backend = TcpBackend(self.group, links, self._timeout, self._crowded)
+            stack.pop_all()
+        return backend
+
+    def _call(self, end: LocalEnd, position: int, offer: bytes) -> socket.socket:
+        pause = partial(end.attempt.wait, {})
+        callee, _ = call(end, msgpack.unpackb(offer), self.group.ranks[position], pause)
+        return callee.sock
+
+    def _link(self, found: dict[int, socket.socket], position: int, attempt: ConnectAttempt) -> Link:
+        """The link over the connection that was ``found``.
+
+        The members encrypt their connections in the order of the other members, so nobody waits in a circle.
+        """
+        if self._encryption is None:
+            return Link(found[position], position)
+        is_server = self.group.position < position
+        sock = self._encryption.wrap(found[position], is_server, self.group.ranks[position], attempt)
+        found[position] = sock
+        return SecureLink(sock, position)
+
+    def close(self) -> None:
+        """See :class:`Joining`."""
+        self._listeners.__exit__()
+
+
+def _close_all(sockets: Mapping[int, socket.socket]) -> None:
+    for sock in sockets.values():
+        sock.close()

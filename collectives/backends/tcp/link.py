@@ -1,0 +1,148 @@
+"""The connection to one other member: the data that it still sends, and the memory for the data that it receives."""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
+from typing import TypeAlias
+
+from collectives.backends.host import Array
+
+__all__ = ["Link", "Script", "memory"]
+
+MOST_VIEWS = 256
+"""Pieces of memory in one call; the kernel takes 1024 at most."""
+
+PARTING = b"\0"
+
+Script: TypeAlias = Iterator["memoryview | None"]
+"""Gives the memory for the next bytes when the last bytes are in place; None while it has none."""
+
+_NO_SCRIPT: Script = iter(())
+
+
+class Link:
+    """Sends and receives without waiting, and without a header: both ends know all lengths. Owns ``sock``.
+
+    ``position`` is that of the other member.
+    """
+
+    def __init__(self, sock: socket.socket, position: int) -> None:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # The kernel must not end the connection to a member that computes for long, and does not read meanwhile.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
+        self.position = position
+        self.descriptor = sock.fileno()
+        self._socket = sock
+        self._unsent: deque[memoryview] = deque()
+        self._script = _NO_SCRIPT
+        self._target: memoryview | None = None
+        self.is_receiving = False
+        """Whether data of the present script is still to come."""
+        self.has_received = False
+        """Whether some of it has come."""
+        self.has_parted = False
+        """Whether the other member has closed its end after all that it had to send: no loss."""
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether data is still to be sent."""
+        return bool(self._unsent)
+
+    @property
+    def can_receive(self) -> bool:
+        """Whether there is memory for the next bytes."""
+        return self._target is not None
+
+    def send(self, views: Iterable[memoryview]) -> None:
+        """Send ``views``, none of them empty, after all data before. :meth:`step` does it."""
+        self._unsent.extend(views)
+
+    def receive(self, script: Script) -> None:
+        """Receive into the memory that ``script`` gives; the script before is over. :meth:`step` does it."""
+        self._script = script
+        self.is_receiving, self.has_received = True, False
+
+    def step(self) -> bool:
+        """Send and receive what the kernel accepts and has; returns whether that was anything. Raises OSError."""
+        has_sent = bool(self._unsent) and self._push()
+        return (self.is_receiving and self._pull()) or has_sent
+
+    def forget(self) -> None:
+        """Let go of all memory."""
+        self._unsent.clear()
+        self._script, self._target, self.is_receiving = _NO_SCRIPT, None, False
+
+    def check_end(self) -> None:
+        """Call this when the other end has hung up: ConnectionResetError, unless it said :meth:`part` before."""
+        if not socket.socket.recv(self._socket, 1, socket.MSG_PEEK):
+            raise ConnectionResetError("the other side closed the connection")
+        self.has_parted = True
+
+    def part(self) -> None:
+        """Say that this member has nothing to send any more: one byte, which no operation receives."""
+        with suppress(OSError):
+            self._socket.send(PARTING, socket.MSG_NOSIGNAL)
+
+    def shut_down(self) -> None:
+        """End the connection for both members, from any thread."""
+        with suppress(OSError):  # it has ended already
+            # Not the method of an encrypted socket, which would let the other thread send plain data.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Release the descriptor."""
+        self.forget()
+        self._socket.close()
+
+    def _push(self) -> bool:
+        try:
+            sent = self._send_some()
+        except BlockingIOError:
+            return False
+        while sent:
+            first = self._unsent[0]
+            if sent < len(first):
+                self._unsent[0] = first[sent:]
+                break
+            sent -= len(first)
+            self._unsent.popleft()
+        return True
+
+    def _send_some(self) -> int:
+        if len(self._unsent) == 1:
+            return self._socket.send(self._unsent[0], socket.MSG_NOSIGNAL)
+        return self._socket.sendmsg(islice(self._unsent, MOST_VIEWS), (), socket.MSG_NOSIGNAL)
+
+    def _receive_some(self, target: memoryview) -> int:
+        return self._socket.recv_into(target)
+
+    def _pull(self) -> bool:
+        """Fill the memory as far as data is here. The script runs between two pieces of memory."""
+        moved = False
+        while (target := self._target or self._next_target()) is not None:
+            try:
+                count = self._receive_some(target)
+            except BlockingIOError:
+                return moved
+            if not count:
+                raise ConnectionResetError("the other side closed the connection")
+            moved = self.has_received = True
+            self._target = target[count:] if count < len(target) else None
+        return moved
+
+    def _next_target(self) -> memoryview | None:
+        try:
+            self._target = next(self._script)
+        except StopIteration:
+            self.is_receiving = False
+        return self._target
+
+
+def memory(array: Array) -> memoryview:
+    """The bytes of ``array``."""
+    return array.view("u1").data

@@ -1,0 +1,155 @@
+"""Moves the data of all links of a member, and waits for the other members."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Collection, Sequence
+
+from collectives.api import CollectiveTimeoutError, PeerLostError, ShutDownError
+from collectives.backends.base import OnWait, ignore_waits
+from collectives.backends.group import Group
+from collectives.backends.tcp.link import Link
+from collectives.backends.tcp.poller import Poller
+
+__all__ = ["Pump"]
+
+SPINS = 100
+CROWDED_SPINS = 5
+"""Looks at the links, each with a yield, before this member sleeps: another one may need its core."""
+SLICE_SECONDS = 0.05
+
+
+class Pump:
+    """``links`` are those of a member of ``group``; this pump owns them.
+
+    ``timeout`` bounds a silence of the other members, in seconds. ``crowded``: the host has more ranks than cores.
+    """
+
+    def __init__(self, group: Group, links: Sequence[Link], timeout: float, crowded: bool) -> None:
+        self._group = group
+        self._links = links
+        self._timeout = timeout
+        self._spins = CROWDED_SPINS if crowded else SPINS
+        self._poller = Poller()
+        self._error: Exception | None = None
+        self._silent_since = self._attended = 0.0
+        self.on_wait: OnWait = ignore_waits
+        # Owned by this pump, held for a few system calls: no thread uses a descriptor that another one has closed. A
+        # signal handler may abort while its thread is in it.
+        self._lock = threading.RLock()
+        self._is_closed = False
+
+    def check(self) -> None:
+        """Raise the error that ended this pump, if one did."""
+        if self._error is not None:
+            raise self._error
+
+    def run(self) -> None:
+        """Return when the links have sent and received everything.
+
+        Raises PeerLostError, CollectiveTimeoutError, or the error of :meth:`abort`.
+        """
+        quiet, self._attended = 0, time.monotonic()
+        while self._is_busy():
+            if self._step():
+                quiet = 0
+                self._attend(time.monotonic())
+            elif quiet < self._spins:
+                quiet += 1
+                os.sched_yield()
+            else:
+                self._sleep(quiet == self._spins)
+                quiet = self._spins + 1
+            self.check()
+
+    def abort(self, error: Exception) -> None:
+        """Make a present and all later calls raise ``error``, and end the links; from any thread."""
+        with self._lock:
+            self._error = error
+            if not self._is_closed:
+                self._poller.ring()
+                self._shut_down()
+
+    def close(self) -> None:
+        """Release everything. Idempotent."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self._poller.close()
+                for link in self._links:
+                    if self._error is None:
+                        link.part()
+                    link.close()
+            self._error = self._error or ShutDownError("the tcp backend was closed")
+
+    def _is_busy(self) -> bool:
+        for link in self._links:  # noqa: SIM110 - faster, and every small operation asks
+            if link.is_receiving or link.is_sending:
+                return True
+        return False
+
+    def _step(self) -> bool:
+        moved = False
+        for link in self._links:
+            try:
+                moved |= link.step()
+            except OSError as error:
+                raise self._fail(self._lost(link, error)) from error
+        return moved
+
+    def _look_for_losses(self, ended: Collection[int]) -> None:
+        """A member whose data is here may be lost; another one may wait for it, and this one for that one."""
+        for link in self._links:
+            if link.descriptor in ended and not link.is_receiving:
+                try:
+                    link.check_end()
+                except OSError as error:
+                    raise self._fail(self._lost(link, error)) from error
+
+    def _attend(self, now: float) -> None:
+        """The engine works now and then, also while data comes steadily."""
+        if now >= self._attended + SLICE_SECONDS:
+            self._attended = now
+            self.on_wait()
+
+    def _sleep(self, is_first: bool) -> None:
+        """Wait for data a little at a time. Bound: the timeout; an abort ends the sleep."""
+        now = time.monotonic()
+        if is_first:
+            self._silent_since = now
+        elif now >= self._silent_since + self._timeout:
+            raise self._fail(self._late())
+        self._attend(now)
+        self._look_for_losses(self._poller.sleep(self._links, SLICE_SECONDS))
+
+    def _fail(self, error: Exception) -> Exception:
+        """The error that this and all later calls raise. Ends the links, so that no other member waits in vain."""
+        with self._lock:
+            self._error = self._error or error
+            self._shut_down()
+        return self._error
+
+    def _shut_down(self) -> None:
+        for link in self._links:
+            link.shut_down()
+
+    def _lost(self, link: Link, error: OSError) -> PeerLostError:
+        where = [link.position]
+        return PeerLostError(
+            f"the connection to {self._group.describe(where)} is gone; form a new job ({error})",
+            self._group.ranks_at(where),
+            [self._group.hosts[link.position]],
+        )
+
+    def _late(self) -> CollectiveTimeoutError:
+        """Names the members that have sent nothing; or, if all have sent something, those that this one waits for."""
+        readers = [link for link in self._links if link.is_sending]
+        waiting = [link for link in self._links if link.can_receive] or readers
+        late = [link.position for link in waiting if not link.has_received] or [link.position for link in waiting]
+        some = "at least one of " if len(late) > 1 else ""
+        return CollectiveTimeoutError(
+            f"{some}{self._group.describe(late)} did not answer in time: no data moved for {self._timeout:g} s",
+            self._group.ranks_at(late),
+        )
