@@ -42,7 +42,7 @@ from executors.membership import (
     WorldFailed,
     WorldFormed,
 )
-from executors.worlds import CALL, REPORTS, Call, Published, Report, objection, told_key, world_key
+from executors.worlds import CALL, REPORTS, Call, Published, Report, change_key, objection, world_key
 
 __all__ = ["Driver"]
 
@@ -473,11 +473,11 @@ class Driver:
     def _fail_uncaught(self, worker: str, text: str) -> None:
         """The others wait for ``worker``, whose process may have a thread that never ends."""
         if self._membership.has(worker) and not self.is_over:
-            how = f"raised {text}, and did not end within {UNCAUGHT_SECONDS:g} s: a thread may run that is no daemon"
+            how = f"raised {text}, and did not end within {UNCAUGHT_SECONDS:g} s: it may have a non-daemon thread"
             self.failed(worker, Failure(Kind.EXCEPTION, how))
 
     def _drain(self, worker: str) -> None:
-        logger.info("%s was asked to end; it hands over first", self._place(worker))
+        logger.info("%s was asked to end; it leaves at one of its next commits", self._place(worker))
         self._handle(WorkerDraining(worker))
 
     def _leave_behind(self, worker: str) -> None:
@@ -515,7 +515,7 @@ class Driver:
         # A script that sets up no log shows warnings, but no more.
         level = logging.WARNING if losses(before, world, self._lost) else logging.INFO
         line = summary(replace(world, text=text), report.pause, report.lost)
-        self._job.store.set(told_key(world.round), line.encode())
+        self._job.store.set(change_key(world.round), line.encode())
         logger.log(level, line)
 
     def _cut_off(self, worker: str, report: Report) -> None:
