@@ -42,7 +42,7 @@ from executors.membership import (
     WorldFailed,
     WorldFormed,
 )
-from executors.worlds import CALL, REPORTS, Call, Published, Report, objection, told_key, world_key
+from executors.worlds import CALL, REPORTS, Call, Published, Report, change_key, objection, world_key
 
 __all__ = ["Driver"]
 
@@ -105,6 +105,7 @@ class Driver:
         self._unexplained: set[str] = set()
         self._untold: list[Callable[[], None]] = []
         self._failures = Failures()
+        self._blamed: str | None = None  # a worker that raised, but whose process has not ended
         self._order: tuple[str, ...] = ()
         # The call of an elastic function in which the ranks are, their world, and whether they have returned from it.
         self._stage = 0, 0, False
@@ -169,14 +170,16 @@ class Driver:
     def failed(self, worker: str, failure: Failure) -> None:
         """``worker`` has ended without success; that of a worker that had to leave is no failure.
 
-        Ignored once the driver ends the workers itself. Of several failures of one worker the first one counts; in a
-        static job, where they are reports of one end, the likeliest one.
+        Ignored once the driver ends the workers itself, unless it says more of the cause. Of several failures of one
+        worker the first one counts; in a static job, where they are reports of one end, the likeliest one.
         """
         failure = self._on_trial(worker, self._failures.with_exception(worker, failure))
         if worker in self._unexplained and not self._is_ending:
             self._explain(worker, failure)
         is_known = self._failures.of(worker) is not None
         if self._is_ending:
+            if worker == self._blamed and failure.kind is Kind.EXCEPTION:
+                self._failures.explain(worker, failure)
             return
         self._note_end(worker, failure.text)
         if is_known:
@@ -306,8 +309,17 @@ class Driver:
 
     def _end_workers(self) -> None:
         if not self._is_ending:
+            self._blame()
             self._is_ending = True
             self._agents.end(self._failures.cause.worker if self._failures else None)
+
+    def _blame(self) -> None:
+        """A rank that raised may run its exit handlers for long. The others name it, and have ended because of it."""
+        rank, text = self._failures.raised_elsewhere or (None, "")
+        worker = None if rank is None or self._limits.is_elastic else self._published.worker_of(rank)
+        if worker is not None and self._membership.has(worker):
+            self._blamed = worker
+            self._failures.add(worker, rank, Failure(Kind.EXCEPTION, f"{text}, and its process has not ended yet"))
 
     # Actions.
 
@@ -461,11 +473,11 @@ class Driver:
     def _fail_uncaught(self, worker: str, text: str) -> None:
         """The others wait for ``worker``, whose process may have a thread that never ends."""
         if self._membership.has(worker) and not self.is_over:
-            how = f"raised {text}, and did not end within {UNCAUGHT_SECONDS:g} s: a thread may run that is no daemon"
+            how = f"raised {text}, and did not end within {UNCAUGHT_SECONDS:g} s: it may have a non-daemon thread"
             self.failed(worker, Failure(Kind.EXCEPTION, how))
 
     def _drain(self, worker: str) -> None:
-        logger.info("%s was asked to end; it hands over first", self._place(worker))
+        logger.info("%s was asked to end; it leaves at one of its next commits", self._place(worker))
         self._handle(WorkerDraining(worker))
 
     def _leave_behind(self, worker: str) -> None:
@@ -503,7 +515,7 @@ class Driver:
         # A script that sets up no log shows warnings, but no more.
         level = logging.WARNING if losses(before, world, self._lost) else logging.INFO
         line = summary(replace(world, text=text), report.pause, report.lost)
-        self._job.store.set(told_key(world.round), line.encode())
+        self._job.store.set(change_key(world.round), line.encode())
         logger.log(level, line)
 
     def _cut_off(self, worker: str, report: Report) -> None:

@@ -24,6 +24,7 @@ __all__ = [
     "kind_of_end",
     "kind_of_error",
     "likeliest",
+    "raised_elsewhere",
     "with_last_lines",
 ]
 
@@ -38,6 +39,11 @@ TRACEBACK = "Traceback (most recent call last):"
 SIGNALLED = range(129, 129 + 64)
 # Since Python 3.13 a traceback is coloured where FORCE_COLOR is set.
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+# The text of the engine in ranks that ended because another one raised.
+RAISED_ELSEWHERE = re.compile(
+    r"Horovod has been shut down by rank (\d+)(?: while the tensor was in flight)?: it (raised .*?)"
+    r"(?:\. Call hvd\.init\(\) to start again)?$"
+)
 
 
 class Kind(IntEnum):
@@ -123,6 +129,12 @@ def kind_of_end(exit_code: int, last_lines: Sequence[str]) -> Kind:
     names = {line.partition(":")[0] for line in lines}
     kinds = [kind for error, kind in CONSEQUENCES.items() if f"{error.__module__}.{error.__qualname__}" in names]
     return min(kinds, default=Kind.EXCEPTION)
+
+
+def raised_elsewhere(last_lines: Sequence[str]) -> tuple[int, str] | None:
+    """The rank that raised, and how, by the last lines of a rank that ended because of it; None: they name none."""
+    found = [match for line in last_lines if (match := RAISED_ELSEWHERE.search(COLOUR.sub("", line)))]
+    return (int(found[-1][1]), found[-1][2]) if found else None
 
 
 def with_last_lines(text: str, last_lines: Sequence[str]) -> str:

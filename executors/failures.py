@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from executors.failure import Failure, Kind, likeliest
+from executors.failure import Failure, Kind, likeliest, raised_elsewhere
 
 __all__ = ["Failed", "Failures"]
 
@@ -84,6 +84,14 @@ class Failures:
     def has_cause(self) -> bool:
         """Whether a worker failed by itself, and not because of another one."""
         return any(not failed.failure.kind.is_consequence for failed in self._failed.values())
+
+    @property
+    def raised_elsewhere(self) -> tuple[int, str] | None:
+        """The rank that raised, and how, where all failed because of it and it still runs; None where none is named."""
+        named = [raised_elsewhere(failed.failure.last_lines) for failed in self._failed.values()]
+        found = None if self.has_cause else next(filter(None, named), None)
+        is_known = found is not None and any(failed.rank == found[0] for failed in self._failed.values())
+        return None if is_known else found
 
     @property
     def cause(self) -> Failed:

@@ -2,8 +2,8 @@
 
 They are values of the rendezvous store. The world of round n is at ``worlds/<n>``, so each worker waits for the next
 number. Report k of a worker is at ``reports/<worker>/<k>``. At ``call`` is the call of an elastic function in which the
-ranks are, once all of them have the state, or have lost one there. At ``told/<n>`` is the line about the change to the
-world of round n, once all of its ranks have the state; only the live page reads it.
+ranks are, once all of them have the state, or have lost one there. At ``changes/<n>`` is the line about the change to
+the world of round n, once all of its ranks have the state; only the live page reads it.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from executors.placement import assign_ranks
 
 __all__ = [
     "CALL",
+    "CHANGES",
     "REPORTS",
-    "TOLD",
     "WORLDS",
     "Call",
     "Published",
     "Report",
+    "change_key",
     "objection",
     "report_key",
-    "told_key",
     "world_key",
 ]
 
 CALL = "call"
 REPORTS = "reports/"
 WORLDS = "worlds/"
-TOLD = "told/"
+CHANGES = "changes/"
 RETURNED = b" returned"
 
 
@@ -185,6 +185,6 @@ def report_key(worker: str, number: int) -> str:
     return f"{REPORTS}{worker}/{number}"
 
 
-def told_key(round: int) -> str:
+def change_key(round: int) -> str:
     """The key of the line about the change to the world of ``round``."""
-    return f"{TOLD}{round}"
+    return f"{CHANGES}{round}"

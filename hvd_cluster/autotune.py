@@ -50,7 +50,7 @@ def _read(log: Path) -> list[dict[str, float]]:
     with log.open(newline="") as file:
         reader = csv.DictReader(file)
         if tuple(reader.fieldnames or ()) != COLUMNS:
-            raise LogError(f"{log} is no log of autotuning: its first line is not {','.join(COLUMNS)}")
+            raise LogError(f"{log} is not a log of autotuning: its first line is not {','.join(COLUMNS)}")
         try:
             rows = [{name: float(value) for name, value in row.items()} for row in reader]
         except (TypeError, ValueError) as error:

@@ -100,7 +100,7 @@ def run(
         verbose: true to see on standard error which process is which rank.
         use_gloo: true: without MPI, as by default.
         use_mpi: true: the ``mpirun`` on the PATH starts the processes, as for ``hvdrun --mpi``; not for elastic jobs.
-        mpi_args: more words for ``mpirun``, in one text.
+        mpi_args: more arguments for ``mpirun``, in one text.
         network_interface: old name of ``network_interfaces``.
         network_interfaces: network interfaces for the traffic between hosts: names, or a text with commas.
         executable: the Python of the processes; None means this one. It must be able to import hvd_cluster.
@@ -183,7 +183,7 @@ def run(
 def _check_controller(use_gloo: object, use_mpi: object, mpi_args: object, for_ours: Mapping[str, object]) -> None:
     """Raise ValueError for arguments that contradict each other."""
     if use_gloo and use_mpi:
-        raise ValueError("use_gloo and use_mpi say differently what starts the processes; give one")
+        raise ValueError("use_gloo and use_mpi contradict each other: give only one of them")
     if mpi_args is not None and not use_mpi:
         raise ValueError(f"mpi_args is {mpi_args!r}, but is for use_mpi=True; give both, or leave it out")
     given = next((name for name, value in for_ours.items() if use_mpi and value is not None), "")
@@ -218,7 +218,7 @@ def _words(mpi_args: object) -> tuple[str, ...]:
     try:
         if isinstance(mpi_args, str):
             return words(mpi_args)
-        problem = "words as for a shell, in one text"
+        problem = "arguments as in a shell, in one text"
     except ValueError as error:
         problem = str(error)
     raise ValueError(f"mpi_args is {mpi_args!r}, but must be {problem}")

@@ -185,7 +185,7 @@ class Worlds:
         present = self._present_call().number if self.is_alone else 0
         if self.call == 1 < present:
             logger.warning(
-                f"{self.identity.worker} comes into call {present} of elastic functions, where the job is; the calls "
+                f"{self.identity.worker} joins the job in call {present} of elastic functions; here, the calls "
                 "before it return None"
             )
         return self.call < present

@@ -276,7 +276,7 @@ def test_one_controller_in_a_file(tmp_path, capsys):
     path = config(tmp_path, "controller: mpi\njsrun: true")
     with pytest.raises(SystemExit):
         read_command_line(["-np", "2", "--config-file", str(path), "true"])
-    text = "--mpi and --jsrun say differently what starts the ranks; give one"
+    text = "--mpi and --jsrun contradict each other: give only one of them"
     assert capsys.readouterr().err == f"hvdrun: {text}\n"
 
 

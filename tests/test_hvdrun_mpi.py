@@ -121,7 +121,7 @@ def test_mpirun_has_no_live_page_and_training_goes_on(program, capsys, options):
     assert main([*f"--mpi -np 2 {options}".split(), "true"]) == 0
     said = capsys.readouterr()
     assert said.err.splitlines() == [
-        "hvdrun: no live page: mpirun starts the ranks, and they send their numbers to nobody. "
+        "hvdrun: no live page: mpirun starts the ranks, and no driver collects their numbers. "
         "Training goes on without it"
     ]
     assert said.out == "trained\n"
@@ -136,8 +136,8 @@ def test_mpich_cannot_show_the_time(program, capsys):
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ("--mpi --gloo", "--gloo and --mpi say differently what starts the ranks; give one"),
-        ("--jsrun --mpi", "--mpi and --jsrun say differently what starts the ranks; give one"),
+        ("--mpi --gloo", "--gloo and --mpi contradict each other: give only one of them"),
+        ("--jsrun --mpi", "--mpi and --jsrun contradict each other: give only one of them"),
         ("--mpi --min-np 1", "--min-np is for ranks that hvdrun starts itself, and --mpi lets another program start"),
         ("--jsrun --max-np 3", "--max-np is for ranks that hvdrun starts itself, and --jsrun lets another program"),
         (
@@ -152,7 +152,7 @@ def test_mpich_cannot_show_the_time(program, capsys):
             "--mpi --mpi-args --oversubscribe",
             "argument --mpi-args: expected one argument; if it begins with a dash, write --mpi-args='...'",
         ),
-        ("--mpi --mpi-args='", 'argument --mpi-args: "\'" must be words as for a shell; No closing quotation'),
+        ("--mpi --mpi-args='", 'argument --mpi-args: "\'" must be arguments as in a shell; No closing quotation'),
         ("--mpi -H a:1", "2 processes need 2 slots, but the hosts have 1 (a:1)"),
         ("--jsrun", "--jsrun is for jobs of LSF, and LSB_JOBID and LSB_MCPU_HOSTS name none; submit it with bsub"),
     ],
@@ -241,7 +241,7 @@ def test_jsrun_cannot_show_the_time(lsf, capsys):
 def test_a_host_that_is_not_in_the_job_of_lsf(lsf, capsys):
     with pytest.raises(SystemExit):
         main(["--jsrun", "-np", "2", "-H", "h3:2", "true"])
-    text = "host 'h3' is none of this job of LSF, whose hosts are h1, h2"
+    text = "host 'h3' does not belong to this job of LSF, whose hosts are h1, h2"
     assert capsys.readouterr().err == f"hvdrun: {text}\n"
 
 

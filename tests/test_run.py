@@ -210,13 +210,13 @@ def test_other_bad_arguments_are_named(monkeypatch):
         ({"hostfile": "/nope"}, "the host file '/nope' cannot be read ("),
         ({"hosts": "a:1", "ssh_port": 70000}, "ssh_port is 70000, but must be at most 65535"),
         ({"hosts": "a:1", "ssh_port": 1, "remote_shell": "x"}, "ssh_port is for ssh, but remote_shell is another"),
-        ({"use_mpi": True, "use_gloo": True}, "use_gloo and use_mpi say differently what starts the processes; give"),
+        ({"use_mpi": True, "use_gloo": True}, "use_gloo and use_mpi contradict each other: give"),
         ({"mpi_args": "-x"}, "mpi_args is '-x', but is for use_mpi=True; give both, or leave it out"),
         (
             {"use_mpi": True, "mpi_args": "'"},
-            'mpi_args is "\'", but must be words as for a shell; No closing quotation',
+            'mpi_args is "\'", but must be arguments as in a shell; No closing quotation',
         ),
-        ({"use_mpi": True, "mpi_args": ["-x"]}, "mpi_args is ['-x'], but must be words as for a shell, in one text"),
+        ({"use_mpi": True, "mpi_args": ["-x"]}, "mpi_args is ['-x'], but must be arguments as in a shell, in one text"),
         ({"use_mpi": True, "max_np": 3}, "max_np is for processes that run() starts itself, and use_mpi lets mpirun"),
         ({"use_mpi": True, "remote_shell": "x"}, "remote_shell is for processes that run() starts itself, and use_mpi"),
         ({"network_interfaces": "eth0,"}, "nics is "),
@@ -236,7 +236,7 @@ def test_mpirun_has_no_live_page_and_the_function_runs(monkeypatch, caplog):
     monkeypatch.setattr(sys.modules["hvd_cluster.run"], "run_function_by_mpi", lambda *job: ["done"])
     assert run(place, num_proc=1, use_mpi=True, dashboard=True) == ["done"]
     (line,) = caplog.messages
-    assert line.startswith("no live page: mpirun starts the ranks, and they send their numbers to nobody. Training")
+    assert line.startswith("no live page: mpirun starts the ranks, and no driver collects their numbers. Training")
 
 
 def test_a_discovery_script_that_fails_is_an_executor_error():

@@ -114,7 +114,7 @@ def narrow(source: Float32, out: Array, dtype: DType) -> None:
 def _conversion(dtype: DType) -> Conversion:
     found = conversion(dtype.label)
     if found is None:
-        raise EngineError(f"{dtype.label} is no 16-bit float; only these are widened and narrowed")
+        raise EngineError(f"{dtype.label} is not a 16-bit float; only these are widened and narrowed")
     return found
 
 

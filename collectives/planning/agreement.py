@@ -174,8 +174,8 @@ def _check_adasum(request: Request, size: int) -> None:
         )
     if size & (size - 1):
         raise UnsupportedRequestError(
-            f"{_where(request)}: op Adasum needs a power of two of ranks, not {size}; use a process set of such, or "
-            "Average"
+            f"{_where(request)}: op Adasum needs a power of two of ranks, not {size}; use Average, or a process set "
+            "of such a size"
         )
 
 

@@ -123,7 +123,7 @@ def _computes(found: Whereabouts) -> str:
 
 
 def _blocked(found: Whereabouts) -> str:
-    return f"is blocked in a call that is no collective, such as a sleep: {_thread(found)} uses no processor"
+    return f"is blocked in a call that is not a collective, such as a sleep: {_thread(found)} uses no processor"
 
 
 def _ended(found: Whereabouts) -> str:

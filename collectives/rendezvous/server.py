@@ -120,7 +120,7 @@ class RendezvousServer:
             self._request_stop()
         self._thread.join(2 * self._stop_timeout + 5.0)
         if self._thread.is_alive():
-            _log.error("rendezvous server on %s port %d does not end; it is left behind", self._host, self._port)
+            _log.error("rendezvous server on %s port %d does not end; it is abandoned", self._host, self._port)
 
     def disown(self) -> None:
         """In a forked child: close this copy of the sockets; the parent goes on to serve. Takes no lock."""

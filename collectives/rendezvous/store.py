@@ -30,7 +30,7 @@ def check_key(key: str) -> str:
 def parse_counter(text: bytes) -> int:
     """The decimal number in ``text``; InvalidRequestError unless it is a 64-bit integer."""
     if not _COUNTER.fullmatch(text):
-        raise InvalidRequestError(f"{text[:40]!r} is not a decimal integer, so it cannot be counted with")
+        raise InvalidRequestError(f"{text[:40]!r} is not a decimal integer, so it cannot be a counter")
     return _check_counter(int(text))
 
 

@@ -19,7 +19,7 @@ from executors.dashboard.address import Address
 from executors.dashboard.picture import Picture
 from executors.dashboard.server import DashboardServer
 from executors.local.output import Lines, Sink, Sinks, TeeSink, say
-from executors.worlds import TOLD, WORLDS, Published
+from executors.worlds import CHANGES, WORLDS, Published
 
 __all__ = ["Dashboard", "Shown"]
 
@@ -114,7 +114,7 @@ class Dashboard:
 
     def _note(self, key: str) -> None:
         """Under the lock of the store, which must not be used here."""
-        if key.startswith((PREFIX, TOLD, WORLDS)):
+        if key.startswith((PREFIX, CHANGES, WORLDS)):
             self._changed[key] = time.monotonic()
 
     def _write(self, number: int, stream: str, line: str) -> None:
@@ -135,12 +135,12 @@ class Dashboard:
         try:
             if key.startswith(PREFIX):
                 self._picture.hear(key.removeprefix(PREFIX), Snapshot.decode(value), at)
-            elif key.startswith(TOLD):
-                self._picture.tell(int(key.removeprefix(TOLD)), value.decode())
+            elif key.startswith(CHANGES):
+                self._picture.tell(int(key.removeprefix(CHANGES)), value.decode())
             else:
                 self._picture.publish(Published.decode(value), at)
         except (ValueError, TypeError) as error:
-            logger.debug("what a rank has sent as %r cannot be shown: %s", key, error)
+            logger.debug("the value that a rank has sent as %r cannot be shown: %s", key, error)
 
     def _record(self) -> str:
         if time.monotonic() < self._recorded:

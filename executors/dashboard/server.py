@@ -14,7 +14,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, cast
 
 from executors.dashboard.address import Address
-from executors.dashboard.door import Door
+from executors.dashboard.connection import PageConnection
 from executors.dashboard.pictures import Pictures
 from executors.listening import ServerThread, Started
 
@@ -94,7 +94,7 @@ class DashboardServer:
             except web.HTTPException as error:
                 error.force_close()
                 raise
-            answer.force_close()  # the next request comes through the door again
+            answer.force_close()  # the next request has the same bounds
             return answer
 
         app = web.Application(middlewares=[guard], client_max_size=BODY_LIMIT)
@@ -102,15 +102,15 @@ class DashboardServer:
         app.add_routes([web.post("/record", self._press)])
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLEANUP_SECONDS)
         await runner.setup()
-        doors: set[Door] = set()
+        connections: set[PageConnection] = set()
         inside = cast("web.Server", runner.server)
-        server = await loop.create_server(lambda: Door(inside, doors), sock=listener)
+        server = await loop.create_server(lambda: PageConnection(inside, connections), sock=listener)
         started.set_result(partial(loop.call_soon_threadsafe, self._end.set))
         await self._end.wait()
         server.close()
         await runner.cleanup()
-        for door in list(doors):
-            door.close()
+        for connection in list(connections):
+            connection.close()
 
     def _is_refused(self, request: web.Request) -> bool:
         """Whether ``request`` lacks the token; it takes as long for any wrong one."""

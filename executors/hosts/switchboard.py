@@ -121,7 +121,9 @@ class Switchboard:
         try:
             link, opener = await asyncio.wait_for(self._introduce(reader, writer), HELLO_SECONDS)
         except (OSError, EOFError, ValueError, TypeError, asyncio.TimeoutError) as error:
-            logger.warning("a connection to the driver came from a process that is no agent of this job (%s)", error)
+            logger.warning(
+                "a connection to the driver came from a process that is not an agent of this job (%s)", error
+            )
             return
         self._listener.connected(link)
         try:

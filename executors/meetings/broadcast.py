@@ -106,7 +106,7 @@ class Mpi:
         atexit.register(_bound_finalize)
         whom = "rank 0" if value is None else "all other ranks"
         raise CollectiveTimeoutError(
-            f"MPI_Ibcast of the address of rank 0 was not over within {seconds:g} s: look at the log of {whom}, raise "
+            f"MPI_Ibcast of the address of rank 0 did not end within {seconds:g} s: look at the log of {whom}, raise "
             f"HOROVOD_START_TIMEOUT, or {ADVICE}",
             [] if value is not None else [0],
         )

@@ -126,8 +126,8 @@ def _answers(address: str, port: int, secret: JobSecret, job: str, refusals: dic
             return client.get(GREETING, 0.0) == job.encode()
     except SettingsError:  # another server, or one with another secret
         refusals[f"{address}:{port}"] = (
-            f"a server at {address} port {port} is none of this job, or has another secret: if the hosts do not share "
-            f"the home directory, set {SECRET} to the same text for all ranks"
+            f"a server at {address} port {port} does not belong to this job, or has another secret: if the "
+            f"hosts do not share the home directory, set {SECRET} to the same text for all ranks"
         )
     except (OSError, HorovodInternalError):
         pass

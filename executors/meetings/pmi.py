@@ -36,7 +36,7 @@ class Pmi:
             # Owner: this object. It stays blocking, because MPI shares it.
             self._socket = socket.socket(fileno=os.dup(descriptor))
         except OSError as error:
-            raise SettingsError(f"{VARIABLE} is {descriptor}, which is no connection to mpirun ({error})") from error
+            raise SettingsError(f"{VARIABLE} is {descriptor}, which is not a connection to mpirun ({error})") from error
         self._deadline = time.monotonic() + SECONDS
         try:
             self._ask("init pmi_version=1 pmi_subversion=1", "response_to_init")

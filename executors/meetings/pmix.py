@@ -84,7 +84,7 @@ class Pmix:
         except FutureTimeoutError as error:
             self._hangs = True
             raise CollectiveTimeoutError(
-                f"PMIx_Fence was not over within {seconds:g} s: ranks have not started, or do not call hvd.init(); "
+                f"PMIx_Fence did not end within {seconds:g} s: ranks have not started, or do not call hvd.init(); "
                 "look at their logs, or raise HOROVOD_START_TIMEOUT"
             ) from error
 

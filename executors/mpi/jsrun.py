@@ -42,7 +42,7 @@ def rank_file(hosts: Mapping[str, int], cores: Mapping[str, int], threads: int) 
 
 def _share(host: str, ranks: int, cores: Mapping[str, int]) -> int:
     if host not in cores:
-        raise ValueError(f"host {host!r} is none of this job of LSF, whose hosts are {', '.join(cores)}")
+        raise ValueError(f"host {host!r} does not belong to this job of LSF, whose hosts are {', '.join(cores)}")
     if cores[host] < ranks:
         raise ValueError(
             f"host {host!r} has {cores[host]} cores for {ranks} ranks; give it at most {cores[host]} slots"

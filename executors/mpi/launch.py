@@ -29,7 +29,7 @@ PLACING = RESERVED | {"RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURMD_NODENAME"}
 ADDRESS, PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
 
 WITHOUT_TIME = "{} cannot put the time before lines"
-WITHOUT_PAGE = "no live page: {} starts the ranks, and they send their numbers to nobody. Training goes on without it"
+WITHOUT_PAGE = "no live page: {} starts the ranks, and no driver collects their numbers. Training goes on without it"
 
 
 class Console:

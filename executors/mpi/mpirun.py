@@ -20,7 +20,7 @@ class MpiJob:
     """``command`` on ranks that take all slots of ``hosts``, in this order.
 
     The ranks get the ``variables``, which are names: values are on no command line. ``nics`` are the network
-    interfaces, ``output_directory`` a folder for the output, ``mpi_args`` more words for mpirun. ``binding_args``
+    interfaces, ``output_directory`` a folder for the output, ``mpi_args`` more arguments for mpirun. ``binding_args``
     replace those that say how ranks are bound to cores.
     """
 
@@ -58,7 +58,7 @@ class MpiJob:
         return shlex.join(word for name, value in given.items() if value is not None for word in (name, str(value)))
 
     def binding(self, *default: str) -> list[str]:
-        """The words that bind ranks to cores: those of the user, or else the ``default``."""
+        """The arguments that bind ranks to cores: those of the user, or else the ``default``."""
         return list(default if self.binding_args is None else self.binding_args)
 
 

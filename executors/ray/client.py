@@ -139,8 +139,8 @@ class _RemoteDriver:
         except RayError as error:
             reason = str(error).strip().splitlines()[-1]
             raise ExecutorError(
-                f"the actor that drives the job in the cluster cannot do so: {reason}; what the call needs has to be "
-                "on the nodes, or in the runtime_env of ray.init()"
+                f"the actor that drives the job in the cluster cannot do so: {reason}; the modules and files that "
+                "it needs must be on the nodes, or in the runtime_env of ray.init()"
             ) from error
         return news
 

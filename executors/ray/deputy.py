@@ -169,6 +169,6 @@ def _load(data: bytes) -> Any:
         return pickle.loads(data)
     except Exception as error:
         raise ExecutorError(
-            f"what the workers returned or raised cannot be unpickled in the client ({brief(error)}); its modules must "
-            "be importable in the client too"
+            f"a result or exception of the workers cannot be unpickled in the client ({brief(error)}); its modules "
+            "must be importable in the client too"
         ) from error

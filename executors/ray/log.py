@@ -75,7 +75,7 @@ def log(info: object) -> None:
         way(info)
     elif process not in _warned:
         _warned.add(process)
-        logger.warning("log() was called in a process that is no worker of a RayExecutor; nobody gets what it logs")
+        logger.warning("log() was called in a process that is not a worker of a RayExecutor; the value is dropped")
 
 
 def listen(job: Job, soon: Callable[[Callable[[], None]], None], callbacks: Sequence[Callback]) -> Callable[[], None]:

@@ -126,7 +126,9 @@ class Console:
                 await self._receive(identity, nonce, reader)
         except (OSError, EOFError, ValueError, TypeError, asyncio.TimeoutError) as error:
             if not self._stopping:
-                logger.warning("a connection to the driver came from a process that is no task of this job (%s)", error)
+                logger.warning(
+                    "a connection to the driver came from a process that is not a task of this job (%s)", error
+                )
         finally:
             del self._connections[writer]
             self._accepted.discard(writer)

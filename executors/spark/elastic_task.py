@@ -82,7 +82,7 @@ def run_agent(
     """
     context = TaskContext.get()
     if context is None:
-        raise ExecutorError("this is no task of Spark")
+        raise ExecutorError("this process is not a task of Spark")
     gpus = context.resources().get("gpu")
     os.environ[DEVICES] = ",".join(gpus.addresses if gpus else ())
     slot = TaskSlot(host.identity(), stage, context.partitionId(), context.taskAttemptId())

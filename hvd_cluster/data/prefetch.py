@@ -57,7 +57,9 @@ class Prefetch(Iterator[Any]):
             return
         self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():
-            logger.warning("a data loader is busy for more than %g s with one batch; its thread is left", CLOSE_SECONDS)
+            logger.warning(
+                "a data loader is busy for more than %g s with one batch; its thread is abandoned", CLOSE_SECONDS
+            )
 
     def _run(self) -> None:
         try:

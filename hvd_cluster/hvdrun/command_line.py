@@ -72,7 +72,7 @@ def _together(file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, An
     values = {name: value for name, value in file.items() if name not in replaced} | dict(given)
     controllers = [f"--{name}" for name in CONTROLLERS if values.get(name)]
     if len(controllers) > 1:
-        raise ValueError(f"{' and '.join(controllers)} say differently what starts the ranks; give one")
+        raise ValueError(f"{' and '.join(controllers)} contradict each other: give only one of them")
     return values
 
 
@@ -110,7 +110,7 @@ def _parser() -> _Parser:
         argument_default=argparse.SUPPRESS,
     )
     parser.add_argument("-v", "--version", action="version", version=__version__, help="print the version and exit")
-    text = "print what this installation can do, and exit"
+    text = "print the frameworks and libraries that are available, and exit"
     parser.add_argument("-cb", "--check-build", action=_CheckBuild, nargs=0, help=text)
     text = "a YAML file with the values of options"
     parser.add_argument("--config-file", metavar="FILE", type=_checked(some_text), help=text)

@@ -319,7 +319,7 @@ LIBRARY = (
     ),
     Flag(
         ("--mpi-args",),
-        "more words for mpirun, as in --mpi-args='--oversubscribe -v'; for MPI below jsrun with --jsrun",
+        "more arguments for mpirun, as in --mpi-args='--oversubscribe -v'; for MPI below jsrun with --jsrun",
         "WORDS",
         words,
         key="library_options.mpi_args",
@@ -333,7 +333,7 @@ LIBRARY = (
     ),
     Flag(
         ("--binding-args",),
-        "the words that bind ranks to cores, in place of those that hvdrun gives to mpirun or jsrun",
+        "arguments that bind ranks to cores, in place of those that hvdrun gives to mpirun or jsrun",
         "WORDS",
         words,
         key="library_options.binding_args",

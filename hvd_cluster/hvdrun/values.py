@@ -103,7 +103,7 @@ def words(given: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(given))
     except ValueError as error:
-        raise ValueError(f"words as for a shell; {error}") from None
+        raise ValueError(f"arguments as in a shell; {error}") from None
 
 
 def hosts(given: str) -> dict[str, int]:

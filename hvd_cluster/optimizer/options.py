@@ -54,7 +54,7 @@ def _check_adasum(options: Options) -> None:
     size = options.process_set.size() or 1
     if size & (size - 1):
         raise UnsupportedRequestError(
-            f"op Adasum needs a number of ranks that is a power of two, not {size}; use a process set, or Average"
+            f"op Adasum needs a power of two of ranks, not {size}; use Average, or a process set of such a size"
         )
     if not hasattr(options.compression, "decompress"):
         raise InvalidRequestError(

@@ -53,7 +53,7 @@ BAD = [
     (replace(REDUCE, dtype=DType.BOOL, op=ReduceOp.AVERAGE), "bool tensors cannot be averaged or scaled"),
     (replace(SCATTER, dtype=DType.BOOL, prescale_factor=2.0), "convert to float32"),
     (replace(REDUCE, dtype=DType.BOOL, postscale_factor=2.0), "convert to float32"),
-    (replace(REDUCE, op=ReduceOp.ADASUM), "op Adasum needs a power of two of ranks, not 3; use a process set of such"),
+    (replace(REDUCE, op=ReduceOp.ADASUM), "op Adasum needs a power of two of ranks, not 3; use Average"),
     (replace(REDUCE, op=ReduceOp.ADASUM, dtype=DType.INT32), "op Adasum needs floats, not int32; convert"),
     (replace(SCATTER, op=ReduceOp.MIN), "op Min is not available; use Average or Sum"),
     (replace(REDUCE, op=ReduceOp.MIN, dtype=DType.COMPLEX64), "op Min is not defined for complex64; use Average or"),

@@ -48,7 +48,7 @@ def test_the_activity_follows_from_the_thread_and_its_calls(is_alive, is_inside,
         ),
         (
             Whereabouts(2, Activity.BLOCKED, "trainer"),
-            "rank 2 is blocked in a call that is no collective, such as a sleep: its thread 'trainer' uses no "
+            "rank 2 is blocked in a call that is not a collective, such as a sleep: its thread 'trainer' uses no "
             "processor. It has submitted nothing yet",
         ),
         (

@@ -53,7 +53,7 @@ def test_it_waits_for_the_next_call_and_has_missed_this_one(store, start, caplog
     beginning.join(SECONDS)
     assert caplog.messages == [
         "worker-2 waits for the next call of an elastic function: the ranks have returned from call 1",
-        "worker-2 comes into call 2 of elastic functions, where the job is; the calls before it return None",
+        "worker-2 joins the job in call 2 of elastic functions; here, the calls before it return None",
     ]
 
 

@@ -78,7 +78,7 @@ def test_a_rank_that_is_asked_to_end_leaves_after_a_step_and_is_no_failure(start
     assert job.end() == 0, job.log
     assert_agreement(job, 0, 2)
     assert job.changes == ["world 1: 2 ranks, rank 1 on host localhost left"]
-    assert "rank 1 on host localhost was asked to end; it hands over first" in job.log
+    assert "rank 1 on host localhost was asked to end; it leaves at one of its next commits" in job.log
 
 
 def test_a_lost_rank_is_replaced_after_the_cooldown(start):
@@ -216,7 +216,7 @@ def test_a_newcomer_comes_into_the_second_function_of_a_script(start):
     assert job.end() == 0, job.log
     assert_agreement(job, 0, 2)
     assert "warm-up" not in job.notes(2)
-    assert "worker-2 comes into call 2 of elastic functions, where the job is" in job.log
+    assert "worker-2 joins the job in call 2 of elastic functions" in job.log
     assert len(job.changes) == 2
 
 

@@ -21,6 +21,12 @@ KILLED = Failure(Kind.SIGNAL, "was killed by signal 9", -9, ("last line",))
 EXITED = Failure(Kind.EXIT, "ended with exit code 3", 3)
 LOST = Failure(Kind.LOST_PEER, "ended with exit code 1", 1)
 RAISED = Failure(Kind.EXCEPTION, "raised", error=KeyError("x"))
+LEFT = Failure(
+    Kind.SHUT_DOWN,
+    "ended with exit code 1",
+    1,
+    ("collectives.api.ShutDownError: Horovod has been shut down by rank 1: it raised ValueError: bad",),
+)
 PROCESSES = Patience()
 
 
@@ -169,6 +175,29 @@ class TestStaticJobs:
         assert agents.ended == ["worker-1"]
         agents.wait(5.0)
         assert agents.ended == ["worker-1"]
+
+    def test_a_rank_that_raised_is_the_cause_before_its_process_ends(self, job, agents):
+        driver = begun(Limits.static(3), job, agents)
+        driver.failed("worker-0", LEFT)
+        agents.wait(1.0)
+        assert agents.ended == ["worker-1"]
+        with pytest.raises(WorkerError, match="rank 1 on a raised ValueError: bad, and its process has not ended yet"):
+            driver.check()
+        driver.failed("worker-2", Failure(Kind.EXCEPTION, "raised because it was ended"))
+        driver.failed("worker-1", KILLED)
+        with pytest.raises(WorkerError, match="rank 1 on a raised ValueError: bad"):
+            driver.check()
+        driver.failed("worker-1", Failure(Kind.EXCEPTION, "ended with exit code 1", 1, ("ValueError: bad",)))
+        with pytest.raises(WorkerError, match="rank 1 on a ended with exit code 1") as caught:
+            driver.check()
+        assert (caught.value.exit_code, caught.value.last_lines) == (1, ("ValueError: bad",))
+
+    def test_a_rank_that_caught_its_exception_and_was_done_is_not_the_cause(self, job, agents):
+        driver = begun(Limits.static(3), job, agents)
+        driver.done("worker-1")
+        driver.failed("worker-0", LEFT)
+        agents.wait(1.0)
+        assert agents.ended == ["worker-0"]
 
     def test_patience_lets_the_others_finish_after_an_exception(self, job, agents):
         driver = begun(Limits.static(3), job, agents, Patience(5.0, 5.0))

@@ -1,7 +1,24 @@
 import pytest
 
-from collectives.api import CollectiveTimeoutError, MismatchError, PeerLostError, RefusedCallError, ShutDownError
-from executors.failure import TRACEBACK, Kind, brief, kind_of_chain, kind_of_end, kind_of_error
+from collectives.api import (
+    CollectiveTimeoutError,
+    MismatchError,
+    PeerLostError,
+    RefusedCallError,
+    ShutDownError,
+    Topology,
+)
+from collectives.engine.ending import Ending
+from collectives.planning.messages import Stop
+from executors.failure import (
+    TRACEBACK,
+    Kind,
+    brief,
+    kind_of_chain,
+    kind_of_end,
+    kind_of_error,
+    raised_elsewhere,
+)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +110,20 @@ SHUT_DOWN = "collectives.api.ShutDownError: Horovod has been shut down"
 )
 def test_the_kind_of_a_process_that_ended(code, lines, kind):
     assert kind_of_end(code, lines) is kind
+
+
+@pytest.mark.parametrize("text", ["raised ValueError: bad", "raised KeyError: 'Call hvd.init() to start again'"])
+@pytest.mark.parametrize("is_in_flight", [True, False])
+def test_the_rank_that_raised_is_found_in_the_errors_of_the_others(text, is_in_flight):
+    ending = Ending(Topology(0, 3, hosts=("a",) * 3), 5.0)
+    in_flight = ending.stop(Stop(2, cause=text))
+    error = in_flight if is_in_flight else ending.error()
+    assert raised_elsewhere([TRACEBACK, f"\x1b[1mcollectives.api.ShutDownError\x1b[0m: {error}"]) == (2, text)
+
+
+def test_other_ends_name_no_rank_that_raised():
+    ending = Ending(Topology(0, 3, hosts=("a",) * 3), 5.0)
+    assert raised_elsewhere([TRACEBACK, SHUT_DOWN, str(ending.stop(Stop(1))), str(ending.error())]) is None
 
 
 def test_consequences_are_the_least_likely_causes():

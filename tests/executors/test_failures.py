@@ -26,6 +26,14 @@ def test_a_consequence_is_no_cause():
     assert failures(LOST, ENDED).has_cause
 
 
+def test_the_rank_that_raised_is_named_by_those_that_it_ended():
+    left = Failure(Kind.SHUT_DOWN, "left", 1, ("Horovod has been shut down by rank 2: it raised KeyError: 1",))
+    assert failures(LOST, left).raised_elsewhere == (2, "raised KeyError: 1")
+    assert failures(LOST).raised_elsewhere is None
+    assert failures(left, KILLED).raised_elsewhere is None
+    assert failures(left, LOST, LOST).raised_elsewhere is None  # rank 2 has ended, too
+
+
 def test_a_likelier_report_of_the_same_end_counts():
     found = failures(LOST, ENDED)
     found.improve("worker-0", KILLED)

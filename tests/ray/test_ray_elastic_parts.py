@@ -474,7 +474,7 @@ class TestLog:
             logs.log({})
             logs.log({})
         assert [record.message for record in caplog.records] == [
-            "log() was called in a process that is no worker of a RayExecutor; nobody gets what it logs"
+            "log() was called in a process that is not a worker of a RayExecutor; the value is dropped"
         ]
 
 

@@ -179,7 +179,7 @@ class TestLine:
         until(lambda: len(caplog.records) == 2)
         texts = sorted(record.message for record in caplog.records)
         assert texts[0].endswith("is not the driver (it closed the connection)")
-        assert texts[1].startswith("a connection to the driver came from a process that is no task of this job")
+        assert texts[1].startswith("a connection to the driver came from a process that is not a task of this job")
         assert not driver.connected
 
     def test_a_call_that_does_not_get_through_is_tried_again(self, driver, monkeypatch, caplog):

@@ -113,7 +113,7 @@ def test_a_rank_in_an_endless_loop(stalling, victim, members):
 @pytest.mark.parametrize(("victim", "members"), [(0, ALL), (1, ALL), (1, (0, 1))])
 def test_a_rank_that_sleeps(stalling, victim, members):
     found = lines(stalling.run(stall, sleep, victim, members, ["is blocked", "in sleep: "]))
-    assert f"rank {victim} is blocked in a call that is no collective, such as a sleep" in "\n".join(found)
+    assert f"rank {victim} is blocked in a call that is not a collective, such as a sleep" in "\n".join(found)
     assert any(line.endswith("in sleep: time.sleep(1000)") for line in found)
 
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from collectives.live.snapshot import LAST_RECORDING, Recording, Snapshot, recording_key, snapshot_key
-from executors.dashboard import door as door_module
+from executors.dashboard import connection as connection_module
 from executors.dashboard import pictures as pictures_module
 from executors.dashboard import server as server_module
 from executors.dashboard.address import Address
@@ -22,7 +22,7 @@ from executors.dashboard.dashboard import Dashboard
 from executors.dashboard.server import DashboardServer
 from executors.job import Job
 from executors.local.output import Output
-from executors.worlds import Published, told_key, world_key
+from executors.worlds import Published, change_key, world_key
 from tests.collectives.job import until
 
 
@@ -175,7 +175,7 @@ def test_a_picture_is_encoded_once(monkeypatch):
     assert pictures.now() is pictures.now()
 
 
-# The door.
+# The connections.
 
 
 def connected(server):
@@ -190,25 +190,25 @@ def said(connection):
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost:", b"\r\n\r\n\r\n"])
 def test_a_connection_without_a_whole_request_ends(served, monkeypatch, sent):
-    monkeypatch.setattr(door_module, "REQUEST_SECONDS", 0.02)
+    monkeypatch.setattr(connection_module, "REQUEST_SECONDS", 0.02)
     with connected(served) as stranger:
         stranger.sendall(sent)
         answer = said(stranger)
     assert answer.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
-    assert answer.endswith(door_module.LATE.encode())
+    assert answer.endswith(connection_module.LATE.encode())
 
 
 def test_a_head_that_never_ends(served):
     with connected(served) as stranger:
-        stranger.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * door_module.LONGEST_HEAD)
+        stranger.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * connection_module.LONGEST_HEAD)
         assert said(stranger).startswith(b"HTTP/1.1 431 ")
 
 
 def test_too_many_connections(served, monkeypatch):
-    monkeypatch.setattr(door_module, "MOST_CONNECTIONS", 1)
+    monkeypatch.setattr(connection_module, "MOST_CONNECTIONS", 1)
     with connected(served):
         answer, text = ask(served.link, "/")
-        assert (answer.status, text) == (503, door_module.CROWDED)
+        assert (answer.status, text) == (503, connection_module.CROWDED)
 
     def is_served():
         with suppress(OSError, http.client.HTTPException):
@@ -270,7 +270,7 @@ def test_worlds_of_the_driver_are_shown(job):
     with Dashboard(job, Address()) as dashboard:
         job.store.set(world_key(0), Published(0, (("worker-0", "a"),)).encode())
         job.store.set(world_key(1), Published(1, (("worker-5", "b"),), text="rank 0 lost").encode())
-        job.store.set(told_key(1), b"world 1: 1 rank, rank 0 lost (killed), resumed")
+        job.store.set(change_key(1), b"world 1: 1 rank, rank 0 lost (killed), resumed")
         shown = json.loads(ask(dashboard.link, "/picture")[1])
     assert [each["text"] for each in shown["rounds"]] == ["rank 0 lost (killed), resumed", "the start"]
     assert [each["worker"] for each in shown["ranks"]] == ["worker-5"]

@@ -101,7 +101,7 @@ def test_a_descriptor_of_pmi_that_is_closed(monkeypatch):
     own, other = socket.socketpair()
     monkeypatch.setenv("PMI_FD", str(own.fileno()))
     own.close()
-    with other, pytest.raises(SettingsError, match=r"PMI_FD is \d+, which is no connection to mpirun"):
+    with other, pytest.raises(SettingsError, match=r"PMI_FD is \d+, which is not a connection to mpirun"):
         Pmi.open()
 
 
@@ -173,7 +173,7 @@ def test_a_value_of_pmix_that_cannot_be_read(library, text):
 
 def test_ranks_that_do_not_come_to_the_fence_of_pmix():
     library = Library(b"00", PMIx_Fence="hangs")
-    text = r"PMIx_Fence was not over within 0.05 s.* HOROVOD_START_TIMEOUT"
+    text = r"PMIx_Fence did not end within 0.05 s.* HOROVOD_START_TIMEOUT"
     with closing(Pmix(library)) as channel, pytest.raises(CollectiveTimeoutError, match=text):
         channel.broadcast(None, 0.05)
     assert "PMIx_Finalize" not in library.calls
@@ -226,7 +226,7 @@ def test_a_value_goes_from_rank_0_to_the_others_by_mpi(mpi):
 )
 def test_ranks_that_do_not_come_to_the_broadcast_of_mpi(mpi, value, ranks, text):
     mpi.tests = 0
-    with pytest.raises(CollectiveTimeoutError, match=rf"was not over within 0\.05 s: .*{text}.*MASTER_ADDR") as caught:
+    with pytest.raises(CollectiveTimeoutError, match=rf"did not end within 0\.05 s: .*{text}.*MASTER_ADDR") as caught:
         Mpi().broadcast(value, 0.05)
     assert caught.value.ranks == ranks
     atexit.unregister(broadcast._bound_finalize)
@@ -278,7 +278,7 @@ broadcast.ByBroadcast(('mpi4py',), 2).follow('job', 0.05)
 def test_a_process_does_not_wait_for_ever_in_mpi_finalize(mpi4py):
     done = ended(FAILING, mpi4py(HANGING))
     assert done.returncode == -signal.SIGALRM
-    assert "CollectiveTimeoutError: MPI_Ibcast of the address of rank 0 was not over within" in done.stderr
+    assert "CollectiveTimeoutError: MPI_Ibcast of the address of rank 0 did not end within" in done.stderr
 
 
 def test_mpi_finalize_may_last_after_a_later_broadcast_that_is_over(mpi, monkeypatch):

@@ -22,7 +22,7 @@ def test_the_rank_file():
 @pytest.mark.parametrize(
     ("hosts", "problem"),
     [
-        ({"h3": 1}, "host 'h3' is none of this job of LSF, whose hosts are h1, h2"),
+        ({"h3": 1}, "host 'h3' does not belong to this job of LSF, whose hosts are h1, h2"),
         ({"h1": 1, "h2": 5}, "host 'h2' has 4 cores for 5 ranks; give it at most 4 slots"),
     ],
 )

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from http import HTTPStatus
 
-__all__ = ["Door"]
+__all__ = ["PageConnection"]
 
 MOST_CONNECTIONS = 128
 """The driver has its descriptors for the job."""
@@ -18,17 +18,16 @@ LATE = "no whole request came in time\n"
 LONG = f"a request to this page has {LONGEST_HEAD >> 10} KiB at most\n"
 
 
-class Door(asyncio.Protocol):
+class PageConnection(asyncio.Protocol):
     """One connection. The head of its request must come in REQUEST_SECONDS.
 
-    ``server`` makes the protocol that answers the request.
-
-    ``doors`` are those that are open now. On the thread of their loop.
+    ``server`` makes the protocol that answers the request. ``connections`` are those that are open. On the thread of
+    their loop.
     """
 
-    def __init__(self, server: Callable[[], asyncio.Protocol], doors: set[Door]) -> None:
+    def __init__(self, server: Callable[[], asyncio.Protocol], connections: set[PageConnection]) -> None:
         self._server = server
-        self._doors = doors
+        self._connections = connections
         self._head = b""
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -38,11 +37,11 @@ class Door(asyncio.Protocol):
         """See :class:`asyncio.BaseProtocol`."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        if len(self._doors) >= MOST_CONNECTIONS:
+        if len(self._connections) >= MOST_CONNECTIONS:
             self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, CROWDED)
             return
-        self._doors.add(self)
-        # Owned by the door. Bound: REQUEST_SECONDS. Abort: _open() and connection_lost() cancel it.
+        self._connections.add(self)
+        # Owned by the connection. Bound: REQUEST_SECONDS. Abort: _open() and connection_lost() cancel it.
         self._timer = asyncio.get_running_loop().call_later(
             REQUEST_SECONDS, self._refuse, HTTPStatus.REQUEST_TIMEOUT, LATE
         )
@@ -100,6 +99,6 @@ class Door(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See :class:`asyncio.BaseProtocol`."""
         self._stop_timer()
-        self._doors.discard(self)
+        self._connections.discard(self)
         if self._inside is not None:
             self._inside.connection_lost(exc)
