@@ -17,6 +17,8 @@ MOST_VIEWS = 256
 """Pieces of memory in one call; the kernel takes 1024 at most."""
 
 PARTING = b"\0"
+WITHIN_HOST = 1 << 19
+"""Bytes that the kernel keeps for a member of the same host: more would not stay in the cache on the way."""
 
 Script: TypeAlias = Iterator["memoryview | None"]
 """Gives the memory for the next bytes when the last bytes are in place; None while it has none."""
@@ -35,6 +37,8 @@ class Link:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # The kernel must not end the connection to a member that computes for long, and does not read meanwhile.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
+        if _is_within_host(sock):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, WITHIN_HOST)
         self.position = position
         self.descriptor = sock.fileno()
         self._socket = sock
@@ -141,6 +145,13 @@ class Link:
         except StopIteration:
             self.is_receiving = False
         return self._target
+
+
+def _is_within_host(sock: socket.socket) -> bool:
+    try:
+        return bool(sock.getsockname()[0] == sock.getpeername()[0])
+    except OSError:  # the other member has gone, which the first operation reports
+        return False
 
 
 def memory(array: Array) -> memoryview:
