@@ -55,7 +55,7 @@ class Backend(ABC):
     memory: Memory
     absence: str = ""
     """Why this backend cannot be used; empty where it can."""
-    settles_early: ClassVar[bool] = False
+    settles_early: bool = False
     """Whether the caller need not wait for the end of an operation that has begun: its streams do, see
     :meth:`Completion.precede`."""
 

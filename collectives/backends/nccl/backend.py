@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import cached_property
 
 from collectives.api import DType, ReduceOp
 from collectives.backends.base import Backend, OnWait, ignore_waits
@@ -34,18 +33,25 @@ class NcclBackend(Backend):
     The members connect in their first operation, because only its tensors tell which GPU a rank uses. No operation
     waits for the GPU. NCCL adds 16-bit floats in 16 bits, so a sum is rounded once for each member.
 
-    ``timeout`` bounds the time of an operation, in seconds. ``absence`` says why there is no such backend on this or
+    ``timeout`` bounds the time of an operation, in seconds. With ``settles_early`` the streams of callers wait for an
+    operation, without it the callers do. ``absence`` says why there is no such backend on this or
     another member; empty where there is.
     """
 
     name = "nccl"
     device = "cuda"
-    settles_early = True
 
     def __init__(
-        self, group: Group, connect: Connect, watcher: Watcher, timeout: float = 30.0, absence: str = ""
+        self,
+        group: Group,
+        connect: Connect,
+        watcher: Watcher,
+        timeout: float = 30.0,
+        settles_early: bool = True,
+        absence: str = "",
     ) -> None:
         super().__init__(group)
+        self.settles_early = settles_early
         self.absence = absence
         self._life = Life(group, timeout, watcher)
         self._connect = connect
@@ -56,7 +62,7 @@ class NcclBackend(Backend):
         # there for other members. The watcher takes it for an abort, for a second at most.
         self._inside = self._life.inside
 
-    @cached_property
+    @property
     def memory(self) -> Memory:  # type: ignore[override]
         """See :class:`Memory`. The first use connects the members."""
         return self._opened(0).device

@@ -91,6 +91,9 @@ class FakeDevice(Device):
     def download(self, buffer: Buffer) -> Array:
         return on_host(buffer).host.reshape(buffer.shape).copy()
 
+    def upload_into(self, buffer: Buffer, value: float) -> None:
+        on_host(buffer).host[:] = value
+
     # As Device describes them.
 
     def current(self):
@@ -337,9 +340,8 @@ def _reduced(data: list[Bytes], dtype: DType, op: Combine) -> Array:
     return total
 
 
-def connector(network: FakeNetwork, id: bytes, group: Group, device: FakeDevice) -> Callable[[int, Pause], Link]:
+def connector(library: FakeLibrary, id: bytes, group: Group, device: FakeDevice) -> Callable[[int, Pause], Link]:
     """How a member connects, for :class:`NcclBackend`."""
-    library = FakeLibrary(network)
 
     def connect(address: int, pause: Pause) -> Link:
         communicator = library.connect(id, group.size, group.position, device, pause)
