@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = ("collectives", "executors", "hvd_cluster")  # each may import itself and those before it
 FRAMEWORKS = {"torch", "tensorflow", "keras", "mxnet", "jax"}
 CLUSTERS = {"ray", "pyspark"}
-BACKEND_LIBRARIES = {"torch", "mpi4py", "cupy", "pygloo"}
+BACKEND_LIBRARIES = {"torch", "mpi4py", "cupy", "nccl", "pygloo"}
 ARRAYS = {"numpy"}
 
 

@@ -227,7 +227,7 @@ def _table(pieces: Sequence[Placed]) -> Any:
     table = np.zeros((), TABLE)
     rows = [(at, buffer.pointer, buffer.count) for at, buffer in pieces]
     table["piece"][: len(rows)] = np.array(rows, PIECE)
-    return table[()]
+    return table
 
 
 def _pointers(floats: Floats) -> tuple[int, int]:
@@ -236,7 +236,7 @@ def _pointers(floats: Floats) -> tuple[int, int]:
 
 
 def _operand(floats: Floats) -> Any:
-    return np.array((*_pointers(floats), floats.factor), FLOATS)[()]
+    return np.array((*_pointers(floats), floats.factor), FLOATS)
 
 
 def _dtype_of(*operands: Floats) -> Conversion:

@@ -119,8 +119,12 @@ def load() -> Library:
     Raises ImportError, and UnsupportedRequestError for an NCCL that is too old.
     """
     from collectives.backends.nccl.cupy_library import CupyLibrary
+    from collectives.backends.nccl.nccl4py_library import Nccl4pyLibrary
 
-    return CupyLibrary()
+    try:
+        return Nccl4pyLibrary()
+    except ImportError:
+        return CupyLibrary()
 
 
 def _count_gpus() -> int:

@@ -43,8 +43,8 @@ class Conversion:
 
     @property
     def is_copy(self) -> bool:
-        """Whether the bytes stay the same."""
-        return self.carrier is self.dtype or self.dtype is DType.BOOL
+        """Whether the bytes stay the same, on both ways."""
+        return self.divisor == 1 and (self.carrier is self.dtype or self.dtype is DType.BOOL)
 
 
 BYTES = Conversion(DType.UINT8, DType.UINT8)

@@ -32,7 +32,8 @@ __all__ = ["FakeDevice", "FakeLibrary", "FakeNetwork", "connector"]
 
 GARBAGE = 0xA5
 _addresses = itertools.count(1 << 20, 1 << 32)
-_blocks: dict[int, Bytes] = {}
+_blocks: dict[int, Bytes | int] = {}
+"""The memory of each allocation; its size, once it is somebody else's."""
 _REDUCTIONS = {
     Combine.SUM: ReduceOp.SUM,
     Combine.AVERAGE: ReduceOp.SUM,
@@ -51,7 +52,8 @@ class Block:
 
 
 def free(address: int) -> None:
-    _blocks[address][:] = GARBAGE
+    block = _blocks[address]
+    _blocks[address] = block if isinstance(block, int) else block.size
 
 
 def view(address: int, nbytes: int) -> Bytes:
@@ -59,7 +61,9 @@ def view(address: int, nbytes: int) -> Bytes:
     if not nbytes:
         return np.empty(0, np.uint8)
     start = address >> 32 << 32 | 1 << 20
-    return _blocks[start][address - start : address - start + nbytes]
+    block = _blocks[start]
+    memory = np.full(block, GARBAGE, np.uint8) if isinstance(block, int) else block
+    return memory[address - start : address - start + nbytes]
 
 
 def on_host(buffer: Buffer) -> Buffer:

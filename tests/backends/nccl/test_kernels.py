@@ -105,7 +105,7 @@ def pieces_of(arrays):
 
 
 def pointer(array):
-    return ctypes.c_void_p(array.ctypes.data)
+    return array.ctypes.data_as(ctypes.c_void_p)  # which keeps the array alive
 
 
 def same(found, expected, dtype):
