@@ -94,7 +94,7 @@ class _Nccl4pyCommunicator(Communicator):
         self._library = library
         self._end = end
         self._calls = calls
-        self._pointer = end.ptr
+        self._pointer = calls.Comm(end.ptr)
         self._is_aborted = False
 
     def allreduce(self, source: int, target: int, count: int, dtype: DType, op: Combine, stream: int) -> None:
