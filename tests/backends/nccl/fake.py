@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import threading
 import weakref
@@ -31,7 +32,9 @@ from tests.backends.nccl.streams import PATIENCE, LateStream
 __all__ = ["FakeDevice", "FakeLibrary", "FakeNetwork", "connector"]
 
 GARBAGE = 0xA5
-_addresses = itertools.count(1 << 20, 1 << 32)
+FIRST = 1 << 60
+"""Lower addresses are those of the host, whose memory a test may use as if it were a GPU's."""
+_addresses = itertools.count(FIRST, 1 << 32)
 _blocks: dict[int, Bytes | int] = {}
 """The memory of each allocation; its size, once it is somebody else's."""
 _REDUCTIONS = {
@@ -60,7 +63,9 @@ def view(address: int, nbytes: int) -> Bytes:
     """The memory behind an address, for kernels."""
     if not nbytes:
         return np.empty(0, np.uint8)
-    start = address >> 32 << 32 | 1 << 20
+    if address < FIRST:
+        return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
+    start = address >> 32 << 32
     block = _blocks[start]
     memory = np.full(block, GARBAGE, np.uint8) if isinstance(block, int) else block
     return memory[address - start : address - start + nbytes]

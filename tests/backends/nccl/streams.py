@@ -31,6 +31,7 @@ class LateStream:
         self._calls: deque[tuple[Callable[[], object], Moment]] = deque()
         self._enqueued = self._wanted = self._done = 0
         self._is_open = True
+        self._is_held = False
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="hvd-test-stream", daemon=True)
         self._thread.start()
@@ -46,6 +47,15 @@ class LateStream:
     def demand(self, number: int) -> None:
         with self._changed:
             self._wanted = max(self._wanted, number)
+            self._changed.notify_all()
+
+    def hold(self) -> None:
+        """Run nothing, also if it is demanded, until :meth:`release`."""
+        self._is_held = True
+
+    def release(self) -> None:
+        with self._changed:
+            self._is_held = False
             self._changed.notify_all()
 
     def catch_up(self) -> None:
@@ -81,7 +91,7 @@ class LateStream:
 
     def _next(self) -> tuple[Callable[[], object], Moment] | None:
         with self._changed:
-            while self._done >= self._wanted and (self._is_open or self._done < self._enqueued):
+            while self._is_held or (self._done >= self._wanted and (self._is_open or self._done < self._enqueued)):
                 self._changed.wait(PATIENCE)
             return self._calls.popleft() if self._calls else None
 
