@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -11,17 +9,16 @@ import torch
 
 from collectives.api import DType, InvalidRequestError
 from collectives.buffers import Buffer
-from collectives.completion import Completion
+from collectives.completion import Polled
 from collectives.engine.work import Work
-from hvd_cluster import basics
+from hvd_cluster.operations.place import require_gpu
 
 __all__ = ["Recorded", "allocator", "await_end", "buffer", "require_usable"]
 
-POLL_SECONDS = 0.0001
 _cuda: Any = torch.cuda  # which is not annotated
 
 
-class Recorded(Completion):
+class Recorded(Polled):
     """The end of all that was enqueued on the current stream of GPU ``index``."""
 
     def __init__(self, index: int) -> None:
@@ -34,42 +31,14 @@ class Recorded(Completion):
         """See :class:`Completion`."""
         return bool(self._event.query())
 
-    def wait(self, timeout: float) -> bool:
-        """See :class:`Completion`."""
-        deadline = time.monotonic() + timeout
-        while not self.is_done and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
-        return self.is_done
-
     def precede(self, stream: int) -> None:
         """See :class:`Completion`."""
         self._event.wait(_cuda.ExternalStream(stream, self._index))
 
 
-class _Place:
-    """The GPU of this rank: that of its first tensor, as long as one engine runs."""
-
-    def __init__(self) -> None:
-        self._engine: Callable[[], object] = lambda: None
-        self._index = -1
-
-    def require(self, index: int) -> None:
-        engine = basics.engine()
-        if engine is not self._engine():
-            self._engine, self._index = weakref.ref(engine), index
-        if index != self._index:
-            raise InvalidRequestError(
-                f"the tensor is on cuda:{index}, but the first one of this rank was on cuda:{self._index}; "
-                "call torch.cuda.set_device(hvd.local_rank()) first, and move the model and the data there"
-            )
-
-
-_place = _Place()
-
-
 def require_usable(tensor: torch.Tensor) -> None:
     """InvalidRequestError for a tensor on another GPU than the earlier ones, and while a CUDA graph is captured."""
-    _place.require(tensor.get_device())
+    require_gpu(tensor.get_device())
     if _cuda.is_current_stream_capturing():
         raise InvalidRequestError(
             "an operation between ranks cannot be captured in a CUDA graph: the ranks agree on its order each time; "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
@@ -18,7 +17,7 @@ from collectives.backends.nccl.device import Device, Placed
 from collectives.backends.nccl.recipe import BYTES, Conversion
 from collectives.backends.nccl.sources import PIECES, source
 from collectives.buffers import Buffer
-from collectives.completion import Completion
+from collectives.completion import Completion, Polled
 
 __all__ = ["CupyDevice", "count_gpus", "import_cupy", "index_of", "shared_device"]
 
@@ -27,8 +26,6 @@ THREADS = 256
 BLOCKS = 1024
 SUMS = 64
 """The number of blocks that compute products: the host adds up three sums for each of their threads."""
-POLL_SECONDS = (0.00002, 0.001)
-"""A wait looks again after the first time, and less and less often, up to the second."""
 PIECE = np.dtype([("at", np.int64), ("memory", np.uint64), ("count", np.int64)], align=True)
 TABLE = np.dtype([("piece", PIECE, (PIECES,))], align=True)
 FLOATS = np.dtype([("upper", np.uint64), ("lower", np.uint64), ("factor", np.float64)], align=True)
@@ -175,7 +172,7 @@ class CupyDevice(Device):
             yield
 
 
-class CupyEvent(Completion):
+class CupyEvent(Polled):
     """An event that was recorded on a stream."""
 
     def __init__(self, event: Any, order: Callable[[int, int, int], None]) -> None:
@@ -187,16 +184,6 @@ class CupyEvent(Completion):
         """See :class:`Completion`."""
         with _errors_of("an operation on the GPU"):
             return bool(self._event.done)
-
-    def wait(self, timeout: float) -> bool:
-        """See :class:`Completion`."""
-        deadline, (seconds, longest) = time.monotonic() + timeout, POLL_SECONDS
-        while not self.is_done:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(seconds)
-            seconds = min(1.5 * seconds, longest)
-        return True
 
     def precede(self, stream: int) -> None:
         """See :class:`Completion`."""
