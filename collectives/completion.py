@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
-__all__ = ["DONE", "Completion", "all_of"]
+__all__ = ["DONE", "Completion", "Polled", "all_of"]
+
+POLL_SECONDS = (0.00002, 0.001)
+"""A wait looks again after the first time, and less and less often, up to the second."""
 
 
 class Completion(ABC):
@@ -37,6 +41,20 @@ class Completion(ABC):
         must be polled.
         """
         return False
+
+
+class Polled(Completion):
+    """An operation of which a thread can only ask whether it is over."""
+
+    def wait(self, timeout: float) -> bool:
+        """See :class:`Completion`."""
+        deadline, (seconds, longest) = time.monotonic() + timeout, POLL_SECONDS
+        while not self.is_done:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(seconds)
+            seconds = min(1.5 * seconds, longest)
+        return True
 
 
 class _Done(Completion):

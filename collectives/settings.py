@@ -25,7 +25,6 @@ UNUSED = (
     "HOROVOD_BATCH_D2D_MEMCOPIES",
     "HOROVOD_CCL_CACHE",
     "HOROVOD_DISABLE_NVTX_RANGES",
-    "HOROVOD_ENABLE_ASYNC_COMPLETION",
     "HOROVOD_ENABLE_XLA_OPS",
     "HOROVOD_MPI_THREADS_DISABLE",
     "HOROVOD_NUM_NCCL_STREAMS",
@@ -83,6 +82,7 @@ class Settings:
     not tuned. Metrics are served at ``metrics_address`` and ``metrics_port``, which is that of this rank; 0 for none.
     ``dashboard`` is the id of the job that shows a live page, and after an @ the address of its
     store, if that is not the one of the job; "" for no page.
+    With ``async_completion`` the streams of a GPU wait for operations, without it the callers do.
     ``remarks`` are sentences for the user about variables that have no effect.
     """
 
@@ -101,6 +101,7 @@ class Settings:
     stall_warning: float | None = 60.0
     stall_shutdown: float = 0.0
     group_fusion: bool = True
+    async_completion: bool = True
     dynamic_process_sets: bool = True
     timeline: str = ""
     timeline_mark_cycles: bool = False
@@ -145,6 +146,7 @@ class Settings:
             stall_warning=stall_warning,
             stall_shutdown=stall_shutdown,
             group_fusion=not read("HOROVOD_DISABLE_GROUP_FUSION", _flag, False),
+            async_completion=read("HOROVOD_ENABLE_ASYNC_COMPLETION", _flag, True),
             dynamic_process_sets=read("HOROVOD_DYNAMIC_PROCESS_SETS", _flag, True),
             timeline=read("HOROVOD_TIMELINE", _timeline, ""),
             timeline_mark_cycles=read.or_default("HOROVOD_TIMELINE_MARK_CYCLES", _flag, False),

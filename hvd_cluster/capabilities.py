@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collectives.api import InvalidRequestError
 from collectives.backends.gloo.library import import_torch
+from collectives.backends.nccl.joining import load, unavailable
 from hvd_cluster import basics
 
 __all__ = [
@@ -54,8 +55,8 @@ def gloo_enabled() -> bool:
 
 
 def nccl_built() -> int:
-    """The version of NCCL, such as 22105; 0, because it is not in use."""
-    return 0
+    """The version of NCCL with which operations run on tensors on GPUs, such as 22105; 0 where this host cannot."""
+    return 0 if unavailable() else load().version
 
 
 def ddl_built() -> bool:
@@ -69,8 +70,8 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """Whether operations accept tensors on a CUDA device: no, they must be moved to the CPU first."""
-    return False
+    """Whether operations accept tensors on a CUDA device: true where this host has a GPU, cupy and NCCL."""
+    return not unavailable()
 
 
 def rocm_built() -> bool:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = ("collectives", "executors", "hvd_cluster")  # each may import itself and those before it
 FRAMEWORKS = {"torch", "tensorflow", "keras", "mxnet", "jax"}
 CLUSTERS = {"ray", "pyspark"}
-BACKEND_LIBRARIES = {"torch", "mpi4py", "cupy", "pygloo"}
+BACKEND_LIBRARIES = {"torch", "mpi4py", "cupy", "nccl", "pygloo"}
 ARRAYS = {"numpy"}
 
 
@@ -147,10 +147,10 @@ def test_rooms_of_all_bindings_know_no_binding():
 
 
 def test_a_binding_is_thin():
-    """At most 1,450 statements: tensors, autograd, hooks, modules, states. Code that others would copy lies beside."""
+    """At most 1,550 statements: tensors, autograd, hooks, modules, states, streams. What others would copy lies beside."""
     sizes = {name: sum(map(_statements, (ROOT / "hvd_cluster" / name).rglob("*.py"))) for name in FRAMEWORKS}
     assert sizes["torch"] > 500
-    assert all(size <= 1450 for size in sizes.values()), sizes
+    assert all(size <= 1550 for size in sizes.values()), sizes
 
 
 def _statements(path):

@@ -14,7 +14,6 @@ Adaptive Summation", MLSys 2021, section 4 and algorithm 1 (https://arxiv.org/ab
 from __future__ import annotations
 
 import sys
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from math import sqrt
@@ -22,6 +21,7 @@ from math import sqrt
 from collectives.api import DType
 from collectives.backends.base import Backend
 from collectives.backends.memory import Floats, Memory
+from collectives.backends.plane import Plane, Span, runs
 from collectives.buffers import Buffer
 from collectives.completion import Completion
 
@@ -32,36 +32,13 @@ TINY = sqrt(sys.float_info.min)
 PIECE = 1 << 22
 """Bytes of one exchange with the partner: the algorithm needs two buffers of this size beside the destinations."""
 
-Span = tuple[int, int]
 Products = tuple[float, float, float]
-
-
-class _Plane:
-    """The memory of a long vector's elements from ``start`` on."""
-
-    def __init__(self, buffers: Sequence[Buffer], start: int) -> None:
-        self._buffers = buffers
-        self._ends = list(accumulate((buffer.count for buffer in buffers), initial=start))
-
-    def part(self, span: Span) -> Buffer:
-        """The memory of ``span``, which lies in one buffer and is not empty."""
-        index = bisect_right(self._ends, span[0]) - 1
-        first = self._ends[index]
-        return self._buffers[index].part(span[0] - first, span[1] - first)
-
-    def parts(self, span: Span) -> list[Buffer]:
-        """The buffers that make up ``span``, at least one, if empty."""
-        return [self.part(run) for run in _runs(span, self.cuts(span))] or [self._buffers[0].part(0, 0)]
-
-    def cuts(self, span: Span) -> list[int]:
-        """The places inside of ``span`` where one buffer ends and the next begins."""
-        return [end for end in self._ends if span[0] < end < span[1]]
 
 
 class _Vector:
     """A long vector of floats, to be multiplied by ``factor``; two planes are the halves of float32."""
 
-    def __init__(self, planes: Sequence[_Plane], factor: float = 1.0) -> None:
+    def __init__(self, planes: Sequence[Plane], factor: float = 1.0) -> None:
         self.planes = planes
         self.factor = factor
 
@@ -93,8 +70,8 @@ def adasum(
             backend.memory.scale(source, destination, prescale * postscale)
         return backend.memory.fence()
     ends = [0, *accumulate(source.count for source in sources)]
-    result = _Vector([_Plane(destinations, 0)])
-    held, room, span, distance = _Vector([_Plane(sources, 0)], prescale), result, (0, ends[-1]), 1
+    result = _Vector([Plane(destinations, 0)])
+    held, room, span, distance = _Vector([Plane(sources, 0)], prescale), result, (0, ends[-1]), 1
     while distance < size:
         received, span = _exchange_level(backend, held, room, ends[-1], span, distance)
         lower, upper = (received, held) if backend.group.position & distance else (held, received)
@@ -118,7 +95,7 @@ def _working(result: _Vector, received: _Vector, span: Span) -> _Vector:
     memory = [vector.planes[0].parts(span) for vector in (result, received)]
     if memory[0][0].dtype not in HALVES:
         return result
-    return _Vector([_Plane([part.cast(DType.INT16) for part in parts], span[0]) for parts in memory])
+    return _Vector([Plane([part.cast(DType.INT16) for part in parts], span[0]) for parts in memory])
 
 
 def _halves(span: Span) -> tuple[Span, Span]:
@@ -140,14 +117,14 @@ def _exchange_level(
     for source, target in zip(held.planes, room.planes, strict=True):
         landing = target.parts(give)
         landing.append(backend.memory.empty(landing[0].dtype, (1,)))
-        plane = _Plane(landing, keep[0])
+        plane = Plane(landing, keep[0])
         _exchange(backend, position ^ distance, (source, give), (plane, keep), longest)
         planes.append(plane)
     return _Vector(planes, held.factor), keep
 
 
 def _exchange(
-    backend: Backend, partner: int, outgoing: tuple[_Plane, Span], incoming: tuple[_Plane, Span], longest: int
+    backend: Backend, partner: int, outgoing: tuple[Plane, Span], incoming: tuple[Plane, Span], longest: int
 ) -> None:
     """Swap in pieces, because both may be the same memory; ``longest`` makes their number equal on all ranks."""
     (source, give), (target, keep) = outgoing, incoming
@@ -163,15 +140,15 @@ def _exchange(
         _copy_in(backend.memory, received, target, coming)
 
 
-def _copy_out(memory: Memory, plane: _Plane, span: Span, target: Buffer) -> None:
+def _copy_out(memory: Memory, plane: Plane, span: Span, target: Buffer) -> None:
     """Copy the elements of ``span`` to the beginning of ``target``."""
-    for start, stop in _runs(span, plane.cuts(span)):
+    for start, stop in runs(span, plane.cuts(span)):
         memory.copy(plane.part((start, stop)), target.part(start - span[0], stop - span[0]))
 
 
-def _copy_in(memory: Memory, source: Buffer, plane: _Plane, span: Span) -> None:
+def _copy_in(memory: Memory, source: Buffer, plane: Plane, span: Span) -> None:
     """Copy the beginning of ``source`` to ``span``."""
-    for start, stop in _runs(span, plane.cuts(span)):
+    for start, stop in runs(span, plane.cuts(span)):
         memory.copy(source.part(start - span[0], stop - span[0]), plane.part((start, stop)))
 
 
@@ -191,20 +168,15 @@ def _inside(tensor: Span, keep: Span) -> Span:
     return start, stop
 
 
-def _runs(span: Span, cuts: Sequence[int]) -> Iterator[Span]:
-    """``span`` divided at ``cuts``, without empty runs."""
-    return pairwise(sorted({*span, *cuts}))
-
-
 def _common_runs(span: Span, *vectors: _Vector) -> Iterator[Span]:
     """``span`` in runs that lie in one buffer of each plane of each vector."""
-    return _runs(span, [cut for vector in vectors for plane in vector.planes for cut in plane.cuts(span)])
+    return runs(span, [cut for vector in vectors for plane in vector.planes for cut in plane.cuts(span)])
 
 
 def _products(memory: Memory, lower: _Vector, upper: _Vector, span: Span) -> Products:
     """lower.upper, |lower|^2 and |upper|^2."""
-    runs = [memory.products(lower.floats(run), upper.floats(run)) for run in _common_runs(span, lower, upper)]
-    dot, lower_norm, upper_norm = (sum(numbers) for numbers in zip(*runs, strict=True)) if runs else (0.0, 0.0, 0.0)
+    found = [memory.products(lower.floats(run), upper.floats(run)) for run in _common_runs(span, lower, upper)]
+    dot, lower_norm, upper_norm = (sum(numbers) for numbers in zip(*found, strict=True)) if found else (0.0, 0.0, 0.0)
     return dot, lower_norm, upper_norm
 
 
@@ -233,7 +205,7 @@ def _merge(
 
 def _gather(backend: Backend, result: Sequence[Buffer], total: int) -> Completion:
     """Every rank has one span of the result: join all spans."""
-    group, plane = backend.group, _Plane(result, 0)
+    group, plane = backend.group, Plane(result, 0)
     parts = [plane.parts(_final_span(total, position, group.size)) for position in range(group.size)]
     counts = [sum([part.nbytes for part in of_rank]) for of_rank in parts]
     return backend.allgather(parts[group.position], [part for of_rank in parts for part in of_rank], counts)

@@ -40,7 +40,8 @@ class Backend(ABC):
     Lists hold at least one buffer, all of one dtype; buffers may be empty. Source and destination may be the same
     memory, and never overlap partly. Reductions get no complex numbers: the engine passes pairs of reals. ``op`` is
     AVERAGE for integers only, see :mod:`collectives.kernels.reduction`: the average of floats is SUM with a
-    ``postscale``. 16-bit floats are accumulated in float32. The result of a reduction is bit-identical on all members.
+    ``postscale``. 16-bit floats are accumulated in float32, but NCCL rounds a sum once for each member. The result of a
+    reduction is bit-identical on all members.
 
     Any call, and any completion, raises PeerLostError, CollectiveTimeoutError or, after :meth:`abort`, the error that
     abort was given; then the group is unusable.
@@ -52,6 +53,11 @@ class Backend(ABC):
     device: ClassVar[str]
     """The kind of memory: "cpu" or "cuda", as in :class:`collectives.buffers.Buffer`."""
     memory: Memory
+    absence: str = ""
+    """Why this backend cannot be used; empty where it can."""
+    settles_early: bool = False
+    """Whether the caller need not wait for the end of an operation that has begun: its streams do, see
+    :meth:`Completion.precede`."""
 
     def __init__(self, group: Group) -> None:
         self.group = group

@@ -18,8 +18,8 @@ from collectives.settings import Settings
 
 __all__ = ["DEVICES", "choose", "discard", "preload", "prepare", "staged"]
 
-DEVICES = ("cpu",)
-"""The kinds of memory that have a backend."""
+DEVICES = ("cpu", "cuda")
+"""The kinds of memory that have a backend, at least on some machines."""
 
 
 def choose(members: Sequence[int], topology: Topology, settings: Settings, device: str = "cpu") -> str:
@@ -35,11 +35,14 @@ def choose(members: Sequence[int], topology: Topology, settings: Settings, devic
     =================  ==========================================================================
 
     A hierarchical backend consists of the backend that this table gives for the members of each host, of the one for
-    those of each column of hosts, and of tcp, or gloo as asked, for all members. Raises SettingsError where
-    HOROVOD_CPU_OPERATIONS cannot serve these ranks, and for a device that has no backend.
+    those of each column of hosts, and of tcp, or gloo as asked, for all members. The memory of GPUs, "cuda", has nccl in
+    any case. Raises SettingsError where HOROVOD_CPU_OPERATIONS cannot serve these ranks, and for a device that has no
+    backend.
     """
     if device not in DEVICES:
         raise SettingsError(f"no backend works on the memory of {device}; the devices are: {', '.join(DEVICES)}")
+    if device == "cuda":
+        return "nccl"
     hosts = {topology.hosts[rank] for rank in members}
     if settings.cpu_operations == "shm" and len(hosts) > 1:
         raise SettingsError(
@@ -71,7 +74,15 @@ def prepare(members: Sequence[int], topology: Topology, settings: Settings, addr
 
     The others reach this rank at ``address``. Raises SettingsError.
     """
-    return [_prepare_host(Group.of(members, topology), topology, settings, address)]
+    group = Group.of(members, topology)
+    return [_prepare_host(group, topology, settings, address), _nccl(group, topology, settings)]
+
+
+def _nccl(group: Group, topology: Topology, settings: Settings) -> Joining:
+    from collectives.backends.nccl.joining import NcclJoining
+
+    timeout = settings.timeouts.collective
+    return NcclJoining(group, timeout, topology.local_rank, settings.async_completion)
 
 
 def _prepare_host(group: Group, topology: Topology, settings: Settings, address: str) -> Joining:

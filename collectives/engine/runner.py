@@ -31,19 +31,25 @@ __all__ = ["Runner"]
 
 POLL_SECONDS = 0.0002
 """The interval between checks of an operation whose device cannot tell when it is over."""
+RELEASE_SECONDS = 0.005
+"""The interval where no caller waits for that: then memory is released, and errors are found."""
 OF_BATCHES = frozenset([Decided, Started, Phase, Finished])
 ABORT_SECONDS = 0.1
 """The time that the operations in flight have to end after an abort."""
 
 
 class _Flight(NamedTuple):
-    """An operation that has begun, and its works."""
+    """An operation that has begun, and its works. It holds their ``memory``, also when they are done.
+
+    ``poll`` is the interval between checks, in seconds; None where the device tells when it is over.
+    """
 
     completion: Completion
     works: Sequence[Work]
     batch: int
     backend: Backend
-    is_polled: bool
+    memory: Sequence[object]
+    poll: float | None
 
 
 class Runner:
@@ -153,13 +159,27 @@ class Runner:
             self._complete_all(works, batch, backend)
         else:
             self._tally.keep(batch)
-            self.flights.append(_Flight(completion, works, batch, backend, not completion.notify(self._wake)))
+            memory = [(work.source, work.output) for work in works]
+            poll = RELEASE_SECONDS if backend.settles_early else self._poll(completion)
+            self.flights.append(_Flight(completion, works, batch, backend, memory, poll))
+            if backend.settles_early:
+                self._settle_early(works, completion)
+
+    def _poll(self, completion: Completion) -> float | None:
+        return None if completion.notify(self._wake) else POLL_SECONDS
+
+    def _settle_early(self, works: Sequence[Work], completion: Completion) -> None:
+        """Callers go on; their streams wait for ``completion``."""
+        for work in works:
+            work.end = completion
+            work.finish()
+        self._announce()
 
     @property
     def deadline(self) -> float | None:
         """When :meth:`settle` should be called again, in monotonic seconds; None: never."""
-        is_polling = any([flight.is_polled for flight in self.flights])
-        return time.monotonic() + POLL_SECONDS if is_polling else None
+        polls = [flight.poll for flight in self.flights if flight.poll is not None]
+        return time.monotonic() + min(polls) if polls else None
 
     def settle(self) -> bool:
         """Complete the works of operations that are over, in any order; return whether there were any.
@@ -217,7 +237,8 @@ class Runner:
 
     def _complete_all(self, works: Sequence[Work], batch: int, backend: Backend) -> None:
         for work in works:
-            work.finish()
+            if not work.done:
+                work.finish()
         self._announce()
         self._tally.end(batch, works, backend, self._parameters)
         if self._events.wanted or backend.on_phase is not None:
@@ -323,9 +344,10 @@ class Runner:
         deadline = time.monotonic() + ABORT_SECONDS
         for flight in flights:
             if not _is_over(flight.completion, deadline):  # the device may use the memory as long as it exists
-                self._in_use += [(work.source, work.output) for work in flight.works]
+                self._in_use += flight.memory
             for work in flight.works:
-                self.fail(work, error)
+                if not work.done:
+                    self.fail(work, error)
 
     def backends(self) -> list[Backend]:
         """All backends, to be closed."""

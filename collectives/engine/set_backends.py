@@ -33,10 +33,14 @@ class SetBackends:
     def backend(self, request: Request) -> Backend:
         """The backend for the device of ``request``; UnsupportedRequestError if there is none."""
         backend = self.by_device.get(request.device)
-        if backend is None:
+        if backend is None or backend.absence:
             raise UnsupportedRequestError(
-                f"{request.operation.value} {request.name!r}: the tensor is on {request.device}, and process set "
-                f"{request.process_set} has backends for {', '.join(self.by_device)} only; move the tensor to the CPU "
-                "first, for example with tensor.cpu()"
+                f"{request.operation.value} {request.name!r}: the tensor is on {request.device}, and "
+                f"{self._reason(request, backend)}; or move the tensor to the CPU first, for example with tensor.cpu()"
             )
         return backend
+
+    def _reason(self, request: Request, backend: Backend | None) -> str:
+        if backend is not None:
+            return backend.absence
+        return f"process set {request.process_set} has backends for {', '.join(self.by_device)} only"

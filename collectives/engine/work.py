@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from collectives.api import EngineError, HorovodInternalError, Request
 from collectives.buffers import Buffer
+from collectives.completion import DONE, Completion
 
 __all__ = ["Allocator", "Destination", "Work", "fresh"]
 
@@ -21,7 +22,8 @@ class Work:
     buffer. ``received_splits`` counts the rows that came from each member (allgather, alltoall). ``answer`` is the rank
     that joined last, or the id of a new process set. ``owner`` stands for the engine. ``since`` is when it was
     submitted, in seconds of ``time.monotonic()``. ``batch`` is the number of its batch once that has started, None
-    before and where no observer listens.
+    before and where no observer listens. ``end`` is DONE, unless the device still works on it when this is done: then
+    the user of the output lets a stream wait for it.
     """
 
     __slots__ = (
@@ -29,6 +31,7 @@ class Work:
         "batch",
         "destination",
         "done",
+        "end",
         "error",
         "output",
         "owner",
@@ -51,6 +54,7 @@ class Work:
         self.urged = False
         self.owner: object = None
         self.since = 0.0
+        self.end: Completion = DONE
         self.done = False
 
     def input(self) -> Buffer:

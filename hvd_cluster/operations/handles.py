@@ -31,7 +31,7 @@ class Handle:
         if self._pending is None:
             return True
         work, _ = self._pending
-        return work.done or basics.engine().poll(work)
+        return (work.done or basics.engine().poll(work)) and work.end.is_done
 
     def wait(self) -> None:
         """Return when the operation is done; raises its error."""

@@ -12,6 +12,7 @@ import torch
 from collectives.api import DType, InvalidRequestError
 from collectives.buffers import Buffer
 from hvd_cluster import memory
+from hvd_cluster.torch import gpu
 
 __all__ = ["allocator", "as_input", "fresh", "memory_format", "require_tensor", "require_writable", "to_buffer"]
 
@@ -53,12 +54,20 @@ def require_writable(tensor: torch.Tensor) -> None:
 def as_input(tensor: Any) -> torch.Tensor:
     """``tensor`` detached and contiguous, copied only if necessary; InvalidRequestError if it cannot travel."""
     require_tensor(tensor)
-    if tensor.dtype not in _DTYPES or tensor.layout is not torch.strided or not tensor.is_cpu or tensor.is_nested:
+    if not tensor.is_cpu:
+        _require_gpu(tensor)
+    if tensor.dtype not in _DTYPES or tensor.layout is not torch.strided or tensor.is_nested:
         raise _cannot_travel(tensor)
     plain: torch.Tensor = tensor.detach().contiguous()
     if plain.is_conj() or plain.is_neg():
         return plain.resolve_conj().resolve_neg()
     return plain.clone() if plain._is_zerotensor() else plain
+
+
+def _require_gpu(tensor: torch.Tensor) -> None:
+    if not tensor.is_cuda:
+        raise _cannot_travel(tensor)
+    gpu.require_usable(tensor)
 
 
 def _cannot_travel(tensor: torch.Tensor) -> InvalidRequestError:
@@ -97,10 +106,12 @@ def memory_format(tensor: torch.Tensor) -> torch.memory_format:
 
 
 def to_buffer(tensor: torch.Tensor) -> Buffer:
-    """View a contiguous, detached tensor on the CPU as a buffer; the tensor is the buffer's owner.
+    """View a contiguous, detached tensor as a buffer; the tensor is the buffer's owner.
 
     InvalidRequestError if its numbers are not in its own memory.
     """
+    if tensor.is_cuda:
+        return gpu.buffer(tensor, _DTYPES[tensor.dtype])
     is_bfloat16 = tensor.dtype is torch.bfloat16  # which NumPy does not have
     try:
         array = tensor.view(torch.int16).numpy().view(np.uint16) if is_bfloat16 else tensor.numpy()
@@ -118,7 +129,7 @@ def to_buffer(tensor: torch.Tensor) -> Buffer:
 
 
 def fresh(shape: tuple[int, ...], native: torch.dtype) -> Buffer:
-    """A new tensor of ``shape`` with any content; the tensor is the buffer's owner.
+    """A new tensor of ``shape`` on the CPU, with any content; the tensor is the buffer's owner.
 
     Memory of at least ``memory.MINIMUM`` bytes is used again for later results, once no tensor views it; such a tensor
     cannot be resized in place.
@@ -137,4 +148,6 @@ def fresh(shape: tuple[int, ...], native: torch.dtype) -> Buffer:
 def allocator(like: torch.Tensor) -> Callable[[tuple[int, ...]], Buffer]:
     """A function that makes a buffer, of the shape it is given, for a result of the type of ``like``."""
     native = like.dtype
+    if like.is_cuda:
+        return gpu.allocator(like, _DTYPES[native])
     return lambda shape: fresh(shape, native)

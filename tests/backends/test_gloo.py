@@ -303,7 +303,7 @@ def test_ranks_of_one_host_listen_where_no_other_host_reaches_them(hosts, chosen
     """127.0.0.7 stands for a public address."""
     before = listeners()
     topology = Topology(0, 2, hosts=tuple(hosts))
-    [joining] = table.prepare([0, 1], topology, Settings(cpu_operations="gloo", interface=chosen), "127.0.0.7")
+    joining, _ = table.prepare([0, 1], topology, Settings(cpu_operations="gloo", interface=chosen), "127.0.0.7")
     assert [socket.inet_ntoa(end[4:8]) for end in listeners() - before] == [address]
     joining.close()
 

@@ -343,5 +343,6 @@ def test_rank_0_is_reached_at_the_interface_that_was_named():
 
 
 def test_a_device_without_a_backend_is_named():
-    with pytest.raises(SettingsError, match="no backend works on the memory of cuda; the devices are: cpu"):
-        table.choose((0, 1), Topology(size=2, hosts=("a", "a")), Settings(), "cuda")
+    with pytest.raises(SettingsError, match="no backend works on the memory of xpu; the devices are: cpu, cuda"):
+        table.choose((0, 1), Topology(size=2, hosts=("a", "a")), Settings(), "xpu")
+    assert table.choose((0, 1), Topology(size=2, hosts=("a", "a")), Settings(), "cuda") == "nccl"

@@ -9,12 +9,14 @@ import torch
 from torch.autograd.graph import increment_version
 
 from collectives.api import Operation
+from collectives.completion import DONE
 from collectives.engine.work import Work
 from hvd_cluster.operations import handles, operands
 from hvd_cluster.operations.arguments import as_group
 from hvd_cluster.operations.handles import Finish, HandleGroup, Kind
 from hvd_cluster.operations.operands import Describe, Operand
 from hvd_cluster.process_sets import ProcessSet
+from hvd_cluster.torch import gpu
 from hvd_cluster.torch.operations.compilation import uncompiled
 from hvd_cluster.torch.tensors import (
     allocator,
@@ -71,6 +73,7 @@ def in_place(tensor: torch.Tensor) -> Operand:
     buffer = to_buffer(source)
 
     def finish(work: Work) -> torch.Tensor:
+        _await(work)
         if source.data_ptr() != tensor.data_ptr():
             with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
                 tensor.copy_(source)
@@ -84,7 +87,9 @@ def in_place(tensor: torch.Tensor) -> Operand:
 def of_same_shape(tensor: torch.Tensor) -> Operand:
     """The result is a new tensor of the shape of ``tensor``."""
     source = as_input(tensor)
-    return Operand(to_buffer(source), fresh(tuple(source.shape), source.dtype), _output_like(tensor))
+    shape = tuple(source.shape)
+    destination = fresh(shape, source.dtype) if source.is_cpu else allocator(source)(shape)
+    return Operand(to_buffer(source), destination, _output_like(tensor))
 
 
 def of_other_shape(tensor: torch.Tensor) -> Operand:
@@ -93,7 +98,14 @@ def of_other_shape(tensor: torch.Tensor) -> Operand:
     return Operand(to_buffer(source), allocator(source), _output_like(tensor))
 
 
+def _await(work: Work) -> None:
+    """Let what the caller does next with the result wait for it, where that is on a GPU."""
+    if work.end is not DONE:
+        gpu.await_end(work)
+
+
 def _output(work: Work) -> torch.Tensor:
+    _await(work)
     tensor: torch.Tensor = work.result().owner
     return tensor
 

@@ -1,0 +1,254 @@
+"""A GPU by cupy: memory, a stream, events, and the kernels of :mod:`collectives.backends.nccl.sources`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from collectives.api import DType, HorovodInternalError
+from collectives.backends.memory import Floats
+from collectives.backends.nccl.device import Device, Placed
+from collectives.backends.nccl.recipe import BYTES, Conversion
+from collectives.backends.nccl.sources import PIECES, source
+from collectives.buffers import Buffer
+from collectives.completion import Completion, Polled
+
+__all__ = ["CupyDevice", "count_gpus", "import_cupy", "index_of", "shared_device"]
+
+THREADS = 256
+"""Of one block."""
+BLOCKS = 1024
+SUMS = 64
+"""The number of blocks that compute products: the host adds up three sums for each of their threads."""
+PIECE = np.dtype([("at", np.int64), ("memory", np.uint64), ("count", np.int64)], align=True)
+TABLE = np.dtype([("piece", PIECE, (PIECES,))], align=True)
+FLOATS = np.dtype([("upper", np.uint64), ("lower", np.uint64), ("factor", np.float64)], align=True)
+
+
+def import_cupy() -> Any:
+    """Cupy; ImportError with the remedy where it is missing."""
+    try:
+        import cupy
+    except ImportError as error:
+        raise ImportError("the nccl backend needs cupy; install it with: pip install 'hvd-cluster[nccl]'") from error
+    return cupy
+
+
+def count_gpus() -> int:
+    """The number of GPUs that this process sees; HorovodInternalError for a driver that does not work with cupy."""
+    with _errors_of("a look for GPUs, which needs a driver as new as the CUDA of cupy (nvidia-smi shows both),"):
+        count: int = import_cupy().cuda.runtime.getDeviceCount()
+    return count
+
+
+def index_of(address: int) -> int:
+    """The number of the GPU with the memory at ``address``."""
+    with _errors_of("a look for the GPU of a tensor"):
+        index: int = import_cupy().cuda.runtime.pointerGetAttributes(address).device
+    return index
+
+
+class CupyDevice(Device):
+    """See :class:`Device`. ``index`` is the number of the GPU in this process."""
+
+    def __init__(self, index: int) -> None:
+        self._cupy = import_cupy()
+        self._gpu = self._cupy.cuda.Device(index)
+        self._kernel = lru_cache(maxsize=None)(self._compiled)
+        with _errors_of(f"the start of GPU {index}"), self._gpu:
+            # The driver takes the nearest priority that it has.
+            self._queue = self._cupy.cuda.Stream(non_blocking=True, priority=-5)
+        self.stream: int = self._queue.ptr
+
+    def current(self) -> AbstractContextManager[object]:
+        """See :class:`Device`."""
+        # Not this very object, which is for one thread at a time.
+        gpu: AbstractContextManager[object] = self._cupy.cuda.Device(self._gpu.id)
+        return gpu
+
+    def empty(self, dtype: DType, shape: tuple[int, ...]) -> Buffer:
+        """See :class:`Memory`. Cupy's pool keeps the memory of each stream apart, and gives it out in its order."""
+        with self._working("an allocation"), self._queue:
+            memory = self._cupy.cuda.alloc(max(1, prod(shape) * dtype.itemsize))
+        return Buffer(None, dtype, shape, memory, "cuda", memory.ptr)
+
+    def fill(self, target: Buffer, value: float) -> None:
+        """See :class:`Memory`."""
+        target = target.cast(target.dtype.real)
+        bits = int.from_bytes(_encoded(value, target.dtype), "little")
+        self._over(target, "fill", target.pointer, target.count, np.uint64(bits))
+
+    def scale(self, source: Buffer, target: Buffer, factor: float) -> None:
+        """See :class:`Memory`."""
+        real = source.dtype.real
+        source, target = source.cast(real), target.cast(real)
+        if source.pointer != target.pointer or factor != 1.0:
+            self._over(target, "scale", source.pointer, target.pointer, target.count, np.float64(factor))
+
+    def combine(self, target: Floats, first: Floats, second: Floats) -> None:
+        """See :class:`Memory`."""
+        upper, lower = _pointers(target)
+        count = target.planes[0].count
+        arguments = (upper, lower, _operand(first), _operand(second), count)
+        self._launch(_dtype_of(target, first, second), "combine", (_blocks(count), 1), arguments)
+
+    def products(self, first: Floats, second: Floats) -> tuple[float, float, float]:
+        """See :class:`Memory`."""
+        sums = self.empty(DType.FLOAT64, (3 * SUMS * THREADS,))
+        arguments = (sums.pointer, _operand(first), _operand(second), first.planes[0].count)
+        self._launch(_dtype_of(first, second), "products", (SUMS, 1), arguments)
+        crossed, ones, others = np.array(self.load(sums)).reshape(-1, 3).sum(axis=0).tolist()
+        return crossed * first.factor * second.factor, ones * first.factor**2, others * second.factor**2
+
+    def store(self, numbers: Sequence[float]) -> Buffer:
+        """See :class:`Memory`."""
+        buffer, array = self.empty(DType.FLOAT64, (len(numbers),)), np.array(numbers, np.float64)
+        with self._working("an upload"):
+            buffer.owner.copy_from_host_async(array.ctypes.data, array.nbytes, self._queue)
+        return buffer  # pageable memory has been read when the call returns
+
+    def load(self, source: Buffer) -> list[float]:
+        """See :class:`Memory`."""
+        array = np.empty(source.count, np.float64)
+        with self._working("a download"):
+            runtime = self._cupy.cuda.runtime
+            runtime.memcpyAsync(
+                array.ctypes.data, source.pointer, array.nbytes, runtime.memcpyDeviceToHost, self.stream
+            )
+            self._queue.synchronize()
+        numbers: list[float] = array.tolist()
+        return numbers
+
+    def fence(self) -> Completion:
+        """See :class:`Memory`."""
+        with self._working("a record of an event"):
+            event = self._cupy.cuda.Event(disable_timing=True)
+            event.record(self._queue)
+        return CupyEvent(event, self._cupy.cuda.runtime.streamWaitEvent)
+
+    def pack(
+        self, pieces: Sequence[Placed], target: Buffer, conversion: Conversion = BYTES, factor: float = 1.0
+    ) -> None:
+        """See :class:`Device`."""
+        self._launch_tables("pack", pieces, target.pointer, conversion, factor)
+
+    def unpack(
+        self, source: Buffer, pieces: Sequence[Placed], conversion: Conversion = BYTES, factor: float = 1.0
+    ) -> None:
+        """See :class:`Device`."""
+        self._launch_tables("unpack", pieces, source.pointer, conversion, factor)
+
+    # Launches.
+
+    def _launch_tables(
+        self, name: str, pieces: Sequence[Placed], room: int, conversion: Conversion, factor: float
+    ) -> None:
+        for start in range(0, len(pieces), PIECES):
+            some = pieces[start : start + PIECES]
+            longest = max([piece.buffer.count for piece in some])
+            self._launch(conversion, name, (_blocks(longest), len(some)), (_table(some), room, np.float64(factor)))
+
+    def _over(self, buffer: Buffer, name: str, *arguments: Any) -> None:
+        if buffer.count:
+            self._launch(_plain(buffer.dtype), name, (_blocks(buffer.count), 1), arguments)
+
+    def _launch(self, conversion: Conversion, name: str, grid: tuple[int, int], arguments: Sequence[Any]) -> None:
+        with self._working(f"the kernel {name}"):
+            self._kernel(conversion, name)(grid, (THREADS,), arguments, stream=self._queue)
+
+    def _compiled(self, conversion: Conversion, name: str) -> Any:
+        module = self._cupy.RawModule(code=source(conversion), options=("--std=c++14",))
+        return module.get_function(name).kernel
+
+    @contextmanager
+    def _working(self, what: str) -> Iterator[None]:
+        with _errors_of(what), self.current():
+            yield
+
+
+class CupyEvent(Polled):
+    """An event that was recorded on a stream."""
+
+    def __init__(self, event: Any, order: Callable[[int, int, int], None]) -> None:
+        self._event = event
+        self._order = order
+
+    @property
+    def is_done(self) -> bool:
+        """See :class:`Completion`."""
+        with _errors_of("an operation on the GPU"):
+            return bool(self._event.done)
+
+    def precede(self, stream: int) -> None:
+        """See :class:`Completion`."""
+        with _errors_of("a wait of a stream"):
+            self._order(stream, self._event.ptr, 0)
+
+
+@contextmanager
+def _errors_of(what: str) -> Iterator[None]:
+    cuda = import_cupy().cuda
+    try:
+        yield
+    except (cuda.runtime.CUDARuntimeError, cuda.driver.CUDADriverError, cuda.memory.OutOfMemoryError) as error:
+        raise HorovodInternalError(f"{what} failed: {error}") from error
+
+
+def _blocks(count: int) -> int:
+    return max(1, min(BLOCKS, -(-count // (4 * THREADS))))
+
+
+@lru_cache(64)
+def _plain(dtype: DType) -> Conversion:
+    return Conversion(dtype, dtype)
+
+
+def _table(pieces: Sequence[Placed]) -> Any:
+    """The argument of a kernel, by value."""
+    table = np.zeros((), TABLE)
+    rows = [(at, buffer.pointer, buffer.count) for at, buffer in pieces]
+    table["piece"][: len(rows)] = np.array(rows, PIECE)
+    return table
+
+
+def _pointers(floats: Floats) -> tuple[int, int]:
+    upper, *lower = floats.planes
+    return upper.pointer, lower[0].pointer if lower else 0
+
+
+def _operand(floats: Floats) -> Any:
+    return np.array((*_pointers(floats), floats.factor), FLOATS)
+
+
+def _dtype_of(*operands: Floats) -> Conversion:
+    """By the type of the operands that have one plane; two planes are the halves of float32."""
+    single = [floats.planes[0].dtype for floats in operands if len(floats.planes) == 1]
+    return _plain(single[0] if single else DType.FLOAT32)
+
+
+def _encoded(value: float, dtype: DType) -> bytes:
+    if dtype is DType.BFLOAT16:
+        return bytes(np.array(np.float32(value).view(np.uint32) >> 16, np.uint16).tobytes())
+    return bytes(np.array(value, dtype.storage).tobytes())
+
+
+# Owned by this module, held while a device is made, which does not wait for other ranks.
+_lock = threading.Lock()
+_devices: dict[int, CupyDevice] = {}
+
+
+def shared_device(index: int) -> CupyDevice:
+    """The one device object of this process for GPU ``index``: all process sets share its stream.
+
+    Two communicators whose operations run at the same time on one GPU may wait for one another.
+    """
+    with _lock:
+        if index not in _devices:
+            _devices[index] = CupyDevice(index)
+        return _devices[index]

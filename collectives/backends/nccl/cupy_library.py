@@ -1,0 +1,138 @@
+"""NCCL by cupy, whose communicators block: a thread of their own connects, and the watcher aborts."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from collectives.api import DType, HorovodInternalError
+from collectives.backends.nccl.device import Device
+from collectives.backends.nccl.library import (
+    CODES,
+    Combine,
+    Communicator,
+    Library,
+    Pause,
+    failure,
+    require_version,
+)
+
+__all__ = ["CupyLibrary", "import_nccl"]
+
+R = TypeVar("R")
+
+
+def import_nccl() -> Any:
+    """``cupy.cuda.nccl``; ImportError with the remedy where cupy or libnccl is missing."""
+    try:
+        from cupy.cuda import nccl
+    except ImportError as error:
+        raise ImportError("the nccl backend needs cupy; install it with: pip install 'hvd-cluster[nccl]'") from error
+    if not nccl.available:
+        raise ImportError("cupy does not find libnccl; install it with: pip install nvidia-nccl-cu12")
+    return nccl
+
+
+class CupyLibrary(Library):
+    """See :class:`Library`. Raises ImportError, and UnsupportedRequestError for a libnccl that is too old."""
+
+    name = "cupy"
+
+    def __init__(self) -> None:
+        self._nccl = import_nccl()
+        self.version = self._nccl.get_version()
+        require_version(self.version)
+
+    def unique_id(self) -> bytes:
+        """See :class:`Library`."""
+        id: bytes = self._checked("unique id", self._nccl.get_unique_id)
+        return id
+
+    def connect(self, id: bytes, size: int, position: int, device: Device, pause: Pause) -> Communicator:
+        """See :class:`Library`. If it is given up, its thread stays until NCCL gives up, too, after a minute or so."""
+        result: list[Any] = []
+
+        def connect() -> None:
+            try:
+                with device.current():
+                    result.append(self._checked("init", self._nccl.NcclCommunicator, size, id, position))
+            except Exception as error:  # noqa: BLE001 - for the waiting thread
+                result.append(error)
+
+        # Owned by this call. A daemon, because nothing ends a call that waits for members.
+        threading.Thread(target=connect, name="hvd-nccl-connect", daemon=True).start()
+        while not result:
+            pause()
+        if isinstance(result[0], Exception):
+            raise result[0]
+        return _CupyCommunicator(result[0], self._checked)
+
+    @contextmanager
+    def group(self) -> Iterator[None]:
+        """See :class:`Library`."""
+        self._checked("group start", self._nccl.groupStart)
+        try:
+            yield
+        finally:
+            self._checked("group end", self._nccl.groupEnd)
+
+    def _checked(self, name: str, call: Callable[..., R], *arguments: Any) -> R:
+        try:
+            return call(*arguments)
+        except self._nccl.NcclError as error:
+            raise failure(name, getattr(error, "status", -1), str(error)) from error
+
+
+class _CupyCommunicator(Communicator):
+    """Owns ``end``, which cupy would destroy when it is dropped: that may wait for members that have died."""
+
+    def __init__(self, end: Any, checked: Callable[..., Any]) -> None:
+        self._end = end
+        self._checked = checked
+        self._allreduce = functools.partial(checked, "allreduce", end.allReduce)
+
+    def allreduce(self, source: int, target: int, count: int, dtype: DType, op: Combine, stream: int) -> None:
+        """See :class:`Communicator`."""
+        self._allreduce(source, target, count, CODES[dtype], int(op), stream)
+
+    def reducescatter(self, source: int, target: int, count: int, dtype: DType, op: Combine, stream: int) -> None:
+        """See :class:`Communicator`."""
+        call = self._end.reduceScatter
+        self._checked("reducescatter", call, source, target, count, CODES[dtype], int(op), stream)
+
+    def allgather(self, source: int, target: int, count: int, dtype: DType, stream: int) -> None:
+        """See :class:`Communicator`."""
+        self._checked("allgather", self._end.allGather, source, target, count, CODES[dtype], stream)
+
+    def broadcast(self, source: int, target: int, count: int, dtype: DType, root: int, stream: int) -> None:
+        """See :class:`Communicator`."""
+        self._checked("broadcast", self._end.broadcast, source, target, count, CODES[dtype], root, stream)
+
+    def send(self, source: int, count: int, dtype: DType, peer: int, stream: int) -> None:
+        """See :class:`Communicator`."""
+        self._checked("send", self._end.send, source, count, CODES[dtype], peer, stream)
+
+    def receive(self, target: int, count: int, dtype: DType, peer: int, stream: int) -> None:
+        """See :class:`Communicator`."""
+        self._checked("receive", self._end.recv, target, count, CODES[dtype], peer, stream)
+
+    def error(self) -> str:
+        """See :class:`Communicator`."""
+        try:
+            self._checked("error query", self._end.check_async_error)
+        except HorovodInternalError as error:
+            return str(error)
+        except KeyError:  # cupy does not know the result "in progress", which is no error
+            return ""
+        return ""
+
+    def abort(self) -> None:
+        """See :class:`Communicator`."""
+        self._end.abort()
+
+    def destroy(self) -> None:
+        """See :class:`Communicator`."""
+        self._end.destroy()

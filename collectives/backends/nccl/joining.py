@@ -1,0 +1,134 @@
+"""How the members of a group come to use NCCL: each says whether it can, and the first one offers an id."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import msgpack
+
+from collectives.api import HorovodInternalError, UnsupportedRequestError
+from collectives.attempt import ConnectAttempt
+from collectives.backends.group import Group
+from collectives.backends.joining import Joining
+from collectives.backends.nccl.backend import NcclBackend
+from collectives.backends.nccl.library import Library, Pause, version_text
+from collectives.backends.nccl.link import Link
+from collectives.backends.nccl.watcher import Watcher
+
+__all__ = ["NcclJoining", "Offer", "absence", "load", "unavailable"]
+
+DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl")
+"""The files of NVIDIA's driver on Linux, on Windows' Linux, and on a Jetson."""
+
+_watcher = Watcher()
+
+
+class Offer(NamedTuple):
+    """``reason`` is why a member cannot use NCCL, empty if it can; ``version`` is that of its NCCL.
+
+    ``id`` is the id of the communicator; only that of the first member counts.
+    """
+
+    reason: str
+    version: int = 0
+    id: bytes = b""
+
+
+class NcclJoining(Joining):
+    """See :class:`Joining`, and :class:`NcclBackend` for ``timeout`` and ``settles_early``.
+
+    The members connect in their first operation, so nothing here waits.
+    """
+
+    def __init__(self, group: Group, timeout: float, local_rank: int, settles_early: bool = True) -> None:
+        self._timeout = timeout
+        self._settles_early = settles_early
+        self._local_rank = local_rank
+        super().__init__(group, msgpack.packb(_offer(is_first=group.position == 0)))
+
+    def connect(self, offers: Sequence[bytes], attempt: ConnectAttempt) -> NcclBackend:
+        """See :class:`Joining`."""
+        found = [Offer(*msgpack.unpackb(offer)) for offer in offers]
+
+        def connect(address: int, pause: Pause) -> Link:
+            return _connect(self.group, found[0].id, address, self._local_rank, pause)
+
+        reason = absence(self.group, found)
+        return NcclBackend(self.group, connect, _watcher, self._timeout, self._settles_early, reason)
+
+    def close(self) -> None:
+        """See :class:`Joining`."""
+        return
+
+
+def absence(group: Group, offers: Sequence[Offer]) -> str:
+    """Why the members of ``group`` cannot use NCCL together; empty if they can."""
+    for position, offer in enumerate(offers):
+        if offer.reason:
+            return f"NCCL cannot be used on {group.describe([position])}: {offer.reason}"
+    versions = {offer.version: position for position, offer in enumerate(offers)}
+    if len(versions) > 1:
+        having = [f"{version_text(each)} on {group.describe([position])}" for each, position in versions.items()]
+        return f"the ranks have different versions of NCCL: {', '.join(having)}; install one on all"
+    return ""
+
+
+def _offer(is_first: bool) -> Offer:
+    reason = unavailable()
+    if reason:
+        return Offer(reason)
+    library = load()
+    try:
+        return Offer("", library.version, library.unique_id() if is_first else b"")
+    except HorovodInternalError as error:
+        return Offer(str(error))
+
+
+def _connect(group: Group, id: bytes, address: int, local_rank: int, pause: Pause) -> Link:
+    from collectives.backends.nccl.cupy_device import index_of, shared_device
+
+    device = shared_device(index_of(address) if address else local_rank % _count_gpus())
+    library = load()
+    return Link(library, device, library.connect(id, group.size, group.position, device, pause))
+
+
+@lru_cache(1)
+def unavailable() -> str:
+    """Why this process cannot use NCCL, with the remedy; empty if it can. It is quick on a host without a GPU."""
+    if not any(Path(driver).exists() for driver in DRIVERS):
+        return f"this host has no NVIDIA GPU, or its driver is not visible here (no {DRIVERS[0]})"
+    if find_spec("cupy") is None:
+        return "cupy is missing; install it with: pip install 'hvd-cluster[nccl]'"
+    try:
+        load()
+        return (
+            "" if _count_gpus() else "no GPU is visible; look at CUDA_VISIBLE_DEVICES and at the output of nvidia-smi"
+        )
+    except (ImportError, UnsupportedRequestError, HorovodInternalError) as error:
+        return str(error)
+
+
+@lru_cache(1)
+def load() -> Library:
+    """The binding of NCCL: nccl4py where it is installed, because it can give up to connect, else cupy.
+
+    Raises ImportError, and UnsupportedRequestError for an NCCL that is too old.
+    """
+    from collectives.backends.nccl.cupy_library import CupyLibrary
+    from collectives.backends.nccl.nccl4py_library import Nccl4pyLibrary
+
+    try:
+        return Nccl4pyLibrary()
+    except ImportError:
+        return CupyLibrary()
+
+
+def _count_gpus() -> int:
+    """The number of GPUs that are visible; HorovodInternalError for a driver that is too old."""
+    from collectives.backends.nccl.cupy_device import count_gpus
+
+    return count_gpus()

@@ -1,0 +1,168 @@
+"""A backend over time: it connects, works, fails, closes. The watcher looks at it from a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError, ShutDownError
+from collectives.backends.base import OnWait
+from collectives.backends.group import Group
+from collectives.backends.nccl.library import Pause
+from collectives.backends.nccl.link import Link
+from collectives.backends.nccl.operation import Operation
+from collectives.backends.nccl.watcher import Watched, Watcher
+
+__all__ = ["Life"]
+
+logger = logging.getLogger(__name__)
+
+PAUSE_SECONDS = 0.005
+RELEASE_SECONDS = 5.0
+INSIDE_SECONDS = 1.0
+"""How long an abort waits for a call of NCCL to return; such a call does not wait for other ranks."""
+VARIABLE = "HOROVOD_GLOO_TIMEOUT_SECONDS"
+
+
+class Life(Watched):
+    """The state of the member of ``group``. ``timeout`` bounds an operation, in seconds.
+
+    ``inside`` is held by the thread that is inside NCCL. :meth:`fail` is safe from any thread; :meth:`look`,
+    :meth:`prepare` and :meth:`aborted` are for the watcher; all else is for the thread that runs operations.
+    """
+
+    def __init__(self, group: Group, timeout: float, watcher: Watcher) -> None:
+        self.inside = threading.Lock()
+        self._group = group
+        self._timeout = timeout
+        self._watcher = watcher
+        self._link: Link | None = None
+        self._operations: deque[Operation] = deque()
+        self._progress = 0.0
+        self._error: Exception | None = None
+        # Both are owned by this object. Waits for them are bounded by PAUSE_SECONDS and RELEASE_SECONDS.
+        self._failed, self._is_aborted = threading.Event(), threading.Event()
+
+    def check(self) -> None:
+        """Raise the error of :meth:`fail`."""
+        if self._error is not None:
+            raise self._error
+
+    def fail(self, error: Exception) -> None:
+        """Let everything raise ``error``, the first one, and end the operations that have begun."""
+        self._error = self._error or error
+        self._failed.set()
+        self._watcher.wake()
+
+    @contextmanager
+    def connecting(self, on_wait: OnWait) -> Iterator[Pause]:
+        """While the members connect; gives the function to wait with."""
+        deadline = time.monotonic() + self._timeout
+
+        def pause() -> None:
+            self._failed.wait(PAUSE_SECONDS)
+            self.check()
+            on_wait()
+            if time.monotonic() > deadline:
+                raise self._late("connect to NCCL")
+
+        yield pause
+
+    def begin(self, link: Link) -> None:
+        """The members have connected."""
+        self._link = link
+        self._watcher.add(self)
+
+    def launched(self, operation: Operation) -> None:
+        """``operation`` has begun."""
+        self._operations.append(operation)
+
+    def look(self) -> None:
+        """See :class:`Watched`."""
+        if self._error is None and self._link is not None:
+            try:
+                self._look(self._link)
+            except HorovodInternalError as error:  # of the GPU
+                self.fail(error)
+
+    def _look(self, link: Link) -> None:
+        self._drop_ended()
+        text = link.communicator.error()
+        if text:
+            self.fail(PeerLostError(f"NCCL lost the connection to {self._some()}: {text}", *self._others()))
+        elif self._operations and time.monotonic() - self._since() > self._timeout:
+            self.fail(self._late("finish an operation on the GPU"))
+
+    def prepare(self) -> Link | None:
+        """See :class:`Watched`."""
+        if self._error is None or self._link is None or self._is_aborted.is_set():
+            return None
+        if self.inside.acquire(timeout=INSIDE_SECONDS):
+            self.inside.release()  # after the error, so that no other call begins
+        return self._link
+
+    def aborted(self) -> None:
+        """See :class:`Watched`."""
+        self._is_aborted.set()
+
+    def close(self) -> None:
+        """Release the communicator, when its operations are over or this backend has failed. Idempotent."""
+        link = self._link
+        if link is not None:
+            self._await_operations()
+            if self._error is None:
+                _release(link)
+            elif not self._is_aborted.wait(RELEASE_SECONDS):
+                logger.warning("NCCL has not ended the operations of %s; their threads stay", self._some())
+        self._link = None
+        self._watcher.remove(self)
+        self._error = self._error or ShutDownError("the NCCL backend was closed")
+
+    def _await_operations(self) -> None:
+        """Bounded: the watcher fails an operation that takes longer than the timeout."""
+        while self._error is None and self._operations:
+            try:
+                if self._operations[-1].ends_within(PAUSE_SECONDS):
+                    self._operations.clear()
+            except HorovodInternalError as error:
+                self.fail(error)
+
+    def _drop_ended(self) -> None:
+        while self._operations and self._operations[0].has_ended:
+            self._operations.popleft()
+            self._progress = time.monotonic()
+
+    def _since(self) -> float:
+        return max(self._progress, self._operations[0].since)
+
+    def _late(self, what: str) -> CollectiveTimeoutError:
+        return CollectiveTimeoutError(
+            f"{self._some()} did not {what} within {self._timeout:g} s; look at their output, or raise {VARIABLE}",
+            self._others()[0],
+        )
+
+    def _some(self) -> str:
+        """NCCL does not name the member."""
+        others = self._group.others
+        return ("" if len(others) < 2 else "at least one of ") + (self._group.describe(others) or "this rank")
+
+    def _others(self) -> tuple[list[int], list[str]]:
+        others = self._group.others
+        return self._group.ranks_at(others), [self._group.hosts[position] for position in others]
+
+
+def _release(link: Link) -> None:
+    def destroy() -> None:
+        with link.device.current():
+            link.communicator.destroy()
+
+    # Owned by this call. It may wait for members of this host that have died: then it stays, as a daemon.
+    thread = threading.Thread(target=destroy, name="hvd-nccl-release", daemon=True)
+    thread.start()
+    thread.join(RELEASE_SECONDS)
+    if thread.is_alive():
+        logger.warning("NCCL has not released a communicator within %g s", RELEASE_SECONDS)

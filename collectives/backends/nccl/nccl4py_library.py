@@ -1,0 +1,158 @@
+"""NCCL by nccl4py, NVIDIA's own binding: members connect without blocking, and can give up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from collectives.api import DType, HorovodInternalError
+from collectives.backends.nccl.device import Device
+from collectives.backends.nccl.library import (
+    CODES,
+    Combine,
+    Communicator,
+    Library,
+    Pause,
+    failure,
+    require_version,
+)
+
+__all__ = ["Nccl4pyLibrary"]
+
+SUCCESS, IN_PROGRESS = 0, 7
+"""Values of ncclResult_t."""
+POLL_SECONDS = 0.0001
+
+
+class Nccl4pyLibrary(Library):
+    """See :class:`Library`. Raises ImportError, and UnsupportedRequestError for a libnccl that is too old."""
+
+    name = "nccl4py"
+
+    def __init__(self) -> None:
+        import nccl.core
+        from nccl.bindings import nccl as calls
+
+        self._core, self._calls = nccl.core, calls
+        self._used: list[_Nccl4pyCommunicator] | None = None  # inside of a group
+        self.version = int(calls.get_version())
+        require_version(self.version)
+
+    def unique_id(self) -> bytes:
+        """See :class:`Library`."""
+        return bytes(self._core.get_unique_id())
+
+    def connect(self, id: bytes, size: int, position: int, device: Device, pause: Pause) -> Communicator:
+        """See :class:`Library`."""
+        key, config = self._core.UniqueId.from_bytes(id), self._core.NCCLConfig(blocking=False)
+        with device.current():
+            end = self.checked("init", self._core.Communicator.init, size, position, key, config)
+            try:
+                while (state := int(end.get_async_error())) == IN_PROGRESS:
+                    pause()
+                if state != SUCCESS:
+                    raise failure("init", state, end.get_last_error())
+            except BaseException:
+                end.abort()
+                raise
+        return _Nccl4pyCommunicator(self, end, self._calls)
+
+    @contextmanager
+    def group(self) -> Iterator[None]:
+        """See :class:`Library`."""
+        self.checked("group start", self._calls.group_start)
+        self._used = []
+        try:
+            yield
+        finally:
+            used, self._used = self._used, None
+            self.checked("group end", self._calls.group_end)
+            for communicator in used:
+                communicator.settle()
+
+    def begun(self, communicator: _Nccl4pyCommunicator) -> None:
+        """A call has returned: outside of a group, the stream may be used when NCCL has put its kernels there."""
+        if self._used is None:
+            communicator.settle()
+        elif communicator not in self._used:
+            self._used.append(communicator)
+
+    def checked(self, name: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        """What ``call`` returns; its errors as HorovodInternalError."""
+        try:
+            return call(*arguments)
+        except self._calls.NCCLError as error:
+            raise failure(name, int(getattr(error, "status", -1)), str(error)) from error
+
+
+class _Nccl4pyCommunicator(Communicator):
+    """Calls the low-level functions, which take addresses; ``end`` owns the communicator."""
+
+    def __init__(self, library: Nccl4pyLibrary, end: Any, calls: Any) -> None:
+        self._library = library
+        self._end = end
+        self._calls = calls
+        self._pointer = calls.Comm(end.ptr)
+        self._is_aborted = False
+
+    def allreduce(self, source: int, target: int, count: int, dtype: DType, op: Combine, stream: int) -> None:
+        """See :class:`Communicator`."""
+        call = self._calls.all_reduce
+        self._begin("allreduce", call, source, target, count, CODES[dtype], int(op), self._pointer, stream)
+
+    def reducescatter(self, source: int, target: int, count: int, dtype: DType, op: Combine, stream: int) -> None:
+        """See :class:`Communicator`."""
+        call = self._calls.reduce_scatter
+        self._begin("reducescatter", call, source, target, count, CODES[dtype], int(op), self._pointer, stream)
+
+    def allgather(self, source: int, target: int, count: int, dtype: DType, stream: int) -> None:
+        """See :class:`Communicator`."""
+        call = self._calls.all_gather
+        self._begin("allgather", call, source, target, count, CODES[dtype], self._pointer, stream)
+
+    def broadcast(self, source: int, target: int, count: int, dtype: DType, root: int, stream: int) -> None:
+        """See :class:`Communicator`."""
+        call = self._calls.broadcast
+        self._begin("broadcast", call, source, target, count, CODES[dtype], root, self._pointer, stream)
+
+    def send(self, source: int, count: int, dtype: DType, peer: int, stream: int) -> None:
+        """See :class:`Communicator`."""
+        self._begin("send", self._calls.send, source, count, CODES[dtype], peer, self._pointer, stream)
+
+    def receive(self, target: int, count: int, dtype: DType, peer: int, stream: int) -> None:
+        """See :class:`Communicator`."""
+        self._begin("receive", self._calls.recv, target, count, CODES[dtype], peer, self._pointer, stream)
+
+    def error(self) -> str:
+        """See :class:`Communicator`."""
+        if self._is_aborted:
+            return ""
+        state = int(self._calls.comm_get_async_error(self._pointer))
+        return "" if state in (SUCCESS, IN_PROGRESS) else str(self._calls.get_last_error(self._pointer))
+
+    def abort(self) -> None:
+        """See :class:`Communicator`."""
+        self._is_aborted = True
+        self._end.abort()
+
+    def destroy(self) -> None:
+        """See :class:`Communicator`. A communicator that does not block is finalized first."""
+        self._library.checked("finalize", self._end.finalize)
+        self.settle()
+        self._library.checked("destroy", self._end.destroy)
+
+    def settle(self) -> None:
+        """Wait until NCCL has launched what was called; it does not wait for other members, but for connections.
+
+        An abort ends the wait, and so does an error, which the watcher finds, too.
+        """
+        while not self._is_aborted and int(self._calls.comm_get_async_error(self._pointer)) == IN_PROGRESS:
+            time.sleep(POLL_SECONDS)
+        if self._is_aborted:
+            raise HorovodInternalError("the communicator was aborted")
+
+    def _begin(self, name: str, call: Callable[..., Any], *arguments: Any) -> None:
+        self._library.checked(name, call, *arguments)
+        self._library.begun(self)

@@ -1,0 +1,71 @@
+"""Torch's tensors on a GPU: their streams and events, and which GPU is that of this rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from collectives.api import DType, InvalidRequestError
+from collectives.buffers import Buffer
+from collectives.completion import Polled
+from collectives.engine.work import Work
+from hvd_cluster.operations.place import require_gpu
+
+__all__ = ["Recorded", "allocator", "await_end", "buffer", "require_usable"]
+
+_cuda: Any = torch.cuda  # which is not annotated
+
+
+class Recorded(Polled):
+    """The end of all that was enqueued on the current stream of GPU ``index``."""
+
+    def __init__(self, index: int) -> None:
+        self._event = _cuda.Event()
+        self._event.record(_cuda.current_stream(index))
+        self._index = index
+
+    @property
+    def is_done(self) -> bool:
+        """See :class:`Completion`."""
+        return bool(self._event.query())
+
+    def precede(self, stream: int) -> None:
+        """See :class:`Completion`."""
+        self._event.wait(_cuda.ExternalStream(stream, self._index))
+
+
+def require_usable(tensor: torch.Tensor) -> None:
+    """InvalidRequestError for a tensor on another GPU than the earlier ones, and while a CUDA graph is captured."""
+    require_gpu(tensor.get_device())
+    if _cuda.is_current_stream_capturing():
+        raise InvalidRequestError(
+            "an operation between ranks cannot be captured in a CUDA graph: the ranks agree on its order each time; "
+            "capture the model alone, and call the operation or optimizer.step() after the replay"
+        )
+
+
+def buffer(tensor: torch.Tensor, dtype: DType) -> Buffer:
+    """View a contiguous, detached tensor as a buffer, which is ready when the current stream has come so far."""
+    ready = Recorded(tensor.get_device())
+    return Buffer(None, dtype, tuple(tensor.shape), tensor, "cuda", tensor.data_ptr(), ready)
+
+
+def allocator(like: torch.Tensor, dtype: DType) -> Callable[[tuple[int, ...]], Buffer]:
+    """A function that makes a tensor on the GPU of ``like``, as if the present stream were still the current one.
+
+    So the memory belongs to the stream of the caller, who uses the result.
+    """
+    stream = _cuda.current_stream(like.get_device())
+
+    def allocate(shape: tuple[int, ...]) -> Buffer:
+        with _cuda.stream(stream):
+            return buffer(torch.empty(shape, dtype=like.dtype, device=like.device), dtype)
+
+    return allocate
+
+
+def await_end(work: Work) -> None:
+    """Let the current stream wait for the operation of ``work``; this thread does not."""
+    work.end.precede(_cuda.current_stream(work.result().owner.get_device()).cuda_stream)
