@@ -147,7 +147,7 @@ def test_rooms_of_all_bindings_know_no_binding():
 
 
 def test_a_binding_is_thin():
-    """At most 1,550 statements: tensors, autograd, hooks, modules, states, streams. What others would copy lies beside."""
+    """At most 1,550 statements: tensors, autograd, hooks, modules, states, streams. What others copy lies beside."""
     sizes = {name: sum(map(_statements, (ROOT / "hvd_cluster" / name).rglob("*.py"))) for name in FRAMEWORKS}
     assert sizes["torch"] > 500
     assert all(size <= 1550 for size in sizes.values()), sizes

@@ -35,8 +35,8 @@ def choose(members: Sequence[int], topology: Topology, settings: Settings, devic
     =================  ==========================================================================
 
     A hierarchical backend consists of the backend that this table gives for the members of each host, of the one for
-    those of each column of hosts, and of tcp, or gloo as asked, for all members. The memory of GPUs, "cuda", has nccl in
-    any case. Raises SettingsError where HOROVOD_CPU_OPERATIONS cannot serve these ranks, and for a device that has no
+    those of each column of hosts, and of tcp, or gloo as asked, for all members. The memory of GPUs, "cuda", has nccl
+    in any case. Raises SettingsError where HOROVOD_CPU_OPERATIONS cannot serve these ranks, and for a device without a
     backend.
     """
     if device not in DEVICES:
