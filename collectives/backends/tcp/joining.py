@@ -9,6 +9,7 @@ from functools import partial
 
 import msgpack
 
+from collectives.api import CollectiveTimeoutError
 from collectives.attempt import ConnectAttempt
 from collectives.backends.group import Group
 from collectives.backends.joining import Joining
@@ -18,6 +19,7 @@ from collectives.backends.tcp.link import Link
 from collectives.backends.tcp.reception import Reception, listeners_of
 from collectives.backends.tcp.secure_link import SecureLink
 from collectives.control.handshake.call import call
+from collectives.control.handshake.callee import BrokenCallError, GoneError, NoListenerError
 from collectives.control.handshake.hello import Hello, LocalEnd
 
 __all__ = ["TcpJoining"]
@@ -70,8 +72,18 @@ class TcpJoining(Joining):
         return backend
 
     def _call(self, end: LocalEnd, position: int, offer: bytes) -> socket.socket:
+        """The connection to the member at ``position``.
+
+        A member that listens no more has ended, or its start has failed: the control channel tells which of the two, by
+        an abort of the attempt. Without it nobody knows before the time is over.
+        """
         pause = partial(end.attempt.wait, {})
-        callee, _ = call(end, msgpack.unpackb(offer), self.group.ranks[position], pause)
+        try:
+            callee, _ = call(end, msgpack.unpackb(offer), self.group.ranks[position], pause)
+        except (BrokenCallError, GoneError, NoListenerError) as error:
+            end.attempt.wait({})
+            text = f"{self.group.describe([position])} did not connect in time ({error})"
+            raise CollectiveTimeoutError(text, self.group.ranks_at([position])) from error
         return callee.sock
 
     def _link(self, found: dict[int, socket.socket], position: int, attempt: ConnectAttempt) -> Link:

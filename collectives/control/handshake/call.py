@@ -6,7 +6,6 @@ import select
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from collectives.api import PeerLostError
 from collectives.control.handshake.callee import BrokenCallError, Callee, GoneError, NoListenerError
 from collectives.control.handshake.dial import dial
 from collectives.control.handshake.hello import LocalEnd
@@ -25,12 +24,12 @@ def call(end: LocalEnd, entry: Mapping[str, Any], host: int, pause: Callable[[fl
     before the answer is made again. ``pause`` waits some seconds, and may raise to end the call. Raises the errors of
     :meth:`Callee.greet`, GoneError, and NoListenerError if nobody listens and no connection broke.
     """
-    broken: PeerLostError | None = None
+    broken: BrokenCallError | None = None
     for _ in attempts(end.attempt.remaining, pause):
         try:
             return _try(end, entry, host, pause)
         except BrokenCallError as error:
-            broken = PeerLostError(str(error), error.ranks)
+            broken = BrokenCallError(str(error), error.ranks)
         except NoListenerError as error:
             if broken is None:
                 raise

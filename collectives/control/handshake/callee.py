@@ -21,7 +21,7 @@ REASON_SECONDS = 0.5
 
 
 class BrokenCallError(PeerLostError):
-    """The connection broke before the first answer. A listener that is still there can be called again."""
+    """The connection broke before the first answer. A listener that is still there can be called again, in time."""
 
 
 class NoListenerError(PeerLostError):
