@@ -160,7 +160,7 @@ class CupyDevice(Device):
 
     def _launch(self, conversion: Conversion, name: str, grid: tuple[int, int], arguments: Sequence[Any]) -> None:
         with self._working(f"the kernel {name}"):
-            self._kernel(conversion, name)(grid, (THREADS,), arguments, stream=self._queue)
+            self._kernel(conversion, name)(grid, (THREADS,), tuple(arguments), stream=self._queue)
 
     def _compiled(self, conversion: Conversion, name: str) -> Any:
         module = self._cupy.RawModule(code=source(conversion), options=("--std=c++14",))
