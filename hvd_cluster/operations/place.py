@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable
 
 from collectives.api import InvalidRequestError
+from collectives.backends.nccl.place import place
 from hvd_cluster import basics
 
 __all__ = ["require_gpu"]
@@ -23,6 +24,7 @@ class _Place:
         engine = basics.engine()
         if engine is not self._engine():
             self._engine, self._index = weakref.ref(engine), index
+            place.index = index
         if index != self._index:
             raise InvalidRequestError(
                 f"the tensor is on cuda:{index}, but the first one of this rank was on cuda:{self._index}; "
@@ -30,9 +32,9 @@ class _Place:
             )
 
 
-_place = _Place()
+_first = _Place()
 
 
 def require_gpu(index: int) -> None:
     """InvalidRequestError if the GPU with the number ``index`` is not that of the first tensor of this rank."""
-    _place.require(index)
+    _first.require(index)

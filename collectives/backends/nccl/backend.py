@@ -57,6 +57,7 @@ class NcclBackend(Backend):
         self._connect = connect
         self._link: Link | None = None
         self._room: Buffer | None = None
+        self._awaited: list[Completion] = []
         self._on_wait: OnWait = ignore_waits
         # Owned by this backend: held by the thread that runs operations while it is inside NCCL, which does not wait
         # there for other members. The watcher takes it for an abort, for a second at most.
@@ -155,7 +156,7 @@ class NcclBackend(Backend):
 
     def begin_after(self, ready: Completion) -> None:
         """See :class:`Backend`."""
-        self._opened(0).device.begin_after(ready)
+        self._awaited.append(ready)
 
     def attend(self, on_wait: OnWait) -> None:
         """See :class:`Backend`. Only the connecting of the members waits."""
@@ -188,6 +189,9 @@ class NcclBackend(Backend):
             with self._life.connecting(self._on_wait) as pause:
                 self._link = self._connect(address, pause)
             self._life.begin(self._link)
+        awaited, self._awaited = self._awaited, []
+        for ready in awaited:
+            self._link.device.begin_after(ready)
         return self._link
 
     def _end(self, link: Link) -> Completion:

@@ -144,7 +144,26 @@ class CupyDevice(Device):
         """See :class:`Device`."""
         self._launch_tables("unpack", pieces, source.pointer, conversion, factor)
 
+    def pinned(self, nbytes: int) -> Buffer:
+        """See :class:`Device`. Cupy's pool keeps the memory for later."""
+        with self._working("an allocation of pinned memory"):
+            memory = self._cupy.cuda.alloc_pinned_memory(max(1, nbytes))
+        return Buffer(np.frombuffer(memory, np.uint8, nbytes), DType.UINT8, (nbytes,), memory)
+
+    def download_to(self, source: Buffer, target: Buffer) -> None:
+        """See :class:`Device`."""
+        self._copy(source, target, self._cupy.cuda.runtime.memcpyDeviceToHost)
+
+    def upload_from(self, source: Buffer, target: Buffer) -> None:
+        """See :class:`Device`."""
+        self._copy(source, target, self._cupy.cuda.runtime.memcpyHostToDevice)
+
     # Launches.
+
+    def _copy(self, source: Buffer, target: Buffer, kind: int) -> None:
+        with self._working("a copy between GPU and host"):
+            runtime = self._cupy.cuda.runtime
+            runtime.memcpyAsync(target.pointer, source.pointer, source.nbytes, kind, self.stream)
 
     def _launch_tables(
         self, name: str, pieces: Sequence[Placed], room: int, conversion: Conversion, factor: float
@@ -160,7 +179,7 @@ class CupyDevice(Device):
 
     def _launch(self, conversion: Conversion, name: str, grid: tuple[int, int], arguments: Sequence[Any]) -> None:
         with self._working(f"the kernel {name}"):
-            self._kernel(conversion, name)(grid, (THREADS,), arguments, stream=self._queue)
+            self._kernel(conversion, name)(grid, (THREADS,), tuple(arguments), stream=self._queue)
 
     def _compiled(self, conversion: Conversion, name: str) -> Any:
         module = self._cupy.RawModule(code=source(conversion), options=("--std=c++14",))

@@ -47,6 +47,18 @@ class Device(Memory):
     ) -> None:
         """The reverse of :meth:`pack`: read ``source``, convert, divide, scale, and write all ``pieces``."""
 
+    @abstractmethod
+    def pinned(self, nbytes: int) -> Buffer:
+        """New bytes on the host that the GPU can copy while the host goes on; to be held until it has."""
+
+    @abstractmethod
+    def download_to(self, source: Buffer, target: Buffer) -> None:
+        """Copy ``source`` to ``target``, memory of :meth:`pinned`."""
+
+    @abstractmethod
+    def upload_from(self, source: Buffer, target: Buffer) -> None:
+        """Copy ``source``, memory of :meth:`pinned`, to ``target``."""
+
     def begin_after(self, ready: Completion) -> None:
         """Let all later calls take effect after ``ready``."""
         ready.precede(self.stream)

@@ -17,6 +17,7 @@ from collectives.backends.joining import Joining
 from collectives.backends.nccl.backend import NcclBackend
 from collectives.backends.nccl.library import Library, Pause, version_text
 from collectives.backends.nccl.link import Link
+from collectives.backends.nccl.place import place
 from collectives.backends.nccl.watcher import Watcher
 
 __all__ = ["NcclJoining", "Offer", "absence", "load", "unavailable"]
@@ -91,7 +92,7 @@ def _offer(is_first: bool) -> Offer:
 def _connect(group: Group, id: bytes, address: int, local_rank: int, pause: Pause) -> Link:
     from collectives.backends.nccl.cupy_device import index_of, shared_device
 
-    device = shared_device(index_of(address) if address else local_rank % _count_gpus())
+    device = shared_device(index_of(address) if address else place.default(local_rank, _count_gpus()))
     library = load()
     return Link(library, device, library.connect(id, group.size, group.position, device, pause))
 

@@ -144,6 +144,15 @@ class FakeDevice(Device):
         pieces = [Placed(at, _weak(buffer)) for at, buffer in pieces]
         self._launch("unpack", lambda: self._unpack(source, pieces, conversion, factor))
 
+    def pinned(self, nbytes):
+        return Buffer(np.full(nbytes, GARBAGE, np.uint8), DType.UINT8, (nbytes,))
+
+    def download_to(self, source, target):
+        self._launch("download", lambda: np.copyto(target.host, on_host(source).host))
+
+    def upload_from(self, source, target):
+        self._launch("upload", lambda: np.copyto(on_host(target).host, source.host))
+
     def _pack(self, pieces, target, conversion, factor):
         room = on_host(target).host
         for at, buffer in pieces:

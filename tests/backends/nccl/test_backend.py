@@ -12,6 +12,7 @@ from collectives.backends.adasum import adasum
 from collectives.backends.nccl import backend as nccl
 from collectives.backends.nccl.backend import NcclBackend
 from collectives.backends.nccl.watcher import Watcher
+from collectives.completion import DONE
 from tests.backends.device import Uploading
 from tests.backends.matrix import reduce_until_error, run_matrix
 from tests.backends.members import group_of, in_threads
@@ -117,6 +118,22 @@ def test_an_output_that_is_not_ready_is_waited_for():
         return device.download(output).tolist()
 
     assert with_backends(2, body) == [[1.0, 1.0]] * 2
+
+
+def test_the_members_connect_on_the_gpu_of_the_first_tensor():
+    def member(rank):
+        device, group = FakeDevice(), group_of(2, rank)
+        connect = connector(FakeLibrary(network), b"id", group, device)
+        backend = NcclBackend(group, lambda *given: addresses.append(given[0]) or connect(*given), Watcher())
+        tensor = floats(device, 1.0)
+        backend.begin_after(DONE)
+        assert backend.allreduce([tensor], [tensor], ReduceOp.SUM).wait(PATIENCE)
+        backend.close()
+        device.close()
+        return tensor.pointer
+
+    network, addresses = FakeNetwork(), []
+    assert sorted(in_threads(2, member)) == sorted(addresses)
 
 
 def test_memory_that_is_dropped_too_early_is_noticed():

@@ -1,0 +1,132 @@
+"""Whether the members of a group can use NCCL, and what a user hears if not."""
+
+from __future__ import annotations
+
+import sys
+
+import msgpack
+import pytest
+
+from collectives.api import HorovodInternalError, UnsupportedRequestError
+from collectives.backends.nccl import joining
+from collectives.backends.nccl.joining import NcclJoining, Offer, absence, unavailable
+from collectives.backends.nccl.library import failure, require_version, version_text
+from collectives.backends.nccl.place import Place
+from tests.backends.members import group_of
+
+
+@pytest.fixture(autouse=True)
+def asked_anew():
+    unavailable.cache_clear()
+    joining.load.cache_clear()
+    yield
+    unavailable.cache_clear()
+    joining.load.cache_clear()
+
+
+def test_a_host_without_a_driver(monkeypatch):
+    monkeypatch.setattr(joining, "DRIVERS", ("/nowhere/nvidiactl",))
+    assert unavailable() == "this host has no NVIDIA GPU, or its driver is not visible here (no /nowhere/nvidiactl)"
+    assert "cupy" not in sys.modules
+
+
+def test_a_host_with_a_driver_and_without_cupy(monkeypatch, tmp_path):
+    monkeypatch.setattr(joining, "DRIVERS", (str(tmp_path),))
+    monkeypatch.setattr(joining, "find_spec", lambda name: None)
+    assert unavailable() == "cupy is missing; install it with: pip install 'hvd-cluster[nccl]'"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ImportError("cupy does not find libnccl; install it with: pip install nvidia-nccl-cu12"),
+        UnsupportedRequestError("NCCL 2.4.8 is too old"),
+    ],
+)
+def test_a_library_that_cannot_be_used(error, monkeypatch, tmp_path):
+    def load():
+        raise error
+
+    monkeypatch.setattr(joining, "DRIVERS", (str(tmp_path),))
+    monkeypatch.setattr(joining, "find_spec", lambda name: True)
+    monkeypatch.setattr(joining, "load", load)
+    assert unavailable() == str(error)
+
+
+@pytest.fixture
+def usable(monkeypatch, tmp_path):
+    """A host where NCCL works, as far as it is asked before the first operation."""
+
+    class Library:
+        version = 22203
+
+        def unique_id(self):
+            return b"the id"
+
+    monkeypatch.setattr(joining, "DRIVERS", (str(tmp_path),))
+    monkeypatch.setattr(joining, "find_spec", lambda name: True)
+    monkeypatch.setattr(joining, "load", Library)
+    monkeypatch.setattr(joining, "_count_gpus", lambda: 2)
+    Library.cache_clear = staticmethod(lambda: None)
+    return Library
+
+
+def test_the_first_member_offers_the_id(usable):
+    offers = [NcclJoining(group_of(2, position), 30.0, position).offer for position in range(2)]
+    assert [Offer(*msgpack.unpackb(offer)).id for offer in offers] == [b"the id", b""]
+    assert not NcclJoining(group_of(2), 30.0, 0).connect(offers, None).absence
+
+
+def test_no_gpu_is_visible(usable, monkeypatch):
+    monkeypatch.setattr(joining, "_count_gpus", lambda: 0)
+    assert "no GPU is visible; look at CUDA_VISIBLE_DEVICES" in unavailable()
+
+
+def test_a_driver_that_is_too_old(usable, monkeypatch):
+    def count():
+        raise HorovodInternalError("the driver is insufficient")
+
+    monkeypatch.setattr(joining, "_count_gpus", count)
+    assert unavailable() == "the driver is insufficient"
+
+
+def test_an_id_that_cannot_be_made(usable):
+    def fail(library):
+        raise failure("unique id", 2, "unhandled system error")
+
+    usable.unique_id = fail
+    offer = Offer(*msgpack.unpackb(NcclJoining(group_of(2), 30.0, 0).offer))
+    assert "NCCL's unique id failed with unhandled system error" in offer.reason
+
+
+def test_one_member_cannot():
+    offers = [Offer("", 22203, b"id"), Offer("cupy is missing")]
+    group = group_of(2, 0, "ab")
+    assert absence(group, offers) == "NCCL cannot be used on rank 1 on host 'b': cupy is missing"
+    assert absence(group, [Offer("", 22203, b"id"), Offer("", 22203)]) == ""
+
+
+def test_different_versions():
+    text = absence(group_of(2, 0, "ab"), [Offer("", 22203, b"id"), Offer("", 23007)])
+    assert "2.22.3 on rank 0 on host 'a', 2.30.7 on rank 1 on host 'b'" in text
+
+
+def test_versions():
+    assert version_text(22105) == "2.21.5"
+    require_version(22105)
+    with pytest.raises(UnsupportedRequestError, match=r"NCCL 2\.17\.1 is too old: 2\.18\.0 or newer"):
+        require_version(21701)
+
+
+def test_the_error_for_two_ranks_on_one_gpu_names_the_remedy():
+    text = str(failure("init", 5, "invalid usage"))
+    assert "torch.cuda.set_device(hvd.local_rank())" in text
+    assert "NCCL_MULTI_RANK_GPU_ENABLE=1" in text
+    assert "NCCL_DEBUG=WARN" in str(failure("init", 99, "something new"))
+
+
+def test_the_gpu_of_a_rank_without_tensors():
+    place = Place()
+    assert place.default(5, 4) == 1
+    place.index = 3
+    assert place.default(5, 4) == 3
