@@ -1,4 +1,4 @@
-"""The names that Horovod's timeline has for what is done with a tensor."""
+"""The names in Horovod's timeline for the steps that a tensor goes through."""
 
 from __future__ import annotations
 

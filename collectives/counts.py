@@ -1,4 +1,4 @@
-"""What the engine of a rank has done, in numbers. Values: the engine makes them, metrics add them up."""
+"""The work of the engine of a rank, in numbers. Values: the engine makes them, metrics add them up."""
 
 from __future__ import annotations
 

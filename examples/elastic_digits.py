@@ -56,7 +56,7 @@ def learn(epochs: int, batch_size: int, seed: int, pause: float) -> str:
         torch.optim.SGD(network.parameters(), lr=RATE, momentum=0.9), named_parameters=network.named_parameters()
     )
     batches = hvd.elastic.GlobalBatches(data.training[1], batch_size, seed=seed)  # 4: by all ranks together
-    state = hvd.elastic.TorchState(network, optimizer, batches=batches, epochs=epochs)  # 5: what survives a change
+    state = hvd.elastic.TorchState(network, optimizer, batches=batches, epochs=epochs)  # 5: it survives a change
     train(state, network, optimizer, data, pause)
     return fingerprint(network)
 

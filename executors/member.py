@@ -118,7 +118,7 @@ class Member:
         return self._stopped.is_set() or self._lost is not None
 
     def report(self, report: Report, seconds: float = PATIENCE_SECONDS) -> None:
-        """Send ``report`` to the driver, at least once, and for up to ``seconds``. Raises what the store raises."""
+        """Send ``report`` to the driver, at least once, and for up to ``seconds``. Raises the errors of the store."""
         key, value = report_key(self.identity.worker, next(self._numbers)), report.encode()
         self._patiently(lambda: self._store.set(key, value, AGAIN_SECONDS), seconds)
 

@@ -233,7 +233,7 @@ def change_world(world: World) -> None:
     in flight fail with ShutDownError, a HorovodInternalError; handles that are done keep their results. Process sets of
     the earlier world are not registered any more: ``add_process_set`` registers them again, with ranks of ``world``.
 
-    Raises what ``init()`` raises. Then no engine runs, and this process is in ``world``: ``init()`` connects there
+    Raises the errors of ``init()``. Then no engine runs, and this process is in ``world``: ``init()`` connects there
     again, ``change_world`` goes on to the next one.
     """
     with _process.lock:

@@ -1,4 +1,4 @@
-"""What this rank has done, in numbers."""
+"""The work of this rank, in numbers."""
 
 from __future__ import annotations
 

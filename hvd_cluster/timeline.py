@@ -14,9 +14,9 @@ logger = logging.getLogger(__name__)
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
-    """Record from now on what the ranks do, into the file ``file_path`` of rank 0, which is replaced.
+    """Record the work of the ranks from now on, into the file ``file_path`` of rank 0, which is replaced.
 
-    All ranks call it; those that do not are not recorded. With ``mark_cycles`` each decision about what runs next is
+    All ranks call it; those that do not are not recorded. With ``mark_cycles`` each decision about the next batches is
     marked. A call with the path that is recorded already does nothing; one with another path ends the recording
     before. A file that cannot be written is logged, and training goes on. Raises InvalidRequestError for a path that
     is none, NotInitializedError before ``init()``.

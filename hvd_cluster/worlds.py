@@ -179,7 +179,7 @@ class Worlds:
 
         A newcomer finds itself there if its script has several of them. If the ranks have returned from this call, it
         waits here for the next one, for up to the elastic timeout, and raises ShutDownError if there is none. Also
-        raises what the store raises.
+        raises the errors of the store.
         """
         self.call += 1
         present = self._present_call().number if self.is_alone else 0

@@ -36,7 +36,7 @@ class EndableSearch(Search, Protocol):
         """Let a call that waits raise SearchError; from any thread."""
 
     def close(self) -> None:
-        """Release what it has."""
+        """Release its resources."""
 
     def disown(self) -> None:
         """In a forked child: close copies of descriptors; takes no lock."""

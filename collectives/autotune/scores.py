@@ -27,7 +27,7 @@ class Scores:
         self.restart()
 
     def restart(self) -> None:
-        """The parameters have changed: drop what was measured."""
+        """The parameters have changed: drop the measurements."""
         self._rates: list[float] = []
         self._begin: float | None = None
         self._clear()

@@ -236,7 +236,7 @@ class Assembly:
         return Driver(self.exchange, name, self._parameters.patient, crowded, self._settings.thread_affinity)
 
     def counts(self) -> Counts:
-        """What this rank has done up to now."""
+        """The work of this rank up to now."""
         introduced = self._worker.introduced
         return Counts(self.tally.counts(introduced.__getitem__), self._link.sent, self._link.received)
 

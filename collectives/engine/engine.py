@@ -98,7 +98,7 @@ class Engine:
         return self._parts.tally.batch
 
     def counts(self) -> Counts:
-        """What this rank has done up to now, in numbers."""
+        """The work of this rank up to now, in numbers."""
         return self._parts.counts()
 
     @property

@@ -1,4 +1,4 @@
-"""Tells the observers of an engine what happens to its batches. Only called while there are observers."""
+"""Tells the observers of an engine of the events of its batches. Only called while there are observers."""
 
 from __future__ import annotations
 

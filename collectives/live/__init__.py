@@ -1,1 +1,1 @@
-"""What a rank tells the live page of its job."""
+"""The messages of a rank for the live page of its job."""

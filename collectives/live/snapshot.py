@@ -16,7 +16,7 @@ __all__ = ["LAST_RECORDING", "PREFIX", "Recording", "Slow", "Snapshot", "Stall",
 LAST_RECORDING = "record/last"
 """The key of the number of the last request for a recording."""
 PREFIX = "live/"
-"""What the keys in the store of the job begin with."""
+"""The common beginning of the keys in the store of the job."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,7 +200,7 @@ class StragglerInspector:
         return (*list(self._stopped.values()), *named)
 
     def hear(self, rank: int, report: WaitReport, now: float) -> list[Change]:
-        """``rank`` reports; returns who is a straggler now, and who is none any more."""
+        """``rank`` reports; returns the new stragglers, and those that have ceased to be."""
         if report.seconds <= 0:
             return []
         self._reports[rank] = report

@@ -16,7 +16,7 @@ SHOWN_CHARACTERS = 100
 
 
 class Activity(Enum):
-    """What the thread of a rank does that calls collectives."""
+    """The activity of the thread of a rank that calls collectives."""
 
     WAITS = "waits"
     """It waits for other ranks, in a collective."""

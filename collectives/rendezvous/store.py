@@ -113,7 +113,7 @@ class MemoryStore:
 
 
 class PrefixStore:
-    """The keys of ``store`` that start with ``prefix/``, seen without it. Raises what ``store`` raises."""
+    """The keys of ``store`` that start with ``prefix/``, seen without it. Raises the errors of ``store``."""
 
     def __init__(self, store: Store, prefix: str) -> None:
         self._store = store

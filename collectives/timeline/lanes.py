@@ -1,4 +1,4 @@
-"""The lanes of one rank: what is open on each, and the records that open and close it."""
+"""The lanes of one rank: the spans that are open on each, and the records that open and close it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where rank 0 of a world takes the records of the other ranks, and what they say to each other."""
+"""The address at which rank 0 takes the records of the other ranks, and the messages between them."""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ class Spans:
 
 
 Told: TypeAlias = WorldChange | Arrived
-"""What happens outside of an engine."""
+"""The events outside of an engine."""
 _HANDLERS: dict[type, Callable[[Spans, Any], None]] = {
     Submitted: Spans._submitted,
     Heard: Spans._heard,

@@ -1,4 +1,4 @@
-"""Where the ranks of a job run: what a user says about hosts, taken together."""
+"""The hosts of a job, from all arguments in which a user may name them."""
 
 from __future__ import annotations
 

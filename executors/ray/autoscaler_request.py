@@ -62,7 +62,7 @@ class AutoscalerRequest:
             self._forget(job)
 
     async def want(self, job: str, demand: JobDemand | None) -> None:
-        """From now on ``job`` wants this, or nothing. Raises what Ray raises."""
+        """From now on ``job`` wants this, or nothing. Raises the errors of Ray."""
         if demand is None:
             self._ask_without(job)
         else:
@@ -70,7 +70,7 @@ class AutoscalerRequest:
             self._ask()
 
     async def leave(self, job: str) -> None:
-        """``job`` is over. Raises what Ray raises."""
+        """``job`` is over. Raises the errors of Ray."""
         if job in self._jobs:
             self._jobs[job].set()
         self._ask_without(job)

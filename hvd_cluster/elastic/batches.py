@@ -1,4 +1,4 @@
-"""The same training whatever the number of ranks is: each step has the same samples, shared by the ranks there are."""
+"""The same training for any number of ranks: each step has the same samples, shared by the ranks there are."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def weight(count: int, rank: int, size: int) -> float:
 
 
 class GlobalBatches:
-    """Gives each step the same samples whatever the number of ranks is, as the ``batch_sampler`` of a DataLoader::
+    """Gives each step the same samples for any number of ranks, as the ``batch_sampler`` of a DataLoader::
 
         batches = hvd.elastic.GlobalBatches(dataset, global_batch_size=256)
         loader = DataLoader(dataset, batch_sampler=batches)
@@ -116,7 +116,7 @@ class GlobalBatches:
 
     @property
     def weight(self) -> float:
-        """What the loss of this rank counts in the present step: 1 where all ranks have equally many samples."""
+        """The weight of the loss of this rank in the present step: 1 where all ranks have equally many samples."""
         count = min(self.global_batch_size, self.length - self.step * self.global_batch_size)
         return weight(count, basics.rank(), basics.size())
 

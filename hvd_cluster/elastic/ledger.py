@@ -1,4 +1,4 @@
-"""The last commit of a state and its last full copy, and what happened since."""
+"""The last commit of a state, its last full copy, and the steps since."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ __all__ = ["run"]
 
 
 class Recoverable(Protocol):
-    """What :func:`run` needs from a state."""
+    """The interface that :func:`run` needs from a state."""
 
     def interrupted(self) -> None:
         """The training function was cut off; :meth:`sync` will find the state to go on with."""

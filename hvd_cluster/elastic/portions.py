@@ -108,12 +108,12 @@ class Portions:
 
     @property
     def weight(self) -> float:
-        """What the loss of this rank counts in the present step: 1 where all ranks have equally many samples."""
+        """The weight of the loss of this rank in the present step: 1 where all ranks have equally many samples."""
         counts = list(map(self._count, self._shares))
         return counts[basics.rank()] * len(counts) / sum(counts)
 
     def weigh(self, loss: T) -> T:
-        """``loss``, a mean over the rows of this rank in the present step, scaled to what it counts among the ranks.
+        """``loss``, a mean over the rows of this rank in the present step, scaled by its weight among the ranks.
 
         So the average of the ranks' gradients is the gradient of the mean over all rows of the step.
         """

@@ -24,7 +24,7 @@ NO_UPDATE, REMOVED = 0, 1
 
 
 class State:
-    """What a training keeps when the ranks change. A subclass has :meth:`save`, :meth:`restore` and :meth:`sync`.
+    """The values that training keeps when ranks change. A subclass has :meth:`save`, :meth:`restore` and :meth:`sync`.
 
     ``bcast_object`` and ``get_rank`` are functions of a binding; a subclass may use them.
     """

@@ -1,1 +1,1 @@
-"""The command ``hvdrun``: its flags, where their values come from, and what they mean for the ranks."""
+"""The command ``hvdrun``: its flags, the sources of their values, and their variables in the ranks."""

@@ -40,7 +40,7 @@ class CommandLine:
 
     @property
     def controller(self) -> str:
-        """What starts the ranks: one of CONTROLLERS."""
+        """The program that starts the ranks: one of CONTROLLERS."""
         return next((name for name in CONTROLLERS if self[name]), CONTROLLERS[0])
 
 

@@ -126,7 +126,7 @@ GENERAL = (
     Flag(("--jsrun",), "jsrun starts the ranks, within a job of LSF", key="jsrun"),
 )
 CONTROLLERS = ("gloo", "mpi", "jsrun")
-"""The names of the flags that say what starts the ranks."""
+"""The names of the flags that choose the program that starts the ranks."""
 TUNEABLE = (
     Flag(
         ("--fusion-threshold-mb",),

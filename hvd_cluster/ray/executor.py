@@ -54,7 +54,7 @@ class RayExecutor:
     in Ray's selectors. For a fixed number, ``bundle_label_selector`` has one such dict for each worker, or, with
     ``num_hosts``, for each host, and ``placement_strategy``, one of Ray's, replaces PACK. With ``dashboard``, true
     or an address and port such as ``"0.0.0.0:8265"``, the driver serves a live page of the job and prints its link; not
-    for a ``ray://`` client. Raises ValueError for what makes no sense.
+    for a ``ray://`` client. Raises ValueError for arguments that contradict each other.
 
     Use it as a context manager, or call :meth:`start` and :meth:`shutdown`. It is not thread-safe.
     """
@@ -153,7 +153,7 @@ class RayExecutor:
 
         Raises PlacementError, which is a TimeoutError, when the workers do not fit: 5 s after the last node came if no
         autoscaler can add others, else in the end; StartTimeoutError when they do not come up in time, WorkerError when
-        one dies, ValueError for variables that the executor itself sets, TypeError for what cannot be pickled,
+        one dies, ValueError for variables that the executor itself sets, TypeError for objects that cannot be pickled,
         ExecutorError without ``ray.init()``, when started already, or when a node cannot start a worker, and what the
         constructor of ``executable_cls`` raises. Nothing is left behind then. The workers of an elastic job come later,
         when :meth:`run` is called.

@@ -29,7 +29,7 @@ __all__ = ["ElasticWorkers", "FixedWorkers", "Workers"]
 
 
 class Workers(Protocol):
-    """What RayExecutor needs; its methods say what they raise."""
+    """The interface that RayExecutor needs; its methods name their errors."""
 
     def start(self, build: Call | None, variables: Mapping[str, str]) -> None:
         """Begin, with ``variables`` for each worker and ``build`` as the call that makes the executable."""
@@ -114,7 +114,7 @@ def _set_up(job: RayJob | ClientJob, building: ObjectRef[Call] | None) -> None:
 class ElasticWorkers:
     """Each call is a job of its own, with new workers of ``shape``.
 
-    The constructor raises ValueError for what makes no sense.
+    The constructor raises ValueError for arguments that contradict each other.
     """
 
     wanted: ElasticRequest

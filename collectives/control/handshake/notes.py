@@ -23,7 +23,7 @@ LOOK_SECONDS = 1.0
 class EndNotes:
     """The launcher's side, for ``job``, which has one world. ``store`` is that of its rendezvous server.
 
-    Both methods raise what the store raises.
+    Both methods raise the errors of the store.
     """
 
     def __init__(self, store: Store, job: str) -> None:
