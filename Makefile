@@ -19,7 +19,7 @@ help:
 	@echo "make examples      all of examples/, each in less than a minute on two cores"
 	@echo "make test          ruff, mypy and pytest"
 	@echo "make smoke         the tests that need no framework and no cluster, on other versions of Python"
-	@echo "make benchmarks    all of benchmarks/, three quarters of an hour on a machine that should do nothing else"
+	@echo "make benchmarks    those of docs/performance.md, three quarters of an hour on a machine that should do nothing else"
 	@echo "make clean         remove caches and build outputs"
 	@echo
 	@echo "VENV=/a/folder           the environment, which is made where there is none; .venv by default"
