@@ -232,7 +232,7 @@ def _cases(operations: Iterable[str], dtypes: Sequence[str] | None, sizes: Seque
 
 
 def _launch(ranks: int, cases: Sequence[Case], tensors: int, scale: float, backend: str, notes: list[str]) -> list[Row]:
-    """Ours through ``backend``, and Gloo, then MPI; ``notes`` gets the reason why there is no MPI, which is then left out."""
+    """Ours through ``backend``, and Gloo, then MPI. Without MPI, which is left out then, ``notes`` gets the reason."""
     rows: list[Row] = hvd_cluster.run(
         measure, (cases, tensors, scale, meeting_file()), num_proc=ranks, env={"HOROVOD_CPU_OPERATIONS": backend}
     )[0]
