@@ -3,6 +3,7 @@
     python -m benchmarks.operations                                                  # everything, about 20 minutes
     python -m benchmarks.operations --operations allreduce --dtypes float32 float16  # a part
     python -m benchmarks.operations --scale 0.2 --launches 1 --sizes 1M 64M          # coarser, and faster
+    python -m benchmarks.operations --backend tcp                                    # over TCP within this host
 
 Ours and Gloo take turns in the same processes. Both sides do allreduce and broadcast in place. Our other operations
 return new tensors, where Gloo writes to tensors that exist already. The size of a case is that of the largest tensor of
@@ -230,9 +231,11 @@ def _cases(operations: Iterable[str], dtypes: Sequence[str] | None, sizes: Seque
     ]
 
 
-def _launch(ranks: int, cases: Sequence[Case], tensors: int, scale: float, notes: list[str]) -> list[Row]:
-    """Ours and Gloo, then MPI; ``notes`` gets the reason why there is no MPI, which is then left out."""
-    rows: list[Row] = hvd_cluster.run(measure, (cases, tensors, scale, meeting_file()), num_proc=ranks)[0]
+def _launch(ranks: int, cases: Sequence[Case], tensors: int, scale: float, backend: str, notes: list[str]) -> list[Row]:
+    """Ours through ``backend``, and Gloo, then MPI. Without MPI, which is left out then, ``notes`` gets the reason."""
+    rows: list[Row] = hvd_cluster.run(
+        measure, (cases, tensors, scale, meeting_file()), num_proc=ranks, env={"HOROVOD_CPU_OPERATIONS": backend}
+    )[0]
     comparable = [index for index, case in enumerate(cases) if (case.operation, case.dtype) == ("allreduce", "float32")]
     if notes or not comparable:
         return rows
@@ -266,6 +269,9 @@ def _parser() -> argparse.ArgumentParser:
         "--tensors", type=int, default=0, help="tensors of 20 KB that are reduced asynchronously, too (default: 0)"
     )
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies the number of repetitions (default: 1)")
+    parser.add_argument(
+        "--backend", default="auto", choices=["auto", "shm", "tcp", "gloo"], help="ours (default: auto)"
+    )
     add_launches_argument(parser, 2)
     add_report_arguments(parser)
     return parser
@@ -278,7 +284,7 @@ def main(presets: Sequence[str] = ()) -> None:
     notes: list[str] = []
     rows: list[Row] = []
     for ranks in arguments.ranks:
-        given = (ranks, cases, arguments.tensors, arguments.scale, notes)
+        given = (ranks, cases, arguments.tensors, arguments.scale, arguments.backend, notes)
         launches = [_launch(*given) for _ in range(arguments.launches)]
         rows += map(combine, zip(*launches, strict=True))
     report("ours and torch.distributed on Gloo (peer)", rows, arguments, notes, GOAL)

@@ -39,7 +39,7 @@ from collectives.kernels.segments import Segments
 
 __all__ = ["TcpBackend"]
 
-DIRECT = 1 << 17
+DIRECT = 1 << 18
 """Bytes that a member sends at most for an allreduce in one step."""
 PACKED = 1 << 14
 """Tensors that are shorter than this on average are packed: a copy costs less than a system call for each."""
