@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import compress
+from operator import not_
+from typing import TypeAlias
 
 from collectives.api import DType, ReduceOp
 from collectives.backends.base import Backend, OnWait, ignore_waits
@@ -25,6 +28,9 @@ ROOM = 32 << 20
 """Bytes of the memory in which tensors are packed."""
 LARGE = 1 << 20
 """Tensors of so many bytes travel in place: to pack them costs more than a call of their own."""
+
+Pair: TypeAlias = tuple[Buffer, Buffer]
+"""A source and its destination."""
 
 
 class NcclBackend(Backend):
@@ -79,9 +85,7 @@ class NcclBackend(Backend):
         """See :class:`Backend`."""
         how = recipe(sources[0].dtype, op, prescale, postscale, self.group.size)
         pairs = [(source, target) for source, target in zip(sources, destinations, strict=True) if source.count]
-        least = 0 if len(pairs) == 1 else LARGE
-        alone = [pair for pair in pairs if how.is_native and pair[0].nbytes >= least]
-        packed = [pair for pair in pairs if not (how.is_native and pair[0].nbytes >= least)]
+        alone, packed = _divide(pairs, how)
         with self._launching(destinations) as link:
             if alone:
                 _reduce_in_place(link, alone, how)
@@ -206,7 +210,7 @@ class NcclBackend(Backend):
             self._room = link.device.empty(DType.UINT8, (max(nbytes, LARGE),))
         return self._room.part(0, nbytes).cast(dtype)
 
-    def _reduce_packed(self, link: Link, pairs: Sequence[tuple[Buffer, Buffer]], how: Recipe) -> None:
+    def _reduce_packed(self, link: Link, pairs: Sequence[Pair], how: Recipe) -> None:
         sources, targets = (Plane(buffers) for buffers in zip(*pairs, strict=True))
         carrier = how.conversion.carrier
         step = ROOM // carrier.itemsize
@@ -255,6 +259,18 @@ class NcclBackend(Backend):
             link.device.unpack(room, [piece for member in members for piece in column.pieces(targets, member)])
 
 
+def _divide(pairs: list[Pair], how: Recipe) -> tuple[list[Pair], list[Pair]]:
+    """The tensors that travel on their own, and those that are packed."""
+    if not how.is_native:
+        return [], pairs
+    if len(pairs) == 1:
+        return pairs, []
+    is_large = [source.nbytes >= LARGE for source, _ in pairs]
+    if not any(is_large):
+        return [], pairs
+    return [*compress(pairs, is_large)], [*compress(pairs, map(not_, is_large))]
+
+
 def _only(buffers: Sequence[Buffer]) -> Buffer | None:
     """The one that is not empty; None where there are several, or none."""
     full = [buffer for buffer in buffers if buffer.count]
@@ -283,7 +299,7 @@ def _scale(link: Link, buffers: Sequence[Buffer], factor: float) -> None:
             link.device.scale(buffer, buffer, factor)
 
 
-def _reduce_in_place(link: Link, pairs: Sequence[tuple[Buffer, Buffer]], how: Recipe) -> None:
+def _reduce_in_place(link: Link, pairs: Sequence[Pair], how: Recipe) -> None:
     """Each tensor without a copy; the calls begin together."""
     if how.before != 1.0:
         for source, target in pairs:
