@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +18,7 @@ LENGTHS = st.lists(st.integers(0, 5), min_size=1, max_size=6)
 def plane_of(lengths, start=0):
     """Its elements are their own numbers."""
     ends = np.cumsum([start, *lengths])
-    return Plane([as_buffer(np.arange(begin, end)) for begin, end in zip(ends, ends[1:], strict=False)], start)
+    return Plane([as_buffer(np.arange(begin, end)) for begin, end in pairwise(ends)], start)
 
 
 def numbers(buffers):

@@ -20,7 +20,7 @@ from collectives.backends.nccl.recipe import Recipe, recipe
 from collectives.backends.nccl.watcher import Watcher
 from collectives.backends.plane import Plane
 from collectives.buffers import Buffer
-from collectives.completion import Completion
+from collectives.completion import DONE, Completion
 
 __all__ = ["NcclBackend"]
 
@@ -64,6 +64,7 @@ class NcclBackend(Backend):
         self._link: Link | None = None
         self._room: Buffer | None = None
         self._awaited: list[Completion] = []
+        self._begin: Completion = DONE
         self._on_wait: OnWait = ignore_waits
         # Owned by this backend: held by the thread that runs operations while it is inside NCCL, which does not wait
         # there for other members. The watcher takes it for an abort, for a second at most.
@@ -185,6 +186,7 @@ class NcclBackend(Backend):
             for ready in {id(buffer.ready): buffer.ready for buffer in destinations}.values():
                 if ready is not None:
                     link.device.begin_after(ready)
+            self._begin = link.device.fence()
             yield link
 
     def _opened(self, address: int) -> Link:
@@ -199,7 +201,7 @@ class NcclBackend(Backend):
         return self._link
 
     def _end(self, link: Link) -> Completion:
-        operation = Operation(link.device.fence(), self._life.check)
+        operation = Operation(link.device.fence(), self._life.check, self._begin)
         self._life.launched(operation)
         return operation
 
