@@ -83,12 +83,14 @@ class Settings:
     ``dashboard`` is the id of the job that shows a live page, and after an @ the address of its
     store, if that is not the one of the job; "" for no page.
     With ``async_completion`` the streams of a GPU wait for operations, without it the callers do.
+    ``gpu_operations`` is "nccl", the library for copies on the host, or "host": that for tensors on the host.
     ``remarks`` are sentences for the user about variables that have no effect.
     """
 
     secret: bytes = field(default=b"", repr=False)
     interface: str = ""
     cpu_operations: str = "auto"
+    gpu_operations: str = "nccl"
     tcp_tls: bool = False
     hierarchical_allreduce: bool | None = None
     hierarchical_allgather: bool | None = None
@@ -133,6 +135,7 @@ class Settings:
             interface=read("HOROVOD_GLOO_IFACE", str, ""),
             cpu_operations=read("HOROVOD_CPU_OPERATIONS", _cpu_operations, "auto"),
             tcp_tls=read("HVD_TCP_TLS", _flag, False),
+            gpu_operations=read("HOROVOD_GPU_OPERATIONS", _gpu_operations, "nccl"),
             hierarchical_allreduce=read("HOROVOD_HIERARCHICAL_ALLREDUCE", _flag, None),
             hierarchical_allgather=read("HOROVOD_HIERARCHICAL_ALLGATHER", _flag, None),
             fusion_threshold=read("HOROVOD_FUSION_THRESHOLD", _natural, 128 * MEBIBYTE),
@@ -237,6 +240,11 @@ def _timeline(text: str) -> str:
 def _cpu_operations(text: str) -> str:
     chosen = _one_of("auto", "shm", "tcp", "gloo", *CPU_OPERATIONS_NOT_YET)(text)
     return "auto" if chosen in CPU_OPERATIONS_NOT_YET else chosen
+
+
+def _gpu_operations(text: str) -> str:
+    chosen = _one_of("auto", "nccl", "host", "tcp", "gloo")(text)
+    return "nccl" if chosen == "auto" else chosen
 
 
 def _remarks(read: _Reader) -> tuple[str, ...]:

@@ -34,8 +34,16 @@ class Plane:
         return self._buffers[index].part(span[0] - first, span[1] - first)
 
     def pieces(self, span: Span) -> list[Buffer]:
-        """The buffers that make up ``span``, none of them empty."""
-        return [self.part(run) for run in runs(span, self.cuts(span))]
+        """The buffers that make up ``span``, none of them empty; a whole one is the one that was given."""
+        (start, stop), found = span, []
+        index = bisect_right(self._ends, start) - 1
+        while start < stop:
+            first, end, buffer = self._ends[index], min(self._ends[index + 1], stop), self._buffers[index]
+            if end > start:
+                is_whole = (start, end) == (first, self._ends[index + 1])
+                found.append(buffer if is_whole else buffer.part(start - first, end - first))
+            start, index = end, index + 1
+        return found
 
     def parts(self, span: Span) -> list[Buffer]:
         """The buffers that make up ``span``, at least one, if empty."""

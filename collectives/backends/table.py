@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from collectives.api import SettingsError, Topology
 from collectives.backends.base import Backend
@@ -35,14 +36,14 @@ def choose(members: Sequence[int], topology: Topology, settings: Settings, devic
     =================  ==========================================================================
 
     A hierarchical backend consists of the backend that this table gives for the members of each host, of the one for
-    those of each column of hosts, and of tcp, or gloo as asked, for all members. The memory of GPUs, "cuda", has nccl
-    in any case. Raises SettingsError where HOROVOD_CPU_OPERATIONS cannot serve these ranks, and for a device without a
-    backend.
+    those of each column of hosts, and of tcp, or gloo as asked, for all members. The memory of GPUs, "cuda", has what
+    HOROVOD_GPU_OPERATIONS names, by default nccl. Raises SettingsError where HOROVOD_CPU_OPERATIONS cannot serve these
+    ranks, and for a device without a backend.
     """
     if device not in DEVICES:
         raise SettingsError(f"no backend works on the memory of {device}; the devices are: {', '.join(DEVICES)}")
     if device == "cuda":
-        return "nccl"
+        return settings.gpu_operations
     hosts = {topology.hosts[rank] for rank in members}
     if settings.cpu_operations == "shm" and len(hosts) > 1:
         raise SettingsError(
@@ -75,7 +76,23 @@ def prepare(members: Sequence[int], topology: Topology, settings: Settings, addr
     The others reach this rank at ``address``. Raises SettingsError.
     """
     group = Group.of(members, topology)
-    return [_prepare_host(group, topology, settings, address), _nccl(group, topology, settings)]
+    on_host = _prepare_host(group, topology, settings, address)
+    try:
+        return [on_host, _prepare_gpu(group, topology, settings, address)]
+    except BaseException as error:
+        discard([on_host], (), error)
+        raise
+
+
+def _prepare_gpu(group: Group, topology: Topology, settings: Settings, address: str) -> Joining:
+    chosen = settings.gpu_operations
+    if chosen == "nccl":
+        return _nccl(group, topology, settings)
+    from collectives.backends.nccl.through_host_joining import ThroughHostJoining
+
+    of_inner = settings if chosen == "host" else replace(settings, cpu_operations=chosen)
+    inner = _prepare_host(group, topology, of_inner, address)
+    return ThroughHostJoining(inner, topology.local_rank, settings.async_completion)
 
 
 def _nccl(group: Group, topology: Topology, settings: Settings) -> Joining:

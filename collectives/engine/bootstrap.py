@@ -132,6 +132,7 @@ def _configuration(settings: Settings, sets: ProcessSets) -> dict[str, str]:
     return {
         "HOROVOD_CPU_OPERATIONS": settings.cpu_operations,
         "HVD_TCP_TLS": str(int(settings.tcp_tls)),
+        "HOROVOD_GPU_OPERATIONS": settings.gpu_operations,
         "HOROVOD_HIERARCHICAL_ALLREDUCE": str(settings.hierarchical_allreduce),
         "HOROVOD_HIERARCHICAL_ALLGATHER": str(settings.hierarchical_allgather),
         "HOROVOD_CACHE_CAPACITY": "above 0" if settings.cache_capacity else "0",

@@ -31,7 +31,7 @@ class Handle:
         if self._pending is None:
             return True
         work, _ = self._pending
-        return (work.done or basics.engine().poll(work)) and work.end.is_done
+        return (work.done or basics.engine().poll(work)) and _has_ended(work)
 
     def wait(self) -> None:
         """Return when the operation is done; raises its error."""
@@ -50,6 +50,14 @@ class Handle:
             return None
         work, finish = pending
         return finish(work)
+
+
+def _has_ended(work: Work) -> bool:
+    """Whether the device does not work on it any more; an error there is for those who synchronize."""
+    try:
+        return work.end.is_done
+    except HorovodInternalError:
+        return True
 
 
 class HandleGroup:

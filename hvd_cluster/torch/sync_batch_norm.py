@@ -14,7 +14,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from collectives.api import InvalidRequestError, ReduceOp
 from hvd_cluster.process_sets import ProcessSet, global_process_set
-from hvd_cluster.torch.mpi_ops import allgather, allreduce
+from hvd_cluster.torch.mpi_ops import allgather, allreduce, cuda_built
 
 __all__ = ["SyncBatchNorm"]
 
@@ -117,7 +117,7 @@ class SyncBatchNorm(_BatchNorm):
 
 @dataclass(frozen=True)
 class _Statistics:
-    """``count`` values per channel, their mean, and the sum of squared distances from it; float64 on the CPU."""
+    """``count`` values per channel, their mean, and the sum of squared distances from it, in float64."""
 
     count: int
     mean: torch.Tensor
@@ -130,7 +130,12 @@ def _own_statistics(input: torch.Tensor) -> _Statistics:
     mean = wide.sum(dimensions) / max(count, 1)
     # Two passes are as exact as torch.var_mean, which on a CPU takes several times as long.
     squares = (wide - mean.view(_per_channel(input))).square_().sum(dimensions)
-    return _Statistics(count, *torch.stack([mean, squares]).double().cpu())
+    return _Statistics(count, *_portable(torch.stack([mean, squares]).double()))
+
+
+def _portable(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor``, on the CPU unless it can travel from where it is."""
+    return tensor if tensor.is_cpu or (tensor.is_cuda and cuda_built()) else tensor.cpu()
 
 
 def _joined(own: _Statistics, process_set: ProcessSet) -> _Statistics:
@@ -141,13 +146,18 @@ def _joined(own: _Statistics, process_set: ProcessSet) -> _Statistics:
     """
     packed = torch.stack([torch.full_like(own.mean, own.count), own.mean, own.squares])
     counts, means, squares = allgather(packed[None], process_set=process_set).unbind(1)
-    count = int(counts[:, 0].sum())
+    count = _total(own.count, process_set) if packed.is_cuda else int(counts[:, 0].sum())
     if count == 1:
         raise InvalidRequestError(
             "batch normalization needs more than one value for each channel over all ranks; give larger batches"
         )
     mean = (counts * means).sum(0) / max(count, 1)
     return _Statistics(count, mean, (squares + counts * (means - mean).square()).sum(0))
+
+
+def _total(count: int, process_set: ProcessSet) -> int:
+    """The sum over the ranks, by the CPU: to read a number on a GPU would wait for the GPU."""
+    return int(allreduce(torch.tensor(count), op=ReduceOp.SUM, process_set=process_set))
 
 
 class _Normalization(torch.autograd.Function):
@@ -182,7 +192,7 @@ class _Normalization(torch.autograd.Function):
         wide, centred = gradient.to(mean.dtype), input.to(mean.dtype) - mean.view(shape)
         sums = torch.stack([wide.sum(dimensions), (wide * centred).sum(dimensions)])
         if needs_input:
-            means = allreduce(sums.cpu(), op=ReduceOp.SUM, process_set=ctx.process_set).to(sums) / ctx.count
+            means = allreduce(_portable(sums), op=ReduceOp.SUM, process_set=ctx.process_set).to(sums) / ctx.count
             outer = scale if weight is None else scale * weight
             inner, slope = means[0] * outer, means[1] * outer * scale.square()
             centred.mul_(-slope.view(shape)).sub_(inner.view(shape)).addcmul_(wide, outer.view(shape))

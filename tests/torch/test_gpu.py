@@ -156,6 +156,20 @@ def test_an_optimizer_trains(cuda):
     assert weight.grad.tolist() == [1.0] * 4
 
 
+def test_batch_normalization_combines_its_statistics_on_the_gpu(cuda, monkeypatch):
+    """As if there were other ranks. The kernels of torch are not late here, so its stream waits at once."""
+    monkeypatch.setattr(gpu, "await_end", lambda work: work.end.wait(PATIENCE))
+    monkeypatch.setattr("hvd_cluster.torch.sync_batch_norm.cuda_built", lambda: True)
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: pytest.fail("a tensor is copied to the CPU"))
+    input, weights = torch.randn(6, 3, requires_grad=True), torch.arange(18.0).reshape(6, 3)
+    plain, ours = torch.nn.BatchNorm1d(3), hvd.SyncBatchNorm(3)
+    found, expected = ours._normalize(input), plain(input)
+    torch.testing.assert_close(found, expected)
+    gradients = [torch.autograd.grad((output * weights).sum(), input)[0] for output in (found, expected)]
+    torch.testing.assert_close(*gradients)
+    torch.testing.assert_close(ours.running_var, plain.running_var)
+
+
 def test_a_tensor_on_another_gpu_than_before_is_refused(cuda, monkeypatch):
     hvd.allreduce(torch.ones(2), op=hvd.Sum)
     monkeypatch.setattr(torch.Tensor, "get_device", lambda tensor: 1)
@@ -180,5 +194,7 @@ def test_an_abort_reaches_the_stream_that_waits(cuda):
     from hvd_cluster import basics
 
     basics.engine().abort(hvd.HorovodInternalError("told to stop"))
+    while not hvd.poll(handle):
+        cuda.user.catch_up()
     with pytest.raises(hvd.HorovodInternalError, match="told to stop"):
         hvd.synchronize(handle)

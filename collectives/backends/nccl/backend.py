@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import compress
+from operator import not_
+from typing import TypeAlias
 
 from collectives.api import DType, ReduceOp
 from collectives.backends.base import Backend, OnWait, ignore_waits
@@ -17,7 +20,7 @@ from collectives.backends.nccl.recipe import Recipe, recipe
 from collectives.backends.nccl.watcher import Watcher
 from collectives.backends.plane import Plane
 from collectives.buffers import Buffer
-from collectives.completion import Completion
+from collectives.completion import DONE, Completion
 
 __all__ = ["NcclBackend"]
 
@@ -25,6 +28,9 @@ ROOM = 32 << 20
 """Bytes of the memory in which tensors are packed."""
 LARGE = 1 << 20
 """Tensors of so many bytes travel in place: to pack them costs more than a call of their own."""
+
+Pair: TypeAlias = tuple[Buffer, Buffer]
+"""A source and its destination."""
 
 
 class NcclBackend(Backend):
@@ -58,6 +64,7 @@ class NcclBackend(Backend):
         self._link: Link | None = None
         self._room: Buffer | None = None
         self._awaited: list[Completion] = []
+        self._begin: Completion = DONE
         self._on_wait: OnWait = ignore_waits
         # Owned by this backend: held by the thread that runs operations while it is inside NCCL, which does not wait
         # there for other members. The watcher takes it for an abort, for a second at most.
@@ -79,9 +86,7 @@ class NcclBackend(Backend):
         """See :class:`Backend`."""
         how = recipe(sources[0].dtype, op, prescale, postscale, self.group.size)
         pairs = [(source, target) for source, target in zip(sources, destinations, strict=True) if source.count]
-        least = 0 if len(pairs) == 1 else LARGE
-        alone = [pair for pair in pairs if how.is_native and pair[0].nbytes >= least]
-        packed = [pair for pair in pairs if not (how.is_native and pair[0].nbytes >= least)]
+        alone, packed = _divide(pairs, how)
         with self._launching(destinations) as link:
             if alone:
                 _reduce_in_place(link, alone, how)
@@ -181,6 +186,7 @@ class NcclBackend(Backend):
             for ready in {id(buffer.ready): buffer.ready for buffer in destinations}.values():
                 if ready is not None:
                     link.device.begin_after(ready)
+            self._begin = link.device.fence()
             yield link
 
     def _opened(self, address: int) -> Link:
@@ -195,7 +201,7 @@ class NcclBackend(Backend):
         return self._link
 
     def _end(self, link: Link) -> Completion:
-        operation = Operation(link.device.fence(), self._life.check)
+        operation = Operation(link.device.fence(), self._life.check, self._begin)
         self._life.launched(operation)
         return operation
 
@@ -206,7 +212,7 @@ class NcclBackend(Backend):
             self._room = link.device.empty(DType.UINT8, (max(nbytes, LARGE),))
         return self._room.part(0, nbytes).cast(dtype)
 
-    def _reduce_packed(self, link: Link, pairs: Sequence[tuple[Buffer, Buffer]], how: Recipe) -> None:
+    def _reduce_packed(self, link: Link, pairs: Sequence[Pair], how: Recipe) -> None:
         sources, targets = (Plane(buffers) for buffers in zip(*pairs, strict=True))
         carrier = how.conversion.carrier
         step = ROOM // carrier.itemsize
@@ -255,6 +261,18 @@ class NcclBackend(Backend):
             link.device.unpack(room, [piece for member in members for piece in column.pieces(targets, member)])
 
 
+def _divide(pairs: list[Pair], how: Recipe) -> tuple[list[Pair], list[Pair]]:
+    """The tensors that travel on their own, and those that are packed."""
+    if not how.is_native:
+        return [], pairs
+    if len(pairs) == 1:
+        return pairs, []
+    is_large = [source.nbytes >= LARGE for source, _ in pairs]
+    if not any(is_large):
+        return [], pairs
+    return [*compress(pairs, is_large)], [*compress(pairs, map(not_, is_large))]
+
+
 def _only(buffers: Sequence[Buffer]) -> Buffer | None:
     """The one that is not empty; None where there are several, or none."""
     full = [buffer for buffer in buffers if buffer.count]
@@ -283,7 +301,7 @@ def _scale(link: Link, buffers: Sequence[Buffer], factor: float) -> None:
             link.device.scale(buffer, buffer, factor)
 
 
-def _reduce_in_place(link: Link, pairs: Sequence[tuple[Buffer, Buffer]], how: Recipe) -> None:
+def _reduce_in_place(link: Link, pairs: Sequence[Pair], how: Recipe) -> None:
     """Each tensor without a copy; the calls begin together."""
     if how.before != 1.0:
         for source, target in pairs:

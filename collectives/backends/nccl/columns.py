@@ -42,8 +42,6 @@ def columns(counts: Sequence[int], room: int) -> Iterator[Column]:
 
 def placed(plane: Plane, span: Span, at: int = 0) -> list[Placed]:
     """The buffers of ``span``, one after another from element ``at`` on."""
-    found = []
-    for buffer in plane.pieces(span):
-        found.append(Placed(at, buffer))
-        at += buffer.count
-    return found
+    buffers = plane.pieces(span)
+    starts = accumulate([buffer.count for buffer in buffers], initial=at)
+    return [Placed(start, buffer) for start, buffer in zip(starts, buffers, strict=False)]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from importlib.util import find_spec
-from pathlib import Path
 from typing import NamedTuple
 
 import msgpack
@@ -17,13 +15,10 @@ from collectives.backends.joining import Joining
 from collectives.backends.nccl.backend import NcclBackend
 from collectives.backends.nccl.library import Library, Pause, version_text
 from collectives.backends.nccl.link import Link
-from collectives.backends.nccl.place import place
+from collectives.backends.nccl.presence import device_at, without_gpu
 from collectives.backends.nccl.watcher import Watcher
 
 __all__ = ["NcclJoining", "Offer", "absence", "load", "unavailable"]
-
-DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl")
-"""The files of NVIDIA's driver on Linux, on Windows' Linux, and on a Jetson."""
 
 _watcher = Watcher()
 
@@ -90,27 +85,21 @@ def _offer(is_first: bool) -> Offer:
 
 
 def _connect(group: Group, id: bytes, address: int, local_rank: int, pause: Pause) -> Link:
-    from collectives.backends.nccl.cupy_device import index_of, shared_device
-
-    device = shared_device(index_of(address) if address else place.default(local_rank, _count_gpus()))
-    library = load()
+    library, device = load(), device_at(address, local_rank)
     return Link(library, device, library.connect(id, group.size, group.position, device, pause))
 
 
 @lru_cache(1)
 def unavailable() -> str:
     """Why this process cannot use NCCL, with the remedy; empty if it can. It is quick on a host without a GPU."""
-    if not any(Path(driver).exists() for driver in DRIVERS):
-        return f"this host has no NVIDIA GPU, or its driver is not visible here (no {DRIVERS[0]})"
-    if find_spec("cupy") is None:
-        return "cupy is missing; install it with: pip install 'hvd-cluster[nccl]'"
+    reason = without_gpu()
+    if reason:
+        return reason
     try:
         load()
-        return (
-            "" if _count_gpus() else "no GPU is visible; look at CUDA_VISIBLE_DEVICES and at the output of nvidia-smi"
-        )
-    except (ImportError, UnsupportedRequestError, HorovodInternalError) as error:
+    except (ImportError, UnsupportedRequestError) as error:
         return str(error)
+    return ""
 
 
 @lru_cache(1)
@@ -126,10 +115,3 @@ def load() -> Library:
         return Nccl4pyLibrary()
     except ImportError:
         return CupyLibrary()
-
-
-def _count_gpus() -> int:
-    """The number of GPUs that are visible; HorovodInternalError for a driver that is too old."""
-    from collectives.backends.nccl.cupy_device import count_gpus
-
-    return count_gpus()

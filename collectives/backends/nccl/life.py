@@ -42,7 +42,6 @@ class Life(Watched):
         self._watcher = watcher
         self._link: Link | None = None
         self._operations: deque[Operation] = deque()
-        self._progress = 0.0
         self._error: Exception | None = None
         # Both are owned by this object. Waits for them are bounded by PAUSE_SECONDS and RELEASE_SECONDS.
         self._failed, self._is_aborted = threading.Event(), threading.Event()
@@ -94,7 +93,7 @@ class Life(Watched):
         text = link.communicator.error()
         if text:
             self.fail(PeerLostError(f"NCCL lost the connection to {self._some()}: {text}", *self._others()))
-        elif self._operations and time.monotonic() - self._since() > self._timeout:
+        elif self._operations and self._operations[0].age() > self._timeout:
             self.fail(self._late("finish an operation on the GPU"))
 
     def prepare(self) -> Link | None:
@@ -134,10 +133,6 @@ class Life(Watched):
     def _drop_ended(self) -> None:
         while self._operations and self._operations[0].has_ended:
             self._operations.popleft()
-            self._progress = time.monotonic()
-
-    def _since(self) -> float:
-        return max(self._progress, self._operations[0].since)
 
     def _late(self, what: str) -> CollectiveTimeoutError:
         return CollectiveTimeoutError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from collectives.completion import Completion
+from collectives.completion import DONE, Completion
 
 __all__ = ["Operation"]
 
@@ -13,14 +13,22 @@ __all__ = ["Operation"]
 class Operation(Completion):
     """The ``end`` of the calls on the stream; ``check`` raises if the backend has failed meanwhile.
 
-    ``since`` is when it was launched, in monotonic seconds. After an abort it is over when the GPU has let go of the
-    memory.
+    ``begin`` is when the stream has come to it: then the operation waits for other ranks only, and no more for the
+    kernels of this one. After an abort it is over when the GPU has let go of the memory.
     """
 
-    def __init__(self, end: Completion, check: Callable[[], None]) -> None:
+    def __init__(self, end: Completion, check: Callable[[], None], begin: Completion = DONE) -> None:
         self._end = end
         self._check = check
-        self.since = time.monotonic()
+        self._begin = begin
+        self._begun: float | None = None
+
+    def age(self) -> float:
+        """How long ago the stream has come to it, in seconds, as far as calls of this method have seen it."""
+        now = time.monotonic()
+        if self._begun is None and self._begin.is_done:
+            self._begun = now
+        return 0.0 if self._begun is None else now - self._begun
 
     @property
     def has_ended(self) -> bool:

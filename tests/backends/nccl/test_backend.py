@@ -257,6 +257,24 @@ def test_an_operation_that_takes_too_long_is_ended():
     assert with_backends(2, body, timeout=0.5) == [True, True]
 
 
+def test_an_operation_that_waits_for_kernels_of_its_own_rank_is_not_late():
+    """The GPU may have work for minutes before it."""
+
+    def body(backend, device):
+        user = LateStream()
+        assert backend.barrier().wait(PATIENCE)
+        user.hold()
+        backend.begin_after(user.enqueue(lambda: None))
+        end = backend.barrier()
+        assert not end.wait(0.6)
+        user.release()
+        assert end.wait(PATIENCE)
+        user.close()
+        return end.is_done
+
+    assert with_backends(2, body, timeout=0.3) == [True, True]
+
+
 def test_a_member_that_does_not_come_to_connect():
     def body(backend, device):
         with pytest.raises(CollectiveTimeoutError, match=r"at least one of ranks 1, 2 .* did not connect to NCCL"):

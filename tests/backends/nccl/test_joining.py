@@ -7,32 +7,36 @@ import sys
 import msgpack
 import pytest
 
-from collectives.api import HorovodInternalError, UnsupportedRequestError
-from collectives.backends.nccl import joining
+from collectives.api import HorovodInternalError, ShutDownError, Topology, UnsupportedRequestError
+from collectives.attempt import ConnectAttempt
+from collectives.backends import table
+from collectives.backends.nccl import joining, presence, through_host_joining
 from collectives.backends.nccl.joining import NcclJoining, Offer, absence, unavailable
 from collectives.backends.nccl.library import failure, require_version, version_text
 from collectives.backends.nccl.place import Place
-from tests.backends.members import group_of
+from collectives.settings import Settings
+from tests.backends.members import group_of, in_threads
 
 
 @pytest.fixture(autouse=True)
 def asked_anew():
-    unavailable.cache_clear()
-    joining.load.cache_clear()
+    cached = (unavailable, presence.without_gpu, joining.load)
+    for function in cached:
+        function.cache_clear()
     yield
-    unavailable.cache_clear()
-    joining.load.cache_clear()
+    for function in cached:
+        function.cache_clear()
 
 
 def test_a_host_without_a_driver(monkeypatch):
-    monkeypatch.setattr(joining, "DRIVERS", ("/nowhere/nvidiactl",))
+    monkeypatch.setattr(presence, "DRIVERS", ("/nowhere/nvidiactl",))
     assert unavailable() == "this host has no NVIDIA GPU, or its driver is not visible here (no /nowhere/nvidiactl)"
     assert "cupy" not in sys.modules
 
 
 def test_a_host_with_a_driver_and_without_cupy(monkeypatch, tmp_path):
-    monkeypatch.setattr(joining, "DRIVERS", (str(tmp_path),))
-    monkeypatch.setattr(joining, "find_spec", lambda name: None)
+    monkeypatch.setattr(presence, "DRIVERS", (str(tmp_path),))
+    monkeypatch.setattr(presence, "find_spec", lambda name: None)
     assert unavailable() == "cupy is missing; install it with: pip install 'hvd-cluster[nccl]'"
 
 
@@ -47,8 +51,9 @@ def test_a_library_that_cannot_be_used(error, monkeypatch, tmp_path):
     def load():
         raise error
 
-    monkeypatch.setattr(joining, "DRIVERS", (str(tmp_path),))
-    monkeypatch.setattr(joining, "find_spec", lambda name: True)
+    monkeypatch.setattr(presence, "DRIVERS", (str(tmp_path),))
+    monkeypatch.setattr(presence, "find_spec", lambda name: True)
+    monkeypatch.setattr(presence, "_count_gpus", lambda: 1)
     monkeypatch.setattr(joining, "load", load)
     assert unavailable() == str(error)
 
@@ -63,11 +68,10 @@ def usable(monkeypatch, tmp_path):
         def unique_id(self):
             return b"the id"
 
-    monkeypatch.setattr(joining, "DRIVERS", (str(tmp_path),))
-    monkeypatch.setattr(joining, "find_spec", lambda name: True)
+    monkeypatch.setattr(presence, "DRIVERS", (str(tmp_path),))
+    monkeypatch.setattr(presence, "find_spec", lambda name: True)
     monkeypatch.setattr(joining, "load", Library)
-    monkeypatch.setattr(joining, "_count_gpus", lambda: 2)
-    Library.cache_clear = staticmethod(lambda: None)
+    monkeypatch.setattr(presence, "_count_gpus", lambda: 2)
     return Library
 
 
@@ -78,7 +82,7 @@ def test_the_first_member_offers_the_id(usable):
 
 
 def test_no_gpu_is_visible(usable, monkeypatch):
-    monkeypatch.setattr(joining, "_count_gpus", lambda: 0)
+    monkeypatch.setattr(presence, "_count_gpus", lambda: 0)
     assert "no GPU is visible; look at CUDA_VISIBLE_DEVICES" in unavailable()
 
 
@@ -86,7 +90,7 @@ def test_a_driver_that_is_too_old(usable, monkeypatch):
     def count():
         raise HorovodInternalError("the driver is insufficient")
 
-    monkeypatch.setattr(joining, "_count_gpus", count)
+    monkeypatch.setattr(presence, "_count_gpus", count)
     assert unavailable() == "the driver is insufficient"
 
 
@@ -130,3 +134,44 @@ def test_the_gpu_of_a_rank_without_tensors():
     assert place.default(5, 4) == 1
     place.index = 3
     assert place.default(5, 4) == 3
+
+
+# Through the host.
+
+
+@pytest.fixture
+def through_host(monkeypatch):
+    """The joinings of two ranks for tensors on GPUs, whose reasons are ``reasons``."""
+
+    def prepared(*reasons):
+        made = []
+        for rank, reason in enumerate(reasons):
+            monkeypatch.setattr(through_host_joining, "without_gpu", lambda reason=reason: reason)
+            topology = Topology(rank, 2, rank, 2, hosts=("a", "b"), cores=1)
+            made.append(table.prepare([0, 1], topology, Settings(gpu_operations="tcp"), "127.0.0.1"))
+        return made
+
+    return prepared
+
+
+@pytest.mark.parametrize("reason", ["", "cupy is missing"])
+def test_the_members_connect_through_the_host(reason, through_host):
+    made = through_host("", reason)
+
+    def member(rank):
+        with ConnectAttempt(20.0) as attempt:
+            backend = made[rank][1].connect([joinings[1].offer for joinings in made], attempt)
+        backend.close()
+        return backend.name, backend.absence
+
+    found = in_threads(2, member)
+    for joinings in made:
+        table.discard(joinings, (), ShutDownError("done"))
+    assert found == [("tcp", f"no GPU can be used on rank 1 on host 'b': {reason}" if reason else "")] * 2
+
+
+def test_nccl_is_the_default():
+    topology = Topology(0, 2, 0, 2, hosts=("a", "b"), cores=1)
+    joinings = table.prepare([0, 1], topology, Settings(), "127.0.0.1")
+    assert isinstance(joinings[1], NcclJoining)
+    table.discard(joinings, (), ShutDownError("done"))

@@ -1,0 +1,47 @@
+"""Whether this host has a GPU that this process can use, and which one a rank works on."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from collectives.api import HorovodInternalError
+from collectives.backends.nccl.device import Device
+from collectives.backends.nccl.place import place
+
+__all__ = ["device_at", "without_gpu"]
+
+DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl")
+"""The files of NVIDIA's driver on Linux, on Windows' Linux, and on a Jetson."""
+
+
+@lru_cache(1)
+def without_gpu() -> str:
+    """Why this process cannot use a GPU, with the remedy; empty if it can. It is quick on a host without one."""
+    if not any(Path(driver).exists() for driver in DRIVERS):
+        return f"this host has no NVIDIA GPU, or its driver is not visible here (no {DRIVERS[0]})"
+    if find_spec("cupy") is None:
+        return "cupy is missing; install it with: pip install 'hvd-cluster[nccl]'"
+    try:
+        found = _count_gpus()
+    except HorovodInternalError as error:
+        return str(error)
+    return "" if found else "no GPU is visible; look at CUDA_VISIBLE_DEVICES and at the output of nvidia-smi"
+
+
+def device_at(address: int, local_rank: int) -> Device:
+    """The GPU with the tensor at ``address``; with 0, that of the rank with this ``local_rank``.
+
+    Raises HorovodInternalError.
+    """
+    from collectives.backends.nccl.cupy_device import index_of, shared_device
+
+    return shared_device(index_of(address) if address else place.default(local_rank, _count_gpus()))
+
+
+def _count_gpus() -> int:
+    """The number of GPUs that are visible; HorovodInternalError for a driver that is too old."""
+    from collectives.backends.nccl.cupy_device import count_gpus
+
+    return count_gpus()
