@@ -11,7 +11,7 @@ __all__ = ["Look", "poll"]
 Look = Callable[[float], None]
 """Called with the seconds waited so far, many times a second; it raises to end the wait."""
 
-SPIN_SECONDS = 0.002
+SPIN_SECONDS = 0.0005
 """Sleeping costs a small operation its speed, spinning costs the other threads their core."""
 SHARE = 0.02
 """A pause is this part of the time waited so far."""
