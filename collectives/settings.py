@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from collectives.api import LONGEST_SECONDS, SettingsError, Timeouts, Topology, World
 
-__all__ = ["ENVIRONMENT_SECRET", "Autotuning", "Settings", "world_from_environment"]
+__all__ = ["ENVIRONMENT_SECRET", "Autotuning", "MpiChoice", "Settings", "world_from_environment"]
 
 ENVIRONMENT_SECRET = "_HOROVOD_SECRET_KEY"
 
@@ -26,13 +26,12 @@ UNUSED = (
     "HOROVOD_CCL_CACHE",
     "HOROVOD_DISABLE_NVTX_RANGES",
     "HOROVOD_ENABLE_XLA_OPS",
-    "HOROVOD_MPI_THREADS_DISABLE",
     "HOROVOD_NUM_NCCL_STREAMS",
     "HOROVOD_TORUS_ALLREDUCE",
 )
 """Variables of Horovod for features that do not exist here."""
 
-CPU_OPERATIONS_NOT_YET = ("mpi", "ccl")
+CPU_OPERATIONS_NOT_YET = ("ccl",)
 """Values of Horovod for HOROVOD_CPU_OPERATIONS that stand for libraries without a binding yet."""
 
 TUNED: Mapping[str, Sequence[str]] = {
@@ -68,6 +67,30 @@ class Autotuning:
 
 
 @dataclass(frozen=True, slots=True)
+class MpiChoice:
+    """Whether the user asks for MPI: for tensors, or as the way on which the ranks find one another.
+
+    Without ``has_threads``, MPI is asked for no more than calls of one thread at a time.
+    """
+
+    is_asked: bool
+    has_threads: bool
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> MpiChoice:
+        """Read the variables of ``environment``. Raises SettingsError."""
+        return cls.of(_Reader(environment))
+
+    @classmethod
+    def of(cls, read: _Reader) -> MpiChoice:
+        """As :meth:`from_environment`."""
+        # Our launchers set HOROVOD_CONTROLLER=gloo, which is close to the method here.
+        controller = read("HOROVOD_CONTROLLER", _one_of("gloo", "mpi"), "gloo")
+        operations = read("HOROVOD_CPU_OPERATIONS", _cpu_operations, "auto")
+        return cls("mpi" in (controller, operations), not read("HOROVOD_MPI_THREADS_DISABLE", _flag, False))
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """The settings of the engine of a rank.
 
@@ -92,6 +115,7 @@ class Settings:
     cpu_operations: str = "auto"
     gpu_operations: str = "nccl"
     tcp_tls: bool = False
+    mpi: MpiChoice = field(default_factory=lambda: MpiChoice(False, True))
     hierarchical_allreduce: bool | None = None
     hierarchical_allgather: bool | None = None
     fusion_threshold: int = 128 * MEBIBYTE
@@ -136,6 +160,7 @@ class Settings:
             cpu_operations=read("HOROVOD_CPU_OPERATIONS", _cpu_operations, "auto"),
             tcp_tls=read("HVD_TCP_TLS", _flag, False),
             gpu_operations=read("HOROVOD_GPU_OPERATIONS", _gpu_operations, "nccl"),
+            mpi=MpiChoice.of(read),
             hierarchical_allreduce=read("HOROVOD_HIERARCHICAL_ALLREDUCE", _flag, None),
             hierarchical_allgather=read("HOROVOD_HIERARCHICAL_ALLGATHER", _flag, None),
             fusion_threshold=read("HOROVOD_FUSION_THRESHOLD", _natural, 128 * MEBIBYTE),
@@ -238,20 +263,17 @@ def _timeline(text: str) -> str:
 
 
 def _cpu_operations(text: str) -> str:
-    chosen = _one_of("auto", "shm", "tcp", "gloo", *CPU_OPERATIONS_NOT_YET)(text)
+    chosen = _one_of("auto", "shm", "tcp", "gloo", "mpi", *CPU_OPERATIONS_NOT_YET)(text)
     return "auto" if chosen in CPU_OPERATIONS_NOT_YET else chosen
 
 
 def _gpu_operations(text: str) -> str:
-    chosen = _one_of("auto", "nccl", "host", "tcp", "gloo")(text)
+    chosen = _one_of("auto", "nccl", "host", "tcp", "gloo", "mpi")(text)
     return "nccl" if chosen == "auto" else chosen
 
 
 def _remarks(read: _Reader) -> tuple[str, ...]:
     unused = [variable for variable in UNUSED if read(variable, str, "0") != "0"]
-    # Launchers set HOROVOD_CONTROLLER=gloo, which is close to the method here.
-    if read("HOROVOD_CONTROLLER", _one_of("gloo", "mpi"), "gloo") == "mpi":
-        unused.append("HOROVOD_CONTROLLER")
     chosen = read("HOROVOD_CPU_OPERATIONS", str, "").lower()
     ignored = [chosen] if chosen in CPU_OPERATIONS_NOT_YET else []
     return (

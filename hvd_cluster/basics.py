@@ -10,10 +10,13 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from collectives import logs
 from collectives.api import InvalidRequestError, NotInitializedError, Topology, World
 from collectives.attempt import ConnectAttempt
+from collectives.backends.mpi.communicators import is_communicator
+from collectives.backends.mpi.library import loaded_mpi, start_mpi
 from collectives.control.handshake.starts import Starts
 from collectives.engine import bootstrap
 from collectives.engine.engine import Engine
@@ -23,6 +26,7 @@ from collectives.settings import Settings, world_from_environment
 from executors.failure import brief
 from executors.member import Identity
 from hvd_cluster import live, memory
+from hvd_cluster.communicators import check_argument, ranks_in_job, sets_of_all
 from hvd_cluster.launchers import Launcher, warn_of_threads
 from hvd_cluster.observers import Observers
 from hvd_cluster.process_sets import ProcessSet, global_process_set
@@ -35,6 +39,7 @@ __all__ = [
     "cross_rank",
     "cross_size",
     "engine",
+    "has_mpi",
     "init",
     "is_cut_off",
     "is_homogeneous",
@@ -95,32 +100,31 @@ class _Process:
         # Shut down in a signal handler, which cannot wait.
         self.ending: list[Engine] = []
         self.exit = ProcessExit()
+        # Whether the ranks have met over MPI, or operations run on it.
+        self.has_mpi = False
         self.observers = Observers(_record_for_page)
 
 
 _process = _Process()
 
 
-def init(
-    comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None
-) -> None:
+def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None) -> None:
     """Find the other ranks of the job and start the engine. A second call while it runs only looks up its sets.
 
-    ``comm`` must be None or empty: all ranks. ``process_sets`` are registered in order, with ids 1, 2...; all ranks
-    give the same. "dynamic" means no sets at the start; sets may be added later in any case, unless
-    HOROVOD_DYNAMIC_PROCESS_SETS is 0. The processes that mpirun, srun, jsrun, torchrun or a launcher with its variables
-    started find one another by themselves. Without a launcher this is a world of one. Raises SettingsError for a bad
-    ``HOROVOD_*`` variable, and where a launcher offers no way to find rank 0; InvalidRequestError for bad arguments,
-    CollectiveTimeoutError or PeerLostError when other ranks do not connect.
+    ``comm`` is None or empty for all ranks, or else a list of ranks of MPI.COMM_WORLD, in the order of the ranks here,
+    or a communicator of mpi4py: only they call this, and are the job. ``process_sets`` are registered in order, with
+    ids 1, 2...; all ranks give the same. Where one is made from a communicator, each rank gives the communicator that
+    it is in, or MPI.COMM_NULL, and the sets of all ranks are registered. "dynamic" means no sets at the start; sets may
+    be added later in any case, unless HOROVOD_DYNAMIC_PROCESS_SETS is 0. The processes that mpirun, srun, jsrun,
+    torchrun or a launcher with its variables started find one another by themselves. Without a launcher this is a world
+    of one. Raises SettingsError for a bad ``HOROVOD_*`` variable, and where a launcher offers no way to find rank 0;
+    InvalidRequestError for bad arguments, CollectiveTimeoutError or PeerLostError when other ranks do not connect.
     """
-    if comm is not None and not (isinstance(comm, Sequence) and len(comm) == 0):
-        raise InvalidRequestError(
-            f"init(comm={comm!r}) is not available; give comm=None and use process_sets for groups of ranks"
-        )
+    members = check_argument(comm)
     sets = _as_sets(process_sets)
     with _process.lock:
         if _process.engine is None:
-            _start(sets)
+            _start(sets, members)
             return
         _look_up(sets, _process.engine)
 
@@ -135,19 +139,25 @@ def _as_sets(process_sets: Sequence[ProcessSet | Sequence[int]] | str | None) ->
     return [_as_set(entry) for entry in process_sets]
 
 
+def has_mpi() -> bool:
+    """Whether the engine runs, and its ranks have met over MPI or its operations run on it."""
+    return _process.engine is not None and _process.has_mpi
+
+
 def _as_set(entry: ProcessSet | Sequence[int]) -> ProcessSet:
     return entry if isinstance(entry, ProcessSet) else ProcessSet(entry)
 
 
-def _start(sets: list[ProcessSet]) -> None:
+def _start(sets: list[ProcessSet], comm: object = None) -> None:
     _process.observers.arrival.begin()
-    environment = _process.launcher.join(_process.secret.claim(os.environ))
+    environment = _process.launcher.join(_process.secret.claim(os.environ), comm)
     world = _process.world or world_from_environment(environment)
     settings = Settings.from_environment(environment, world.topology)
     logs.configure(settings.log_level, settings.log_hide_time, _identity(environment, world))
     for remark in settings.remarks:
         logger.warning(remark)
     warn_of_threads(os.environ, world.topology)
+    sets = _with_communicators(sets, comm, world.topology.size, settings)
     worlds = _process.worlds = _process.worlds or Worlds.of(environment, world, settings, _running_engine)
     _want(sets)
     if worlds is None:
@@ -158,6 +168,8 @@ def _start(sets: list[ProcessSet]) -> None:
         entered = replace(world, round=worlds.round, topology=engine.topology)
         logs.configure(settings.log_level, settings.log_hide_time, _identity(environment, entered))
     _process.engine = engine
+    _process.has_mpi = _process.launcher.members is not None or settings.cpu_operations == "mpi"
+    global_process_set.mpi_comm = comm if is_communicator(comm) else None
     _process.observers.follow(
         engine, world, worlds, Settings.from_environment(environment, engine.topology), environment
     )
@@ -186,11 +198,40 @@ def _running_engine() -> Engine | None:
     return _process.engine
 
 
+def _with_communicators(sets: Sequence[ProcessSet], comm: object, size: int, settings: Settings) -> list[ProcessSet]:
+    """``sets`` with the ranks of communicators, and those that other ranks give at the same places; equal on all ranks.
+
+    A set of MPI.COMM_NULL stands for the one that the others give, if that is only one.
+    """
+    if all(entry.mpi_comm is None for entry in sets):
+        return list(sets)
+    for entry in sets:
+        _resolve(entry, size)
+    own = [entry.ranks or [] for entry in sets if entry.mpi_comm is not None]
+    places = iter(sets_of_all(start_mpi(settings.timeouts.connect), comm, own, settings.timeouts.connect))
+    whole: list[ProcessSet] = []
+    for entry in sets:
+        found = [entry.ranks or []] if entry.mpi_comm is None else next(places)
+        if not entry.ranks and len(found) == 1:
+            entry.ranks = found[0]
+        whole += [entry if ranks == entry.ranks else ProcessSet(ranks) for ranks in found]
+    return whole
+
+
+def _resolve(entry: ProcessSet, size: int) -> None:
+    """Give a set from a communicator its ranks in this job, which has ``size``."""
+    mpi = loaded_mpi()
+    if mpi is not None and entry.mpi_comm is not None:
+        entry.ranks = ranks_in_job(mpi, entry.mpi_comm, _process.launcher.members, size)
+
+
 def _want(sets: Iterable[ProcessSet]) -> None:
     _process.wanted += [entry for entry in sets if entry not in _process.wanted]
 
 
 def _look_up(sets: list[ProcessSet], engine: Engine) -> None:
+    for entry in sets:
+        _resolve(entry, engine.topology.size)
     ids = {engine.process_sets.ranks(id): id for id in engine.process_sets.ids()}
     if not all(tuple(entry.ranks or ()) in ids for entry in sets):
         raise InvalidRequestError("init() was called already, without these process sets; call shutdown() first")
@@ -339,6 +380,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     running = engine()
     try:
         entry = _as_set(process_set)
+        _resolve(entry, running.topology.size)
     except InvalidRequestError as error:
         running.reject_process_set(error)
         raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collectives.api import InvalidRequestError
 from collectives.backends.gloo.library import import_torch
+from collectives.backends.mpi.library import is_available, loaded_mpi
 from collectives.backends.nccl.joining import load, unavailable
 from hvd_cluster import basics
 
@@ -22,22 +23,27 @@ __all__ = [
 
 
 def mpi_built() -> bool:
-    """Whether ranks can talk through MPI: no."""
-    return False
+    """Whether ranks can talk through MPI: true if mpi4py is installed and finds the library of an MPI."""
+    return is_available()
 
 
 def mpi_enabled() -> bool:
-    """Whether ranks talk through MPI: no."""
-    return False
+    """Whether the ranks have found one another by MPI, or talk through it; False before ``init()``."""
+    return basics.has_mpi()
 
 
 def mpi_threads_supported() -> bool:
-    """Whether MPI may be called from several threads.
+    """Whether several threads may call MPI at the same time: whether it has MPI_THREAD_MULTIPLE.
 
-    Raises InvalidRequestError, because MPI is not in use; NotInitializedError before ``init()``.
+    Raises InvalidRequestError if MPI is not in use; NotInitializedError before ``init()``.
     """
     basics.engine()
-    raise InvalidRequestError("MPI is not in use, so mpi_threads_supported() has no answer; ask mpi_enabled() first")
+    if not basics.has_mpi():
+        raise InvalidRequestError(
+            "MPI is not in use, so mpi_threads_supported() has no answer; ask mpi_enabled() first"
+        )
+    mpi = loaded_mpi()
+    return bool(mpi.Query_thread() == mpi.THREAD_MULTIPLE)
 
 
 def gloo_built() -> bool:
@@ -51,7 +57,7 @@ def gloo_built() -> bool:
 
 def gloo_enabled() -> bool:
     """Whether ranks find each other without MPI and talk through Gloo where necessary: true if Gloo is available."""
-    return gloo_built()
+    return gloo_built() and not mpi_enabled()
 
 
 def nccl_built() -> int:

@@ -5,15 +5,22 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
+from typing import Any
 
-from collectives.api import SettingsError, Topology
+from collectives.api import InvalidRequestError, SettingsError, Topology
+from collectives.backends.mpi.library import describe, start_mpi
 from collectives.cores import usable_cores
+from collectives.settings import MpiChoice
 from executors.arguments import parse_seconds
-from executors.environments.table import place_of
+from executors.environments.communicator import place_among
+from executors.environments.place import Place
+from executors.environments.table import is_ours, place_of
 from executors.meetings.farewell import Farewell
 from executors.meetings.joining import Joined, join
 from executors.meetings.mark import erase_mark, leave_mark, refuse_child
+from executors.member import Identity
 from executors.threads import thread_remark, threads_of
+from hvd_cluster.communicators import MPIRUN, members_of
 
 __all__ = ["Launcher", "register_thread_count", "warn_of_threads"]
 
@@ -35,30 +42,59 @@ class Launcher:
     """The launcher that started this process, where it is none of ours.
 
     ``join`` finds the other ranks once, for all calls of ``init()``. In rank 0, the rendezvous server of the job runs
-    until :meth:`close`, and so does what it serves after a meeting that failed.
+    until :meth:`close`, and so does what it serves after a meeting that failed. ``members`` are the ranks of
+    MPI.COMM_WORLD that are the job; None where the ranks have not met over MPI.
     """
 
     def __init__(self) -> None:
+        self.members: tuple[int, ...] | None = None
         self._joined: Joined | None = None
         self._farewell = Farewell()
 
-    def join(self, environment: Mapping[str, str]) -> dict[str, str]:
+    def join(self, environment: Mapping[str, str], comm: object = None) -> dict[str, str]:
         """``environment`` with the variables of a rank; as it is, where no other launcher started several processes.
 
-        Raises what :func:`executors.meetings.joining.join` raises, and SettingsError in a child process of a rank.
+        ``comm`` are the ranks of the job, as :func:`hvd_cluster.communicators.check_argument` returns them. Raises what
+        :func:`executors.meetings.joining.join` raises, SettingsError in a child process of a rank and where MPI cannot
+        be used, and InvalidRequestError for a ``comm`` without this process.
         """
+        choice = MpiChoice.from_environment(environment)
+        _refuse_impossible(environment, comm, choice)
         place = place_of(environment)
-        if place is None:
-            return dict(environment)
-        if self._joined is None:
+        if self._joined is None and place is not None:
             refuse_child(environment, place)
+        if comm is not None or (choice.is_asked and not is_ours(environment)):
+            return self._join_by_mpi(environment, place, comm, choice)
+        if self.members is not None:
+            self.close()
+        return dict(environment) if place is None else self._join(environment, place, place)
+
+    def _join_by_mpi(
+        self, environment: Mapping[str, str], started: Place | None, comm: object, choice: MpiChoice
+    ) -> dict[str, str]:
+        """As :meth:`join`; ``started`` is the place of this process among all that the launcher has started."""
+        mpi = start_mpi(_start_timeout(environment), choice.has_threads)
+        _check_launcher(mpi, started)
+        members = members_of(mpi, comm)
+        if members != self.members:
+            self.close()
+        self.members = members
+        if len(members) == 1:
+            return {**environment, "HOROVOD_SIZE": "1"}
+        place = place_among(members, mpi.COMM_WORLD.Get_rank(), started.node if started else "")
+        return self._join(environment, place, started)
+
+    def _join(self, environment: Mapping[str, str], place: Place, started: Place | None) -> dict[str, str]:
+        if self._joined is None:
             self._joined = join(place, _start_timeout(environment), self._farewell)
-            leave_mark(os.environ, place)
+            if started is not None:
+                leave_mark(os.environ, started)
         return {**environment, **self._joined.environment}
 
     def close(self) -> None:
         """End what runs for the job in this process."""
         self._farewell.end()
+        self.members = None
         joined, self._joined = self._joined, None
         if joined is not None:
             erase_mark(os.environ)
@@ -67,9 +103,33 @@ class Launcher:
     def forget(self) -> None:
         """In a forked child: all of it is the parent's. Takes no lock."""
         self._farewell.disown()
+        self.members = None
         joined, self._joined = self._joined, None
         if joined is not None:
             joined.disown()
+
+
+def _refuse_impossible(environment: Mapping[str, str], comm: object, choice: MpiChoice) -> None:
+    if comm is None and not choice.is_asked:
+        return
+    if Identity.of(environment) is not None:
+        raise SettingsError(
+            "an elastic job cannot use MPI, which does not go on without a rank that it has lost: leave "
+            "HOROVOD_CPU_OPERATIONS=mpi and init(comm=...) out, or start a job of fixed size by mpirun"
+        )
+    if comm is not None and is_ours(environment):
+        raise InvalidRequestError(
+            "init(comm=...) is for ranks that mpirun has started, but hvdrun, Ray or Spark has started this one: use "
+            f"comm=None, with process_sets for groups of ranks; or {MPIRUN}"
+        )
+
+
+def _check_launcher(mpi: Any, started: Place | None) -> None:
+    size = mpi.COMM_WORLD.Get_size()
+    if started is not None and started.size != size:
+        raise SettingsError(
+            f"{started.launcher} has started {started.size} processes, but MPI ({describe(mpi)}) sees {size}: {MPIRUN}"
+        )
 
 
 def _start_timeout(environment: Mapping[str, str]) -> float:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from operator import index
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 from collectives.api import InvalidRequestError
+from collectives.backends.mpi.communicators import is_communicator
 
 __all__ = ["ProcessSet", "global_process_set"]
 
@@ -22,17 +23,26 @@ def _as_rank(value: object) -> int:
 
 
 class ProcessSet:
-    """The given global ranks, in ascending order. Registered by ``init(process_sets=[...])``.
+    """The given global ranks, in ascending order, or those of a communicator of mpi4py.
 
-    ``process_set_id`` is None while the set is not registered; ``mpi_comm`` always is.
+    Registered by ``init(process_sets=[...])``. ``process_set_id`` is None while the set is not registered. ``mpi_comm``
+    is the communicator, None without one; then ``ranks`` is None until ``init()``. Raises InvalidRequestError for
+    anything else.
     """
 
-    def __init__(self, ranks: Iterable[int]) -> None:
-        if not isinstance(ranks, Iterable):
-            raise InvalidRequestError(f"a process set is made of a list of ranks, such as [0, 1], not {ranks!r}")
-        self.ranks: list[int] | None = sorted(map(_as_rank, ranks))
+    def __init__(self, ranks_or_comm: Any) -> None:
+        self.ranks: list[int] | None = None
         self.process_set_id: int | None = None
-        self.mpi_comm: object = None
+        self.mpi_comm: Any = None
+        if is_communicator(ranks_or_comm):
+            self.mpi_comm = ranks_or_comm
+        elif isinstance(ranks_or_comm, Iterable):
+            self.ranks = sorted(map(_as_rank, ranks_or_comm))
+        else:
+            raise InvalidRequestError(
+                f"a process set is made of a list of ranks, such as [0, 1], not {ranks_or_comm!r}; or of an mpi4py "
+                "communicator"
+            )
         self._own_rank: int | None = None
 
     def size(self) -> int | None:

@@ -1,11 +1,18 @@
-"""The MPIs beside the environment of the tests, and a script for their ranks."""
+"""The MPIs beside the environment of the tests, and scripts for their ranks."""
 
+import importlib.util
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[1]
 FOLDER = Path(sys.prefix, "mpi")
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+FLAGS = {"openmpi": ["--oversubscribe"], "mpich": []}
+SECONDS = 100
 ALLREDUCE = """
 import numpy, os
 from collectives.api import Operation, ReduceOp
@@ -26,3 +33,24 @@ def mpirun(name):
     if not found.exists():
         pytest.skip(f"there is no {found}: scripts/environment installs it")
     return str(found)
+
+
+def environment(name, folder):
+    """The variables for a process with mpi4py and the MPI of ``name``; ``folder`` is its home directory."""
+    if importlib.util.find_spec("mpi4py") is None:
+        pytest.skip("mpi4py is not installed")
+    mpirun(name)
+    own = {"PYTHONPATH": str(ROOT), "HOME": str(folder), "OMP_NUM_THREADS": "1"}
+    return {**os.environ, **AS_ROOT, **own, "LD_LIBRARY_PATH": str(FOLDER / name / "lib")}
+
+
+def launch(name, size, command, folder, **variables):
+    """Run ``command`` on ``size`` ranks in :func:`environment`, with more ``variables``."""
+    return subprocess.run(
+        [mpirun(name), *FLAGS[name], "-n", str(size), sys.executable, *command],
+        env={**environment(name, folder), **variables},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )

@@ -42,6 +42,10 @@ class Group:
         """The global ranks of the members at ``positions``."""
         return [self.ranks[position] for position in positions]
 
+    def some_others(self) -> str:
+        """The other members, for a message about one of them that is not known."""
+        return ("" if self.size < 3 else "at least one of ") + self.describe(self.others)
+
     def part(self, positions: Sequence[int]) -> Group:
         """The group of the members at ``positions``, which include that of this process."""
         ranks = tuple(self.ranks_at(positions))

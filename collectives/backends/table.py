@@ -36,9 +36,9 @@ def choose(members: Sequence[int], topology: Topology, settings: Settings, devic
     =================  ==========================================================================
 
     A hierarchical backend consists of the backend that this table gives for the members of each host, of the one for
-    those of each column of hosts, and of tcp, or gloo as asked, for all members. The memory of GPUs, "cuda", has what
-    HOROVOD_GPU_OPERATIONS names, by default nccl. Raises SettingsError where HOROVOD_CPU_OPERATIONS cannot serve these
-    ranks, and for a device without a backend.
+    those of each column of hosts, and of tcp, or gloo or mpi as asked, for all members. The memory of GPUs, "cuda", has
+    what HOROVOD_GPU_OPERATIONS names, by default nccl. Raises SettingsError where HOROVOD_CPU_OPERATIONS cannot serve
+    these ranks, and for a device without a backend.
     """
     if device not in DEVICES:
         raise SettingsError(f"no backend works on the memory of {device}; the devices are: {', '.join(DEVICES)}")
@@ -136,7 +136,7 @@ def _prepare_hierarchy(group: Group, topology: Topology, settings: Settings, add
         if column < min(map(len, hosts)):
             across = group.part([positions[column] for positions in hosts])
             parts[CROSS] = _prepare_host(across, topology, settings, address)
-        flat = "gloo" if settings.cpu_operations == "gloo" else "tcp"
+        flat = settings.cpu_operations if settings.cpu_operations in ("gloo", "mpi") else "tcp"
         parts[FLAT] = _PREPARE[flat](group, topology, settings, address)
     except BaseException as error:
         discard(parts.values(), (), error)
@@ -175,9 +175,16 @@ def _reachable(group: Group, settings: Settings, address: str) -> str:
     return LOOPBACK if len(set(group.hosts)) == 1 and not settings.interface else address
 
 
+def _mpi(group: Group, topology: Topology, settings: Settings, address: str) -> Joining:
+    from collectives.backends.mpi import MpiJoining
+
+    return MpiJoining(group, settings.timeouts.collective, settings.mpi.has_threads)
+
+
 _PREPARE: dict[str, Callable[[Group, Topology, Settings, str], Joining]] = {
     "single": _single,
     "shm": _shm,
     "tcp": _tcp,
     "gloo": _gloo,
+    "mpi": _mpi,
 }

@@ -15,7 +15,7 @@ from executors.environments.torch_distributed import TorchDistributed
 from executors.environments.yarn import YarnShell
 from executors.meetings.shared_folder import FOLDER, SharedFolder
 
-__all__ = ["LAUNCHERS", "place_of"]
+__all__ = ["LAUNCHERS", "is_ours", "place_of"]
 
 LAUNCHERS: tuple[Launcher, ...] = (TorchDistributed(), Jsrun(), OpenMpi(), Mvapich(), Hydra(), Srun(), YarnShell())
 """The first one whose variables are there counts; one that is built on another comes before that one.
@@ -30,6 +30,11 @@ LAUNCHERS: tuple[Launcher, ...] = (TorchDistributed(), Jsrun(), OpenMpi(), Mvapi
 OURS = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_SIZE")
 
 
+def is_ours(environment: Mapping[str, str]) -> bool:
+    """Whether one of our launchers started the process with ``environment``, or the user has set HOROVOD_SIZE."""
+    return bool(text(environment, *OURS))
+
+
 def place_of(environment: Mapping[str, str]) -> Place | None:
     """The place of the process with ``environment`` in a job of a launcher that is not ours, or None.
 
@@ -37,7 +42,7 @@ def place_of(environment: Mapping[str, str]) -> Place | None:
     has set HOROVOD_SIZE. The user's HOROVOD_RENDEZVOUS_FOLDER comes before what the launcher offers. Raises
     SettingsError for such a folder where no launcher says the rank, and where the variables contradict each other.
     """
-    if text(environment, *OURS):
+    if is_ours(environment):
         return None
     places = [place for launcher in LAUNCHERS if (place := launcher.place(environment)) is not None]
     found = next((place for place in places if place.size > 1), None)

@@ -11,7 +11,7 @@ import pytest
 
 from collectives import settings
 from collectives.api import SettingsError, Timeouts, World
-from collectives.settings import ENVIRONMENT_SECRET, Autotuning, Settings, world_from_environment
+from collectives.settings import ENVIRONMENT_SECRET, Autotuning, MpiChoice, Settings, world_from_environment
 
 SECRET = b"\x00not to be seen\xff"
 LAUNCHED = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": "4711"}
@@ -88,12 +88,14 @@ GOOD = [
     ),
     ({"HOROVOD_AUTOTUNE": "yes"}, "autotune", None),
     ({"HOROVOD_AUTOTUNE": "yes"}, "remarks", ("HOROVOD_AUTOTUNE is 'yes', but must be 0 or 1; 0 is used",)),
-    ({"HOROVOD_CPU_OPERATIONS": "MPI"}, "cpu_operations", "auto"),
+    ({"HOROVOD_CPU_OPERATIONS": "MPI"}, "cpu_operations", "mpi"),
+    ({"HOROVOD_CPU_OPERATIONS": "mpi"}, "mpi", MpiChoice(is_asked=True, has_threads=True)),
     (
-        {"HOROVOD_CPU_OPERATIONS": "mpi"},
-        "remarks",
-        ("HOROVOD_CPU_OPERATIONS is mpi, which does not exist here yet; it means auto",),
+        {"HOROVOD_CONTROLLER": "MPI", "HOROVOD_MPI_THREADS_DISABLE": "1"},
+        "mpi",
+        MpiChoice(is_asked=True, has_threads=False),
     ),
+    ({"HOROVOD_CONTROLLER": "gloo"}, "mpi", MpiChoice(is_asked=False, has_threads=True)),
     (
         {"HOROVOD_CPU_OPERATIONS": "ccl"},
         "remarks",
@@ -122,7 +124,6 @@ GOOD = [
     ),
     ({"HVD_DASHBOARD": "1916b312250d@10.0.0.1:80"}, "dashboard", "1916b312250d@10.0.0.1:80"),
     ({"HOROVOD_TIMELINE_MARK_CYCLES": "1"}, "timeline_mark_cycles", True),
-    ({"HOROVOD_CONTROLLER": "MPI"}, "remarks", (f"HOROVOD_CONTROLLER {UNUSED}",)),
     (
         {"HOROVOD_CCL_CACHE": "1", "HOROVOD_BATCH_D2D_MEMCOPIES": "1"},
         "remarks",

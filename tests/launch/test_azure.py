@@ -96,7 +96,7 @@ def test_the_engine_takes_values_of_these_types() -> None:
 
 
 def test_an_input_says_truly_whether_it_has_an_effect() -> None:
-    silent = {name.removeprefix("HOROVOD_") for name in UNUSED} | OF_OTHERS | {"CONTROLLER"}
+    silent = {name.removeprefix("HOROVOD_") for name in UNUSED} | OF_OTHERS
     said = {name.upper() for name, knob in knobs().items() if knob["description"].startswith("no effect")}
     assert said == silent
 

@@ -8,6 +8,7 @@ import pytest
 
 import hvd_cluster.torch as hvd
 from collectives.backends.gloo import library
+from collectives.backends.mpi import library as mpi
 from hvd_cluster.torch import mpi_ops
 
 REDUCTION = "average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=ALL"
@@ -54,13 +55,13 @@ ANSWERS = {
     "ddl_built": False,
     "gloo_built": True,
     "gloo_enabled": True,
-    "mpi_built": False,
     "mpi_enabled": False,
     "nccl_built": 0,
     "rocm_built": False,
 }
 WITHOUT_ARGUMENTS = [
     *ANSWERS,
+    "mpi_built",
     *("mpi_threads_supported", "is_homogeneous", "is_initialized", "shutdown", "stop_timeline", "metrics"),
     *("size", "local_size", "cross_size", "rank", "local_rank", "cross_rank"),
 ]
@@ -132,6 +133,16 @@ def test_gloo_needs_a_torch_that_has_it(monkeypatch):
     monkeypatch.setattr(library.import_torch().distributed, "is_gloo_available", lambda: False)
     assert not hvd.gloo_built()
     assert not hvd.gloo_enabled()
+
+
+def test_mpi_needs_mpi4py(monkeypatch):
+    monkeypatch.setattr(mpi, "PROBE", "raise SystemExit(1)")
+    mpi.is_available.cache_clear()
+    assert hvd.mpi_built() is False
+    mpi.is_available.cache_clear()
+    monkeypatch.setattr(mpi, "PROBE", "")
+    assert hvd.mpi_built() is True
+    mpi.is_available.cache_clear()
 
 
 def test_the_threads_of_mpi_are_unknown_without_mpi():

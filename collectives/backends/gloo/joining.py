@@ -17,7 +17,7 @@ from collectives.api import CollectiveTimeoutError, HorovodInternalError, Settin
 from collectives.attempt import ConnectAttempt
 from collectives.backends.gloo.backend import GlooBackend
 from collectives.backends.gloo.connections import NOWHERE, Connections, open_sockets, unconnected_addresses
-from collectives.backends.gloo.library import import_torch, lacks_descriptors, some_of, translate
+from collectives.backends.gloo.library import import_torch, lacks_descriptors, translate
 from collectives.backends.group import Group
 from collectives.backends.joining import Joining
 from collectives.descriptors import EXHAUSTED
@@ -107,7 +107,7 @@ class _Construction:
         self._directory.hand_over(entries)
         done = self._done
         if done is None or not attempt.wait({done: select.POLLIN}):
-            text = f"{some_of(self._group)} did not connect to Gloo in time"
+            text = f"{self._group.some_others()} did not connect to Gloo in time"
             raise CollectiveTimeoutError(text, self._group.ranks_at(self._group.others))
         with self._lock:
             result, self._result = self._result, None

@@ -14,7 +14,7 @@ from collectives.api import (
 from collectives.backends.group import Group
 from collectives.descriptors import EXHAUSTED
 
-__all__ = ["import_torch", "lacks_descriptors", "some_of", "timed_out", "translate"]
+__all__ = ["import_torch", "lacks_descriptors", "timed_out", "translate"]
 
 
 def import_torch() -> Any:
@@ -29,11 +29,6 @@ def import_torch() -> Any:
     return torch
 
 
-def some_of(group: Group) -> str:
-    """The other members, for a message: Gloo's error does not name the member."""
-    return ("" if group.size < 3 else "at least one of ") + group.describe(group.others)
-
-
 def lacks_descriptors(error: Exception) -> bool:
     """Whether an error of Gloo or Python means that no file descriptor is left."""
     return "Too many open files" in str(error)
@@ -42,9 +37,9 @@ def lacks_descriptors(error: Exception) -> bool:
 def timed_out(group: Group, text: str) -> CollectiveTimeoutError:
     """The error for an operation of ``group`` that took longer than the timeout; ``text`` describes the failure.
 
-    It names all ranks that may be late, as :func:`some_of` does.
+    It names all ranks that may be late, as Gloo's error does not name the member.
     """
-    text = f"{some_of(group)} did not answer in time ({text})"
+    text = f"{group.some_others()} did not answer in time ({text})"
     return CollectiveTimeoutError(text, group.ranks_at(group.others))
 
 
@@ -58,5 +53,5 @@ def translate(error: Exception, group: Group) -> Exception:
     if "Timed out" in text or "timeout" in text:
         return timed_out(group, text)
     if "/transport/" in text or "onnect" in text:
-        return PeerLostError(f"the connection to {some_of(group)} broke; form a new job ({text})")
+        return PeerLostError(f"the connection to {group.some_others()} broke; form a new job ({text})")
     return EngineError(f"Gloo refused an operation; report this ({text})")

@@ -16,7 +16,7 @@ from typing import Any
 
 from collectives.api import DType, PeerLostError, ReduceOp, ShutDownError
 from collectives.backends.gloo.connections import Connections
-from collectives.backends.gloo.library import import_torch, some_of, timed_out, translate
+from collectives.backends.gloo.library import import_torch, timed_out, translate
 from collectives.backends.group import Group
 from collectives.backends.host import Array, Bytes
 from collectives.backends.transport import Transport
@@ -133,7 +133,7 @@ class GlooTransport(Transport):
         """
         if seconds >= self._timeout:
             return timed_out(self.group, f"Gloo closed the connection after {seconds:.1f} s")
-        return PeerLostError(f"the connection to {some_of(self.group)} is gone; form a new job")
+        return PeerLostError(f"the connection to {self.group.some_others()} is gone; form a new job")
 
     def _fail(self, error: Exception) -> Exception:
         """The error that this and all later calls raise. Disconnects the peers, so that they do not wait in vain."""

@@ -1,26 +1,19 @@
 """Rank 0 tells its address over PMI, PMIx or MPI: launchers here that answer badly, late, or not at all."""
 
-import atexit
 import ctypes.util
 import os
-import signal
 import socket
-import subprocess
-import sys
 import threading
-import types
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
 from collectives.api import CollectiveTimeoutError, PeerLostError, SettingsError
 from executors.meetings import broadcast, pmix
-from executors.meetings.broadcast import ByBroadcast, Mpi
+from executors.meetings.broadcast import ByBroadcast
 from executors.meetings.pmi import Pmi
 from executors.meetings.pmix import Pmix
 
-ROOT = Path(__file__).parents[3]
 SECONDS = 30.0
 INIT = "cmd=response_to_init rc=0"
 SPACE = "cmd=my_kvsname kvsname=space"
@@ -184,117 +177,3 @@ def test_another_library_than_libpmix_is_passed_over(monkeypatch):
     monkeypatch.setenv("PMIX_NAMESPACE", "job")
     monkeypatch.setattr(pmix, "_libraries", lambda: iter([ctypes.util.find_library("c"), "/nope/libpmix.so"]))
     assert Pmix.open() is None
-
-
-class Request:
-    def __init__(self, buffer, answer, tests):
-        self.buffer, self.answer, self.tests = buffer, answer, tests
-
-    def Test(self):
-        self.tests -= 1
-        if not self.tests and self.answer is not None:
-            self.buffer[: len(self.answer)] = self.answer
-        return self.tests == 0
-
-
-@pytest.fixture
-def mpi(monkeypatch):
-    """mpi4py's MPI: the broadcast is over when it was tested for the second time; the module keeps its options."""
-    module = types.ModuleType("mpi4py.MPI")
-    module.BYTE, module.Exception, module.answer, module.tests = "byte", OSError, None, 2
-
-    def broadcast(message, root):
-        assert (message[1], root) == (module.BYTE, 0)
-        if isinstance(module.answer, Exception):
-            raise module.answer
-        return Request(message[0], module.answer, module.tests)
-
-    module.COMM_WORLD = types.SimpleNamespace(Ibcast=broadcast, Get_size=lambda: 2)
-    monkeypatch.setitem(sys.modules, "mpi4py", types.ModuleType("mpi4py"))
-    monkeypatch.setitem(sys.modules, "mpi4py.MPI", module)
-    return module
-
-
-def test_a_value_goes_from_rank_0_to_the_others_by_mpi(mpi):
-    assert Mpi().broadcast(b"where", SECONDS) == b"where"
-    mpi.answer = b"where"
-    assert Mpi().broadcast(None, SECONDS) == b"where"
-
-
-@pytest.mark.parametrize(
-    ("value", "ranks", "text"), [(None, (0,), "look at the log of rank 0"), (b"x", (), "of all other ranks")]
-)
-def test_ranks_that_do_not_come_to_the_broadcast_of_mpi(mpi, value, ranks, text):
-    mpi.tests = 0
-    with pytest.raises(CollectiveTimeoutError, match=rf"did not end within 0\.05 s: .*{text}.*MASTER_ADDR") as caught:
-        Mpi().broadcast(value, 0.05)
-    assert caught.value.ranks == ranks
-    atexit.unregister(broadcast._bound_finalize)
-
-
-def ended(code, folder):
-    """The end of a process with an mpi4py from ``folder``, which runs ``code``."""
-    path = os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-c", "from executors.meetings import broadcast\n" + code]
-    return subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=SECONDS, check=False
-    )
-
-
-@pytest.fixture
-def mpi4py(tmp_path):
-    """A function that makes an mpi4py with this code; returns the folder to import it from."""
-
-    def make(code):
-        (tmp_path / "mpi4py").mkdir()
-        (tmp_path / "mpi4py" / "__init__.py").touch()
-        (tmp_path / "mpi4py" / "MPI.py").write_text(code)
-        return tmp_path
-
-    return make
-
-
-def test_a_process_does_not_wait_for_ever_in_mpi_init(mpi4py):
-    folder = mpi4py("import threading\nthreading.Event().wait(600)")
-    done = ended("broadcast.ByBroadcast(('mpi4py',), 2).follow('job', 0.1)", folder)
-    assert (done.returncode, "in _wait_in_mpi_init_for_all_ranks" in done.stderr) == (1, True)
-
-
-HANGING = """
-import ctypes
-BYTE, Exception, done = None, OSError, False
-class COMM_WORLD:
-    Get_size = staticmethod(lambda: 2)
-    Ibcast = staticmethod(lambda *_: COMM_WORLD)
-    Test = staticmethod(lambda: done)
-ctypes.pythonapi.Py_AtExit(ctypes.CDLL(None).pause)  # where mpi4py calls MPI_Finalize
-"""
-FAILING = """
-broadcast.FINALIZE_SECONDS = 0.1
-broadcast.ByBroadcast(('mpi4py',), 2).follow('job', 0.05)
-"""
-
-
-def test_a_process_does_not_wait_for_ever_in_mpi_finalize(mpi4py):
-    done = ended(FAILING, mpi4py(HANGING))
-    assert done.returncode == -signal.SIGALRM
-    assert "CollectiveTimeoutError: MPI_Ibcast of the address of rank 0 did not end within" in done.stderr
-
-
-def test_mpi_finalize_may_last_after_a_later_broadcast_that_is_over(mpi, monkeypatch):
-    handlers = []
-    monkeypatch.setattr(atexit, "register", handlers.append)
-    monkeypatch.setattr(atexit, "unregister", handlers.remove)
-    mpi.tests = 0
-    with pytest.raises(CollectiveTimeoutError):
-        Mpi().broadcast(None, 0.05)
-    assert len(handlers) == 1
-    mpi.tests = 2
-    Mpi().broadcast(None, SECONDS)
-    assert handlers == []
-
-
-def test_a_broadcast_of_mpi_that_fails(mpi):
-    mpi.answer = OSError("MPI_ERR_OTHER")
-    with pytest.raises(PeerLostError, match=r"MPI_Ibcast of the address of rank 0 failed: MPI_ERR_OTHER; let mpirun"):
-        Mpi().broadcast(None, SECONDS)

@@ -1,0 +1,6 @@
+"""Collectives over MPI with mpi4py, for ranks that mpirun has started."""
+
+from collectives.backends.mpi.backend import MpiBackend
+from collectives.backends.mpi.joining import MpiJoining
+
+__all__ = ["MpiBackend", "MpiJoining"]

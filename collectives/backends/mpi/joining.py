@@ -1,0 +1,73 @@
+"""How the members of a group connect over MPI: each offers its rank in MPI.COMM_WORLD."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgpack
+
+from collectives.api import CollectiveTimeoutError, SettingsError
+from collectives.attempt import ConnectAttempt
+from collectives.backends.group import Group
+from collectives.backends.joining import Joining
+from collectives.backends.mpi.backend import MpiBackend
+from collectives.backends.mpi.communicators import KEY_BYTES, create
+from collectives.backends.mpi.library import describe, start_mpi
+
+__all__ = ["MpiJoining"]
+
+NONCE_BYTES = 8
+REMEDY = (
+    "start all ranks by one mpirun, that of the MPI which mpi4py has loaded, or by hvdrun --mpi; or leave "
+    "HOROVOD_CPU_OPERATIONS=mpi out"
+)
+
+
+class MpiJoining(Joining):
+    """See :class:`Joining`.
+
+    ``timeout`` bounds the silence of a peer within an operation, and the start of MPI, in seconds. Raises SettingsError
+    where MPI is missing, or is not that of the mpirun that started this process.
+    """
+
+    def __init__(self, group: Group, timeout: float, has_threads: bool = True) -> None:
+        self._mpi = start_mpi(timeout, has_threads)
+        self._timeout = timeout
+        world = self._mpi.COMM_WORLD
+        if world.Get_size() < group.size:
+            raise SettingsError(_alone(self._mpi, group))
+        super().__init__(group, msgpack.packb((world.Get_rank(), world.Get_size(), os.urandom(NONCE_BYTES))))
+
+    def connect(self, offers: Sequence[bytes], attempt: ConnectAttempt) -> MpiBackend:
+        """See :class:`Joining`."""
+        members, sizes, _ = zip(*map(msgpack.unpackb, offers), strict=True)
+        if len(set(members)) < len(members) or len(set(sizes)) > 1:
+            raise SettingsError(
+                f"the ranks {list(self.group.ranks)} are not of one MPI job, where they would be {list(members)} of "
+                f"{list(sizes)}: {REMEDY}"
+            )
+        key = hashlib.sha256(b"".join(offers)).digest()[:KEY_BYTES]
+        communicator = create(self._mpi, members, key, self._watch(attempt))
+        return MpiBackend(self.group, communicator, self._timeout)
+
+    def close(self) -> None:
+        """See :class:`Joining`. There is no address to release."""
+
+    def _watch(self, attempt: ConnectAttempt) -> Callable[[float], None]:
+        def look(waited: float) -> None:
+            attempt.check()
+            if attempt.is_over:
+                text = f"{self.group.some_others()} did not connect to MPI within {waited:.1f} s"
+                raise CollectiveTimeoutError(text, self.group.ranks_at(self.group.others))
+
+        return look
+
+
+def _alone(mpi: Any, group: Group) -> str:
+    return (
+        f"HOROVOD_CPU_OPERATIONS=mpi needs an MPI job with the {group.size} ranks {list(group.ranks)}, but MPI "
+        f"({describe(mpi)}) sees {mpi.COMM_WORLD.Get_size()} here: {REMEDY}"
+    )

