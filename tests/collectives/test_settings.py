@@ -146,7 +146,7 @@ BAD = {
     "HOROVOD_CROSS_RANK": (NATURAL, "an integer of at least 0"),
     "HOROVOD_CROSS_SIZE": ((*NATURAL, "0"), "an integer of at least 1"),
     "HOROVOD_GLOO_RENDEZVOUS_PORT": ((*NATURAL, "65536"), "a port number, 0 to 65535"),
-    "HOROVOD_CPU_OPERATIONS": (("nccl", "auto gloo"), "one of: auto, shm, tcp, gloo, mpi, ccl"),
+    "HOROVOD_CPU_OPERATIONS": (("nccl", "auto gloo"), "one of: auto, shm, tcp, gloo, pygloo, mpi, ccl"),
     "HOROVOD_FUSION_THRESHOLD": (NATURAL, "an integer of at least 0"),
     "HOROVOD_CYCLE_TIME": (("x", "-1", "nan", "inf", "1000000001"), "a number of milliseconds, 0 to 1000000000"),
     "HOROVOD_CACHE_CAPACITY": (NATURAL, "an integer of at least 0"),
