@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from collectives.api import LONGEST_SECONDS, SettingsError, Timeouts, Topology, World
 
-__all__ = ["ENVIRONMENT_SECRET", "Autotuning", "MpiChoice", "Settings", "world_from_environment"]
+__all__ = ["CPU_OPERATIONS", "ENVIRONMENT_SECRET", "Autotuning", "MpiChoice", "Settings", "world_from_environment"]
 
 ENVIRONMENT_SECRET = "_HOROVOD_SECRET_KEY"
 
@@ -30,6 +30,9 @@ UNUSED = (
     "HOROVOD_TORUS_ALLREDUCE",
 )
 """Variables of Horovod for features that do not exist here."""
+
+CPU_OPERATIONS = ("shm", "tcp", "gloo", "pygloo", "mpi")
+"""The backends that HOROVOD_CPU_OPERATIONS can ask for."""
 
 CPU_OPERATIONS_NOT_YET = ("ccl",)
 """Values of Horovod for HOROVOD_CPU_OPERATIONS that stand for libraries without a binding yet."""
@@ -263,7 +266,7 @@ def _timeline(text: str) -> str:
 
 
 def _cpu_operations(text: str) -> str:
-    chosen = _one_of("auto", "shm", "tcp", "gloo", "mpi", *CPU_OPERATIONS_NOT_YET)(text)
+    chosen = _one_of("auto", *CPU_OPERATIONS, *CPU_OPERATIONS_NOT_YET)(text)
     return "auto" if chosen in CPU_OPERATIONS_NOT_YET else chosen
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collectives.api import InvalidRequestError
-from collectives.backends.gloo.library import import_torch
+from collectives.backends.gloo.binding import preload_gloo
 from collectives.backends.mpi.library import is_available, loaded_mpi
 from collectives.backends.nccl.joining import load, unavailable
 from hvd_cluster import basics
@@ -47,9 +47,9 @@ def mpi_threads_supported() -> bool:
 
 
 def gloo_built() -> bool:
-    """Whether ranks on different hosts can talk through Gloo: true if torch is installed and has Gloo."""
+    """Whether ranks on different hosts can talk through Gloo: true if torch with Gloo is installed, or pygloo."""
     try:
-        import_torch()
+        preload_gloo()
     except ImportError:
         return False
     return True

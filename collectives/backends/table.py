@@ -6,6 +6,7 @@ import platform
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import NamedTuple
 
 from collectives.api import SettingsError, Topology
 from collectives.backends.base import Backend
@@ -15,12 +16,34 @@ from collectives.backends.joining import Joining
 from collectives.cores import Cores
 from collectives.interfaces import LOOPBACK
 from collectives.parameters import Parameters
-from collectives.settings import Settings
+from collectives.settings import CPU_OPERATIONS, Settings
 
-__all__ = ["DEVICES", "choose", "discard", "preload", "prepare", "staged"]
+__all__ = ["DEVICES", "Row", "absence", "choose", "discard", "preload", "prepare", "rows", "staged"]
 
 DEVICES = ("cpu", "cuda")
 """The kinds of memory that have a backend, at least on some machines."""
+
+
+class Row(NamedTuple):
+    """A backend for the memory of ``device``, which a job uses if ``variable`` is ``name``; empty: it always does."""
+
+    device: str
+    name: str
+    variable: str
+
+
+def rows() -> list[Row]:
+    """The backends of a job of several ranks, but for the hierarchical one, which consists of others."""
+    return [*(Row("cpu", name, "HOROVOD_CPU_OPERATIONS") for name in CPU_OPERATIONS), Row("cuda", "nccl", "")]
+
+
+def absence(device: str) -> str:
+    """Why this host has no backend for the memory of ``device``; empty if it has one."""
+    if device == "cpu":
+        return ""
+    from collectives.backends.nccl.joining import unavailable
+
+    return unavailable()
 
 
 def choose(members: Sequence[int], topology: Topology, settings: Settings, device: str = "cpu") -> str:
@@ -36,9 +59,10 @@ def choose(members: Sequence[int], topology: Topology, settings: Settings, devic
     =================  ==========================================================================
 
     A hierarchical backend consists of the backend that this table gives for the members of each host, of the one for
-    those of each column of hosts, and of tcp, or gloo or mpi as asked, for all members. The memory of GPUs, "cuda", has
-    what HOROVOD_GPU_OPERATIONS names, by default nccl. Raises SettingsError where HOROVOD_CPU_OPERATIONS cannot serve
-    these ranks, and for a device without a backend.
+    those of each column of hosts, and of the one between hosts for all members: that which HOROVOD_CPU_OPERATIONS
+    names, else tcp. gloo is torch's, or pygloo's where torch is not installed. The memory of GPUs, "cuda", has what
+    HOROVOD_GPU_OPERATIONS names, by default nccl. Raises SettingsError where HOROVOD_CPU_OPERATIONS cannot serve these
+    ranks, and for a device without a backend.
     """
     if device not in DEVICES:
         raise SettingsError(f"no backend works on the memory of {device}; the devices are: {', '.join(DEVICES)}")
@@ -57,17 +81,22 @@ def choose(members: Sequence[int], topology: Topology, settings: Settings, devic
     if settings.cpu_operations != "auto":
         return settings.cpu_operations
     # On other processors stores may overtake each other, which the gate of shm does not guard against.
-    return "shm" if len(hosts) == 1 and platform.machine() == "x86_64" else "tcp"
+    return "shm" if len(hosts) == 1 and platform.machine() == "x86_64" else _between(settings)
+
+
+def _between(settings: Settings) -> str:
+    """The backend that joins hosts."""
+    return "tcp" if settings.cpu_operations in ("auto", "shm") else settings.cpu_operations
 
 
 def preload(settings: Settings) -> None:
     """Import the library of the backend between hosts now, if it is there: that takes seconds, and ranks would wait."""
     if settings.cpu_operations != "gloo":
         return
-    from collectives.backends.gloo.library import import_torch
+    from collectives.backends.gloo.binding import preload_gloo
 
     with suppress(ImportError):  # the user hears of it if a process set needs the backend
-        import_torch()
+        preload_gloo()
 
 
 def prepare(members: Sequence[int], topology: Topology, settings: Settings, address: str) -> list[Joining]:
@@ -136,8 +165,7 @@ def _prepare_hierarchy(group: Group, topology: Topology, settings: Settings, add
         if column < min(map(len, hosts)):
             across = group.part([positions[column] for positions in hosts])
             parts[CROSS] = _prepare_host(across, topology, settings, address)
-        flat = settings.cpu_operations if settings.cpu_operations in ("gloo", "mpi") else "tcp"
-        parts[FLAT] = _PREPARE[flat](group, topology, settings, address)
+        parts[FLAT] = _PREPARE[_between(settings)](group, topology, settings, address)
     except BaseException as error:
         discard(parts.values(), (), error)
         raise
@@ -165,9 +193,15 @@ def _tcp(group: Group, topology: Topology, settings: Settings, address: str) -> 
 
 
 def _gloo(group: Group, topology: Topology, settings: Settings, address: str) -> Joining:
-    from collectives.backends.gloo import GlooJoining
+    from collectives.backends.gloo.binding import join_gloo
 
-    return GlooJoining(group, settings.timeouts.collective, _reachable(group, settings, address))
+    return join_gloo(group, settings.timeouts.collective, _reachable(group, settings, address))
+
+
+def _pygloo(group: Group, topology: Topology, settings: Settings, address: str) -> Joining:
+    from collectives.backends.pygloo.joining import PyglooJoining
+
+    return PyglooJoining(group, settings.timeouts.collective, _reachable(group, settings, address))
 
 
 def _reachable(group: Group, settings: Settings, address: str) -> str:
@@ -186,5 +220,6 @@ _PREPARE: dict[str, Callable[[Group, Topology, Settings, str], Joining]] = {
     "shm": _shm,
     "tcp": _tcp,
     "gloo": _gloo,
+    "pygloo": _pygloo,
     "mpi": _mpi,
 }

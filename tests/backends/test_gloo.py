@@ -8,6 +8,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,7 +23,6 @@ from collectives.api import (
     PeerLostError,
     ReduceOp,
     SettingsError,
-    ShutDownError,
     Topology,
 )
 from collectives.backends import table
@@ -33,28 +33,26 @@ from collectives.backends.gloo.joining import _Construction
 from collectives.backends.gloo.transport import GlooTransport
 from collectives.backends.workspace import Workspace
 from collectives.buffers import Buffer
-from collectives.interfaces import LOOPBACK
-from collectives.rendezvous.store import MemoryStore, PrefixStore
+from collectives.rendezvous.store import MemoryStore
 from collectives.settings import Settings
-from tests.backends import offers
+from tests.backends import gloo_cases
+from tests.backends.gloo_cases import LENGTHS, SOON
 from tests.backends.matrix import abort_from_thread, reduce_until_error, run_matrix
-from tests.backends.members import Member, Processes, group_of
-from tests.backends.offers import meet
+from tests.backends.members import Processes, group_of
 from tests.interrupts import interrupted
 
-SOON = 4.0  # What a test that breaks connections may leave behind ends after this timeout.
-LENGTHS = pytest.mark.parametrize("length", [8, 1_000_000], ids=["direct", "ring"])
+connect, with_backends = partial(gloo_cases.connect, GlooJoining), partial(gloo_cases.with_backends, GlooJoining)
 
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_processes(size):
     """One launch for all that needs real processes but no death, because starting them takes longest."""
-    with Processes(size, _work_in_a_process) as processes:
+    with Processes(size, partial(gloo_cases.work_in_a_process, GlooJoining)) as processes:
         assert processes.results() == ["done"] * size
 
 
 def test_killed_member():
-    with Processes(3, _reduce_until_error) as processes:
+    with Processes(3, partial(gloo_cases.reduce_in_a_process, GlooJoining)) as processes:
         for rank in range(3):
             assert processes.hear(rank) == "reducing"
         processes.kill(1)
@@ -127,59 +125,20 @@ def test_workspace_keeps_no_more_than_its_limit(monkeypatch):
 
 @LENGTHS
 def test_abort_reaches_members_that_do_not_talk_to_the_aborted_one(length):
-    def body(backend: GlooBackend) -> None:
-        if backend.rank == 2:
-            abort_from_thread(backend, np.ones(length, np.float32))
-        elif backend.rank:  # Rank 0 takes no part, so that nobody can finish.
-            assert isinstance(reduce_until_error(backend, length, 20), PeerLostError)
-        left.wait(20)
-
-    left = threading.Barrier(4)
-    with_backends(4, body, SOON)
+    gloo_cases.check_abort_reaches_others(GlooJoining, length)
 
 
 @LENGTHS
 def test_silent_member(length):
-    def body(backend: GlooBackend) -> None:
-        if backend.rank == 0:
-            error = reduce_until_error(backend, length, 20)
-            assert isinstance(error, CollectiveTimeoutError)
-            assert str(error).startswith("rank 1 on host 'a' did not answer in time")
-            assert error.ranks == (1,)
-            with pytest.raises(CollectiveTimeoutError):
-                backend.barrier()
-        noticed.wait(20)
-
-    noticed = threading.Barrier(2)
-    with_backends(2, body, timeout=1.5)
+    gloo_cases.check_silent_member(GlooJoining, length)
 
 
 def test_abort_before_a_call_and_after_close():
-    def body(backend: GlooBackend) -> None:
-        error = HorovodInternalError("told to stop")
-        backend.abort(error)
-        with pytest.raises(HorovodInternalError) as caught:
-            backend.barrier()
-        assert caught.value is error
-        backend.close()
-        backend.abort(error)
-
-    with_backends(2, body, SOON)
+    gloo_cases.check_abort_before_a_call_and_after_close(GlooJoining)
 
 
 def test_closing_is_idempotent_and_peers_notice():
-    def body(backend: GlooBackend) -> None:
-        if backend.rank == 0:
-            backend.close()
-            backend.close()
-            with pytest.raises(ShutDownError):
-                backend.barrier()
-        else:
-            error = reduce_until_error(backend, 8, 20)
-            assert isinstance(error, PeerLostError)
-            assert "the connection to rank 0 on host 'a'" in str(error)
-
-    with_backends(2, body, SOON)
+    gloo_cases.check_closing(GlooJoining)
 
 
 def test_an_operation_that_nothing_can_end_is_left_to_a_thread(monkeypatch):
@@ -341,43 +300,5 @@ def test_an_operation_that_stays_unfinished_without_its_connection(timeout, expe
         transport.barrier()
 
 
-def connect(group, store, timeout=20.0, address=LOOPBACK, patience=20.0) -> GlooBackend:
-    """``timeout`` bounds operations, ``patience`` the start."""
-    return meet(GlooJoining(group, timeout, address), store, patience)
-
-
-def with_backends(size, body, timeout=20.0, address=LOOPBACK):
-    store = MemoryStore()
-    offers.with_backends(size, lambda rank: connect(group_of(size, rank), store, timeout, address), body)
-
-
-def _work_in_a_process(member: Member) -> str:
-    backend = _join(member, "matrix")
-    run_matrix(backend, member.rank, member.size)
-    member.meet_others("matrix-done")  # a member that closes earlier ends the operations of others
-    backend.close()
-    backend = _join(member, "abort")
-    member.meet_others("connected")
-    if member.rank == 0:
-        abort_from_thread(backend, np.ones(1_000_000, np.float32))
-    else:
-        assert isinstance(reduce_until_error(backend, 1_000_000, 20), PeerLostError)
-    backend.close()
-    return "done"
-
-
-def _reduce_until_error(member: Member) -> str:
-    backend = _join(member, "group")
-    backend.barrier()
-    member.tell("reducing")
-    error = reduce_until_error(backend, 1_000_000, 60)
-    backend.close()
-    return type(error).__name__
-
-
 def _threads_and_descriptors() -> tuple[int, int]:
     return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
-
-
-def _join(member: Member, name: str) -> GlooBackend:
-    return connect(group_of(member.size, member.rank), PrefixStore(member.store, name))

@@ -312,6 +312,9 @@ def _die_while_connecting(port, secret, moment, operations, victim, member):
         ((0, 1, 2), "auto", "hierarchical"),
         ((0, 1, 2), "tcp", "hierarchical"),
         ((0, 1, 2), "gloo", "hierarchical"),
+        ((0, 1), "pygloo", "pygloo"),
+        ((0, 2), "pygloo", "pygloo"),
+        ((0, 1, 2), "pygloo", "hierarchical"),
     ],
 )
 def test_the_backend_follows_the_hosts_and_the_wish(members, asked, chosen):

@@ -10,20 +10,19 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-import msgpack
-
 from collectives import interfaces
-from collectives.api import CollectiveTimeoutError, HorovodInternalError, SettingsError
+from collectives.api import CollectiveTimeoutError, HorovodInternalError
 from collectives.attempt import ConnectAttempt
 from collectives.backends.gloo.backend import GlooBackend
 from collectives.backends.gloo.connections import NOWHERE, Connections, open_sockets, unconnected_addresses
-from collectives.backends.gloo.library import import_torch, lacks_descriptors, translate
+from collectives.backends.gloo.library import cannot_listen, import_torch, translate
+from collectives.backends.gloo.offers import pack_offer, unpack_offers
 from collectives.backends.group import Group
 from collectives.backends.joining import Joining
-from collectives.descriptors import EXHAUSTED
 
 __all__ = ["GlooJoining", "open_device"]
 
+BINDING = "torch"
 WORKER_THREADS = 2
 """With one thread instead of two, a small operation takes milliseconds on a busy machine."""
 CONNECT_SECONDS = 1.0
@@ -50,14 +49,14 @@ class GlooJoining(Joining):
         self._connections = Connections(end)
         self._construction = _Construction(group, device, timeout)
         try:
-            super().__init__(group, msgpack.packb((end, self._construction.begin())))
+            super().__init__(group, pack_offer(BINDING, end, self._construction.begin()))
         except BaseException:
             self._construction.close()
             raise
 
     def connect(self, offers: Sequence[bytes], attempt: ConnectAttempt) -> GlooBackend:
         """See :class:`Joining`."""
-        addresses, entries = zip(*map(msgpack.unpackb, offers), strict=True)
+        addresses, entries = zip(*unpack_offers(BINDING, offers, self.group), strict=True)
         peers = frozenset(addresses) - {NOWHERE}
         try:
             process_group = self._construction.finish(entries, attempt)
@@ -162,12 +161,7 @@ def _create_device(address: str) -> Any:
     try:
         return import_torch().distributed.ProcessGroupGloo.create_device(hostname=address)
     except RuntimeError as error:
-        if lacks_descriptors(error):
-            raise HorovodInternalError(f"Gloo cannot listen: {EXHAUSTED} ({error})") from error
-        allowed = ", ".join(interfaces.names())
-        raise SettingsError(
-            f"Gloo cannot listen on {address!r} ({error}); the interfaces of this host are: {allowed}"
-        ) from error
+        raise cannot_listen(error, address) from error
 
 
 @functools.cache

@@ -1,9 +1,10 @@
-"""Torch's Gloo: importing it, and the meaning of its errors."""
+"""Torch's Gloo: importing it; and the meaning of Gloo's errors, whatever its binding."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from collectives import interfaces
 from collectives.api import (
     CollectiveTimeoutError,
     EngineError,
@@ -14,7 +15,7 @@ from collectives.api import (
 from collectives.backends.group import Group
 from collectives.descriptors import EXHAUSTED
 
-__all__ = ["import_torch", "lacks_descriptors", "timed_out", "translate"]
+__all__ = ["cannot_listen", "disconnected", "import_torch", "lacks_descriptors", "timed_out", "translate"]
 
 
 def import_torch() -> Any:
@@ -34,6 +35,14 @@ def lacks_descriptors(error: Exception) -> bool:
     return "Too many open files" in str(error)
 
 
+def cannot_listen(error: Exception, address: str) -> Exception:
+    """The error for one that Gloo raised when it should listen on ``address``."""
+    if lacks_descriptors(error):
+        return HorovodInternalError(f"Gloo cannot listen: {EXHAUSTED} ({error})")
+    allowed = ", ".join(interfaces.names())
+    return SettingsError(f"Gloo cannot listen on {address!r} ({error}); the interfaces of this host are: {allowed}")
+
+
 def timed_out(group: Group, text: str) -> CollectiveTimeoutError:
     """The error for an operation of ``group`` that took longer than the timeout; ``text`` describes the failure.
 
@@ -41,6 +50,11 @@ def timed_out(group: Group, text: str) -> CollectiveTimeoutError:
     """
     text = f"{group.some_others()} did not answer in time ({text})"
     return CollectiveTimeoutError(text, group.ranks_at(group.others))
+
+
+def disconnected(group: Group) -> PeerLostError:
+    """The error for an operation of ``group`` whose connection Gloo has closed without a word."""
+    return PeerLostError(f"the connection to {group.some_others()} is gone; form a new job")
 
 
 def translate(error: Exception, group: Group) -> Exception:

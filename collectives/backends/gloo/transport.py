@@ -1,9 +1,4 @@
-"""Torch's Gloo as a transport: the collectives of a ProcessGroupGloo, with waits that can be aborted.
-
-Gloo itself rounds a 16-bit sum at each hop, refuses int16, and drops NaN from MIN and MAX or keeps it, depending on the
-place in the ring. So its ring does only sums and products, of the types that it computes exactly as
-:mod:`collectives.kernels.reduction` does.
-"""
+"""Torch's Gloo as a transport: the collectives of a ProcessGroupGloo, with waits that can be aborted."""
 
 from __future__ import annotations
 
@@ -14,9 +9,10 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from collectives.api import DType, PeerLostError, ReduceOp, ShutDownError
+from collectives.api import DType, ReduceOp, ShutDownError
 from collectives.backends.gloo.connections import Connections
-from collectives.backends.gloo.library import import_torch, timed_out, translate
+from collectives.backends.gloo.library import disconnected, import_torch, timed_out, translate
+from collectives.backends.gloo.ring import GLOO_NAMES, is_exact
 from collectives.backends.group import Group
 from collectives.backends.host import Array, Bytes
 from collectives.backends.transport import Transport
@@ -26,9 +22,6 @@ __all__ = ["GlooTransport"]
 SLICE = timedelta(seconds=0.05)
 GRACE = timedelta(seconds=0.05)
 POLL = 0.1
-
-_RING_DTYPES = frozenset({"uint8", "int8", "int32", "int64", "float32", "float64"})
-_RING_OPS = {ReduceOp.SUM: "SUM", ReduceOp.PRODUCT: "PRODUCT"}
 
 
 class GlooTransport(Transport):
@@ -78,12 +71,12 @@ class GlooTransport(Transport):
 
     def reduces(self, dtype: DType, op: ReduceOp) -> bool:
         """See :class:`Transport`."""
-        return dtype.label in _RING_DTYPES and op in _RING_OPS
+        return is_exact(dtype, op)
 
     def allreduce(self, array: Array, op: ReduceOp) -> None:
         """See :class:`Transport`. A ring: 2 (P - 1) steps, 2 S (P - 1) / P bytes."""
         options = self._torch.distributed.AllreduceOptions()
-        options.reduceOp = getattr(self._torch.distributed.ReduceOp, _RING_OPS[op])
+        options.reduceOp = getattr(self._torch.distributed.ReduceOp, GLOO_NAMES[op])
         self._run("allreduce", [self._tensor(array)], options)
 
     def close(self) -> None:
@@ -133,7 +126,7 @@ class GlooTransport(Transport):
         """
         if seconds >= self._timeout:
             return timed_out(self.group, f"Gloo closed the connection after {seconds:.1f} s")
-        return PeerLostError(f"the connection to {self.group.some_others()} is gone; form a new job")
+        return disconnected(self.group)
 
     def _fail(self, error: Exception) -> Exception:
         """The error that this and all later calls raise. Disconnects the peers, so that they do not wait in vain."""

@@ -1,0 +1,78 @@
+"""How the members of a group of pygloo connect: each offers the entry of its helper process for Gloo's store."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Sequence
+from typing import Any
+
+from collectives import interfaces
+from collectives.api import CollectiveTimeoutError, HorovodInternalError
+from collectives.attempt import ConnectAttempt
+from collectives.backends.gloo.library import cannot_listen, translate
+from collectives.backends.gloo.offers import pack_offer, unpack_offers
+from collectives.backends.group import Group
+from collectives.backends.joining import Joining
+from collectives.backends.messaging import MessagingBackend
+from collectives.backends.pygloo.library import require_pygloo
+from collectives.backends.pygloo.process import Helper
+from collectives.backends.pygloo.transport import PyglooTransport
+
+__all__ = ["PyglooJoining"]
+
+BINDING = "pygloo"
+START_SECONDS = 30.0
+
+
+class PyglooJoining(Joining):
+    """See :class:`Joining`.
+
+    ``timeout`` bounds the silence of a peer within an operation, in seconds. ``address`` is the IP address of this host
+    that the peers connect to: anyone who reaches it can disturb or join the exchange. Raises ImportError without
+    pygloo, SettingsError for an address that this host does not have.
+    """
+
+    def __init__(self, group: Group, timeout: float, address: str = interfaces.LOOPBACK) -> None:
+        require_pygloo()
+        super().__init__(group)
+        self._timeout = timeout
+        self._address = address
+        self._helper: Helper | None = Helper()
+        try:
+            self._helper.tell("open", group.position, group.size, address)
+            with ConnectAttempt(START_SECONDS) as attempt:
+                self.offer = pack_offer(BINDING, *self._hear("entry", attempt))
+        except BaseException:
+            self.close()
+            raise
+
+    def connect(self, offers: Sequence[bytes], attempt: ConnectAttempt) -> MessagingBackend:
+        """See :class:`Joining`."""
+        assert self._helper is not None
+        self._helper.tell("entries", [entry for (entry,) in unpack_offers(BINDING, offers, self.group)])
+        self._hear("done", attempt)
+        helper, self._helper = self._helper, None
+        helper.watch_connections()
+        return MessagingBackend(PyglooTransport(self.group, helper, self._timeout))
+
+    def close(self) -> None:
+        """See :class:`Joining`."""
+        helper, self._helper = self._helper, None
+        if helper is not None:
+            helper.close()
+
+    def _hear(self, expected: str, attempt: ConnectAttempt) -> list[Any]:
+        """The rest of the next message of the helper process, which has to be ``expected``."""
+        assert self._helper is not None
+        if not attempt.wait({self._helper.fileno(): select.POLLIN}):
+            text = f"{self.group.some_others()} did not connect to Gloo in time"
+            raise CollectiveTimeoutError(text, self.group.ranks_at(self.group.others))
+        try:
+            kind, *rest = self._helper.hear()
+        except (EOFError, OSError) as error:
+            raise HorovodInternalError(f"the helper process of pygloo ended while it connected ({error})") from error
+        if kind == expected:
+            return rest
+        failure = RuntimeError(rest[0])
+        is_listening = expected != "entry"
+        raise (translate(failure, self.group) if is_listening else cannot_listen(failure, self._address)) from failure

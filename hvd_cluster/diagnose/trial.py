@@ -1,0 +1,102 @@
+"""A real allreduce of two processes by each backend."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from collectives.api import EngineError, Operation, ReduceOp, UnsupportedRequestError
+from collectives.backends.table import Row, absence
+from hvd_cluster import basics
+from hvd_cluster.objects import described
+from hvd_cluster.operations.arrays import in_place
+from hvd_cluster.operations.operands import run as run_operation
+from hvd_cluster.process_sets import global_process_set
+from hvd_cluster.run import run
+
+__all__ = ["DEFAULT", "Launch", "Trial", "launch", "try_row"]
+
+RANKS = 2
+COUNT = 1 << 18
+"""Elements of float32: 1 MiB."""
+WARM_UP = 3
+REPEATS = 20
+SECONDS = 30.0
+
+DEFAULT = Row("cpu", "auto", "HOROVOD_CPU_OPERATIONS")
+"""What a job uses that asks for nothing."""
+
+ARRAYS = {"cpu": "numpy", "cuda": "cupy"}
+"""The library whose arrays are on each kind of device."""
+BY_MPIRUN = ("mpi",)
+"""Backends whose processes mpirun has to start."""
+
+Launch = Callable[[Row], float]
+"""Runs the allreduce of a row; returns its seconds, and raises what went wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What came of a backend: the ``seconds`` of an allreduce, or the ``reason`` why there was none, and the remedy."""
+
+    device: str
+    name: str
+    variable: str
+    seconds: float | None
+    reason: str
+
+    @property
+    def works(self) -> bool:
+        """Whether the ranks had the right result."""
+        return self.seconds is not None
+
+
+def launch(row: Row) -> float:
+    """Run the allreduce of ``row`` on RANKS processes of this machine; the median of its seconds on rank 0.
+
+    Raises UnsupportedRequestError for a device that is not here, and what ``run()`` raises.
+    """
+    reason = absence(row.device)
+    if reason:
+        raise UnsupportedRequestError(reason)
+    environment = {"HOROVOD_GLOO_TIMEOUT_SECONDS": f"{SECONDS:g}"} | ({row.variable: row.name} if row.variable else {})
+    by_mpirun = True if row.name in BY_MPIRUN else None
+    results = run(reduce_in_rank, (row.device,), num_proc=RANKS, env=environment, use_mpi=by_mpirun)
+    return results[0]
+
+
+def try_row(row: Row, launch: Launch = launch) -> Trial:
+    """What comes of ``row``. Raises nothing: any failure is a reason."""
+    try:
+        seconds = launch(row)
+    except Exception as error:  # noqa: BLE001 - the reason, whatever it is
+        return Trial(*row, seconds=None, reason=described(error))
+    return Trial(*row, seconds=seconds, reason="")
+
+
+def reduce_in_rank(device: str) -> float:
+    """In a rank: the median of the seconds of an allreduce of 1 MiB. Raises EngineError for a wrong result."""
+    basics.init()
+    array = import_module(ARRAYS[device]).full(COUNT, basics.rank() + 1, "float32")
+    _reduce(array)
+    expected = basics.size() * (basics.size() + 1) // 2
+    if not (array == expected).all():
+        raise EngineError(f"the sum of 1 to {basics.size()} is {array[0]}, not {expected}; report this")
+    array[:] = 0
+    seconds = [_timed(array) for _ in range(WARM_UP + REPEATS)]
+    basics.shutdown()
+    return statistics.median(seconds[WARM_UP:])
+
+
+def _timed(array: Any) -> float:
+    begin = time.perf_counter()
+    _reduce(array)
+    return time.perf_counter() - begin
+
+
+def _reduce(array: Any) -> None:
+    run_operation(Operation.ALLREDUCE, in_place, array, "diagnose", global_process_set, op=ReduceOp.SUM)
