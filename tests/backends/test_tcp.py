@@ -5,11 +5,13 @@ import os
 import resource
 import select
 import socket
+import subprocess
 import sys
 import threading
 import time
 import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 
 import msgpack
 import numpy as np
@@ -38,6 +40,7 @@ from tests.backends.members import Member, Processes, group_of, in_threads
 from tests.interrupts import interrupted
 
 SECRET = b"of the job"
+ROOT = Path(__file__).parents[2]
 LENGTHS = pytest.mark.parametrize("length", [8, 1_000_000], ids=["at once", "in a pipeline"])
 
 
@@ -503,6 +506,25 @@ def test_no_descriptor_left():
 @pytest.mark.skipif(not interfaces._ipv6("lo"), reason="no IPv6 here")
 def test_ipv6():
     with_backends(2, TcpBackend.barrier, address="::1")
+
+
+WITHOUT_TORCH = """
+import sys
+from collectives.api import Topology
+from collectives.backends.table import preload, prepare
+from collectives.settings import Settings
+settings = Settings()
+preload(settings)
+joinings = prepare((0, 1), Topology(0, 2, hosts=("a", "b"), cores=1), settings, "127.0.0.1")
+for joining in joinings:
+    joining.close()
+assert type(joinings[0]).__name__ == "TcpJoining"
+assert "torch" not in sys.modules
+"""
+
+
+def test_ranks_of_two_hosts_need_no_torch():
+    subprocess.run([sys.executable, "-c", WITHOUT_TORCH], cwd=ROOT, timeout=60, check=True)
 
 
 def connect_alone(position: int) -> None:

@@ -16,8 +16,8 @@ from collectives.backends.tcp.poller import Poller
 __all__ = ["Pump"]
 
 SPINS = 100
-"""Looks at the links, each with a yield, before this member sleeps. None where ranks share cores: a member that yields
-gets its core back late, one that is woken gets it soon."""
+"""Looks at links, with a yield after all of them, before this member sleeps. None where ranks share cores: a member
+that yields gets its core back late, one that is woken gets it soon."""
 SLICE_SECONDS = 0.05
 
 
@@ -31,7 +31,7 @@ class Pump:
         self._group = group
         self._links = links
         self._timeout = timeout
-        self._spins = 0 if crowded else SPINS
+        self._spins = 0 if crowded else SPINS // max(1, len(links))
         self._poller = Poller()
         self._error: Exception | None = None
         self._silent_since = self._attended = 0.0
