@@ -182,7 +182,7 @@ def _parser() -> argparse.ArgumentParser:
 def _measured(place: Place, arguments: argparse.Namespace) -> Figures:
     figures, pythons = Figures(place, arguments.sizes), dict(arguments.python)
     chosen = [row for row in rows() if row.device == "cpu" and row.name in (arguments.backends or [row.name])]
-    wanted = [row for row in (DEFAULT, *chosen) if place.network is None or row.name != "shm"]
+    wanted = [row for row in (DEFAULT, *chosen) if place.network is None or row.name not in ("shm", *BY_MPIRUN)]
     for _ in range(arguments.launches):
         for row in wanted:
             figures.take(row, pythons.get(row.name), arguments.scale)
