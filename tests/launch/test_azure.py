@@ -31,9 +31,13 @@ results = load_component(sys.argv[1])._validate(), load_job(sys.argv[2])._valida
 sys.exit(str([str(result) for result in results if not result.passed]) if not all(r.passed for r in results) else 0)
 """
 EXAMPLES = {"integer": "1", "number": "0.5", "string": "text"}
-VALUES = {"cpu_operations": "gloo", "controller": "gloo", "log_level": "info", "thread_affinity": "0"} | {
-    "gloo_iface": "lo"
-}
+VALUES = {
+    "cpu_operations": "gloo",
+    "gpu_operations": "host",
+    "controller": "gloo",
+    "log_level": "info",
+    "thread_affinity": "0",
+} | {"gloo_iface": "lo"}
 
 
 def knobs() -> dict[str, dict[str, str]]:
@@ -74,7 +78,7 @@ def test_the_inputs_are_the_variables() -> None:
     source = (ROOT / "collectives" / "settings.py").read_text()
     engine = {name for name in re.findall(r'"HOROVOD_([A-Z0-9_]+)"', source)} - LAUNCHERS
     assert {name.upper() for name in knobs()} == engine | OF_OTHERS
-    assert len(knobs()) - len({"heartbeat_seconds"}) == 40
+    assert len(knobs()) - len({"heartbeat_seconds", "gpu_operations"}) == 40
 
 
 def test_the_command_sets_a_variable_for_each_input_that_a_job_gives() -> None:
