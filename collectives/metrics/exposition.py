@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from socketserver import TCPServer
@@ -80,11 +81,11 @@ class Exposition:
     def _bind(self, app: Callable[..., Any]) -> WSGIServer:
         for _ in range(RETRIES):
             try:
-                return make_server(self.address, self.port, app, _Server, _Handler)
+                return make_server(self.address, self.port, app, _server_for(self.address), _Handler)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE or self._closing.wait(RETRY_SECONDS):
                     raise
-        return make_server(self.address, self.port, app, _Server, _Handler)
+        return make_server(self.address, self.port, app, _server_for(self.address), _Handler)
 
     def _serve(self, server: WSGIServer) -> None:
         server.timeout = POLL_SECONDS
@@ -108,6 +109,14 @@ class _Server(WSGIServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         logger.debug("a client of the metrics at %s went away", client_address, exc_info=True)
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
+def _server_for(address: str) -> type[_Server]:
+    return _Server6 if ":" in address else _Server
 
 
 class _Handler(WSGIRequestHandler):

@@ -34,18 +34,18 @@ def port():
         return server.getsockname()[1]
 
 
-def scrape(port):
+def scrape(port, address="127.0.0.1"):
     """The samples by name and labels."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{address}:{port}/metrics", timeout=10) as answer:
         text = answer.read().decode()
     families = list(parser.text_string_to_metric_families(text))
     return {(sample.name, *sorted(sample.labels.items())): sample.value for each in families for sample in each.samples}
 
 
-def until_served(port):
+def until_served(port, address="127.0.0.1"):
     def is_served():
         try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
+            socket.create_connection((address, port), 1).close()
         except OSError:
             return False
         return True
@@ -64,6 +64,16 @@ def test_a_scrape_shows_what_the_rank_has_done(port, monkeypatch):
     assert found["hvd_bytes_total", ("process_set", "0"), ("rank", "0")] == 96
     assert found["hvd_rounds_total", ("rank", "0")] == 1
     assert found["hvd_size", ("rank", "0")] == 1
+
+
+def test_an_address_of_ipv6(monkeypatch):
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
+        port = server.getsockname()[1]
+    monkeypatch.setenv("HVD_METRICS_PORT", str(port))
+    monkeypatch.setenv("HVD_METRICS_ADDRESS", "::1")
+    basics.init()
+    until_served(port, "::1")
+    assert scrape(port, "[::1]")["hvd_size", ("rank", "0")] == 1
 
 
 def test_the_port_is_free_after_shutdown(port, monkeypatch):
@@ -85,7 +95,7 @@ def test_a_port_in_use_is_one_line_and_training_goes_on(port, monkeypatch, caplo
     assert f"no metrics at 127.0.0.1:{port}: Address already in use; set HVD_METRICS_PORT" in line
 
 
-@pytest.mark.parametrize("address", ["203.0.113.1", "x" * 64, "::1"])
+@pytest.mark.parametrize("address", ["203.0.113.1", "x" * 64, "2001:db8::1"])
 def test_an_address_that_this_host_does_not_have_is_one_line(address, port, caplog):
     with caplog.at_level(logging.WARNING, "collectives"):
         shown = Exposition(meter.process_meter, address, port)
