@@ -58,8 +58,8 @@ def draw(*arguments):
 
 def test_a_picture_of_a_file_that_is_no_log(tmp_path, capsys):
     for name, text, reason in (
-        ("other.csv", "a,b\n1,2\n", "is no log of autotuning"),
-        ("empty.csv", "", "is no log of autotuning"),
+        ("other.csv", "a,b\n1,2\n", "is not a log of autotuning"),
+        ("empty.csv", "", "is not a log of autotuning"),
         ("none.csv", None, "No such file"),
         ("short.csv", f"{','.join(COLUMNS)}\n", "has no trials yet"),
         ("cut.csv", f"{','.join(COLUMNS)}\n1,1,0\n", "is not complete"),
