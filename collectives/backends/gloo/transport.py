@@ -81,7 +81,7 @@ class GlooTransport(Transport):
 
     def close(self) -> None:
         """See :class:`Transport`. A thread holds an operation that is not over, and ends with it."""
-        self._error = self._error or ShutDownError("the gloo backend was closed")
+        self._error = ShutDownError("the gloo backend was closed")  # the traceback of another error may hold memory
         group, work, self._process_group, self._unfinished = self._process_group, self._unfinished, None, None
         if work is not None:
             threading.Thread(target=_drop, args=(group, work), name="hvd-gloo-drop", daemon=True).start()

@@ -99,7 +99,8 @@ class MpiTransport(PointToPoint):
 
     def close(self) -> None:
         """See :class:`Transport`. The communicator of an operation that is not over stays."""
-        is_sound, self._error = self._error is None, self._error or ShutDownError("the mpi backend was closed")
+        is_sound = self._error is None
+        self._error = ShutDownError("the mpi backend was closed")  # the traceback of another error may hold memory
         communicator, self._communicator = self._communicator, None
         if communicator is not None and is_sound and not self._mpi.Is_finalized():
             communicator.Free()

@@ -119,7 +119,7 @@ class Life(Watched):
                 logger.warning("NCCL has not ended the operations of %s; their threads stay", self._some())
         self._link = None
         self._watcher.remove(self)
-        self._error = self._error or ShutDownError("the NCCL backend was closed")
+        self._error = ShutDownError("the NCCL backend was closed")  # the traceback of another error may hold memory
 
     def _await_operations(self) -> None:
         """Bounded: the watcher fails an operation that takes longer than the timeout."""

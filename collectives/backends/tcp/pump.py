@@ -82,7 +82,7 @@ class Pump:
                     if self._error is None:
                         link.part()
                     link.close()
-            self._error = self._error or ShutDownError("the tcp backend was closed")
+            self._error = ShutDownError("the tcp backend was closed")  # the traceback of another error may hold memory
 
     def _is_busy(self) -> bool:
         for link in self._links:  # noqa: SIM110 - faster, and every small operation asks
