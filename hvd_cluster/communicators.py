@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from operator import index
 from typing import Any
 
 from collectives.api import CollectiveTimeoutError, InvalidRequestError, SettingsError
-from collectives.backends.mpi.communicators import gather, is_communicator, ranks_of
+from collectives.backends.mpi.communicators import KEY_BYTES, create, gather, is_communicator, ranks_of
 from collectives.backends.mpi.library import describe, spoil
+from collectives.backends.mpi.polling import Look
 
 __all__ = ["MPIRUN", "check_argument", "distinct", "members_of", "ranks_in_job", "sets_of_all"]
 
@@ -85,7 +87,6 @@ def sets_of_all(mpi: Any, comm: Any, own: Sequence[Sequence[int]], seconds: floa
     ``own`` is the list of this rank. Raises as :func:`distinct`, and CollectiveTimeoutError if other ranks do not call
     this within ``seconds``.
     """
-    communicator = comm if is_communicator(comm) else mpi.COMM_WORLD
 
     def look(waited: float) -> None:
         if waited > seconds:
@@ -94,8 +95,18 @@ def sets_of_all(mpi: Any, comm: Any, own: Sequence[Sequence[int]], seconds: floa
             spoil(error)
             raise error
 
-    given = gather(mpi, communicator, json.dumps(own).encode(), look)
+    given = gather(mpi, _communicator_of(mpi, comm, look), json.dumps(own).encode(), look)
     return distinct([json.loads(text) for text in given])
+
+
+def _communicator_of(mpi: Any, comm: Any, look: Look) -> Any:
+    """That of the job ``comm``. Other ranks of MPI.COMM_WORLD may be another job, or none."""
+    if is_communicator(comm):
+        return comm
+    if comm is None:
+        return mpi.COMM_WORLD
+    key = hashlib.sha256(f"the process sets of {comm}".encode()).digest()[:KEY_BYTES]
+    return create(mpi, comm, key, look)
 
 
 def distinct(given: Sequence[Sequence[Sequence[int]]]) -> list[list[list[int]]]:

@@ -1,9 +1,12 @@
-"""An interrupt at a chosen line, as Ctrl-C may come there."""
+"""An interrupt at a chosen line, as Ctrl-C may come there; and calls as of a signal handler."""
 
 import itertools
 import sys
+import threading
 
-__all__ = ["interrupted"]
+__all__ = ["aborted_under", "interrupted"]
+
+SECONDS = 10.0
 
 
 def interrupted(number, functions, call):
@@ -27,3 +30,16 @@ def interrupted(number, functions, call):
     finally:
         sys.settrace(before)
     return False
+
+
+def aborted_under(lock, abort):
+    """Whether ``abort()`` returns on a thread that has ``lock``, as when a signal handler has interrupted it there."""
+
+    def handle():
+        with lock:
+            abort()
+
+    thread = threading.Thread(target=handle, daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    return not thread.is_alive()

@@ -63,6 +63,12 @@ def communicators():
     assert allgather_object(rank) == part
     basics.shutdown()
 
+    alone = ProcessSet(mpi().COMM_SELF)
+    basics.init(comm=part, process_sets=[alone])  # these ranks exchange their sets, not those of the other job
+    assert [basics.engine().process_sets.ranks(id) for id in basics.engine().process_sets.ids()[1:]] == [(0,), (1,)]
+    assert total(alone) == basics.rank() + 1
+    basics.shutdown()
+
     halves = world.Split(rank // 2, -rank)
     basics.init(comm=halves)
     assert (basics.rank(), basics.size(), global_process_set.mpi_comm) == (halves.Get_rank(), 2, halves)

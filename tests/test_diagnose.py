@@ -3,15 +3,18 @@
 import json
 import subprocess
 import sys
+import types
 
+import numpy as np
 import pytest
 
-from collectives.api import PeerLostError
+from collectives.api import PeerLostError, SettingsError, Topology
 from collectives.backends.table import Row, rows
+from collectives.settings import Settings
 from hvd_cluster import __version__
 from hvd_cluster.diagnose.__main__ import main
 from hvd_cluster.diagnose.machine import Machine
-from hvd_cluster.diagnose.trial import DEFAULT, launch, try_row
+from hvd_cluster.diagnose.trial import DEFAULT, _filled, launch, try_row
 from hvd_cluster.diagnose.versions import installed_versions
 
 NAMES = ["auto", *(row.name for row in rows())]
@@ -55,6 +58,27 @@ def test_a_launch_that_is_refused_says_why():
     assert trial.reason.startswith(
         "collectives.api.SettingsError: HOROVOD_CPU_OPERATIONS is 'nothing', but must be one of"
     )
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row.name)
+def test_the_variable_of_a_row_asks_for_its_backend(row):
+    settings = Settings.from_environment({row.variable: row.name}, Topology(0, 1))
+    assert {"cpu": settings.cpu_operations, "cuda": settings.gpu_operations}[row.device] == row.name
+    with pytest.raises(SettingsError, match="is 'nothing', but must be one of"):
+        Settings.from_environment({row.variable: "nothing"}, Topology(0, 1))
+
+
+@pytest.mark.parametrize(("local_rank", "index"), [(0, 0), (1, 1), (2, 0)])
+def test_each_rank_tries_a_gpu_of_its_own(monkeypatch, local_rank, index):
+    """In a cupy whose arrays are those of NumPy, on a host with two GPUs."""
+    used = []
+    cuda = types.SimpleNamespace(
+        Device=lambda index: types.SimpleNamespace(use=lambda: used.append(index)),
+        runtime=types.SimpleNamespace(getDeviceCount=lambda: 2),
+    )
+    monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(cuda=cuda, full=np.full))
+    assert (_filled("cuda", 3.0, local_rank) == 3.0).all()
+    assert used == [index]
 
 
 def test_as_text(capsys):

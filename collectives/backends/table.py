@@ -25,7 +25,7 @@ DEVICES = ("cpu", "cuda")
 
 
 class Row(NamedTuple):
-    """A backend for the memory of ``device``, which a job uses if ``variable`` is ``name``; empty: it always does."""
+    """A backend for the memory of ``device``, which a job uses if ``variable`` is ``name``."""
 
     device: str
     name: str
@@ -34,7 +34,8 @@ class Row(NamedTuple):
 
 def rows() -> list[Row]:
     """The backends of a job of several ranks, but for the hierarchical one, which consists of others."""
-    return [*(Row("cpu", name, "HOROVOD_CPU_OPERATIONS") for name in CPU_OPERATIONS), Row("cuda", "nccl", "")]
+    on_cpu = [Row("cpu", name, "HOROVOD_CPU_OPERATIONS") for name in CPU_OPERATIONS]
+    return [*on_cpu, Row("cuda", "nccl", "HOROVOD_GPU_OPERATIONS")]
 
 
 def absence(device: str) -> str:

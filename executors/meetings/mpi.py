@@ -33,13 +33,17 @@ class Mpi:
 
     @classmethod
     def open(cls, size: int, seconds: float) -> Mpi | None:
-        """Among all processes of mpirun. None where there is no MPI, or another one: there, each rank is alone."""
+        """Among all processes of mpirun. None where there is no MPI, or another one: there, each rank is alone.
+
+        None also for an MPI that the script has not started yet, or has ended: a call would end the process.
+        """
         try:
             mpi = import_mpi(seconds)
         except SettingsError as error:
             logger.info("the ranks do not look for one another by mpi4py: %s", error)
             return None
-        return cls(mpi, mpi.COMM_WORLD) if mpi.COMM_WORLD.Get_size() == size else None
+        is_usable = mpi.Is_initialized() and not mpi.Is_finalized()
+        return cls(mpi, mpi.COMM_WORLD) if is_usable and mpi.COMM_WORLD.Get_size() == size else None
 
     @classmethod
     def open_if_in_use(cls, size: int, seconds: float) -> Mpi | None:

@@ -26,6 +26,8 @@ COUNT = 1 << 18
 WARM_UP = 3
 REPEATS = 20
 SECONDS = 30.0
+UNTIL_IT_IS_OVER = {"HOROVOD_ENABLE_ASYNC_COMPLETION": "0"}
+"""An allreduce on a GPU lasts until the GPU has done it, not only until it is in a stream."""
 
 DEFAULT = Row("cpu", "auto", "HOROVOD_CPU_OPERATIONS")
 """What a job uses that asks for nothing."""
@@ -63,7 +65,7 @@ def launch(row: Row) -> float:
     reason = absence(row.device)
     if reason:
         raise UnsupportedRequestError(reason)
-    environment = {"HOROVOD_GLOO_TIMEOUT_SECONDS": f"{SECONDS:g}"} | ({row.variable: row.name} if row.variable else {})
+    environment = {"HOROVOD_GLOO_TIMEOUT_SECONDS": f"{SECONDS:g}", **UNTIL_IT_IS_OVER, row.variable: row.name}
     by_mpirun = True if row.name in BY_MPIRUN else None
     results = run(reduce_in_rank, (row.device,), num_proc=RANKS, env=environment, use_mpi=by_mpirun)
     return results[0]
@@ -81,7 +83,7 @@ def try_row(row: Row, launch: Launch = launch) -> Trial:
 def reduce_in_rank(device: str) -> float:
     """In a rank: the median of the seconds of an allreduce of 1 MiB. Raises EngineError for a wrong result."""
     basics.init()
-    array = import_module(ARRAYS[device]).full(COUNT, basics.rank() + 1, "float32")
+    array = _filled(device, basics.rank() + 1, basics.local_rank())
     _reduce(array)
     expected = basics.size() * (basics.size() + 1) // 2
     if not (array == expected).all():
@@ -90,6 +92,14 @@ def reduce_in_rank(device: str) -> float:
     seconds = [_timed(array) for _ in range(WARM_UP + REPEATS)]
     basics.shutdown()
     return statistics.median(seconds[WARM_UP:])
+
+
+def _filled(device: str, value: float, local_rank: int) -> Any:
+    """An array; on a GPU of its own for each rank, as far as there are enough."""
+    library = import_module(ARRAYS[device])
+    if device == "cuda":
+        library.cuda.Device(local_rank % library.cuda.runtime.getDeviceCount()).use()
+    return library.full(COUNT, value, "float32")
 
 
 def _timed(array: Any) -> float:

@@ -5,10 +5,12 @@ import types
 
 import pytest
 
-from collectives.api import SettingsError
+from collectives.api import SettingsError, ShutDownError
 from collectives.backends.group import Group
 from collectives.backends.mpi import library
 from collectives.backends.mpi.joining import MpiJoining
+from collectives.backends.mpi.transport import MpiTransport
+from tests.interrupts import aborted_under
 
 
 @pytest.fixture
@@ -114,3 +116,12 @@ def test_ranks_that_are_not_of_one_mpi_job(started):
     first, second = MpiJoining(group, 9.0), MpiJoining(group, 9.0)
     with pytest.raises(SettingsError, match=r"ranks \[0, 1\] are not of one MPI job, where they would be \[0, 0\] of"):
         first.connect([first.offer, second.offer], None)
+
+
+@pytest.mark.usefixtures("started")
+def test_a_signal_handler_may_abort_while_its_thread_notes_an_error():
+    transport, error = MpiTransport(Group((0, 1), 0, ("a", "a")), None, 9.0), ShutDownError("in a signal handler")
+    assert aborted_under(transport._error_lock, lambda: transport.abort(error))
+    with pytest.raises(ShutDownError) as caught:
+        transport.barrier()
+    assert caught.value is error

@@ -12,6 +12,7 @@ from collections import deque
 from functools import partial
 from importlib.util import find_spec
 from itertools import permutations
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -35,6 +36,7 @@ from collectives.backends.gloo.offers import pack_offer, unpack_offers
 from collectives.backends.messaging import MessagingBackend
 from collectives.backends.pygloo.joining import PyglooJoining
 from collectives.backends.pygloo.schedule import Transfer, in_order
+from collectives.backends.pygloo.transport import PyglooTransport
 from collectives.settings import Settings
 from hvd_cluster import basics
 from hvd_cluster.operations.arrays import in_place
@@ -46,6 +48,7 @@ from tests.backends.gloo_cases import LENGTHS, SOON
 from tests.backends.matrix import reduce_until_error, run_matrix
 from tests.backends.members import Member, Processes, group_of
 from tests.backends.offers import meet
+from tests.interrupts import aborted_under
 
 needs_pygloo = pytest.mark.skipif(find_spec("pygloo") is None, reason="there is no pygloo: make test-pygloo has one")
 connect, with_backends = partial(gloo_cases.connect, PyglooJoining), partial(gloo_cases.with_backends, PyglooJoining)
@@ -100,6 +103,15 @@ def test_members_with_different_bindings_are_told():
     with pytest.raises(SettingsError, match="through pygloo, but rank 0 on host 'a' through torch; install the same"):
         unpack_offers("pygloo", offers, group_of(2, 1))
     assert unpack_offers("pygloo", offers[1:], group_of(1)) == [[b"entry"]]
+
+
+def test_a_signal_handler_may_abort_while_its_thread_notes_an_error():
+    transport = PyglooTransport(group_of(2), SimpleNamespace(fileno=lambda: 0, kill=lambda: None), 9.0)
+    error = HorovodInternalError("in a signal handler")
+    assert aborted_under(transport._error_lock, lambda: transport.abort(error))
+    with pytest.raises(HorovodInternalError) as caught:
+        transport.barrier()
+    assert caught.value is error
 
 
 @pytest.mark.skipif(find_spec("pygloo") is not None, reason="pygloo is there")

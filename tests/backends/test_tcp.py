@@ -30,7 +30,10 @@ from collectives.api import (
 from collectives.attempt import ConnectAttempt
 from collectives.backends.tcp import TcpBackend, TcpJoining
 from collectives.backends.tcp.encryption import Encryption, _identity
+from collectives.backends.tcp.link import Link
+from collectives.backends.tcp.poller import Poller
 from collectives.backends.tcp.pump import SLICE_SECONDS
+from collectives.backends.tcp.secure_link import SecureLink
 from collectives.control.handshake.frames import NONCE_BYTES
 from collectives.interfaces import LOOPBACK
 from collectives.rendezvous.store import MemoryStore, PrefixStore
@@ -263,6 +266,29 @@ def test_a_member_that_closes_after_its_part_is_no_loss_for_those_that_still_wor
     with_backends(3, body)
 
 
+def test_the_end_of_a_link_does_not_end_the_sleep_of_a_member_that_has_no_memory_for_its_data():
+    """As in a pipeline: another member is behind, and the one that has ended has sent all. It would be a busy loop."""
+    near, far = (Link(sock, position) for position, sock in enumerate(connected_sockets()))
+    poller = Poller()
+    near.receive(iter([None, memoryview(bytearray(1))]))
+    far.send([memoryview(b"x")])
+    assert far.step()
+    assert not near.step()
+    far.close()
+    assert poller.sleep([near], SLICE_SECONDS) == set()
+    assert near.step()
+    assert not near.is_receiving
+    assert poller.sleep([near], 20.0) == {near.descriptor}
+    near.close()
+    poller.close()
+
+
+def connected_sockets() -> list[socket.socket]:
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        near = socket.create_connection(listener.getsockname())
+        return [near, listener.accept()[0]]
+
+
 def test_a_hundred_groups_leave_nothing():
     threads = set(threading.enumerate())
     descriptors = os.listdir("/proc/self/fd")
@@ -293,6 +319,29 @@ def test_the_end_of_an_encrypted_connection(length):
 
     aborted, left = threading.Event(), threading.Barrier(2)
     with_backends(2, body, encrypted=True)
+
+
+def test_a_long_send_over_tls_shows_that_it_goes_on():
+    """Else a member that sends for longer than the timeout, and receives nothing, would give up."""
+
+    def secure(rank: int) -> SecureLink:
+        sockets[rank].setblocking(False)
+        with ConnectAttempt(20.0) as attempt:
+            return SecureLink(Encryption(SECRET).wrap(sockets[rank], rank == 0, 1 - rank, attempt), 1 - rank)
+
+    sockets = connected_sockets()
+    near, far = in_threads(2, secure)
+    sent, received = np.arange(1 << 21), np.zeros(1 << 21, np.int64)
+    near.send([sent.view(np.uint8).data])
+    far.receive(iter([received.view(np.uint8).data]))
+    has_moved = [near.step()]
+    while near.is_sending or far.is_receiving:
+        far.step()
+        has_moved.append(near.step())
+    assert sum(has_moved) > 10
+    assert (received == sent).all()
+    near.close()
+    far.close()
 
 
 def test_nothing_readable_travels_on_an_encrypted_connection():

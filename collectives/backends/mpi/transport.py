@@ -42,8 +42,8 @@ class MpiTransport(PointToPoint):
         self._communicator = communicator
         self._timeout = timeout
         self._error: Exception | None = None
-        # Owned by this transport; held for a few instructions.
-        self._error_lock = threading.Lock()
+        # Owned by this transport; held for a few instructions. A signal handler may abort while its thread has it.
+        self._error_lock = threading.RLock()
         self._unfinished: list[tuple[Any, ...]] = []
 
     def check(self) -> None:

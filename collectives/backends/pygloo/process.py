@@ -34,8 +34,9 @@ class Helper:
         ours, theirs = socket.socketpair()
         far, self._lifeline = os.pipe2(os.O_CLOEXEC)
         self._line = Connection(ours.detach())
-        # Owned by this object; held for a few instructions, or until a killed process is gone.
-        self._lock = threading.Lock()
+        # Owned by this object; held for a few instructions, or until a killed process is gone. A signal handler may
+        # kill while its thread has it.
+        self._lock = threading.RLock()
         self._is_closed = False
         self._sockets: frozenset[str] = frozenset()
         inherited = theirs.fileno(), self._shared.descriptor, far

@@ -45,8 +45,8 @@ class PyglooTransport(PointToPoint):
         self._helper = helper
         self._timeout = timeout
         self._error: Exception | None = None
-        # Owned by this transport; held for a few instructions.
-        self._error_lock = threading.Lock()
+        # Owned by this transport; held for a few instructions. A signal handler may abort while its thread has it.
+        self._error_lock = threading.RLock()
         self._poller = select.poll()
         self._poller.register(helper.fileno(), select.POLLIN)
 

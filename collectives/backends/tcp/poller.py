@@ -50,6 +50,11 @@ class Poller:
 
 
 def _events(link: Link) -> int:
-    """What can let this member go on. A link that has parted, and has no work, would end each sleep."""
+    """What can let this member go on.
+
+    The end of a link would end each sleep, also where it is no news: after the link has parted, and while there is no
+    memory for data that has come before the end.
+    """
     work = link.is_sending * select.POLLOUT | link.can_receive * select.POLLIN
-    return work if link.has_parted else work | select.POLLRDHUP
+    is_blocked = link.is_receiving and not link.can_receive
+    return work if link.has_parted or is_blocked else work | select.POLLRDHUP

@@ -10,6 +10,8 @@ from collectives.backends.tcp.link import PARTING, Link
 __all__ = ["SecureLink"]
 
 WAITS = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
+MOST_BYTES = 1 << 18
+"""Of one call, which tells nothing before all of them have gone: a member that sends for long would look silent."""
 
 
 class SecureLink(Link):
@@ -26,7 +28,7 @@ class SecureLink(Link):
 
     def _send_some(self) -> int:
         try:
-            return self._secure.send(self._unsent[0])
+            return self._secure.send(self._unsent[0][:MOST_BYTES])  # after a wait the same bytes: TLS insists on it
         except WAITS:
             raise BlockingIOError from None
 

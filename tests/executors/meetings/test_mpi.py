@@ -40,6 +40,7 @@ def mpi(monkeypatch):
             raise module.answer
         return Request(message[0], module.answer, module.tests)
 
+    module.Is_initialized, module.Is_finalized = lambda: True, lambda: False
     module.COMM_WORLD = types.SimpleNamespace(Ibcast=broadcast, Get_size=lambda: 2)
     monkeypatch.setitem(sys.modules, "mpi4py", types.ModuleType("mpi4py"))
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", module)
@@ -87,6 +88,13 @@ def test_another_mpi_than_that_of_mpirun_is_passed_over(mpi):
     assert Mpi.open(3, SECONDS) is None
     del sys.modules["mpi4py.MPI"]
     assert Mpi.open_if_in_use(2, SECONDS) is None
+
+
+@pytest.mark.parametrize(("is_initialized", "is_finalized"), [(False, False), (True, True)])
+def test_an_mpi_that_has_not_started_or_has_ended_is_passed_over(mpi, is_initialized, is_finalized):
+    """Any other call would end the process."""
+    mpi.Is_initialized, mpi.Is_finalized = lambda: is_initialized, lambda: is_finalized
+    assert Mpi.open(2, SECONDS) is None
 
 
 OPTIONS = """
