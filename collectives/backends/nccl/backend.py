@@ -66,9 +66,6 @@ class NcclBackend(Backend):
         self._awaited: list[Completion] = []
         self._begin: Completion = DONE
         self._on_wait: OnWait = ignore_waits
-        # Owned by this backend: held by the thread that runs operations while it is inside NCCL, which does not wait
-        # there for other members. The watcher takes it for an abort, for a second at most.
-        self._inside = self._life.inside
 
     @property
     def memory(self) -> Memory:  # type: ignore[override]
@@ -181,8 +178,7 @@ class NcclBackend(Backend):
     @contextmanager
     def _launching(self, destinations: Sequence[Buffer]) -> Iterator[Link]:
         link = self._opened(destinations[0].pointer if destinations else 0)
-        with self._inside, link.device.current():
-            self._life.check()
+        with self._life.launching(), link.device.current():
             for ready in {id(buffer.ready): buffer.ready for buffer in destinations}.values():
                 if ready is not None:
                     link.device.begin_after(ready)

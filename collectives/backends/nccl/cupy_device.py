@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from math import prod
@@ -26,6 +26,8 @@ THREADS = 256
 BLOCKS = 1024
 SUMS = 64
 """The number of blocks that compute products: the host adds up three sums for each of their threads."""
+SUCCESS, NOT_READY = 0, 600
+"""Values of cudaError_t."""
 PIECE = np.dtype([("at", np.int64), ("memory", np.uint64), ("count", np.int64)], align=True)
 TABLE = np.dtype([("piece", PIECE, (PIECES,))], align=True)
 FLOATS = np.dtype([("upper", np.uint64), ("lower", np.uint64), ("factor", np.float64)], align=True)
@@ -61,15 +63,20 @@ class CupyDevice(Device):
         self._cupy = import_cupy()
         self._gpu = self._cupy.cuda.Device(index)
         self._kernel = lru_cache(maxsize=None)(self._compiled)
-        with _errors_of(f"the start of GPU {index}"), self._gpu:
+        count_gpus()  # which starts the driver
+        with self._working(f"the start of GPU {index}"):
             # The driver takes the nearest priority that it has.
             self._queue = self._cupy.cuda.Stream(non_blocking=True, priority=-5)
         self.stream: int = self._queue.ptr
 
     def current(self) -> AbstractContextManager[object]:
         """See :class:`Device`."""
-        # Not this very object, which is for one thread at a time.
-        gpu: AbstractContextManager[object] = self._cupy.cuda.Device(self._gpu.id)
+        cuda = self._cupy.cuda
+        if not cuda.driver.ctxGetCurrent():
+            # A thread without a GPU keeps this one: to go back to GPU 0 would make a context, and take memory there.
+            cuda.runtime.setDevice(self._gpu.id)
+        # Not self._gpu, which is for one thread at a time.
+        gpu: AbstractContextManager[object] = cuda.Device(self._gpu.id)
         return gpu
 
     def empty(self, dtype: DType, shape: tuple[int, ...]) -> Buffer:
@@ -130,7 +137,7 @@ class CupyDevice(Device):
         with self._working("a record of an event"):
             event = self._cupy.cuda.Event(disable_timing=True)
             event.record(self._queue)
-        return CupyEvent(event, self._cupy.cuda.runtime.streamWaitEvent)
+        return CupyEvent(event, self)
 
     def pack(
         self, pieces: Sequence[Placed], target: Buffer, conversion: Conversion = BYTES, factor: float = 1.0
@@ -182,7 +189,7 @@ class CupyDevice(Device):
             self._kernel(conversion, name)(grid, (THREADS,), tuple(arguments), stream=self._queue)
 
     def _compiled(self, conversion: Conversion, name: str) -> Any:
-        module = self._cupy.RawModule(code=source(conversion), options=("--std=c++14",))
+        module = self._cupy.RawModule(code=source(conversion), options=("--std=c++17",))
         return module.get_function(name).kernel
 
     @contextmanager
@@ -192,22 +199,27 @@ class CupyDevice(Device):
 
 
 class CupyEvent(Polled):
-    """An event that was recorded on a stream."""
+    """An event that was recorded on the stream of ``device``."""
 
-    def __init__(self, event: Any, order: Callable[[int, int, int], None]) -> None:
+    def __init__(self, event: Any, device: CupyDevice) -> None:
         self._event = event
-        self._order = order
+        self._device = device
 
     @property
     def is_done(self) -> bool:
         """See :class:`Completion`."""
-        with _errors_of("an operation on the GPU"):
-            return bool(self._event.done)
+        runtime = import_cupy().cuda.runtime
+        with _errors_of("an operation on the GPU"), self._device.current():
+            status: int = runtime.eventQuery(self._event.ptr)  # cupy's Event.done takes an error for "not yet"
+            if status not in (SUCCESS, NOT_READY):
+                runtime.check_status(status)
+        return status == SUCCESS
 
     def precede(self, stream: int) -> None:
         """See :class:`Completion`."""
-        with _errors_of("a wait of a stream"):
-            self._order(stream, self._event.ptr, 0)
+        runtime = import_cupy().cuda.runtime
+        with _errors_of("a wait of a stream"), self._device.current():  # stream 0 is that of the current GPU
+            runtime.streamWaitEvent(stream, self._event.ptr, 0)
 
 
 @contextmanager

@@ -31,12 +31,15 @@ VARIABLE = "HOROVOD_GLOO_TIMEOUT_SECONDS"
 class Life(Watched):
     """The state of the member of ``group``. ``timeout`` bounds an operation, in seconds.
 
-    ``inside`` is held by the thread that is inside NCCL. :meth:`fail` is safe from any thread; :meth:`look`,
-    :meth:`prepare` and :meth:`aborted` are for the watcher; all else is for the thread that runs operations.
+    :meth:`fail` is safe from any thread; :meth:`look`, :meth:`prepare` and :meth:`aborted` are for the watcher; all
+    else is for the thread that runs operations.
     """
 
     def __init__(self, group: Group, timeout: float, watcher: Watcher) -> None:
-        self.inside = threading.Lock()
+        # Owned by this object: held by the thread that runs operations while it is inside NCCL, for the timeout at
+        # most. The watcher takes it for an abort, for INSIDE_SECONDS at most.
+        self._inside = threading.Lock()
+        self._entered: float | None = None
         self._group = group
         self._timeout = timeout
         self._watcher = watcher
@@ -76,6 +79,20 @@ class Life(Watched):
         self._link = link
         self._watcher.add(self)
 
+    @contextmanager
+    def launching(self) -> Iterator[None]:
+        """While the calling thread is inside NCCL. If it fails after :meth:`fail`, it raises the error of that."""
+        with self._inside:
+            self.check()
+            self._entered = time.monotonic()
+            try:
+                yield
+            except HorovodInternalError:
+                self.check()
+                raise
+            finally:
+                self._entered = None
+
     def launched(self, operation: Operation) -> None:
         """``operation`` has begun."""
         self._operations.append(operation)
@@ -87,6 +104,8 @@ class Life(Watched):
                 self._look(self._link)
             except HorovodInternalError as error:  # of the GPU
                 self.fail(error)
+            except Exception as error:  # noqa: BLE001 - no failure of a look may keep the watcher from the aborts
+                self.fail(HorovodInternalError(f"a look at NCCL failed: {error!r}; look at the output of all ranks"))
 
     def _look(self, link: Link) -> None:
         self._drop_ended()
@@ -95,13 +114,18 @@ class Life(Watched):
             self.fail(PeerLostError(f"NCCL lost the connection to {self._some()}: {text}", *self._others()))
         elif self._operations and self._operations[0].age() > self._timeout:
             self.fail(self._late("finish an operation on the GPU"))
+        elif self._is_stuck(self._entered):
+            self.fail(self._late("connect for an operation on the GPU"))
+
+    def _is_stuck(self, entered: float | None) -> bool:
+        return entered is not None and time.monotonic() - entered > self._timeout
 
     def prepare(self) -> Link | None:
         """See :class:`Watched`."""
         if self._error is None or self._link is None or self._is_aborted.is_set():
             return None
-        if self.inside.acquire(timeout=INSIDE_SECONDS):
-            self.inside.release()  # after the error, so that no other call begins
+        if self._inside.acquire(timeout=INSIDE_SECONDS):
+            self._inside.release()  # after the error, so that no other call begins
         return self._link
 
     def aborted(self) -> None:

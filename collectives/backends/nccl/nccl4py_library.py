@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from collectives.backends.nccl.library import (
     Library,
     Pause,
     failure,
-    require_version,
+    version_text,
 )
 
 __all__ = ["Nccl4pyLibrary"]
@@ -24,10 +25,18 @@ __all__ = ["Nccl4pyLibrary"]
 SUCCESS, IN_PROGRESS = 0, 7
 """Values of ncclResult_t."""
 POLL_SECONDS = 0.0001
+OLDEST = 22300
+"""nccl4py connects by a call that NCCL 2.23 has first."""
+
+
+class _Group(threading.local):
+    """The communicators that the calling thread has used inside of a group; None outside of one."""
+
+    used: list[_Nccl4pyCommunicator] | None = None
 
 
 class Nccl4pyLibrary(Library):
-    """See :class:`Library`. Raises ImportError, and UnsupportedRequestError for a libnccl that is too old."""
+    """See :class:`Library`. Raises ImportError, also for a libnccl that is too old for nccl4py."""
 
     name = "nccl4py"
 
@@ -36,9 +45,13 @@ class Nccl4pyLibrary(Library):
         from nccl.bindings import nccl as calls
 
         self._core, self._calls = nccl.core, calls
-        self._used: list[_Nccl4pyCommunicator] | None = None  # inside of a group
-        self.version = int(calls.get_version())
-        require_version(self.version)
+        self._group = _Group()  # NCCL, too, has a group for each thread: the watcher's is not that of an operation
+        try:
+            self.version = int(calls.get_version())
+        except RuntimeError as error:
+            raise ImportError(f"nccl4py does not find libnccl: {error}") from error
+        if self.version < OLDEST:
+            raise ImportError(f"nccl4py needs NCCL {version_text(OLDEST)}; this is {version_text(self.version)}")
 
     def unique_id(self) -> bytes:
         """See :class:`Library`."""
@@ -63,21 +76,22 @@ class Nccl4pyLibrary(Library):
     def group(self) -> Iterator[None]:
         """See :class:`Library`."""
         self.checked("group start", self._calls.group_start)
-        self._used = []
+        used = self._group.used = []
         try:
             yield
         finally:
-            used, self._used = self._used, None
+            self._group.used = None
             self.checked("group end", self._calls.group_end)
             for communicator in used:
                 communicator.settle()
 
     def begun(self, communicator: _Nccl4pyCommunicator) -> None:
         """A call has returned: outside of a group, the stream may be used when NCCL has put its kernels there."""
-        if self._used is None:
+        used = self._group.used
+        if used is None:
             communicator.settle()
-        elif communicator not in self._used:
-            self._used.append(communicator)
+        elif communicator not in used:
+            used.append(communicator)
 
     def checked(self, name: str, call: Callable[..., Any], *arguments: Any) -> Any:
         """What ``call`` returns; its errors as HorovodInternalError."""
@@ -129,7 +143,7 @@ class _Nccl4pyCommunicator(Communicator):
         """See :class:`Communicator`."""
         if self._is_aborted:
             return ""
-        state = int(self._calls.comm_get_async_error(self._pointer))
+        state = self._state()
         return "" if state in (SUCCESS, IN_PROGRESS) else str(self._calls.get_last_error(self._pointer))
 
     def abort(self) -> None:
@@ -148,10 +162,13 @@ class _Nccl4pyCommunicator(Communicator):
 
         An abort ends the wait, and so does an error, which the watcher finds, too.
         """
-        while not self._is_aborted and int(self._calls.comm_get_async_error(self._pointer)) == IN_PROGRESS:
+        while not self._is_aborted and self._state() == IN_PROGRESS:
             time.sleep(POLL_SECONDS)
         if self._is_aborted:
             raise HorovodInternalError("the communicator was aborted")
+
+    def _state(self) -> int:
+        return int(self._library.checked("error query", self._calls.comm_get_async_error, self._pointer))
 
     def _begin(self, name: str, call: Callable[..., Any], *arguments: Any) -> None:
         self._library.checked(name, call, *arguments)

@@ -99,4 +99,11 @@ def _abort(links: list[Link]) -> None:
         stack.enter_context(links[0].device.current())
         stack.enter_context(links[0].library.group())
         for link in links:
-            link.communicator.abort()
+            _abort_one(link)
+
+
+def _abort_one(link: Link) -> None:
+    try:
+        link.communicator.abort()
+    except Exception:
+        logger.exception("the abort of a communicator failed; its operations may stay on the GPU")

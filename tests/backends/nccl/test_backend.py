@@ -10,7 +10,9 @@ import pytest
 from collectives.api import CollectiveTimeoutError, DType, HorovodInternalError, PeerLostError, ReduceOp, ShutDownError
 from collectives.backends.adasum import adasum
 from collectives.backends.nccl import backend as nccl
+from collectives.backends.nccl import watcher
 from collectives.backends.nccl.backend import NcclBackend
+from collectives.backends.nccl.link import Link
 from collectives.backends.nccl.watcher import Watcher
 from collectives.completion import DONE
 from tests.backends.device import Uploading
@@ -273,6 +275,61 @@ def test_an_operation_that_waits_for_kernels_of_its_own_rank_is_not_late():
         return end.is_done
 
     assert with_backends(2, body, timeout=0.3) == [True, True]
+
+
+def test_a_call_of_nccl_that_does_not_return_is_ended():
+    """NCCL connects to the members that an operation needs, and one of them may hang."""
+    aborted, met = threading.Event(), threading.Barrier(2)
+
+    def stuck(*_):
+        assert aborted.wait(PATIENCE)
+        raise HorovodInternalError("the communicator was aborted")
+
+    def body(backend, device):
+        assert backend.barrier().wait(PATIENCE)
+        met.wait(PATIENCE)
+        if backend.group.position:
+            return aborted.wait(PATIENCE)
+        communicator = backend._link.communicator
+        abort, communicator.allreduce = communicator.abort, stuck
+        communicator.abort = lambda: (abort(), aborted.set())
+        with pytest.raises(CollectiveTimeoutError, match=r"rank 1 .* did not connect for an operation .* 0\.3 s"):
+            backend.barrier()
+        return True
+
+    assert with_backends(2, body, timeout=0.3) == [True, True]
+
+
+def test_a_look_that_fails_ends_the_operations():
+    """As an error of NCCL does; and the watcher lives on."""
+
+    def fail():
+        raise OSError("a bug")
+
+    device, group, library = FakeDevice(), group_of(1), FakeLibrary(FakeNetwork())
+    backend = NcclBackend(group, connector(library, b"id", group, device), Watcher())
+    assert backend.barrier().wait(PATIENCE)
+    backend._link.communicator.error = fail
+    end = backend.barrier()
+    assert backend._life._is_aborted.wait(PATIENCE)
+    with pytest.raises(HorovodInternalError, match="a look at NCCL failed: OSError"):
+        end.wait(PATIENCE)
+    backend.close()
+    device.close()
+    assert len(library.aborts) == 1
+
+
+def test_an_abort_that_fails_does_not_keep_the_others_from_theirs(caplog):
+    def fail():
+        raise OSError("a bug")
+
+    library, device = FakeLibrary(FakeNetwork()), FakeDevice()
+    communicators = [library.connect(id, 1, 0, device, None) for id in (b"one", b"two")]
+    communicators[0].abort = fail
+    watcher._abort([Link(library, device, communicator) for communicator in communicators])
+    assert [aborted for aborted, _ in library.aborts] == communicators[1:]
+    assert "the abort of a communicator failed" in caplog.text
+    device.close()
 
 
 def test_a_member_that_does_not_come_to_connect():

@@ -1,0 +1,98 @@
+"""What cupy is asked for an event, and on which GPU. Cupy itself is a record of its calls here."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from collectives.api import HorovodInternalError
+from collectives.backends.nccl.cupy_device import NOT_READY, CupyDevice, CupyEvent
+
+ILLEGAL_ADDRESS = 700
+
+
+class CudaError(Exception):
+    """Any of cupy's."""
+
+
+class Runtime:
+    """``cupy.cuda.runtime``, and ``cupy.cuda.driver``: the GPU of one thread. ``status`` is that of each event."""
+
+    CUDARuntimeError = CUDADriverError = OutOfMemoryError = CudaError
+
+    def __init__(self):
+        self.status, self.gpu, self.context = 0, 0, 0
+        self.waits, self.set = [], []
+
+    def getDeviceCount(self):
+        return 2
+
+    def ctxGetCurrent(self):
+        return self.context
+
+    def setDevice(self, index):
+        self.gpu, self.context = index, index + 1
+        self.set.append(index)
+
+    def eventQuery(self, event):
+        return self.status
+
+    def streamWaitEvent(self, stream, event, flags):
+        self.waits.append((self.gpu, stream, event))
+
+    def check_status(self, status):
+        raise CudaError(f"status {status}")
+
+
+@pytest.fixture
+def runtime(monkeypatch):
+    made = Runtime()
+
+    class Gpu:
+        def __init__(self, id):
+            self.id = id
+
+        def __enter__(self):
+            self.before = made.gpu
+            made.setDevice(self.id)
+
+        def __exit__(self, *_):
+            made.setDevice(self.before)
+
+    def stream(non_blocking, priority):
+        return SimpleNamespace(ptr=7)
+
+    cuda = SimpleNamespace(runtime=made, driver=made, memory=made, Device=Gpu, Stream=stream)
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
+    return made
+
+
+def event_on(index):
+    return CupyEvent(SimpleNamespace(ptr=5), CupyDevice(index))
+
+
+def test_an_error_of_the_gpu_ends_an_operation(runtime):
+    """Cupy's own ``Event.done`` would be False for ever."""
+    event = event_on(0)
+    assert event.is_done
+    runtime.status = NOT_READY
+    assert not event.is_done
+    runtime.status = ILLEGAL_ADDRESS
+    with pytest.raises(HorovodInternalError, match="an operation on the GPU failed: status 700"):
+        event.wait(1.0)
+
+
+def test_the_default_stream_is_that_of_the_right_gpu(runtime):
+    """Its handle is 0 on each GPU, and the caller may be on another one."""
+    event = event_on(1)
+    runtime.setDevice(0)
+    event.precede(0)
+    assert runtime.waits == [(1, 0, 5)]
+    assert runtime.gpu == 0
+
+
+def test_a_thread_that_has_used_no_gpu_keeps_that_of_its_rank(runtime):
+    assert event_on(1).is_done
+    assert set(runtime.set) == {1}
