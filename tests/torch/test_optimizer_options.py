@@ -422,7 +422,7 @@ def check_bad_arguments():
         hvd.DistributedOptimizer(sgd(model.parameters()), num_groups=-1)
     word, error = "op Adasum combines no gradients", InvalidRequestError
     if hvd.size() == 3:
-        word, error = "power of two, not 3", UnsupportedRequestError
+        word, error = "power of two of ranks, not 3", UnsupportedRequestError
     with pytest.raises(error, match=word):
         hvd.DistributedOptimizer(sgd(model.parameters()), op=hvd.Adasum, compression=hvd.Compression.powersgd)
 

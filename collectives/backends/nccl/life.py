@@ -143,7 +143,9 @@ class Life(Watched):
                 logger.warning("NCCL has not ended the operations of %s; their threads stay", self._some())
         self._link = None
         self._watcher.remove(self)
-        self._error = ShutDownError("the NCCL backend was closed")  # the traceback of another error may hold memory
+        if link is None or self._error is None:
+            # An earlier error stays for operations that have begun. Without any it goes: its traceback may hold memory.
+            self._error = ShutDownError("the NCCL backend was closed")
 
     def _await_operations(self) -> None:
         """Bounded: the watcher fails an operation that takes longer than the timeout."""

@@ -138,7 +138,7 @@ class ThroughHostBackend(Backend):
 
     def close(self) -> None:
         """See :class:`Backend`."""
-        self._error = ShutDownError("the backend was closed")  # the traceback of another error may hold memory
+        self._error = self._error or ShutDownError("the backend was closed")
         self._inner.close()
 
     def abort(self, error: Exception) -> None:
