@@ -58,7 +58,7 @@ class Place:
         return f"2 hosts, {self.ranks} ranks"
 
     def run(self, row: Row, python: str | None, sizes: Sequence[int], scale: float) -> list[float]:
-        """The medians of rank 0, one for each size, by the backend of ``row``. Raises what went wrong."""
+        """The medians of rank 0, one for each size, by the backend of ``row``. Raises the errors of ``run()``."""
         network, environment = self.network, {row.variable: row.name, "OMP_NUM_THREADS": "1"}
         options = {"env": environment, "executable": python, "use_mpi": True if row.name in BY_MPIRUN else None}
         if network is None:

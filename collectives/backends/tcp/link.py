@@ -72,7 +72,7 @@ class Link:
         self.is_receiving, self.has_received = True, False
 
     def step(self) -> bool:
-        """Send and receive what the kernel accepts and has; returns whether that was anything. Raises OSError."""
+        """Send and receive as much as the kernel accepts and has; returns whether that was anything. Raises OSError."""
         has_sent = bool(self._unsent) and self._push()
         return (self.is_receiving and self._pull()) or has_sent
 
