@@ -2,7 +2,7 @@
 
     python -m benchmarks.backends                            # 2 and 4 ranks; two hosts too, for root with iproute2
     python -m benchmarks.backends --page docs/backends.md    # and put the table into that page
-    python -m benchmarks.backends --python pygloo=.venv-pygloo-3.10/bin/python
+    python -m benchmarks.backends --python pygloo=.venv-pygloo/bin/python
 
 The hosts are network namespaces of this machine, joined by a link of 1 Gbit/s. The launches of the backends take turns;
 a figure is the median over the launches of the median of rank 0, in microseconds.
@@ -58,7 +58,7 @@ class Place:
         return f"2 hosts, {self.ranks} ranks"
 
     def run(self, row: Row, python: str | None, sizes: Sequence[int], scale: float) -> list[float]:
-        """The medians of rank 0, one for each size, by the backend of ``row``. Raises what went wrong."""
+        """The medians of rank 0, one for each size, by the backend of ``row``. Raises the errors of ``run()``."""
         network, environment = self.network, {row.variable: row.name, "OMP_NUM_THREADS": "1"}
         options = {"env": environment, "executable": python, "use_mpi": True if row.name in BY_MPIRUN else None}
         if network is None:

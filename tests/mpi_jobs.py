@@ -67,6 +67,7 @@ def communicators():
     basics.init(comm=part, process_sets=[alone])  # these ranks exchange their sets, not those of the other job
     assert [basics.engine().process_sets.ranks(id) for id in basics.engine().process_sets.ids()[1:]] == [(0,), (1,)]
     assert total(alone) == basics.rank() + 1
+    assert total() == 3.0  # before the first of them shuts down
     basics.shutdown()
 
     halves = world.Split(rank // 2, -rank)

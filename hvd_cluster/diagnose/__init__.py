@@ -1,1 +1,1 @@
-"""``python -m hvd_cluster.diagnose``: what works on this machine, and why the rest does not."""
+"""``python -m hvd_cluster.diagnose``: the backends that work on this machine, and the reasons why others do not."""

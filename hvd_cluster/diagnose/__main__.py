@@ -22,7 +22,7 @@ ABOUT = (
 
 
 def main(argv: Sequence[str] | None = None, launch: Launch = launch) -> int:
-    """Write what was found to standard output; returns the exit status. Raises SystemExit for a bad command line."""
+    """Write a :class:`Report` to standard output; returns the exit status. Raises SystemExit for a bad command line."""
     parser = argparse.ArgumentParser(prog="python -m hvd_cluster.diagnose", description=ABOUT)
     parser.add_argument("--json", action="store_true", help="write JSON")
     options = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""Pure: what was found -> text, or data for JSON."""
+"""Pure: versions, limits and trials -> text, or data for JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LABEL = 14
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found. The first of ``trials`` is that of the default."""
+    """Versions, limits and trials. The first of ``trials`` is that of the default."""
 
     versions: dict[str, str | None]
     machine: Machine
@@ -34,7 +34,7 @@ class Report:
         return {"versions": self.versions, "machine": asdict(self.machine), "backends": trials}
 
     def as_text(self) -> str:
-        """For the terminal. It needs no library: what is missing may be one."""
+        """For the terminal. It needs no library, because libraries may be missing."""
         sections = {
             "Versions": [_line(name, version or "-") for name, version in self.versions.items()],
             "Machine": list(_of_machine(self.machine)),

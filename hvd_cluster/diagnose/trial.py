@@ -30,7 +30,7 @@ UNTIL_IT_IS_OVER = {"HOROVOD_ENABLE_ASYNC_COMPLETION": "0"}
 """An allreduce on a GPU lasts until the GPU has done it, not only until it is in a stream."""
 
 DEFAULT = Row("cpu", "auto", "HOROVOD_CPU_OPERATIONS")
-"""What a job uses that asks for nothing."""
+"""The backend of a job that asks for none."""
 
 ARRAYS = {"cpu": "numpy", "cuda": "cupy"}
 """The library whose arrays are on each kind of device."""
@@ -38,12 +38,12 @@ BY_MPIRUN = ("mpi",)
 """Backends whose processes mpirun has to start."""
 
 Launch = Callable[[Row], float]
-"""Runs the allreduce of a row; returns its seconds, and raises what went wrong."""
+"""Runs the allreduce of a row; returns its seconds, and raises its error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What came of a backend: the ``seconds`` of an allreduce, or the ``reason`` why there was none, and the remedy."""
+    """The result: the ``seconds`` of an allreduce, or the ``reason`` why there was none, and the remedy."""
 
     device: str
     name: str
@@ -60,7 +60,7 @@ class Trial:
 def launch(row: Row) -> float:
     """Run the allreduce of ``row`` on RANKS processes of this machine; the median of its seconds on rank 0.
 
-    Raises UnsupportedRequestError for a device that is not here, and what ``run()`` raises.
+    Raises UnsupportedRequestError for a device that is not here, and the errors of ``run()``.
     """
     reason = absence(row.device)
     if reason:
@@ -72,7 +72,7 @@ def launch(row: Row) -> float:
 
 
 def try_row(row: Row, launch: Launch = launch) -> Trial:
-    """What comes of ``row``. Raises nothing: any failure is a reason."""
+    """The result of ``row``. Raises nothing: any failure is a reason."""
     try:
         seconds = launch(row)
     except Exception as error:  # noqa: BLE001 - the reason, whatever it is

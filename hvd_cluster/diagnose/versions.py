@@ -1,4 +1,4 @@
-"""The versions of what a job may use."""
+"""The versions of the libraries that a job may use."""
 
 from __future__ import annotations
 

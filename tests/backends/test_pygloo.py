@@ -120,6 +120,15 @@ def test_without_pygloo():
         table.prepare([0, 1], Topology(0, 2, hosts=("a", "a")), Settings(cpu_operations="pygloo"), "127.0.0.1")
 
 
+def test_a_pygloo_that_cannot_be_imported(tmp_path, monkeypatch):
+    package = tmp_path / "pygloo"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('libuv.so.1: no such file')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ImportError, match=r"its import fails: libuv\.so\.1: no such file; install it again with: pip"):
+        PyglooJoining(group_of(2), 20.0)
+
+
 # With pygloo.
 
 

@@ -283,6 +283,32 @@ def test_the_end_of_a_link_does_not_end_the_sleep_of_a_member_that_has_no_memory
     poller.close()
 
 
+def test_a_member_with_much_data_does_not_keep_the_others_waiting(monkeypatch):
+    monkeypatch.setattr("collectives.backends.tcp.link.MOST_RECEIVED", 4)
+    near, far = (Link(sock, position) for position, sock in enumerate(connected_sockets()))
+    data, found = bytearray(8), []
+    far.send([memoryview(b"01234567")])
+    assert far.step()
+    assert select.select([near.descriptor], [], [], 20)[0]
+    near.receive(iter([memoryview(data)[start : start + 2] for start in range(0, 8, 2)]))
+    while near.is_receiving:  # no step without data: it would let the member sleep
+        assert near.step()
+        found.append(bytes(data).rstrip(b"\0"))
+    assert found == [b"0123", b"01234567"]
+    near.close()
+    far.close()
+
+
+def test_an_operation_without_data_is_over_at_once():
+    """A step that moves nothing would let the member sleep, though it has nothing to wait for."""
+    near, far = (Link(sock, position) for position, sock in enumerate(connected_sockets()))
+    near.receive(iter([]))
+    assert near.step()
+    assert not near.is_receiving
+    near.close()
+    far.close()
+
+
 def connected_sockets() -> list[socket.socket]:
     with socket.create_server((LOOPBACK, 0)) as listener:
         near = socket.create_connection(listener.getsockname())

@@ -28,5 +28,5 @@ def preload_gloo() -> str:
 
 
 def join_gloo(group: Group, timeout: float, address: str) -> Joining:
-    """The joining of the binding. Raises what both have."""
+    """The joining of the binding. Raises the errors of GlooJoining and PyglooJoining."""
     return (GlooJoining if preload_gloo() == "torch" else PyglooJoining)(group, timeout, address)

@@ -182,7 +182,7 @@ def _wait_in_mpi_init_for_all_ranks(seconds: float) -> Any:
 
 
 def _end_mpi() -> None:
-    """At the end of the process, after the engine: this module is imported before what registers the engine's end."""
+    """At the end of the process, after that of the engine, which is registered later: handlers run backwards."""
     mpi = loaded_mpi()
     if mpi is None or _use.process not in (0, os.getpid()) or not mpi.Is_initialized() or mpi.Is_finalized():
         return

@@ -2,7 +2,7 @@
 
 The rank starts it with :data:`PROGRAM` and talks to it in msgpack. The first command is ``open``. Then the helper sends
 ``["entry", bytes]``, gets ``["entries", [bytes, ...]]`` and sends ``["done"]``. To every later command it answers
-``["done"]``, or ``["failed", text]`` and ends.
+``["done"]``, or ``["failed", text]`` and ends; ``["not imported", text]`` where the import of pygloo fails.
 """
 
 from __future__ import annotations
@@ -76,6 +76,9 @@ def _serve(connection: Connection, memory: SharedMemory) -> None:
                 context.run(name, *arguments)
         except (EOFError, OSError):
             raise
+        except ImportError as error:
+            connection.send_bytes(msgpack.packb(["not imported", str(error)]))
+            return
         except Exception as error:  # noqa: BLE001 - for the rank
             connection.send_bytes(msgpack.packb(["failed", str(error)]))
             return

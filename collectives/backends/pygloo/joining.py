@@ -14,7 +14,7 @@ from collectives.backends.gloo.offers import pack_offer, unpack_offers
 from collectives.backends.group import Group
 from collectives.backends.joining import Joining
 from collectives.backends.messaging import MessagingBackend
-from collectives.backends.pygloo.library import require_pygloo
+from collectives.backends.pygloo.library import not_imported, require_pygloo
 from collectives.backends.pygloo.process import Helper
 from collectives.backends.pygloo.transport import PyglooTransport
 
@@ -73,6 +73,8 @@ class PyglooJoining(Joining):
             raise HorovodInternalError(f"the helper process of pygloo ended while it connected ({error})") from error
         if kind == expected:
             return rest
+        if kind == "not imported":
+            raise not_imported(rest[0])
         failure = RuntimeError(rest[0])
         is_listening = expected != "entry"
         raise (translate(failure, self.group) if is_listening else cannot_listen(failure, self._address)) from failure

@@ -68,7 +68,7 @@ class Helper:
         return message
 
     def fileno(self) -> int:
-        """What poll(2) finds readable when there is a message, or when the process has ended."""
+        """The descriptor that poll(2) finds readable when there is a message, or when the process has ended."""
         return self._line.fileno()
 
     def watch_connections(self) -> None:

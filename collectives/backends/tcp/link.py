@@ -16,6 +16,9 @@ __all__ = ["Link", "Script", "memory"]
 MOST_VIEWS = 256
 """Pieces of memory in one call; the kernel takes 1024 at most."""
 
+MOST_RECEIVED = 1 << 22
+"""Bytes of one step, or little more: the other links, an abort and the engine have their turn meanwhile."""
+
 PARTING = b"\0"
 WITHIN_HOST = 1 << 19
 """Bytes that the kernel keeps for a member of the same host: more would not stay in the cache on the way."""
@@ -72,7 +75,7 @@ class Link:
         self.is_receiving, self.has_received = True, False
 
     def step(self) -> bool:
-        """Send and receive what the kernel accepts and has; returns whether that was anything. Raises OSError."""
+        """Send and receive as much as the kernel accepts and has; returns whether that was anything. Raises OSError."""
         has_sent = bool(self._unsent) and self._push()
         return (self.is_receiving and self._pull()) or has_sent
 
@@ -127,17 +130,18 @@ class Link:
 
     def _pull(self) -> bool:
         """Fill the memory as far as data is here. The script runs between two pieces of memory."""
-        moved = False
-        while (target := self._target or self._next_target()) is not None:
+        received = 0
+        while (target := self._target or self._next_target()) is not None and received < MOST_RECEIVED:
             try:
                 count = self._receive_some(target)
             except BlockingIOError:
-                return moved
+                break
             if not count:
                 raise ConnectionResetError("the other side closed the connection")
-            moved = self.has_received = True
+            received += count
+            self.has_received = True
             self._target = target[count:] if count < len(target) else None
-        return moved
+        return received > 0 or not self.is_receiving  # the end of a script counts: it may be all that was left
 
     def _next_target(self) -> memoryview | None:
         try:

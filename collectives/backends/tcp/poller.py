@@ -50,7 +50,7 @@ class Poller:
 
 
 def _events(link: Link) -> int:
-    """What can let this member go on.
+    """The events that let this member go on.
 
     The end of a link would end each sleep, also where it is no news: after the link has parted, and while there is no
     memory for data that has come before the end.

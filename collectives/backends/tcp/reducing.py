@@ -29,7 +29,7 @@ Span = tuple[int, int]
 
 
 class Data(NamedTuple):
-    """What a member has, and where its results go: the whole of an allreduce, its own slice of a reducescatter.
+    """The data of a member, and the place of its results: the whole of an allreduce, its own slice of a reducescatter.
 
     ``spans`` are the slices of the members in ``source``, in elements.
     """
@@ -60,7 +60,7 @@ class SliceReduction:
         self._arrived = [0] * self._depth
 
     def begin(self) -> None:
-        """Give the links what they send and receive; it is over when they are idle."""
+        """Give the links the data to send and the memory to receive into; it is over when they are idle."""
         for other, link in self._links.items():
             link.send(_views(self._data.source, *self._data.spans[other]))
             link.receive(self._incoming(other))
