@@ -4,7 +4,7 @@
     python -m benchmarks.gpu --ranks 8 --json gpu.json
 
 Ranks may share a GPU, see benchmarks/shared_gpu.py. Both sides run in the same processes, turn by turn. Times are of
-whole steps, with the GPU; "host" is how long the calls of a step take before it ends. The models are ResNet-18 on
+whole steps, with the GPU; "host" is how long the calls of a step take before it ends. The models are ResNet-50 on
 64 x 64 images and a transformer with 4 layers, in float32, SGD, 16 samples a rank.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import hvd_cluster
 from benchmarks.measure import Row, add_report_arguments, interleave, meeting_file, report, row
-from benchmarks.resnet import resnet18
+from benchmarks.resnet import resnet50
 from benchmarks.shared_gpu import claim_host, variables
 
 SIZES = [1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28]
@@ -60,7 +60,7 @@ def tokens() -> Any:
 
 
 MODELS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
-    "resnet": (lambda: resnet18(10), images),
+    "resnet": (lambda: resnet50(1000), images),
     "transformer": (transformer, tokens),
 }
 
