@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -76,6 +77,16 @@ def finished(call: Callable[[], object]) -> Callable[[], None]:
     return run
 
 
+def told(entry: Row) -> Row:
+    """``entry``, which rank 0 shows at once: the table at the end may come too late for who has little time."""
+    import hvd_cluster.torch as hvd
+
+    if hvd.rank() == 0:
+        sys.stdout.write(f"{entry.case}: {entry.ours:.4g} {entry.unit}, torch {entry.peer:.4g} {entry.unit}\n")
+        sys.stdout.flush()
+    return entry
+
+
 def allreduces(ranks: int) -> list[Row]:
     """One row for each size."""
     import torch
@@ -91,7 +102,7 @@ def allreduces(ranks: int) -> list[Row]:
             "peer": finished(lambda theirs=theirs: distributed.all_reduce(theirs)),
         }
         seconds = interleave(sides, 5, 20 if nbytes < 1 << 24 else 4)
-        rows.append(row(f"allreduce {nbytes >> 10} KB", ranks, "us", seconds, MICRO))
+        rows.append(told(row(f"allreduce {nbytes >> 10} KB", ranks, "us", seconds, MICRO)))
     return rows
 
 
@@ -122,9 +133,9 @@ def trainings(ranks: int) -> list[Row]:
         wrapped = torch.nn.parallel.DistributedDataParallel(theirs)
         plain = torch.optim.SGD(theirs.parameters(), 0.01)
         steps = {"ours": stepper(ours, optimizer, batch), "peer": stepper(wrapped, plain, batch)}
-        whole = interleave({side: finished(step) for side, step in steps.items()}, 5, 8)
-        rows.append(row(f"{name} step", ranks, "ms", whole, MILLI))
-        rows.append(row(f"{name} host", ranks, "ms", interleave(steps, 5, 2), MILLI))
+        whole = interleave({side: finished(step) for side, step in steps.items()}, 4, 5)
+        rows.append(told(row(f"{name} step", ranks, "ms", whole, MILLI)))
+        rows.append(told(row(f"{name} host", ranks, "ms", interleave(steps, 5, 2), MILLI)))
     return rows
 
 
