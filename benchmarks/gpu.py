@@ -3,21 +3,23 @@
     python -m benchmarks.gpu --ranks 2
     python -m benchmarks.gpu --ranks 8 --json gpu.json
 
-Ranks that share a GPU need NCCL 2.30 and NCCL_MULTI_RANK_GPU_ENABLE=1, for torch, too. Both sides run in the same
-processes, turn by turn. Times are of whole steps, with the GPU; "host" is how long the calls of a step take before it
-ends. The models are ResNet-18 on 64 x 64 images and a transformer with 4 layers, in float32, SGD, 16 samples a rank.
+Ranks may share a GPU, see benchmarks/shared_gpu.py. Both sides run in the same processes, turn by turn. Times are of
+whole steps, with the GPU; "host" is how long the calls of a step take before it ends. The models are ResNet-50 on
+64 x 64 images and a transformer with 4 layers, in float32, SGD, 16 samples a rank.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import hvd_cluster
 from benchmarks.measure import Row, add_report_arguments, interleave, meeting_file, report, row
-from benchmarks.resnet import resnet18
+from benchmarks.resnet import resnet50
+from benchmarks.shared_gpu import claim_host, variables
 
 SIZES = [1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28]
 MILLI, MICRO = 1e3, 1e6
@@ -59,7 +61,7 @@ def tokens() -> Any:
 
 
 MODELS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
-    "resnet": (lambda: resnet18(10), images),
+    "resnet": (lambda: resnet50(1000), images),
     "transformer": (transformer, tokens),
 }
 
@@ -73,6 +75,16 @@ def finished(call: Callable[[], object]) -> Callable[[], None]:
         torch.cuda.synchronize()
 
     return run
+
+
+def told(entry: Row) -> Row:
+    """``entry``, which rank 0 shows at once: the table at the end may come too late for who has little time."""
+    import hvd_cluster.torch as hvd
+
+    if hvd.rank() == 0:
+        sys.stdout.write(f"{entry.case}: {entry.ours:.4g} {entry.unit}, torch {entry.peer:.4g} {entry.unit}\n")
+        sys.stdout.flush()
+    return entry
 
 
 def allreduces(ranks: int) -> list[Row]:
@@ -90,7 +102,7 @@ def allreduces(ranks: int) -> list[Row]:
             "peer": finished(lambda theirs=theirs: distributed.all_reduce(theirs)),
         }
         seconds = interleave(sides, 5, 20 if nbytes < 1 << 24 else 4)
-        rows.append(row(f"allreduce {nbytes >> 10} KB", ranks, "us", seconds, MICRO))
+        rows.append(told(row(f"allreduce {nbytes >> 10} KB", ranks, "us", seconds, MICRO)))
     return rows
 
 
@@ -121,23 +133,27 @@ def trainings(ranks: int) -> list[Row]:
         wrapped = torch.nn.parallel.DistributedDataParallel(theirs)
         plain = torch.optim.SGD(theirs.parameters(), 0.01)
         steps = {"ours": stepper(ours, optimizer, batch), "peer": stepper(wrapped, plain, batch)}
-        whole = interleave({side: finished(step) for side, step in steps.items()}, 5, 8)
-        rows.append(row(f"{name} step", ranks, "ms", whole, MILLI))
-        rows.append(row(f"{name} host", ranks, "ms", interleave(steps, 5, 2), MILLI))
+        whole = interleave({side: finished(step) for side, step in steps.items()}, 4, 5)
+        rows.append(told(row(f"{name} step", ranks, "ms", whole, MILLI)))
+        rows.append(told(row(f"{name} host", ranks, "ms", interleave(steps, 5, 2), MILLI)))
     return rows
 
 
-def body(path: str) -> list[Row]:
+PARTS = {"allreduce": allreduces, "training": trainings}
+
+
+def body(path: str, parts: Sequence[Callable[[int], list[Row]]]) -> list[Row]:
     """On every rank."""
     import torch
     import torch.distributed as distributed
 
     import hvd_cluster.torch as hvd
 
+    claim_host()
     hvd.init()
     torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
     distributed.init_process_group("nccl", init_method=f"file://{path}", rank=hvd.rank(), world_size=hvd.size())
-    rows = allreduces(hvd.size()) + trainings(hvd.size())
+    rows = [entry for part in parts for entry in part(hvd.size())]
     torch.cuda.synchronize()
     distributed.destroy_process_group()
     hvd.shutdown()
@@ -148,13 +164,19 @@ def main() -> None:
     """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--only", choices=PARTS, help="one part of it")
     add_report_arguments(parser)
     arguments = parser.parse_args()
     import torch
 
     if not torch.cuda.is_available():
         raise SystemExit("no GPU here: torch sees none, so there is nothing to measure")
-    rows = hvd_cluster.run(body, (meeting_file(),), num_proc=arguments.ranks, env=dict(os.environ))[0]
+    from collectives.backends.nccl.joining import load
+
+    parts = [PARTS[arguments.only]] if arguments.only else list(PARTS.values())
+    shared = variables(arguments.ranks, torch.cuda.device_count(), load().version)
+    environment = {**shared, **os.environ}
+    rows = hvd_cluster.run(body, (meeting_file(), parts), num_proc=arguments.ranks, env=environment)[0]
     report("Ours against torch's NCCL", rows, arguments)
 
 

@@ -1,35 +1,40 @@
-"""ResNet-18, as torchvision has it.
+"""ResNet-18 and ResNet-50, as torchvision has them.
 
 Source: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", 2015, table 1.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["resnet18"]
+__all__ = ["resnet18", "resnet50"]
 
-CHANNELS = [64, 64, 128, 256, 512]
+WIDTHS = (64, 128, 256, 512)
 
 
 def resnet18(classes: int) -> Any:
-    """The model, the same on every rank."""
+    """Blocks of two convolutions; the same model on every rank."""
+    return _resnet(classes, (2, 2, 2, 2), _basic, 1)
+
+
+def resnet50(classes: int) -> Any:
+    """Blocks of three convolutions, the middle one narrow; the same model on every rank."""
+    return _resnet(classes, (3, 4, 6, 3), _bottleneck, 4)
+
+
+def _resnet(classes: int, depths: Sequence[int], layers_of: Callable[[int, int, int], list[Any]], wider: int) -> Any:
+    """``depths`` blocks in the stages; a block has ``wider`` times as many outputs as its stage has channels."""
     import torch
     from torch import nn
 
     class Block(nn.Module):
-        """Two convolutions beside a short cut."""
+        """Convolutions beside a short cut."""
 
-        def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        def __init__(self, inputs: int, width: int, stride: int) -> None:
             super().__init__()
-            self.body = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
-                nn.BatchNorm2d(outputs),
-                nn.ReLU(),
-                nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
-                nn.BatchNorm2d(outputs),
-            )
+            outputs = width * wider
+            self.body = nn.Sequential(*layers_of(inputs, width, stride))
             changes = stride > 1 or inputs != outputs
             short = [nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)] if changes else []
             self.short = nn.Sequential(*short)
@@ -39,6 +44,28 @@ def resnet18(classes: int) -> Any:
 
     torch.manual_seed(1)
     layers: list[Any] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
-    for stage, (inputs, outputs) in enumerate(pairwise(CHANNELS)):
-        layers += [Block(inputs, outputs, 1 if stage == 0 else 2), Block(outputs, outputs, 1)]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(CHANNELS[-1], classes))
+    inputs = 64
+    for stage, (width, depth) in enumerate(zip(WIDTHS, depths, strict=True)):
+        for index in range(depth):
+            layers.append(Block(inputs, width, 2 if stage and not index else 1))
+            inputs = width * wider
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes))
+
+
+def _basic(inputs: int, width: int, stride: int) -> list[Any]:
+    from torch import nn
+
+    return [*_convolution(inputs, width, 3, stride), nn.ReLU(), *_convolution(width, width, 3)]
+
+
+def _bottleneck(inputs: int, width: int, stride: int) -> list[Any]:
+    from torch import nn
+
+    narrow = [*_convolution(inputs, width, 1), nn.ReLU(), *_convolution(width, width, 3, stride), nn.ReLU()]
+    return [*narrow, *_convolution(width, 4 * width, 1)]
+
+
+def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> list[Any]:
+    from torch import nn
+
+    return [nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False), nn.BatchNorm2d(outputs)]

@@ -57,10 +57,11 @@ def allocator(like: torch.Tensor, dtype: DType) -> Callable[[tuple[int, ...]], B
 
     So the memory belongs to the stream of the caller, who uses the result.
     """
-    stream = _cuda.current_stream(like.get_device())
+    index = like.get_device()
+    stream = _cuda.current_stream(index)
 
     def allocate(shape: tuple[int, ...]) -> Buffer:
-        with _cuda.stream(stream):
+        with _cuda.device(index), _cuda.stream(stream):  # stream alone would go back to GPU 0, and make a context there
             return buffer(torch.empty(shape, dtype=like.dtype, device=like.device), dtype)
 
     return allocate

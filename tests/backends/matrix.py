@@ -22,7 +22,7 @@ import pytest
 from collectives.api import DType, HorovodInternalError, ReduceOp
 from collectives.backends.host import HostBackend
 
-__all__ = ["abort_from_thread", "reduce_until_error", "run_matrix"]
+__all__ = ["abort_from_thread", "checks", "reduce_until_error", "run_matrix"]
 
 Array = npt.NDArray[Any]
 
@@ -42,24 +42,29 @@ LARGE_REDUCTIONS = [(dtype, ReduceOp.SUM, (7, LARGE, 0, 1)) for dtype in REAL] +
 def run_matrix(backend: HostBackend, rank: int, size: int, roundings: int = 1) -> None:
     """Every operation on every kind of argument. A 16-bit sum may be rounded ``roundings`` times."""
     assert (backend.rank, backend.size) == (rank, size)
-    for check in (
-        check_allreduce,
-        check_allreduce_large,
-        check_scaling,
-        check_average,
-        functools.partial(check_rounding, roundings=roundings),
-        functools.partial(check_identity, roundings=roundings),
-        check_special_values,
-        check_reducescatter,
-        check_allgather,
-        check_broadcast,
-        check_alltoall,
-        check_barrier,
-    ):
+    for name, check in checks(roundings).items():
         try:
             check(backend)
         except AssertionError as error:
-            raise AssertionError(f"{check} on member {rank} of {size}: {error}") from error
+            raise AssertionError(f"{name} on member {rank} of {size}: {error}") from error
+
+
+def checks(roundings: int = 1) -> dict[str, Callable[[HostBackend], None]]:
+    """The parts of the matrix, by name. Each leaves the backend as it was."""
+    return {
+        "allreduce": check_allreduce,
+        "large allreduce": check_allreduce_large,
+        "scaling": check_scaling,
+        "average": check_average,
+        "rounding": functools.partial(check_rounding, roundings=roundings),
+        "identity": functools.partial(check_identity, roundings=roundings),
+        "special values": check_special_values,
+        "reducescatter": check_reducescatter,
+        "allgather": check_allgather,
+        "broadcast": check_broadcast,
+        "alltoall": check_alltoall,
+        "barrier": check_barrier,
+    }
 
 
 def check_allreduce(backend: HostBackend) -> None:

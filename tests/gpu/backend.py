@@ -1,10 +1,12 @@
-"""The matrix of all backends on a real GPU, whose ranks share it; then the loss of a rank."""
+"""The matrix of all backends on a real GPU, whose ranks share it; and an abort."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,25 +15,33 @@ from collectives.api import DType, HorovodInternalError, ReduceOp
 from collectives.backends.nccl.cupy_device import shared_device
 from collectives.backends.nccl.joining import NcclJoining
 from tests.backends.device import Uploading
-from tests.backends.matrix import run_matrix
+from tests.backends.matrix import checks
 from tests.backends.members import Processes, group_of
 from tests.backends.offers import meet
 from tests.gpu.arrays import Arrays
+from tests.gpu.rank import prepare
 
 FAULT_SECONDS = 5.0
+CHECK_SECONDS = 40.0
+"""For one part of the matrix on all ranks; the first one starts the processes and compiles the kernels."""
 
 
 def connect(member):
+    prepare()
     arrays = Arrays(shared_device(member.rank % int(os.environ["HVD_CHECK_GPUS"])))
     backend = meet(NcclJoining(group_of(member.size, member.rank), 30.0, member.rank), member.store, 60.0)
+    assert not backend.absence, backend.absence
     return backend, arrays
 
 
-def matrix(member):
+def matrix(member, names):
+    """The parts ``names``; each rank tells the name of a part when that is over."""
     backend, arrays = connect(member)
-    run_matrix(Uploading(backend, arrays), member.rank, member.size, member.size + 1)
+    for name, check in checks(member.size + 1).items():
+        if name in names:
+            check(Uploading(backend, arrays))
+            member.tell(name)
     backend.close()
-    return "done"
 
 
 def abort(member):
@@ -51,16 +61,42 @@ def abort(member):
     return "done"
 
 
+def failed_parts(ranks):
+    """The parts of the matrix that failed. After a failure new processes go on with the next part."""
+    left, failed = list(checks()), []
+    while left:
+        with Processes(ranks, partial(matrix, names=left)) as processes:
+            wrong = next((name for name in left if not has_passed(processes, ranks, name)), None)
+        left = left[left.index(wrong) + 1 :] if wrong else []
+        failed += [wrong] if wrong else []
+    return failed
+
+
+def has_passed(processes, ranks, name):
+    """Whether ``name`` has passed on all ranks; reports what those tell that fail."""
+    began, errors = time.monotonic(), []
+    for rank in range(ranks):
+        try:
+            assert processes.hear(rank, 2.0 if errors else CHECK_SECONDS) == name
+        except (AssertionError, EOFError) as error:
+            errors.append(f"rank {rank}: {error!r:.100}\n{error}\n")
+    sys.stdout.write(f"  {name}: {'FAILED' if errors else 'passed'}, {time.monotonic() - began:.1f} s\n")
+    sys.stdout.writelines(errors)
+    return not errors
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", choices=["matrix", "abort"])
     parser.add_argument("--ranks", type=int, default=2)
-    ranks = parser.parse_args().ranks
+    arguments = parser.parse_args()
     import torch
 
     os.environ["HVD_CHECK_GPUS"] = str(torch.cuda.device_count())
-    for body in (matrix, abort):
-        with Processes(ranks, body) as processes:
-            assert processes.results() == ["done"] * ranks
+    if arguments.part == "matrix":
+        sys.exit(bool(failed_parts(arguments.ranks)))
+    with Processes(arguments.ranks, abort) as processes:
+        assert processes.results() == ["done"] * arguments.ranks
 
 
 if __name__ == "__main__":

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from benchmarks.shared_gpu import variables
+from tests.gpu.rank import SECONDS
 
 SKIPPED = 77
 """The status that test harnesses take for "skipped"."""
-SHARED_GPU = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "4", "NCCL_NVLS_ENABLE": "0"}
-"""NCCL refuses ranks that share a GPU otherwise, and may not have room for their kernels."""
+TOTAL_SECONDS = 460.0
+LEAST_SECONDS = 10.0
+"""A stage does not begin if less is left."""
+DUMP_SECONDS = 2.0
+"""For the stacks of a stage that took too long."""
+START_SECONDS = 15.0
+"""Ranks that live so long before the limit of their stage show their stacks, too."""
 
 
 @dataclass(frozen=True)
@@ -22,69 +33,131 @@ class Stage:
     name: str
     arguments: tuple[str, ...]
     limit: float
+    needs_nccl: bool = True
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def missing() -> str:
-    """Why nothing can be checked here; empty if it can."""
+    """Why nothing can be checked here; empty if something can."""
     try:
         import pytest  # noqa: F401
         import rich  # noqa: F401
         import torch
 
-        from collectives.backends.nccl.joining import unavailable
+        from collectives.backends.nccl.presence import without_gpu
     except ImportError as error:
         return f"a package is missing: {error}"
     if not torch.cuda.is_available():
-        return f"no GPU here: torch {torch.__version__} sees none; {unavailable()}"
-    return unavailable()
+        return f"no GPU here: torch {torch.__version__} sees none; {without_gpu()}"
+    return without_gpu()
 
 
 def describe() -> str:
     import torch
 
-    from collectives.backends.nccl.joining import load
+    gpus = ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+    theirs = ".".join(map(str, torch.cuda.nccl.version()))
+    return f"{gpus}; torch {torch.__version__} with NCCL {theirs}; Python {sys.version.split()[0]}"
+
+
+def nccl() -> tuple[int, str]:
+    """The version of NCCL, and its name; 0 and the reason where it cannot be used."""
+    from collectives.backends.nccl.joining import load, unavailable
     from collectives.backends.nccl.library import version_text
 
-    library = load()
-    gpus = ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
-    return f"{gpus}; NCCL {version_text(library.version)} by {library.name}; torch {torch.__version__}"
+    try:
+        reason = unavailable()
+        return (0, reason) if reason else (load().version, f"{version_text(load().version)} by {load().name}")
+    except Exception as error:  # noqa: BLE001 - the other stages go on
+        return 0, repr(error)
 
 
 def stages(ranks: int, quick: bool) -> list[Stage]:
+    """Those that tell the most come first."""
     count = ("--ranks", str(ranks))
+    through_host = {"HOROVOD_GPU_OPERATIONS": "host"}
     found = [
-        Stage("kernels", ("tests.gpu.kernels",), 60),
-        Stage("matrix", ("tests.gpu.backend", *count), 150),
-        Stage("training", ("tests.gpu.training", *count), 120),
+        Stage("kernels", ("tests.gpu.kernels",), 50, needs_nccl=False),
+        Stage("operations", ("tests.gpu.training", "operations", *count), 45),
+        Stage("matrix", ("tests.gpu.backend", "matrix", *count), 120),
+        Stage("training", ("tests.gpu.training", "training", *count), 50),
+        Stage("abort", ("tests.gpu.backend", "abort", *count), 40),
+        Stage("streams", ("tests.gpu.training", "streams", *count), 40),
+        Stage("scaler", ("tests.gpu.training", "scaler", *count), 40),
+        Stage("memory", ("tests.gpu.training", "memory", *count), 40),
+        Stage("through the host", ("tests.gpu.training", "operations", *count), 45, False, through_host),
     ]
-    return found if quick else [*found, Stage("speed", ("benchmarks.gpu", *count), 140)]
+    speed = [
+        Stage("speed of allreduce", ("benchmarks.gpu", "--only", "allreduce", *count), 70),
+        Stage("speed of training", ("benchmarks.gpu", "--only", "training", *count), 90),
+    ]
+    return found if quick else found + speed
 
 
-def run(stage: Stage) -> bool:
+def run(stage: Stage, environment: Mapping[str, str], limit: float) -> bool:
+    """Whether it passed. Its processes are a group, which ends with it: none may stay on the GPU."""
     began = time.monotonic()
-    environment = {**SHARED_GPU, **os.environ}
+    settings = {**environment, **stage.environment, SECONDS: str(max(limit / 2, limit - START_SECONDS))}
+    process = subprocess.Popen([sys.executable, "-m", *stage.arguments], env=settings, start_new_session=True)
     try:
-        command = [sys.executable, "-m", *stage.arguments]
-        status = subprocess.run(command, env=environment, timeout=stage.limit, check=False).returncode
+        status = process.wait(limit)
+        verdict = f"FAILED with status {status}" if status else "passed"
     except subprocess.TimeoutExpired:
-        status = -1
-    verdict = {0: "passed", -1: f"took more than {stage.limit:g} s"}.get(status, f"FAILED with status {status}")
-    sys.stdout.write(f"gpu_check: {stage.name}: {verdict}, {time.monotonic() - began:.1f} s\n")
+        status, verdict = -1, f"FAILED: took more than {limit:.0f} s"
+        signal_all(process, signal.SIGABRT)  # which shows the stacks
+        time.sleep(DUMP_SECONDS)
+    finally:
+        signal_all(process, signal.SIGKILL)
+        process.wait()
+    report(f"{stage.name}: {verdict}, {time.monotonic() - began:.1f} s")
     return status == 0
+
+
+def signal_all(process: subprocess.Popen[bytes], number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+def report(text: str) -> None:
+    sys.stdout.write(f"gpu_check: {text}\n")
+    sys.stdout.flush()
+
+
+def run_all(chosen: list[Stage], environment: Mapping[str, str], lack: str) -> list[str]:
+    """The names of the stages that failed. ``lack`` is why NCCL cannot be used."""
+    deadline, failed = time.monotonic() + TOTAL_SECONDS, []
+    for stage in chosen:
+        left = deadline - time.monotonic()
+        if lack and stage.needs_nccl:
+            report(f"{stage.name}: cannot run: {lack}")
+            failed.append(stage.name)
+        elif left < LEAST_SECONDS:
+            report(f"{stage.name}: NOT RUN: no time is left")
+            failed.append(stage.name)
+        elif not run(stage, environment, min(stage.limit, left)):
+            failed.append(stage.name)
+    return failed
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=2, help="ranks on the GPU")
     parser.add_argument("--quick", action="store_true", help="no benchmarks")
+    parser.add_argument("--only", nargs="*", default=[], metavar="STAGE", help="these stages only")
     arguments = parser.parse_args()
     reason = missing()
     if reason:
-        sys.stdout.write(f"gpu_check: skipped: {reason}\n")
+        report(f"skipped: {reason}")
         return SKIPPED
-    sys.stdout.write(f"gpu_check: {describe()}\n")
-    failed = [stage.name for stage in stages(arguments.ranks, arguments.quick) if not run(stage)]
-    sys.stdout.write(f"gpu_check: {'FAILED: ' + ', '.join(failed) if failed else 'all is well'}\n")
+    import torch
+
+    version, name = nccl()
+    report(f"{describe()}; ours: NCCL {name}")
+    settings = variables(arguments.ranks, torch.cuda.device_count(), version)
+    environment = {"NCCL_DEBUG": "WARN", "PYTHONFAULTHANDLER": "1", **settings, **os.environ}
+    chosen = [s for s in stages(arguments.ranks, arguments.quick) if not arguments.only or s.name in arguments.only]
+    failed = run_all(chosen, environment, "" if version else name)
+    report(f"FAILED: {', '.join(failed)}" if failed else "all is well")
     return 1 if failed else 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from collectives.backends import table
 from collectives.backends.joining import Joining
 from collectives.backends.nccl.backend import NcclBackend
 from collectives.backends.nccl.watcher import Watcher
+from hvd_cluster import basics
 from hvd_cluster.torch import gpu
 from tests.backends.nccl.fake import FakeDevice, FakeLibrary, FakeNetwork, connector
 from tests.backends.nccl.streams import PATIENCE, LateStream
@@ -43,6 +45,9 @@ class Cuda:
         stream = self.ExternalStream(self.user.handle, index)
         stream.queue = self.user
         return stream
+
+    def device(self, index):
+        return contextlib.nullcontext()
 
     def stream(self, stream):
         return contextlib.nullcontext()
@@ -144,16 +149,91 @@ def test_a_tensor_that_is_not_contiguous(cuda):
     assert hvd.allreduce_(tensor, op=hvd.Sum, prescale_factor=2.0) is tensor
 
 
+@pytest.fixture
+def arrived(monkeypatch):
+    """The tensors that operations have changed. The kernels of torch are not late here, so its stream waits at once."""
+    tensors = []
+
+    def arrive(work):
+        assert work.end.wait(PATIENCE)
+        tensors.append(work.result().owner)
+
+    monkeypatch.setattr(gpu, "await_end", arrive)
+    return tensors
+
+
+@pytest.fixture
+def sends(cuda):
+    """An optimizer sends its gradients, as if this rank were not alone."""
+    engine = basics.engine()
+    alone, engine.topology = engine.topology, dataclasses.replace(engine.topology, size=2)
+    yield
+    engine.topology = alone
+
+
 @pytest.mark.leaves("environment")  # torch's first optimizer names a folder there
-def test_an_optimizer_trains(cuda):
-    """With hooks; the gradients of both passes have gone through the backend when the stream has come to the end."""
+def test_an_optimizer_trains(sends, arrived):
+    weight, large = (torch.nn.Parameter(torch.ones(size)) for size in (4, 1 << 16))
+    named = [("weight", weight), ("large", large)]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight, large], lr=0.5), named)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (weight.sum() + large.sum()).backward()
+        optimizer.step()
+    assert (weight.tolist(), large.max(), large.min()) == ([0.0] * 4, 0.0, 0.0)
+    assert sorted(tensor.numel() for tensor in arrived) == [4, 4, 1 << 16, 1 << 16]
+
+
+@pytest.mark.leaves("environment")
+def test_a_scaler_looks_at_the_combined_gradients(sends, arrived, monkeypatch):
+    """As if another rank had an infinite gradient in the first step."""
+
+    def arrive(work):
+        wait(work)
+        arrived[-1].mul_(float("inf") if len(arrived) == 1 else 1.0)
+
+    wait = gpu.await_end
+    monkeypatch.setattr(gpu, "await_end", arrive)
     weight = torch.nn.Parameter(torch.ones(4))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.5), [("weight", weight)])
-    weight.sum().backward()
-    optimizer.step()
-    cuda.user.catch_up()
-    assert cuda.user.enqueue(lambda: None).wait(PATIENCE)
-    assert weight.grad.tolist() == [1.0] * 4
+    scaler, found = torch.amp.GradScaler("cpu", init_scale=4.0), []
+    for _ in range(2):
+        optimizer.zero_grad()
+        scaler.scale(weight.sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        found.append((weight.tolist(), scaler.get_scale()))
+    assert found == [([1.0] * 4, 2.0), ([0.5] * 4, 2.0)]
+
+
+@pytest.mark.leaves("environment")
+def test_sparse_gradients(sends, arrived):
+    model = torch.nn.Embedding(5, 2, sparse=True)
+    before = model.weight.detach().clone()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters())
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.tensor([1, 3, 3])).sum().backward()
+        optimizer.step()
+    assert model.weight.grad.is_sparse
+    assert arrived
+    assert (before - model.weight.detach())[:, 0].tolist() == pytest.approx([0.0, 2.0, 0.0, 4.0, 0.0])
+
+
+@pytest.mark.leaves("environment", "shared_memory")  # torch's compiler keeps semaphores
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # it looks at all attributes
+def test_a_compiled_function(cuda, arrived):
+    """The compiler goes round the operations."""
+
+    @torch.compile(backend="eager")
+    def step(tensor):
+        return hvd.allreduce(tensor * 2.0, op=hvd.Sum, name="compiled") + 1.0
+
+    leaf = torch.ones(3, requires_grad=True)
+    result = step(leaf)
+    result.sum().backward()
+    assert (result.tolist(), leaf.grad.tolist()) == ([3.0] * 3, [2.0] * 3)
+    assert len(arrived) == 2
 
 
 def test_batch_normalization_combines_its_statistics_on_the_gpu(cuda, monkeypatch):

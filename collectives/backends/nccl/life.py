@@ -44,7 +44,10 @@ class Life(Watched):
         self._timeout = timeout
         self._watcher = watcher
         self._link: Link | None = None
+        # Owned by this object: held while the watcher looks, which does not block, so never for long.
+        self._looking = threading.Lock()
         self._operations: deque[Operation] = deque()
+        self._last: Operation | None = None
         self._error: Exception | None = None
         # Both are owned by this object. Waits for them are bounded by PAUSE_SECONDS and RELEASE_SECONDS.
         self._failed, self._is_aborted = threading.Event(), threading.Event()
@@ -96,12 +99,16 @@ class Life(Watched):
     def launched(self, operation: Operation) -> None:
         """``operation`` has begun."""
         self._operations.append(operation)
+        self._last = operation
 
     def look(self) -> None:
         """See :class:`Watched`."""
-        if self._error is None and self._link is not None:
+        with self._looking:
+            link = self._link
+            if self._error is not None or link is None:
+                return
             try:
-                self._look(self._link)
+                self._look(link)
             except HorovodInternalError as error:  # of the GPU
                 self.fail(error)
             except Exception as error:  # noqa: BLE001 - no failure of a look may keep the watcher from the aborts
@@ -134,10 +141,10 @@ class Life(Watched):
 
     def close(self) -> None:
         """Release the communicator, when its operations are over or this backend has failed. Idempotent."""
-        link = self._link
-        if link is not None:
+        if self._link is not None:
             self._await_operations()
-            if self._error is None:
+            link = self._taken()
+            if link is not None:
                 _release(link)
             elif not self._is_aborted.wait(RELEASE_SECONDS):
                 logger.warning("NCCL has not ended the operations of %s; their threads stay", self._some())
@@ -147,14 +154,25 @@ class Life(Watched):
             # An earlier error stays for operations that have begun. Without any it goes: its traceback may hold memory.
             self._error = ShutDownError("the NCCL backend was closed")
 
+    def _taken(self) -> Link | None:
+        """The link, at which the watcher looks no more: NCCL must not be asked while it is released.
+
+        None if the watcher is to abort it.
+        """
+        with self._looking:
+            if self._error is not None:
+                return None
+            link, self._link = self._link, None
+            return link
+
     def _await_operations(self) -> None:
         """Bounded: the watcher fails an operation that takes longer than the timeout."""
-        while self._error is None and self._operations:
-            try:
-                if self._operations[-1].ends_within(PAUSE_SECONDS):
-                    self._operations.clear()
-            except HorovodInternalError as error:
-                self.fail(error)
+        try:
+            while self._error is None and self._last is not None:
+                if self._last.ends_within(PAUSE_SECONDS):
+                    self._last = None
+        except HorovodInternalError as error:
+            self.fail(error)
 
     def _drop_ended(self) -> None:
         while self._operations and self._operations[0].has_ended:

@@ -41,21 +41,21 @@ class Nccl4pyLibrary(Library):
     name = "nccl4py"
 
     def __init__(self) -> None:
-        import nccl.core
-        from nccl.bindings import nccl as calls
+        try:
+            import nccl.core
+            from nccl.bindings import nccl as calls
 
+            self.version = int(calls.get_version())
+        except Exception as error:
+            raise ImportError(f"nccl4py does not work here: {error}") from error
         self._core, self._calls = nccl.core, calls
         self._group = _Group()  # NCCL, too, has a group for each thread: the watcher's is not that of an operation
-        try:
-            self.version = int(calls.get_version())
-        except RuntimeError as error:
-            raise ImportError(f"nccl4py does not find libnccl: {error}") from error
         if self.version < OLDEST:
             raise ImportError(f"nccl4py needs NCCL {version_text(OLDEST)}; this is {version_text(self.version)}")
 
     def unique_id(self) -> bytes:
         """See :class:`Library`."""
-        return bytes(self._core.get_unique_id())
+        return bytes(self.checked("unique id", self._core.get_unique_id))
 
     def connect(self, id: bytes, size: int, position: int, device: Device, pause: Pause) -> Communicator:
         """See :class:`Library`."""

@@ -27,6 +27,9 @@ def without_gpu() -> str:
         found = _count_gpus()
     except HorovodInternalError as error:
         return str(error)
+    except Exception as error:  # noqa: BLE001 - a job on CPUs starts beside a cupy that is broken, too
+        reason = error.__cause__ or error
+        return f"cupy does not work here ({reason}); install it again with: pip install 'hvd-cluster[nccl]'"
     return "" if found else "no GPU is visible; look at CUDA_VISIBLE_DEVICES and at the output of nvidia-smi"
 
 

@@ -13,7 +13,7 @@ from collectives.backends.nccl import backend as nccl
 from collectives.backends.nccl import watcher
 from collectives.backends.nccl.backend import NcclBackend
 from collectives.backends.nccl.link import Link
-from collectives.backends.nccl.watcher import Watcher
+from collectives.backends.nccl.watcher import LOOK_SECONDS, Watcher
 from collectives.completion import DONE
 from tests.backends.device import Uploading
 from tests.backends.matrix import reduce_until_error, run_matrix
@@ -374,6 +374,29 @@ def test_close_waits_for_the_operations_and_releases_the_communicator():
         return device.download(tensor).tolist(), communicator.is_destroyed
 
     assert with_backends(2, body) == [([2.0], True)] * 2
+
+
+def test_a_communicator_that_is_being_released_is_not_asked():
+    """NCCL frees it meanwhile."""
+
+    def release():
+        begun.set()
+        asked.wait(5 * LOOK_SECONDS)
+
+    def error():
+        if begun.is_set():
+            asked.set()
+        return ""
+
+    begun, asked = threading.Event(), threading.Event()
+    device, group, library = FakeDevice(), group_of(1), FakeLibrary(FakeNetwork())
+    backend = NcclBackend(group, connector(library, b"id", group, device), Watcher())
+    assert backend.barrier().wait(PATIENCE)
+    backend._link.communicator.destroy, backend._link.communicator.error = release, error
+    backend.close()
+    device.close()
+    assert begun.is_set()
+    assert not asked.is_set()
 
 
 def test_a_backend_that_was_never_used_has_no_thread():

@@ -40,6 +40,18 @@ def test_a_host_with_a_driver_and_without_cupy(monkeypatch, tmp_path):
     assert unavailable() == "cupy is missing; install it with: pip install 'hvd-cluster[nccl]'"
 
 
+def test_a_cupy_that_is_broken_is_a_reason(monkeypatch, tmp_path):
+    """A job on CPUs starts all the same."""
+
+    def count():
+        raise ImportError("the nccl backend needs cupy") from OSError("libcudart.so.12: cannot open")
+
+    monkeypatch.setattr(presence, "DRIVERS", (str(tmp_path),))
+    monkeypatch.setattr(presence, "find_spec", lambda name: True)
+    monkeypatch.setattr(presence, "_count_gpus", count)
+    assert unavailable().startswith("cupy does not work here (libcudart.so.12: cannot open); install it again")
+
+
 @pytest.mark.parametrize(
     "error",
     [

@@ -109,11 +109,17 @@ def test_an_error_of_a_query_is_ours(calls):
         raise NcclError("internal error")
 
     calls.comm_get_async_error = fail
+    library = Nccl4pyLibrary()
+    library._core.get_unique_id = lambda: fail(None)
     with pytest.raises(HorovodInternalError, match="NCCL's error query failed with internal error"):
-        communicator(Nccl4pyLibrary(), calls).error()
+        communicator(library, calls).error()
+    with pytest.raises(HorovodInternalError, match="NCCL's unique id failed"):
+        library.unique_id()
 
 
-@pytest.mark.parametrize(("version", "reason"), [(0, "does not find libnccl"), (22105, r"needs NCCL 2\.23\.0")])
+@pytest.mark.parametrize(
+    ("version", "reason"), [(0, "does not work here: no libnccl"), (22105, r"needs NCCL 2\.23\.0")]
+)
 def test_cupy_takes_over_where_nccl4py_cannot_be_used(version, reason, calls, monkeypatch):
     calls.version = version
     with pytest.raises(ImportError, match=reason):
