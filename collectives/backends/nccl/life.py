@@ -141,7 +141,8 @@ class Life(Watched):
 
     def close(self) -> None:
         """Release the communicator, when its operations are over or this backend has failed. Idempotent."""
-        if self._link is not None:
+        was_connected = self._link is not None
+        if was_connected:
             self._await_operations()
             link = self._taken()
             if link is not None:
@@ -150,7 +151,7 @@ class Life(Watched):
                 logger.warning("NCCL has not ended the operations of %s; their threads stay", self._some())
         self._link = None
         self._watcher.remove(self)
-        if link is None or self._error is None:
+        if self._error is None or not was_connected:
             # An earlier error stays for operations that have begun. Without any it goes: its traceback may hold memory.
             self._error = ShutDownError("the NCCL backend was closed")
 
