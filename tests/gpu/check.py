@@ -56,7 +56,7 @@ def describe() -> str:
     import torch
 
     gpus = ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
-    theirs = ".".join(map(str, torch.cuda.nccl.version()))
+    theirs = ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else "none"
     return f"{gpus}; torch {torch.__version__} with NCCL {theirs}; Python {sys.version.split()[0]}"
 
 
