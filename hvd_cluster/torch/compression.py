@@ -8,6 +8,7 @@ import torch
 
 from hvd_cluster.compression import Compressor, IntoCompressor, NoneCompressor
 from hvd_cluster.torch.powersgd import PowerSGD
+from hvd_cluster.torch.tensors import fresh
 
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
@@ -21,7 +22,7 @@ class _Cast(IntoCompressor):
     @classmethod
     def compress(cls, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """See :class:`Compressor`."""
-        return (tensor.to(cls.dtype), tensor.dtype) if tensor.is_floating_point() else (tensor, None)
+        return (_cast(tensor, cls.dtype), tensor.dtype) if tensor.is_floating_point() else (tensor, None)
 
     @staticmethod
     def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
@@ -33,6 +34,18 @@ class _Cast(IntoCompressor):
         """See :class:`IntoCompressor`."""
         if tensor is not target:
             target.copy_(tensor)
+
+
+def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``tensor`` as ``dtype``, in memory that is used again.
+
+    To allocate and free it in each step would let the C library return memory to the kernel, also that of gradients,
+    and page faults would cost more time than the conversion.
+    """
+    if not tensor.is_cpu or tensor.requires_grad or tensor.dtype is dtype or not tensor.is_contiguous():
+        return tensor.to(dtype)
+    small: torch.Tensor = fresh(tuple(tensor.shape), dtype).owner.copy_(tensor)
+    return small
 
 
 class FP16Compressor(_Cast):

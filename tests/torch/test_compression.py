@@ -250,3 +250,22 @@ def test_on_all_ranks(ranks, check):
 def test_learning_digits(ranks):
     for train in (digits_are_learned_as_well, error_feedback_is_needed):
         ranks.run(train)
+
+
+@pytest.mark.parametrize("compression", [hvd.Compression.fp16, hvd.Compression.bf16])
+def test_memory_of_large_tensors_is_used_again(compression):
+    def address(value):
+        tensor = torch.full((1 << 20,), value)
+        small, context = compression.compress(tensor)
+        assert torch.equal(compression.decompress(small, context), tensor)
+        return small.data_ptr()
+
+    assert address(1.5) == address(2.5)
+
+
+def test_a_compressed_tensor_keeps_its_layout_and_its_gradient():
+    last = torch.ones(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+    assert hvd.Compression.fp16.compress(last)[0].is_contiguous(memory_format=torch.channels_last)
+    recorded = torch.ones(1 << 20, requires_grad=True)
+    hvd.Compression.fp16.compress(recorded)[0].sum().backward()
+    assert torch.equal(recorded.grad, torch.ones(1 << 20))
