@@ -133,8 +133,10 @@ def _prepare_gpu(group: Group, topology: Topology, settings: Settings, address: 
 def _through_host(group: Group, topology: Topology, settings: Settings, address: str) -> Joining:
     from collectives.backends.nccl.through_host_joining import ThroughHostJoining
 
-    inner = _prepare_host(group, topology, settings, address)
-    return ThroughHostJoining(inner, topology.local_rank, settings.async_completion)
+    def prepare() -> Joining:
+        return _prepare_host(group, topology, settings, address)
+
+    return ThroughHostJoining(group, prepare, topology.local_rank, settings.async_completion)
 
 
 def _nccl(group: Group, topology: Topology, settings: Settings) -> Joining:
