@@ -1,9 +1,11 @@
 """Allreduce of two hosts with two ranks each, through the public torch API, against torch.distributed on Gloo.
 
     python -m benchmarks.hosts --sizes 16M
+    python -m benchmarks.hosts --sizes 16M --rate 10gbit
 
-The hosts are network namespaces of this machine, joined by a link of 1 Gbit/s: root only, and it needs iproute2. Both
-sides sum float32 tensors of the same size in the same processes, turn by turn.
+The hosts are network namespaces of this machine, joined by a link of a limited rate: root only, and it needs iproute2.
+Both sides sum float32 tensors of the same size in the same processes, turn by turn. At best, S bytes take 8 S / rate:
+each host has to send as many.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2, help="processes on each host (default: 2)")
+    parser.add_argument("--rate", default=RATE, help=f"of the link, as tc writes it (default: {RATE})")
     parser.add_argument(
         "--sizes", type=parse_size, nargs="+", default=[32, 64 << 10, 1 << 20, 16 << 20], help="bytes of the tensors"
     )
@@ -30,7 +33,7 @@ def main() -> None:
     rows: list[Row] = []
     hosts = [host for host in HOSTS for _ in range(arguments.ranks)]
     try:
-        with Network() as network:
+        with Network(arguments.rate) as network:
             pool = Pool(len(hosts), hosts, {"GLOO_SOCKET_IFNAME": WIRE}, network)
             try:
                 for nbytes in arguments.sizes:
@@ -41,7 +44,7 @@ def main() -> None:
                 pool.close()
     except Unavailable as reason:
         parser.exit(1, f"no hosts in network namespaces: {reason}\n")
-    report(f"allreduce of two hosts at {RATE}: ours and torch.distributed on Gloo", rows, arguments)
+    report(f"allreduce of two hosts at {arguments.rate}: ours and torch.distributed on Gloo", rows, arguments)
 
 
 if __name__ == "__main__":

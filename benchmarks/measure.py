@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
@@ -146,10 +147,16 @@ def tabulate(
     title: str, records: Sequence[Mapping[str, object]], arguments: Namespace, notes: Sequence[str] = ()
 ) -> None:
     """Records of the same keys as a table on the terminal, with ``notes`` below, and as JSON where asked for."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
+    if arguments.json:
+        arguments.json.write_text(json.dumps(records, indent=2))
+    try:
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+    except ImportError:  # on a machine that has only what a job needs
+        lines = [title, "\t".join(records[0]), *("\t".join(map(_cell, record.values())) for record in records), *notes]
+        sys.stdout.write("\n".join(lines) + "\n")
+        return
     table = Table(title=f"{title} ({os.cpu_count()} cores, {platform.machine()})", caption=Text("\n".join(notes)))
     for heading, value in records[0].items():
         is_text = isinstance(value, str)
@@ -160,8 +167,6 @@ def tabulate(
     if not console.is_terminal:
         console.width = FILE_WIDTH
     console.print(table)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(records, indent=2))
 
 
 def _cell(value: object) -> str:

@@ -27,7 +27,6 @@ UNUSED = (
     "HOROVOD_DISABLE_NVTX_RANGES",
     "HOROVOD_ENABLE_XLA_OPS",
     "HOROVOD_NUM_NCCL_STREAMS",
-    "HOROVOD_TORUS_ALLREDUCE",
 )
 """Variables of Horovod for features that do not exist here."""
 
@@ -100,7 +99,8 @@ class Settings:
     With ``tcp_tls`` the TCP connections that carry tensors are encrypted.
     ``fusion_threshold`` is in bytes (0 means no fusion), ``cycle_time`` in seconds (None: by the number of cores),
     ``cache_capacity`` in tensor names (0 means no cache).
-    ``hierarchical_allreduce`` and ``hierarchical_allgather`` are None where the hosts decide. ``thread_affinity`` is
+    ``hierarchical_allreduce`` and ``hierarchical_allgather`` are None where the hosts decide. With ``torus_allreduce``
+    tensors on GPUs go in stages, too, by NCCL in each of them. ``thread_affinity`` is
     the core for the communication thread (None: any). A tensor that waits for ranks is reported every ``stall_warning``
     seconds (None: never), and after ``stall_shutdown`` seconds (0: never) it ends the job. Without ``group_fusion`` the
     tensors of a group travel apart from others. ``timeline`` is the path of the file for the timeline, "" for none, and
@@ -121,6 +121,7 @@ class Settings:
     mpi: MpiChoice = field(default_factory=lambda: MpiChoice(False, True))
     hierarchical_allreduce: bool | None = None
     hierarchical_allgather: bool | None = None
+    torus_allreduce: bool = False
     fusion_threshold: int = 128 * MEBIBYTE
     cycle_time: float | None = None
     cache_capacity: int = 1024
@@ -166,6 +167,7 @@ class Settings:
             mpi=MpiChoice.of(read),
             hierarchical_allreduce=read("HOROVOD_HIERARCHICAL_ALLREDUCE", _flag, None),
             hierarchical_allgather=read("HOROVOD_HIERARCHICAL_ALLGATHER", _flag, None),
+            torus_allreduce=read("HOROVOD_TORUS_ALLREDUCE", _flag, False),
             fusion_threshold=read("HOROVOD_FUSION_THRESHOLD", _natural, 128 * MEBIBYTE),
             cycle_time=read("HOROVOD_CYCLE_TIME", _milliseconds, None),
             cache_capacity=read("HOROVOD_CACHE_CAPACITY", _natural, 1024),

@@ -24,7 +24,7 @@ class Unavailable(RuntimeError):
 
 
 class Network:
-    """A context manager: HOSTS, two namespaces joined by a veth pair. Raises Unavailable.
+    """A context manager: HOSTS, two namespaces joined by a veth pair of ``rate``, as tc writes it. Raises Unavailable.
 
     ``address`` is that of the first host, ``names`` are those of the namespaces. Processes inside must have ended
     before the end of the block.
@@ -32,7 +32,8 @@ class Network:
 
     address = "10.77.0.1"
 
-    def __init__(self):
+    def __init__(self, rate=RATE):
+        self._rate = rate
         prefix = f"hvd-{os.getpid()}-{next(_counter)}"
         self.names = {host: f"{prefix}-{host}" for host in HOSTS}
 
@@ -81,7 +82,7 @@ class Network:
         for number, name in enumerate((first, second), 1):
             _run("ip", "-n", name, "address", "add", f"10.77.0.{number}/24", "dev", WIRE)
             # The bucket holds the largest packet that TCP hands to the link; the queue, 25 ms of it.
-            _run("tc", "-n", name, *f"qdisc add dev {WIRE} root tbf rate {RATE} burst 128kb latency 25ms".split())
+            _run("tc", "-n", name, *f"qdisc add dev {WIRE} root tbf rate {self._rate} burst 128kb latency 25ms".split())
             for device in ("lo", WIRE):
                 _run("ip", "-n", name, "link", "set", device, "up")
 

@@ -27,7 +27,7 @@ their type.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -37,9 +37,10 @@ from typing import NamedTuple
 import numpy as np
 
 from collectives.api import CollectiveTimeoutError, DType, HorovodInternalError, ReduceOp
-from collectives.backends.base import OnDeath, OnWait, ignore_waits
+from collectives.backends.base import Backend, OnDeath, OnWait, ignore_waits
 from collectives.backends.beside import Beside
 from collectives.backends.group import Group
+from collectives.backends.hierarchical_joining import CROSS, FLAT, LOCAL
 from collectives.backends.host import Array, Bytes, HostBackend
 from collectives.backends.phases import OnPhase, phase
 from collectives.backends.workspace import Workspace
@@ -96,6 +97,15 @@ class HierarchicalBackend(HostBackend):
         self._parameters = parameters
         self._workspaces = Workspace(), Workspace()
         self._on_wait: OnWait = ignore_waits
+
+    @classmethod
+    def of(cls, group: Group, parts: Mapping[str, Backend], parameters: Parameters) -> HierarchicalBackend:
+        """The backend of the ``parts`` of a :class:`HierarchicalJoining`, which are for host memory."""
+        local, cross, flat = parts[LOCAL], parts.get(CROSS), parts[FLAT]
+        assert isinstance(local, HostBackend)
+        assert isinstance(flat, HostBackend)
+        assert cross is None or isinstance(cross, HostBackend)
+        return cls(group, local, cross, flat, parameters)
 
     def allreduce_arrays(
         self,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from collectives.api import SettingsError, Topology
 from collectives.backends.base import Backend
 from collectives.backends.group import Group
+from collectives.backends.hierarchical import HierarchicalBackend
 from collectives.backends.hierarchical_joining import CROSS, FLAT, LOCAL, HierarchicalJoining
 from collectives.backends.joining import Joining
 from collectives.cores import Cores
@@ -62,14 +64,18 @@ def choose(members: Sequence[int], topology: Topology, settings: Settings, devic
     A hierarchical backend consists of the backend that this table gives for the members of each host, of the one for
     those of each column of hosts, and of the one between hosts for all members: that which HOROVOD_CPU_OPERATIONS
     names, else tcp. gloo is torch's, or pygloo's where torch is not installed. The memory of GPUs, "cuda", has what
-    HOROVOD_GPU_OPERATIONS names, by default nccl. Raises SettingsError where HOROVOD_CPU_OPERATIONS cannot serve these
-    ranks, and for a device without a backend.
+    HOROVOD_GPU_OPERATIONS names, by default nccl; nccl is hierarchical where HOROVOD_HIERARCHICAL_ALLREDUCE or
+    HOROVOD_TORUS_ALLREDUCE asks for it. Raises SettingsError where HOROVOD_CPU_OPERATIONS cannot serve these ranks, and
+    for a device without a backend.
     """
     if device not in DEVICES:
         raise SettingsError(f"no backend works on the memory of {device}; the devices are: {', '.join(DEVICES)}")
-    if device == "cuda":
-        return settings.gpu_operations
     hosts = {topology.hosts[rank] for rank in members}
+    has_stages = 1 < len(hosts) < len(members)
+    if device == "cuda":
+        is_asked = settings.torus_allreduce or settings.hierarchical_allreduce is True
+        is_staged = settings.gpu_operations == "nccl" and has_stages and is_asked
+        return "hierarchical" if is_staged else settings.gpu_operations
     if settings.cpu_operations == "shm" and len(hosts) > 1:
         raise SettingsError(
             f"HOROVOD_CPU_OPERATIONS=shm, but the ranks {list(members)} are on {len(hosts)} hosts, which share no "
@@ -77,7 +83,7 @@ def choose(members: Sequence[int], topology: Topology, settings: Settings, devic
         )
     if len(members) == 1:
         return "single"
-    if 1 < len(hosts) < len(members) and any(staged(settings).values()):
+    if has_stages and any(staged(settings).values()):
         return "hierarchical"
     if settings.cpu_operations != "auto":
         return settings.cpu_operations
@@ -115,14 +121,22 @@ def prepare(members: Sequence[int], topology: Topology, settings: Settings, addr
 
 
 def _prepare_gpu(group: Group, topology: Topology, settings: Settings, address: str) -> Joining:
-    chosen = settings.gpu_operations
+    chosen = choose(group.ranks, topology, settings, "cuda")
+    if chosen == "hierarchical":
+        return _prepare_gpu_hierarchy(group, topology, settings, address)
     if chosen == "nccl":
         return _nccl(group, topology, settings)
+    of_inner = settings if chosen == "host" else replace(settings, cpu_operations=chosen)
+    return _through_host(group, topology, of_inner, address)
+
+
+def _through_host(group: Group, topology: Topology, settings: Settings, address: str) -> Joining:
     from collectives.backends.nccl.through_host_joining import ThroughHostJoining
 
-    of_inner = settings if chosen == "host" else replace(settings, cpu_operations=chosen)
-    inner = _prepare_host(group, topology, of_inner, address)
-    return ThroughHostJoining(inner, topology.local_rank, settings.async_completion)
+    def prepare() -> Joining:
+        return _prepare_host(group, topology, settings, address)
+
+    return ThroughHostJoining(group, prepare, topology.local_rank, settings.async_completion)
 
 
 def _nccl(group: Group, topology: Topology, settings: Settings) -> Joining:
@@ -157,20 +171,55 @@ def staged(settings: Settings) -> dict[str, bool]:
 
 
 def _prepare_hierarchy(group: Group, topology: Topology, settings: Settings, address: str) -> Joining:
+    def prepare(part: Group) -> Joining:
+        return _prepare_host(part, topology, settings, address)
+
+    def prepare_flat(part: Group) -> Joining:
+        return _PREPARE[_between(settings)](part, topology, settings, address)
+
+    parts = _prepare_parts(group, prepare, prepare, prepare_flat)
+    parameters = Parameters(**staged(settings))
+    return HierarchicalJoining(group, parts, lambda backends: HierarchicalBackend.of(group, backends, parameters))
+
+
+def _prepare_gpu_hierarchy(group: Group, topology: Topology, settings: Settings, address: str) -> Joining:
+    from collectives.backends.nccl.presence import device_at
+    from collectives.backends.nccl.staged import StagedBackend
+
+    def prepare(part: Group) -> Joining:
+        return _nccl(part, topology, settings)
+
+    def prepare_across(part: Group) -> Joining:
+        return prepare(part) if settings.torus_allreduce else _through_host(part, topology, settings, address)
+
+    def combine(parts: Mapping[str, Backend]) -> Backend:
+        columns = min(map(len, group.by_host()))
+        place = partial(device_at, local_rank=topology.local_rank)
+        return StagedBackend(parts[LOCAL], parts.get(CROSS), parts[FLAT], columns, place)
+
+    return HierarchicalJoining(group, _prepare_parts(group, prepare, prepare_across, prepare), combine)
+
+
+def _prepare_parts(
+    group: Group,
+    inside: Callable[[Group], Joining],
+    across: Callable[[Group], Joining],
+    flat: Callable[[Group], Joining],
+) -> dict[str, Joining]:
+    """The parts of a hierarchy: the members of this host, those of this column unless it is in none, and all."""
     hosts = group.by_host()
     host = next(index for index, positions in enumerate(hosts) if group.position in positions)
     column = hosts[host].index(group.position)
     parts: dict[str, Joining] = {}
     try:
-        parts[LOCAL] = _prepare_host(group.part(hosts[host]), topology, settings, address)
+        parts[LOCAL] = inside(group.part(hosts[host]))
         if column < min(map(len, hosts)):
-            across = group.part([positions[column] for positions in hosts])
-            parts[CROSS] = _prepare_host(across, topology, settings, address)
-        parts[FLAT] = _PREPARE[_between(settings)](group, topology, settings, address)
+            parts[CROSS] = across(group.part([positions[column] for positions in hosts]))
+        parts[FLAT] = flat(group)
     except BaseException as error:
         discard(parts.values(), (), error)
         raise
-    return HierarchicalJoining(group, parts, Parameters(**staged(settings)))
+    return parts
 
 
 def _single(group: Group, topology: Topology, settings: Settings, address: str) -> Joining:

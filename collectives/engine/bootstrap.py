@@ -135,6 +135,7 @@ def _configuration(settings: Settings, sets: ProcessSets) -> dict[str, str]:
         "HOROVOD_GPU_OPERATIONS": settings.gpu_operations,
         "HOROVOD_HIERARCHICAL_ALLREDUCE": str(settings.hierarchical_allreduce),
         "HOROVOD_HIERARCHICAL_ALLGATHER": str(settings.hierarchical_allgather),
+        "HOROVOD_TORUS_ALLREDUCE": str(int(settings.torus_allreduce)),
         "HOROVOD_CACHE_CAPACITY": "above 0" if settings.cache_capacity else "0",
         "the list of process sets": brief(str([list(sets.ranks(id)) for id in sets.ids()[1:]])),
     }

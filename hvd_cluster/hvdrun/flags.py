@@ -167,7 +167,7 @@ TUNEABLE = (
     ),
     _pair(
         "torus-allreduce",
-        "no effect: there is no such algorithm here",
+        "allreduce of tensors on GPUs within each host, then between hosts, by NCCL in both",
         "HOROVOD_TORUS_ALLREDUCE",
         "params.torus_allreduce",
     ),
@@ -313,7 +313,7 @@ STALL = (
 LIBRARY = (
     _pair(
         "mpi-threads-disable",
-        "no effect: tensors do not travel by MPI",
+        "ask MPI for calls of one thread at a time only (MPI_THREAD_SERIALIZED), where tensors travel by MPI",
         "HOROVOD_MPI_THREADS_DISABLE",
         "library_options.mpi_threads_disable",
     ),
@@ -326,7 +326,7 @@ LIBRARY = (
     ),
     Flag(
         ("--tcp",),
-        "let NCCL use no InfiniBand, where a script uses NCCL itself",
+        "let NCCL use no InfiniBand",
         negatives=("--no-tcp",),
         key="library_options.tcp",
         variable="NCCL_IB_DISABLE",

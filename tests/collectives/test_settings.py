@@ -30,6 +30,8 @@ GOOD = [
     ({"HOROVOD_HIERARCHICAL_ALLREDUCE": "1"}, "hierarchical_allreduce", True),
     ({"HOROVOD_HIERARCHICAL_ALLGATHER": "0"}, "hierarchical_allgather", False),
     ({}, "hierarchical_allreduce", None),
+    ({"HOROVOD_TORUS_ALLREDUCE": "1"}, "torus_allreduce", True),
+    ({"HOROVOD_TORUS_ALLREDUCE": "1"}, "remarks", ()),
     ({"HOROVOD_FUSION_THRESHOLD": "0"}, "fusion_threshold", 0),
     ({"HOROVOD_CYCLE_TIME": "2.5"}, "cycle_time", 0.0025),
     ({"HOROVOD_CACHE_CAPACITY": "16"}, "cache_capacity", 16),

@@ -38,10 +38,8 @@ class Stage:
 
 
 def missing() -> str:
-    """Why nothing can be checked here; empty if something can."""
+    """Why nothing can be checked here; empty if something can. A stage that lacks a package fails for itself."""
     try:
-        import pytest  # noqa: F401
-        import rich  # noqa: F401
         import torch
 
         from collectives.backends.nccl.presence import without_gpu

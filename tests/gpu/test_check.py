@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
+from argparse import Namespace
 
+import pytest
+
+from benchmarks.measure import tabulate
 from benchmarks.shared_gpu import claim_host, variables
 from tests.gpu import backend, check
 from tests.gpu.check import Stage, run, run_all
@@ -37,6 +42,18 @@ def test_a_stage_that_takes_too_long_shows_its_stacks_and_ends_with_all_its_proc
 def test_stages_that_need_nccl_say_why_they_cannot_run(capfd):
     assert run_all([stage("nccl", "pass", needs_nccl=True), stage("host", "pass")], os.environ, "too old") == ["nccl"]
     assert "nccl: cannot run: too old" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["pytest", "rich"])
+def test_a_package_that_only_some_stages_need_may_be_missing(name, monkeypatch):
+    monkeypatch.setitem(sys.modules, name, None)
+    assert name not in check.missing()
+
+
+def test_figures_are_shown_without_rich(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    tabulate("Speed", [{"case": "allreduce", "ours": 1.25}], Namespace(json=None), ["one run"])
+    assert capsys.readouterr().out == "Speed\ncase\tours\nallreduce\t1.25\none run\n"
 
 
 def test_no_stage_begins_when_no_time_is_left(monkeypatch, capfd):

@@ -14,6 +14,7 @@ import numpy as np
 from collectives.api import DType, HorovodInternalError
 from collectives.backends.memory import Floats
 from collectives.backends.nccl.device import Device, Placed
+from collectives.backends.nccl.library import INSTALL_CUPY
 from collectives.backends.nccl.recipe import BYTES, Conversion
 from collectives.backends.nccl.sources import PIECES, source
 from collectives.buffers import Buffer
@@ -26,7 +27,7 @@ THREADS = 256
 BLOCKS = 1024
 SUMS = 64
 """The number of blocks that compute products: the host adds up three sums for each of their threads."""
-SUCCESS, NOT_READY = 0, 600
+SUCCESS, NO_DEVICE, NOT_READY = 0, 100, 600
 """Values of cudaError_t."""
 PIECE = np.dtype([("at", np.int64), ("memory", np.uint64), ("count", np.int64)], align=True)
 TABLE = np.dtype([("piece", PIECE, (PIECES,))], align=True)
@@ -38,14 +39,20 @@ def import_cupy() -> Any:
     try:
         import cupy
     except ImportError as error:
-        raise ImportError("the nccl backend needs cupy; install it with: pip install 'hvd-cluster[nccl]'") from error
+        raise ImportError(f"the nccl backend needs cupy; install it with: {INSTALL_CUPY}") from error
     return cupy
 
 
 def count_gpus() -> int:
     """The number of GPUs that this process sees; HorovodInternalError for a driver that does not work with cupy."""
+    runtime = import_cupy().cuda.runtime
     with _errors_of("a look for GPUs, which needs a driver as new as the CUDA of cupy (nvidia-smi shows both),"):
-        count: int = import_cupy().cuda.runtime.getDeviceCount()
+        try:
+            count: int = runtime.getDeviceCount()
+        except runtime.CUDARuntimeError as error:
+            if error.status != NO_DEVICE:
+                raise
+            return 0
     return count
 
 

@@ -12,6 +12,8 @@ from collectives.api import DType, HorovodInternalError
 from collectives.backends.nccl.device import Device
 from collectives.backends.nccl.library import (
     CODES,
+    INSTALL_CUPY,
+    INSTALL_NCCL,
     Combine,
     Communicator,
     Library,
@@ -30,9 +32,9 @@ def import_nccl() -> Any:
     try:
         from cupy.cuda import nccl
     except ImportError as error:
-        raise ImportError("the nccl backend needs cupy; install it with: pip install 'hvd-cluster[nccl]'") from error
+        raise ImportError(f"the nccl backend needs cupy; install it with: {INSTALL_CUPY}") from error
     if not nccl.available:
-        raise ImportError("cupy does not find libnccl; install it with: pip install nvidia-nccl-cu12")
+        raise ImportError(f"cupy does not find libnccl; install it with: {INSTALL_NCCL}")
     return nccl
 
 

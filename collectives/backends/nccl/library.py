@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CODES",
+    "INSTALL_CUPY",
+    "INSTALL_NCCL",
     "OLDEST",
     "Combine",
     "Communicator",
@@ -27,6 +29,8 @@ __all__ = [
 
 OLDEST = 21800
 """NCCL 2.18 has configurations of communicators, and bfloat16."""
+INSTALL_CUPY = "pip install 'hvd-cluster[nccl]', or 'hvd-cluster[nccl13]' for CUDA 13"
+INSTALL_NCCL = "pip install --upgrade nvidia-nccl-cu12, or nvidia-nccl-cu13 for CUDA 13"
 
 CODES: Mapping[DType, int] = {
     DType.INT8: 0,
@@ -148,8 +152,8 @@ def require_version(version: int) -> None:
     """Raise UnsupportedRequestError for a library that is too old."""
     if version < OLDEST:
         raise UnsupportedRequestError(
-            f"NCCL {version_text(version)} is too old: {version_text(OLDEST)} or newer is needed; install it with: pip "
-            "install --upgrade nvidia-nccl-cu12"
+            f"NCCL {version_text(version)} is too old: {version_text(OLDEST)} or newer is needed; install it with: "
+            f"{INSTALL_NCCL}"
         )
 
 

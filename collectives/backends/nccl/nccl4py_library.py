@@ -110,6 +110,8 @@ class _Nccl4pyCommunicator(Communicator):
         self._calls = calls
         self._pointer = calls.Comm(end.ptr)
         self._is_aborted = False
+        # Owned by this object; held for a query of NCCL, which does not block.
+        self._asking = threading.Lock()
 
     def allreduce(self, source: int, target: int, count: int, dtype: DType, op: Combine, stream: int) -> None:
         """See :class:`Communicator`."""
@@ -141,14 +143,13 @@ class _Nccl4pyCommunicator(Communicator):
 
     def error(self) -> str:
         """See :class:`Communicator`."""
-        if self._is_aborted:
-            return ""
         state = self._state()
         return "" if state in (SUCCESS, IN_PROGRESS) else str(self._calls.get_last_error(self._pointer))
 
     def abort(self) -> None:
         """See :class:`Communicator`."""
-        self._is_aborted = True
+        with self._asking:
+            self._is_aborted = True
         self._end.abort()
 
     def destroy(self) -> None:
@@ -162,13 +163,17 @@ class _Nccl4pyCommunicator(Communicator):
 
         An abort ends the wait, and so does an error, which the watcher finds, too.
         """
-        while not self._is_aborted and self._state() == IN_PROGRESS:
+        while self._state() == IN_PROGRESS:
             time.sleep(POLL_SECONDS)
         if self._is_aborted:
             raise HorovodInternalError("the communicator was aborted")
 
     def _state(self) -> int:
-        return int(self._library.checked("error query", self._calls.comm_get_async_error, self._pointer))
+        """An abort frees the communicator: nobody asks NCCL about it while that goes on, or later."""
+        with self._asking:
+            if self._is_aborted:
+                return SUCCESS
+            return int(self._library.checked("error query", self._calls.comm_get_async_error, self._pointer))
 
     def _begin(self, name: str, call: Callable[..., Any], *arguments: Any) -> None:
         self._library.checked(name, call, *arguments)

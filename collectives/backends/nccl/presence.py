@@ -8,6 +8,7 @@ from pathlib import Path
 
 from collectives.api import HorovodInternalError
 from collectives.backends.nccl.device import Device
+from collectives.backends.nccl.library import INSTALL_CUPY
 from collectives.backends.nccl.place import place
 
 __all__ = ["device_at", "without_gpu"]
@@ -22,14 +23,14 @@ def without_gpu() -> str:
     if not any(Path(driver).exists() for driver in DRIVERS):
         return f"this host has no NVIDIA GPU, or its driver is not visible here (no {DRIVERS[0]})"
     if find_spec("cupy") is None:
-        return "cupy is missing; install it with: pip install 'hvd-cluster[nccl]'"
+        return f"cupy is missing; install it with: {INSTALL_CUPY}"
     try:
         found = _count_gpus()
     except HorovodInternalError as error:
         return str(error)
     except Exception as error:  # noqa: BLE001 - a job on CPUs starts beside a cupy that is broken, too
         reason = error.__cause__ or error
-        return f"cupy does not work here ({reason}); install it again with: pip install 'hvd-cluster[nccl]'"
+        return f"cupy does not work here ({reason}); install it again with: {INSTALL_CUPY}"
     return "" if found else "no GPU is visible; look at CUDA_VISIBLE_DEVICES and at the output of nvidia-smi"
 
 

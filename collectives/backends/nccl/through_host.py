@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 
 from collectives.api import DType, ReduceOp, ShutDownError
-from collectives.backends.base import Backend, OnDeath, OnWait
+from collectives.backends.base import Backend, OnDeath, OnWait, ignore_waits
 from collectives.backends.nccl.columns import placed
 from collectives.backends.nccl.device import Device, Placed
 from collectives.backends.nccl.operation import Operation
@@ -20,7 +19,7 @@ __all__ = ["ThroughHostBackend"]
 PIECE = 4 << 20
 """Bytes of an allreduce that travel at once: the GPU copies a piece while the host combines the one before."""
 LOOK_SECONDS = 0.05
-"""How often a wait for the GPU looks for an abort."""
+"""How often a wait for the GPU looks for an abort, and lets the engine work: other ranks may hold the GPU up."""
 
 Place = Callable[[int], Device]
 """The GPU with the tensor at an address; with 0, that of this rank."""
@@ -44,9 +43,8 @@ class ThroughHostBackend(Backend):
         self._place = place
         self._device: Device | None = None
         self._awaited: list[Completion] = []
+        self._on_wait: OnWait = ignore_waits
         self._error: Exception | None = None
-        # Owned by this backend; waits for it are bounded by LOOK_SECONDS.
-        self._failed = threading.Event()
 
     @property
     def memory(self) -> Device:  # type: ignore[override]
@@ -122,6 +120,7 @@ class ThroughHostBackend(Backend):
 
     def attend(self, on_wait: OnWait) -> None:
         """See :class:`Backend`."""
+        self._on_wait = on_wait
         self._inner.attend(on_wait)
 
     def waited(self) -> tuple[float, float]:
@@ -144,7 +143,6 @@ class ThroughHostBackend(Backend):
     def abort(self, error: Exception) -> None:
         """See :class:`Backend`."""
         self._error = self._error or error
-        self._failed.set()
         self._inner.abort(error)
 
     # The parts of an operation.
@@ -186,6 +184,7 @@ class ThroughHostBackend(Backend):
     def _await(self, end: Completion) -> None:
         while not end.wait(LOOK_SECONDS):
             self._check()
+            self._on_wait()
 
     def _check(self) -> None:
         if self._error is not None:

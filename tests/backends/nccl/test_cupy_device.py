@@ -8,13 +8,17 @@ from types import SimpleNamespace
 import pytest
 
 from collectives.api import HorovodInternalError
-from collectives.backends.nccl.cupy_device import NOT_READY, CupyDevice, CupyEvent
+from collectives.backends.nccl.cupy_device import NO_DEVICE, NOT_READY, CupyDevice, CupyEvent, count_gpus
 
 ILLEGAL_ADDRESS = 700
 
 
 class CudaError(Exception):
     """Any of cupy's."""
+
+    def __init__(self, text, status=0):
+        super().__init__(text)
+        self.status = status
 
 
 class Runtime:
@@ -25,8 +29,11 @@ class Runtime:
     def __init__(self):
         self.status, self.gpu, self.context = 0, 0, 0
         self.waits, self.set = [], []
+        self.lack = None
 
     def getDeviceCount(self):
+        if self.lack is not None:
+            raise self.lack
         return 2
 
     def ctxGetCurrent(self):
@@ -67,6 +74,19 @@ def runtime(monkeypatch):
     cuda = SimpleNamespace(runtime=made, driver=made, memory=made, Device=Gpu, Stream=stream)
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
     return made
+
+
+def test_cuda_that_sees_no_gpu_has_none(runtime):
+    """With an empty CUDA_VISIBLE_DEVICES it raises an error, which is none of the driver."""
+    assert count_gpus() == 2
+    runtime.lack = CudaError("no CUDA-capable device is detected", NO_DEVICE)
+    assert count_gpus() == 0
+
+
+def test_a_driver_that_is_too_old(runtime):
+    runtime.lack = CudaError("CUDA driver version is insufficient for CUDA runtime version", 35)
+    with pytest.raises(HorovodInternalError, match=r"needs a driver as new as the CUDA of cupy.*insufficient"):
+        count_gpus()
 
 
 def event_on(index):

@@ -37,7 +37,7 @@ def test_a_host_without_a_driver(monkeypatch):
 def test_a_host_with_a_driver_and_without_cupy(monkeypatch, tmp_path):
     monkeypatch.setattr(presence, "DRIVERS", (str(tmp_path),))
     monkeypatch.setattr(presence, "find_spec", lambda name: None)
-    assert unavailable() == "cupy is missing; install it with: pip install 'hvd-cluster[nccl]'"
+    assert unavailable().startswith("cupy is missing; install it with: pip install 'hvd-cluster[nccl]', or ")
 
 
 def test_a_cupy_that_is_broken_is_a_reason(monkeypatch, tmp_path):
@@ -173,13 +173,27 @@ def test_the_members_connect_through_the_host(reason, through_host):
     def member(rank):
         with ConnectAttempt(20.0) as attempt:
             backend = made[rank][1].connect([joinings[1].offer for joinings in made], attempt)
+        is_connected = backend.name == "tcp"
         backend.close()
-        return backend.name, backend.absence
+        return is_connected, backend.absence
 
     found = in_threads(2, member)
     for joinings in made:
         table.discard(joinings, (), ShutDownError("done"))
-    assert found == [("tcp", f"no GPU can be used on rank 1 on host 'b': {reason}" if reason else "")] * 2
+    assert found == [(not reason, f"no GPU can be used on rank 1 on host 'b': {reason}" if reason else "")] * 2
+
+
+def test_a_job_on_cpus_prepares_no_connections_for_gpus(monkeypatch):
+    """Also where the library that a variable names for GPUs is missing."""
+    monkeypatch.setattr(through_host_joining, "without_gpu", lambda: "this host has no NVIDIA GPU")
+    monkeypatch.setitem(table._PREPARE, "mpi", lambda *_: pytest.fail("the library of the host is not needed"))
+    topology = Topology(0, 2, 0, 2, hosts=("a", "b"), cores=1)
+    joinings = table.prepare([0, 1], topology, Settings(gpu_operations="mpi"), "127.0.0.1")
+    backend = joinings[1].connect([joinings[1].offer] * 2, None)
+    assert backend.absence == "no GPU can be used on rank 0 on host 'a': this host has no NVIDIA GPU"
+    backend.abort(ShutDownError("done"))
+    backend.close()
+    table.discard(joinings, (), ShutDownError("done"))
 
 
 def test_nccl_is_the_default():

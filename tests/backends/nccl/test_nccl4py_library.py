@@ -104,6 +104,38 @@ def test_a_group_belongs_to_its_thread(calls):
     assert calls.log == ["start", "allreduce", "query", "end"]
 
 
+def test_an_abort_frees_no_communicator_that_nccl_is_asked_about(calls):
+    """A launch that waits for connections asks again and again, on another thread than the watcher's."""
+    asked, answered, freed = threading.Event(), threading.Event(), threading.Event()
+
+    def ask(pointer):
+        asked.set()
+        assert not freed.wait(0.1)
+        calls.log.append("answer")
+        return IN_PROGRESS
+
+    def free():
+        freed.set()
+        calls.log.append("free")
+
+    def wait():
+        with pytest.raises(HorovodInternalError, match="the communicator was aborted"):
+            allreduce(used)
+        answered.set()
+
+    calls.comm_get_async_error = ask
+    used = communicator(Nccl4pyLibrary(), calls)
+    used._end.abort = free
+    launcher = threading.Thread(target=wait)
+    launcher.start()
+    assert asked.wait(PATIENCE)
+    used.abort()
+    assert answered.wait(PATIENCE)
+    launcher.join(PATIENCE)
+    assert calls.log[-2:] == ["answer", "free"]
+    assert used.error() == ""
+
+
 def test_an_error_of_a_query_is_ours(calls):
     def fail(communicator):
         raise NcclError("internal error")

@@ -79,6 +79,25 @@ def test_an_abort_ends_the_wait_for_a_gpu_that_hangs():
     device.close()
 
 
+def test_the_engine_works_while_the_gpu_is_busy():
+    """Its kernels may take long, and may wait for other ranks."""
+
+    def body(backend, device):
+        def attend():
+            waits.append(1)
+            if len(waits) == 3:
+                device.queue.release()
+
+        waits = []
+        backend.attend(attend)
+        tensor = device.upload(np.ones(2), DType.FLOAT64)
+        device.queue.hold()
+        assert backend.allreduce([tensor], [tensor], ReduceOp.SUM).wait(PATIENCE)
+        return len(waits) >= 3
+
+    assert with_backends(1, body) == [True]
+
+
 def test_a_closed_backend_says_so():
     def body(backend, device):
         backend.close()
