@@ -57,7 +57,11 @@ class ShmBackend(HostBackend, OffersBoard):
         postscale: float = 1.0,
     ) -> None:
         """See :class:`HostBackend`."""
-        self._allreduce(Segments(sources), Segments(destinations), reduction(dtype, op, prescale, postscale))
+        how = reduction(dtype, op, prescale, postscale)
+        if len(sources) == 1:
+            self._allreduce.of_one(sources[0], destinations[0], how)
+        else:
+            self._allreduce(Segments(sources), Segments(destinations), how)
 
     def reducescatter_arrays(
         self,
