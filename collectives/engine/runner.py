@@ -351,6 +351,11 @@ class Runner:
                 if not work.done:
                     self.fail(work, error)
 
+    @property
+    def closes_aside(self) -> bool:
+        """Whether this process may connect in its next world while its backends close."""
+        return all(backend.closes_aside or backend.absence for backend in self.backends())
+
     def backends(self) -> list[Backend]:
         """All backends, to be closed."""
         return [backend for each in list(self._backends.values()) for backend in each.by_device.values()]

@@ -33,6 +33,7 @@ class ShmBackend(HostBackend, OffersBoard):
     """See :class:`HostBackend`. All ranks must be on one host and run as one user; Linux only."""
 
     name = "shm"
+    closes_aside = True
 
     def __init__(self, group: Group, segment: Segment, timeout: float, crowded: bool) -> None:
         super().__init__(group)
