@@ -88,6 +88,13 @@ class _Format(logging.Formatter):
 class _Fallback(logging.Handler):
     """Silent where the root logger has handlers: the program decides then."""
 
+    def __init__(self, hide_time: bool, identity: Identity) -> None:
+        super().__init__()
+        self.hide_time = hide_time
+        self.named = Named(identity)
+        self.setFormatter(_Format(hide_time))
+        self.addFilter(self.named)
+
     def emit(self, record: logging.LogRecord) -> None:
         if not logging.getLogger().handlers:
             try:
@@ -98,12 +105,30 @@ class _Fallback(logging.Handler):
 
 def configure(level: str, hide_time: bool, identity: Identity) -> None:
     """Let our loggers write records of at least ``level``, in lines that name ``identity``; may be called again."""
-    handler = _Fallback()
-    handler.setFormatter(_Format(hide_time))
-    handler.addFilter(Named(identity))
-    for package in PACKAGES:
-        logger = logging.getLogger(package)
-        logger.setLevel(LEVELS[level])
-        for old in [old for old in logger.handlers if isinstance(old, _Fallback)]:
-            logger.removeHandler(old)
-        logger.addHandler(handler)
+    if not _rename(LEVELS[level], hide_time, identity):
+        handler = _Fallback(hide_time, identity)
+        for package in PACKAGES:
+            logger = logging.getLogger(package)
+            logger.setLevel(LEVELS[level])
+            for old in _fallbacks(logger):
+                logger.removeHandler(old)
+            logger.addHandler(handler)
+
+
+def _rename(level: int, hide_time: bool, identity: Identity) -> bool:
+    """Let the handlers name ``identity`` from now on, if nothing else changes; return whether that is so.
+
+    A new level makes every logger of the process forget what it knows about levels, which takes longer than the rest.
+    """
+    loggers = [logging.getLogger(package) for package in PACKAGES]
+    handlers = [handler for logger in loggers for handler in _fallbacks(logger)]
+    is_same = len(handlers) == len(loggers) and all(handler.hide_time == hide_time for handler in handlers)
+    if not is_same or any(logger.level != level for logger in loggers):
+        return False
+    for handler in handlers:
+        handler.named.identity = identity
+    return True
+
+
+def _fallbacks(logger: logging.Logger) -> list[_Fallback]:
+    return [handler for handler in logger.handlers if isinstance(handler, _Fallback)]

@@ -97,7 +97,7 @@ class _Process:
         self.wanted: list[ProcessSet] = []
         self.secret = Secret()
         self.launcher = Launcher()
-        # Shut down in a signal handler, which cannot wait.
+        # Shut down in a signal handler, which cannot wait, or closed while this process connects in its next world.
         self.ending: list[Engine] = []
         self.exit = ProcessExit()
         # Whether the ranks have met over MPI, or operations run on it.
@@ -152,7 +152,8 @@ def _start(sets: list[ProcessSet], comm: object = None) -> None:
     _process.observers.arrival.begin()
     environment = _process.launcher.join(_process.secret.claim(os.environ), comm)
     world = _process.world or world_from_environment(environment)
-    settings = Settings.from_environment(environment, world.topology)
+    reading = _Reading(environment)
+    settings = reading.of(world.topology)
     logs.configure(settings.log_level, settings.log_hide_time, _identity(environment, world))
     for remark in settings.remarks:
         logger.warning(remark)
@@ -161,18 +162,16 @@ def _start(sets: list[ProcessSet], comm: object = None) -> None:
     worlds = _process.worlds = _process.worlds or Worlds.of(environment, world, settings, _running_engine)
     _want(sets)
     if worlds is None:
-        engine = _connect(environment, sets, world)
+        engine = _connect(reading, sets, world)
     else:
         sets = [] if worlds.is_alone else sets
-        engine = worlds.connect(world, partial(_connect, environment, sets))
+        engine = worlds.connect(world, partial(_connect, reading, sets))
         entered = replace(world, round=worlds.round, topology=engine.topology)
         logs.configure(settings.log_level, settings.log_hide_time, _identity(environment, entered))
     _process.engine = engine
     _process.has_mpi = _process.launcher.members is not None or settings.cpu_operations == "mpi"
     global_process_set.mpi_comm = comm if is_communicator(comm) else None
-    _process.observers.follow(
-        engine, world, worlds, Settings.from_environment(environment, engine.topology), environment
-    )
+    _process.observers.follow(engine, world, worlds, reading.of(engine.topology), environment)
     for id, entry in enumerate((global_process_set, *sets), start=GLOBAL):
         _register(engine, id, entry)
     if worlds is not None:
@@ -186,12 +185,26 @@ def _identity(environment: Mapping[str, str], world: World) -> logs.Identity:
     return logs.Identity(world.topology.rank, world.round, worker.worker)
 
 
+class _Reading:
+    """The settings in ``environment``, which are read once for each place of this process on its host."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+        self._known: dict[tuple[int, int], Settings] = {}
+
+    def of(self, topology: Topology) -> Settings:
+        """Those at the place in ``topology``."""
+        place = topology.local_rank, topology.local_size
+        if place not in self._known:
+            self._known[place] = Settings.from_environment(self._environment, topology)
+        return self._known[place]
+
+
 def _connect(
-    environment: Mapping[str, str], sets: Sequence[ProcessSet], world: World, attempt: ConnectAttempt | None = None
+    reading: _Reading, sets: Sequence[ProcessSet], world: World, attempt: ConnectAttempt | None = None
 ) -> Engine:
-    settings = Settings.from_environment(environment, world.topology)
     ranks = [tuple(entry.ranks or ()) for entry in sets]
-    return bootstrap.connect(world, settings, ranks, _process.starts, attempt)
+    return bootstrap.connect(world, reading.of(world.topology), ranks, _process.starts, attempt)
 
 
 def _running_engine() -> Engine | None:
@@ -262,8 +275,7 @@ def _shut_down(end: Callable[[Engine], None], goes_on: bool = False) -> None:
         _unregister_all()
         end(engine)
         _process.observers.leave(goes_on)
-        if engine.is_ending:
-            _process.ending.append(engine)
+        _process.ending = [each for each in (*_process.ending, engine) if each.is_ending]
     memory.results.close()
 
 
@@ -278,7 +290,7 @@ def change_world(world: World) -> None:
     again, ``change_world`` goes on to the next one.
     """
     with _process.lock:
-        _shut_down(Engine.shutdown, goes_on=True)
+        _shut_down(Engine.step_out, goes_on=True)
         _process.world = world
         _start([])
 

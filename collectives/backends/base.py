@@ -55,6 +55,8 @@ class Backend(ABC):
     memory: Memory
     absence: str = ""
     """Why this backend cannot be used; empty where it can."""
+    closes_aside: bool = False
+    """Whether this process may connect in its next world while another thread is in :meth:`close`."""
     settles_early: bool = False
     """Whether the caller need not wait for the end of an operation that has begun: its streams do, see
     :meth:`Completion.precede`."""

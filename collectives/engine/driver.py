@@ -97,6 +97,16 @@ class Driver:
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
+    def await_end(self, timeout: float) -> bool:
+        """Wait until the exchange has finished, at most ``timeout`` seconds; return whether it has. It closes later."""
+        me = threading.get_ident()
+        with self._changed:
+            self._waiters.add(me)
+            try:
+                return self._changed.wait_for(lambda: self._end.finished, timeout)
+            finally:
+                self._waiters.discard(me)
+
     @property
     def is_running(self) -> bool:
         """Whether the communication thread has not ended."""

@@ -233,18 +233,32 @@ class Engine:
         that interrupted a call of this thread it does not wait; a second call, later, does. If that call was driving,
         all ranks end at once.
         """
+        if self._begin_end(cause):
+            self._await(self._driver.join)
+
+    def step_out(self) -> None:
+        """Like :meth:`shutdown`, for a process that goes on to its next world.
+
+        Where that disturbs nothing, its connections and memory are closed meanwhile: see :attr:`is_ending`.
+        """
+        if self._begin_end(""):
+            self._await(self._driver.await_end if self._parts.runner.closes_aside else self._driver.join)
+
+    def _begin_end(self, cause: str) -> bool:
+        """Return whether to wait for the end."""
         me = threading.get_ident()
         if self._driver.is_driven_by(me):
             text = f"Horovod has been shut down by rank {self.topology.rank}, in a signal handler"
             self._ends.fail(ShutDownError(text))
             self._driver.notify()
-            return
+            return False
         if not self._ends.ending.finished:
             self._ends.leave(cause)
         self._driver.notify()
-        if me in self._driver.inside:
-            return
-        if not self._driver.join(self._timeouts.shutdown + self._timeouts.collective):
+        return me not in self._driver.inside
+
+    def _await(self, end: Callable[[float], bool]) -> None:
+        if not end(self._timeouts.shutdown + self._timeouts.collective):
             logger.error("rank %d: the communication thread does not end; it is abandoned", self.topology.rank)
 
     def shut_down_at_exit(self, exit: ProcessExit, cause: str = "") -> None:
@@ -265,7 +279,7 @@ class Engine:
 
     @property
     def is_ending(self) -> bool:
-        """Whether a :meth:`shutdown` did not wait for the communication thread, which is still busy with it."""
+        """Whether the communication thread is still busy with an end for which :meth:`shutdown` did not wait."""
         return self._driver.is_running
 
     def disown(self) -> None:

@@ -49,7 +49,7 @@ class Intake:
         The request is then the checked one, if checks have changed it. A request that was submitted once stays right
         for the global set, whose members do not change; only a join forbids it.
         """
-        if self._joins or self.is_observed:
+        if self._joins or Submitted in self._events.wanted:
             return False
         before = self._checked.get(work.request.key)
         if before is not None and before[0] is work.request:

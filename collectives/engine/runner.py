@@ -128,7 +128,8 @@ class Runner:
 
     @property
     def _is_watched(self) -> bool:
-        return not OF_BATCHES.isdisjoint(self._events.wanted) or recording()
+        wanted = self._events.wanted
+        return bool(wanted and not OF_BATCHES.isdisjoint(wanted)) or recording()
 
     @property
     def _version(self) -> int:
@@ -228,7 +229,8 @@ class Runner:
             raise
         if not has_run:
             return False
-        attempt.follow()
+        if attempt.begun:
+            attempt.follow()
         return True
 
     def _follow_trial(self, completion: Completion, works: Sequence[Work], batch: int, backend: Backend) -> None:
@@ -348,6 +350,11 @@ class Runner:
             for work in flight.works:
                 if not work.done:
                     self.fail(work, error)
+
+    @property
+    def closes_aside(self) -> bool:
+        """Whether this process may connect in its next world while its backends close."""
+        return all(backend.closes_aside or backend.absence for backend in self.backends())
 
     def backends(self) -> list[Backend]:
         """All backends, to be closed."""

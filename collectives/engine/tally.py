@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from time import monotonic
 
 from collectives.api import Operation
 from collectives.backends.base import Backend
@@ -61,14 +61,14 @@ class Tally:
         self._sets: dict[int, _SetTally] = {}
         self._decided: dict[int, float] = {}
         self._kept: dict[int, tuple[float, float]] = {}
-        self._begun = self._ended = time.monotonic()
+        self._begun = self._ended = monotonic()
         self._late = 0.0
         self.batch: int | None = None
         """The number of the last batch that has ended on this rank."""
 
     def decided(self, batches: Iterable[Batch]) -> None:
         """``batches`` will run."""
-        now = time.monotonic()
+        now = monotonic()
         for batch in batches:
             self._decided[batch.id] = now
 
@@ -79,14 +79,14 @@ class Tally:
     def begin(self, batch: int, works: Sequence[Work], backend: Backend) -> None:
         """The decided ``batch`` begins."""
         backend.waited()  # in a trial that did not run; that time is before the decision
-        decided, now = self._decided.pop(batch, 0.0), time.monotonic()
+        decided, now = self._decided.pop(batch, 0.0), monotonic()
         self._begun, self._late = now, 0.0
         if any([work.urged for work in works]):
             self._late = max(0.0, decided - max(self._ended, *[work.since for work in works]))
 
     def begin_trial(self) -> None:
         """A batch begins that may run in unison."""
-        self._begun, self._late = time.monotonic(), 0.0
+        self._begun, self._late = monotonic(), 0.0
 
     def keep(self, batch: int) -> None:
         """``batch`` has begun, and ends after others have begun."""
@@ -94,9 +94,11 @@ class Tally:
 
     def end(self, batch: int, works: Sequence[Work], backend: Backend, parameters: Parameters | None) -> None:
         """``batch`` is over; it has run on ``backend``."""
-        begun, decision = self._kept.pop(batch) if batch in self._kept else (self._begun, self._late)
+        begun, decision = self._begun, self._late
+        if self._kept:
+            begun, decision = self._kept.pop(batch, (begun, decision))
         waited, inside = backend.waited()
-        late, now = decision + waited, time.monotonic()
+        late, now = decision + waited, monotonic()
         request, count = works[0].request, len(works)
         tally = self._sets.get(request.process_set) or self._open(request.process_set)
         tally.operations[request.operation] += count

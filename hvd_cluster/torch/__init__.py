@@ -157,7 +157,8 @@ __all__ = [
 ]
 
 _kernels.register()
-_register_profiler(lambda: _torch.autograd.profiler._is_profiler_enabled, _torch.profiler.record_function)
+_profiler = _torch.autograd.profiler  # looked up once: the engine asks before each operation
+_register_profiler(lambda: _profiler._is_profiler_enabled, _torch.profiler.record_function)
 _register_thread_count("torch", _torch.get_num_threads)
 
 

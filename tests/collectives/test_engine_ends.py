@@ -19,8 +19,10 @@ from collectives.api import (
     ShutDownError,
     Timeouts,
 )
+from collectives.backends.inproc import InprocBackend
 from collectives.buffers import as_buffer
 from collectives.engine import driver
+from collectives.engine.engine import Engine
 from collectives.events import Sent, Started
 from tests.collectives.job import PATIENCE, Caller, Job, Watched, ones, outcome, run, running, submit, until, wait
 
@@ -65,6 +67,57 @@ def test_a_communication_thread_that_ends_does_not_wait_for_callers_to_drive(mon
     monkeypatch.setattr(driver, "LONG_PARK_SECONDS", 10 * PATIENCE)
     with running(2) as job:
         assert job.run(body) == [False, False]
+
+
+class Slow:
+    """Gives the global backend of ``engine`` a close() that lasts until ``go_on`` is set."""
+
+    def __init__(self, engine):
+        self.go_on = threading.Event()
+        backend = engine._parts.runner.backends()[0]
+        self._close, backend.close = backend.close, self.close
+
+    def close(self):
+        assert self.go_on.wait(PATIENCE)
+        self._close()
+
+
+def test_a_process_that_goes_on_does_not_wait_for_backends_that_close_aside(monkeypatch):
+    monkeypatch.setattr(InprocBackend, "closes_aside", True)
+    with running(2) as job:
+        pending = submit(job.engines[0], np.ones(1), "x")
+        slow = [Slow(engine) for engine in job.engines]
+        job.run(Engine.step_out)
+        assert [engine.is_ending for engine in job.engines] == [True, True]
+        assert type(outcome(lambda: wait(job.engines[0], pending))) is ShutDownError
+        for each in slow:
+            each.go_on.set()
+        until(lambda: not any(engine.is_ending for engine in job.engines))
+
+
+def test_a_process_that_goes_on_waits_for_any_other_backend(monkeypatch):
+    monkeypatch.setattr(InprocBackend, "closes_aside", False)
+    with running(2) as job:
+        slow = [Slow(engine) for engine in job.engines]
+        threads = [threading.Thread(target=engine.step_out, daemon=True) for engine in job.engines]
+        for thread in threads:
+            thread.start()
+        until(lambda: all(engine._ends.ending.finished for engine in job.engines))
+        assert all(thread.is_alive() for thread in threads)
+        for each, thread in zip(slow, threads, strict=True):
+            each.go_on.set()
+            thread.join(PATIENCE)
+        assert [engine.is_ending for engine in job.engines] == [False, False]
+
+
+def test_a_process_steps_out_of_an_engine_that_has_failed(monkeypatch):
+    monkeypatch.setattr(InprocBackend, "closes_aside", True)
+    with running(2) as job:
+        job.engines[0].abort(EngineError("a test"))
+        for engine in job.engines:
+            until(lambda engine=engine: engine.has_ended)
+        job.run(Engine.step_out)
+        until(lambda: not any(engine.is_ending for engine in job.engines))
 
 
 def test_what_was_agreed_on_before_the_shutdown_still_runs():

@@ -84,3 +84,18 @@ def test_what_is_below_the_level_is_not_heard(level, heard, capsys):
 def test_a_program_that_has_set_up_logging_decides(capsys):
     logs.configure("info", True, Identity(0))
     assert not said(capsys, others=[logging.NullHandler()])
+
+
+def test_a_new_identity_is_in_the_next_line_and_the_handlers_stay(capsys):
+    logs.configure("info", True, Identity(3))
+    before = [*logging.getLogger("collectives").handlers]
+    logs.configure("info", True, Identity(1, 2))
+    assert "] [1 round=2]: a late tensor" in said(capsys)
+    assert logging.getLogger("collectives").handlers == before
+
+
+def test_a_level_that_the_program_has_changed_is_set_again(capsys):
+    logs.configure("info", True, Identity(0))
+    logging.getLogger("collectives").setLevel(logging.ERROR)
+    logs.configure("info", True, Identity(0))
+    assert "a late tensor" in said(capsys)

@@ -317,6 +317,20 @@ def test_a_rank_that_leaves_while_it_is_handed_the_memory_is_not_counted(monkeyp
     assert sorted(type(other) for other in others if other) == [PeerLostError]
 
 
+@pytest.mark.parametrize("length", [1, 100_000])
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_overflow_is_no_warning_and_the_state_of_the_caller_stays(length, count):
+    """Warnings are errors in these tests."""
+
+    def body(backend):
+        with np.errstate(over="raise"):
+            arrays = [np.full(length, np.finfo(np.float32).max) for _ in range(count)]
+            backend.allreduce_arrays(arrays, arrays, DType.FLOAT32, ReduceOp.SUM)
+            return np.geterr()["over"], all(np.isinf(array).all() for array in arrays)
+
+    assert with_backends(2, body) == [("raise", True)] * 2
+
+
 def test_reductions_of_many_small_arrays_are_one_exchange():
     def body(backend):
         epoch = backend._gate._epoch

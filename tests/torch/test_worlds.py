@@ -57,8 +57,8 @@ def change_with_handles_and_sets():
     done = hvd.allreduce_async(torch.ones(2), op=hvd.Sum, name="done")
     while not hvd.poll(done):
         pass
-    hvd.barrier()
     pending = hvd.allreduce_async(torch.ones(2), name="lonely") if rank == 0 else None
+    hvd.barrier()  # after it, the change of another rank may end this world at any time
     go_to(1, (rank + 1) % 3, 3)
     assert hvd.synchronize(done).tolist() == [3.0, 3.0]
     if pending is not None:

@@ -14,6 +14,7 @@ into every slab, although one copy would be enough: each line is written by the 
 
 from __future__ import annotations
 
+from contextvars import copy_context
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,8 +55,21 @@ class Allreduce:
         self._size = size
         self._slabs = slabs
         self._gate = gate
+        # NumPy keeps what it does about an overflow in the context. To set that in each call takes longer than to add.
+        self._silently = copy_context().run
+        self._silently(np.seterr, all="ignore")
 
-    @np.errstate(all="ignore")
+    def of_one(self, source: Array, destination: Array, reduction: Reduction) -> None:
+        """destination = the reduction of all ranks' sources, for one array each; they may be the same memory."""
+        if source.nbytes > SMALL_BYTES:
+            self._in_slices(Segments((source,)), Segments((destination,)), reduction)
+            return
+        count = len(source)  # as in _everywhere(): for a small array, its segments would take longer than the data
+        slabs = self._slabs.next(reduction.dtype)
+        slabs[self._rank][:count] = source
+        self._gate.cross()
+        self._silently(reduction.combine, destination, [slab[:count] for slab in slabs])
+
     def __call__(self, source: Segments, destination: Segments, reduction: Reduction) -> None:
         """destination = the reduction of all ranks' sources; they may be the same memory."""
         if len(source) * reduction.dtype.itemsize <= SMALL_BYTES:
@@ -71,7 +85,7 @@ class Allreduce:
         self._gate.cross()
         whole = destination.view(0, count)
         result = np.empty(count, reduction.dtype.storage) if whole is None else whole
-        reduction.combine(result, [slab[:count] for slab in slabs])
+        self._silently(reduction.combine, result, [slab[:count] for slab in slabs])
         if whole is None:
             destination.write(0, result)
 
@@ -121,7 +135,7 @@ class Allreduce:
         inputs[self._rank] = source.gather(start, stop)
         whole = destination.view(start, stop)
         result = unused if whole is None else whole
-        reduction.combine(result, inputs)
+        self._silently(reduction.combine, result, inputs)
         del inputs[self._rank]
         for other in inputs:
             other[:] = result

@@ -33,6 +33,7 @@ class ShmBackend(HostBackend, OffersBoard):
     """See :class:`HostBackend`. All ranks must be on one host and run as one user; Linux only."""
 
     name = "shm"
+    closes_aside = True
 
     def __init__(self, group: Group, segment: Segment, timeout: float, crowded: bool) -> None:
         super().__init__(group)
@@ -57,7 +58,11 @@ class ShmBackend(HostBackend, OffersBoard):
         postscale: float = 1.0,
     ) -> None:
         """See :class:`HostBackend`."""
-        self._allreduce(Segments(sources), Segments(destinations), reduction(dtype, op, prescale, postscale))
+        how = reduction(dtype, op, prescale, postscale)
+        if len(sources) == 1:
+            self._allreduce.of_one(sources[0], destinations[0], how)
+        else:
+            self._allreduce(Segments(sources), Segments(destinations), how)
 
     def reducescatter_arrays(
         self,

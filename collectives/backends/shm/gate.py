@@ -12,8 +12,8 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-import time
 from collections.abc import Callable
+from time import monotonic
 
 import numpy as np
 import numpy.typing as npt
@@ -116,21 +116,20 @@ class Gate:
     def wait(self) -> None:
         """Return when all ranks have arrived; raises CollectiveTimeoutError, or the error of :meth:`abort`."""
         question, self._question = self._question, None
-        begin = time.monotonic()
+        begin = monotonic()
         if question is None:
             self._wait()
         else:
-            waiting, agreed = question
-            self._agree(waiting)
+            self._agree(question[0])
         if self._is_first:
             self._is_first = False
-            self._late += time.monotonic() - begin
+            self._late += monotonic() - begin
         else:
-            self._inside += time.monotonic() - begin
+            self._inside += monotonic() - begin
         if self._error is not None:
             raise self._error
         if question is not None:
-            agreed()
+            question[1]()
 
     def waited(self) -> tuple[float, float]:
         """See :meth:`Backend.waited`."""
@@ -150,8 +149,8 @@ class Gate:
 
     def _arrive_late(self) -> bool:
         """Whether all arrive in time while this rank sleeps."""
-        deadline = time.monotonic() + self._timeout
-        while (left := deadline - time.monotonic()) > 0:
+        deadline = monotonic() + self._timeout
+        while (left := deadline - monotonic()) > 0:
             if self._sleep(min(left, SLEEP_SECONDS), self._all_arrived):
                 return True
             self.on_wait()
@@ -216,7 +215,7 @@ class Gate:
 
     def _sleep(self, timeout: float, is_over: Callable[[], bool]) -> bool:
         """Whether ``is_over`` becomes true within ``timeout`` seconds; also True when the gate is aborted."""
-        deadline = time.monotonic() + timeout
+        deadline = monotonic() + timeout
         self._flags[self._rank] = 1
         try:
             while self._error is None:
@@ -225,7 +224,7 @@ class Gate:
                     pass  # a rank that arrives now and misses the flag is seen by the check below
                 if is_over():
                     return True
-                left = deadline - time.monotonic()
+                left = deadline - monotonic()
                 if left <= 0:
                     return False
                 futex.wait(self._wake_address, seen, min(left, SLEEP_SECONDS))

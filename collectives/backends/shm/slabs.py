@@ -34,20 +34,28 @@ class Slabs:
     def __init__(self, memory: npt.NDArray[np.uint8], size: int) -> None:
         ring = memory.reshape(SLABS, size, SLAB_BYTES)
         rows = [[ring[turn, member] for member in range(size)] for turn in range(SLABS)]
-        self._typed = {dtype.label: [[slab.view(dtype.storage) for slab in row] for row in rows] for dtype in DType}
-        self._headers = [[memoryview(slab.data)[:WORD].cast("q") for slab in row] for row in rows]
+        self._rows = rows
+        self._typed: dict[str, list[list[Array]]] = {}
+        self._headers: list[list[memoryview]] = []
         self.turn = 0
 
     def next(self, dtype: DType) -> list[Array]:
         """The slab of each member for the next round, as elements of ``dtype.storage``."""
         self.turn = (self.turn + 1) % SLABS
-        return self._typed[dtype.label][self.turn]
+        try:
+            return self._typed[dtype.label][self.turn]
+        except KeyError:  # views of all dtypes would make up most of the time in which the backend connects
+            views = [[slab.view(dtype.storage) for slab in row] for row in self._rows]
+            return self._typed.setdefault(dtype.label, views)[self.turn]
 
     def headers(self) -> list[memoryview]:
         """The first 8 bytes of the slab of each member for this round, as an integer with a sign."""
+        if not self._headers:
+            self._headers = [[memoryview(slab.data)[:WORD].cast("q") for slab in row] for row in self._rows]
         return self._headers[self.turn]
 
     def close(self) -> None:
         """Release the views of the memory."""
+        self._rows.clear()
         self._typed.clear()
         self._headers.clear()

@@ -52,10 +52,10 @@ class Attempt:
 
     ``follow`` is called with each batch that all ranks run, when it has begun. ``reporter`` tells observers about the
     batches; None where there are no observers. ``meanwhile`` should be called every few milliseconds until it is known
-    whether all ranks run the trial.
+    whether all ranks run the trial. ``begun`` are the operations that have begun and that nobody follows yet.
     """
 
-    __slots__ = ("_agreed", "_begun", "_follow", "_reporter", "backend", "batches", "first", "meanwhile", "works")
+    __slots__ = ("_agreed", "_follow", "_reporter", "backend", "batches", "begun", "first", "meanwhile", "works")
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Attempt:
         self._follow = follow
         self._reporter = reporter
         self._agreed = False
-        self._begun: list[tuple[Completion, Sequence[Work], int]] = []
+        self.begun: list[tuple[Completion, Sequence[Work], int]] = []
 
     def started(self) -> None:
         """All ranks run the trial. Must be called once, as soon as that is known."""
@@ -88,13 +88,13 @@ class Attempt:
         for number, (works, responses) in enumerate(zip(self.works, self.batches, strict=True), self.first):
             if self._reporter is not None:
                 self._reporter.begin(number, works)
-            self._begun.append((execute(works, responses, self.backend), works, number))
+            self.begun.append((execute(works, responses, self.backend), works, number))
             if self._agreed:
                 self.follow()
 
     def follow(self) -> None:
         """All ranks run the batches that have begun."""
-        begun, self._begun = self._begun, []
+        begun, self.begun = self.begun, []
         for completion, works, number in begun:
             self._follow(completion, works, number, self.backend)
 
