@@ -1,0 +1,91 @@
+"""Where TensorFlow calls Python: the three functions of each kernel. None of them raises."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
+from typing import Protocol
+
+from hvd_cluster import basics
+from hvd_cluster.tensorflow.errors import as_status
+from hvd_cluster.tensorflow.kernels.collective import Collective
+from hvd_cluster.tensorflow.kernels.completer import Run, completer
+from hvd_cluster.tensorflow.native.construction import Construction
+from hvd_cluster.tensorflow.native.context import Context
+from hvd_cluster.tensorflow.native.done import Done, take
+from hvd_cluster.tensorflow.native.library import long_calls
+from hvd_cluster.tensorflow.native.registration import Definition, register
+from hvd_cluster.tensorflow.native.status import status_of
+
+__all__ = ["Kernel", "calling", "make_known"]
+
+
+class Kernel(Protocol):
+    """What a node does each time that TensorFlow reaches it."""
+
+    def run(self, context: Context) -> None:
+        """Set the outputs before it returns; an exception becomes the error of the node."""
+
+
+_kernels: dict[int, Kernel] = {}
+_numbers = count(1)
+_callers: set[int] = set()
+
+
+@contextmanager
+def calling() -> Iterator[None]:
+    """Inside, a kernel that runs on this thread was called by it, and may wait: TensorFlow does not need the thread."""
+    me = threading.get_ident()
+    _callers.add(me)
+    try:
+        yield
+    finally:
+        _callers.discard(me)
+
+
+def make_known(definition: Definition, make: Callable[[Construction], Kernel]) -> None:
+    """Let TensorFlow know an op; ``make`` makes the kernel of a node."""
+    register(definition, partial(_create, make), _compute, _delete)
+
+
+def _create(make: Callable[[Construction], Kernel], pointer: int) -> int:
+    construction = Construction(pointer)
+    try:
+        kernel = make(construction)
+    except Exception as error:  # noqa: BLE001 - TensorFlow raises it
+        with status_of(*as_status(error)) as status:
+            construction.fail(status)
+        return 0
+    number = next(_numbers)
+    _kernels[number] = kernel
+    return number
+
+
+def _delete(number: int) -> None:
+    _kernels.pop(number, None)
+
+
+def _compute(number: int, pointer: int, callback: int) -> None:
+    kernel, context = _kernels[number], Context(pointer)
+    done = None
+    if isinstance(kernel, Collective) and threading.get_ident() not in _callers:
+        done = take(callback)
+    try:
+        if done is not None and isinstance(kernel, Collective):
+            _begin(kernel, context, done)
+            return
+        kernel.run(context)
+    except BaseException as error:  # noqa: BLE001 - TensorFlow raises it
+        context.fail(*as_status(error))
+    if done is None:
+        long_calls.TF_RunAsyncOpKernelDoneCallback(callback)
+    else:
+        done()
+
+
+def _begin(kernel: Collective, context: Context, done: Done) -> None:
+    engine = basics.engine()
+    completer.follow(Run(kernel, context, engine, kernel.start(context), done))
