@@ -14,7 +14,7 @@ from collections.abc import Callable
 from collectives.engine.affinity import pin
 from collectives.engine.exchange import Exchange
 from collectives.engine.latch import Latch
-from collectives.engine.work import Work
+from collectives.engine.work import Watch, Work
 
 __all__ = ["Driver"]
 
@@ -149,7 +149,7 @@ class Driver:
             self._driving.release()
             self._after_driving()
 
-    def wait(self, work: Work) -> None:
+    def wait(self, work: Work | Watch) -> None:
         """Return when ``work`` is done; drive meanwhile, if no other thread does."""
         while not work.done:
             if self._driving.acquire(blocking=False):
@@ -164,7 +164,7 @@ class Driver:
         if self._exchange.has_batches:  # which the communication thread may have left to this caller
             self.notify()
 
-    def _drive_for(self, work: Work) -> None:
+    def _drive_for(self, work: Work | Watch) -> None:
         self._caller = threading.get_ident()
         while not (work.done or self._end.finished):
             if not (self._step() or self._spin()):
@@ -186,7 +186,7 @@ class Driver:
             self.notify()
         self.announce()
 
-    def _await_change(self, work: Work) -> None:
+    def _await_change(self, work: Work | Watch) -> None:
         if self._exchange.commands:
             self.notify()
         me = threading.get_ident()

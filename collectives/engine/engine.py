@@ -18,7 +18,7 @@ from collectives.engine.link import COORDINATOR
 from collectives.engine.registration import Form
 from collectives.engine.set_backends import SetBackends
 from collectives.engine.set_calls import ADD, SetCalls
-from collectives.engine.work import Destination, Work
+from collectives.engine.work import Destination, Watch, Work
 from collectives.events import EventStream
 from collectives.parameters import Parameters
 from collectives.planning.process_sets import GLOBAL, ProcessSets
@@ -179,6 +179,17 @@ class Engine:
                 self._exchange.urge(work)
             self._driver.wait(work)
         return work.outcome()
+
+    def await_any(self, watch: Watch) -> None:
+        """Wait until ``watch`` is done. A wait ends any hold on all works that it stands for, which are of this engine.
+
+        Raises no error of a work: see :meth:`Work.outcome`.
+        """
+        with self._driver.inside:
+            for work in list(watch.works):
+                if not (work.done or work.urged):
+                    self._exchange.urge(work)
+            self._driver.wait(watch)
 
     def reject(self, requests: Sequence[Request], error: InvalidRequestError, unnamed: bool = False) -> None:
         """Report a call of ``requests`` that ended with ``error`` on this rank before it was submitted.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from collectives.api import EngineError, HorovodInternalError, Request
 from collectives.buffers import Buffer
 from collectives.completion import DONE, Completion
 
-__all__ = ["Allocator", "Destination", "Work", "fresh"]
+__all__ = ["Allocator", "Destination", "Watch", "Work", "fresh"]
 
 Allocator: TypeAlias = Callable[[tuple[int, ...]], Buffer]
 Destination: TypeAlias = Buffer | Allocator | None
@@ -99,6 +99,30 @@ class Work:
         self.source = None
         self.error = error
         self.done = True
+
+
+class Watch:
+    """Stands for a list of works, which may grow, where a caller waits for any of them.
+
+    ``done`` turns true when one of them is done, or when others have come.
+    """
+
+    __slots__ = ("_count", "works")
+
+    def __init__(self, works: Sequence[Work]) -> None:
+        self.works = works
+        self._count = len(works)
+
+    @property
+    def done(self) -> bool:
+        """Whether the caller shall look at the list again."""
+        return len(self.works) != self._count or any([work.done for work in self.works])
+
+    def fail(self, error: Exception) -> None:
+        """As :meth:`Work.fail`, for all that are not done."""
+        for work in list(self.works):
+            if not work.done:
+                work.fail(error)
 
 
 def fresh(error: Exception) -> Exception:

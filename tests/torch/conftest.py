@@ -1,9 +1,9 @@
 """The pools of ranks that the torch tests share."""
 
-import cloudpickle
 import pytest
 
 from tests.namespaces import Network, Unavailable
+from tests.pool import fresh_pools_of, functions_by_value, pools_of
 from tests.torch.pool import Pool
 
 
@@ -15,19 +15,9 @@ def _initialize():
 
 @pytest.fixture(scope="session")
 def pools():
-    """``pools(size)`` or ``pools(size, hosts)``: initialized ranks that later tests use again."""
-    made = {}
-
-    def get(size, hosts=None):
-        key = (size, tuple(hosts or ()))
-        if key not in made:
-            made[key] = Pool(size, hosts)
-            made[key].run(_initialize)
-        return made[key]
-
-    yield get
-    for pool in made.values():
-        pool.close()
+    """See :func:`tests.pool.pools_of`."""
+    with pools_of(Pool, _initialize) as get:
+        yield get
 
 
 @pytest.fixture(scope="session", params=[1, 2, 3, 4])
@@ -44,16 +34,9 @@ def two_hosts(pools):
 
 @pytest.fixture
 def fresh_pool():
-    """``fresh_pool(size, ...)``: a pool for one test, for those that kill ranks or end engines."""
-    made = []
-
-    def get(*args, **kwargs):
-        made.append(Pool(*args, **kwargs))
-        return made[-1]
-
-    yield get
-    for pool in made:
-        pool.close()
+    """See :func:`tests.pool.fresh_pools_of`."""
+    with fresh_pools_of(Pool) as get:
+        yield get
 
 
 @pytest.fixture
@@ -68,7 +51,6 @@ def network():
 
 @pytest.fixture(autouse=True, scope="module")
 def by_value(request):
-    """Functions of the test module travel by value: ranks need not import the tests."""
-    cloudpickle.register_pickle_by_value(request.module)
-    yield
-    cloudpickle.unregister_pickle_by_value(request.module)
+    """See :func:`tests.pool.functions_by_value`."""
+    with functions_by_value(request.module):
+        yield

@@ -5,7 +5,7 @@ import torch
 
 import hvd_cluster.torch as hvd
 from collectives.api import InvalidRequestError
-from tests.torch.checks import each_check
+from tests.checks import each_check
 from tests.torch.training import (
     assert_identical_everywhere,
     build,

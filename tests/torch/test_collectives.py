@@ -3,7 +3,7 @@
 import torch
 
 import hvd_cluster.torch as hvd
-from tests.torch.checks import each_check
+from tests.checks import each_check
 
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

@@ -11,7 +11,7 @@ from collectives.api import InvalidRequestError
 from hvd_cluster.compression import GradientCompressor
 from hvd_cluster.torch.compression import Compressor
 from hvd_cluster.torch.powersgd import PowerSGD
-from tests.torch.checks import each_check
+from tests.checks import each_check
 from tests.torch.training import (
     assert_identical_everywhere,
     build,

@@ -15,7 +15,7 @@ from hvd_cluster.elastic import handlers, ledger
 from hvd_cluster.elastic import state as elastic_state
 from hvd_cluster.elastic.state import ObjectState, State
 from hvd_cluster.torch.elastic.state import StateHandler, TorchState, get_handler_registry, set_handler_registry
-from tests.torch.checks import each_check
+from tests.checks import each_check
 
 
 def net():

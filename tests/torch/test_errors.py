@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import hvd_cluster.torch as hvd
 from collectives.api import DuplicateNameError, InvalidRequestError, MismatchError, RefusedCallError
-from tests.torch.checks import each_check
+from tests.checks import each_check
 
 
 def works():

@@ -10,7 +10,7 @@ import torch
 
 import hvd_cluster.torch as hvd
 from hvd_cluster.torch import mpi_ops
-from tests.torch.checks import each_check
+from tests.checks import each_check
 
 
 def inputs(process_set, shape_of, dtype=torch.float64):

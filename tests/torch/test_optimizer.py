@@ -6,7 +6,7 @@ import torch
 import hvd_cluster.torch as hvd
 from collectives.api import DuplicateNameError, InvalidRequestError, MismatchError
 from hvd_cluster import basics
-from tests.torch.checks import each_check
+from tests.checks import each_check
 from tests.torch.training import (
     STEPS,
     adam,

@@ -9,7 +9,7 @@ from hvd_cluster.optimizer.buckets import BUCKET_BYTES, SMALL_BYTES, plan
 from hvd_cluster.optimizer.names import complete_names
 from hvd_cluster.torch.optimizer.binding import TorchBinding
 from hvd_cluster.torch.powersgd import PowerSGD
-from tests.torch.checks import each_check
+from tests.checks import each_check
 from tests.torch.training import (
     assert_identical_everywhere,
     build,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import hvd_cluster.torch as hvd
-from tests.torch.checks import each_check
+from tests.checks import each_check
 from tests.torch.training import (
     assert_identical_everywhere,
     build,

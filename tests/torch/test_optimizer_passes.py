@@ -8,7 +8,7 @@ import torch
 import hvd_cluster.torch as hvd
 from collectives.api import InvalidRequestError
 from hvd_cluster import basics
-from tests.torch.checks import each_check
+from tests.checks import each_check
 from tests.torch.training import (
     BATCH,
     STEPS,

@@ -9,7 +9,7 @@ import torch
 
 import hvd_cluster.torch as hvd
 from collectives.api import InvalidRequestError, MismatchError
-from tests.torch.checks import each_check
+from tests.checks import each_check
 
 OPTIMIZERS = [
     value

@@ -1,0 +1,181 @@
+"""The kernel of a collective: the inputs of a node -> works of the engine -> its outputs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from collectives.api import HorovodInternalError, Operation, ReduceOp
+from collectives.buffers import Buffer
+from collectives.engine.work import Destination, Work
+from hvd_cluster import basics
+from hvd_cluster.operations import submission
+from hvd_cluster.operations.arguments import as_factor
+from hvd_cluster.process_sets import ProcessSet, global_process_set
+from hvd_cluster.tensorflow.native.construction import Construction
+from hvd_cluster.tensorflow.native.context import Context
+
+__all__ = ["Allgather", "Allreduce", "Alltoall", "Broadcast", "Collective", "Reducescatter"]
+
+Pair = tuple[Buffer, Destination]
+
+
+def set_with(id: int) -> ProcessSet:
+    """A process set as far as an operation needs it: nodes know the id."""
+    if not id:
+        return global_process_set
+    process_set = ProcessSet([])
+    process_set.process_set_id = id
+    return process_set
+
+
+class Collective(ABC):
+    """One node. ``grouped``: its tensors are a group. A run reads and writes the memory of TensorFlow's own tensors."""
+
+    operation: Operation
+    waits = True
+
+    def __init__(self, construction: Construction, grouped: bool) -> None:
+        self.name = construction.text("tensor_name") or None
+        self.process_set = set_with(construction.integer("process_set_id"))
+        self.grouped = grouped
+        self.fields = self._fields(construction)
+
+    def _fields(self, construction: Construction) -> dict[str, Any]:
+        """The fields of a request that are attributes of the node."""
+        return {}
+
+    def _fields_of(self, context: Context) -> dict[str, Any]:
+        """As :meth:`_fields`, with those that are inputs."""
+        return self.fields
+
+    @abstractmethod
+    def _pair(self, context: Context, index: int) -> Pair:
+        """The memory to read and the memory to write for a tensor."""
+
+    def finish(self, context: Context, works: Sequence[Work]) -> None:  # noqa: B027 - most have no such outputs
+        """Give the outputs that are not tensors of the user, when ``works`` are done."""
+
+    def run(self, context: Context) -> None:
+        """Run the operation; raises its error."""
+        if self.grouped:
+            works = self.start(context)
+            _synchronize(works)
+        else:
+            works = [self._submit(context, self.name, wait=True)]
+        self.finish(context, works)
+
+    def start(self, context: Context, lane: int = 0) -> Sequence[Work]:
+        """Submit the tensors; see :mod:`hvd_cluster.tensorflow.kernels.lanes`."""
+        name = f"{self.name}~{lane}" if lane else self.name
+        if not self.grouped:
+            return [self._submit(context, name, wait=False)]
+        pairs = [self._pair(context, index) for index in range(context.inputs)]
+        return submission.start_group(self.operation, pairs, name, self.process_set, **self._fields_of(context))
+
+    def _submit(self, context: Context, name: str | None, wait: bool) -> Work:
+        source, destination = self._pair(context, 0)
+        fields = self._fields_of(context)
+        return submission.start(self.operation, source, destination, name, self.process_set, wait, **fields)
+
+
+def _synchronize(works: Sequence[Work]) -> None:
+    engine = basics.engine()
+    try:
+        for work in works:
+            engine.synchronize(work)
+    except HorovodInternalError:
+        for work in works:
+            with suppress(HorovodInternalError):  # the names must be free
+                engine.synchronize(work)
+        raise
+
+
+def _reduction(construction: Construction) -> dict[str, Any]:
+    return {
+        "op": ReduceOp(construction.integer("reduce_op")),
+        "prescale_factor": as_factor(construction.text("prescale_factor")),
+        "postscale_factor": as_factor(construction.text("postscale_factor")),
+    }
+
+
+def _of_other_shape(context: Context, index: int) -> Pair:
+    """The shape of the output depends on the tensors of all ranks."""
+    source = context.input(index)
+    dtype = source.dtype
+    return source, lambda shape: context.late_output(index, dtype, shape)
+
+
+class Allreduce(Collective):
+    """HorovodAllreduce, HorovodGroupedAllreduce."""
+
+    operation = Operation.ALLREDUCE
+
+    def _fields(self, construction: Construction) -> dict[str, Any]:
+        return _reduction(construction)
+
+    def _pair(self, context: Context, index: int) -> Pair:
+        return context.same(index)
+
+
+class Broadcast(Collective):
+    """HorovodBroadcast."""
+
+    operation = Operation.BROADCAST
+
+    def _fields(self, construction: Construction) -> dict[str, Any]:
+        return {"root_rank": construction.integer("root_rank")}
+
+    def _pair(self, context: Context, index: int) -> Pair:
+        return context.same(index)
+
+
+class Reducescatter(Collective):
+    """HorovodReducescatter, HorovodGroupedReducescatter."""
+
+    operation = Operation.REDUCESCATTER
+
+    def _fields(self, construction: Construction) -> dict[str, Any]:
+        return _reduction(construction)
+
+    def _pair(self, context: Context, index: int) -> Pair:
+        return _of_other_shape(context, index)
+
+
+class Allgather(Collective):
+    """HorovodAllgather, HorovodGroupedAllgather."""
+
+    operation = Operation.ALLGATHER
+
+    def _pair(self, context: Context, index: int) -> Pair:
+        return _of_other_shape(context, index)
+
+    def finish(self, context: Context, works: Sequence[Work]) -> None:
+        """The last output has a row for each tensor: the first of the rows of this rank in the result, their number.
+
+        The gradient needs them.
+        """
+        engine = basics.engine()
+        position = engine.process_sets.ranks(self.process_set.process_set_id or 0).index(engine.topology.rank)
+        places = context.output(len(works), (len(works), 2)).host.reshape(-1, 2)
+        for place, work in zip(places, works, strict=True):
+            place[:] = sum(work.received_splits[:position]), work.received_splits[position]
+
+
+class Alltoall(Collective):
+    """HorovodAlltoall; the second input has the splits, or nothing for equal ones."""
+
+    operation = Operation.ALLTOALL
+
+    def _fields_of(self, context: Context) -> dict[str, Any]:
+        return {"splits": tuple(context.input(1).host.tolist())}
+
+    def _pair(self, context: Context, index: int) -> Pair:
+        return _of_other_shape(context, index)
+
+    def finish(self, context: Context, works: Sequence[Work]) -> None:
+        """The second output has the number of rows that came from each member."""
+        received = works[0].received_splits
+        context.output(1, (len(received),)).host[:] = received

@@ -1,0 +1,122 @@
+"""Where TensorFlow calls Python: the three functions of each kernel. None of them raises."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
+from typing import Protocol
+
+from hvd_cluster import basics
+from hvd_cluster.tensorflow.errors import as_status
+from hvd_cluster.tensorflow.kernels.collective import Collective
+from hvd_cluster.tensorflow.kernels.completer import Run, completer
+from hvd_cluster.tensorflow.kernels.lanes import LANES, Lanes
+from hvd_cluster.tensorflow.native.construction import Construction
+from hvd_cluster.tensorflow.native.context import Context
+from hvd_cluster.tensorflow.native.done import Done, take
+from hvd_cluster.tensorflow.native.library import long_calls
+from hvd_cluster.tensorflow.native.registration import Definition, register
+from hvd_cluster.tensorflow.native.status import status_of
+
+__all__ = ["Kernel", "calling", "make_known"]
+
+
+class Kernel(Protocol):
+    """What a node does each time that TensorFlow reaches it. ``waits``: for other ranks."""
+
+    waits: bool
+
+    def run(self, context: Context) -> None:
+        """Set the outputs before it returns; an exception becomes the error of the node."""
+
+
+_kernels: dict[int, Kernel] = {}
+_numbers = count(1)
+_callers: set[int] = set()
+_lanes = Lanes()
+
+
+@contextmanager
+def calling() -> Iterator[None]:
+    """Inside, a kernel that runs on this thread was called by it, and may wait: TensorFlow does not need the thread."""
+    me = threading.get_ident()
+    _callers.add(me)
+    try:
+        yield
+    finally:
+        _callers.discard(me)
+
+
+def make_known(definition: Definition, make: Callable[[Construction], Kernel]) -> None:
+    """Let TensorFlow know an op; ``make`` makes the kernel of a node."""
+    register(definition, partial(_create, make), _compute, _delete)
+
+
+def _create(make: Callable[[Construction], Kernel], pointer: int) -> int:
+    construction = Construction(pointer)
+    try:
+        kernel = make(construction)
+    except Exception as error:  # noqa: BLE001 - TensorFlow raises it
+        with status_of(*as_status(error)) as status:
+            construction.fail(status)
+        return 0
+    number = next(_numbers)
+    _kernels[number] = kernel
+    return number
+
+
+def _delete(number: int) -> None:
+    _kernels.pop(number, None)
+
+
+def _compute(number: int, pointer: int, callback: int) -> None:
+    kernel, context = _kernels[number], Context(pointer)
+    done = take(callback) if kernel.waits and threading.get_ident() not in _callers else None
+    if done is not None:
+        _begin(kernel, context, done)
+        return
+    try:
+        kernel.run(context)
+    except BaseException as error:  # noqa: BLE001 - TensorFlow raises it
+        context.fail(*as_status(error))
+    long_calls.TF_RunAsyncOpKernelDoneCallback(callback)
+
+
+def _begin(kernel: Kernel, context: Context, done: Done) -> None:
+    """Let another thread end the run."""
+    if isinstance(kernel, Collective):
+        lane = kernel, context.iteration % LANES
+        _lanes.enter(lane, partial(_submit, kernel, context, done, lane))
+        return
+    # Owned by the run, which an end of the engine ends.
+    thread = threading.Thread(target=_wait, args=(kernel, context, done), name="hvd-tensorflow-wait", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:  # there are too many, or the interpreter ends
+        context.fail(*as_status(error))
+        done()
+
+
+def _submit(kernel: Collective, context: Context, done: Done, lane: tuple[Collective, int]) -> None:
+    def end() -> None:
+        _lanes.leave(lane)
+        done()
+
+    try:
+        engine = basics.engine()
+        works = kernel.start(context, lane[1])
+        completer.follow(Run(kernel, context, engine, works, end, context.step))
+    except BaseException as error:  # noqa: BLE001 - TensorFlow raises it
+        context.fail(*as_status(error))
+        end()
+
+
+def _wait(kernel: Kernel, context: Context, done: Done) -> None:
+    try:
+        kernel.run(context)
+    except Exception as error:  # noqa: BLE001 - TensorFlow raises it
+        context.fail(*as_status(error))
+    done()

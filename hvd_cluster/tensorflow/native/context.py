@@ -1,0 +1,108 @@
+"""One run of a kernel: its inputs and outputs."""
+
+from __future__ import annotations
+
+import threading
+from ctypes import byref, c_int, c_int64, c_void_p
+from math import prod
+
+from collectives.api import DType
+from collectives.buffers import Buffer, empty
+from hvd_cluster.tensorflow.native.library import calls
+from hvd_cluster.tensorflow.native.memory import buffer_of
+from hvd_cluster.tensorflow.native.status import checked, status_of
+from hvd_cluster.tensorflow.tensors import DTYPES
+
+__all__ = ["Context"]
+
+FORWARDED_BYTES = 1 << 16
+"""The smallest tensor that is worth the question whether its memory may become that of the result."""
+
+# Shared by all runs, held for an allocation.
+_ending = threading.Lock()
+
+
+class Context:
+    """A run, from the call of the kernel to its end. Every method raises EngineError where TensorFlow refuses."""
+
+    __slots__ = ("_has_ended", "_pointer")
+
+    def __init__(self, pointer: int) -> None:
+        self._pointer = pointer
+        self._has_ended = False
+
+    @property
+    def step(self) -> int:
+        """The number of the run of the graph that this is a part of."""
+        step: int = calls.TF_StepId(self._pointer)
+        return step
+
+    @property
+    def iteration(self) -> int:
+        """The number of the iteration of the innermost loop; 0 outside of loops."""
+        number: int = calls.TF_GetIterId(self._pointer)
+        return number
+
+    @property
+    def inputs(self) -> int:
+        """The number of input tensors."""
+        count: int = calls.TF_NumInputs(self._pointer)
+        return count
+
+    def input(self, index: int) -> Buffer:
+        """The memory of an input, which must not be written."""
+        return buffer_of(self._input(index))
+
+    def _input(self, index: int) -> int:
+        tensor = c_void_p()
+        with checked() as status:
+            calls.TF_GetInput(self._pointer, index, byref(tensor), status)
+        return tensor.value or 0
+
+    def output(self, index: int, shape: tuple[int, ...]) -> Buffer:
+        """New memory for an output."""
+        rank = len(shape)
+        dimensions = (c_int64 * rank)(*shape)
+        native = calls.TF_ExpectedOutputDataType(self._pointer, index)
+        nbytes = prod(shape) * DTYPES[native].itemsize
+        with checked() as status:
+            tensor = calls.TF_AllocateOutput(self._pointer, index, native, dimensions, rank, nbytes, status)
+        return buffer_of(tensor, shape)
+
+    def late_output(self, index: int, dtype: DType, shape: tuple[int, ...]) -> Buffer:
+        """As :meth:`output`, on any thread, even after :meth:`end`: then it is memory for nobody."""
+        with _ending:
+            return empty(dtype, shape) if self._has_ended else self.output(index, shape)
+
+    def end(self) -> None:
+        """TensorFlow will not be asked for outputs any more, though the operation of the run may go on."""
+        with _ending:
+            self._has_ended = True
+
+    def same(self, index: int) -> tuple[Buffer, Buffer]:
+        """The memory of an input, and that of the output of the same number and shape.
+
+        Both are the same memory where nobody else reads this input and it is large.
+        """
+        source = self.input(index)
+        shape = source.shape
+        if source.nbytes < FORWARDED_BYTES:
+            return source, self.output(index, shape)
+        del source  # TensorFlow gives the memory away only if there is no other owner
+        tensor, forwarded = self._forward(index, shape)
+        result = buffer_of(tensor, shape)
+        return (result if forwarded else self.input(index)), result
+
+    def _forward(self, index: int, shape: tuple[int, ...]) -> tuple[int, bool]:
+        rank, candidate, forwarded = len(shape), c_int(index), c_int(-1)
+        dimensions = (c_int64 * rank)(*shape)
+        with checked() as status:
+            tensor = calls.TF_ForwardInputOrAllocateOutput(
+                self._pointer, byref(candidate), 1, index, dimensions, rank, byref(forwarded), status
+            )
+        return tensor, forwarded.value == index
+
+    def fail(self, code: int, message: str) -> None:
+        """The operation has failed: the user gets the error of TensorFlow for ``code``."""
+        with status_of(code, message) as status:
+            calls.TF_OpKernelContext_Failure(self._pointer, status)

@@ -1,0 +1,78 @@
+"""Allgather: the tensors of all ranks, one after the other along the first dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from collectives.api import Operation, ReduceOp
+from hvd_cluster.operations.arguments import as_group
+from hvd_cluster.operations.gradients import of_group
+from hvd_cluster.process_sets import ProcessSet, global_process_set
+from hvd_cluster.tensorflow.operations.attributes import (
+    backward_name,
+    collective,
+    gradient_of,
+    reduction_attributes,
+    set_attribute,
+    set_of,
+)
+from hvd_cluster.tensorflow.operations.calls import call
+from hvd_cluster.tensorflow.tensors import as_bits, is_continuous
+
+__all__ = ["allgather", "grouped_allgather"]
+
+_AVERAGE = reduction_attributes(ReduceOp.AVERAGE, 1.0, 1.0)
+
+
+@collective(Operation.ALLGATHER)
+def allgather(
+    tensor: Any,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> tf.Tensor:
+    """Concatenate the tensors of all ranks in rank order; only the first dimensions may differ."""
+    bits, restore = as_bits(tensor)
+    where = set_attribute(process_set)
+    return restore(call("HorovodAllgather", {"tensor": bits}, where, name, ignore_name_scope)[0])
+
+
+@gradient_of("HorovodAllgather")
+def _gradient(op: Any, gradient: tf.Tensor, _: Any) -> tf.Tensor:
+    """The gradients are averaged over the ranks; each rank keeps the rows that it contributed."""
+    how = {**_AVERAGE, **set_of(op)}
+    return _own_rows(call("HorovodAllreduce", {"tensor": gradient}, how, backward_name(op)), op.outputs[-1][0])
+
+
+def _own_rows(average: tf.Tensor, place: tf.Tensor) -> tf.Tensor:
+    return average[place[0] : place[0] + place[1]]
+
+
+@collective(Operation.ALLGATHER, group=0)
+def grouped_allgather(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> list[tf.Tensor]:
+    """Concatenate each tensor of all ranks in rank order; only the first dimensions may differ."""
+    pairs = as_group(tensors, tf.Tensor, as_bits)
+    inputs, where = {"tensors": [bits for bits, _ in pairs]}, set_attribute(process_set)
+    results = call("HorovodGroupedAllgather", inputs, where, name, ignore_name_scope)[0]
+    return [restore(result) for result, (_, restore) in zip(results, pairs, strict=True)]
+
+
+@gradient_of("HorovodGroupedAllgather")
+def _grouped_gradient(op: Any, *gradients: tf.Tensor) -> Sequence[tf.Tensor | None]:
+    how = {**_AVERAGE, **set_of(op)}
+
+    def backward(given: list[tf.Tensor]) -> list[tf.Tensor]:
+        results: list[tf.Tensor] = call("HorovodGroupedAllreduce", {"tensors": given}, how, backward_name(op))
+        return results
+
+    averages = of_group(gradients[:-1], is_continuous, backward)
+    places = op.outputs[-1]
+    return [None if each is None else _own_rows(each, places[index]) for index, each in enumerate(averages)]

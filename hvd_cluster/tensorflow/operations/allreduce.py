@@ -1,0 +1,170 @@
+"""Allreduce: each element combined over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from collectives.api import Operation, ReduceOp
+from hvd_cluster.compression import Compressor, compress_all, compressed, decompress_all
+from hvd_cluster.operations.arguments import as_group, choose_op
+from hvd_cluster.operations.gradients import of_group, require_linear
+from hvd_cluster.process_sets import ProcessSet, global_process_set
+from hvd_cluster.tensorflow.compression import Compression
+from hvd_cluster.tensorflow.operations.attributes import (
+    backward_name,
+    collective,
+    gradient_of,
+    reduction_attributes,
+    reduction_of,
+    set_attribute,
+    set_of,
+)
+from hvd_cluster.tensorflow.operations.calls import call
+from hvd_cluster.tensorflow.operations.sparse import allreduce_slices
+from hvd_cluster.tensorflow.tensors import as_tensor, is_continuous
+
+__all__ = ["allreduce", "grouped_allreduce"]
+
+
+@collective(Operation.ALLREDUCE)
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+) -> Any:
+    """Combine ``tensor`` over all ranks, element by element; returns a tensor of the same shape.
+
+    IndexedSlices give IndexedSlices with the rows of all ranks, see :func:`allreduce_slices`.
+    """
+    chosen = choose_op(average, op)
+    if isinstance(tensor, tf.IndexedSlices):
+        with tf.device(device_sparse or None):
+            factors = prescale_factor, postscale_factor
+            return allreduce_slices(tensor, name, compression, chosen, factors, process_set, ignore_name_scope)
+    with tf.device(device_dense or None):
+        small, context = compressed(compression, as_tensor(tensor))
+        result = _allreduce(small, name, chosen, prescale_factor, postscale_factor, ignore_name_scope, process_set)
+        return compression.decompress(result, context)
+
+
+def _allreduce(
+    tensor: Any,
+    name: str | None = None,
+    op: ReduceOp = ReduceOp.SUM,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> tf.Tensor:
+    """As :func:`allreduce`, for a dense tensor and without compression; by default the sum."""
+    how = {**reduction_attributes(op, prescale_factor, postscale_factor), **set_attribute(process_set)}
+    return call("HorovodAllreduce", {"tensor": as_tensor(tensor)}, how, name, ignore_name_scope)
+
+
+@gradient_of("HorovodAllreduce")
+def _gradient(op: Any, gradient: tf.Tensor) -> tf.Tensor:
+    chosen, prescale, postscale = reduction_of(op)
+    require_linear(chosen)
+    how = {**reduction_attributes(chosen, prescale, postscale), **set_of(op)}
+    return call("HorovodAllreduce", {"tensor": gradient}, how, backward_name(op))
+
+
+@collective(Operation.ALLREDUCE, group=0)
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    name: str | None = None,
+) -> list[Any]:
+    """Combine each tensor over all ranks, element by element; returns tensors of the same shapes.
+
+    An empty list gives an empty list: there is nothing to wait for. IndexedSlices travel apart from the group, each as
+    in :func:`allreduce`.
+    """
+    chosen = choose_op(average, op)
+    given = as_group(tensors, tf.Tensor, lambda tensor: tensor) if not _is_empty(tensors) else []
+    factors = prescale_factor, postscale_factor
+    with tf.device(device_sparse or None):
+        sparse = {
+            index: allreduce_slices(
+                each, _of_member(name, index), compression, chosen, factors, process_set, ignore_name_scope
+            )
+            for index, each in enumerate(given)
+            if isinstance(each, tf.IndexedSlices)
+        }
+    dense = [each for index, each in enumerate(given) if index not in sparse]
+    results = iter(_dense(dense, device_dense, compression, chosen, factors, process_set, ignore_name_scope, name))
+    return [sparse[index] if index in sparse else next(results) for index in range(len(given))]
+
+
+def _is_empty(tensors: Any) -> bool:
+    return isinstance(tensors, list | tuple) and not tensors
+
+
+def _of_member(name: str | None, index: int) -> str | None:
+    return None if name is None else f"{name}.{index}"
+
+
+def _dense(
+    tensors: Sequence[Any],
+    device: str,
+    compression: type[Compressor],
+    op: ReduceOp,
+    factors: tuple[Any, Any],
+    process_set: ProcessSet,
+    ignore_name_scope: bool,
+    name: str | None,
+) -> list[tf.Tensor]:
+    if not tensors:
+        return []
+    with tf.device(device or None):
+        small, contexts = compress_all(compression, as_group(tensors, tf.Tensor, as_tensor))
+        results = _grouped_allreduce(small, name, op, *factors, ignore_name_scope, process_set)
+        return decompress_all(compression, results, contexts)
+
+
+def _grouped_allreduce(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    op: ReduceOp = ReduceOp.SUM,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> list[tf.Tensor]:
+    """As :func:`grouped_allreduce`, for dense tensors and without compression; by default the sums."""
+    how = {**reduction_attributes(op, prescale_factor, postscale_factor), **set_attribute(process_set)}
+    given = as_group(tensors, tf.Tensor, as_tensor)
+    results: list[tf.Tensor] = call("HorovodGroupedAllreduce", {"tensors": given}, how, name, ignore_name_scope)
+    return results
+
+
+@gradient_of("HorovodGroupedAllreduce")
+def _grouped_gradient(op: Any, *gradients: tf.Tensor) -> Sequence[tf.Tensor | None]:
+    chosen, prescale, postscale = reduction_of(op)
+    require_linear(chosen)
+    how = {**reduction_attributes(chosen, prescale, postscale), **set_of(op)}
+
+    def backward(given: list[tf.Tensor]) -> list[tf.Tensor]:
+        results: list[tf.Tensor] = call("HorovodGroupedAllreduce", {"tensors": given}, how, backward_name(op))
+        return results
+
+    return of_group(gradients, is_continuous, backward)

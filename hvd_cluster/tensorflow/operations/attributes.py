@@ -1,0 +1,87 @@
+"""The arguments of a call as attributes of a node, and back where its gradient needs them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import tensorflow as tf
+
+from collectives.api import InvalidRequestError, Operation, ReduceOp
+from hvd_cluster.operations.arguments import as_factor, process_set_id
+from hvd_cluster.operations.gradients import name_of_backward
+from hvd_cluster.operations.refusals import report
+from hvd_cluster.process_sets import ProcessSet
+
+__all__ = [
+    "backward_name",
+    "collective",
+    "gradient_of",
+    "reduction_attributes",
+    "reduction_of",
+    "set_attribute",
+    "set_of",
+]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+SET = "process_set_id"
+
+
+def collective(operation: Operation, group: int | None = None) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Make a function a public operation: the other ranks hear of arguments that eager mode refuses here.
+
+    ``group`` is as in :func:`hvd_cluster.operations.refusals.report`. A function that cannot be traced ends the script.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return function(*args, **kwargs)
+            except InvalidRequestError as error:
+                if tf.executing_eagerly():
+                    report(error, operation, group, function, args, kwargs)
+                raise
+
+        return call
+
+    return decorate
+
+
+def gradient_of(op: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Make a function the gradient of an op, in graphs and on tapes."""
+    register: Callable[[Callable[P, T]], Callable[P, T]] = tf.RegisterGradient(op)
+    return register
+
+
+def set_attribute(process_set: ProcessSet) -> dict[str, Any]:
+    """Of any collective; raises as :func:`hvd_cluster.operations.arguments.process_set_id`."""
+    return {SET: process_set_id(process_set)}
+
+
+def set_of(op: Any) -> dict[str, Any]:
+    """The attribute of a node, for its gradient."""
+    return {SET: op.get_attr(SET)}
+
+
+def reduction_attributes(op: ReduceOp, prescale_factor: Any, postscale_factor: Any) -> dict[str, Any]:
+    """How elements are combined."""
+    return {
+        "reduce_op": int(op),
+        "prescale_factor": repr(as_factor(prescale_factor)),
+        "postscale_factor": repr(as_factor(postscale_factor)),
+    }
+
+
+def reduction_of(op: Any) -> tuple[ReduceOp, float, float]:
+    """The reduction and the factors of a node, for its gradient."""
+    factors = (float(op.get_attr(f"{when}scale_factor")) for when in ("pre", "post"))
+    return (ReduceOp(op.get_attr("reduce_op")), *factors)  # type: ignore[return-value]
+
+
+def backward_name(op: Any) -> str | None:
+    """The name of the operation that combines the gradients of a node."""
+    name = op.get_attr("tensor_name")
+    return name_of_backward((name.decode() if isinstance(name, bytes) else name) or None)

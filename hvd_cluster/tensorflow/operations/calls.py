@@ -1,0 +1,105 @@
+"""Calls an op of ours: at once in eager mode, or as a node of the graph that is being built."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.eager import context as eager_context
+from tensorflow.python.eager import core, execute
+from tensorflow.python.framework import op_def_library, ops
+
+from hvd_cluster.tensorflow.errors import engine_error
+from hvd_cluster.tensorflow.kernels.entry import calling
+from hvd_cluster.tensorflow.native.done import is_known
+from hvd_cluster.tensorflow.operations.names import name_of_node, unscoped
+
+__all__ = ["call"]
+
+
+def call(
+    op: str,
+    inputs: dict[str, Any],
+    attributes: dict[str, Any],
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    named: bool = True,
+    independent: bool = True,
+) -> Any:
+    """The output or the list of outputs of ``op``; in a graph, the node of an op without outputs.
+
+    ``inputs`` are tensors or lists of tensors by the names in the definition. ``named``: the op has a ``tensor_name``.
+    ``independent``: it does not matter when the op runs, relative to others with side effects.
+    """
+    context = eager_context.context()
+    if not context.executing_eagerly():
+        return _node(op, inputs, attributes, name, ignore_name_scope, named, independent)
+    if named:
+        attributes = {"tensor_name": name or "", **attributes}
+    return _run(context, op, inputs, attributes)
+
+
+def _run(context: Any, op: str, inputs: dict[str, Any], attributes: dict[str, Any]) -> Any:
+    context.ensure_initialized()
+    with calling():
+        try:
+            flat = chain.from_iterable(attributes.items())
+            return pywrap_tfe.TFE_Py_FastPathExecute(context, op, None, *inputs.values(), *flat)
+        except core._NotOkStatusException as error:
+            status = error
+    _raise(status)
+
+
+def _raise(status: Any) -> None:
+    """Raise TensorFlow's error, caused by the engine's own; or an interrupt, which is no error."""
+    error = core._status_to_exception(status)
+    cause = engine_error(error)
+    if cause is not None and not isinstance(cause, Exception):
+        raise cause
+    raise error from cause
+
+
+def _node(
+    op: str,
+    inputs: dict[str, Any],
+    attributes: dict[str, Any],
+    name: str | None,
+    ignore_name_scope: bool,
+    named: bool,
+    independent: bool,
+) -> Any:
+    graph = ops.get_default_graph()
+    label = name_of_node(op, _flat(inputs), name)
+    if named:
+        unique = graph.unique_name(label, mark_as_used=False)
+        attributes = {"tensor_name": unscoped(unique) if ignore_name_scope else unique, **attributes}
+    structure, _, node, outputs = op_def_library._apply_op_helper(op, name=label, **inputs, **attributes)
+    if independent:
+        _let_run_independently(graph, node)
+    if execute.must_record_gradient():
+        execute.record_gradient(op, node.inputs, tuple(chain.from_iterable(attributes.items())), outputs)
+    return _structured(structure, outputs) if outputs else node
+
+
+def _let_run_independently(graph: Any, node: Any) -> None:
+    """Let ``node`` run in any case, and at the same time as others.
+
+    A tf.function runs nodes with side effects one after the other. Collectives that wait in turn would neither overlap
+    nor fuse, and two ranks that trace them in different orders would wait for one another for ever.
+    """
+    manager = graph.experimental_acd_manager
+    if manager is not None and is_known():
+        manager.run_independently(node)
+
+
+def _flat(inputs: dict[str, Any]) -> Sequence[Any]:
+    return [tensor for value in inputs.values() for tensor in (value if isinstance(value, list) else [value])]
+
+
+def _structured(structure: Sequence[int | None], outputs: Sequence[Any]) -> Any:
+    """As eager mode returns them: a tensor, or a list in which the value of a list of tensors is a list."""
+    remaining = iter(outputs)
+    values = [next(remaining) if size is None else [next(remaining) for _ in range(size)] for size in structure]
+    return values[0] if len(values) == 1 else values
