@@ -7,12 +7,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
-from importlib.abc import Loader
+from importlib.abc import InspectLoader, Loader
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.metadata import Distribution, DistributionFinder
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import CodeType, FrameType, ModuleType
 
 from hvd_cluster import __version__
 
@@ -28,6 +28,7 @@ MOVED = {
     "horovod.ray.elastic_v2": "hvd_cluster.ray.elastic",
     "horovod.ray.runner": "hvd_cluster.ray.executor",
     "horovod.ray.worker": "hvd_cluster.ray.base_worker",
+    "horovod.runner.common.service.compute_service": "hvd_cluster.data.compute",
 }
 # The names under which modules of ours were imported.
 _names: dict[str, str] = {}
@@ -134,6 +135,11 @@ class _Alias(Loader):
 
     def create_module(self, spec: ModuleSpec) -> None:
         """None: importlib makes a module, and :meth:`exec_module` puts another one in its place."""
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """The code of the real module, for ``python -m``."""
+        spec = find_spec(self._real)
+        return spec.loader.get_code(self._real) if spec and isinstance(spec.loader, InspectLoader) else None
 
     def exec_module(self, module: ModuleType) -> None:
         """Import the real module."""
