@@ -69,19 +69,20 @@ def _own(fullname: str) -> ModuleSpec | None:
 
 def _alias(fullname: str) -> ModuleSpec | None:
     real = MOVED.get(fullname, f"hvd_cluster{fullname.removeprefix('horovod')}")
-    if _exists(real):
-        return ModuleSpec(fullname, _Alias(real))
+    spec = _spec_of(real)
+    if spec is not None:
+        return ModuleSpec(fullname, _Alias(real), origin=spec.origin)  # which "python -m" makes sys.argv[0]
     if "_find_and_load" in _callers():
         # With the real name: "from horovod import mxnet" would swallow an error with the name it asked for.
         raise ModuleNotFoundError(f"{STAND_IN} {fullname}", name=real)
     return None
 
 
-def _exists(name: str) -> bool:
+def _spec_of(name: str) -> ModuleSpec | None:
     try:
-        return find_spec(name) is not None
+        return find_spec(name)
     except ModuleNotFoundError:  # its parent package does not exist
-        return False
+        return None
 
 
 def _callers() -> set[str]:
@@ -109,7 +110,7 @@ def _explain(module: ModuleType, asked: str) -> None:
             with suppress(AttributeError):
                 return own(name)
         text = f"{STAND_IN} {asked}.{name}"
-        if not name.startswith("_") and _exists(f"{asked}.{name}"):
+        if not name.startswith("_") and _spec_of(f"{asked}.{name}"):
             text = f"{asked}.{name} is not imported yet; say import {asked}.{name} first"
         raise AttributeError(text, name=name, obj=module)
 

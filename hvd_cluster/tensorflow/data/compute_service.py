@@ -112,7 +112,8 @@ def send_to_data_service(
     ``tf.errors.FailedPreconditionError`` with the process that was lost.
 
     Raises RuntimeError if the dispatchers are on the side "training", which needs :func:`tf_data_service`; ValueError
-    for ``round_robin`` without ``size``; StartTimeoutError and ExecutorError as :func:`tf_data_service`.
+    for ``round_robin`` without ``size``, or a ``job_name`` without sharing; StartTimeoutError and ExecutorError as
+    :func:`tf_data_service`.
     """
     if compute_config.dispatcher_side != "compute":
         raise RuntimeError(
@@ -122,6 +123,8 @@ def send_to_data_service(
     if round_robin and size is None:
         raise ValueError("round_robin=True needs size, the number of ranks that read")
     shared = reuse_dataset or round_robin
+    if job_name and not shared:
+        raise ValueError(f"job_name={job_name!r} is for elements that ranks share: add reuse_dataset=True")
     reader = Reader(compute_config, rank)
     try:
         result = dataset.apply(

@@ -93,9 +93,13 @@ def test_ranks_take_turns(tf, config):
     assert {abs(one - other) for one, other in zip(first, second, strict=True)} <= {1, 59}
 
 
-def test_round_robin_needs_the_number_of_ranks(tf, config):
-    with pytest.raises(ValueError, match="round_robin=True needs size"):
-        tf.data.Dataset.range(60).send_to_data_service(config, 0, round_robin=True)
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [({"round_robin": True}, "round_robin=True needs size"), ({"job_name": "a"}, "job_name='a' is for elements that")],
+)
+def test_options_that_do_not_fit(tf, config, options, text):
+    with pytest.raises(ValueError, match=text):
+        tf.data.Dataset.range(60).send_to_data_service(config, 0, **options)
 
 
 @pytest.mark.leaves("descriptors", "threads")  # a graph may be called until the end of the process
