@@ -3,7 +3,8 @@
 A comment in front of a block says so, ``<!-- run: spark -->`` or ``<!-- with: model -->``:
 
 * ``run`` is where: ``ranks`` (the default: in both ranks of a world of two), ``launcher`` (once, in a process that
-  starts ranks), ``ray``, ``trainer`` (with Ray, too), ``spark``, or ``shard`` (in one process, with a shard of rows).
+  starts ranks), ``ray``, ``trainer`` (with Ray, too), ``spark``, ``shard`` or ``keras`` (in one process, with a shard
+  of rows), or ``service`` (in one process, beside a data service).
 * ``with`` names what of PREAMBLES goes before it.
 """
 
@@ -14,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"(?:^<!-- ([a-z]+): ([a-z]+) -->\n)?^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PLACES = ("ranks", "launcher", "ray", "trainer", "spark", "shard")
+PLACES = ("ranks", "launcher", "ray", "trainer", "spark", "shard", "keras", "service")
 HVD = """
 import torch
 import hvd_cluster.torch as hvd

@@ -109,6 +109,16 @@ def test_timeouts():
         over.check_time_out_for("it")
 
 
+def test_the_compute_service_of_a_data_service():
+    own = load("runner.common.service.compute_service")
+    key = load("runner.common.util.secret").make_secret_key()
+    with own.ComputeService(1, 1, key) as service, own.ComputeClient(service.addresses(), key) as client:
+        client.register_dispatcher(0, "host:1")
+        assert client.wait_for_dispatcher_registration(0, 60) == "host:1"
+        with pytest.raises(load("runner.common.util.timeout").TimeoutException, match=r"not all of its workers"):
+            client.wait_for_dispatcher_worker_registration(0, 0.1)
+
+
 def test_ways_to_find_hosts():
     own = load("runner.elastic.discovery")
     assert own.HostDiscoveryScript is discovery.HostDiscoveryScript
@@ -130,7 +140,7 @@ def test_ways_to_find_hosts():
         "horovod.runner.elastic.driver",
         "horovod.runner.elastic.settings",
         "horovod.runner.common.util.settings",
-        "horovod.runner.common.service",
+        "horovod.runner.common.service.driver_service",
         "horovod.runner.gloo_run",
     ],
 )

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
-from importlib.abc import Loader
+from importlib.abc import InspectLoader, Loader
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.metadata import Distribution, DistributionFinder
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import CodeType, FrameType, ModuleType
 
 from hvd_cluster import __version__
 
@@ -28,6 +28,7 @@ MOVED = {
     "horovod.ray.elastic_v2": "hvd_cluster.ray.elastic",
     "horovod.ray.runner": "hvd_cluster.ray.executor",
     "horovod.ray.worker": "hvd_cluster.ray.base_worker",
+    "horovod.runner.common.service.compute_service": "hvd_cluster.data.compute",
 }
 # The names under which modules of ours were imported.
 _names: dict[str, str] = {}
@@ -68,19 +69,20 @@ def _own(fullname: str) -> ModuleSpec | None:
 
 def _alias(fullname: str) -> ModuleSpec | None:
     real = MOVED.get(fullname, f"hvd_cluster{fullname.removeprefix('horovod')}")
-    if _exists(real):
-        return ModuleSpec(fullname, _Alias(real))
+    spec = _spec_of(real)
+    if spec is not None:
+        return ModuleSpec(fullname, _Alias(real), origin=spec.origin)  # which "python -m" makes sys.argv[0]
     if "_find_and_load" in _callers():
         # With the real name: "from horovod import mxnet" would swallow an error with the name it asked for.
         raise ModuleNotFoundError(f"{STAND_IN} {fullname}", name=real)
     return None
 
 
-def _exists(name: str) -> bool:
+def _spec_of(name: str) -> ModuleSpec | None:
     try:
-        return find_spec(name) is not None
+        return find_spec(name)
     except ModuleNotFoundError:  # its parent package does not exist
-        return False
+        return None
 
 
 def _callers() -> set[str]:
@@ -108,7 +110,7 @@ def _explain(module: ModuleType, asked: str) -> None:
             with suppress(AttributeError):
                 return own(name)
         text = f"{STAND_IN} {asked}.{name}"
-        if not name.startswith("_") and _exists(f"{asked}.{name}"):
+        if not name.startswith("_") and _spec_of(f"{asked}.{name}"):
             text = f"{asked}.{name} is not imported yet; say import {asked}.{name} first"
         raise AttributeError(text, name=name, obj=module)
 
@@ -134,6 +136,11 @@ class _Alias(Loader):
 
     def create_module(self, spec: ModuleSpec) -> None:
         """None: importlib makes a module, and :meth:`exec_module` puts another one in its place."""
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """The code of the real module, for ``python -m``."""
+        spec = find_spec(self._real)
+        return spec.loader.get_code(self._real) if spec and isinstance(spec.loader, InspectLoader) else None
 
     def exec_module(self, module: ModuleType) -> None:
         """Import the real module."""

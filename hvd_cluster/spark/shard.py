@@ -16,6 +16,7 @@ from hvd_cluster.spark.epochs import EpochLog
 from hvd_cluster.spark.loader_worker import Batch, LoaderWorker, current_worker, introduce
 from hvd_cluster.spark.order import Indices, Window, growing, mixed, own_batches
 from hvd_cluster.spark.spill import ALIGNMENT, SpillReader
+from hvd_cluster.spark.tf_data import dataset
 
 __all__ = ["Order", "Shard", "Source"]
 
@@ -64,7 +65,8 @@ class Shard:
     Every batch has ``batch_size`` rows; the last one has the rest. ``features`` and ``labels`` are arrays of shape
     (rows,) or (rows, columns), or tuples of such; see ``run_on_dataframe``. With a ``sample_weight_col`` a batch is
     ``(features, labels, weights)``, the weights of shape (rows,). :meth:`torch` and :meth:`tensorflow` give
-    the same as tensors. The caller owns a batch: later epochs do not see changes to it.
+    the same as tensors, :meth:`tf_data` as a dataset of TensorFlow. The caller owns a batch: later epochs do not see
+    changes to it.
 
     The first epoch begins while Spark still produces rows, and takes them in the order of their arrival; it raises
     ExecutorError if Spark fails. Later epochs read the rows from the local disk or, usually, from the system's cache of
@@ -115,16 +117,26 @@ class Shard:
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         """The batches of the next epoch."""
         introduce(Shard)
-        worker = current_worker()
-        return self._batches(self._epochs.begin(worker) if self._order.shuffle else 0, worker)
+        # All of it in C, because there may be millions of small batches.
+        return itertools.chain.from_iterable(map(self._batches_of, self._epoch()))
 
     def torch(self) -> Shard:
         """The same epochs as tensors of torch, which share the memory of the arrays."""
         return self._as(_cut_torch)
 
     def tensorflow(self) -> Shard:
-        """The same epochs as tensors of TensorFlow."""
+        """The same epochs as tensors of TensorFlow, which share the memory of the arrays where alignment allows it."""
         return self._as(_cut_tensorflow)
+
+    def tf_data(self) -> Any:
+        """The same epochs as a ``tf.data.Dataset``, for ``model.fit`` and graphs; an iteration of it is an epoch.
+
+        Waits for the last row, because Keras must know the number of batches. Tensors have the dtypes of the arrays and
+        the shapes (None,) or (None, columns).
+        """
+        source, batches = self._source, len(self)
+        widths = source.spill.widths if batches else (0,) * sum(source.arrays)
+        return dataset(self._epoch, source.spill.forms, widths, self._order.batch_size, self._packed, batches)
 
     # For workers that come and go: the same batches in any process that has the same rows in the same order.
 
@@ -183,10 +195,6 @@ class Shard:
             shard._validation = self._validation._as(cut)
         return shard
 
-    def _batches(self, epoch: int, worker: LoaderWorker) -> Iterator[tuple[Any, ...]]:
-        # All of it in C, because there may be millions of small batches.
-        return itertools.chain.from_iterable(map(self._batches_of, self._windows(epoch, worker)))
-
     def _batches_of(self, arrays: list[Array]) -> Iterator[tuple[Any, ...]]:
         cuts = (self._cut(array, self._order.batch_size) for array in arrays)
         counts, nested = self._source.arrays, self._source.nested
@@ -194,6 +202,15 @@ class Shard:
             _side(list(itertools.islice(cuts, count)), tupled) for count, tupled in zip(counts, nested, strict=True)
         ]
         return map(Batch, zip(*sides, strict=True))
+
+    def _packed(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
+        counts, left = self._source.arrays, iter(arrays)
+        sides = [tuple(itertools.islice(left, count)) for count in counts]
+        return tuple(side if tupled else side[0] for side, tupled in zip(sides, self._source.nested, strict=True))
+
+    def _epoch(self) -> Iterator[list[Array]]:
+        worker = current_worker()
+        return self._windows(self._epochs.begin(worker) if self._order.shuffle else 0, worker)
 
     def _windows(self, epoch: int, worker: LoaderWorker) -> Iterator[list[Array]]:
         """The rows of an epoch that this worker reads, some batches at a time."""

@@ -189,6 +189,11 @@ class SpillReader:
         return bool(end.poll(pause))
 
     @property
+    def forms(self) -> Sequence[Form]:
+        """The form of each array."""
+        return self._forms
+
+    @property
     def widths(self) -> tuple[int, ...]:
         """The number of elements of a row in each array; zeros until the first row has arrived."""
         return self._widths

@@ -293,18 +293,6 @@ def test_torch_shares_memory_and_counts_epochs_with_the_arrays(tmp_path):
     assert tensors == orders(tmp_path, epochs=2, shuffle=True, batch_size=4)
 
 
-@pytest.mark.leaves("environment", "threads")  # by the import of TensorFlow
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("batch_size", [4, 32])
-def test_tensorflow(tmp_path, shuffle, batch_size):
-    tensorflow = pytest.importorskip("tensorflow")
-    with shard_of(rows_of(SCHEMA, "id", batch_size=batch_size, shuffle=shuffle), tmp_path, numbered(100)) as shard:
-        for _ in range(2):
-            batches = list(shard.tensorflow())
-            assert all(isinstance(tensor, tensorflow.Tensor) for pair in batches for tensor in pair)
-            assert sorted(flat(ids_of((x, y.numpy()) for x, y in batches))) == list(range(100))
-
-
 def test_tuples_of_arrays(tmp_path):
     torch = pytest.importorskip("torch")
     schema = {"a": FloatType(), "b": ArrayType(FloatType()), "c": LongType(), "id": LongType(), "z": DoubleType()}

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import time
 
+from executors.api import StartTimeoutError as TimeoutException
+
 __all__ = ["Timeout", "TimeoutException"]
-
-
-class TimeoutException(Exception):
-    """An activity took too long."""
 
 
 class Timeout:

@@ -1,0 +1,214 @@
+"""Which processes of a compute service live: each holds a connection to the service, and sends a word now and then.
+
+The frames are those of :mod:`executors.hosts.link`, so each proves that its sender knows the secret. A process that
+ends without a farewell, or that is silent for longer than it promised, is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple
+
+import msgpack
+
+from collectives.control.sockets import end_in_silence
+from collectives.rendezvous.server import everywhere
+from executors.api import ExecutorError, JobSecret
+from executors.hosts.link import LONGEST_HELLO, NONCE_BYTES, Opener, Sealer, keys
+from executors.listening import ServerThread, Started, receive
+from executors.local.frames import Frames
+
+__all__ = ["Presence", "PresenceServer"]
+
+HELLO_SECONDS = 10.0
+STOP_SECONDS = 5.0
+READ_BYTES = 1 << 12
+MOST_STRANGERS = 256
+"""Connections that have proved nothing yet; more are closed at once."""
+WORDS_IN_SILENCE = 4
+"""How many words a process sends in the time after which its silence is a loss."""
+FAREWELL = b"farewell"
+WORD = b""
+REFUSED = "the compute service has refused this process: they have different secrets"
+
+logger = logging.getLogger(__name__)
+
+
+class _Member(NamedTuple):
+    """A process: its name in errors, and the seconds after which its silence is a loss."""
+
+    name: str
+    silence: float
+
+    def encode(self) -> bytes:
+        return bytes(msgpack.packb(tuple(self)))
+
+    @classmethod
+    def decode(cls, content: bytes) -> _Member:
+        name, silence = msgpack.unpackb(content)
+        return cls(str(name), float(silence))
+
+
+class PresenceServer:
+    """Calls ``on_loss``, in its thread, with one sentence for each process that is lost.
+
+    Owns the daemon thread "hvd-presence", from :meth:`start` to :meth:`stop`.
+    """
+
+    def __init__(self, secret: JobSecret, on_loss: Callable[[str], object]) -> None:
+        self._secret = secret
+        self._on_loss = on_loss
+        self._strangers = 0
+        self._members = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        # Held for moments. Bound of a wait for a change of the above: the seconds that its caller gives.
+        self._changed = threading.Condition()
+        self._thread = ServerThread("hvd-presence", self._serve)
+
+    def start(self) -> int:
+        """Listen on all addresses of this host, and return the port. Raises ExecutorError."""
+        host = everywhere()
+        is_dual = ":" in host
+        family = socket.AF_INET6 if is_dual else socket.AF_INET
+        try:
+            listener = socket.create_server((host, 0), family=family, dualstack_ipv6=is_dual, backlog=128)
+        except OSError as error:
+            raise ExecutorError(f"the compute service cannot listen on {host} ({error})") from error
+        port: int = listener.getsockname()[1]
+        self._thread.start(listener)
+        return port
+
+    def wait_until_empty(self, seconds: float) -> bool:
+        """Whether all processes have left, or are lost, within ``seconds``."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._members, seconds)
+
+    def stop(self) -> None:
+        """Close all connections, which is no loss of their processes, and end the thread. Any number of times."""
+        with suppress(RuntimeError):  # the loop is closed: it was stopped before
+            self._thread.stop(2 * STOP_SECONDS)
+
+    async def _serve(self, listener: socket.socket, started: Started) -> None:
+        loop, stop = asyncio.get_running_loop(), asyncio.Event()
+        server = await asyncio.start_server(self._accept, sock=listener)
+        started.set_result(functools.partial(loop.call_soon_threadsafe, stop.set))
+        await stop.wait()
+        server.close()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=STOP_SECONDS)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is None or self._strangers >= MOST_STRANGERS:
+            writer.transport.abort()
+            return
+        self._tasks.add(task)
+        try:
+            await self._attend(reader, writer)
+        except asyncio.CancelledError:
+            return  # the end of the server
+        finally:
+            self._tasks.discard(task)
+            writer.transport.abort()
+
+    async def _attend(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._strangers += 1
+        try:
+            member, opener = await asyncio.wait_for(self._introduce(reader, writer), HELLO_SECONDS)
+        except (OSError, EOFError, ValueError, TypeError, asyncio.TimeoutError) as error:
+            logger.warning("a connection to the compute service came from a process that is not one of its (%s)", error)
+            return
+        finally:
+            self._strangers -= 1
+        self._count(1)
+        try:
+            loss = await self._listen_to(member, opener, reader)
+            if loss:
+                self._on_loss(f"{member.name} {loss}")
+        finally:
+            self._count(-1)
+
+    async def _introduce(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[_Member, Opener]:
+        nonce = os.urandom(NONCE_BYTES)
+        writer.write(nonce)
+        own, other = keys(self._secret, await reader.readexactly(NONCE_BYTES), nonce)
+        size = int.from_bytes(await reader.readexactly(Frames.HEADER), "big")
+        if size > LONGEST_HELLO:
+            raise ValueError(f"its first message has {size} bytes")
+        opener = Opener(own)
+        member = _Member.decode(opener.open(await reader.readexactly(size)))
+        end_in_silence(writer.get_extra_info("socket"), member.silence)
+        writer.write(Sealer(other).seal(WORD))
+        return member, opener
+
+    async def _listen_to(self, member: _Member, opener: Opener, reader: asyncio.StreamReader) -> str:
+        """The loss of ``member`` as the end of a sentence; empty if it has left in order."""
+        try:
+            while data := await asyncio.wait_for(reader.read(READ_BYTES), member.silence):
+                if FAREWELL in opener.feed(data):
+                    return ""
+        except asyncio.TimeoutError:
+            return f"has been silent for {member.silence:g} s"
+        except OSError as error:  # also that of a forged frame
+            return f"is lost: its connection to the compute service broke ({error})"
+        return "has died"
+
+    def _count(self, change: int) -> None:
+        with self._changed:
+            self._members += change
+            self._changed.notify_all()
+
+
+class Presence:
+    """Shows the service at ``address`` that this process, ``name``, lives, from now until :meth:`close`.
+
+    The service counts a silence of ``silence`` seconds as a loss. Owns the daemon thread "hvd-presence-of". Raises
+    OSError if the service cannot be reached, and PermissionError if it does not know the secret.
+    """
+
+    def __init__(self, address: str, port: int, secret: JobSecret, name: str, silence: float) -> None:
+        self._pause = silence / WORDS_IN_SILENCE
+        self._left = threading.Event()
+        # Bound of each call on it: HELLO_SECONDS.
+        self._socket = socket.create_connection((address, port), HELLO_SECONDS)
+        try:
+            self._sealer = self._introduce(secret, _Member(name, silence))
+        except BaseException:
+            self._socket.close()
+            raise
+        # Ended and joined by close(), which it follows within HELLO_SECONDS.
+        self._thread = threading.Thread(target=self._speak, name="hvd-presence-of", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Say farewell. Any number of times."""
+        self._left.set()
+        self._thread.join(2 * HELLO_SECONDS)
+
+    def _introduce(self, secret: JobSecret, member: _Member) -> Sealer:
+        nonce = os.urandom(NONCE_BYTES)
+        self._socket.sendall(nonce)
+        own, other = keys(secret, nonce, receive(self._socket, NONCE_BYTES, REFUSED))
+        sealer = Sealer(own)
+        self._socket.sendall(sealer.seal(member.encode()))
+        size = int.from_bytes(receive(self._socket, Frames.HEADER, REFUSED), "big")
+        if size > LONGEST_HELLO:
+            raise PermissionError(REFUSED)
+        Opener(other).open(receive(self._socket, size, REFUSED))
+        return sealer
+
+    def _speak(self) -> None:
+        # The end of the service is seen by those who wait for it, not here.
+        with self._socket, suppress(OSError):
+            while not self._left.wait(self._pause):
+                self._socket.sendall(self._sealer.seal(WORD))
+            self._socket.sendall(self._sealer.seal(FAREWELL))

@@ -1,0 +1,1 @@
+"""Services between the processes of a job."""

@@ -1,0 +1,1 @@
+"""TensorFlow in jobs of Spark."""
