@@ -1,0 +1,78 @@
+"""Keras' variables as NumPy arrays: to keep them, to put them back, and to give them to all ranks. On every backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+
+from collectives.api import InvalidRequestError
+from hvd_cluster import basics
+from hvd_cluster.operations.arrays import broadcast_all
+from hvd_cluster.process_sets import ProcessSet, global_process_set
+
+__all__ = ["broadcast", "copied", "description", "put", "require_variable", "settle", "view"]
+
+Array = npt.NDArray[Any]
+
+
+def settle(model: Any) -> None:
+    """Let the variables of ``model`` have their present values. Inside ``fit``, Keras' JAX trainer keeps them elsewhere;
+    it reads them again before its next step.
+    """
+    sync = getattr(model, "jax_state_sync", None)
+    if sync is not None:
+        sync()
+
+
+def require_variable(value: Any) -> Any:
+    """``value``; InvalidRequestError if it is no variable of Keras."""
+    if not isinstance(value, keras.Variable):
+        raise InvalidRequestError(f"a {type(value).__name__} is not a keras.Variable; give one of model.variables")
+    return value
+
+
+def view(variable: Any) -> Array:
+    """The values of ``variable``, in its own memory where that can be read: use them before it changes."""
+    native = variable.value
+    read = getattr(native, "read_value", None)  # of a tf.Variable
+    try:
+        return np.asarray(memoryview(native if read is None else read()))
+    except (TypeError, ValueError, BufferError, NotImplementedError):  # on a GPU, a bfloat16, or of torch
+        array: Array = np.asarray(keras.ops.convert_to_numpy(variable))
+        return array
+
+
+def copied(variable: Any, earlier: Array | None = None) -> Array:
+    """A copy of the values of ``variable``, in the memory of the ``earlier`` one where that fits."""
+    values = view(variable)
+    if earlier is None or earlier.shape != values.shape or earlier.dtype != values.dtype:
+        return np.array(values)
+    np.copyto(earlier, values)
+    return earlier
+
+
+def put(variable: Any, array: Array) -> None:
+    """Give ``variable`` the values of ``array``, which may be changed later: frameworks use the memory that they get."""
+    variable.assign(array.copy())
+
+
+def description(variable: Any) -> str:
+    """Its dtype and shape, as text."""
+    return f"{variable.dtype} {tuple(variable.shape)}"
+
+
+def broadcast(
+    variables: Sequence[Any], root_rank: int, name: str, process_set: ProcessSet = global_process_set
+) -> None:
+    """Overwrite ``variables`` with those of the global rank ``root_rank``; they are matched by their position.
+
+    HorovodInternalError when they differ in shape or dtype, or a rank is lost.
+    """
+    arrays = broadcast_all([copied(variable) for variable in variables], root_rank, name, process_set)
+    if basics.rank() != root_rank:
+        for variable, array in zip(variables, arrays, strict=True):
+            put(variable, array)
