@@ -114,4 +114,5 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def _is_number(value: Any) -> bool:
-    return np.ndim(value) == 0 and not isinstance(value, str | bytes | None.__class__)
+    array = np.asarray(value)
+    return array.ndim == 0 and np.issubdtype(array.dtype, np.number)

@@ -53,9 +53,7 @@ class VariablesHandler(SnapshotHandler):
     def heavy(self, earlier: Copies | None) -> Copies:
         """See :class:`Part`."""
         earlier = earlier or {}
-        return {
-            number: variables.copied(each, earlier.get(number)) for number, each in self._numbered(heavy=True)
-        }
+        return {number: variables.copied(each, earlier.get(number)) for number, each in self._numbered(heavy=True)}
 
     def put_heavy(self, heavy: Copies) -> None:
         """See :class:`Part`."""

@@ -44,9 +44,7 @@ class KerasState(HandledState):
     the next commit on: call ``state.save()`` after it.
     """
 
-    def __init__(
-        self, model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None, **kwargs: Any
-    ) -> None:
+    def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None, **kwargs: Any) -> None:
         _require_built(model)
         optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
         if optimizer is not None and not optimizer.built:
