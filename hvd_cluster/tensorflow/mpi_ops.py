@@ -13,21 +13,28 @@ from hvd_cluster.basics import (
     shutdown,
     size,
 )
+from hvd_cluster.capabilities import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+)
 from hvd_cluster.operations.reductions import Adasum, Average, Max, Min, Product, Sum
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.tensorflow.kernels import table as _table
 from hvd_cluster.tensorflow.operations.allgather import allgather, grouped_allgather
-from hvd_cluster.tensorflow.operations.allreduce import (
-    _allreduce as _allreduce,
-)
-from hvd_cluster.tensorflow.operations.allreduce import (
-    _grouped_allreduce as _grouped_allreduce,
-)
-from hvd_cluster.tensorflow.operations.allreduce import (
-    allreduce,
-    grouped_allreduce,
-)
+from hvd_cluster.tensorflow.operations.allreduce import _allreduce as _allreduce
+from hvd_cluster.tensorflow.operations.allreduce import _grouped_allreduce as _grouped_allreduce
+from hvd_cluster.tensorflow.operations.allreduce import allreduce, grouped_allreduce
+from hvd_cluster.tensorflow.operations.alltoall import alltoall
 from hvd_cluster.tensorflow.operations.broadcast import broadcast
+from hvd_cluster.tensorflow.operations.members import barrier, join
 from hvd_cluster.tensorflow.operations.numbers import (
     local_rank_op,
     local_size_op,
@@ -35,6 +42,11 @@ from hvd_cluster.tensorflow.operations.numbers import (
     rank_op,
     size_op,
 )
+from hvd_cluster.tensorflow.operations.reducescatter import _grouped_reducescatter as _grouped_reducescatter
+from hvd_cluster.tensorflow.operations.reducescatter import _reducescatter as _reducescatter
+from hvd_cluster.tensorflow.operations.reducescatter import grouped_reducescatter, reducescatter
+from hvd_cluster.tensorflow.operations.variables import broadcast_
+from hvd_cluster.timeline import start_timeline, stop_timeline
 
 __all__ = [
     "Adasum",
@@ -47,25 +59,43 @@ __all__ = [
     "Sum",
     "allgather",
     "allreduce",
+    "alltoall",
+    "barrier",
     "broadcast",
+    "broadcast_",
+    "ccl_built",
     "cross_rank",
     "cross_size",
+    "cuda_built",
+    "ddl_built",
     "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
     "grouped_allgather",
     "grouped_allreduce",
+    "grouped_reducescatter",
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_rank_op",
     "local_size",
     "local_size_op",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
     "process_set_included_op",
     "rank",
     "rank_op",
+    "reducescatter",
+    "rocm_built",
     "shutdown",
     "size",
     "size_op",
+    "start_timeline",
+    "stop_timeline",
 ]
 
 _table.make_all_known()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from collectives.api import DType, InvalidRequestError
 
-__all__ = ["ALLOWED", "DTYPES", "as_tensor", "is_continuous", "require_dtype"]
+__all__ = ["ALLOWED", "DTYPES", "as_bits", "as_tensor", "is_continuous", "require_dtype"]
 
 _NATIVE = {
     tf.uint8: DType.UINT8,
@@ -29,15 +30,44 @@ DTYPES: dict[int, DType] = {native.as_datatype_enum: dtype for native, dtype in 
 ALLOWED = ", ".join(native.name if native is not tf.float16 else "half" for native in _NATIVE)
 """The types in the language of definitions of ops."""
 
+_BITS = {
+    tf.uint16: tf.int16,
+    tf.uint32: tf.int32,
+    tf.uint64: tf.int64,
+    tf.dtypes.experimental.float8_e5m2: tf.uint8,
+    tf.dtypes.experimental.float8_e4m3fn: tf.uint8,
+}
+
+
+def as_bits(value: Any) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+    """As :func:`as_tensor`, for operations that only move elements, and the function that gives results their type.
+
+    So elements may have types with which the engine cannot compute, such as the uint32 of a seed of Keras.
+    """
+    tensor = _converted(value)
+    if tensor.dtype not in _BITS:
+        require_dtype(tensor)
+        return tensor, _identity
+    native = tensor.dtype
+    return tf.bitcast(tensor, _BITS[native]), lambda result: tf.bitcast(result, native)
+
+
+def _identity(tensor: tf.Tensor) -> tf.Tensor:
+    return tensor
+
 
 def as_tensor(value: Any) -> tf.Tensor:
     """``value`` as a tensor; InvalidRequestError if it is no tensor and cannot become one, or has another type."""
-    try:
-        tensor = tf.convert_to_tensor(value)
-    except (TypeError, ValueError) as error:
-        raise InvalidRequestError(f"a {type(value).__name__} cannot be converted to a tensor: {error}") from error
+    tensor = _converted(value)
     require_dtype(tensor)
     return tensor
+
+
+def _converted(value: Any) -> tf.Tensor:
+    try:
+        return tf.convert_to_tensor(value)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(f"a {type(value).__name__} cannot be converted to a tensor: {error}") from error
 
 
 def require_dtype(tensor: tf.Tensor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -35,6 +35,7 @@ class Collective(ABC):
     """One node. ``grouped``: its tensors are a group. A run reads and writes the memory of TensorFlow's own tensors."""
 
     operation: Operation
+    waits = True
 
     def __init__(self, construction: Construction, grouped: bool) -> None:
         self.name = construction.text("tensor_name") or None
@@ -99,8 +100,11 @@ def _reduction(construction: Construction) -> dict[str, Any]:
     }
 
 
-def _allocator(context: Context, index: int) -> Callable[[tuple[int, ...]], Buffer]:
-    return lambda shape: context.output(index, shape)
+def _of_other_shape(context: Context, index: int) -> Pair:
+    """The shape of the output depends on the tensors of all ranks."""
+    source = context.input(index)
+    dtype = source.dtype
+    return source, lambda shape: context.late_output(index, dtype, shape)
 
 
 class Allreduce(Collective):
@@ -136,7 +140,7 @@ class Reducescatter(Collective):
         return _reduction(construction)
 
     def _pair(self, context: Context, index: int) -> Pair:
-        return context.input(index), _allocator(context, index)
+        return _of_other_shape(context, index)
 
 
 class Allgather(Collective):
@@ -145,7 +149,7 @@ class Allgather(Collective):
     operation = Operation.ALLGATHER
 
     def _pair(self, context: Context, index: int) -> Pair:
-        return context.input(index), _allocator(context, index)
+        return _of_other_shape(context, index)
 
     def finish(self, context: Context, works: Sequence[Work]) -> None:
         """The last output has a row for each tensor: the first of the rows of this rank in the result, their number.
@@ -168,7 +172,7 @@ class Alltoall(Collective):
         return {"splits": tuple(context.input(1).host.tolist())}
 
     def _pair(self, context: Context, index: int) -> Pair:
-        return context.input(index), _allocator(context, index)
+        return _of_other_shape(context, index)
 
     def finish(self, context: Context, works: Sequence[Work]) -> None:
         """The second output has the number of rows that came from each member."""

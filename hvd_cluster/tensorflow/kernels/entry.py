@@ -24,7 +24,9 @@ __all__ = ["Kernel", "calling", "make_known"]
 
 
 class Kernel(Protocol):
-    """What a node does each time that TensorFlow reaches it."""
+    """What a node does each time that TensorFlow reaches it. ``waits``: for other ranks."""
+
+    waits: bool
 
     def run(self, context: Context) -> None:
         """Set the outputs before it returns; an exception becomes the error of the node."""
@@ -70,11 +72,9 @@ def _delete(number: int) -> None:
 
 def _compute(number: int, pointer: int, callback: int) -> None:
     kernel, context = _kernels[number], Context(pointer)
-    done = None
-    if isinstance(kernel, Collective) and threading.get_ident() not in _callers:
-        done = take(callback)
+    done = take(callback) if kernel.waits and threading.get_ident() not in _callers else None
     try:
-        if done is not None and isinstance(kernel, Collective):
+        if done is not None:
             _begin(kernel, context, done)
             return
         kernel.run(context)
@@ -86,6 +86,20 @@ def _compute(number: int, pointer: int, callback: int) -> None:
         done()
 
 
-def _begin(kernel: Collective, context: Context, done: Done) -> None:
-    engine = basics.engine()
-    completer.follow(Run(kernel, context, engine, kernel.start(context), done))
+def _begin(kernel: Kernel, context: Context, done: Done) -> None:
+    """Let another thread end the run; an exception means that none does."""
+    if isinstance(kernel, Collective):
+        engine = basics.engine()
+        completer.follow(Run(kernel, context, engine, kernel.start(context), done, context.step))
+    else:
+        # Owned by the run, which an end of the engine ends.
+        thread = threading.Thread(target=_wait, args=(kernel, context, done), name="hvd-tensorflow-wait", daemon=True)
+        thread.start()
+
+
+def _wait(kernel: Kernel, context: Context, done: Done) -> None:
+    try:
+        kernel.run(context)
+    except Exception as error:  # noqa: BLE001 - TensorFlow raises it
+        context.fail(*as_status(error))
+    done()

@@ -14,6 +14,7 @@ from hvd_cluster.tensorflow.kernels.collective import (
     Reducescatter,
 )
 from hvd_cluster.tensorflow.kernels.entry import make_known
+from hvd_cluster.tensorflow.kernels.members import Barrier, Join
 from hvd_cluster.tensorflow.kernels.numbers import Number, NumberOfSet, is_included, size_of_set
 from hvd_cluster.tensorflow.native import shapes
 from hvd_cluster.tensorflow.native.registration import Definition
@@ -51,6 +52,8 @@ def _gathering(definition: Definition) -> Definition:
 def make_all_known() -> None:
     """Register the ops; once in a process."""
     _make_collectives_known()
+    make_known(Definition("HorovodJoin", (), ("last_joined_rank: int32",), (SET,), shapes.scalar), Join)
+    make_known(Definition("HorovodBarrier", (), (), (SET,), None), Barrier)
     for name, function in {"Rank": basics.rank, "LocalRank": basics.local_rank, "LocalSize": basics.local_size}.items():
         make_known(Definition(f"Horovod{name}", (), NUMBER, (), shapes.scalar), partial(Number, function))
     for name, of_set in {"Size": size_of_set, "ProcessSetIncluded": is_included}.items():
@@ -62,6 +65,7 @@ def _make_collectives_known() -> None:
     _collective(Allreduce, _single("HorovodAllreduce", "sum", REDUCTION, same))
     _collective(Allreduce, _group("HorovodGroupedAllreduce", "sums", REDUCTION, same))
     _collective(Broadcast, _single("HorovodBroadcast", "output", ("root_rank: int",), same))
+    _collective(Broadcast, _group("HorovodGroupedBroadcast", "outputs", ("root_rank: int",), same))
     _collective(Allgather, _gathering(_single("HorovodAllgather", "output", (), shapes.gathered)))
     _collective(Allgather, _gathering(_group("HorovodGroupedAllgather", "outputs", (), shapes.gathered)))
     _collective(Reducescatter, _single("HorovodReducescatter", "output", REDUCTION, rows))

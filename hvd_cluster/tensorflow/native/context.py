@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from ctypes import byref, c_int, c_int64, c_void_p
 from math import prod
 
-from collectives.buffers import Buffer
+from collectives.api import DType
+from collectives.buffers import Buffer, empty
 from hvd_cluster.tensorflow.native.library import calls
-from hvd_cluster.tensorflow.native.memory import buffer_of, shape_of
+from hvd_cluster.tensorflow.native.memory import buffer_of
 from hvd_cluster.tensorflow.native.status import checked, status_of
 from hvd_cluster.tensorflow.tensors import DTYPES
 
@@ -16,14 +18,18 @@ __all__ = ["Context"]
 FORWARDED_BYTES = 1 << 16
 """The smallest tensor that is worth the question whether its memory may become that of the result."""
 
+# Shared by all runs, held for an allocation.
+_ending = threading.Lock()
+
 
 class Context:
     """A run, from the call of the kernel to its end. Every method raises EngineError where TensorFlow refuses."""
 
-    __slots__ = ("_pointer",)
+    __slots__ = ("_has_ended", "_pointer")
 
     def __init__(self, pointer: int) -> None:
         self._pointer = pointer
+        self._has_ended = False
 
     @property
     def step(self) -> int:
@@ -57,6 +63,16 @@ class Context:
             tensor = calls.TF_AllocateOutput(self._pointer, index, native, dimensions, rank, nbytes, status)
         return buffer_of(tensor, shape)
 
+    def late_output(self, index: int, dtype: DType, shape: tuple[int, ...]) -> Buffer:
+        """As :meth:`output`, on any thread, even after :meth:`end`: then it is memory for nobody."""
+        with _ending:
+            return empty(dtype, shape) if self._has_ended else self.output(index, shape)
+
+    def end(self) -> None:
+        """TensorFlow will not be asked for outputs any more, though the operation of the run may go on."""
+        with _ending:
+            self._has_ended = True
+
     def same(self, index: int) -> tuple[Buffer, Buffer]:
         """The memory of an input, and that of the output of the same number and shape.
 
@@ -79,14 +95,6 @@ class Context:
                 self._pointer, byref(candidate), 1, index, dimensions, rank, byref(forwarded), status
             )
         return tensor, forwarded.value == index
-
-    def shape(self, index: int) -> tuple[int, ...]:
-        """The shape of an input."""
-        tensor = self._input(index)
-        try:
-            return shape_of(tensor)
-        finally:
-            calls.TF_DeleteTensor(tensor)
 
     def fail(self, code: int, message: str) -> None:
         """The operation has failed: the user gets the error of TensorFlow for ``code``."""

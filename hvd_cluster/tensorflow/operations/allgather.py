@@ -20,7 +20,7 @@ from hvd_cluster.tensorflow.operations.attributes import (
     set_of,
 )
 from hvd_cluster.tensorflow.operations.calls import call
-from hvd_cluster.tensorflow.tensors import as_tensor, is_continuous
+from hvd_cluster.tensorflow.tensors import as_bits, is_continuous
 
 __all__ = ["allgather", "grouped_allgather"]
 
@@ -35,8 +35,9 @@ def allgather(
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
     """Concatenate the tensors of all ranks in rank order; only the first dimensions may differ."""
+    bits, restore = as_bits(tensor)
     where = set_attribute(process_set)
-    return call("HorovodAllgather", {"tensor": as_tensor(tensor)}, where, name, ignore_name_scope)[0]
+    return restore(call("HorovodAllgather", {"tensor": bits}, where, name, ignore_name_scope)[0])
 
 
 @gradient_of("HorovodAllgather")
@@ -58,10 +59,10 @@ def grouped_allgather(
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
     """Concatenate each tensor of all ranks in rank order; only the first dimensions may differ."""
-    given = as_group(tensors, tf.Tensor, as_tensor)
-    where = set_attribute(process_set)
-    results: list[tf.Tensor] = call("HorovodGroupedAllgather", {"tensors": given}, where, name, ignore_name_scope)[0]
-    return results
+    pairs = as_group(tensors, tf.Tensor, as_bits)
+    inputs, where = {"tensors": [bits for bits, _ in pairs]}, set_attribute(process_set)
+    results = call("HorovodGroupedAllgather", inputs, where, name, ignore_name_scope)[0]
+    return [restore(result) for result, (_, restore) in zip(results, pairs, strict=True)]
 
 
 @gradient_of("HorovodGroupedAllgather")

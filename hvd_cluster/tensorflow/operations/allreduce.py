@@ -23,6 +23,7 @@ from hvd_cluster.tensorflow.operations.attributes import (
     set_of,
 )
 from hvd_cluster.tensorflow.operations.calls import call
+from hvd_cluster.tensorflow.operations.sparse import allreduce_slices
 from hvd_cluster.tensorflow.tensors import as_tensor, is_continuous
 
 __all__ = ["allreduce", "grouped_allreduce"]
@@ -42,8 +43,15 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
 ) -> Any:
-    """Combine ``tensor`` over all ranks, element by element; returns a tensor of the same shape."""
+    """Combine ``tensor`` over all ranks, element by element; returns a tensor of the same shape.
+
+    IndexedSlices give IndexedSlices with the rows of all ranks, see :func:`allreduce_slices`.
+    """
     chosen = choose_op(average, op)
+    if isinstance(tensor, tf.IndexedSlices):
+        with tf.device(device_sparse or None):
+            factors = prescale_factor, postscale_factor
+            return allreduce_slices(tensor, name, compression, chosen, factors, process_set, ignore_name_scope)
     with tf.device(device_dense or None):
         small, context = compressed(compression, as_tensor(tensor))
         result = _allreduce(small, name, chosen, prescale_factor, postscale_factor, ignore_name_scope, process_set)
@@ -88,16 +96,48 @@ def grouped_allreduce(
 ) -> list[Any]:
     """Combine each tensor over all ranks, element by element; returns tensors of the same shapes.
 
-    An empty list gives an empty list: there is nothing to wait for.
+    An empty list gives an empty list: there is nothing to wait for. IndexedSlices travel apart from the group, each as
+    in :func:`allreduce`.
     """
     chosen = choose_op(average, op)
-    if isinstance(tensors, list | tuple) and not tensors:
+    given = as_group(tensors, tf.Tensor, lambda tensor: tensor) if not _is_empty(tensors) else []
+    factors = prescale_factor, postscale_factor
+    with tf.device(device_sparse or None):
+        sparse = {
+            index: allreduce_slices(
+                each, _of_member(name, index), compression, chosen, factors, process_set, ignore_name_scope
+            )
+            for index, each in enumerate(given)
+            if isinstance(each, tf.IndexedSlices)
+        }
+    dense = [each for index, each in enumerate(given) if index not in sparse]
+    results = iter(_dense(dense, device_dense, compression, chosen, factors, process_set, ignore_name_scope, name))
+    return [sparse[index] if index in sparse else next(results) for index in range(len(given))]
+
+
+def _is_empty(tensors: Any) -> bool:
+    return isinstance(tensors, list | tuple) and not tensors
+
+
+def _of_member(name: str | None, index: int) -> str | None:
+    return None if name is None else f"{name}.{index}"
+
+
+def _dense(
+    tensors: Sequence[Any],
+    device: str,
+    compression: type[Compressor],
+    op: ReduceOp,
+    factors: tuple[Any, Any],
+    process_set: ProcessSet,
+    ignore_name_scope: bool,
+    name: str | None,
+) -> list[tf.Tensor]:
+    if not tensors:
         return []
-    with tf.device(device_dense or None):
+    with tf.device(device or None):
         small, contexts = compress_all(compression, as_group(tensors, tf.Tensor, as_tensor))
-        results = _grouped_allreduce(
-            small, name, chosen, prescale_factor, postscale_factor, ignore_name_scope, process_set
-        )
+        results = _grouped_allreduce(small, name, op, *factors, ignore_name_scope, process_set)
         return decompress_all(compression, results, contexts)
 
 

@@ -19,7 +19,7 @@ from hvd_cluster.tensorflow.operations.attributes import (
 )
 from hvd_cluster.tensorflow.operations.calls import call
 from hvd_cluster.tensorflow.operations.numbers import rank_op
-from hvd_cluster.tensorflow.tensors import as_tensor
+from hvd_cluster.tensorflow.tensors import as_bits
 
 __all__ = ["broadcast"]
 
@@ -33,8 +33,9 @@ def broadcast(
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
     """The root's tensor on every rank; all give a tensor of the same shape."""
+    bits, restore = as_bits(tensor)
     how = {"root_rank": as_rank(root_rank), **set_attribute(process_set)}
-    return call("HorovodBroadcast", {"tensor": as_tensor(tensor)}, how, name, ignore_name_scope)
+    return restore(call("HorovodBroadcast", {"tensor": bits}, how, name, ignore_name_scope))
 
 
 @gradient_of("HorovodBroadcast")

@@ -26,14 +26,16 @@ def call(
     name: str | None = None,
     ignore_name_scope: bool = False,
     named: bool = True,
+    independent: bool = True,
 ) -> Any:
-    """The output or the list of outputs of ``op``.
+    """The output or the list of outputs of ``op``; in a graph, the node of an op without outputs.
 
-    ``inputs`` are tensors or lists of tensors by the names in the definition; ``named``: the op has a ``tensor_name``.
+    ``inputs`` are tensors or lists of tensors by the names in the definition. ``named``: the op has a ``tensor_name``.
+    ``independent``: it does not matter when the op runs, relative to others with side effects.
     """
     context = eager_context.context()
     if not context.executing_eagerly():
-        return _node(op, inputs, attributes, name, ignore_name_scope, named)
+        return _node(op, inputs, attributes, name, ignore_name_scope, named, independent)
     if named:
         attributes = {"tensor_name": name or "", **attributes}
     return _run(context, op, inputs, attributes)
@@ -60,7 +62,13 @@ def _raise(status: Any) -> None:
 
 
 def _node(
-    op: str, inputs: dict[str, Any], attributes: dict[str, Any], name: str | None, ignore_name_scope: bool, named: bool
+    op: str,
+    inputs: dict[str, Any],
+    attributes: dict[str, Any],
+    name: str | None,
+    ignore_name_scope: bool,
+    named: bool,
+    independent: bool,
 ) -> Any:
     graph = ops.get_default_graph()
     label = name_of_node(op, _flat(inputs), name)
@@ -68,10 +76,11 @@ def _node(
         unique = graph.unique_name(label, mark_as_used=False)
         attributes = {"tensor_name": unscoped(unique) if ignore_name_scope else unique, **attributes}
     structure, _, node, outputs = op_def_library._apply_op_helper(op, name=label, **inputs, **attributes)
-    _let_run_independently(graph, node)
+    if independent:
+        _let_run_independently(graph, node)
     if execute.must_record_gradient():
         execute.record_gradient(op, node.inputs, tuple(chain.from_iterable(attributes.items())), outputs)
-    return _structured(structure, outputs)
+    return _structured(structure, outputs) if outputs else node
 
 
 def _let_run_independently(graph: Any, node: Any) -> None:

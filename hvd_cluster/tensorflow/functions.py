@@ -1,0 +1,90 @@
+"""The same start on every rank: variables and objects from one rank to all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_cluster import objects
+from hvd_cluster.process_sets import ProcessSet, global_process_set
+from hvd_cluster.tensorflow.operations.variables import broadcast_values
+
+__all__ = [
+    "BroadcastGlobalVariablesHook",
+    "allgather_object",
+    "broadcast_global_variables",
+    "broadcast_object",
+    "broadcast_object_fn",
+    "broadcast_variables",
+]
+
+
+def broadcast_variables(
+    variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set, inplace: bool = False
+) -> Any:
+    """Overwrite ``variables`` with those of the global rank ``root_rank``; all ranks give them in the same order.
+
+    In a graph the result is the operation that does it. ``inplace`` is accepted for compatibility: nothing is copied
+    more often than necessary. HorovodInternalError, or what it becomes in TensorFlow, when the ranks' variables differ
+    in number, shape or dtype.
+    """
+    updates = broadcast_values(list(variables), root_rank, None, process_set)
+    return None if tf.executing_eagerly() else tf.group(*updates)
+
+
+def broadcast_global_variables(root_rank: int) -> tf.Operation:
+    """:func:`broadcast_variables` of all global variables of the graph; RuntimeError in eager mode, which has none."""
+    if tf.executing_eagerly():
+        raise RuntimeError(
+            "broadcast_global_variables() is for graphs: eager mode has no list of all variables; use "
+            "broadcast_variables(model.variables, root_rank)"
+        )
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
+
+
+class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Broadcasts all global variables when a session begins: for ``MonitoredTrainingSession(hooks=[...])``."""
+
+    def __init__(self, root_rank: int, device: str = "") -> None:
+        super().__init__()
+        self._root_rank = root_rank
+        self._device = device
+        self._operation: tf.Operation | None = None
+
+    def begin(self) -> None:
+        """Add the operation to the graph, which is complete."""
+        graph = tf.compat.v1.get_default_graph()
+        if self._operation is None or self._operation.graph is not graph:
+            with tf.device(self._device or None):
+                self._operation = broadcast_global_variables(self._root_rank)
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Run it."""
+        session.run(self._operation)
+
+
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """The root's object on every rank: see :func:`hvd_cluster.objects.broadcast_object`. ``session`` is not needed."""
+    return objects.broadcast_object(obj, root_rank, name, process_set)
+
+
+def broadcast_object_fn(
+    root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Callable[[Any], Any]:
+    """A function that broadcasts its argument, any number of times."""
+    return lambda obj: objects.broadcast_object(obj, root_rank, name, process_set)
+
+
+def allgather_object(
+    obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """The objects of all members, in rank order. ``session`` is not needed."""
+    return objects.allgather_object(obj, name, process_set)

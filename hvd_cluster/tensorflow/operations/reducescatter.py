@@ -1,0 +1,131 @@
+"""Reducescatter: each element combined over all ranks, and the rows of the result distributed over them.
+
+The first ``shape[0] % size`` ranks get one row more than the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from collectives.api import Operation, ReduceOp
+from hvd_cluster.compression import Compressor, compress_all, compressed, decompress_all
+from hvd_cluster.operations.arguments import as_group, choose_op
+from hvd_cluster.operations.gradients import of_group
+from hvd_cluster.process_sets import ProcessSet, global_process_set
+from hvd_cluster.tensorflow.compression import Compression
+from hvd_cluster.tensorflow.operations.attributes import (
+    backward_name,
+    collective,
+    gradient_of,
+    reduction_attributes,
+    reduction_of,
+    set_attribute,
+    set_of,
+)
+from hvd_cluster.tensorflow.operations.calls import call
+from hvd_cluster.tensorflow.operations.numbers import size_op
+from hvd_cluster.tensorflow.tensors import as_tensor, is_continuous
+
+__all__ = ["grouped_reducescatter", "reducescatter"]
+
+
+@collective(Operation.REDUCESCATTER)
+def reducescatter(
+    tensor: Any,
+    device_dense: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> tf.Tensor:
+    """Combine ``tensor`` (Average or Sum) over all ranks and keep this rank's rows."""
+    chosen = choose_op(None, op)
+    with tf.device(device_dense or None):
+        small, context = compressed(compression, as_tensor(tensor))
+        result = _reducescatter(small, name, chosen, process_set, ignore_name_scope, prescale_factor, postscale_factor)
+        return compression.decompress(result, context)
+
+
+def _reducescatter(
+    tensor: Any,
+    name: str | None = None,
+    op: ReduceOp = ReduceOp.SUM,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> tf.Tensor:
+    """As :func:`reducescatter`, without compression; by default the sum."""
+    how = {**reduction_attributes(op, prescale_factor, postscale_factor), **set_attribute(process_set)}
+    return call("HorovodReducescatter", {"tensor": as_tensor(tensor)}, how, name, ignore_name_scope)
+
+
+@gradient_of("HorovodReducescatter")
+def _gradient(op: Any, gradient: tf.Tensor) -> tf.Tensor:
+    """The gradients of all rows are gathered, and scaled as the tensors were."""
+    return call("HorovodAllgather", {"tensor": _scaled(op, gradient)}, set_of(op), backward_name(op))[0]
+
+
+def _scaled(op: Any, gradient: tf.Tensor) -> tf.Tensor:
+    """See :func:`hvd_cluster.operations.gradients.scatter_factor`; the size is that of the run."""
+    chosen, prescale, postscale = reduction_of(op)
+    factor = tf.cast(prescale * postscale, gradient.dtype)
+    if chosen is ReduceOp.SUM:
+        factor *= tf.cast(size_op(**set_of(op)), gradient.dtype)
+    return gradient * factor
+
+
+@collective(Operation.REDUCESCATTER, group=0)
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    device_dense: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+) -> list[tf.Tensor]:
+    """Combine each tensor (Average or Sum) over all ranks and keep this rank's rows of each."""
+    chosen = choose_op(None, op)
+    with tf.device(device_dense or None):
+        small, contexts = compress_all(compression, as_group(tensors, tf.Tensor, as_tensor))
+        results = _grouped_reducescatter(
+            small, name, chosen, process_set, ignore_name_scope, prescale_factor, postscale_factor
+        )
+        return decompress_all(compression, results, contexts)
+
+
+def _grouped_reducescatter(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    op: ReduceOp = ReduceOp.SUM,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[tf.Tensor]:
+    """As :func:`grouped_reducescatter`, without compression; by default the sums."""
+    how = {**reduction_attributes(op, prescale_factor, postscale_factor), **set_attribute(process_set)}
+    given = as_group(tensors, tf.Tensor, as_tensor)
+    results: list[tf.Tensor] = call("HorovodGroupedReducescatter", {"tensors": given}, how, name, ignore_name_scope)
+    return results
+
+
+@gradient_of("HorovodGroupedReducescatter")
+def _grouped_gradient(op: Any, *gradients: tf.Tensor) -> Sequence[tf.Tensor | None]:
+    def backward(given: list[tf.Tensor]) -> list[tf.Tensor]:
+        scaled = [_scaled(op, gradient) for gradient in given]
+        results: list[tf.Tensor] = call("HorovodGroupedAllgather", {"tensors": scaled}, set_of(op), backward_name(op))[
+            0
+        ]
+        return results
+
+    return of_group(gradients, is_continuous, backward)
