@@ -7,9 +7,10 @@ from typing import Any
 
 import keras
 
+from collectives.api import InvalidRequestError
 from hvd_cluster.keras.variables import broadcast, require_variable, settle
 
-__all__ = ["BroadcastGlobalVariablesCallback", "broadcast_model"]
+__all__ = ["BroadcastGlobalVariablesCallback", "broadcast_global_variables", "broadcast_model"]
 
 
 def broadcast_model(model: keras.Model, root_rank: int, local_variables: Sequence[Any] = ()) -> None:
@@ -23,6 +24,18 @@ def broadcast_model(model: keras.Model, root_rank: int, local_variables: Sequenc
     optimizer = getattr(model, "optimizer", None)
     found = [*model.variables, *(() if optimizer is None else optimizer.variables)]
     broadcast([each for each in found if id(each) not in left_out], root_rank, "keras.variables")
+
+
+def broadcast_global_variables(root_rank: int, model: keras.Model | None = None) -> None:
+    """As :func:`broadcast_model`. Keras 3 has no list of all variables, so it needs the ``model``: InvalidRequestError
+    without it.
+    """
+    if model is None:
+        raise InvalidRequestError(
+            "Keras 3 keeps no list of global variables; give the model: broadcast_global_variables(0, model), or use "
+            "BroadcastGlobalVariablesCallback"
+        )
+    broadcast_model(model, root_rank)
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]

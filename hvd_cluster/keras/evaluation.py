@@ -77,9 +77,10 @@ def _as_number(value: Any) -> Any:
 
 
 class EvaluateCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """At the end of each epoch, :func:`evaluate` on this rank's part of the validation data; the results are in the logs
-    as ``val_...``, the same on all ranks. Give it before the callbacks that read them, and no ``validation_data`` to
-    ``fit``. Arguments: those of :func:`evaluate`, after the model.
+    """At the end of each epoch, :func:`evaluate` on this rank's part of the validation data.
+
+    The results are in the logs as ``val_...``, the same on all ranks. Give it before the callbacks that read them, and
+    no ``validation_data`` to ``fit``. Arguments: those of :func:`evaluate`, after the model.
     """
 
     def __init__(self, x: Any = None, y: Any = None, **kwargs: Any) -> None:

@@ -20,8 +20,9 @@ Array = npt.NDArray[Any]
 
 
 def settle(model: Any) -> None:
-    """Let the variables of ``model`` have their present values. Inside ``fit``, Keras' JAX trainer keeps them elsewhere;
-    it reads them again before its next step.
+    """Let the variables of ``model`` have their present values.
+
+    Inside ``fit``, Keras' JAX trainer keeps them elsewhere, and reads the variables again before its next step.
     """
     sync = getattr(model, "jax_state_sync", None)
     if sync is not None:
@@ -56,7 +57,7 @@ def copied(variable: Any, earlier: Array | None = None) -> Array:
 
 
 def put(variable: Any, array: Array) -> None:
-    """Give ``variable`` the values of ``array``, which may be changed later: frameworks use the memory that they get."""
+    """Give ``variable`` the values of ``array``, which may be changed later: a framework keeps what it gets."""
     variable.assign(array.copy())
 
 

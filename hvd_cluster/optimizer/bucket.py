@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from hvd_cluster.compression import GradientCompressor
@@ -44,12 +43,6 @@ class Setup(Generic[P]):
     compressors: Mapping[P, GradientCompressor]
     options: Options
     claim: Claim
-
-    @cached_property
-    def fields(self) -> dict[str, Any]:
-        """The fields of each request."""
-        factor = self.options.gradient_predivide_factor
-        return {"op": self.options.op, "prescale_factor": 1 / factor, "postscale_factor": float(factor)}
 
 
 def pack_of(binding: Binding[P], compressor: GradientCompressor, tensor: Any) -> Any:

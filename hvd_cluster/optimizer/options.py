@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 from collectives.api import InvalidRequestError, ReduceOp, UnsupportedRequestError
@@ -28,6 +29,12 @@ class Options:
     groups: Groups
     sparse_as_dense: bool
     process_set: ProcessSet
+
+    @cached_property
+    def fields(self) -> dict[str, Any]:
+        """The fields of each request."""
+        factor = self.gradient_predivide_factor
+        return {"op": self.op, "prescale_factor": 1 / factor, "postscale_factor": float(factor)}
 
 
 def check(options: Options) -> None:
@@ -69,7 +76,7 @@ def check_passes(passes: Any) -> None:
         raise InvalidRequestError(f"backward_passes_per_step={passes!r} must be an integer of at least 1")
 
 
-def as_groups(groups: Any, num_groups: Any, tensor_type: type) -> Groups:
+def as_groups(groups: Any, num_groups: Any, tensor_type: type | tuple[type, ...]) -> Groups:
     """``groups``, or the value of the deprecated ``num_groups``; parameters are instances of ``tensor_type``.
 
     InvalidRequestError unless it is a positive integer or lists of parameters, each of them in one list only.
@@ -86,13 +93,13 @@ def as_groups(groups: Any, num_groups: Any, tensor_type: type) -> Groups:
     return groups
 
 
-def _checked(groups: Sequence[Any], tensor_type: type) -> list[list[Any]]:
+def _checked(groups: Sequence[Any], tensor_type: type | tuple[type, ...]) -> list[list[Any]]:
     if not all(isinstance(group, list | tuple) for group in groups):
         raise InvalidRequestError("groups must be a positive integer or a list of lists of parameters")
     members = [member for group in groups for member in group]
     wrong = [type(member).__name__ for member in members if not isinstance(member, tensor_type)]
     if wrong:
         raise InvalidRequestError(f"groups must have lists of parameters, not of {wrong[0]}")
-    if len(set(members)) < len(members):
+    if len({id(member) for member in members}) < len(members):
         raise InvalidRequestError("groups has a parameter more than once; put each parameter into one group")
     return [list(group) for group in groups if group]

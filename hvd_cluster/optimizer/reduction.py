@@ -175,7 +175,7 @@ class Reduction(Generic[P]):
         return fingerprint(number, {place: known for place, known in places.items() if known is not None})
 
     def _start(self, tensors: Sequence[Tensor], name: str, tag: int = 0) -> InFlight:
-        fields = self._setup.fields | {"tag": tag} if tag else self._setup.fields
+        fields = self._setup.options.fields | {"tag": tag} if tag else self._setup.options.fields
         process_set = self._setup.options.process_set
         try:
             if self._is_group(len(tensors)):

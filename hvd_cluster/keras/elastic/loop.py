@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec, TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import keras
 
@@ -15,14 +16,25 @@ __all__ = ["run"]
 P = ParamSpec("P")
 S = TypeVar("S", bound=Recoverable)
 T = TypeVar("T")
+Errors: TypeAlias = Callable[[], AbstractContextManager[object]]
 
 
 def run(func: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
     """As :func:`hvd_cluster.elastic.run`. A collective that fails in a compiled step counts like any other; steps that
     are compiled already go on with the new ranks.
     """
-    if keras.backend.backend() == "tensorflow":
-        from hvd_cluster.tensorflow.elastic.loop import run as in_tensorflow
+    return loop.run_inside(_errors(), func)
 
-        return in_tensorflow(func)
-    return loop.run(func)
+
+def _errors() -> Errors:
+    """What raises the engine's errors in place of those of the backend."""
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        from hvd_cluster.tensorflow.elastic.errors import engine_errors as of_tensorflow
+
+        return of_tensorflow
+    if backend == "jax":
+        from hvd_cluster.jax.errors import engine_errors as of_jax
+
+        return of_jax
+    return nullcontext

@@ -64,6 +64,6 @@ def _require_built(model: Any) -> None:
         raise InvalidRequestError(f"model is a {type(model).__name__}; give a keras.Model")
     if not model.built:
         raise InvalidRequestError(
-            f"the model {model.name!r} has no variables yet; call model.build(input_shape), or give it an Input, before "
-            "the state is made"
+            f"the model {model.name!r} has no variables yet; call model.build(input_shape), or give it an Input, "
+            "before the state is made"
         )

@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
-import tensorflow as tf
-
-from collectives.api import HorovodInternalError
-from collectives.engine.work import fresh
 from hvd_cluster.elastic import loop
 from hvd_cluster.elastic.loop import Recoverable
-from hvd_cluster.tensorflow.errors import engine_error
+from hvd_cluster.tensorflow.elastic.errors import engine_errors
 
-__all__ = ["engine_errors", "run"]
+__all__ = ["run"]
 
 P = ParamSpec("P")
 S = TypeVar("S", bound=Recoverable)
 T = TypeVar("T")
-
-
-@contextmanager
-def engine_errors() -> Iterator[None]:
-    """Raises the HorovodInternalError for which an error of TensorFlow stands; all other errors pass."""
-    try:
-        yield
-    except tf.errors.OpError as error:
-        cause = engine_error(error)
-        if not isinstance(cause, HorovodInternalError):
-            raise
-        raise fresh(cause) from error
 
 
 def run(func: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:

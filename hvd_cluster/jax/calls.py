@@ -1,0 +1,159 @@
+"""Allreduces inside of functions that JAX compiles for a CPU: XLA calls back, and reads and writes its own memory."""
+
+from __future__ import annotations
+
+import ctypes as c
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from math import prod
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from collectives.api import DType, HorovodInternalError, Operation
+from collectives.buffers import Buffer
+from collectives.engine.work import Work
+from hvd_cluster import basics
+from hvd_cluster.jax.frames import EXECUTE, METADATA, CallFrame, FFIBuffer, MetadataExtension, create_error
+from hvd_cluster.operations import submission
+from hvd_cluster.optimizer.lists import Shipment
+from hvd_cluster.process_sets import ProcessSet
+
+__all__ = ["allreduce", "last_error"]
+
+TARGET = "hvd_cluster_allreduce"
+ABORTED = 10
+
+_DTYPES = {
+    1: DType.BOOL,
+    2: DType.INT8,
+    3: DType.INT16,
+    4: DType.INT32,
+    5: DType.INT64,
+    6: DType.UINT8,
+    10: DType.FLOAT16,
+    11: DType.FLOAT32,
+    12: DType.FLOAT64,
+    15: DType.COMPLEX64,
+    16: DType.BFLOAT16,
+    18: DType.COMPLEX128,
+}
+
+
+class _Call(NamedTuple):
+    """An allreduce of the tensors of several shipments: the name of each and how many tensors it has."""
+
+    names: tuple[str, ...]
+    counts: tuple[int, ...]
+    process_set: ProcessSet
+    fields: tuple[tuple[str, Any], ...]
+
+
+_calls: list[_Call] = []
+# Owned by this module, held for a look-up.
+_lock = threading.Lock()
+_errors: list[BaseException] = []
+
+
+def last_error() -> BaseException | None:
+    """The engine's error behind the last XlaRuntimeError of an allreduce; None if there was none."""
+    return _errors[-1] if _errors else None
+
+
+def allreduce(shipments: Sequence[Shipment], process_set: ProcessSet, fields: Mapping[str, Any]) -> list[Any]:
+    """The combined tensors of all ``shipments``, one after the other; in a compiled function, or outside of one.
+
+    XLA raises XlaRuntimeError with the text of the engine's error.
+    """
+    tensors = [tensor for shipment in shipments for tensor in shipment.tensors]
+    call = _Call(
+        tuple(shipment.name for shipment in shipments),
+        tuple(len(shipment.tensors) for shipment in shipments),
+        process_set,
+        tuple(fields.items()),
+    )
+    _register()
+    shapes = [jax.ShapeDtypeStruct(tensor.shape, tensor.dtype) for tensor in tensors]
+    aliases = {index: index for index in range(len(tensors))}
+    run = jax.ffi.ffi_call(TARGET, shapes, has_side_effect=True, input_output_aliases=aliases)
+    return list(run(*tensors, call=np.int64(_number_of(call))))
+
+
+def _number_of(call: _Call) -> int:
+    """XLA passes a number; the same call, traced again, has the same one."""
+    with _lock:
+        if call not in _calls:
+            _calls.append(call)
+        return _calls.index(call)
+
+
+def _register() -> None:
+    with _lock:
+        if not _registered:
+            capsule = jax.ffi.pycapsule(_handler)
+            jax.ffi.register_ffi_target(TARGET, capsule, platform="cpu")
+            _registered.append(capsule)
+
+
+_registered: list[Any] = []
+
+
+@c.CFUNCTYPE(c.c_void_p, c.POINTER(CallFrame))
+def _handler(pointer: Any) -> int | None:
+    frame = pointer.contents
+    try:
+        if _is_question(frame) or frame.stage != EXECUTE:
+            return None
+        _run(_calls[frame.attributes.items[0].contents.value[0]], _pairs(frame))
+    except BaseException as error:  # noqa: BLE001 - XLA raises it
+        _errors[:] = [error.with_traceback(None)]
+        return create_error(frame, ABORTED, f"{type(error).__name__}: {error}")
+    return None
+
+
+def _is_question(frame: Any) -> bool:
+    """Whether XLA asks which version of its interface the handler speaks: the one that it has."""
+    if not frame.extension or frame.extension.contents.type != METADATA:
+        return False
+    metadata = c.cast(frame.extension, c.POINTER(MetadataExtension)).contents.metadata.contents
+    metadata.version.major, metadata.version.minor = frame.api.contents.version.major, frame.api.contents.version.minor
+    return True
+
+
+def _pairs(frame: Any) -> list[tuple[Buffer, Buffer]]:
+    count = frame.arguments.size
+    sources = [_buffer(frame.arguments.items[index].contents) for index in range(count)]
+    return [(source, _buffer(frame.results.items[index].contents)) for index, source in enumerate(sources)]
+
+
+def _buffer(given: FFIBuffer) -> Buffer:
+    shape, dtype = tuple(given.dims[: given.rank]), _DTYPES[given.dtype]
+    count = prod(shape)
+    memory = (c.c_char * (count * dtype.itemsize)).from_address(given.data) if count else b""
+    return Buffer(np.frombuffer(memory, dtype.storage), dtype, shape)
+
+
+def _run(call: _Call, pairs: Sequence[tuple[Buffer, Buffer]]) -> None:
+    remaining, fields = iter(pairs), dict(call.fields)
+    works: list[Work] = []
+    for name, count in zip(call.names, call.counts, strict=True):
+        members = [next(remaining) for _ in range(count)]
+        if count == 1:
+            works.append(submission.start(Operation.ALLREDUCE, *members[0], name, call.process_set, **fields))
+        else:
+            works += submission.start_group(Operation.ALLREDUCE, members, name, call.process_set, **fields)
+    _await(works)
+
+
+def _await(works: Sequence[Work]) -> None:
+    engine = basics.engine()
+    try:
+        for work in works:
+            engine.synchronize(work)
+    except HorovodInternalError:
+        for work in works:
+            with suppress(HorovodInternalError):  # XLA's memory must not be written any more
+                engine.synchronize(work)
+        raise

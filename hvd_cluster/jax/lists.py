@@ -1,0 +1,102 @@
+"""JAX's gradients, as the optimizer core sees them: arrays, or what stands for them while a function is traced."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
+from math import prod
+from typing import Any
+
+import jax
+from jax import numpy as jnp
+
+from collectives.api import InvalidRequestError, ReduceOp
+from hvd_cluster.jax.calls import allreduce
+from hvd_cluster.operations.gradients import name_of_backward
+from hvd_cluster.optimizer.lists import ListBinding, Shipment
+from hvd_cluster.optimizer.targets import Target
+from hvd_cluster.process_sets import ProcessSet
+
+__all__ = ["JaxLists", "total"]
+
+
+class JaxLists(ListBinding):
+    """All tensors of a step travel in one call, which XLA runs when the last gradient is there."""
+
+    @staticmethod
+    def kind(gradient: jax.Array) -> Hashable:
+        """See :class:`ListBinding`."""
+        return gradient.dtype
+
+    @staticmethod
+    def is_sparse(gradient: jax.Array) -> bool:
+        """See :class:`ListBinding`. Gradients of JAX are dense."""
+        return False
+
+    @staticmethod
+    def to_dense(gradient: jax.Array, target: Target) -> jax.Array:
+        """See :class:`ListBinding`."""
+        return gradient
+
+    @staticmethod
+    def zeros(target: Target) -> jax.Array:
+        """See :class:`ListBinding`."""
+        return jnp.zeros(target.shape or (), str(target.dtype))
+
+    @staticmethod
+    def pack(gradients: Sequence[jax.Array]) -> jax.Array:
+        """See :class:`ListBinding`."""
+        return jnp.concatenate([gradient.reshape(-1) for gradient in gradients])
+
+    @staticmethod
+    def unpack(packed: jax.Array, targets: Sequence[Target]) -> Sequence[jax.Array]:
+        """See :class:`ListBinding`."""
+        shapes = [target.shape or () for target in targets]
+        ends = list(accumulate(prod(shape) for shape in shapes))
+        parts = jnp.split(packed, ends[:-1])
+        return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    @staticmethod
+    def allreduce(
+        shipments: Sequence[Shipment], process_set: ProcessSet, fields: Mapping[str, Any]
+    ) -> Sequence[Sequence[jax.Array]]:
+        """See :class:`ListBinding`. InvalidRequestError where JAX computes on another device than the CPU."""
+        if jax.default_backend() != "cpu":
+            raise InvalidRequestError(
+                f"JAX computes on {jax.default_backend()!r}; hvd-cluster combines its gradients on a CPU only: set "
+                "JAX_PLATFORMS=cpu, or use Keras on TensorFlow or torch"
+            )
+        combined = iter(allreduce(shipments, process_set, fields) if shipments else ())
+        return [[next(combined) for _ in shipment.tensors] for shipment in shipments]
+
+    @staticmethod
+    def gather(gradient: jax.Array, name: str, op: ReduceOp, process_set: ProcessSet) -> jax.Array:
+        """Not called: no gradient is sparse."""
+        raise InvalidRequestError(f"the gradient {name!r} of JAX is not sparse")
+
+    @staticmethod
+    def share(gradient: jax.Array, process_set: ProcessSet) -> jax.Array:
+        """See :class:`ListBinding`."""
+        return gradient / (process_set.size() or 1)
+
+
+_SUM = {"op": ReduceOp.SUM, "prescale_factor": 1.0, "postscale_factor": 1.0}
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def total(tensor: jax.Array, name: str, process_set: ProcessSet) -> jax.Array:
+    """The sum of ``tensor`` over the ranks, whose gradient is the sum of the ranks' gradients."""
+    [[result]] = JaxLists.allreduce([Shipment(name, [tensor])], process_set, _SUM)
+    return result
+
+
+def _forward(tensor: jax.Array, name: str, process_set: ProcessSet) -> tuple[jax.Array, None]:
+    return total(tensor, name, process_set), None
+
+
+def _backward(name: str, process_set: ProcessSet, _: None, gradient: jax.Array) -> tuple[jax.Array]:
+    return (total(gradient, name_of_backward(name) or name, process_set),)
+
+
+total.defvjp(_forward, _backward)

@@ -1,0 +1,23 @@
+"""Keras on torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from collectives.api import ReduceOp
+from hvd_cluster.optimizer.lists import ListBinding
+from hvd_cluster.process_sets import ProcessSet
+from hvd_cluster.torch.mpi_ops import allreduce
+from hvd_cluster.torch.optimizer.lists import TorchLists
+
+__all__ = ["lists", "total"]
+
+
+def lists(device_dense: str, device_sparse: str) -> ListBinding:
+    """See :class:`Backend`."""
+    return TorchLists()
+
+
+def total(tensor: Any, name: str, process_set: ProcessSet) -> Any:
+    """See :class:`Backend`."""
+    return allreduce(tensor, op=ReduceOp.SUM, name=name, process_set=process_set)

@@ -1,0 +1,49 @@
+"""The compressors that come with the Keras binding, on every backend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from hvd_cluster.compression import Compressor, NoneCompressor
+
+__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
+
+
+class _Cast(Compressor):
+    """Sends floating-point tensors in 16 bits; others as they are."""
+
+    elementwise = True
+    dtype: str
+
+    @classmethod
+    def compress(cls, tensor: Any) -> tuple[Any, Any]:
+        """See :class:`Compressor`."""
+        dtype = keras.backend.standardize_dtype(tensor.dtype)
+        return (keras.ops.cast(tensor, cls.dtype), dtype) if "float" in dtype else (tensor, None)
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        """See :class:`Compressor`."""
+        return tensor if ctx is None else keras.ops.cast(tensor, ctx)
+
+
+class FP16Compressor(_Cast):
+    """Sends floating-point tensors as float16: 11 bits of precision, numbers up to 65504."""
+
+    dtype = "float16"
+
+
+class BF16Compressor(_Cast):
+    """Sends floating-point tensors as bfloat16: 8 bits of precision, the range of float32."""
+
+    dtype = "bfloat16"
+
+
+class Compression:
+    """The compressors that come with the package."""
+
+    none = NoneCompressor
+    fp16 = FP16Compressor
+    bf16 = BF16Compressor

@@ -1,0 +1,84 @@
+"""Adds up the gradients of several backward passes on this rank, before they travel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+from collectives.api import InvalidRequestError
+from hvd_cluster.optimizer.lists import ListBinding
+from hvd_cluster.optimizer.targets import Target
+
+__all__ = ["Passes"]
+
+Tensor = Any
+
+
+class Passes:
+    """Of every ``count`` passes the last one acts on the sum of the gradients, or on their average.
+
+    The sums are variables, so that a graph can update them; they are no part of the optimizer's state.
+    """
+
+    def __init__(self, count: int, is_average: bool, sparse_as_dense: bool) -> None:
+        self.count = count
+        self._divisor = count if is_average else 1
+        self._sparse_as_dense = sparse_as_dense
+        self._done: Any = None
+        self._sums: list[Any] = []
+
+    def build(self, targets: Sequence[Target]) -> None:
+        """Make the variables at the first call."""
+        if self._done is None:
+            self._done = _variable((), "int32")
+            self._sums = [_variable(target.shape, str(target.dtype)) for target in targets]
+
+    def run(
+        self,
+        gradients: Sequence[Tensor | None],
+        targets: Sequence[Target],
+        binding: ListBinding,
+        last: Callable[[list[Tensor | None]], None],
+        other: Callable[[], None],
+    ) -> None:
+        """Add ``gradients``. Call ``last`` with the sums if this is the last pass, or else ``other``.
+
+        In a graph both are built, and one of them runs. InvalidRequestError for a sparse gradient without
+        ``sparse_as_dense``, and for other variables than at the first call.
+        """
+        if len(targets) != len(self._sums):
+            raise InvalidRequestError(
+                f"backward_passes_per_step={self.count} adds up gradients of the {len(self._sums)} variables of the "
+                f"first pass, not of {len(targets)}; give apply() the same variables in each pass"
+            )
+        for total, gradient, target in zip(self._sums, gradients, targets, strict=True):
+            if gradient is not None:
+                total.assign_add(self._dense(gradient, target, binding))
+        self._done.assign_add(1)
+
+        def act() -> None:
+            pairs = zip(self._sums, gradients, strict=True)
+            last([None if gradient is None else total.value / self._divisor for total, gradient in pairs])
+            self._clear()
+
+        keras.ops.cond(keras.ops.equal(self._done.value % self.count, 0), act, other)
+
+    def _dense(self, gradient: Tensor, target: Target, binding: ListBinding) -> Tensor:
+        if not binding.is_sparse(gradient):
+            return gradient
+        if not self._sparse_as_dense:
+            raise InvalidRequestError(
+                f"the gradient of {target.name!r} is sparse, and backward_passes_per_step={self.count} adds up dense "
+                "ones; give DistributedOptimizer sparse_as_dense=True"
+            )
+        return binding.to_dense(gradient, target)
+
+    def _clear(self) -> None:
+        for each in (self._done, *self._sums):
+            each.assign(keras.ops.zeros_like(each))
+
+
+def _variable(shape: Any, dtype: str) -> Any:
+    return keras.Variable("zeros", shape=shape, dtype=dtype, trainable=False, name="passes")

@@ -1,0 +1,197 @@
+"""Combines the gradients of a list that is known at once: of a tape, or of a step of a Keras optimizer.
+
+A framework may only build a graph here, or trace a function, whose tensors have no values yet. So nothing depends on
+values, and the ranks exchange nothing but gradients: buckets follow from the variables, and a variable without a
+gradient on this rank takes part with zeros, because it may have one elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from collectives.api import ReduceOp
+from hvd_cluster import basics
+from hvd_cluster.compression import compressed, require_compressor
+from hvd_cluster.operations.arguments import require_sparse_op
+from hvd_cluster.optimizer.buckets import SMALL_BYTES
+from hvd_cluster.optimizer.options import Options, check
+from hvd_cluster.optimizer.targets import Bucket, Target, buckets
+from hvd_cluster.process_sets import ProcessSet
+
+__all__ = ["ListBinding", "ListCombiner", "Shipment"]
+
+Tensor: TypeAlias = Any
+"""A gradient, or another tensor of the framework."""
+
+
+class Shipment(NamedTuple):
+    """Tensors that travel under one name: as a group, unless ``is_alone``."""
+
+    name: str
+    tensors: Sequence[Tensor]
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it is one tensor."""
+        return len(self.tensors) == 1
+
+
+class ListBinding(Protocol):
+    """The operations that a framework provides."""
+
+    def kind(self, gradient: Tensor) -> Hashable:
+        """Only gradients of one kind, such as a dtype and a device, can be packed together."""
+
+    def is_sparse(self, gradient: Tensor) -> bool:
+        """Whether ``gradient`` has some rows of the variable only."""
+
+    def to_dense(self, gradient: Tensor, target: Target) -> Tensor:
+        """A sparse gradient as a dense one, in the shape of ``target``."""
+
+    def zeros(self, target: Target) -> Tensor:
+        """A gradient of zeros."""
+
+    def pack(self, gradients: Sequence[Tensor]) -> Tensor:
+        """One tensor with the elements of all."""
+
+    def unpack(self, packed: Tensor, targets: Sequence[Target]) -> Sequence[Tensor]:
+        """The parts of ``packed``, in the shapes of ``targets``."""
+
+    def allreduce(
+        self, shipments: Sequence[Shipment], process_set: ProcessSet, fields: Mapping[str, Any]
+    ) -> Sequence[Sequence[Tensor]]:
+        """The combined tensors of each shipment; ``fields`` are those of a request. The given ones may be overwritten.
+
+        Raises the errors of an allreduce, where the framework raises at once.
+        """
+
+    def gather(self, gradient: Tensor, name: str, op: ReduceOp, process_set: ProcessSet) -> Tensor:
+        """The sum or the average of sparse gradients: the rows of all ranks."""
+
+    def share(self, gradient: Tensor, process_set: ProcessSet) -> Tensor:
+        """``gradient`` divided by the size of ``process_set``."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Parcel:
+    """The tensor that travels for the gradients at some positions, and what decompression needs."""
+
+    positions: Sequence[int]
+    tensor: Tensor
+    context: Any
+
+
+class ListCombiner:
+    """Combines lists of gradients over all ranks by ``options``.
+
+    The gradients of local variables stay those of this rank, divided by the size of the process set if
+    ``scales_local``: then all gradients belong to the average of the ranks' losses.
+    """
+
+    def __init__(self, binding: ListBinding, options: Options, scales_local: bool = True) -> None:
+        """Raises as :func:`check`, and InvalidRequestError for a compressor that keeps state."""
+        check(options)
+        require_compressor(options.compression)
+        self.options = options
+        self._binding = binding
+        self._scales_local = scales_local
+        self._local: dict[int, Any] = {}
+        self._planned: tuple[Sequence[Target], list[Bucket]] | None = None
+
+    def keep_local(self, variable: Any) -> None:
+        """From now on the gradient of ``variable`` is not combined. The ranks agree on such variables."""
+        self._local[id(variable)] = variable
+        self._planned = None
+
+    def is_local(self, variable: Any) -> bool:
+        """Whether the gradient of ``variable`` is not combined."""
+        return id(variable) in self._local
+
+    @property
+    def has_company(self) -> bool:
+        """Whether this rank combines anything with others, or may do so later, when it runs the same graph again."""
+        is_joined = basics.size() > 1 or basics.worlds() is not None
+        return is_joined and bool(self.options.process_set.included())
+
+    def combine(self, gradients: Sequence[Tensor | None], targets: Sequence[Target]) -> list[Tensor | None]:
+        """The combined gradients of ``targets``, in this order.
+
+        A gradient of None becomes that of the other ranks, or zeros, unless this rank is alone or not a member.
+        InvalidRequestError for sparse gradients with Adasum, and if the compressor fails.
+        """
+        results = list(gradients)
+        if not self.has_company:
+            return results
+        dense = dict(self._dense(results, targets))
+        contents = [(bucket.name, list(self._parcels(bucket, dense, targets))) for bucket in self._buckets(targets)]
+        self._send([(name, parcels) for name, parcels in contents if parcels], targets, results)
+        return results
+
+    def _buckets(self, targets: Sequence[Target]) -> list[Bucket]:
+        if self._planned is None or self._planned[0] != targets:
+            self._planned = targets, buckets(targets, self.options.groups, self._local)
+        return self._planned[1]
+
+    def _dense(self, results: list[Tensor | None], targets: Sequence[Target]) -> Iterator[tuple[int, Tensor]]:
+        """The gradients that travel in buckets, by position. The others are replaced by their ``results``."""
+        for position, target in enumerate(targets):
+            gradient = results[position]
+            if target.key in self._local:
+                results[position] = self._of_local(gradient)
+            elif gradient is None:
+                yield position, self._binding.zeros(target)
+            elif not self._binding.is_sparse(gradient):
+                yield position, gradient
+            elif self.options.sparse_as_dense:
+                yield position, self._binding.to_dense(gradient, target)
+            else:
+                results[position] = self._gathered(gradient, target)
+
+    def _of_local(self, gradient: Tensor | None) -> Tensor | None:
+        is_scaled = self._scales_local and gradient is not None
+        return self._binding.share(gradient, self.options.process_set) if is_scaled else gradient
+
+    def _gathered(self, gradient: Tensor, target: Target) -> Tensor:
+        require_sparse_op(self.options.op, False)
+        return self._binding.gather(gradient, f"gradient.{target.name}", self.options.op, self.options.process_set)
+
+    def _parcels(self, bucket: Bucket, dense: Mapping[int, Tensor], targets: Sequence[Target]) -> Iterator[_Parcel]:
+        packs: defaultdict[Hashable, list[int]] = defaultdict(list)
+        for position in bucket.positions:
+            if position in dense:
+                can_share = self._can_share(targets[position])
+                packs[self._binding.kind(dense[position]) if can_share else (position,)].append(position)
+        for positions in packs.values():
+            members = [dense[position] for position in positions]
+            tensor = members[0] if len(members) == 1 else self._binding.pack(members)
+            yield _Parcel(positions, *compressed(self.options.compression, tensor))
+
+    def _can_share(self, target: Target) -> bool:
+        """Whether the gradient may be a part of a larger tensor. Adasum weighs each tensor by its own norm."""
+        options = self.options
+        is_small = target.bytes is not None and target.bytes <= SMALL_BYTES
+        return is_small and options.op is not ReduceOp.ADASUM and getattr(options.compression, "elementwise", False)
+
+    def _send(
+        self,
+        contents: Sequence[tuple[str, Sequence[_Parcel]]],
+        targets: Sequence[Target],
+        results: list[Tensor | None],
+    ) -> None:
+        shipments = [Shipment(name, [parcel.tensor for parcel in parcels]) for name, parcels in contents]
+        combined = self._binding.allreduce(shipments, self.options.process_set, self.options.fields)
+        for (_, parcels), tensors in zip(contents, combined, strict=True):
+            for parcel, tensor in zip(parcels, tensors, strict=True):
+                received = self.options.compression.decompress(tensor, parcel.context)
+                self._put(received, parcel.positions, targets, results)
+
+    def _put(
+        self, received: Tensor, positions: Sequence[int], targets: Sequence[Target], results: list[Tensor | None]
+    ) -> None:
+        members = [targets[position] for position in positions]
+        parts = [received] if len(members) == 1 else self._binding.unpack(received, members)
+        for position, part in zip(positions, parts, strict=True):
+            results[position] = part

@@ -1,0 +1,126 @@
+"""TensorFlow's gradients, as the optimizer core sees them: in eager mode, and as nodes of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from math import prod
+from typing import Any
+
+import tensorflow as tf
+
+from collectives.api import ReduceOp
+from hvd_cluster.optimizer.lists import ListBinding, Shipment
+from hvd_cluster.optimizer.targets import Target
+from hvd_cluster.process_sets import ProcessSet
+from hvd_cluster.tensorflow.operations.allgather import allgather
+from hvd_cluster.tensorflow.operations.allreduce import _allreduce, _grouped_allreduce
+from hvd_cluster.tensorflow.operations.numbers import size_op
+
+__all__ = ["TensorFlowLists", "target_of", "targets_of"]
+
+
+class TensorFlowLists(ListBinding):
+    """In a graph each shipment is a node, which runs when its gradients are there: while backward goes on.
+
+    ``device_dense`` and ``device_sparse`` are devices of TensorFlow; by default each tensor stays where it is.
+    """
+
+    def __init__(self, device_dense: str = "", device_sparse: str = "") -> None:
+        self._device_dense = device_dense
+        self._device_sparse = device_sparse
+
+    @staticmethod
+    def kind(gradient: tf.Tensor) -> Hashable:
+        """See :class:`ListBinding`."""
+        return gradient.dtype, gradient.device
+
+    @staticmethod
+    def is_sparse(gradient: Any) -> bool:
+        """See :class:`ListBinding`."""
+        return isinstance(gradient, tf.IndexedSlices)
+
+    @staticmethod
+    def to_dense(gradient: tf.IndexedSlices, target: Target) -> tf.Tensor:
+        """See :class:`ListBinding`."""
+        if target.shape is None:
+            return tf.convert_to_tensor(gradient)
+        return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, target.shape[0])
+
+    @staticmethod
+    def zeros(target: Target) -> tf.Tensor:
+        """See :class:`ListBinding`."""
+        return tf.zeros(target.shape, target.dtype)
+
+    @staticmethod
+    def pack(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
+        """See :class:`ListBinding`."""
+        return tf.concat([tf.reshape(gradient, [-1]) for gradient in gradients], 0)
+
+    @staticmethod
+    def unpack(packed: tf.Tensor, targets: Sequence[Target]) -> Sequence[tf.Tensor]:
+        """See :class:`ListBinding`."""
+        shapes = [target.shape or () for target in targets]  # those of packed gradients are known
+        parts = tf.split(packed, [prod(shape) for shape in shapes])
+        return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def allreduce(
+        self, shipments: Sequence[Shipment], process_set: ProcessSet, fields: Mapping[str, Any]
+    ) -> Sequence[Sequence[tf.Tensor]]:
+        """See :class:`ListBinding`. In eager mode all travel as one group, because each call waits for its result."""
+        with _on(self._device_dense):
+            if not tf.executing_eagerly() or len(shipments) < 2:
+                return [_combined(shipment, process_set, fields) for shipment in shipments]
+            everything = [tensor for shipment in shipments for tensor in shipment.tensors]
+            combined = iter(_combined(Shipment(shipments[0].name, everything), process_set, fields))
+            return [[next(combined) for _ in shipment.tensors] for shipment in shipments]
+
+    def gather(self, gradient: tf.IndexedSlices, name: str, op: ReduceOp, process_set: ProcessSet) -> tf.IndexedSlices:
+        """See :class:`ListBinding`."""
+        with _on(self._device_sparse):
+            values = self._of_average(gradient.values, process_set) if op is ReduceOp.AVERAGE else gradient.values
+            values = allgather(values, f"{name}.values", process_set=process_set)
+            indices = allgather(gradient.indices, f"{name}.indices", process_set=process_set)
+        return tf.IndexedSlices(values, indices, gradient.dense_shape)
+
+    def share(self, gradient: Any, process_set: ProcessSet) -> Any:
+        """See :class:`ListBinding`."""
+        if isinstance(gradient, tf.IndexedSlices):
+            values = self._of_average(gradient.values, process_set)
+            return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+        return self._of_average(gradient, process_set)
+
+    @staticmethod
+    def _of_average(tensor: tf.Tensor, process_set: ProcessSet) -> tf.Tensor:
+        """Divided when the graph runs, because the number of ranks may change."""
+        return tensor / tf.cast(size_op(process_set.process_set_id or 0), tensor.dtype)
+
+
+def _on(device: str) -> AbstractContextManager[Any]:
+    scope: AbstractContextManager[Any] = tf.device(device or None)
+    return scope
+
+
+def _combined(shipment: Shipment, process_set: ProcessSet, fields: Mapping[str, Any]) -> Sequence[tf.Tensor]:
+    how = {**fields, "process_set": process_set}
+    if shipment.is_alone:
+        return [_allreduce(shipment.tensors[0], shipment.name, **how)]
+    return _grouped_allreduce(shipment.tensors, shipment.name, **how)
+
+
+def target_of(variable: Any, name: str) -> Target:
+    """``variable`` may be a variable of TensorFlow or of Keras, or a tensor."""
+    dtype, shape = tf.as_dtype(variable.dtype), tf.TensorShape(variable.shape)
+    if not shape.is_fully_defined():
+        return Target(id(variable), name, None, dtype, None)
+    return Target(id(variable), name, tuple(shape), dtype, shape.num_elements() * dtype.size)
+
+
+def targets_of(variables: Iterable[Any]) -> list[Target]:
+    """The targets of ``variables``, called by the names of these."""
+    return [target_of(variable, _name_of(variable, position)) for position, variable in enumerate(variables)]
+
+
+def _name_of(variable: Any, position: int) -> str:
+    name = getattr(variable, "path", None) or (variable.name if hasattr(variable, "handle") else None)
+    return str(name).partition(":")[0] if name else f"source_{position}"

@@ -1,0 +1,81 @@
+"""Lists of torch's gradients, as the optimizer core sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import torch
+
+from collectives.api import Operation, ReduceOp
+from hvd_cluster.operations.handles import Handle, HandleGroup
+from hvd_cluster.optimizer.lists import ListBinding, Shipment
+from hvd_cluster.optimizer.targets import Target
+from hvd_cluster.process_sets import ProcessSet
+from hvd_cluster.torch.operations.operands import in_place, start, start_group, synchronize_all
+from hvd_cluster.torch.operations.sparse import sparse_allreduce_async
+
+__all__ = ["TorchLists"]
+
+
+class TorchLists(ListBinding):
+    """All tensors are started before the first is waited for. Gradients are combined in place."""
+
+    @staticmethod
+    def kind(gradient: torch.Tensor) -> Hashable:
+        """See :class:`ListBinding`."""
+        return gradient.dtype, gradient.device
+
+    @staticmethod
+    def is_sparse(gradient: torch.Tensor) -> bool:
+        """See :class:`ListBinding`."""
+        return gradient.is_sparse
+
+    @staticmethod
+    def to_dense(gradient: torch.Tensor, target: Target) -> torch.Tensor:
+        """See :class:`ListBinding`."""
+        return gradient.to_dense()
+
+    @staticmethod
+    def zeros(target: Target) -> torch.Tensor:
+        """See :class:`ListBinding`. A variable of Keras has its dtype by name."""
+        dtype = target.dtype if isinstance(target.dtype, torch.dtype) else getattr(torch, str(target.dtype))
+        return torch.zeros(target.shape or (), dtype=dtype)
+
+    @staticmethod
+    def pack(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+        """See :class:`ListBinding`."""
+        return torch.cat([gradient.reshape(-1) for gradient in gradients])
+
+    @staticmethod
+    def unpack(packed: torch.Tensor, targets: Sequence[Target]) -> Sequence[torch.Tensor]:
+        """See :class:`ListBinding`."""
+        shapes = [target.shape or () for target in targets]
+        parts = packed.split([prod(shape) for shape in shapes])
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    @staticmethod
+    def allreduce(
+        shipments: Sequence[Shipment], process_set: ProcessSet, fields: Mapping[str, Any]
+    ) -> Sequence[Sequence[torch.Tensor]]:
+        """See :class:`ListBinding`."""
+        with torch.no_grad():
+            results = synchronize_all([_started(shipment, process_set, fields) for shipment in shipments])
+        return [[result] if shipment.is_alone else result for shipment, result in zip(shipments, results, strict=True)]
+
+    @staticmethod
+    def gather(gradient: torch.Tensor, name: str, op: ReduceOp, process_set: ProcessSet) -> torch.Tensor:
+        """See :class:`ListBinding`."""
+        return sparse_allreduce_async(gradient, name, op, process_set)()
+
+    @staticmethod
+    def share(gradient: torch.Tensor, process_set: ProcessSet) -> torch.Tensor:
+        """See :class:`ListBinding`."""
+        return gradient / (process_set.size() or 1)
+
+
+def _started(shipment: Shipment, process_set: ProcessSet, fields: Mapping[str, Any]) -> Handle | HandleGroup:
+    if shipment.is_alone:
+        return start(Operation.ALLREDUCE, in_place, shipment.tensors[0], shipment.name, process_set, **fields)
+    return start_group(Operation.ALLREDUCE, in_place, shipment.tensors, list, shipment.name, process_set, **fields)
