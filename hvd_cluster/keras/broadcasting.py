@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from collectives.api import InvalidRequestError
-from hvd_cluster.keras.variables import broadcast, require_variable, settle
+from hvd_cluster.keras.variables import broadcast, build_optimizer, require_variable, settle
 
 __all__ = ["BroadcastGlobalVariablesCallback", "broadcast_global_variables", "broadcast_model"]
 
@@ -39,8 +39,8 @@ def broadcast_global_variables(root_rank: int, model: keras.Model | None = None)
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Gives all ranks the model and the optimizer of ``root_rank``, once, before the first batch; after it, if something
-    is built there only.
+    """Gives all ranks the model and the optimizer of ``root_rank``, once: before the first batch, or after it if
+    the model is built there only.
 
     ``local_variables`` keep their values, and those that are registered. ``device`` is accepted for compatibility.
     """
@@ -60,8 +60,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Broadcast, if all variables are there."""
-        optimizer = getattr(self.model, "optimizer", None)
-        if self.model.built and (optimizer is None or optimizer.built):
+        if self.model.built:
+            build_optimizer(self.model)
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

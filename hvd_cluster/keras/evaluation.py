@@ -72,7 +72,7 @@ def _named(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_number(value: Any) -> Any:
-    array = np.asarray(keras.ops.convert_to_numpy(value))
+    array = variables.as_array(value) if keras.ops.is_tensor(value) else np.asarray(value)
     return float(array) if array.ndim == 0 else array
 
 

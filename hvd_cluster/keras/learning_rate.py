@@ -104,7 +104,8 @@ def _powers(base: float, start: int) -> Callable[[float], float]:
 
 
 def _rate(optimizer: Any) -> float:
-    return float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+    rate = optimizer.learning_rate
+    return float(variables.view(rate) if isinstance(rate, keras.Variable) else variables.as_array(rate))
 
 
 def _scale_momentums(optimizer: Any, factor: float) -> None:

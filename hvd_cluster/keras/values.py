@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from collectives.api import Operation, ReduceOp
 from hvd_cluster.compression import NoneCompressor
+from hvd_cluster.keras.variables import as_array, view
 from hvd_cluster.operations.arguments import reduction
 from hvd_cluster.operations.arrays import gathered, in_place
 from hvd_cluster.operations.operands import run
@@ -67,8 +68,9 @@ def reducescatter(value: Any, name: str | None = None, op: ReduceOp = Average) -
 
 def _array(value: Any) -> Array:
     """Contiguous; 0-d for a number."""
-    tensor = keras.ops.convert_to_numpy(value) if keras.ops.is_tensor(value) else value
-    return np.asarray(tensor, order="C")
+    if isinstance(value, keras.Variable):
+        return view(value)
+    return np.asarray(as_array(value) if keras.ops.is_tensor(value) else value, order="C")
 
 
 def _tensor(value: Any) -> Any:

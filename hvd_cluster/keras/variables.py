@@ -14,7 +14,17 @@ from hvd_cluster import basics
 from hvd_cluster.operations.arrays import broadcast_all
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 
-__all__ = ["broadcast", "copied", "description", "put", "require_variable", "settle", "view"]
+__all__ = [
+    "as_array",
+    "broadcast",
+    "build_optimizer",
+    "copied",
+    "description",
+    "put",
+    "require_variable",
+    "settle",
+    "view",
+]
 
 Array = npt.NDArray[Any]
 
@@ -29,6 +39,14 @@ def settle(model: Any) -> None:
         sync()
 
 
+def build_optimizer(model: Any) -> Any:
+    """The optimizer of ``model``, with all its variables; None if there is none. Keras makes them in the first step."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    return optimizer
+
+
 def require_variable(value: Any) -> Any:
     """``value``; InvalidRequestError if it is no variable of Keras."""
     if not isinstance(value, keras.Variable):
@@ -40,11 +58,15 @@ def view(variable: Any) -> Array:
     """The values of ``variable``, in its own memory where that can be read: use them before it changes."""
     native = variable.value
     read = getattr(native, "read_value", None)  # of a tf.Variable
+    return as_array(native if read is None else read())
+
+
+def as_array(tensor: Any) -> Array:
+    """The values of a tensor of the backend, in its own memory where that can be read."""
     try:
-        return np.asarray(memoryview(native if read is None else read()))
+        return np.asarray(memoryview(tensor))
     except (TypeError, ValueError, BufferError, NotImplementedError):  # on a GPU, a bfloat16, or of torch
-        array: Array = np.asarray(keras.ops.convert_to_numpy(variable))
-        return array
+        return np.asarray(keras.ops.convert_to_numpy(tensor))
 
 
 def copied(variable: Any, earlier: Array | None = None) -> Array:

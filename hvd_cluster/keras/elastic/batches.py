@@ -24,8 +24,7 @@ def rest_of_epoch(
 
     ``x`` and ``y`` are arrays of all samples, which have one row each. Yields (rows of x, rows of y, weights): the
     weights, float32 of shape (rows,), make the average of the ranks' gradients that of the whole batch, see
-    :meth:`GlobalBatches.weigh`. They are those of the moment when the batch is made, so the number of ranks must be that
-    in which the loop began.
+    :meth:`GlobalBatches.weigh`. It is for the ranks of the moment when it is made: make another one when they change.
     """
     for step, indices in zip(range(batches.step, batches.steps_per_epoch), batches, strict=True):
         rows = np.asarray(indices)

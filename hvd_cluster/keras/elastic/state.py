@@ -15,7 +15,7 @@ from hvd_cluster.elastic.portions import Portions
 from hvd_cluster.elastic.watchers import watchers
 from hvd_cluster.keras.elastic.handlers import ModelHandler, OptimizerHandler
 from hvd_cluster.keras.elastic.steps import watch
-from hvd_cluster.keras.variables import settle
+from hvd_cluster.keras.variables import build_optimizer, settle
 
 __all__ = ["KerasState"]
 
@@ -32,13 +32,13 @@ class KerasState(HandledState):
 
         state = hvd.elastic.KerasState(model, batch=0, epoch=0)
 
-    Without ``optimizer``, it is that of ``model.compile()``, if there is one. Any keyword may have a model, an optimizer
-    or a GlobalBatches, too. InvalidRequestError for a model without variables: build it first.
+    Without ``optimizer``, it is that of ``model.compile()``, if there is one. Any keyword may have a model, an
+    optimizer or a GlobalBatches, too. InvalidRequestError for a model without variables: build it first.
 
-    ``commit()`` after each step costs little on TensorFlow and torch: it copies variables that are not trained and plain
-    values, but the others only where a loss might find them changed. That is so if a collective runs between the update
-    of an optimizer and ``commit()``; or if the training function was traced before the first state was made. On JAX a
-    step that fails destroys its variables, so each commit copies them: let it be rare enough.
+    ``commit()`` after each step costs little on TensorFlow and torch: it copies plain values and the variables that are
+    not trained, but the others only where a loss might find them changed. That is so if a collective runs between the
+    update of an optimizer and ``commit()``, or if the training function was traced before the first state was made. On
+    JAX a step that fails destroys its variables, so each commit copies them.
 
     Other optimizers than Keras' must not change the model, and a change by hand, such as ``set_weights``, counts from
     the next commit on: call ``state.save()`` after it.
@@ -46,8 +46,9 @@ class KerasState(HandledState):
 
     def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None, **kwargs: Any) -> None:
         _require_built(model)
-        optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
-        if optimizer is not None and not optimizer.built:
+        if optimizer is None:
+            optimizer = build_optimizer(model)
+        elif not optimizer.built:
             optimizer.build(model.trainable_variables)
         watch()
         super().__init__(_REGISTRY, model=model, optimizer=optimizer, **kwargs)
