@@ -56,5 +56,5 @@ def broadcast_all(
 
 
 def _known(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """As integers of the same size, if NumPy does not know the dtype itself, such as bfloat16."""
-    return array.view(f"u{array.itemsize}") if array.dtype.kind == "V" else array
+    """As signed integers of the same size, if the engine may not know the dtype, such as uint32 or float8."""
+    return array.view(f"i{array.itemsize}") if array.dtype.kind in "uV" else array

@@ -77,10 +77,15 @@ def check_broadcast_of_a_model_but_for_local_variables():
 
 
 def check_broadcast_global_variables():
-    model = model_of(seed=hvd.rank())
-    hvd.broadcast_global_variables(2, model)
-    for own, wanted in zip(values(model.variables), values(model_of(seed=2).variables), strict=True):
-        np.testing.assert_array_equal(own, wanted)
+    models = []
+    for seed in (hvd.rank(), hvd.size() - 1):
+        keras.utils.set_random_seed(seed)
+        layers = [keras.layers.Input((3,)), keras.layers.Dropout(0.5), keras.layers.Dense(1, dtype="bfloat16")]
+        models.append(keras.Sequential(layers))
+    hvd.broadcast_global_variables(hvd.size() - 1, models[0])
+    own, wanted = (values(model.variables) for model in models)
+    assert len(own) == 3
+    assert [each.tolist() for each in own] == [each.tolist() for each in wanted]
     with pytest.raises(ValueError, match="give the model"):
         hvd.broadcast_global_variables(0)
 

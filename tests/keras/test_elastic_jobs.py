@@ -20,7 +20,7 @@ COOLDOWN = ("--blacklist-cooldown-range", 1, 1)
 def test_a_loss_a_newcomer_and_a_notice(start, backend, way):
     if not available(backend):
         pytest.skip(f"{backend} is not installed")
-    variables = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu"}
+    variables = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1"}
     job = start(3, *COOLDOWN, script=SCRIPT, arguments=[way], variables=variables)
     job.kill(1)
     job.until_training(0, 2, 3)

@@ -119,6 +119,12 @@ class OptimizerHandler(VariablesHandler):
         """See :class:`VariablesHandler`."""
         return len(variable.shape) > 0
 
+    def forget(self) -> None:
+        """See :class:`Part`. Gradients that ``backward_passes_per_step`` has added up on this rank are dropped."""
+        discard = getattr(self.value, "_discard_passes", None)
+        if discard is not None:
+            discard()
+
     def versions(self) -> int:
         """See :class:`Part`."""
         steps = int(variables.view(self.value.iterations)) if keras.backend.backend() == "tensorflow" else 0
