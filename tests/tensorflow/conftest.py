@@ -1,9 +1,13 @@
 """The pools of ranks that the TensorFlow tests share."""
 
+from importlib.util import find_spec
+
 import pytest
 
 from tests.pool import fresh_pools_of, functions_by_value, pools_of
 from tests.tensorflow.pool import Pool
+
+collect_ignore_glob = [] if find_spec("tensorflow") else ["test_*.py"]
 
 
 def _initialize():

@@ -133,6 +133,101 @@ def check_broadcast():
                 same(result, wanted)
 
 
+def check_types_that_only_move():
+    """Such as that of a seed of Keras; the engine does not compute with them."""
+    last, size = hvd.size() - 1, hvd.size()
+    for dtype in (tf.uint16, tf.uint32, tf.uint64):
+        large = np.iinfo(dtype.name).max // 2 + 7
+        tensor = tf.constant([hvd.rank(), large], dtype)
+        for gathered, sent, exchanged in both(
+            lambda: (hvd.allgather(tensor), hvd.broadcast(tensor, last), hvd.alltoall(tf.repeat(tensor, size)))  # noqa: B023
+        ):
+            assert (gathered.dtype, sent.dtype, exchanged.dtype) == (dtype,) * 3
+            assert gathered.numpy().tolist() == [value for rank in range(size) for value in (rank, large)]
+            assert sent.numpy().tolist() == [last, large]
+
+
+def check_alltoall():
+    """Rank r sends r + d rows to rank d."""
+    ranks = range(hvd.size())
+    for dtype in DTYPES:
+        splits = [hvd.rank() + rank for rank in ranks]
+        tensor = tf.fill([sum(splits), 2], tf.cast(hvd.rank() % 2, dtype))
+        counts = [rank + hvd.rank() for rank in ranks]
+        expected = np.concatenate([np.full((rank + hvd.rank(), 2), rank % 2) for rank in ranks])
+        for output, received in both(lambda: hvd.alltoall(tensor, splits)):  # noqa: B023
+            same(output, expected.astype(dtype.as_numpy_dtype))
+            assert received.dtype == tf.int32
+            assert received.numpy().tolist() == counts
+    for output in both(lambda: hvd.alltoall(tf.fill([2 * hvd.size()], hvd.rank()))):
+        same(output, np.repeat(np.arange(hvd.size()), 2).astype(np.int32))
+
+
+def check_reducescatter():
+    for rows in (0, 1, 4, 7):
+        tensor = make((rows, 3), tf.float32, hvd.rank())
+        parts = np.array_split(everyone((rows, 3), tf.float32, hvd.size()).sum(0), hvd.size())
+        expected = parts[hvd.rank()].astype(np.float32)
+        for single, (first, second) in both(
+            lambda: (
+                hvd.reducescatter(tensor, op=hvd.Sum),  # noqa: B023
+                hvd.grouped_reducescatter([tensor, tf.cast(tensor, tf.float64)], op=hvd.Sum),  # noqa: B023
+            )
+        ):
+            same(single, expected)
+            same(first, expected)
+            same(second, expected.astype(np.float64))
+
+
+def check_slices():
+    rank, size = hvd.rank(), hvd.size()
+    slices = tf.IndexedSlices(tf.fill([2, 3], float(rank + 1)), tf.constant([rank, rank + 1]), tf.constant([9, 3]))
+    indices = np.concatenate([[each, each + 1] for each in range(size)]).astype(np.int32)
+    for total, average, (dense, half, other) in both(
+        lambda: (
+            hvd.allreduce(slices, op=hvd.Sum),
+            hvd.allreduce(slices),
+            hvd.grouped_allreduce([tf.ones([2]), slices, tf.zeros([1])], op=hvd.Sum, compression=hvd.Compression.bf16),
+        )
+    ):
+        rows = np.repeat(np.arange(1, size + 1), 2)[:, None] * np.ones((1, 3))
+        for result, factor in ((total, 1), (average, 1 / size), (half, 1)):
+            assert isinstance(result, tf.IndexedSlices)
+            same(result.indices, indices)
+            same(result.values, (rows * factor).astype(np.float32))
+            assert result.dense_shape.numpy().tolist() == [9, 3]
+        same(dense, np.full(2, size, np.float32))
+        same(other, np.zeros(1, np.float32))
+
+
+def check_compression():
+    tensor = tf.constant([1.5, hvd.rank()])
+    integers = tf.constant([1, hvd.rank()])
+    for compression in (hvd.Compression.none, hvd.Compression.fp16, hvd.Compression.bf16):
+        for result, group, rows, whole in both(
+            lambda: (
+                hvd.allreduce(tensor, compression=compression),  # noqa: B023
+                hvd.grouped_allreduce([tensor], compression=compression),  # noqa: B023
+                hvd.reducescatter(tf.repeat(tensor[:1], hvd.size()), compression=compression),  # noqa: B023
+                hvd.allreduce(integers, compression=compression, op=hvd.Sum),  # noqa: B023
+            )
+        ):
+            same(result, np.array([1.5, (hvd.size() - 1) / 2], np.float32))
+            same(group[0], np.array([1.5, (hvd.size() - 1) / 2], np.float32))
+            same(rows, np.array([1.5], np.float32))
+            same(whole, np.array([hvd.size(), sum(range(hvd.size()))], np.int32))
+
+
+def check_join_and_barrier():
+    last = hvd.size() - 1
+    if hvd.rank() == last:
+        same(hvd.allreduce(tf.ones([2]), op=hvd.Sum), np.ones(2, np.float32))
+    for joined in both(hvd.join):
+        assert joined.dtype == tf.int32
+        assert 0 <= int(joined) <= last
+    assert both(hvd.barrier) == (None, None)
+
+
 def check_numbers():
     for numbers in both(
         lambda: [hvd.rank_op(), hvd.size_op(), hvd.local_rank_op(), hvd.local_size_op(), hvd.process_set_included_op()]

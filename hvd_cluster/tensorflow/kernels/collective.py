@@ -64,20 +64,21 @@ class Collective(ABC):
             works = self.start(context)
             _synchronize(works)
         else:
-            works = [self._submit(context, wait=True)]
+            works = [self._submit(context, self.name, wait=True)]
         self.finish(context, works)
 
-    def start(self, context: Context) -> Sequence[Work]:
-        """Submit the tensors."""
+    def start(self, context: Context, lane: int = 0) -> Sequence[Work]:
+        """Submit the tensors; see :mod:`hvd_cluster.tensorflow.kernels.lanes`."""
+        name = f"{self.name}~{lane}" if lane else self.name
         if not self.grouped:
-            return [self._submit(context, wait=False)]
+            return [self._submit(context, name, wait=False)]
         pairs = [self._pair(context, index) for index in range(context.inputs)]
-        return submission.start_group(self.operation, pairs, self.name, self.process_set, **self._fields_of(context))
+        return submission.start_group(self.operation, pairs, name, self.process_set, **self._fields_of(context))
 
-    def _submit(self, context: Context, wait: bool) -> Work:
+    def _submit(self, context: Context, name: str | None, wait: bool) -> Work:
         source, destination = self._pair(context, 0)
         fields = self._fields_of(context)
-        return submission.start(self.operation, source, destination, self.name, self.process_set, wait, **fields)
+        return submission.start(self.operation, source, destination, name, self.process_set, wait, **fields)
 
 
 def _synchronize(works: Sequence[Work]) -> None:

@@ -15,7 +15,6 @@ from collectives.engine.work import Watch, Work
 from hvd_cluster.tensorflow.errors import as_status
 from hvd_cluster.tensorflow.kernels.collective import Collective
 from hvd_cluster.tensorflow.native.context import Context
-from hvd_cluster.tensorflow.native.done import Done
 
 __all__ = ["Completer", "Run", "completer"]
 
@@ -35,7 +34,7 @@ class Run:
     context: Context
     engine: Engine
     works: Sequence[Work]
-    done: Done
+    done: Callable[[], None]
     step: int
 
     @property
@@ -86,8 +85,10 @@ class Completer:
         self._thread: threading.Thread | None = None
 
     def follow(self, run: Run) -> None:
-        """End ``run`` when its works are done; from any thread. RuntimeError, and ``run`` is not followed, if the
-        thread cannot start."""
+        """End ``run`` when its works are done; from any thread.
+
+        RuntimeError, and ``run`` is not followed, if the thread cannot start.
+        """
         with self._lock:
             if self._thread is None:
                 # Owned by this object. It ends when it is idle; an engine that ends ends all that it waits for.

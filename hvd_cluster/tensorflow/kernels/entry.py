@@ -13,6 +13,7 @@ from hvd_cluster import basics
 from hvd_cluster.tensorflow.errors import as_status
 from hvd_cluster.tensorflow.kernels.collective import Collective
 from hvd_cluster.tensorflow.kernels.completer import Run, completer
+from hvd_cluster.tensorflow.kernels.lanes import LANES, Lanes
 from hvd_cluster.tensorflow.native.construction import Construction
 from hvd_cluster.tensorflow.native.context import Context
 from hvd_cluster.tensorflow.native.done import Done, take
@@ -35,6 +36,7 @@ class Kernel(Protocol):
 _kernels: dict[int, Kernel] = {}
 _numbers = count(1)
 _callers: set[int] = set()
+_lanes = Lanes()
 
 
 @contextmanager
@@ -73,28 +75,43 @@ def _delete(number: int) -> None:
 def _compute(number: int, pointer: int, callback: int) -> None:
     kernel, context = _kernels[number], Context(pointer)
     done = take(callback) if kernel.waits and threading.get_ident() not in _callers else None
+    if done is not None:
+        _begin(kernel, context, done)
+        return
     try:
-        if done is not None:
-            _begin(kernel, context, done)
-            return
         kernel.run(context)
     except BaseException as error:  # noqa: BLE001 - TensorFlow raises it
         context.fail(*as_status(error))
-    if done is None:
-        long_calls.TF_RunAsyncOpKernelDoneCallback(callback)
-    else:
-        done()
+    long_calls.TF_RunAsyncOpKernelDoneCallback(callback)
 
 
 def _begin(kernel: Kernel, context: Context, done: Done) -> None:
-    """Let another thread end the run; an exception means that none does."""
+    """Let another thread end the run."""
     if isinstance(kernel, Collective):
-        engine = basics.engine()
-        completer.follow(Run(kernel, context, engine, kernel.start(context), done, context.step))
-    else:
-        # Owned by the run, which an end of the engine ends.
-        thread = threading.Thread(target=_wait, args=(kernel, context, done), name="hvd-tensorflow-wait", daemon=True)
+        lane = kernel, context.iteration % LANES
+        _lanes.enter(lane, partial(_submit, kernel, context, done, lane))
+        return
+    # Owned by the run, which an end of the engine ends.
+    thread = threading.Thread(target=_wait, args=(kernel, context, done), name="hvd-tensorflow-wait", daemon=True)
+    try:
         thread.start()
+    except RuntimeError as error:  # there are too many, or the interpreter ends
+        context.fail(*as_status(error))
+        done()
+
+
+def _submit(kernel: Collective, context: Context, done: Done, lane: tuple[Collective, int]) -> None:
+    def end() -> None:
+        _lanes.leave(lane)
+        done()
+
+    try:
+        engine = basics.engine()
+        works = kernel.start(context, lane[1])
+        completer.follow(Run(kernel, context, engine, works, end, context.step))
+    except BaseException as error:  # noqa: BLE001 - TensorFlow raises it
+        context.fail(*as_status(error))
+        end()
 
 
 def _wait(kernel: Kernel, context: Context, done: Done) -> None:

@@ -38,6 +38,12 @@ class Context:
         return step
 
     @property
+    def iteration(self) -> int:
+        """The number of the iteration of the innermost loop; 0 outside of loops."""
+        number: int = calls.TF_GetIterId(self._pointer)
+        return number
+
+    @property
     def inputs(self) -> int:
         """The number of input tensors."""
         count: int = calls.TF_NumInputs(self._pointer)

@@ -28,7 +28,7 @@ __all__ = ["Done", "is_known", "take"]
 
 logger = logging.getLogger(__name__)
 
-OLDEST, NEWEST = (2, 16), (2, 21)
+OLDEST, NEWEST = (2, 18), (2, 21)
 """The versions of TensorFlow with which asynchronous kernels were tested."""
 DESTROY = 3
 _Function = c_uint64 * 4

@@ -76,6 +76,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         (c_void_p, POINTER(c_int), c_int, c_int, POINTER(c_int64), c_int, POINTER(c_int), c_void_p),
     ),
     "TF_StepId": (c_int64, (c_void_p,)),
+    "TF_GetIterId": (c_int64, (c_void_p,)),
     "TF_OpKernelContext_Failure": (None, (c_void_p, c_void_p)),
     "TF_RunAsyncOpKernelDoneCallback": (None, (c_void_p,)),
     # Tensors.

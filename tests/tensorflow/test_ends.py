@@ -1,0 +1,108 @@
+"""The end of a rank, and of a script, while operations of graphs are in flight."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import tensorflow as tf
+
+import hvd_cluster.tensorflow as hvd
+from collectives.api import PeerLostError, ShutDownError
+from executors.job import Job
+from executors.placement import assign_ranks
+from hvd_cluster.tensorflow.errors import engine_error
+
+SCRIPT = """
+import sys, threading
+import tensorflow as tf
+import hvd_cluster.tensorflow as hvd
+
+hvd.init()
+running = threading.Event()
+
+
+@tf.function(autograph=False)
+def step(x):
+    return [hvd.allreduce(x * factor) for factor in range(20)]
+
+
+@tf.function(autograph=False)
+def alone(x):
+    return hvd.allreduce(x, name="alone")
+
+
+def repeat():
+    while True:
+        try:
+            step(tf.ones([1000]))
+        except tf.errors.OpError:
+            return
+        running.set()
+
+
+def wait():
+    step(tf.ones([1000]))
+    running.set()
+    if hvd.rank():
+        alone(tf.ones([10]))
+
+
+threading.Thread(target={"loops": repeat, "waits": wait}[sys.argv[1]], daemon=True).start()
+running.wait()
+"""
+
+
+@pytest.mark.parametrize("kind", ["loops", "waits"])
+def test_a_script_ends_while_a_daemon_thread_is_in_a_graph(kind):
+    with Job(2) as job:
+        ranks = []
+        for slot in assign_ranks(["here"] * 2):
+            variables = {**os.environ, **job.environment(slot), "TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1"}
+            command = [sys.executable, "-c", SCRIPT, kind]
+            ranks.append(subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True))
+        for rank in ranks:
+            _, errors = rank.communicate(timeout=100)
+            assert rank.returncode == 0, errors
+
+
+def lose(victim):
+    @tf.function(autograph=False)
+    def step():
+        return [hvd.allreduce(tf.ones([10]), name=f"lost.{index}") for index in range(5)]
+
+    if hvd.rank() == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(tf.errors.UnknownError) as caught:
+        step()
+    assert isinstance(engine_error(caught.value), PeerLostError)
+    assert "HorovodAllreduce" in str(caught.value) or "lost." in str(caught.value)
+    hvd.shutdown()
+
+
+def test_a_lost_rank_is_an_unknown_error(fresh_pool):
+    pool = fresh_pool(2)
+    pool.run(hvd.init)
+    outcomes = pool.outcomes(lose, 1)
+    outcomes[0].unwrap()
+    assert outcomes[1] is None
+
+
+def leave():
+    @tf.function(autograph=False)
+    def step():
+        return hvd.allreduce(tf.ones([10]), name="left")
+
+    if hvd.rank():
+        hvd.shutdown()
+        return
+    with pytest.raises(tf.errors.UnknownError) as caught:
+        step()
+    assert isinstance(engine_error(caught.value), ShutDownError)
+
+
+def test_a_rank_that_leaves_is_an_unknown_error(fresh_pool):
+    pool = fresh_pool(2)
+    pool.run(hvd.init)
+    pool.run(leave)

@@ -1,0 +1,133 @@
+"""What TensorFlow raises, and the engine's own error behind it."""
+
+import pytest
+import tensorflow as tf
+
+import hvd_cluster.tensorflow as hvd
+from collectives.api import InvalidRequestError, MismatchError, NotInitializedError, RefusedCallError
+from hvd_cluster.tensorflow.errors import engine_error
+from tests.checks import each_check
+
+MODES = {"eager": lambda function: function, "graph": lambda function: tf.function(function, autograph=False)}
+
+
+def error_of(function):
+    """The engine's error behind the one of TensorFlow, and that."""
+    with pytest.raises(tf.errors.OpError) as caught:
+        function()
+    return engine_error(caught.value), caught.value
+
+
+def check_disagreement():
+    for mode, wrap in MODES.items():
+        wrong = wrap(lambda: hvd.allreduce(tf.ones([hvd.rank() + 1]), name=f"shape.{mode}"))  # noqa: B023
+        cause, error = error_of(wrong)
+        assert isinstance(error, tf.errors.FailedPreconditionError)
+        assert isinstance(cause, MismatchError)
+        assert cause.property == "shape"
+        assert "HorovodAllreduce" in str(error) or mode == "graph"
+        if mode == "eager":
+            assert error.__cause__ is cause
+        assert hvd.allreduce(tf.ones([2]), op=hvd.Sum).numpy().tolist() == [hvd.size()] * 2
+
+
+def check_arguments():
+    cause, error = error_of(lambda: hvd.broadcast(tf.ones([2]), 99, name="root"))
+    assert isinstance(error, tf.errors.InvalidArgumentError)
+    assert isinstance(cause, InvalidRequestError)
+    cause, error = error_of(lambda: hvd.size_op(77))
+    assert isinstance(error, tf.errors.InvalidArgumentError)
+
+
+def check_arguments_that_are_wrong_before_the_operation_runs():
+    for wrong in (
+        lambda: hvd.allreduce(tf.ones([1]), op=77),
+        lambda: hvd.allreduce(tf.ones([1]), average=True, op=hvd.Sum),
+        lambda: hvd.allreduce(tf.constant(["text"])),
+        lambda: hvd.allreduce(tf.constant([1], tf.uint16)),
+        lambda: hvd.allreduce(tf.ones([1]), prescale_factor="x"),
+        lambda: hvd.broadcast(tf.ones([1]), "first"),
+        lambda: hvd.grouped_allreduce(tf.ones([1])),
+        lambda: hvd.grouped_allgather([]),
+        lambda: hvd.alltoall(tf.ones([1]), splits=[0.5]),
+        lambda: hvd.broadcast_([1], 0),
+    ):
+        with pytest.raises(InvalidRequestError):
+            wrong()
+    slices = tf.IndexedSlices(tf.ones([1, 1]), tf.constant([0]))
+    for arguments in ({"op": hvd.Max}, {"op": hvd.Adasum}, {"prescale_factor": 0.5}):
+        with pytest.raises(NotImplementedError, match="IndexedSlices"):
+            hvd.allreduce(slices, **arguments)
+
+
+def check_other_ranks_hear_of_a_refused_call():
+    if hvd.rank() == 0:
+        with pytest.raises(InvalidRequestError):
+            hvd.allreduce(tf.constant(["text"]), name="refused")
+    else:
+        cause, error = error_of(lambda: hvd.allreduce(tf.ones([1]), name="refused"))
+        assert isinstance(error, tf.errors.FailedPreconditionError)
+        assert isinstance(cause, RefusedCallError)
+
+
+def check_a_failure_ends_the_whole_run_of_a_graph():
+    """Rank 0 has begun an operation that the others never begin, because the one before it fails there."""
+
+    @tf.function(autograph=False)
+    def step():
+        first = hvd.allreduce(tf.ones([hvd.rank() + 1]), name="fails")
+        with tf.control_dependencies([first] if hvd.rank() else []):
+            return first, hvd.allreduce(tf.ones([2]), name="alone")
+
+    _, error = error_of(step)
+    assert isinstance(error, tf.errors.FailedPreconditionError | tf.errors.CancelledError)
+
+
+def check_an_error_of_another_kind_is_not_ours():
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        tf.reshape(tf.ones([3]), [2])
+    assert engine_error(caught.value) is None
+
+
+BETWEEN_RANKS = (check_disagreement, check_other_ranks_hear_of_a_refused_call)
+
+
+@each_check(globals(), *BETWEEN_RANKS, check_a_failure_ends_the_whole_run_of_a_graph)
+@pytest.mark.parametrize("ranks", [1], indirect=True)
+def test_error(ranks, check):
+    ranks.run(check)
+
+
+@pytest.mark.parametrize("check", BETWEEN_RANKS)
+@pytest.mark.parametrize("ranks", [3], indirect=True)
+def test_error_between_ranks(ranks, check):
+    ranks.run(check)
+
+
+def test_a_failure_ends_the_whole_run_of_a_graph(fresh_pool):
+    pool = fresh_pool(2)
+    pool.run(hvd.init)
+    pool.run(check_a_failure_ends_the_whole_run_of_a_graph)
+
+
+def check_before_init():
+    for call in (hvd.allreduce, hvd.allgather, hvd.reducescatter):
+        with pytest.raises(NotInitializedError):
+            call(tf.ones([1]))
+    assert isinstance(error_of(hvd.rank_op)[1], tf.errors.FailedPreconditionError)
+
+
+def check_shutdown():
+    step = tf.function(lambda: hvd.allreduce(tf.ones([2]), name="late"), autograph=False)
+    step()
+    hvd.shutdown()
+    assert isinstance(error_of(step)[0], NotInitializedError)
+    hvd.init()
+    assert step().numpy().tolist() == [1.0, 1.0]
+
+
+def test_before_init_and_after_shutdown(fresh_pool):
+    pool = fresh_pool(1)
+    pool.run(check_before_init)
+    pool.run(hvd.init)
+    pool.run(check_shutdown)
