@@ -95,7 +95,14 @@ def broadcast(
 
     HorovodInternalError when they differ in shape or dtype, or a rank is lost.
     """
-    arrays = broadcast_all([copied(variable) for variable in variables], root_rank, name, process_set)
-    if basics.rank() != root_rank:
+    is_root = basics.rank() == root_rank
+    arrays = [copied(variable) if is_root else _room_for(variable) for variable in variables]
+    arrays = broadcast_all(arrays, root_rank, name, process_set)
+    if not is_root:
         for variable, array in zip(variables, arrays, strict=True):
             put(variable, array)
+
+
+def _room_for(variable: Any) -> Array:
+    """Memory for its values, which may not be there: on JAX, a step that fails has deleted them."""
+    return np.empty(tuple(variable.shape), np.dtype(variable.dtype))

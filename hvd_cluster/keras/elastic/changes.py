@@ -36,7 +36,7 @@ class _ByIdentity(Changes):
 
     def count(self, variables: Sequence[Any]) -> int:
         """See :class:`Changes`."""
-        present = [variable.value for variable in variables]
+        present = [variable._value for variable in variables]  # ``value`` makes an array where Keras has taken it away
         if len(present) != len(self._seen) or any(map(_differ, present, self._seen)):
             self._count += 1
         self._seen = present
@@ -44,7 +44,7 @@ class _ByIdentity(Changes):
 
 
 def _differ(present: Any, before: Any) -> bool:
-    return present is not before or present.is_deleted()
+    return present is None or present is not before or present.is_deleted()
 
 
 class _Unknown(Changes):

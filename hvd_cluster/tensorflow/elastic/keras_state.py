@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
-
 from hvd_cluster.keras.elastic.state import KerasState
 
 __all__ = ["TensorFlowKerasState"]
@@ -14,11 +12,5 @@ __all__ = ["TensorFlowKerasState"]
 class TensorFlowKerasState(KerasState):
     """A :class:`~hvd_cluster.keras.elastic.KerasState`; ``backend`` is accepted for compatibility and not needed."""
 
-    def __init__(
-        self,
-        model: keras.Model,
-        optimizer: keras.optimizers.Optimizer | None = None,
-        backend: Any = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
         super().__init__(model, optimizer, **kwargs)
