@@ -111,7 +111,7 @@ def _rate(optimizer: Any) -> float:
 def _scale_momentums(optimizer: Any, factor: float) -> None:
     """Nothing for optimizers without: those of Adam, for one, have no learning rate in them."""
     if getattr(optimizer, "momentum", 0):
-        for variable in getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", ()):
+        for variable in getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", None) or ():
             variables.put(variable, (variables.view(variable) * factor).astype(variable.dtype))
 
 

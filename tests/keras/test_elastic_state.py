@@ -116,7 +116,7 @@ def check_the_rest_of_an_epoch():
 
 def check_wrong_models():
     model = keras.Sequential([keras.layers.Dense(1)])
-    with pytest.raises(ValueError, match="has no variables yet; call model.build"):
+    with pytest.raises(ValueError, match=r"has no variables yet; call model\.build"):
         hvd.elastic.KerasState(model)
     with pytest.raises(ValueError, match=r"model is a str; give a keras\.Model"):
         hvd.elastic.KerasState("model")
