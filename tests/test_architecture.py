@@ -147,10 +147,10 @@ def test_rooms_of_all_bindings_know_no_binding():
 
 
 def test_a_binding_is_thin():
-    """At most 1,550 statements: tensors, autograd, hooks, modules, states, streams. What others copy lies beside."""
+    """At most 1,600 statements: tensors, autograd, hooks, modules, states, streams. What others copy lies beside."""
     sizes = {name: sum(map(_statements, (ROOT / "hvd_cluster" / name).rglob("*.py"))) for name in FRAMEWORKS}
     assert sizes["torch"] > 500
-    assert all(size <= 1550 for size in sizes.values()), sizes
+    assert all(size <= 1600 for size in sizes.values()), sizes
 
 
 def _statements(path):
@@ -187,6 +187,20 @@ SURFACE = {
     "hvd_cluster.data": ["AsyncDataLoaderMixin", "BaseDataLoader"],
     "hvd_cluster.elastic": ["GlobalBatches", "ObjectState", "State", "drain", "run"],
     "hvd_cluster.horovod": ["install", "is_requested", "search_path"],
+    "hvd_cluster.keras": [
+        *(
+            "Adasum",
+            "Average",
+            "Compression",
+            "DistributedOptimizer",
+            "PartialDistributedOptimizer",
+            "ProcessSet",
+            "Sum",
+        ),
+        *("SyncBatchNormalization", "add_process_set", "cross_rank", "cross_size", "global_process_set", "init"),
+        *("is_homogeneous", "is_initialized", "local_rank", "local_size", "rank", "remove_process_set", "shutdown"),
+        "size",
+    ],
     "hvd_cluster.spark": ["ElasticShard", "Shard", "run", "run_elastic", "run_on_dataframe"],
     "hvd_cluster.spark.conf": [
         "SPARK_CONF_ALWAYS_RESTART_FAILED_TASK",
@@ -366,6 +380,7 @@ def test_the_public_surface_is_a_decision(name):
     for library, prefix in {
         "torch": "hvd_cluster.torch",
         "tensorflow": "hvd_cluster.tensorflow",
+        "keras": "hvd_cluster.keras",
         "pyspark": "hvd_cluster.spark",
     }.items():
         if name.startswith(prefix):

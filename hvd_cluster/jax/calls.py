@@ -75,7 +75,7 @@ def allreduce(shipments: Sequence[Shipment], process_set: ProcessSet, fields: Ma
         tuple(fields.items()),
     )
     _register()
-    shapes = [jax.ShapeDtypeStruct(tensor.shape, tensor.dtype) for tensor in tensors]
+    shapes = [jax.ShapeDtypeStruct(tensor.shape, tensor.dtype) for tensor in tensors]  # type: ignore[no-untyped-call]
     aliases = {index: index for index in range(len(tensors))}
     run = jax.ffi.ffi_call(TARGET, shapes, has_side_effect=True, input_output_aliases=aliases)
     return list(run(*tensors, call=np.int64(_number_of(call))))
@@ -92,7 +92,7 @@ def _number_of(call: _Call) -> int:
 def _register() -> None:
     with _lock:
         if not _registered:
-            capsule = jax.ffi.pycapsule(_handler)
+            capsule = jax.ffi.pycapsule(_handler)  # type: ignore[no-untyped-call]
             jax.ffi.register_ffi_target(TARGET, capsule, platform="cpu")
             _registered.append(capsule)
 
@@ -100,8 +100,7 @@ def _register() -> None:
 _registered: list[Any] = []
 
 
-@c.CFUNCTYPE(c.c_void_p, c.POINTER(CallFrame))
-def _handler(pointer: Any) -> int | None:
+def _handle(pointer: Any) -> int | None:
     frame = pointer.contents
     try:
         if _is_question(frame) or frame.stage != EXECUTE:
@@ -111,6 +110,9 @@ def _handler(pointer: Any) -> int | None:
         _errors[:] = [error.with_traceback(None)]
         return create_error(frame, ABORTED, f"{type(error).__name__}: {error}")
     return None
+
+
+_handler = c.CFUNCTYPE(c.c_void_p, c.POINTER(CallFrame))(_handle)
 
 
 def _is_question(frame: Any) -> bool:

@@ -30,6 +30,7 @@ from hvd_cluster.keras.compression import Compression
 from hvd_cluster.keras.evaluation import evaluate
 from hvd_cluster.keras.models import load_model
 from hvd_cluster.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+from hvd_cluster.keras.sync_batch_norm import SyncBatchNormalization
 from hvd_cluster.keras.values import allgather, allreduce, broadcast, reducescatter
 from hvd_cluster.operations.reductions import Adasum, Average, Sum
 from hvd_cluster.process_sets import ProcessSet, global_process_set
@@ -42,6 +43,7 @@ __all__ = [
     "PartialDistributedOptimizer",
     "ProcessSet",
     "Sum",
+    "SyncBatchNormalization",
     "add_process_set",
     "allgather",
     "allreduce",

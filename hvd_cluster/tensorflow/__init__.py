@@ -1,6 +1,7 @@
 """Horovod's API on TensorFlow: ``import hvd_cluster.tensorflow as hvd``."""
 
 import os as _os
+from typing import Any as _Any
 
 try:
     import tensorflow as _tensorflow  # noqa: F401
@@ -73,18 +74,30 @@ from hvd_cluster.tensorflow.mpi_ops import (
     start_timeline,
     stop_timeline,
 )
+from hvd_cluster.tensorflow.optimizer.aggregation import (
+    LocalGradientAggregationHelper,
+    LocalGradientAggregationHelperEager,
+)
+from hvd_cluster.tensorflow.optimizer.tape import DistributedGradientTape, PartialDistributedGradientTape
+from hvd_cluster.tensorflow.optimizer.wrapping import DistributedOptimizer
 
 __all__ = [
     "Adasum",
     "Average",
     "BroadcastGlobalVariablesHook",
     "Compression",
+    "DistributedGradientTape",
+    "DistributedOptimizer",
     "HorovodInternalError",
+    "LocalGradientAggregationHelper",
+    "LocalGradientAggregationHelperEager",
     "Max",
     "Min",
+    "PartialDistributedGradientTape",
     "ProcessSet",
     "Product",
     "Sum",
+    "SyncBatchNormalization",
     "add_process_set",
     "allgather",
     "allgather_object",
@@ -139,3 +152,12 @@ __all__ = [
 
 _threads.limit_threads(_os.environ)
 _register_thread_count("tensorflow", _threads.count_threads)
+
+
+def __getattr__(name: str) -> _Any:
+    """SyncBatchNormalization is a layer of Keras, which is imported only for it."""
+    if name == "SyncBatchNormalization":
+        from hvd_cluster.keras.sync_batch_norm import SyncBatchNormalization
+
+        return SyncBatchNormalization
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,29 +1,14 @@
-"""Ranks with Keras on each of its backends, and elastic jobs."""
+"""The pools of ranks that the Keras tests share: one for each backend that is installed."""
 
-import importlib.util
-import os
+from importlib.util import find_spec
 
 import pytest
 
-from tests import pool
 from tests.elastic.conftest import start as start  # a fixture
-from tests.pool import functions_by_value
+from tests.keras.pool import Pool
+from tests.pool import functions_by_value, pools_of
 
-BACKENDS = ("tensorflow", "torch", "jax")
-
-
-def available(backend):
-    return importlib.util.find_spec("keras") is not None and importlib.util.find_spec(backend) is not None
-
-
-def _prepare():
-    os.environ.update(TF_CPP_MIN_LOG_LEVEL="2", CUDA_VISIBLE_DEVICES="", JAX_PLATFORMS="cpu")
-    import keras
-
-    import hvd_cluster.keras
-
-    assert hvd_cluster.keras
-    assert keras.backend.backend() == os.environ["KERAS_BACKEND"]
+BACKENDS = [name for name in ("tensorflow", "torch", "jax") if find_spec(name)]
 
 
 def _initialize():
@@ -32,23 +17,17 @@ def _initialize():
     hvd.init()
 
 
-class Pool(pool.Pool):
-    """Ranks that have imported Keras; the variable KERAS_BACKEND says which one."""
-
-    prepare = staticmethod(_prepare)
-
-
 @pytest.fixture(scope="session", params=BACKENDS)
-def ranks(request):
-    """Three initialized ranks on each backend, which all tests share."""
-    if not available(request.param):
-        pytest.skip(f"{request.param} is not installed")
-    made = Pool(3, environment={"KERAS_BACKEND": request.param})
-    try:
-        made.run(_initialize)
-        yield made
-    finally:
-        made.close()
+def backend(request):
+    """The name of a backend."""
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def ranks(backend):
+    """Two ranks on ``backend``, on one host."""
+    with pools_of(Pool.on(backend), _initialize) as get:
+        yield get(2)
 
 
 @pytest.fixture(autouse=True, scope="module")

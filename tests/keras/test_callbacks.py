@@ -1,4 +1,4 @@
-"""Callbacks, values, evaluation and saved models, on three ranks and every backend."""
+"""Callbacks, values, evaluation and saved models, on two ranks and every backend."""
 
 import keras
 import numpy as np
@@ -134,16 +134,16 @@ def check_momentum_correction():
 
 
 def check_evaluation_of_uneven_parts():
-    """Also an AUC, which no average of the ranks' results gives; one rank has nothing."""
+    """Also an AUC, which no average of the ranks' results gives; a rank may have nothing."""
     model = model_of(metrics=[keras.metrics.AUC(name="auc"), "mae"])
     x, y = rows(30, seed=7)
     weights = np.linspace(0.5, 2, 30).astype("float32")
     expected = model.evaluate(x, y, sample_weight=weights, batch_size=4, verbose=0, return_dict=True)
-    bounds = [0, 23, 23, 30] if hvd.size() == 3 else [0, 30]
-    part = slice(*bounds[hvd.rank() : hvd.rank() + 2])
-    found = hvd.evaluate(model, x[part], y[part], sample_weight=weights[part], batch_size=4)
-    assert sorted(found) == sorted(expected)
-    np.testing.assert_allclose([found[name] for name in expected], list(expected.values()), rtol=1e-5)
+    for bounds in ([0, 23, 30], [0, 30, 30]):
+        part = slice(*bounds[hvd.rank() : hvd.rank() + 2])
+        found = hvd.evaluate(model, x[part], y[part], sample_weight=weights[part], batch_size=4)
+        assert sorted(found) == sorted(expected)
+        np.testing.assert_allclose([found[name] for name in expected], list(expected.values()), rtol=1e-5)
     with pytest.raises(ValueError, match="no rank has data"):
         hvd.evaluate(model, x[:0], y[:0])
 
@@ -190,5 +190,5 @@ def check_best_model(folder):
 
 
 @each_check(globals())
-def test_on_three_ranks(ranks, check, tmp_path):
+def test_on_two_ranks(ranks, check, tmp_path):
     ranks.run(check, *([str(tmp_path)] if check.__code__.co_argcount else []))

@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.elastic.jobs import assert_agreement
-from tests.keras.conftest import available
 
 pytestmark = pytest.mark.timeout(300)
 
-SCRIPT = Path(__file__).with_name("training.py")
+SCRIPT = Path(__file__).with_name("elastic_training.py")
 COOLDOWN = ("--blacklist-cooldown-range", 1, 1)
 
 
@@ -18,8 +17,7 @@ COOLDOWN = ("--blacklist-cooldown-range", 1, 1)
     ("backend", "way"), [("tensorflow", "fit"), ("tensorflow", "loop"), ("torch", "fit"), ("jax", "fit")]
 )
 def test_a_loss_a_newcomer_and_a_notice(start, backend, way):
-    if not available(backend):
-        pytest.skip(f"{backend} is not installed")
+    pytest.importorskip(backend)
     variables = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1"}
     job = start(3, *COOLDOWN, script=SCRIPT, arguments=[way], variables=variables)
     job.kill(1)

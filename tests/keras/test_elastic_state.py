@@ -1,4 +1,4 @@
-"""Elastic states of Keras and their callbacks, on three ranks and every backend."""
+"""Elastic states of Keras and their callbacks, on two ranks and every backend."""
 
 import keras
 import numpy as np
@@ -123,5 +123,5 @@ def check_wrong_models():
 
 
 @each_check(globals())
-def test_on_three_ranks(ranks, check):
+def test_on_two_ranks(ranks, check):
     ranks.run(check)

@@ -102,7 +102,8 @@ class Distributed(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     def _count_pass(self) -> None:
         """A pass without a step is an iteration, too."""
-        getattr(self, "inner_optimizer", self)._iterations.assign_add(1)
+        counted: Any = getattr(self, "inner_optimizer", self)
+        counted._iterations.assign_add(1)
 
     def _discard_passes(self) -> None:
         """Drop the gradients that passes before a step have added up."""

@@ -150,7 +150,7 @@ def _wrap(optimizer: Any, name: str | None, exchange: Exchange) -> Any:
     base = type(optimizer)
     # Keras saves the class that __class__ names. type() and isinstance() see this one.
     members = {"__module__": base.__module__, "__class__": property(lambda self: base)}
-    wrapped = object.__new__(type(base.__name__, (Distributed, base), members))
+    wrapped: Any = object.__new__(type(base.__name__, (Distributed, base), members))
     object.__setattr__(wrapped, "__dict__", optimizer.__dict__)
     wrapped.__dict__["_exchange"] = exchange
     if name is not None:

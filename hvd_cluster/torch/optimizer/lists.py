@@ -52,7 +52,7 @@ class TorchLists(ListBinding):
     def unpack(packed: torch.Tensor, targets: Sequence[Target]) -> Sequence[torch.Tensor]:
         """See :class:`ListBinding`."""
         shapes = [target.shape or () for target in targets]
-        parts = packed.split([prod(shape) for shape in shapes])
+        parts = packed.split_with_sizes([prod(shape) for shape in shapes])
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     @staticmethod

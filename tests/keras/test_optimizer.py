@@ -1,0 +1,151 @@
+"""DistributedOptimizer on every backend of Keras: two ranks train as one process does on the joined batches."""
+
+import keras
+import numpy as np
+import pytest
+
+import hvd_cluster.keras as hvd
+from tests.checks import each_check
+from tests.keras.training import examples, fit_alone, fit_together, identical, model, same
+
+
+def sgd(**options):
+    return keras.optimizers.SGD(0.1, momentum=0.9, **options)
+
+
+def values(variables):
+    return [keras.ops.convert_to_numpy(variable) for variable in variables]
+
+
+def check_fit():
+    for options in ({}, {"groups": 2}, {"gradient_predivide_factor": 2.0}):
+        same(fit_together(hvd.DistributedOptimizer(sgd(), **options)), fit_alone(sgd()))
+    same(fit_together(hvd.DistributedOptimizer(sgd(), op=hvd.Sum)), fit_alone(keras.optimizers.SGD(0.2, 0.9)), 1e-3)
+
+
+def check_options_of_the_optimizer_act_on_combined_gradients():
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.05, 4, 0.5)
+    for options in (
+        {"global_clipnorm": 0.1},
+        {"clipvalue": 0.001, "weight_decay": 0.01},
+        {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 3},
+        {"gradient_accumulation_steps": 2},
+    ):
+        alone, together = keras.optimizers.SGD(schedule, **options), keras.optimizers.SGD(schedule, **options)
+        trained, wanted = fit_together(hvd.DistributedOptimizer(together)), fit_alone(alone)
+        same(trained, wanted)
+        assert int(trained.optimizer.iterations) == int(wanted.optimizer.iterations)
+
+
+def check_compression():
+    for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
+        wrapped = hvd.DistributedOptimizer(sgd(), compression=compression)
+        same(fit_together(wrapped), fit_alone(sgd()), rtol=0.1, atol=0.02)
+
+
+def check_backward_passes_per_step():
+    if keras.backend.backend() == "jax":
+        with pytest.raises(ValueError, match="gradient_accumulation_steps=2"):
+            hvd.DistributedOptimizer(sgd(), backward_passes_per_step=2)
+        return
+    wrapped = hvd.DistributedOptimizer(sgd(), backward_passes_per_step=2, average_aggregated_gradients=True)
+    trained = fit_together(wrapped)
+    same(trained, fit_alone(sgd(gradient_accumulation_steps=2)))
+    assert int(trained.optimizer.iterations) == 12
+    summed = fit_together(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05, 0.9), backward_passes_per_step=2))
+    same(summed, fit_alone(sgd(gradient_accumulation_steps=2)), 1e-3)
+
+
+def check_the_wrapper_shares_the_state():
+    plain = sgd()
+    wrapped = hvd.DistributedOptimizer(plain, name="ours")
+    trained = fit_together(wrapped)
+    assert isinstance(wrapped, keras.optimizers.SGD)
+    assert type(wrapped).__name__ == "SGD"
+    assert wrapped.name == "ours"
+    assert wrapped.variables[0] is plain.variables[0]
+    assert len(wrapped.variables) == 2 + len(trained.trainable_variables)
+    wrapped.learning_rate = 0.25
+    assert float(plain.learning_rate) == 0.25
+    identical(values(wrapped.variables))
+
+
+def check_it_is_saved_as_the_optimizer_that_it_wraps(folder):
+    trained = fit_together(hvd.DistributedOptimizer(sgd()))
+    path = f"{folder}/{hvd.rank()}.keras"
+    trained.save(path)
+    loaded = keras.saving.load_model(path)
+    assert type(loaded.optimizer) is type(sgd())
+    assert keras.saving.serialize_keras_object(loaded.optimizer) == keras.saving.serialize_keras_object(
+        trained.optimizer
+    )
+    for one, other in zip(values(loaded.optimizer.variables), values(trained.optimizer.variables), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def check_a_gradient_that_one_rank_does_not_have():
+    variables = [keras.Variable(np.ones(2, "f")), keras.Variable(np.ones((200, 200), "f"))]
+    gradients = [keras.ops.ones(2), keras.ops.ones((200, 200)) if hvd.rank() == 0 else None]
+    wrapped = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    wrapped.apply(gradients, variables)
+    for found, wanted in zip(values(variables), (np.zeros(2), np.full((200, 200), 0.5)), strict=True):
+        np.testing.assert_allclose(found, wanted)
+
+
+def check_local_layers():
+    trained = model()
+    first = trained.layers[0]
+    wrapped = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(1.0), local_layers=[first])
+    before = values(trained.trainable_variables)
+    gradients = [keras.ops.ones(variable.shape) * (1 + hvd.rank()) for variable in before]
+    wrapped.apply(gradients, trained.trainable_variables)
+    for number, (start, end) in enumerate(zip(before, values(trained.trainable_variables), strict=True)):
+        np.testing.assert_allclose(start - end, (1 + hvd.rank()) / 2 if number < 2 else 1.5, rtol=1e-5)
+
+
+def check_embeddings():
+    def build():
+        keras.utils.set_random_seed(2)
+        return keras.Sequential(
+            [keras.Input((6,)), keras.layers.Embedding(50, 4), keras.layers.Flatten(), keras.layers.Dense(3)]
+        )
+
+    def train(optimizer, ranks):
+        trained = build()
+        trained.compile(optimizer=optimizer, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        images, labels = examples(ranks)
+        words = np.abs(images * 10).astype("int32") % 50
+        trained.fit(words, labels, batch_size=4 * len(ranks), shuffle=False, verbose=0)
+        return trained
+
+    for dense in (False, True):
+        wrapped = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), sparse_as_dense=dense)
+        same(train(wrapped, [hvd.rank()]), train(keras.optimizers.SGD(0.1), range(hvd.size())))
+
+
+def check_wrong_arguments():
+    wrapped = hvd.DistributedOptimizer(sgd())
+    cases = [
+        ((7,), {}, "cannot wrap"),
+        ((wrapped,), {}, "not wrapped yet"),
+        ((keras.optimizers.LossScaleOptimizer(wrapped),), {}, "distributed already"),
+        ((sgd(),), {"op": hvd.Adasum}, "use Average or Sum"),
+        ((sgd(),), {"groups": [["kernel"]]}, "not of str"),
+        ((sgd(),), {"backward_passes_per_step": 0}, "at least 1"),
+        ((sgd(),), {"op": hvd.Sum, "gradient_predivide_factor": 2.0}, "needs op=Average"),
+        ((sgd(),), {"compression": 7}, "compression=7"),
+    ]
+    for args, options, text in cases:
+        with pytest.raises(ValueError, match=text):
+            hvd.DistributedOptimizer(*args, **options)
+    with pytest.raises(ValueError, match="has no variables yet"):
+        hvd.PartialDistributedOptimizer(sgd(), local_layers=keras.layers.Dense(2))
+
+
+@each_check(globals(), check_it_is_saved_as_the_optimizer_that_it_wraps)
+def test_optimizer(ranks, check):
+    ranks.run(check)
+
+
+def test_saving(ranks, tmp_path):
+    ranks.run(check_it_is_saved_as_the_optimizer_that_it_wraps, str(tmp_path))

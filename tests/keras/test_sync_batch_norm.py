@@ -1,0 +1,101 @@
+"""SyncBatchNormalization: batches of other sizes on each rank are normalized as one."""
+
+import keras
+import numpy as np
+import pytest
+
+import hvd_cluster.keras as hvd
+from hvd_cluster.keras.backends import backend
+from tests.checks import each_check
+
+
+def rows(rank, sizes, mean=1.0):
+    return (np.random.default_rng(rank).normal(size=(sizes[rank], 4, 3)) * 2 + mean).astype("f")
+
+
+def joined(sizes, mean=1.0):
+    return np.concatenate([rows(rank, sizes, mean) for rank in range(hvd.size())])
+
+
+def check_a_mean_far_from_0():
+    sizes = [3, 5]
+    ours, _ = layers()
+    everything = joined(sizes, 1000.0).astype("d")
+    wanted = (everything - everything.mean((0, 1))) / np.sqrt(everything.var((0, 1)) + ours.epsilon)
+    close(ours(rows(hvd.rank(), sizes, 1000.0), training=True), own(wanted, sizes))
+
+
+def layers():
+    return hvd.SyncBatchNormalization(epsilon=1e-5), keras.layers.BatchNormalization(epsilon=1e-5)
+
+
+def close(one, other, atol=1e-3):
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(one), keras.ops.convert_to_numpy(other), 1e-4, atol)
+
+
+def own(array, sizes):
+    start = sum(sizes[: hvd.rank()])
+    return array[start : start + sizes[hvd.rank()]]
+
+
+def check_forward():
+    for sizes in ([3, 5], [0, 4]):
+        ours, theirs = layers()
+        wanted = theirs(joined(sizes), training=True)
+        close(ours(rows(hvd.rank(), sizes), training=True), own(keras.ops.convert_to_numpy(wanted), sizes))
+        close(ours.moving_mean, theirs.moving_mean)
+        close(ours.moving_variance, theirs.moving_variance)
+        close(ours(joined(sizes)), theirs(joined(sizes)))
+
+
+def check_masked_steps_do_not_count():
+    ours, _ = layers()
+    inputs = np.array([[[2.0 + hvd.rank() * 4], [50.0]]], "f")
+    found = keras.ops.convert_to_numpy(ours(inputs, training=True, mask=np.array([[True, False]])))
+    assert abs(found[0, 0, 0]) == pytest.approx(1.0, abs=1e-4)
+
+
+def gradient(layer, inputs, weights):
+    """Of the sum of the weighted outputs."""
+    name = keras.backend.backend()
+    layer.build(inputs.shape)
+    if name == "tensorflow":
+        import tensorflow as tf
+
+        given = tf.constant(inputs)
+        with tf.GradientTape() as tape:
+            tape.watch(given)
+            value = tf.reduce_sum(layer(given, training=True) * weights)
+        return tape.gradient(value, given)
+    if name == "torch":
+        given = keras.ops.convert_to_tensor(inputs).requires_grad_()
+        (layer(given, training=True) * keras.ops.convert_to_tensor(weights)).sum().backward()
+        return given.grad
+    import jax
+
+    state = [variable.value for variable in layer.non_trainable_variables]
+    trainable = [variable.value for variable in layer.trainable_variables]
+
+    def value(given):
+        return (layer.stateless_call(trainable, state, given, training=True)[0] * weights).sum()
+
+    return jax.jit(jax.grad(value))(inputs)
+
+
+def check_gradient_is_that_of_the_sum_of_the_losses():
+    sizes = [3, 5]
+    weights = np.random.default_rng(9).normal(size=(sum(sizes), 4, 3)).astype("f")
+    ours, theirs = layers()
+    found = gradient(ours, rows(hvd.rank(), sizes), own(weights, sizes))
+    close(found, own(keras.ops.convert_to_numpy(gradient(theirs, joined(sizes), weights)), sizes))
+
+
+def check_wrong_arguments():
+    with pytest.raises(ValueError, match="does not support fused=True"):
+        hvd.SyncBatchNormalization(fused=True)
+    assert backend().__name__.endswith(keras.backend.backend())
+
+
+@each_check(globals())
+def test_sync_batch_norm(ranks, check):
+    ranks.run(check)
