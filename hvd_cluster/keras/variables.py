@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import keras
@@ -58,15 +59,24 @@ def view(variable: Any) -> Array:
     """The values of ``variable``, in its own memory where that can be read: use them before it changes."""
     native = variable.value
     read = getattr(native, "read_value", None)  # of a tf.Variable
-    return as_array(native if read is None else read())
+    array = as_array(native if read is None else read())
+    return array.astype(np.dtype(variable.dtype), copy=False)  # Keras reads a bfloat16 of torch as float32
 
 
 def as_array(tensor: Any) -> Array:
     """The values of a tensor of the backend, in its own memory where that can be read."""
-    try:
-        return np.asarray(memoryview(tensor))
-    except (TypeError, ValueError, BufferError, NotImplementedError):  # on a GPU, a bfloat16, or of torch
-        return np.asarray(keras.ops.convert_to_numpy(tensor))
+    if hasattr(tensor, "detach"):  # of torch
+        tensor = tensor.detach().cpu()
+    for read in (memoryview, _numpy, keras.ops.convert_to_numpy):
+        with suppress(TypeError, ValueError, BufferError, NotImplementedError):  # on a GPU, or a bfloat16
+            return np.asarray(read(tensor))
+    raise InvalidRequestError(f"a {type(tensor).__name__} has no values that can be read here")
+
+
+def _numpy(tensor: Any) -> Any:
+    if not hasattr(tensor, "numpy"):
+        raise TypeError
+    return tensor.numpy()
 
 
 def copied(variable: Any, earlier: Array | None = None) -> Array:
