@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from operator import methodcaller
 from typing import Any
 
 import keras
@@ -67,16 +68,10 @@ def as_array(tensor: Any) -> Array:
     """The values of a tensor of the backend, in its own memory where that can be read."""
     if hasattr(tensor, "detach"):  # of torch
         tensor = tensor.detach().cpu()
-    for read in (memoryview, _numpy, keras.ops.convert_to_numpy):
-        with suppress(TypeError, ValueError, BufferError, NotImplementedError):  # on a GPU, or a bfloat16
+    for read in (memoryview, methodcaller("numpy"), keras.ops.convert_to_numpy):
+        with suppress(AttributeError, TypeError, ValueError, BufferError, NotImplementedError):  # a GPU, a bfloat16
             return np.asarray(read(tensor))
     raise InvalidRequestError(f"a {type(tensor).__name__} has no values that can be read here")
-
-
-def _numpy(tensor: Any) -> Any:
-    if not hasattr(tensor, "numpy"):
-        raise TypeError
-    return tensor.numpy()
 
 
 def copied(variable: Any, earlier: Array | None = None) -> Array:
