@@ -35,6 +35,9 @@ examples: environment
 	$(HVDRUN) -np 2 $(BIN)/python examples/digits_uneven.py
 	$(HVDRUN) -np 2 $(BIN)/python examples/digits_amp.py
 	$(HVDRUN) -np 2 --min-np 1 $(BIN)/python examples/elastic_digits.py
+	$(HVDRUN) -np 2 $(BIN)/python examples/keras_digits.py
+	$(HVDRUN) -np 2 $(BIN)/python examples/tensorflow_digits.py
+	$(HVDRUN) -np 2 --min-np 1 $(BIN)/python examples/elastic_keras.py
 	$(BIN)/python examples/elastic_same_result.py --events 5
 	$(HVDRUN) -np 2 --horovod-alias $(BIN)/python examples/horovod_digits.py
 	$(HVDRUN) -np 2 $(BIN)/python examples/synthetic_benchmark.py

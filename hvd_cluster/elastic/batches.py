@@ -117,7 +117,11 @@ class GlobalBatches:
     @property
     def weight(self) -> float:
         """The weight of the loss of this rank in the present step: 1 where all ranks have equally many samples."""
-        count = min(self.global_batch_size, self.length - self.step * self.global_batch_size)
+        return self.weight_of(self.step)
+
+    def weight_of(self, step: int) -> float:
+        """As :attr:`weight`, of another ``step`` of the epoch."""
+        count = min(self.global_batch_size, self.length - step * self.global_batch_size)
         return weight(count, basics.rank(), basics.size())
 
     def weigh(self, loss: T) -> T:

@@ -64,9 +64,13 @@ class Ledger:
     def _marks(self) -> Marks:
         return Marks(_batches(), sum(part.versions() for part in self._parts().values()))
 
-    def step_began(self) -> None:
-        """An optimizer is about to change parameters."""
-        self._cycle = self._cycle.step_began(self._marks())
+    def step_began(self, in_graph: bool = False) -> None:
+        """An optimizer is about to change parameters.
+
+        ``in_graph``: on a thread of a framework that runs a graph, and must not be asked for versions there.
+        """
+        now = replace(self._cycle.start, batches=_batches()) if in_graph else self._marks()
+        self._cycle = self._cycle.step_began(now)
 
     def replaced(self, *names: str) -> None:
         """The parts ``names`` have other objects now, which take the place of the old ones in the copies, too."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 from collectives.api import HorovodInternalError, HostsUpdatedInterrupt, MismatchError
 from hvd_cluster.elastic import session
 from hvd_cluster.elastic.state import ObjectState
 
-__all__ = ["run"]
+__all__ = ["run", "run_inside"]
 
 
 class Recoverable(Protocol):
@@ -45,11 +46,24 @@ def run(func: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
     In a job that is not elastic, the function is called once. An exception of the function that is no
     HorovodInternalError, and a MismatchError, end the job.
     """
+    return run_inside(nullcontext, func)
+
+
+def run_inside(
+    errors: Callable[[], AbstractContextManager[object]], func: Callable[Concatenate[S, P], T]
+) -> Callable[Concatenate[S, P], T]:
+    """As :func:`run`, where a framework raises errors of its own for collectives: each call is inside ``errors()``,
+    which raises the engine's errors in their place.
+    """
 
     @functools.wraps(func)
     def wrapper(state: S, *args: P.args, **kwargs: P.kwargs) -> T:
+        def call() -> T:
+            with errors():
+                return func(state, *args, **kwargs)
+
         with session.telling_of_errors():
-            return _Run(state).call(lambda: func(state, *args, **kwargs))
+            return _Run(state).call(call)
 
     return cast("Callable[Concatenate[S, P], T]", wrapper)
 

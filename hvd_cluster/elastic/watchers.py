@@ -7,7 +7,7 @@ import weakref
 
 from hvd_cluster.elastic.state import ObjectState
 
-__all__ = ["Watchers"]
+__all__ = ["Watchers", "watchers"]
 
 
 class Watchers:
@@ -17,17 +17,19 @@ class Watchers:
         self._states: tuple[weakref.ref[ObjectState], ...] = ()
         self._lock = threading.Lock()  # Owner: the thread that adds a state, for a few instructions.
 
-    def add(self, state: ObjectState) -> bool:
-        """Tell ``state`` of steps from now on. Returns whether it is the first one ever."""
+    def add(self, state: ObjectState) -> None:
+        """Tell ``state`` of steps from now on."""
         with self._lock:
-            is_first = not self._states
             alive = [reference for reference in self._states if reference() is not None]
             self._states = (*alive, weakref.ref(state))
-        return is_first
 
-    def step_began(self) -> None:
-        """An optimizer is about to change parameters; its gradients are combined."""
+    def step_began(self, in_graph: bool = False) -> None:
+        """An optimizer is about to change parameters; its gradients are combined. See :meth:`Ledger.step_began`."""
         for reference in self._states:
             state = reference()
             if state is not None:
-                state._ledger.step_began()
+                state._ledger.step_began(in_graph)
+
+
+watchers = Watchers()
+"""Those of this process, for the optimizers of all frameworks."""

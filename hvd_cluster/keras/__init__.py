@@ -24,9 +24,14 @@ from hvd_cluster.basics import (
     shutdown,
     size,
 )
+from hvd_cluster.keras import callbacks, elastic
+from hvd_cluster.keras.broadcasting import broadcast_global_variables
 from hvd_cluster.keras.compression import Compression
+from hvd_cluster.keras.evaluation import evaluate
+from hvd_cluster.keras.models import load_model
 from hvd_cluster.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from hvd_cluster.keras.sync_batch_norm import SyncBatchNormalization
+from hvd_cluster.keras.values import allgather, allreduce, broadcast, reducescatter
 from hvd_cluster.operations.reductions import Adasum, Average, Sum
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 
@@ -40,15 +45,24 @@ __all__ = [
     "Sum",
     "SyncBatchNormalization",
     "add_process_set",
+    "allgather",
+    "allreduce",
+    "broadcast",
+    "broadcast_global_variables",
+    "callbacks",
     "cross_rank",
     "cross_size",
+    "elastic",
+    "evaluate",
     "global_process_set",
     "init",
     "is_homogeneous",
     "is_initialized",
+    "load_model",
     "local_rank",
     "local_size",
     "rank",
+    "reducescatter",
     "remove_process_set",
     "shutdown",
     "size",

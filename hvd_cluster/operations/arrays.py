@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
+from collectives.api import Operation
 from collectives.buffers import Buffer, as_buffer, empty
 from collectives.engine.work import Work
-from hvd_cluster.operations.operands import Operand
+from hvd_cluster.operations.handles import synchronize_all
+from hvd_cluster.operations.operands import Operand, start
+from hvd_cluster.process_sets import ProcessSet, global_process_set
 
-__all__ = ["gathered", "in_place"]
+__all__ = ["broadcast_all", "gathered", "in_place"]
 
 
 def gathered(array: npt.NDArray[Any]) -> Operand:
@@ -32,3 +37,24 @@ def in_place(array: npt.NDArray[Any]) -> Operand:
 def _owner(work: Work) -> npt.NDArray[Any]:
     result: npt.NDArray[Any] = work.result().owner
     return result
+
+
+def broadcast_all(
+    arrays: Sequence[npt.NDArray[Any]], root_rank: int, name: str, process_set: ProcessSet = global_process_set
+) -> list[npt.NDArray[Any]]:
+    """The arrays of the global rank ``root_rank``, matched by their position; the given ones may be overwritten.
+
+    HorovodInternalError when they differ in shape or dtype, or a rank is lost.
+    """
+    given = [np.ascontiguousarray(array) for array in arrays]
+    handles = [
+        start(Operation.BROADCAST, in_place, _known(array), f"{name}.{number}", process_set, root_rank=root_rank)
+        for number, array in enumerate(given)
+    ]
+    synchronize_all(handles)
+    return [array.reshape(like.shape) for array, like in zip(given, arrays, strict=True)]
+
+
+def _known(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """As signed integers of the same size, if the engine may not know the dtype, such as uint32 or float8."""
+    return array.view(f"i{array.itemsize}") if array.dtype.kind in "uV" else array

@@ -14,6 +14,7 @@ from hvd_cluster.basics import add_process_set, remove_process_set
 from hvd_cluster.bindings import check_extension
 from hvd_cluster.launchers import register_thread_count as _register_thread_count
 from hvd_cluster.metrics import count_samples, metrics
+from hvd_cluster.tensorflow import elastic
 from hvd_cluster.tensorflow import threads as _threads
 from hvd_cluster.tensorflow.compression import Compression
 from hvd_cluster.tensorflow.functions import (
@@ -116,6 +117,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

@@ -4,6 +4,7 @@ from importlib.util import find_spec
 
 import pytest
 
+from tests.elastic.conftest import start as start  # a fixture
 from tests.keras.pool import Pool
 from tests.pool import functions_by_value, pools_of
 

@@ -26,7 +26,7 @@ class Exchange:
         self.combiner = combiner
         self.is_over = False
         self._binding = binding
-        self._passes = passes
+        self.passes = passes
         self._variables: list[Any] = []
         self._targets: list[Target] = []
 
@@ -56,12 +56,12 @@ class Exchange:
             with self.over():
                 step(self.combined(gradients, variables))
 
-        if self._passes is None:
+        if self.passes is None:
             last(gradients)
             return
         targets = self._targets_of(variables)
-        self._passes.build(targets)
-        self._passes.run(gradients, targets, self._binding, last, other)
+        self.passes.build(targets)
+        self.passes.run(gradients, targets, self._binding, last, other)
 
     def _targets_of(self, variables: Sequence[Any]) -> list[Target]:
         known = self._variables
@@ -104,6 +104,11 @@ class Distributed(keras.optimizers.Optimizer):  # type: ignore[misc]
         """A pass without a step is an iteration, too."""
         counted: Any = getattr(self, "inner_optimizer", self)
         counted._iterations.assign_add(1)
+
+    def _discard_passes(self) -> None:
+        """Drop the gradients that passes before a step have added up."""
+        if self._exchange.passes is not None:
+            self._exchange.passes.clear()
 
     def register_local_var(self, variable: Any) -> None:
         """The gradient of ``variable`` stays that of this rank. All ranks do the same."""

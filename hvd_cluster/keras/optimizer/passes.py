@@ -61,7 +61,7 @@ class Passes:
         def act() -> None:
             pairs = zip(self._sums, gradients, strict=True)
             last([None if gradient is None else total.value / self._divisor for total, gradient in pairs])
-            self._clear()
+            self.clear()
 
         keras.ops.cond(keras.ops.equal(self._done.value % self.count, 0), act, other)
 
@@ -75,9 +75,11 @@ class Passes:
             )
         return binding.to_dense(gradient, target)
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """Begin anew, also before the first call."""
         for each in (self._done, *self._sums):
-            each.assign(keras.ops.zeros_like(each))
+            if each is not None:
+                each.assign(keras.ops.zeros_like(each))
 
 
 def _variable(shape: Any, dtype: str) -> Any:

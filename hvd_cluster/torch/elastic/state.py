@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from hvd_cluster.elastic.batches import GlobalBatches
 from hvd_cluster.elastic.handlers import HandledState, Registry, SamplerStateHandler, StateDictHandler, StateHandler
 from hvd_cluster.elastic.portions import Portions
-from hvd_cluster.elastic.watchers import Watchers
+from hvd_cluster.elastic.watchers import watchers
 from hvd_cluster.torch.elastic.handlers import ModelStateHandler, OptimizerStateHandler
 from hvd_cluster.torch.elastic.sampler import ElasticSampler
 
@@ -61,13 +62,15 @@ class TorchState(HandledState):
         self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any
     ) -> None:
         super().__init__(get_handler_registry(), model=model, optimizer=optimizer, **kwargs)
-        if _watchers.add(self):
-            # It stays: torch may be calling its hooks when the garbage collector finds a state.
-            register_optimizer_step_pre_hook(_step_began)
+        watchers.add(self)
+        _watch()
 
 
-_watchers = Watchers()
+@cache
+def _watch() -> None:
+    """Once, and for ever: torch may be calling its hooks when the garbage collector finds a state."""
+    register_optimizer_step_pre_hook(_step_began)
 
 
 def _step_began(*_: Any) -> None:
-    _watchers.step_began()
+    watchers.step_began()

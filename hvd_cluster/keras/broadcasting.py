@@ -1,0 +1,74 @@
+"""The same start on every rank: the variables of a model and its optimizer from one rank to all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from collectives.api import InvalidRequestError
+from hvd_cluster.keras.variables import broadcast, build_optimizer, require_variable, settle
+
+__all__ = ["BroadcastGlobalVariablesCallback", "broadcast_global_variables", "broadcast_model"]
+
+
+def broadcast_model(model: keras.Model, root_rank: int, local_variables: Sequence[Any] = ()) -> None:
+    """Give ``model`` and its optimizer, if it has one, the variables of the global rank ``root_rank``.
+
+    All ranks call it when both are built. ``local_variables`` and the variables of metrics stay as they are.
+    HorovodInternalError when the ranks' variables differ in shape or dtype, or a rank is lost.
+    """
+    settle(model)
+    left_out = {id(variable) for variable in (*local_variables, *model.metrics_variables)}
+    optimizer = getattr(model, "optimizer", None)
+    found = [*model.variables, *(() if optimizer is None else optimizer.variables)]
+    broadcast([each for each in found if id(each) not in left_out], root_rank, "keras.variables")
+
+
+def broadcast_global_variables(root_rank: int, model: keras.Model | None = None) -> None:
+    """As :func:`broadcast_model`. Keras 3 has no list of all variables, so it needs the ``model``: InvalidRequestError
+    without it.
+    """
+    if model is None:
+        raise InvalidRequestError(
+            "Keras 3 keeps no list of global variables; give the model: broadcast_global_variables(0, model), or use "
+            "BroadcastGlobalVariablesCallback"
+        )
+    broadcast_model(model, root_rank)
+
+
+class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Gives all ranks the model and the optimizer of ``root_rank``, once: before the first batch, or after it if
+    the model is built there only.
+
+    ``local_variables`` keep their values, and those that are registered. ``device`` is accepted for compatibility.
+    """
+
+    def __init__(self, root_rank: int, device: str = "", local_variables: Sequence[Any] | None = None) -> None:
+        super().__init__()
+        self.root_rank = root_rank
+        self.device = device
+        self.broadcast_done = False
+        self._local_variables: list[Any] = []
+        for variable in local_variables or ():
+            self.register_local_var(variable)
+
+    def register_local_var(self, var: Any) -> None:
+        """Let ``var`` keep its value. InvalidRequestError if it is no variable of Keras."""
+        self._local_variables.append(require_variable(var))
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Broadcast, if all variables are there."""
+        if self.model.built:
+            build_optimizer(self.model)
+            self._broadcast()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Broadcast, if that has not been done."""
+        self._broadcast()
+
+    def _broadcast(self) -> None:
+        if not self.broadcast_done:
+            broadcast_model(self.model, self.root_rank, self._local_variables)
+            self.broadcast_done = True

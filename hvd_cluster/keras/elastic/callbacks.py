@@ -1,0 +1,110 @@
+"""What ``model.fit`` does for an elastic state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from collectives.api import InvalidRequestError
+from hvd_cluster.elastic.batches import GlobalBatches
+from hvd_cluster.elastic.state import ObjectState
+
+__all__ = ["CommitStateCallback", "UpdateBatchStateCallback", "UpdateEpochStateCallback"]
+
+
+class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Commits ``state`` after every ``batches_per_commit`` batches, and at the end of an epoch.
+
+    Give it as the last callback: others that change the state come before. InvalidRequestError for a number below 1.
+    """
+
+    def __init__(self, state: ObjectState, batches_per_commit: int = 1) -> None:
+        super().__init__()
+        if batches_per_commit < 1:
+            raise InvalidRequestError(f"batches_per_commit={batches_per_commit!r} must be an integer of at least 1")
+        self.state = state
+        self.batches_per_commit = batches_per_commit
+        self.batches_remaining = batches_per_commit
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """All ranks count from here, newcomers, too."""
+        self.batches_remaining = self.batches_per_commit
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Commit, perhaps."""
+        self.batches_remaining -= 1
+        if self.batches_remaining == 0:
+            self.batches_remaining = self.batches_per_commit
+            self.state.commit()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Commit."""
+        self.state.commit()
+
+
+class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Keeps ``state.batch``, the number of batches done in the epoch: a call of ``fit`` that begins with 5 in it counts
+    on from there, and its progress bar has 5 batches less. Give it the rest of the data then, such as
+    ``dataset.skip(state.batch)``.
+
+    Where the state has a GlobalBatches, its place moves on instead, or as well.
+    """
+
+    def __init__(self, state: ObjectState) -> None:
+        super().__init__()
+        self.state = state
+        self._done_before = 0
+        self._steps: int | None = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """An epoch goes on, perhaps."""
+        self._done_before = getattr(self.state, "batch", 0)
+        self._steps = self.params.get("steps")
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """The rest of an epoch has fewer steps."""
+        if self._steps is not None:
+            self.params["steps"] = self._steps - self._done_before
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Count the batch."""
+        if hasattr(self.state, "batch"):
+            self.state.batch = self._done_before + batch + 1
+        for value in vars(self.state).values():
+            if isinstance(value, GlobalBatches):
+                value.advance()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """The next epoch begins with its first batch."""
+        self._done_before = 0
+        if hasattr(self.state, "batch"):
+            self.state.batch = 0
+
+
+class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Keeps ``state.epoch``, the number of whole epochs of the whole training. A call of ``fit`` may count its epochs
+    from 0, or from ``initial_epoch=state.epoch``.
+    """
+
+    def __init__(self, state: ObjectState) -> None:
+        super().__init__()
+        self.state = state
+        self._offset: int | None = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """The first epoch will tell how this call of ``fit`` counts."""
+        self._offset = None
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Compare the counts."""
+        if self._offset is None:
+            self._offset = self._state.epoch - epoch
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """One more epoch is done."""
+        self._state.epoch = epoch + 1 + (self._offset or 0)
+
+    @property
+    def _state(self) -> Any:
+        return self.state

@@ -1,0 +1,131 @@
+"""How models and optimizers of Keras are kept and sent."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy.typing as npt
+
+from hvd_cluster.elastic.handlers import SnapshotHandler
+from hvd_cluster.keras import variables
+from hvd_cluster.keras.elastic.changes import changes
+
+__all__ = ["ModelHandler", "OptimizerHandler", "VariablesHandler"]
+
+Copies = dict[int, npt.NDArray[Any]]
+"""By the position of the variable."""
+
+
+class VariablesHandler(SnapshotHandler):
+    """For an object with variables, some of which are heavy: those that change in steps only."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(value)
+        self._changes = changes()
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The first part of the names of its broadcasts."""
+
+    @abstractmethod
+    def variables(self) -> Sequence[Any]:
+        """All of them, in one order."""
+
+    @abstractmethod
+    def is_heavy(self, variable: Any) -> bool:
+        """Whether it changes in steps only."""
+
+    def _numbered(self, heavy: bool) -> list[tuple[int, Any]]:
+        return [pair for pair in enumerate(self.variables()) if self.is_heavy(pair[1]) is heavy]
+
+    def light(self) -> Copies:
+        """See :class:`Part`."""
+        return {number: variables.copied(each) for number, each in self._numbered(heavy=False)}
+
+    def put_light(self, light: Copies) -> None:
+        """See :class:`Part`."""
+        self._put(light)
+
+    def heavy(self, earlier: Copies | None) -> Copies:
+        """See :class:`Part`."""
+        earlier = earlier or {}
+        return {number: variables.copied(each, earlier.get(number)) for number, each in self._numbered(heavy=True)}
+
+    def put_heavy(self, heavy: Copies) -> None:
+        """See :class:`Part`."""
+        self._put(heavy)
+
+    def _put(self, copies: Copies) -> None:
+        for number, variable in enumerate(self.variables()):
+            if number in copies:
+                variables.put(variable, copies[number])
+
+    def versions(self) -> int:
+        """See :class:`Part`."""
+        return self._changes.count([variable for _, variable in self._numbered(heavy=True)])
+
+    def layout(self) -> list[tuple[str, str]]:
+        """See :class:`Part`. Without the names of variables: Keras numbers them through the life of a process."""
+        return [
+            (f"{self.name} variable {number}", variables.description(each))
+            for number, each in enumerate(self.variables())
+        ]
+
+    def share(self, root_rank: int) -> None:
+        """See :class:`Part`."""
+        variables.broadcast(self.variables(), root_rank, f"state.{self.name}")
+
+
+class ModelHandler(VariablesHandler):
+    """For models: trainable variables are heavy; moving averages and seeds, which a forward pass changes, are light."""
+
+    value: keras.Model
+
+    @property
+    def name(self) -> str:
+        """See :class:`VariablesHandler`."""
+        return "model"
+
+    def variables(self) -> Sequence[Any]:
+        """See :class:`VariablesHandler`. Without those of metrics."""
+        metrics = {id(variable) for variable in self.value.metrics_variables}
+        return [variable for variable in self.value.variables if id(variable) not in metrics]
+
+    def is_heavy(self, variable: Any) -> bool:
+        """See :class:`VariablesHandler`."""
+        return bool(variable.trainable)
+
+
+class OptimizerHandler(VariablesHandler):
+    """For optimizers, wrapped or not: single numbers such as the learning rate are light, arrays are heavy."""
+
+    value: keras.optimizers.Optimizer
+
+    @property
+    def name(self) -> str:
+        """See :class:`VariablesHandler`."""
+        return type(self.value).__name__
+
+    def variables(self) -> Sequence[Any]:
+        """See :class:`VariablesHandler`."""
+        found: Sequence[Any] = self.value.variables
+        return found
+
+    def is_heavy(self, variable: Any) -> bool:
+        """See :class:`VariablesHandler`."""
+        return len(variable.shape) > 0
+
+    def forget(self) -> None:
+        """See :class:`Part`. Gradients that ``backward_passes_per_step`` has added up on this rank are dropped."""
+        discard = getattr(self.value, "_discard_passes", None)
+        if discard is not None:
+            discard()
+
+    def versions(self) -> int:
+        """See :class:`Part`."""
+        steps = int(variables.view(self.value.iterations)) if keras.backend.backend() == "tensorflow" else 0
+        return super().versions() + steps

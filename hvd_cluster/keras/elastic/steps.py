@@ -1,0 +1,53 @@
+"""The moment in which an optimizer of Keras begins to change variables."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import Any
+
+import keras
+
+from hvd_cluster.elastic.watchers import watchers
+
+__all__ = ["watch"]
+
+
+@cache
+def watch() -> None:
+    """Let the states of this process hear of the steps of all optimizers, also in graphs that are built from now on.
+
+    The only door through which every optimizer goes is ``Optimizer.apply``, behind the reduction of gradients. On JAX
+    it is open while a step is compiled, not while it runs: states copy their variables in each commit there.
+    """
+    backend = keras.backend.backend()
+    if backend != "jax":
+        _wrap(keras.optimizers.Optimizer, _in_tensorflow() if backend == "tensorflow" else _at_once)
+
+
+Updating = Callable[[Sequence[Any]], AbstractContextManager[None]]
+
+
+def _wrap(kind: Any, updating: Updating) -> None:
+    apply = kind.apply
+
+    @functools.wraps(apply)
+    def watched(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
+        grads = list(grads)
+        with updating(grads):
+            return apply(self, grads, trainable_variables)
+
+    kind.apply = watched
+
+
+def _at_once(grads: Sequence[Any]) -> AbstractContextManager[None]:
+    watchers.step_began()
+    return nullcontext()
+
+
+def _in_tensorflow() -> Updating:
+    from hvd_cluster.tensorflow.updates import updating
+
+    return updating

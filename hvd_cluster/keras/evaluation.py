@@ -1,0 +1,119 @@
+"""Validation on all ranks: each evaluates its part of the data, and all get the metrics of the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+
+from collectives.api import InvalidRequestError
+from hvd_cluster import basics
+from hvd_cluster.keras import variables
+from hvd_cluster.keras.values import allreduce
+from hvd_cluster.objects import allgather_object
+
+__all__ = ["EvaluateCallback", "MetricAverageCallback", "evaluate"]
+
+Arrays = list[npt.NDArray[Any]]
+
+
+def evaluate(model: keras.Model, x: Any = None, y: Any = None, **kwargs: Any) -> dict[str, float]:
+    """The metrics of ``model`` on the data of all ranks together: ``x`` and ``y`` are this rank's part of it.
+
+    As ``model.evaluate(x, y, **kwargs, return_dict=True)``, whose other arguments these are. The parts may differ in
+    size, and samples in weight: a metric of Keras consists of sums over samples, and the sums are combined, not the
+    metrics, so also an AUC is that of the whole. A rank whose ``x`` has no rows takes part without any. Variables of
+    metrics of your own are combined by their ``aggregation``: "sum", "mean", or the first rank's.
+
+    All ranks call it, and get the same result. InvalidRequestError on all ranks if no rank has data.
+    """
+    is_empty = x is not None and hasattr(x, "__len__") and len(x) == 0
+    if not is_empty:
+        model.evaluate(x, y, return_dict=True, **{"verbose": 0, **kwargs})
+        variables.settle(model)
+    own = None if is_empty else [variables.copied(variable) for variable in model.metrics_variables]
+    found = [arrays for arrays in allgather_object(own, "keras.metrics") if arrays is not None]
+    if not found:
+        raise InvalidRequestError("no rank has data to evaluate; give at least one of them some rows")
+    results = None if is_empty else _results(model, _combined(model, found))
+    return next(each for each in allgather_object(results, "keras.results") if each is not None)
+
+
+def _combined(model: keras.Model, found: Sequence[Arrays]) -> Arrays:
+    return [
+        _merged(variable.aggregation, each).astype(each[0].dtype)
+        for variable, each in zip(model.metrics_variables, zip(*found, strict=True), strict=True)
+    ]
+
+
+def _merged(aggregation: str, arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    if aggregation == "sum":
+        return np.asarray(np.sum([array.astype(np.float64) for array in arrays], axis=0))
+    if aggregation == "mean":
+        return np.asarray(np.mean([array.astype(np.float64) for array in arrays], axis=0))
+    return arrays[0]
+
+
+def _results(model: keras.Model, arrays: Arrays) -> dict[str, float]:
+    for variable, array in zip(model.metrics_variables, arrays, strict=True):
+        variables.put(variable, array)
+    return {name: _as_number(value) for name, value in _named(model.get_metrics_result()).items()}
+
+
+def _named(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the dicts that metrics with several results return."""
+    flat: dict[str, Any] = {}
+    for name, value in results.items():
+        flat.update(value if isinstance(value, Mapping) else {name: value})
+    return flat
+
+
+def _as_number(value: Any) -> Any:
+    array = variables.as_array(value) if keras.ops.is_tensor(value) else np.asarray(value)
+    return float(array) if array.ndim == 0 else array
+
+
+class EvaluateCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """At the end of each epoch, :func:`evaluate` on this rank's part of the validation data.
+
+    The results are in the logs as ``val_...``, the same on all ranks. Give it before the callbacks that read them, and
+    no ``validation_data`` to ``fit``. Arguments: those of :func:`evaluate`, after the model.
+    """
+
+    def __init__(self, x: Any = None, y: Any = None, **kwargs: Any) -> None:
+        super().__init__()
+        self._data = x, y
+        self._arguments = kwargs
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Evaluate."""
+        results = evaluate(self.model, *self._data, **self._arguments)
+        if logs is not None:
+            logs.update({f"val_{name}": value for name, value in results.items()})
+
+
+class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """At the end of each epoch, gives all numbers of the logs their average over the ranks; each rank counts the same,
+    whatever its number of samples is: see :class:`EvaluateCallback` for parts of different sizes.
+
+    Give it before the callbacks that read the logs. ``device`` is accepted for compatibility.
+    """
+
+    def __init__(self, device: str = "") -> None:
+        super().__init__()
+        self.device = device
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Average."""
+        names = sorted(name for name, value in (logs or {}).items() if _is_number(value))
+        if names and basics.size() > 1:
+            averages = allreduce(np.array([float(logs[name]) for name in names]), name="keras.logs")
+            logs.update(zip(names, averages.tolist(), strict=True))
+
+
+def _is_number(value: Any) -> bool:
+    array = np.asarray(value)
+    return array.ndim == 0 and np.issubdtype(array.dtype, np.number)

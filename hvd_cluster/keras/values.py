@@ -1,0 +1,77 @@
+"""Collectives of plain values, for code around ``model.fit``: numbers, lists and NumPy arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+
+from collectives.api import Operation, ReduceOp
+from hvd_cluster.compression import NoneCompressor
+from hvd_cluster.keras.variables import as_array, view
+from hvd_cluster.operations.arguments import reduction
+from hvd_cluster.operations.arrays import gathered, in_place
+from hvd_cluster.operations.operands import run
+from hvd_cluster.operations.reductions import Average
+from hvd_cluster.process_sets import global_process_set
+
+__all__ = ["allgather", "allreduce", "broadcast", "reducescatter"]
+
+Array = npt.NDArray[Any]
+
+
+def allreduce(
+    value: Any,
+    name: str | None = None,
+    average: bool | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: ReduceOp | None = None,
+    compression: Any = NoneCompressor,
+) -> Any:
+    """``value`` of all ranks combined, element by element; a NumPy array, or a scalar for a scalar.
+
+    The arguments are those of :mod:`hvd_cluster.operations`.
+    """
+    fields = reduction(average, op, prescale_factor, postscale_factor)
+    tensor, context = compression.compress(value if compression is NoneCompressor else _tensor(value))
+    array = _array(tensor)
+    result = run(Operation.ALLREDUCE, in_place, array.reshape(-1).copy(), name, global_process_set, **fields)
+    shaped = result.reshape(array.shape)
+    if context is not None:
+        shaped = _array(compression.decompress(_tensor(shaped), context))
+    return shaped[()]
+
+
+def allgather(value: Any, name: str | None = None) -> Array:
+    """The arrays of all ranks, one after the other along the first dimension, in which alone they may differ."""
+    array: Array = run(Operation.ALLGATHER, gathered, _array(value), name, global_process_set)
+    return array
+
+
+def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
+    """``value`` of the rank ``root_rank``; the others give one of the same shape and dtype."""
+    array = _array(value)
+    flat = array.reshape(-1).copy()
+    run(Operation.BROADCAST, in_place, flat, name, global_process_set, root_rank=root_rank)
+    return flat.reshape(array.shape)[()]
+
+
+def reducescatter(value: Any, name: str | None = None, op: ReduceOp = Average) -> Array:
+    """This rank's rows of the arrays of all ranks, combined; the first ranks have a row more if they do not divide."""
+    fields = reduction(None, op, 1.0, 1.0)
+    array: Array = run(Operation.REDUCESCATTER, gathered, _array(value), name, global_process_set, **fields)
+    return array
+
+
+def _array(value: Any) -> Array:
+    """Contiguous; 0-d for a number."""
+    if isinstance(value, keras.Variable):
+        return view(value)
+    return np.asarray(as_array(value) if keras.ops.is_tensor(value) else value, order="C")
+
+
+def _tensor(value: Any) -> Any:
+    return keras.ops.convert_to_tensor(value)

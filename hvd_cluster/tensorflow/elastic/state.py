@@ -1,0 +1,94 @@
+"""The state of a training with variables of TensorFlow, without Keras."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy.typing as npt
+import tensorflow as tf
+
+from collectives.api import InvalidRequestError
+from hvd_cluster import basics
+from hvd_cluster.elastic.batches import GlobalBatches
+from hvd_cluster.elastic.handlers import HandledState, Registry, SnapshotHandler, StateDictHandler
+from hvd_cluster.elastic.portions import Portions
+from hvd_cluster.operations.arrays import broadcast_all
+
+__all__ = ["TensorFlowState", "VariablesHandler"]
+
+
+class Variables:
+    """Variables of eager mode, or of the graph of a ``session``."""
+
+    def __init__(self, variables: Sequence[Any], session: Any = None) -> None:
+        self.all = list(variables)
+        self.session = session
+
+    def read(self) -> list[npt.NDArray[Any]]:
+        """A copy of the values of each."""
+        if self.session is not None:
+            arrays: list[npt.NDArray[Any]] = self.session.run(self.all)
+            return arrays
+        return [variable.numpy() for variable in self.all]
+
+    def write(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
+        """Give each its values; the arrays may be changed later."""
+        for variable, array in zip(self.all, arrays, strict=True):
+            if self.session is None:
+                variable.assign(array.copy())
+            else:
+                variable.load(array, self.session)
+
+
+class VariablesHandler(SnapshotHandler):
+    """For :class:`Variables`: they may change at any time, so each commit copies them."""
+
+    value: Variables
+
+    def light(self) -> list[npt.NDArray[Any]]:
+        """See :class:`Part`."""
+        return self.value.read()
+
+    def put_light(self, light: list[npt.NDArray[Any]]) -> None:
+        """See :class:`Part`."""
+        self.value.write(light)
+
+    def layout(self) -> list[tuple[str, str]]:
+        """See :class:`Part`."""
+        return [
+            (f"variable {number}", f"{each.dtype.base_dtype.name} {tuple(each.shape)}")
+            for number, each in enumerate(self.value.all)
+        ]
+
+    def share(self, root_rank: int) -> None:
+        """See :class:`Part`."""
+        values = broadcast_all(self.value.read(), root_rank, "state.variables")
+        if basics.rank() != root_rank:
+            self.value.write(values)
+
+
+_REGISTRY: Registry = [
+    (GlobalBatches, StateDictHandler),
+    (Portions, StateDictHandler),
+    (Variables, VariablesHandler),
+]
+
+
+class TensorFlowState(HandledState):
+    """Variables of TensorFlow and other values of a training, see ObjectState::
+
+        state = hvd.elastic.TensorFlowState([weights, bias], batch=0)
+
+    ``variables`` are all global ones of the graph by default. ``session`` is that of a ``tf.compat.v1`` graph; in eager
+    mode give None, and the variables. Each commit copies them: TensorFlow does not tell when they change. A model of
+    Keras goes into a TensorFlowKerasState.
+
+    InvalidRequestError for no variables.
+    """
+
+    def __init__(self, variables: Sequence[Any] | None = None, session: Any = None, **kwargs: Any) -> None:
+        found = tf.compat.v1.global_variables() if variables is None else list(variables)
+        if not found:
+            raise InvalidRequestError("there are no variables; in eager mode, give them: TensorFlowState([v, w])")
+        super().__init__(_REGISTRY, variables=Variables(found, session), **kwargs)

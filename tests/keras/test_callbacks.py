@@ -1,0 +1,194 @@
+"""Callbacks, values, evaluation and saved models, on two ranks and every backend."""
+
+import keras
+import numpy as np
+import pytest
+
+import hvd_cluster.keras as hvd
+from hvd_cluster.keras.optimizer.distributed import Distributed
+from hvd_cluster.keras.variables import copied
+from tests.checks import each_check
+
+WARM_RATE, STEPS = 0.6, 4
+
+
+def model_of(seed=0, momentum=0.0, metrics=(), rate=0.1):
+    keras.utils.set_random_seed(seed)
+    layers = [keras.layers.Input((3,)), keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(rate, momentum=momentum))
+    model.compile(optimizer, loss="mse", metrics=list(metrics))
+    return model
+
+
+def rows(count, seed=1):
+    random = np.random.RandomState(seed)
+    x = random.randn(count, 3).astype("float32")
+    return x, (x.sum(axis=1, keepdims=True) > 0).astype("float32")
+
+
+def values(variables):
+    return [copied(variable) for variable in variables]
+
+
+def fit(model, callbacks, epochs=1, x_y=None):
+    x, y = x_y or rows(8 * STEPS, seed=hvd.rank())
+    return model.fit(x, y, batch_size=8, epochs=epochs, shuffle=False, verbose=0, callbacks=callbacks)
+
+
+class Notes(keras.callbacks.Callback):
+    """The learning rate of each step."""
+
+    def __init__(self):
+        super().__init__()
+        self.rates = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        if hasattr(self.model, "jax_state_sync"):
+            self.model.jax_state_sync()
+        self.rates.append(float(copied(self.model.optimizer.learning_rate)))
+
+
+def check_values():
+    size, rank = hvd.size(), hvd.rank()
+    assert hvd.allreduce(float(rank), op=hvd.Sum) == sum(range(size))
+    assert hvd.allreduce([rank, 2.0]).tolist() == [(size - 1) / 2, 2.0]
+    compressed = hvd.allreduce(np.ones((2, 3), np.float32), compression=hvd.Compression.fp16)
+    assert (compressed.shape, compressed.dtype, compressed.tolist()) == ((2, 3), np.float32, [[1.0] * 3] * 2)
+    assert hvd.allgather(np.full((rank, 2), rank)).tolist() == [[r, r] for r in range(size) for _ in range(r)]
+    assert hvd.broadcast(rank + 5, root_rank=1) == 6
+    tensor = keras.ops.convert_to_tensor([[float(rank)]] * size)
+    assert hvd.reducescatter(tensor, op=hvd.Sum).tolist() == [[sum(range(size))]]
+
+
+def check_broadcast_of_a_model_but_for_local_variables():
+    model = model_of(seed=hvd.rank())
+    bias = model.layers[-1].bias
+    bias.assign([float(hvd.rank())])
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(1, local_variables=[bias])
+    seen = []
+    notes = keras.callbacks.LambdaCallback(on_train_begin=lambda logs: seen.extend(values(model.trainable_variables)))
+    fit(model, [callback, notes])
+    assert float(seen[-1][0]) == hvd.rank()
+    expected = values(model_of(seed=1).trainable_variables)
+    assert all(np.array_equal(a, b) for a, b in zip(seen[:-1], expected[:-1], strict=True))
+    with pytest.raises(ValueError, match=r"is not a keras\.Variable"):
+        callback.register_local_var(3)
+
+
+def check_broadcast_global_variables():
+    models = []
+    for seed in (hvd.rank(), hvd.size() - 1):
+        keras.utils.set_random_seed(seed)
+        layers = [keras.layers.Input((3,)), keras.layers.Dropout(0.5), keras.layers.Dense(1, dtype="bfloat16")]
+        models.append(keras.Sequential(layers))
+    hvd.broadcast_global_variables(hvd.size() - 1, models[0])
+    own, wanted = (values(model.variables) for model in models)
+    assert len(own) == 3
+    assert [each.tolist() for each in own] == [each.tolist() for each in wanted]
+    with pytest.raises(ValueError, match="give the model"):
+        hvd.broadcast_global_variables(0)
+
+
+def check_average_of_metrics():
+    logs = {"loss": float(hvd.rank()), "acc": 1.0, "name": "x"}
+    hvd.callbacks.MetricAverageCallback().on_epoch_end(0, logs)
+    assert logs == {"loss": (hvd.size() - 1) / 2, "acc": 1.0, "name": "x"}
+
+
+def check_staircase_schedule():
+    model, notes = model_of(), Notes()
+    schedule = hvd.callbacks.LearningRateScheduleCallback(0.2, 0.5, start_epoch=1, end_epoch=3)
+    history = fit(model, [schedule, notes], epochs=4)
+    np.testing.assert_allclose(notes.rates[::STEPS], [0.1, 0.2, 0.1, 0.1], rtol=1e-6)
+    np.testing.assert_allclose(history.history["lr"], [0.1, 0.2, 0.1, 0.1], rtol=1e-6)
+    with pytest.raises(ValueError, match="initial_lr is None"):
+        hvd.callbacks.LearningRateScheduleCallback(None, 0.5)
+
+
+def check_warmup():
+    model, notes = model_of(), Notes()
+    fit(model, [hvd.callbacks.LearningRateWarmupCallback(WARM_RATE, warmup_epochs=2), notes], epochs=3)
+    size, steps = hvd.size(), np.arange(1, 2 * STEPS + 1)
+    expected = WARM_RATE / size * (1 + (size - 1) * steps / (2 * STEPS))
+    np.testing.assert_allclose(notes.rates, [*expected, *[WARM_RATE] * STEPS], rtol=1e-6)
+
+
+def check_momentum_correction():
+    """A change of the rate from 0.1 to 0.02 in the second epoch scales the momentum once."""
+    x, y = rows(16, seed=4)
+    model = model_of(momentum=0.9)
+    model.optimizer.build(model.trainable_variables)
+    schedule = hvd.callbacks.LearningRateScheduleCallback(0.1, lambda epoch: 1.0 if epoch < 1 else 0.2)
+    before = []
+    notes = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: before.extend(values(model.optimizer.momentums)),
+        on_train_batch_begin=lambda batch, logs: before.extend(values(model.optimizer.momentums)),
+    )
+    model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0, callbacks=[schedule, notes])
+    count = len(model.optimizer.momentums)
+    ended, begun = before[count : 2 * count], before[2 * count : 3 * count]
+    for old, new in zip(ended, begun, strict=True):
+        np.testing.assert_allclose(new, old * 0.2, rtol=1e-6)
+    assert any(old.any() for old in ended)
+
+
+def check_evaluation_of_uneven_parts():
+    """Also an AUC, which no average of the ranks' results gives; a rank may have nothing."""
+    model = model_of(metrics=[keras.metrics.AUC(name="auc"), "mae"])
+    x, y = rows(30, seed=7)
+    weights = np.linspace(0.5, 2, 30).astype("float32")
+    expected = model.evaluate(x, y, sample_weight=weights, batch_size=4, verbose=0, return_dict=True)
+    for bounds in ([0, 23, 30], [0, 30, 30]):
+        part = slice(*bounds[hvd.rank() : hvd.rank() + 2])
+        found = hvd.evaluate(model, x[part], y[part], sample_weight=weights[part], batch_size=4)
+        assert sorted(found) == sorted(expected)
+        np.testing.assert_allclose([found[name] for name in expected], list(expected.values()), rtol=1e-5)
+    with pytest.raises(ValueError, match="no rank has data"):
+        hvd.evaluate(model, x[:0], y[:0])
+
+
+def check_evaluation_as_a_callback():
+    model = model_of(metrics=["mae"])
+    x, y = rows(12, seed=8)
+    part = slice(hvd.rank() * 2, hvd.rank() * 2 + 2 if hvd.rank() + 1 < hvd.size() else None)
+    history = fit(model, [hvd.callbacks.EvaluateCallback(x[part], y[part])], epochs=2)
+    expected = model.evaluate(x, y, verbose=0, return_dict=True)
+    for name, value in expected.items():
+        np.testing.assert_allclose(history.history[f"val_{name}"][-1], value, rtol=1e-5)
+    assert len(history.history["val_mae"]) == 2
+
+
+def check_saved_models_are_wrapped_again(folder):
+    model = model_of(momentum=0.9)
+    fit(model, [])
+    path = f"{folder}/{keras.backend.backend()}-{hvd.rank()}.keras"
+    model.save(path)
+    plain = keras.models.load_model(path)
+    assert not isinstance(plain.optimizer, Distributed)
+    loaded = hvd.load_model(path, compression=hvd.Compression.fp16)
+    assert isinstance(loaded.optimizer, Distributed)
+    for own, wanted in zip(values(loaded.optimizer.variables), values(model.optimizer.variables), strict=True):
+        np.testing.assert_array_equal(own, wanted)
+    fit(loaded, [])  # gradients of the ranks differ; their average does not
+    digests = hvd.allgather(np.concatenate([each.reshape(1, -1) for each in values(loaded.trainable_variables)], 1))
+    assert (digests == digests[0]).all()
+    with pytest.raises(ValueError, match="no legacy optimizers"):
+        hvd.load_model(path, legacy_opts=True)
+
+
+def check_best_model(folder):
+    path = f"{folder}/best-{keras.backend.backend()}-{hvd.rank()}.keras"
+    best = hvd.callbacks.BestModelCheckpoint(monitor="loss")
+    with pytest.raises(ValueError, match="has no filepath"):
+        fit(model_of(), [best])
+    best.filepath = path
+    model = model_of()
+    fit(model, [best])
+    for own, wanted in zip(values(keras.models.load_model(path).weights), values(model.weights), strict=True):
+        np.testing.assert_array_equal(own, wanted)
+
+
+@each_check(globals())
+def test_on_two_ranks(ranks, check, tmp_path):
+    ranks.run(check, *([str(tmp_path)] if check.__code__.co_argcount else []))

@@ -1,0 +1,127 @@
+"""Elastic states of Keras and their callbacks, on two ranks and every backend."""
+
+import keras
+import numpy as np
+import pytest
+
+import hvd_cluster.keras as hvd
+from hvd_cluster.keras.variables import copied
+from hvd_cluster.objects import allgather_object
+from tests.checks import each_check
+
+STEPS = 4
+
+
+def model_of(seed=0):
+    keras.utils.set_random_seed(seed)
+    layers = [keras.layers.Input((3,)), keras.layers.Dense(2), keras.layers.BatchNormalization()]
+    model = keras.Sequential([*layers, keras.layers.Dropout(0.5), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)), loss="mse")
+    return model
+
+
+def data():
+    random = np.random.RandomState(hvd.rank())
+    return random.randn(8 * STEPS, 3).astype("float32"), random.randn(8 * STEPS, 1).astype("float32")
+
+
+def fit(model, callbacks=(), **options):
+    model.fit(*data(), batch_size=8, shuffle=False, verbose=0, callbacks=list(callbacks), **options)
+
+
+def values(state):
+    return [copied(each).tolist() for each in (*state.model.variables, *state.optimizer.variables)]
+
+
+def check_all_ranks_get_the_state_of_rank_0():
+    model = model_of(seed=hvd.rank())
+    state = hvd.elastic.KerasState(model, batch=hvd.rank())
+    state.optimizer.learning_rate = 0.5 / (1 + hvd.rank())
+    state.sync()
+    found = allgather_object(values(state))
+    assert all(each == found[0] for each in found)
+    assert (state.batch, float(copied(state.optimizer.learning_rate))) == (0, 0.5)
+
+
+def check_a_commit_copies_parameters_only_where_a_loss_may_find_them_changed():
+    state = hvd.elastic.KerasState(model_of(), batch=0)
+    state.sync()
+    ledger, alone = state._ledger, hvd.size() == 1
+    fit(state.model, [hvd.elastic.UpdateBatchStateCallback(state), hvd.elastic.CommitStateCallback(state)])
+    assert ledger.commit == STEPS + 1
+    assert ledger.is_unsafe is (keras.backend.backend() == "jax" and not alone)
+    images, labels = data()
+    state.model.train_on_batch(images, labels)
+    state.commit()
+    assert ledger.is_unsafe is (keras.backend.backend() == "jax" and not alone)
+    state.model.train_on_batch(images, labels)
+    hvd.allreduce(1.0)
+    state.commit()
+    assert ledger.is_unsafe is not alone
+    assert alone or ledger.copied == ledger.commit
+
+
+def check_the_state_goes_back_to_a_commit():
+    state = hvd.elastic.KerasState(model_of(), batch=0, names=["a"])
+    state.sync()
+    fit(state.model)
+    state.save()
+    before = values(state)
+    state.names.append("b")
+    fit(state.model)
+    assert values(state) != before
+    state.restore()
+    assert (values(state), state.names) == (before, ["a"])
+    state.sync()
+    fit(state.model)
+
+
+def check_numbers_of_batches_and_epochs():
+    state = hvd.elastic.KerasState(model_of(), batch=1, epoch=2)
+    seen = []
+
+    class Notes(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append((state.epoch, state.batch, state._ledger.commit))
+
+    commit = hvd.elastic.CommitStateCallback(state, batches_per_commit=3)
+    callbacks = [
+        hvd.elastic.UpdateBatchStateCallback(state),
+        hvd.elastic.UpdateEpochStateCallback(state),
+        commit,
+        Notes(),
+    ]
+    fit(state.model, callbacks, epochs=2)  # counts its epochs from 0
+    first = [(2, 2, 0), (2, 3, 0), (2, 4, 1), (2, 5, 1)]
+    assert seen == [*first, (3, 1, 2), (3, 2, 3), (3, 3, 3), (3, 4, 3)]
+    assert (state.epoch, state.batch, state._ledger.commit) == (4, 0, 4)
+    fit(state.model, callbacks, initial_epoch=4, epochs=5)
+    assert state.epoch == 5
+    with pytest.raises(ValueError, match="batches_per_commit=0 must be"):
+        hvd.elastic.CommitStateCallback(state, batches_per_commit=0)
+
+
+def check_the_rest_of_an_epoch():
+    x = np.arange(20.0)[:, None]
+    batches = hvd.elastic.GlobalBatches(x, 8, shuffle=False)
+    batches.advance()
+    found = list(hvd.elastic.rest_of_epoch(batches, x, x * 2))
+    assert len(found) == len(batches) == 2
+    for step, (rows, doubled, weights) in enumerate(found, start=1):
+        own = range(20)[step * 8 : step * 8 + 8][hvd.rank() :: hvd.size()]
+        assert rows[:, 0].tolist() == list(own)
+        assert (doubled == rows * 2).all()
+        assert weights.tolist() == [np.float32(len(own) * hvd.size() / (8 if step == 1 else 4))] * len(own)
+
+
+def check_wrong_models():
+    model = keras.Sequential([keras.layers.Dense(1)])
+    with pytest.raises(ValueError, match=r"has no variables yet; call model\.build"):
+        hvd.elastic.KerasState(model)
+    with pytest.raises(ValueError, match=r"model is a str; give a keras\.Model"):
+        hvd.elastic.KerasState("model")
+
+
+@each_check(globals())
+def test_on_two_ranks(ranks, check):
+    ranks.run(check)
