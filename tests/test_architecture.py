@@ -146,11 +146,36 @@ def test_rooms_of_all_bindings_know_no_binding():
     assert not _where(each for each in wrong if not FRAMEWORKS & set(each.path.split("/")))
 
 
+LIBRARIES = ("hvd_cluster/tensorflow/native/", "hvd_cluster/tensorflow/data/")
+
+
 def test_a_binding_is_thin():
-    """At most 1,600 statements: tensors, autograd, hooks, modules, states, streams. What others copy lies beside."""
-    sizes = {name: sum(map(_statements, (ROOT / "hvd_cluster" / name).rglob("*.py"))) for name in FRAMEWORKS}
+    """At most 1,600 statements: tensors, autograd, hooks, modules, states, streams. What others copy lies beside.
+
+    TensorFlow's C API in Python, and the data service, are libraries of their own, which no binding has twice.
+    """
+    sizes = {name: sum(map(_statements, _binding(name))) for name in FRAMEWORKS}
     assert sizes["torch"] > 500
+    assert sizes["tensorflow"] > 500
     assert all(size <= 1600 for size in sizes.values()), sizes
+
+
+def _binding(name):
+    found = (ROOT / "hvd_cluster" / name).rglob("*.py")
+    return [path for path in found if not path.relative_to(ROOT).as_posix().startswith(LIBRARIES)]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_library_beside_a_binding_does_not_need_it(library):
+    """It may know the dtypes."""
+    allowed = (library.replace("/", ".").rstrip("."), "hvd_cluster.tensorflow.tensors")
+    found = [each for each in _imports() if each.path.startswith(library)]
+    assert found
+    assert not _where(
+        each
+        for each in found
+        if each.module.startswith("hvd_cluster.tensorflow") and not each.module.startswith(allowed)
+    )
 
 
 def _statements(path):
@@ -433,6 +458,7 @@ SURFACE = {
 }
 
 
+@pytest.mark.leaves("environment")  # TensorFlow sets variables when it is imported
 @pytest.mark.parametrize("name", SURFACE)
 def test_the_public_surface_is_a_decision(name):
     for library, prefix in {
