@@ -29,7 +29,12 @@ STEP_SECONDS = 0.005
 def data():
     random = np.random.RandomState(3)
     x = random.randn(ROWS, FEATURES)
-    return x, x @ random.randn(FEATURES, 1) + 0.1 * random.randn(ROWS, 1)
+    return rounded(x), rounded(x @ random.randn(FEATURES, 1) + 0.1 * random.randn(ROWS, 1))
+
+
+def rounded(numbers):
+    """To what float32 can hold: Keras may convert data."""
+    return np.round(numbers * 256) / 256
 
 
 def build():
