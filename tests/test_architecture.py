@@ -381,9 +381,14 @@ SURFACE = {
 }
 
 
-LIBRARIES = {"torch": "hvd_cluster.torch", "keras": "hvd_cluster.keras", "tensorflow": "hvd_cluster.tensorflow", "pyspark": "hvd_cluster.spark"}
+LIBRARIES = {
+    "torch": "hvd_cluster.torch",
+    "keras": "hvd_cluster.keras",
+    "tensorflow": "hvd_cluster.tensorflow",
+    "pyspark": "hvd_cluster.spark",
+}
 # TensorFlow sets variables of its own when it is imported.
-LEAVES = {"hvd_cluster.tensorflow": [pytest.mark.leaves("environment")]}
+LEAVES = dict.fromkeys(("hvd_cluster.keras", "hvd_cluster.tensorflow"), [pytest.mark.leaves("environment")])
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=LEAVES.get(name, [])) for name in SURFACE])
