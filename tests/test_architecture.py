@@ -147,10 +147,10 @@ def test_rooms_of_all_bindings_know_no_binding():
 
 
 def test_a_binding_is_thin():
-    """At most 1,600 statements: tensors, autograd, hooks, modules, states, streams. What others copy lies beside."""
+    """At most 2,000 statements: tensors, autograd, hooks, modules, states, streams. What others copy lies beside."""
     sizes = {name: sum(map(_statements, (ROOT / "hvd_cluster" / name).rglob("*.py"))) for name in FRAMEWORKS}
     assert sizes["torch"] > 500
-    assert all(size <= 1600 for size in sizes.values()), sizes
+    assert all(size <= 2000 for size in sizes.values()), sizes
 
 
 def _statements(path):
@@ -429,14 +429,19 @@ SURFACE = {
 }
 
 
-@pytest.mark.parametrize("name", SURFACE)
+LIBRARIES = {
+    "torch": "hvd_cluster.torch",
+    "keras": "hvd_cluster.keras",
+    "tensorflow": "hvd_cluster.tensorflow",
+    "pyspark": "hvd_cluster.spark",
+}
+# TensorFlow sets variables of its own when it is imported.
+LEAVES = dict.fromkeys(("hvd_cluster.keras", "hvd_cluster.tensorflow"), [pytest.mark.leaves("environment")])
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=LEAVES.get(name, [])) for name in SURFACE])
 def test_the_public_surface_is_a_decision(name):
-    for library, prefix in {
-        "torch": "hvd_cluster.torch",
-        "tensorflow": "hvd_cluster.tensorflow",
-        "keras": "hvd_cluster.keras",
-        "pyspark": "hvd_cluster.spark",
-    }.items():
+    for library, prefix in LIBRARIES.items():
         if name.startswith(prefix):
             pytest.importorskip(library)
     module = importlib.import_module(name)
