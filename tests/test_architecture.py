@@ -436,7 +436,7 @@ LIBRARIES = {
     "pyspark": "hvd_cluster.spark",
 }
 # TensorFlow sets variables of its own when it is imported.
-LEAVES = dict.fromkeys(("hvd_cluster.keras", "hvd_cluster.tensorflow"), [pytest.mark.leaves("environment")])
+LEAVES = {key: [pytest.mark.leaves("environment")] for key in ("hvd_cluster.keras", "hvd_cluster.tensorflow")}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=LEAVES.get(name, [])) for name in SURFACE])
