@@ -8,6 +8,8 @@ from tests.elastic.conftest import start as start  # a fixture
 from tests.keras.pool import Pool
 from tests.pool import functions_by_value, pools_of
 
+collect_ignore_glob = [] if find_spec("keras") else ["test_*.py"]
+
 BACKENDS = [name for name in ("tensorflow", "torch", "jax") if find_spec(name)]
 
 

@@ -29,7 +29,12 @@ STEP_SECONDS = 0.005
 def data():
     random = np.random.RandomState(3)
     x = random.randn(ROWS, FEATURES)
-    return x, x @ random.randn(FEATURES, 1) + 0.1 * random.randn(ROWS, 1)
+    return rounded(x), rounded(x @ random.randn(FEATURES, 1) + 0.1 * random.randn(ROWS, 1))
+
+
+def rounded(numbers):
+    """To what float32 can hold: Keras may convert data."""
+    return np.round(numbers * 256) / 256
 
 
 def build():
@@ -128,7 +133,9 @@ def main():
     done = batches.epoch * batches.steps_per_epoch + batches.step
     iterations = int(copied(model.optimizer.iterations))
     found = [copied(each) for each in model.trainable_variables]
-    np.testing.assert_allclose(np.vstack([found[0], found[1][None]]), alone(batches, done), rtol=1e-9, atol=1e-12)
+    # On torch Keras computes a part in float32. A step more or less would change the fourth digit.
+    tolerance = 1e-6 if keras.backend.backend() == "torch" else 1e-9
+    np.testing.assert_allclose(np.vstack([found[0], found[1][None]]), alone(batches, done), tolerance, tolerance)
     everything = [*found, *(copied(each) for each in model.optimizer.variables)]
     notes.note(hashlib.sha256(b"".join(np.asarray(each).tobytes() for each in everything)).hexdigest())
     notes.note(f"result {done} {iterations} {hvd.rank()} {hvd.size()}")

@@ -84,13 +84,13 @@ def check_timeline():
         if hvd.rank():
             return
         records = json.loads(path.read_text())
-    rows = {each["pid"]: each["args"]["name"] for each in records if each.get("name") == "process_name"}
+    names = [each for each in records if each.get("name") == "process_name" and "name" in each["args"]]
+    rows = {each["pid"] for each in names if "gradient." in each["args"]["name"]}
     spans = {}
     for record in records:
-        row = record.get("pid")
-        if "gradient." in rows.get(row, "") and "ts" in record:
-            first, last = spans.get(row, (record["ts"], record["ts"]))
-            spans[row] = min(first, record["ts"]), max(last, record["ts"] + record.get("dur", 0))
+        if record["pid"] in rows and record["ph"] in "BEX":
+            first, last = spans.get(record["pid"], (record["ts"], record["ts"]))
+            spans[record["pid"]] = min(first, record["ts"]), max(last, record["ts"])
     assert len(spans) >= COUNT
     ordered = sorted(spans.values())
     overlapping = [later for (_, end), (later, _) in itertools.pairwise(ordered) if later < end]
@@ -230,7 +230,7 @@ def check_an_exported_function_has_only_what_was_traced():
         )
 
 
-@each_check(globals(), check_operations_overlap_and_fuse_in_any_order)
+@each_check(globals(), check_operations_overlap_and_fuse_in_any_order, check_timeline)
 def test_graph(ranks, check):
     ranks.run(check)
 
@@ -246,4 +246,5 @@ def narrow():
 
 def test_operations_overlap_and_fuse_in_any_order(narrow):
     narrow.run(check_operations_overlap_and_fuse_in_any_order)
+    narrow.run(check_timeline)
     narrow.run(check_all_are_in_flight_before_the_first_ends)

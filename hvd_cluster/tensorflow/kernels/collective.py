@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from collectives.api import HorovodInternalError, Operation, ReduceOp
@@ -102,10 +103,13 @@ def _reduction(construction: Construction) -> dict[str, Any]:
 
 
 def _of_other_shape(context: Context, index: int) -> Pair:
-    """The shape of the output depends on the tensors of all ranks."""
+    """The shape of the output depends on the tensors of all ranks.
+
+    The engine asks for its memory again when it repeats a trial; TensorFlow gives it once.
+    """
     source = context.input(index)
     dtype = source.dtype
-    return source, lambda shape: context.late_output(index, dtype, shape)
+    return source, cache(lambda shape: context.late_output(index, dtype, shape))
 
 
 class Allreduce(Collective):

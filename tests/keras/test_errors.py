@@ -1,0 +1,31 @@
+"""Ranks that disagree about a gradient hear of it, on every backend."""
+
+import keras
+import numpy as np
+import pytest
+
+import hvd_cluster.keras as hvd
+from collectives.api import MismatchError
+from tests.checks import each_check
+
+
+def step(optimizer, gradient, variable):
+    optimizer.apply([gradient], [variable])
+    keras.ops.convert_to_numpy(variable)  # JAX raises no earlier
+
+
+def check_shapes_that_differ():
+    variable = keras.Variable(np.zeros((200 + hvd.rank(), 200), "f"), name="table")
+    wrapped = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    gradient = keras.ops.ones(variable.shape)
+    with pytest.raises(Exception, match="the ranks disagree about the shape"):
+        step(wrapped, gradient, variable)
+    if keras.backend.backend() == "jax":
+        from hvd_cluster.jax.calls import last_error
+
+        assert isinstance(last_error(), MismatchError)
+
+
+@each_check(globals())
+def test_errors(ranks, check):
+    ranks.run(check)
