@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from executors.threads import threads_of
 
@@ -32,6 +33,19 @@ def limit_threads(environment: Mapping[str, str]) -> None:
             threading.set_intra_op_parallelism_threads(share)
         if share and not environment.get(BETWEEN) and not threading.get_inter_op_parallelism_threads():
             threading.set_inter_op_parallelism_threads(max(FEWEST_BETWEEN, share))
+    if share:
+        _let_idle_threads_sleep()
+
+
+def _let_idle_threads_sleep() -> None:
+    """A thread without work would spin for a while, on a core that another rank of this host waits for.
+
+    TensorFlow has an option against it, but no function that sets it for eager mode.
+    """
+    eager = context.context()
+    config = eager._config or tf.compat.v1.ConfigProto()
+    config.experimental.disable_thread_spinning = True
+    eager._config = config
 
 
 def count_threads() -> int:
