@@ -2,9 +2,9 @@
 
 A comment in front of a block says so, ``<!-- run: spark -->`` or ``<!-- with: model -->``:
 
-* ``run`` is where: ``ranks`` (the default: in both ranks of a world of two), ``launcher`` (once, in a process that
-  starts ranks), ``ray``, ``trainer`` (with Ray, too), ``spark``, ``shard`` or ``keras`` (in one process, with a shard
-  of rows), or ``service`` (in one process, beside a data service).
+* ``run`` is where: ``ranks`` (the default: in both ranks of a world of two), ``tensorflow`` (in those of another),
+  ``launcher`` (once, in a process that starts ranks), ``ray``, ``trainer`` (with Ray, too), ``spark``, ``shard`` or
+  ``keras`` (in one process, with a shard of rows), or ``service`` (in one process, beside a data service).
 * ``with`` names what of PREAMBLES goes before it.
 """
 
@@ -15,14 +15,20 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"(?:^<!-- ([a-z]+): ([a-z]+) -->\n)?^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PLACES = ("ranks", "launcher", "ray", "trainer", "spark", "shard", "keras", "service")
+PLACES = ("ranks", "tensorflow", "launcher", "ray", "trainer", "spark", "shard", "keras", "service")
 HVD = """
 import torch
 import hvd_cluster.torch as hvd
 hvd.init()
 """
+PREAMBLE_PLACES = {"train": "launcher", "tf": "tensorflow"}
 PREAMBLES = {
     "nothing": "",
+    "tf": """
+import tensorflow as tf
+import hvd_cluster.tensorflow as hvd
+hvd.init()
+""",
     "hvd": HVD,
     "model": HVD
     + """
@@ -55,7 +61,7 @@ def blocks(*places):
 def _all():
     for page in PAGES:
         for number, (key, value, code) in enumerate(BLOCK.findall(page.read_text()), 1):
-            place = value if key == "run" else "launcher" if value == "train" else "ranks"
+            place = value if key == "run" else PREAMBLE_PLACES.get(value, "ranks")
             yield Block(f"{page.name}:{number}", place, PREAMBLES[value] + code if key == "with" else code)
 
 

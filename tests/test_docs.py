@@ -2,6 +2,7 @@
 
 import ast
 import re
+from importlib.util import find_spec
 
 import pytest
 
@@ -13,33 +14,49 @@ LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
 SOURCES = [path for layer in ("collectives", "executors", "hvd_cluster") for path in (ROOT / layer).rglob("*.py")]
 
 
-def run_all():
-    """Every block for ranks, one after the other; what went wrong, by block. Runs in each rank."""
+def run_all(place):
+    """Every block of a place for ranks, one after the other; what went wrong, by block. Runs in each rank."""
     import traceback
 
-    import hvd_cluster.torch as hvd
+    from hvd_cluster import basics
 
     problems = {}
-    for block in blocks("ranks"):
+    for block in blocks(place):
         try:
             execute(block)
         except Exception:  # noqa: BLE001  each block has a test of its own
             problems[block.name] = traceback.format_exc()
         finally:
-            hvd.shutdown()
+            basics.shutdown()
     return problems
+
+
+def run_on_two_ranks(place):
+    variables = {"PYTHONPATH": str(ROOT), "HOROVOD_GLOO_TIMEOUT_SECONDS": "20", "KERAS_BACKEND": "tensorflow"}
+    return hvd_cluster.run(run_all, (place,), num_proc=2, env=variables)
 
 
 @pytest.fixture(scope="module")
 def problems():
     pytest.importorskip("torch")
-    path = {"PYTHONPATH": str(ROOT), "HOROVOD_GLOO_TIMEOUT_SECONDS": "20"}
-    return hvd_cluster.run(run_all, num_proc=2, env=path)
+    return run_on_two_ranks("ranks")
+
+
+@pytest.fixture(scope="module")
+def problems_with_tensorflow():
+    if find_spec("tensorflow") is None:
+        pytest.skip("TensorFlow is not installed")
+    return run_on_two_ranks("tensorflow")
 
 
 @pytest.mark.parametrize("block", blocks("ranks"), ids=lambda block: block.name)
 def test_a_block_runs_on_two_ranks(problems, block):
     assert not [each[block.name] for each in problems if block.name in each]
+
+
+@pytest.mark.parametrize("block", blocks("tensorflow"), ids=lambda block: block.name)
+def test_a_block_of_tensorflow_runs_on_two_ranks(problems_with_tensorflow, block):
+    assert not [each[block.name] for each in problems_with_tensorflow if block.name in each]
 
 
 @pytest.mark.parametrize("block", blocks("launcher"), ids=lambda block: block.name)

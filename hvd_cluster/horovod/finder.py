@@ -29,6 +29,9 @@ MOVED = {
     "horovod.ray.runner": "hvd_cluster.ray.executor",
     "horovod.ray.worker": "hvd_cluster.ray.base_worker",
     "horovod.runner.common.service.compute_service": "hvd_cluster.data.compute",
+    "horovod.tensorflow.gradient_aggregation": "hvd_cluster.tensorflow.optimizer.aggregation",
+    "horovod.tensorflow.gradient_aggregation_eager": "hvd_cluster.tensorflow.optimizer.aggregation",
+    "horovod.tensorflow.sync_batch_norm": "hvd_cluster.keras.sync_batch_norm",
 }
 # The names under which modules of ours were imported.
 _names: dict[str, str] = {}

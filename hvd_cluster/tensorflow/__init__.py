@@ -80,6 +80,7 @@ from hvd_cluster.tensorflow.optimizer.aggregation import (
 )
 from hvd_cluster.tensorflow.optimizer.tape import DistributedGradientTape, PartialDistributedGradientTape
 from hvd_cluster.tensorflow.optimizer.wrapping import DistributedOptimizer
+from hvd_cluster.tensorflow.util import _check_has_gpu as _check_has_gpu
 
 __all__ = [
     "Adasum",
