@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 import time
-from multiprocessing import forkserver, process, resource_tracker
+from multiprocessing import forkserver, process, resource_tracker, synchronize
 
 import psutil
 import pytest
@@ -25,7 +25,8 @@ def nothing_left_behind(request):
 
     ``@pytest.mark.leaves("threads", ...)`` names the kinds that a library keeps on purpose.
     """
-    process.current_process()._config["semprefix"] = SEMAPHORES  # a library may have set its own
+    process.current_process()._config["semprefix"] = SEMAPHORES  # a library may have set its own,
+    synchronize.SemLock._make_name = staticmethod(NAME_OF_SEMAPHORE)  # and its own function
     kept = {kind for marker in request.node.iter_markers("leaves") for kind in marker.args}
     assert kept <= set(LOOK), f"leaves({', '.join(kept)}): the kinds are {', '.join(LOOK)}"
     kinds = [kind for kind in LOOK if kind not in kept]
@@ -93,6 +94,7 @@ def _target(descriptor):
 # Semaphores of multiprocessing have random names, also those of other jobs on this machine. So this process, and the
 # children that multiprocessing starts, which inherit it, get a prefix of their own.
 SEMAPHORES = f"/mp-{os.getpid()}"
+NAME_OF_SEMAPHORE = synchronize.SemLock._make_name
 
 
 def _shared_memory():

@@ -172,6 +172,15 @@ def check_names():
     assert names_of(step, *arguments) == expected
 
 
+def check_names_of_captured_tensors_do_not_tell_how_much_a_rank_has_done():
+    for _ in range(10 * hvd.rank()):
+        tf.ones([2]) + 1
+    first, second = tf.ones([512]), tf.fill([512], 2.0)
+    results = tf.function(lambda: [hvd.allreduce(each, op=hvd.Sum) for each in (first, second)], autograph=False)()
+    for result, value in zip(results, (1, 2), strict=True):
+        np.testing.assert_allclose(result.numpy(), np.full(512, value * hvd.size()))
+
+
 def check_shapes():
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, 3])])
     def step(x):

@@ -9,6 +9,7 @@ from typing import Any
 __all__ = ["name_of_node", "normalized", "unscoped"]
 
 _FOREIGN = re.compile(r"[^a-zA-Z0-9_]")
+CAPTURED = "captured"
 _FOREIGN_IN_NODE = re.compile(r"[^A-Za-z0-9_.\\/>-]")
 
 
@@ -26,10 +27,12 @@ def name_of_node(op: str, tensors: Sequence[Any], name: str | None) -> str:
 
 
 def _name_of(tensor: Any) -> str:
+    """The name of a tensor that the graph captures is a number, which counts what this rank alone has done before."""
     try:
-        return normalized(tensor.name)
-    except AttributeError:  # a tensor of eager mode that the graph captures
-        return "captured"
+        name = tensor.name
+    except AttributeError:  # a tensor of eager mode
+        return CAPTURED
+    return CAPTURED if unscoped(name).partition(":")[0].isdecimal() else normalized(name)
 
 
 def unscoped(name: str) -> str:
