@@ -139,10 +139,13 @@ def check_types_that_only_move():
     for dtype in (tf.uint16, tf.uint32, tf.uint64):
         large = np.iinfo(dtype.name).max // 2 + 7
         tensor = tf.constant([hvd.rank(), large], dtype)
+        repeated = tf.constant(np.repeat(tensor.numpy(), size))
         for gathered, sent, exchanged in both(
-            lambda: (hvd.allgather(tensor), hvd.broadcast(tensor, last), hvd.alltoall(tf.repeat(tensor, size)))  # noqa: B023
+            lambda: (hvd.allgather(tensor), hvd.broadcast(tensor, last), hvd.alltoall(repeated))  # noqa: B023
         ):
             assert (gathered.dtype, sent.dtype, exchanged.dtype) == (dtype,) * 3
+            mine = ([0] * size + [1] * size)[2 * hvd.rank() :][:2]
+            assert exchanged.numpy().tolist() == [large if each else rank for rank in range(size) for each in mine]
             assert gathered.numpy().tolist() == [value for rank in range(size) for value in (rank, large)]
             assert sent.numpy().tolist() == [last, large]
 
