@@ -70,7 +70,7 @@ class Collective(ABC):
 
     def start(self, context: Context, lane: int = 0) -> Sequence[Work]:
         """Submit the tensors; see :mod:`hvd_cluster.tensorflow.kernels.lanes`."""
-        name = f"{self.name}~{lane}" if lane else self.name
+        name = f"{self.name}~{lane}" if lane and self.name else self.name
         if not self.grouped:
             return [self._submit(context, name, wait=False)]
         pairs = [self._pair(context, index) for index in range(context.inputs)]

@@ -81,7 +81,7 @@ def _compute(number: int, pointer: int, callback: int) -> None:
     try:
         kernel.run(context)
     except BaseException as error:  # noqa: BLE001 - TensorFlow raises it
-        context.fail(*as_status(error))
+        _fail(context, error)
     long_calls.TF_RunAsyncOpKernelDoneCallback(callback)
 
 
@@ -96,7 +96,7 @@ def _begin(kernel: Kernel, context: Context, done: Done) -> None:
     try:
         thread.start()
     except RuntimeError as error:  # there are too many, or the interpreter ends
-        context.fail(*as_status(error))
+        _fail(context, error)
         done()
 
 
@@ -110,7 +110,7 @@ def _submit(kernel: Collective, context: Context, done: Done, lane: tuple[Collec
         works = kernel.start(context, lane[1])
         completer.follow(Run(kernel, context, engine, works, end, context.step))
     except BaseException as error:  # noqa: BLE001 - TensorFlow raises it
-        context.fail(*as_status(error))
+        _fail(context, error)
         end()
 
 
@@ -118,5 +118,11 @@ def _wait(kernel: Kernel, context: Context, done: Done) -> None:
     try:
         kernel.run(context)
     except Exception as error:  # noqa: BLE001 - TensorFlow raises it
-        context.fail(*as_status(error))
+        _fail(context, error)
     done()
+
+
+def _fail(context: Context, error: BaseException) -> None:
+    """End the run of a kernel with ``error``. After an interrupt the engine may go on, and ask for an output later."""
+    context.end()
+    context.fail(*as_status(error))
