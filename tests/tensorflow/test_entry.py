@@ -44,8 +44,10 @@ class Interrupted:
 def test_no_output_is_asked_of_a_run_that_an_interrupt_has_ended(context, monkeypatch):
     """Its operation may go on, and its memory is TensorFlow's no more."""
     monkeypatch.setitem(entry._kernels, 0, Interrupted())
-    entry._compute(0, 0, 0)
+    with entry.calling():
+        entry._compute(0, 0, 0)
     assert context.told == ["end", "fail", "done"]
+    assert not entry.completer.has_failed(context.step)
 
 
 @pytest.mark.parametrize(("name", "expected"), [("", [None, None]), ("x", ["x", "x~2"])])
@@ -56,4 +58,4 @@ def test_an_operation_without_a_name_has_none_in_any_lane(context, monkeypatch, 
         text=lambda attribute: name if attribute == "tensor_name" else "1.0", integer=lambda attribute: 1
     )
     kernel = collective.Allreduce(construction, grouped=False)
-    assert [kernel.start(context, lane)[0] for lane in (0, 2)] == expected
+    assert [kernel.start(context, None, lane)[0] for lane in (0, 2)] == expected
