@@ -151,14 +151,14 @@ LIBRARIES = ("hvd_cluster/tensorflow/native/", "hvd_cluster/tensorflow/data/")
 
 
 def test_a_binding_is_thin():
-    """At most 1,650 statements: tensors, autograd, hooks, modules, states, streams. What others copy lies beside.
+    """At most 1,700 statements: tensors, autograd, hooks, modules, states, streams. What others copy lies beside.
 
     TensorFlow's C API in Python, and the data service, are libraries of their own, which no binding has twice.
     """
     sizes = {name: sum(map(_statements, _binding(name))) for name in FRAMEWORKS}
     assert sizes["torch"] > 500
     assert sizes["tensorflow"] > 500
-    assert all(size <= 1650 for size in sizes.values()), sizes
+    assert all(size <= 1700 for size in sizes.values()), sizes
 
 
 def _binding(name):

@@ -186,10 +186,16 @@ class Engine:
         Raises no error of a work: see :meth:`Work.outcome`.
         """
         with self._driver.inside:
-            for work in list(watch.works):
+            for work in watch.works:
                 if not (work.done or work.urged):
                     self._exchange.urge(work)
             self._driver.wait(watch)
+
+    def rouse(self) -> None:
+        """Let all callers that wait look again at what they wait for: a :class:`Watch` may have been interrupted."""
+        self._exchange.rouse()
+        self._driver.notify()
+        self._driver.announce()
 
     def reject(self, requests: Sequence[Request], error: InvalidRequestError, unnamed: bool = False) -> None:
         """Report a call of ``requests`` that ended with ``error`` on this rank before it was submitted.

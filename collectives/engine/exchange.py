@@ -124,6 +124,10 @@ class Exchange:
         """An operation of a device may be over: complete its works, with the next step; from any thread."""
         self.commands.append(self._runner.settle)
 
+    def rouse(self) -> None:
+        """Let the thread that drives look again at what it waits for, before it sleeps; from any thread."""
+        self.commands.append(lambda: None)
+
     def propose(self, changes: Changes) -> None:
         """On the coordinator: let ``changes`` to the parameters hold from the next batch on; from any thread."""
         self.commands.append(partial(self._propose, changes))

@@ -102,25 +102,26 @@ class Work:
 
 
 class Watch:
-    """Stands for a list of works, which may grow, where a caller waits for any of them.
+    """Stands for a list of works where a caller waits for any of them.
 
-    ``done`` turns true when one of them is done, or when others have come.
+    ``done`` turns true when one of them is done, or when another thread has ``interrupted`` the wait: it also calls
+    :meth:`Engine.rouse`.
     """
 
-    __slots__ = ("_count", "works")
+    __slots__ = ("interrupted", "works")
 
     def __init__(self, works: Sequence[Work]) -> None:
         self.works = works
-        self._count = len(works)
+        self.interrupted = False
 
     @property
     def done(self) -> bool:
         """Whether the caller shall look at the list again."""
-        return len(self.works) != self._count or any([work.done for work in self.works])
+        return self.interrupted or any([work.done for work in self.works])
 
     def fail(self, error: Exception) -> None:
         """As :meth:`Work.fail`, for all that are not done."""
-        for work in list(self.works):
+        for work in self.works:
             if not work.done:
                 work.fail(error)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from collectives.api import Operation, Request
 from collectives.buffers import Buffer
+from collectives.engine.engine import Engine
 from collectives.engine.work import Destination, Work
 from hvd_cluster import basics
 from hvd_cluster.operations.arguments import as_rank, process_set_id
@@ -57,10 +58,14 @@ def start(
     name: str | None,
     process_set: ProcessSet,
     wait: bool = False,
+    engine: Engine | None = None,
     **fields: Any,
 ) -> Work:
-    """Submit ``source``; with ``wait`` return the finished work. ``fields`` are those of :class:`Request`."""
-    engine = basics.engine()
+    """Submit ``source``; with ``wait`` return the finished work. ``fields`` are those of :class:`Request`.
+
+    ``engine``: that of the caller, by default the present one.
+    """
+    engine = engine or basics.engine()
     if "root_rank" in fields:
         fields["root_rank"] = as_rank(fields["root_rank"])
     try:
@@ -84,10 +89,11 @@ def start_group(
     tensors: Sequence[tuple[Buffer, Destination]],
     name: str | None,
     process_set: ProcessSet,
+    engine: Engine | None = None,
     **fields: Any,
 ) -> list[Work]:
-    """Submit sources with their destinations as a group: all run together, or none."""
-    engine = basics.engine()
+    """As :func:`start`, without a wait: sources with their destinations as a group. All run together, or none."""
+    engine = engine or basics.engine()
     id, label, count = process_set_id(process_set), label_of(operation, name, group=True), len(tensors)
     works = []
     for index, (source, destination) in enumerate(tensors):

@@ -31,8 +31,10 @@ from collectives.api import (
     ShutDownError,
 )
 
-__all__ = ["as_status", "engine_error"]
+__all__ = ["ABANDONED", "as_status", "engine_error"]
 
+ABANDONED = tf.errors.CANCELLED, "another collective of this run of the graph has failed"
+"""The code and the text for an operation that shall not go on."""
 KEPT_ERRORS = 256
 
 _CODES: tuple[tuple[type[BaseException], int], ...] = (

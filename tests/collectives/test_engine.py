@@ -15,6 +15,7 @@ from collectives.api import (
     Request,
 )
 from collectives.buffers import as_buffer
+from collectives.engine.work import Watch
 from collectives.engine.work_table import UNNAMED
 from collectives.events import Started
 from tests.collectives.job import (
@@ -393,6 +394,24 @@ def test_a_caller_that_sleeps_as_the_driver_lets_others_submit():
         until(lambda: all(thread.ident in job.channels[thread.rank].sleeping for thread in threads))
         threads += [Caller(other, "early"), Caller(engine, "late")]
         assert [thread.result()[0] for thread in threads] == [3.0] * 4
+
+
+@pytest.mark.parametrize("drives", [True, False])
+def test_a_caller_that_sleeps_is_roused(drives):
+    """Its list of works is interrupted while it sleeps: as the driver, or behind another caller that drives."""
+    with running(2, wrap=Watched) as job:
+        engine, watch = job.engines[1], Watch([submit(job.engines[1], ones(job.engines[1]), "late")])
+        callers = [] if drives else [Caller(engine, "later")]
+        until(lambda: all(caller.ident in job.channels[1].sleeping for caller in callers))
+        waiting = Caller(engine, body=lambda engine: engine.await_any(watch))
+        until(lambda: waiting.ident in (job.channels[1].sleeping if drives else engine._driver._waiters))
+        watch.interrupted = True
+        engine.rouse()
+        assert waiting.result() is None
+        assert not watch.works[0].done
+        callers += [Caller(job.engines[0], name) for name in (["late"] if drives else ["late", "later"])]
+        assert [caller.result()[0] for caller in callers] == [3.0] * len(callers)
+        wait(engine, watch.works[0])
 
 
 @pytest.mark.parametrize("local_size", [1, 1000])

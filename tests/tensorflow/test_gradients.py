@@ -55,6 +55,17 @@ def check_a_group_has_gradients_where_its_tensors_have():
     assert_gradients(loss, [tf.ones([3]), tf.ones([2])], [sum_of_weights(), np.full(2, 2 * hvd.size())])
 
 
+def check_some_rows_of_a_result():
+    """Their gradient is an IndexedSlices."""
+    expected = np.array([[2.0], [0.0], [1.0]]) * hvd.size()
+
+    def loss(table):
+        rows = tf.gather(hvd.allreduce(table, op=hvd.Sum), [0, 2, 0])
+        return tf.reduce_sum(rows) + tf.reduce_sum(tf.gather(hvd.grouped_allreduce([table])[0], [1])) * 0.0
+
+    assert_gradients(loss, [tf.ones([3, 1])], [expected])
+
+
 def check_allgather():
     rows = hvd.rank() + 1
     first = sum(range(1, rows))

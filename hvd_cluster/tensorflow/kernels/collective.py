@@ -10,6 +10,7 @@ from typing import Any
 
 from collectives.api import HorovodInternalError, Operation, ReduceOp
 from collectives.buffers import Buffer
+from collectives.engine.engine import Engine
 from collectives.engine.work import Destination, Work
 from hvd_cluster import basics
 from hvd_cluster.operations import submission
@@ -56,34 +57,37 @@ class Collective(ABC):
     def _pair(self, context: Context, index: int) -> Pair:
         """The memory to read and the memory to write for a tensor."""
 
-    def finish(self, context: Context, works: Sequence[Work]) -> None:  # noqa: B027 - most have no such outputs
+    def finish(  # noqa: B027 - most have no such outputs
+        self, context: Context, engine: Engine, works: Sequence[Work]
+    ) -> None:
         """Give the outputs that are not tensors of the user, when ``works`` are done."""
 
     def run(self, context: Context) -> None:
         """Run the operation; raises its error."""
+        engine = basics.engine()
         if self.grouped:
-            works = self.start(context)
-            _synchronize(works)
+            works = self.start(context, engine)
+            _synchronize(engine, works)
         else:
-            works = [self._submit(context, self.name, wait=True)]
-        self.finish(context, works)
+            works = [self._submit(context, engine, self.name, wait=True)]
+        self.finish(context, engine, works)
 
-    def start(self, context: Context, lane: int = 0) -> Sequence[Work]:
+    def start(self, context: Context, engine: Engine, lane: int = 0) -> Sequence[Work]:
         """Submit the tensors; see :mod:`hvd_cluster.tensorflow.kernels.lanes`."""
-        name = f"{self.name}~{lane}" if lane else self.name
+        name = f"{self.name}~{lane}" if lane and self.name else self.name
         if not self.grouped:
-            return [self._submit(context, name, wait=False)]
+            return [self._submit(context, engine, name, wait=False)]
         pairs = [self._pair(context, index) for index in range(context.inputs)]
-        return submission.start_group(self.operation, pairs, name, self.process_set, **self._fields_of(context))
+        fields = self._fields_of(context)
+        return submission.start_group(self.operation, pairs, name, self.process_set, engine, **fields)
 
-    def _submit(self, context: Context, name: str | None, wait: bool) -> Work:
+    def _submit(self, context: Context, engine: Engine, name: str | None, wait: bool) -> Work:
         source, destination = self._pair(context, 0)
         fields = self._fields_of(context)
-        return submission.start(self.operation, source, destination, name, self.process_set, wait, **fields)
+        return submission.start(self.operation, source, destination, name, self.process_set, wait, engine, **fields)
 
 
-def _synchronize(works: Sequence[Work]) -> None:
-    engine = basics.engine()
+def _synchronize(engine: Engine, works: Sequence[Work]) -> None:
     try:
         for work in works:
             engine.synchronize(work)
@@ -125,7 +129,7 @@ class Allreduce(Collective):
 
 
 class Broadcast(Collective):
-    """HorovodBroadcast."""
+    """HorovodBroadcast, HorovodGroupedBroadcast."""
 
     operation = Operation.BROADCAST
 
@@ -156,12 +160,11 @@ class Allgather(Collective):
     def _pair(self, context: Context, index: int) -> Pair:
         return _of_other_shape(context, index)
 
-    def finish(self, context: Context, works: Sequence[Work]) -> None:
+    def finish(self, context: Context, engine: Engine, works: Sequence[Work]) -> None:
         """The last output has a row for each tensor: the first of the rows of this rank in the result, their number.
 
         The gradient needs them.
         """
-        engine = basics.engine()
         position = engine.process_sets.ranks(self.process_set.process_set_id or 0).index(engine.topology.rank)
         places = context.output(len(works), (len(works), 2)).host.reshape(-1, 2)
         for place, work in zip(places, works, strict=True):
@@ -179,7 +182,7 @@ class Alltoall(Collective):
     def _pair(self, context: Context, index: int) -> Pair:
         return _of_other_shape(context, index)
 
-    def finish(self, context: Context, works: Sequence[Work]) -> None:
+    def finish(self, context: Context, engine: Engine, works: Sequence[Work]) -> None:
         """The second output has the number of rows that came from each member."""
         received = works[0].received_splits
         context.output(1, (len(received),)).host[:] = received

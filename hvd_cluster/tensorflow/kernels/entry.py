@@ -10,7 +10,7 @@ from itertools import count
 from typing import Protocol
 
 from hvd_cluster import basics
-from hvd_cluster.tensorflow.errors import as_status
+from hvd_cluster.tensorflow.errors import ABANDONED, as_status
 from hvd_cluster.tensorflow.kernels.collective import Collective
 from hvd_cluster.tensorflow.kernels.completer import Run, completer
 from hvd_cluster.tensorflow.kernels.lanes import LANES, Lanes
@@ -50,6 +50,10 @@ def calling() -> Iterator[None]:
         _callers.discard(me)
 
 
+def _is_called() -> bool:
+    return threading.get_ident() in _callers
+
+
 def make_known(definition: Definition, make: Callable[[Construction], Kernel]) -> None:
     """Let TensorFlow know an op; ``make`` makes the kernel of a node."""
     register(definition, partial(_create, make), _compute, _delete)
@@ -74,15 +78,17 @@ def _delete(number: int) -> None:
 
 def _compute(number: int, pointer: int, callback: int) -> None:
     kernel, context = _kernels[number], Context(pointer)
-    done = take(callback) if kernel.waits and threading.get_ident() not in _callers else None
+    done = take(callback) if kernel.waits and not _is_called() else None
     if done is not None:
         _begin(kernel, context, done)
         return
+    end = partial(long_calls.TF_RunAsyncOpKernelDoneCallback, callback)
     try:
         kernel.run(context)
     except BaseException as error:  # noqa: BLE001 - TensorFlow raises it
-        context.fail(*as_status(error))
-    long_calls.TF_RunAsyncOpKernelDoneCallback(callback)
+        _fail(context, error, end)
+    else:
+        end()
 
 
 def _begin(kernel: Kernel, context: Context, done: Done) -> None:
@@ -96,27 +102,42 @@ def _begin(kernel: Kernel, context: Context, done: Done) -> None:
     try:
         thread.start()
     except RuntimeError as error:  # there are too many, or the interpreter ends
-        context.fail(*as_status(error))
-        done()
+        _fail(context, error, done)
 
 
 def _submit(kernel: Collective, context: Context, done: Done, lane: tuple[Collective, int]) -> None:
-    def end() -> None:
-        _lanes.leave(lane)
+    leave, step = partial(_lanes.leave, lane), context.step
+    if completer.has_failed(step):
+        context.fail(*ABANDONED)
         done()
-
+        leave()
+        return
     try:
         engine = basics.engine()
-        works = kernel.start(context, lane[1])
-        completer.follow(Run(kernel, context, engine, works, end, context.step))
+        works = kernel.start(context, engine, lane[1])
+        completer.follow(Run(kernel, context, engine, works, done, leave, step))
     except BaseException as error:  # noqa: BLE001 - TensorFlow raises it
-        context.fail(*as_status(error))
-        end()
+        _fail(context, error, done)
+        leave()
 
 
 def _wait(kernel: Kernel, context: Context, done: Done) -> None:
     try:
         kernel.run(context)
     except Exception as error:  # noqa: BLE001 - TensorFlow raises it
-        context.fail(*as_status(error))
+        _fail(context, error, done)
+    else:
+        done()
+
+
+def _fail(context: Context, error: BaseException, done: Callable[[], None]) -> None:
+    """End the run of a kernel with ``error``. After an interrupt the engine may go on, and ask for an output later.
+
+    TensorFlow hears of it first, then other nodes of the run of the graph: their errors would hide this one.
+    """
+    step = context.step
+    context.end()
+    context.fail(*as_status(error))
     done()
+    if not _is_called():
+        completer.give_up(step)

@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from hvd_cluster.tensorflow.native.library import long_calls
 
-__all__ = ["Done", "is_known", "take"]
+__all__ = ["Done", "can_take", "is_known", "take"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +33,8 @@ OLDEST, NEWEST = (2, 18), (2, 21)
 DESTROY = 3
 _Function = c_uint64 * 4
 _MANAGER, _INVOKER = 2, 3
+_refused: set[tuple[int, ...]] = set()
+"""The functions of callbacks that were left where they are."""
 _Manage = ctypes.CFUNCTYPE(c_bool, c_void_p, c_void_p, c_int)
 
 
@@ -66,6 +68,14 @@ def take(pointer: int) -> Done | None:
     return Done(copy)
 
 
+def can_take() -> bool:
+    """Whether :func:`take` succeeds, as far as is known: it has refused no callback yet.
+
+    Kernels that wait must run in one order on all ranks. So the nodes of a graph may be independent only if it is true.
+    """
+    return is_known() and not _refused
+
+
 @cache
 def is_known() -> bool:
     """Whether this TensorFlow, on this system, is one with which asynchronous kernels were tested. Logs if it is not.
@@ -88,6 +98,7 @@ def _is_understood(*functions: int) -> bool:
     """Whether the manager and the invoker of a callback are code of TensorFlow."""
     if all(any(start <= each < end for start, end in _code_of_tensorflow()) for each in functions):
         return True
+    _refused.add(functions)
     logger.warning("TensorFlow passes an unknown kind of callback: collectives of a graph run one after the other")
     return False
 

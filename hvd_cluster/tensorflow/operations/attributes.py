@@ -50,10 +50,21 @@ def collective(operation: Operation, group: int | None = None) -> Callable[[Call
     return decorate
 
 
-def gradient_of(op: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Make a function the gradient of an op, in graphs and on tapes."""
-    register: Callable[[Callable[P, T]], Callable[P, T]] = tf.RegisterGradient(op)
-    return register
+def gradient_of(op: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Make a function of a node and its gradients the gradient of an op, in graphs and on tapes.
+
+    It gets tensors, or None: the gradient of a tensor of which some rows were read is an IndexedSlices.
+    """
+
+    def decorate(function: Callable[..., T]) -> Callable[..., T]:
+        @functools.wraps(function)
+        def call(node: Any, *gradients: Any) -> T:
+            return function(node, *[each if each is None else tf.convert_to_tensor(each) for each in gradients])
+
+        register: Callable[[Callable[..., T]], Callable[..., T]] = tf.RegisterGradient(op)
+        return register(call)
+
+    return decorate
 
 
 def set_attribute(process_set: ProcessSet) -> dict[str, Any]:

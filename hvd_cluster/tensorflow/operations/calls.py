@@ -13,7 +13,7 @@ from tensorflow.python.framework import op_def_library, ops
 
 from hvd_cluster.tensorflow.errors import engine_error
 from hvd_cluster.tensorflow.kernels.entry import calling
-from hvd_cluster.tensorflow.native.done import is_known
+from hvd_cluster.tensorflow.native.done import can_take
 from hvd_cluster.tensorflow.operations.names import name_of_node, unscoped
 
 __all__ = ["call"]
@@ -90,7 +90,7 @@ def _let_run_independently(graph: Any, node: Any) -> None:
     nor fuse, and two ranks that trace them in different orders would wait for one another for ever.
     """
     manager = graph.experimental_acd_manager
-    if manager is not None and is_known():
+    if manager is not None and can_take():
         manager.run_independently(node)
 
 

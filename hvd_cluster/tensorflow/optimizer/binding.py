@@ -13,7 +13,7 @@ from collectives.api import ReduceOp
 from hvd_cluster.optimizer.lists import ListBinding, Shipment
 from hvd_cluster.optimizer.targets import Target
 from hvd_cluster.process_sets import ProcessSet
-from hvd_cluster.tensorflow.operations.allgather import allgather
+from hvd_cluster.tensorflow.operations.allgather import grouped_allgather
 from hvd_cluster.tensorflow.operations.allreduce import _allreduce, _grouped_allreduce
 from hvd_cluster.tensorflow.operations.numbers import size_op
 
@@ -79,8 +79,8 @@ class TensorFlowLists(ListBinding):
         """See :class:`ListBinding`."""
         with _on(self._device_sparse):
             values = self._of_average(gradient.values, process_set) if op is ReduceOp.AVERAGE else gradient.values
-            values = allgather(values, f"{name}.values", process_set=process_set)
-            indices = allgather(gradient.indices, f"{name}.indices", process_set=process_set)
+            # In one group, so that no rank has the values of one step and the indices of another.
+            values, indices = grouped_allgather([values, gradient.indices], f"{name}.slices", process_set=process_set)
         return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
     def share(self, gradient: Any, process_set: ProcessSet) -> Any:
