@@ -35,7 +35,8 @@ def train(state: hvd.elastic.KerasState, data: Digits, epochs: int, pause: float
     while state.batches.epoch < epochs:
         rest = hvd.elastic.rest_of_epoch(state.batches, *data.training)
         steps, epoch = len(state.batches), state.batches.epoch
-        state.model.fit(rest, steps_per_epoch=steps, shuffle=False, callbacks=callbacks, verbose=0)
+        options = {"initial_epoch": epoch, "epochs": epoch + 1, "steps_per_epoch": steps, "shuffle": False}
+        state.model.fit(rest, **options, callbacks=callbacks, verbose=0)
         images, labels = (part[hvd.rank() :: hvd.size()] for part in data.held_out)
         results = hvd.evaluate(state.model, images, labels)
         if hvd.rank() == 0:

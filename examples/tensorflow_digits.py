@@ -40,7 +40,7 @@ def train(epochs: int, seed: int) -> keras.Model:
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
         return loss
 
-    hvd.broadcast_variables([each.value for each in network.variables], root_rank=0)  # 4: start from the same ones
+    hvd.broadcast_variables([each.value for each in network.weights], root_rank=0)  # 4: start from the same ones
     count = len(data.training[1]) // (BATCH * hvd.size())  # the same on all ranks
     dataset = tf.data.Dataset.from_tensor_slices(share(data.training)).shuffle(2000, seed=seed).batch(BATCH).take(count)
     for number in range(epochs):

@@ -140,22 +140,22 @@ def _buffer(given: FFIBuffer) -> Buffer:
 def _run(call: _Call, pairs: Sequence[tuple[Buffer, Buffer]]) -> None:
     remaining, fields = iter(pairs), dict(call.fields)
     works: list[Work] = []
-    for name, count in zip(call.names, call.counts, strict=True):
-        members = [next(remaining) for _ in range(count)]
-        if count == 1:
-            works.append(submission.start(Operation.ALLREDUCE, *members[0], name, call.process_set, **fields))
-        else:
-            works += submission.start_group(Operation.ALLREDUCE, members, name, call.process_set, **fields)
-    _await(works)
-
-
-def _await(works: Sequence[Work]) -> None:
-    engine = basics.engine()
     try:
+        for name, count in zip(call.names, call.counts, strict=True):
+            members = [next(remaining) for _ in range(count)]
+            if count == 1:
+                works.append(submission.start(Operation.ALLREDUCE, *members[0], name, call.process_set, **fields))
+            else:
+                works += submission.start_group(Operation.ALLREDUCE, members, name, call.process_set, **fields)
         for work in works:
-            engine.synchronize(work)
-    except HorovodInternalError:
-        for work in works:
-            with suppress(HorovodInternalError):  # XLA's memory must not be written any more
-                engine.synchronize(work)
+            basics.engine().synchronize(work)
+    except BaseException:
+        _let_end(works)
         raise
+
+
+def _let_end(works: Sequence[Work]) -> None:
+    """XLA's memory must not be written any more. The engine bounds each wait, as it does that of a step."""
+    for work in works:
+        with suppress(HorovodInternalError):
+            basics.engine().synchronize(work)

@@ -40,7 +40,7 @@ class JaxLists(ListBinding):
         return gradient
 
     @staticmethod
-    def zeros(target: Target) -> jax.Array:
+    def zeros(target: Target, like: jax.Array | None) -> jax.Array:
         """See :class:`ListBinding`."""
         return jnp.zeros(target.shape or (), str(target.dtype))
 

@@ -24,6 +24,18 @@ from hvd_cluster.basics import (
     shutdown,
     size,
 )
+from hvd_cluster.capabilities import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+)
 from hvd_cluster.keras import callbacks, elastic
 from hvd_cluster.keras.broadcasting import broadcast_global_variables
 from hvd_cluster.keras.compression import Compression
@@ -34,6 +46,7 @@ from hvd_cluster.keras.sync_batch_norm import SyncBatchNormalization
 from hvd_cluster.keras.values import allgather, allreduce, broadcast, reducescatter
 from hvd_cluster.operations.reductions import Adasum, Average, Sum
 from hvd_cluster.process_sets import ProcessSet, global_process_set
+from hvd_cluster.timeline import start_timeline, stop_timeline
 
 __all__ = [
     "Adasum",
@@ -50,22 +63,34 @@ __all__ = [
     "broadcast",
     "broadcast_global_variables",
     "callbacks",
+    "ccl_built",
     "cross_rank",
     "cross_size",
+    "cuda_built",
+    "ddl_built",
     "elastic",
     "evaluate",
     "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
     "init",
     "is_homogeneous",
     "is_initialized",
     "load_model",
     "local_rank",
     "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
     "rank",
     "reducescatter",
     "remove_process_set",
+    "rocm_built",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
 ]
 
 if int(_keras.__version__.partition(".")[0]) < 3:

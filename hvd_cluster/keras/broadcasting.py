@@ -16,13 +16,14 @@ __all__ = ["BroadcastGlobalVariablesCallback", "broadcast_global_variables", "br
 def broadcast_model(model: keras.Model, root_rank: int, local_variables: Sequence[Any] = ()) -> None:
     """Give ``model`` and its optimizer, if it has one, the variables of the global rank ``root_rank``.
 
-    All ranks call it when both are built. ``local_variables`` and the variables of metrics stay as they are.
+    All ranks call it when both are built. ``local_variables`` stay as they are, and so do the variables of metrics, and
+    the seeds of layers such as Dropout: ranks drop other units.
     HorovodInternalError when the ranks' variables differ in shape or dtype, or a rank is lost.
     """
     settle(model)
-    left_out = {id(variable) for variable in (*local_variables, *model.metrics_variables)}
+    left_out = {id(variable) for variable in local_variables}
     optimizer = getattr(model, "optimizer", None)
-    found = [*model.variables, *(() if optimizer is None else optimizer.variables)]
+    found = [*model.weights, *(() if optimizer is None else optimizer.variables)]
     broadcast([each for each in found if id(each) not in left_out], root_rank, "keras.variables")
 
 

@@ -30,7 +30,7 @@ def evaluate(model: keras.Model, x: Any = None, y: Any = None, **kwargs: Any) ->
 
     All ranks call it, and get the same result. InvalidRequestError on all ranks if no rank has data.
     """
-    is_empty = x is not None and hasattr(x, "__len__") and len(x) == 0
+    is_empty = x is not None and _rows(x) == 0
     if not is_empty:
         model.evaluate(x, y, return_dict=True, **{"verbose": 0, **kwargs})
         variables.settle(model)
@@ -40,6 +40,17 @@ def evaluate(model: keras.Model, x: Any = None, y: Any = None, **kwargs: Any) ->
         raise InvalidRequestError("no rank has data to evaluate; give at least one of them some rows")
     results = None if is_empty else _results(model, _combined(model, found))
     return next(each for each in allgather_object(results, "keras.results") if each is not None)
+
+
+def _rows(x: Any) -> int | None:
+    """The number of rows, or of batches; None where it is not known. An input of several arrays is a list or a dict."""
+    first = x
+    while isinstance(first, dict | list | tuple) and first:
+        first = next(iter(first.values() if isinstance(first, dict) else first))
+    try:
+        return len(first)
+    except TypeError:  # a generator, a number; a data set whose length is unknown or infinite
+        return None
 
 
 def _combined(model: keras.Model, found: Sequence[Arrays]) -> Arrays:

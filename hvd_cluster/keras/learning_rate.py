@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 
 from collectives.api import InvalidRequestError
 from hvd_cluster import basics
@@ -86,9 +87,9 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
             logs["lr"] = _rate(self.model.optimizer)
 
     def _adjust(self, epoch: float) -> None:
-        new = self.initial_lr * self.multiplier(epoch)
         variables.settle(self.model)
         optimizer, old = self.model.optimizer, _rate(self.model.optimizer)
+        new = _rounded(self.initial_lr * self.multiplier(epoch), optimizer)
         if new == old:
             return
         try:
@@ -108,10 +109,19 @@ def _rate(optimizer: Any) -> float:
     return float(variables.view(rate) if isinstance(rate, keras.Variable) else variables.as_array(rate))
 
 
+def _rounded(rate: float, optimizer: Any) -> float:
+    """``rate`` as ``optimizer`` keeps it."""
+    dtype = keras.backend.standardize_dtype(optimizer.learning_rate.dtype)
+    return float(np.asarray(rate).astype(np.dtype(dtype)))
+
+
 def _scale_momentums(optimizer: Any, factor: float) -> None:
-    """Nothing for optimizers without: those of Adam, for one, have no learning rate in them."""
-    if getattr(optimizer, "momentum", 0):
-        for variable in getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", None) or ():
+    """Nothing for other optimizers: what Adam or Muon call momentums are averages of gradients, without the rate."""
+    used = getattr(optimizer, "inner_optimizer", optimizer)
+    if not isinstance(used, keras.optimizers.SGD | keras.optimizers.RMSprop):
+        return
+    for variable in getattr(used, "momentums", None) or getattr(used, "_momentums", None) or ():
+        if variable is not None:
             variables.put(variable, (variables.view(variable) * factor).astype(variable.dtype))
 
 

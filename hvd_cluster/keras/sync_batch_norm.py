@@ -8,6 +8,7 @@ import keras
 from keras import ops
 
 from collectives.api import InvalidRequestError
+from hvd_cluster import basics
 from hvd_cluster.keras.backends import backend
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 
@@ -16,6 +17,7 @@ __all__ = ["SyncBatchNormalization"]
 Tensor = Any
 
 
+@keras.saving.register_keras_serializable(package="hvd_cluster")
 class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc]
     """Batch normalization with mean and variance of the batches of all members of ``process_set`` together.
 
@@ -26,8 +28,12 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
     The gradient of the input is that of the sum of all ranks' losses. Those of gamma and beta are this rank's share:
     ``DistributedOptimizer`` combines them like all others.
 
-    Training passes are collectives: all members run the layers in the same order. Raises InvalidRequestError for
-    ``fused=True``, and where this rank is no member.
+    Training passes are collectives: all members run the layers in the same order. The names of layers and models
+    match them: where ranks build different numbers of models, give both names of your own.
+
+    The configuration has the ranks of ``process_set``. A layer that is loaded takes the set that is registered for
+    them, or a new one, which ``add_process_set`` registers. Raises InvalidRequestError for ``fused=True``, and where
+    this rank is no member.
     """
 
     def __init__(
@@ -41,7 +47,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
 
     def _moments(self, inputs: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Mean and biased variance of each channel."""
-        if self.process_set.size() == 1 and self.process_set.included():
+        if self._is_alone():
             moments: tuple[Tensor, Tensor] = super()._moments(inputs, mask)
             return moments
         counted = None if mask is None else ops.expand_dims(ops.cast(mask, "bool"), -1)
@@ -53,6 +59,22 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         squares = ops.square(inputs - ops.reshape(mean, self._per_channel(inputs)))
         return mean, self._total(self._sum(squares, counted), "squares") / count
 
+    def _is_alone(self) -> bool:
+        """Whether that is so, and stays so: in an elastic job, a step that is compiled now may have company later."""
+        process_set = self.process_set
+        return basics.worlds() is None and process_set.size() == 1 and bool(process_set.included())
+
+    def get_config(self) -> dict[str, Any]:
+        """See ``keras.layers.Layer``."""
+        ranks = None if self.process_set is global_process_set else self.process_set.ranks
+        return {**super().get_config(), "process_set": ranks}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> SyncBatchNormalization:
+        """See ``keras.layers.Layer``."""
+        layer: SyncBatchNormalization = super().from_config({**config, "process_set": _set_of(config["process_set"])})
+        return layer
+
     def _sum(self, values: Tensor, counted: Tensor | None) -> Tensor:
         return ops.sum(values if counted is None else ops.where(counted, values, 0), self._reduction_axes)
 
@@ -63,6 +85,13 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
 
     def _total(self, tensor: Tensor, what: str) -> Tensor:
         return backend().total(tensor, f"{self.name}.{what}", self.process_set)
+
+
+def _set_of(ranks: list[int] | None) -> ProcessSet:
+    if ranks is None:
+        return global_process_set
+    known = (each for each in basics.wanted_sets() if each.ranks == ranks)
+    return next(known, None) or ProcessSet(ranks)
 
 
 def _count(inputs: Tensor, axis: int, counted: Tensor | None) -> Tensor:

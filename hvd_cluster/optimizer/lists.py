@@ -51,8 +51,8 @@ class ListBinding(Protocol):
     def to_dense(self, gradient: Tensor, target: Target) -> Tensor:
         """A sparse gradient as a dense one, in the shape of ``target``."""
 
-    def zeros(self, target: Target) -> Tensor:
-        """A gradient of zeros."""
+    def zeros(self, target: Target, like: Tensor | None) -> Tensor:
+        """A gradient of zeros, on the device of ``like``, another gradient; None if there is none."""
 
     def pack(self, gradients: Sequence[Tensor]) -> Tensor:
         """One tensor with the elements of all."""
@@ -137,12 +137,13 @@ class ListCombiner:
 
     def _dense(self, results: list[Tensor | None], targets: Sequence[Target]) -> Iterator[tuple[int, Tensor]]:
         """The gradients that travel in buckets, by position. The others are replaced by their ``results``."""
+        like = next((gradient for gradient in results if gradient is not None), None)
         for position, target in enumerate(targets):
             gradient = results[position]
             if target.key in self._local:
                 results[position] = self._of_local(gradient)
             elif gradient is None:
-                yield position, self._binding.zeros(target)
+                yield position, self._binding.zeros(target, like)
             elif not self._binding.is_sparse(gradient):
                 yield position, gradient
             elif self.options.sparse_as_dense:

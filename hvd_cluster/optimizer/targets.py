@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from hvd_cluster.optimizer.buckets import Size, label, plan
 from hvd_cluster.optimizer.options import Groups
 
-__all__ = ["Bucket", "Target", "buckets", "unique"]
+__all__ = ["Bucket", "Target", "buckets", "positional", "unique"]
 
 
 class Target(NamedTuple):
@@ -30,6 +31,13 @@ class Bucket(NamedTuple):
 
     positions: tuple[int, ...]
     name: str
+
+
+def positional(name: str, position: int) -> str:
+    """``name`` without the numbers with which a framework counts all that one process has made, such as the 2 of
+    "dense_2/kernel:0"; ``position`` in the list, the same on all ranks, takes their place.
+    """
+    return f"{position}." + re.sub(r"_\d+(?=/|$)", "", name.partition(":")[0])
 
 
 def unique(names: Iterable[str]) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from hvd_cluster import memory
 from hvd_cluster.compression import Compressor, IntoCompressor, NoneCompressor
 from hvd_cluster.torch.powersgd import PowerSGD
 from hvd_cluster.torch.tensors import fresh
@@ -37,12 +38,14 @@ class _Cast(IntoCompressor):
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``tensor`` as ``dtype``, in memory that is used again.
+    """``tensor`` as ``dtype``, in memory that is used again if it is large.
 
     To allocate and free it in each step would let the C library return memory to the kernel, also that of gradients,
     and page faults would cost more time than the conversion.
     """
     if not tensor.is_cpu or tensor.requires_grad or tensor.dtype is dtype or not tensor.is_contiguous():
+        return tensor.to(dtype)
+    if tensor.numel() * dtype.itemsize < memory.MINIMUM:
         return tensor.to(dtype)
     small: torch.Tensor = fresh(tuple(tensor.shape), dtype).owner.copy_(tensor)
     return small

@@ -1,10 +1,15 @@
 """Callbacks, values, evaluation and saved models, on two ranks and every backend."""
 
+from unittest.mock import patch
+
 import keras
 import numpy as np
 import pytest
 
 import hvd_cluster.keras as hvd
+from hvd_cluster.keras import learning_rate
+from hvd_cluster.keras.evaluation import _rows
+from hvd_cluster.keras.learning_rate import _scale_momentums
 from hvd_cluster.keras.optimizer.distributed import Distributed
 from hvd_cluster.keras.variables import copied
 from tests.checks import each_check
@@ -83,8 +88,11 @@ def check_broadcast_global_variables():
         layers = [keras.layers.Input((3,)), keras.layers.Dropout(0.5), keras.layers.Dense(1, dtype="bfloat16")]
         models.append(keras.Sequential(layers))
     hvd.broadcast_global_variables(hvd.size() - 1, models[0])
-    own, wanted = (values(model.variables) for model in models)
-    assert len(own) == 3
+    seeds = [[each for each in model.variables if each.name == "seed_generator_state"] for model in models]
+    own, wanted = (values(model.weights) for model in models)
+    assert len(own) == 2
+    [[seed], [other]] = map(values, seeds)
+    assert np.array_equal(seed, other) is (hvd.rank() == hvd.size() - 1)  # ranks drop other units
     assert [each.tolist() for each in own] == [each.tolist() for each in wanted]
     with pytest.raises(ValueError, match="give the model"):
         hvd.broadcast_global_variables(0)
@@ -133,6 +141,32 @@ def check_momentum_correction():
     assert any(old.any() for old in ended)
 
 
+def check_momentum_correction_is_for_sums_of_steps():
+    variable = keras.Variable(np.ones(2, "f"))
+    optimizers = [
+        (keras.optimizers.SGD(0.1, momentum=0.9), True),
+        (keras.optimizers.LossScaleOptimizer(keras.optimizers.RMSprop(0.1, momentum=0.9)), True),
+        (keras.optimizers.Nadam(0.1), False),
+    ]
+    if hasattr(keras.optimizers, "Muon"):
+        optimizers.append((keras.optimizers.Muon(0.1), False))
+    for optimizer, is_scaled in optimizers:
+        optimizer.build([variable])
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        kept = getattr(inner, "momentums", None) or inner._momentums
+        for each in kept:
+            each.assign([1.0, 2.0])
+        _scale_momentums(optimizer, 0.5)
+        assert [copied(each).tolist() for each in kept] == [[0.5, 1.0] if is_scaled else [1.0, 2.0]]
+
+
+def check_a_rate_that_stays_is_left_alone():
+    """Keras keeps 0.1 as a float32, which is another number."""
+    model = model_of(momentum=0.9)
+    with patch.object(learning_rate, "_scale_momentums", side_effect=AssertionError):
+        fit(model, [hvd.callbacks.LearningRateScheduleCallback(0.1, 1.0)])
+
+
 def check_evaluation_of_uneven_parts():
     """Also an AUC, which no average of the ranks' results gives; a rank may have nothing."""
     model = model_of(metrics=[keras.metrics.AUC(name="auc"), "mae"])
@@ -146,6 +180,23 @@ def check_evaluation_of_uneven_parts():
         np.testing.assert_allclose([found[name] for name in expected], list(expected.values()), rtol=1e-5)
     with pytest.raises(ValueError, match="no rank has data"):
         hvd.evaluate(model, x[:0], y[:0])
+
+
+def check_evaluation_of_other_data():
+    """Of a length that is not known, and a dict of arrays."""
+    inputs = keras.Input((3,), name="x")
+    model = keras.Model({"x": inputs}, keras.layers.Dense(1)(inputs))
+    model.compile(loss="mse")
+    x, y = rows(12, seed=9)
+    expected = model.evaluate({"x": x}, y, verbose=0, return_dict=True)["loss"]
+    part = slice(0, 12 if hvd.rank() == 0 else 0)
+    assert hvd.evaluate(model, {"x": x[part]}, y[part])["loss"] == pytest.approx(expected, rel=1e-5)
+
+    class Endless:
+        def __len__(self):
+            raise TypeError("infinite")
+
+    assert [_rows(x), _rows({"x": [x[:2]]}), _rows([]), _rows(Endless()), _rows(iter(x))] == [12, 2, 0, None, None]
 
 
 def check_evaluation_as_a_callback():

@@ -12,11 +12,11 @@ from tests.checks import each_check
 STEPS = 4
 
 
-def model_of(seed=0):
+def model_of(seed=0, **options):
     keras.utils.set_random_seed(seed)
     layers = [keras.layers.Input((3,)), keras.layers.Dense(2), keras.layers.BatchNormalization()]
     model = keras.Sequential([*layers, keras.layers.Dropout(0.5), keras.layers.Dense(1)])
-    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)), loss="mse")
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), **options), loss="mse")
     return model
 
 
@@ -98,8 +98,30 @@ def check_numbers_of_batches_and_epochs():
     assert (state.epoch, state.batch, state._ledger.commit) == (4, 0, 4)
     fit(state.model, callbacks, initial_epoch=4, epochs=5)
     assert state.epoch == 5
-    with pytest.raises(ValueError, match="batches_per_commit=0 must be"):
-        hvd.elastic.CommitStateCallback(state, batches_per_commit=0)
+    for wrong in (0, 1.5, True):
+        with pytest.raises(ValueError, match=f"batches_per_commit={wrong} must be"):
+            hvd.elastic.CommitStateCallback(state, batches_per_commit=wrong)
+
+
+def check_executions_of_several_steps():
+    """The last one of an epoch has fewer."""
+    if keras.backend.backend() == "torch":
+        return  # which has one step in each
+    x = np.zeros((40, 3), "float32")
+    batches = hvd.elastic.GlobalBatches(x, 8)
+    state = hvd.elastic.KerasState(model_of(), batches=batches, batch=0)
+    state.model.compile(state.model.optimizer, loss="mse", steps_per_execution=2)
+    seen = []
+
+    class Notes(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append((batches.epoch, batches.step, state.batch, state._ledger.commit))
+
+    commit = hvd.elastic.CommitStateCallback(state, batches_per_commit=4)
+    rows = np.zeros((40 // hvd.size(), 3), "float32")
+    fed = {"batch_size": 8 // hvd.size(), "shuffle": False, "verbose": 0}
+    state.model.fit(rows, rows[:, :1], **fed, callbacks=[hvd.elastic.UpdateBatchStateCallback(state), commit, Notes()])
+    assert seen == [(0, 2, 2, 0), (0, 4, 4, 1), (1, 0, 5, 1)]
 
 
 def check_the_rest_of_an_epoch():
@@ -113,6 +135,29 @@ def check_the_rest_of_an_epoch():
         assert rows[:, 0].tolist() == list(own)
         assert (doubled == rows * 2).all()
         assert weights.tolist() == [np.float32(len(own) * hvd.size() / (8 if step == 1 else 4))] * len(own)
+
+
+def check_passes_that_only_add_up_gradients_leave_the_state_as_it_was():
+    """Also where a LossScaleOptimizer is around the optimizer, as ``compile()`` puts it for mixed_float16."""
+    if keras.backend.backend() == "jax":
+        return  # which has no such passes
+    for is_scaled in (False, True):
+        model = model_of(backward_passes_per_step=2)
+        inner = model.optimizer
+        if is_scaled:
+            model.compile(keras.optimizers.LossScaleOptimizer(inner, initial_scale=1.0), loss="mse")
+        images, labels = (part[:8] for part in data())
+        state = hvd.elastic.KerasState(model)
+        state.sync()
+        exact = []
+        for _ in range(5):
+            model.train_on_batch(images, labels)
+            exact.append(state._ledger.is_exact)
+            state.commit()
+        assert exact == [True, False, True, False, True]
+        state.restore()
+        assert state._ledger.is_exact
+        assert int(inner._exchange.passes._done.value) == 0
 
 
 def check_wrong_models():

@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 
 import hvd_cluster.keras as hvd
+from hvd_cluster.keras.optimizer.distributed import targets_of
+from hvd_cluster.objects import allgather_object
 from tests.checks import each_check
 from tests.keras.training import examples, fit_alone, fit_together, identical, model, same
 
@@ -90,6 +92,16 @@ def check_a_gradient_that_one_rank_does_not_have():
     wrapped.apply(gradients, variables)
     for found, wanted in zip(values(variables), (np.zeros(2), np.full((200, 200), 0.5)), strict=True):
         np.testing.assert_allclose(found, wanted)
+
+
+def check_ranks_may_have_built_different_numbers_of_models():
+    """Keras numbers all layers, and variables without a name, that a process has made."""
+    others = [model() for _ in range(hvd.rank())]
+    variables = [*model().trainable_variables, keras.Variable(np.zeros(2, "f"))]
+    assert len(others) == hvd.rank()
+    names = allgather_object([target.name for target in targets_of(variables)])
+    assert names[0] == names[1]
+    assert len(set(names[0])) == len(variables)
 
 
 def check_local_layers():

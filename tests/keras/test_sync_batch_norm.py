@@ -1,10 +1,13 @@
 """SyncBatchNormalization: batches of other sizes on each rank are normalized as one."""
 
+from unittest.mock import patch
+
 import keras
 import numpy as np
 import pytest
 
 import hvd_cluster.keras as hvd
+from hvd_cluster import basics
 from hvd_cluster.keras.backends import backend
 from tests.checks import each_check
 
@@ -96,6 +99,39 @@ def check_wrong_arguments():
     assert backend().__name__.endswith(keras.backend.backend())
 
 
+def check_a_layer_that_is_alone_takes_part_where_others_may_join():
+    """An elastic job compiles a step once, perhaps while it has one rank."""
+    sets = [hvd.add_process_set([rank]) for rank in range(hvd.size())]
+    layer, names = hvd.SyncBatchNormalization(process_set=sets[hvd.rank()]), []
+    inputs = rows(hvd.rank(), [3, 5])
+    alone = keras.ops.convert_to_numpy(layer(inputs, training=True))
+    with patch.object(layer, "_total", lambda tensor, what: names.append(what) or tensor):
+        layer(inputs, training=True)
+        assert not names
+        with patch.object(basics, "worlds", object):
+            close(layer(inputs, training=True), alone)
+    assert names == ["sums", "squares"]
+    for each in sets:
+        hvd.remove_process_set(each)
+
+
+def check_saved_layers(folder):
+    first, other = hvd.add_process_set([0]), hvd.add_process_set([1])
+    hvd.remove_process_set(other)
+    sets = [hvd.global_process_set, first, other]
+    layers = [hvd.SyncBatchNormalization(process_set=each) for each in sets]
+    model = keras.Sequential([keras.Input((3,)), *layers])
+    path = f"{folder}/{keras.backend.backend()}-{hvd.rank()}.keras"
+    model.save(path)
+    loaded = keras.models.load_model(path)
+    assert [type(each) for each in loaded.layers] == [hvd.SyncBatchNormalization] * 3
+    assert loaded.layers[0].process_set is hvd.global_process_set
+    assert loaded.layers[1].process_set is first
+    assert loaded.layers[2].process_set.ranks == [1]
+    assert loaded.layers[2].process_set.process_set_id is None
+    hvd.remove_process_set(first)
+
+
 @each_check(globals())
-def test_sync_batch_norm(ranks, check):
-    ranks.run(check)
+def test_sync_batch_norm(ranks, check, tmp_path):
+    ranks.run(check, *([str(tmp_path)] if check.__code__.co_argcount else []))

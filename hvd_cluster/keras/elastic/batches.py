@@ -20,7 +20,8 @@ def rest_of_epoch(
 
         while batches.epoch < 10:
             data = hvd.elastic.rest_of_epoch(batches, images, labels)
-            model.fit(data, steps_per_epoch=len(batches), shuffle=False, callbacks=callbacks)
+            epochs = {"initial_epoch": batches.epoch, "epochs": batches.epoch + 1}
+            model.fit(data, **epochs, steps_per_epoch=len(batches), shuffle=False, callbacks=callbacks)
 
     ``x`` and ``y`` are arrays of all samples, which have one row each. Yields (rows of x, rows of y, weights): the
     weights, float32 of shape (rows,), make the average of the ranks' gradients that of the whole batch, see

@@ -13,29 +13,55 @@ from hvd_cluster.elastic.state import ObjectState
 __all__ = ["CommitStateCallback", "UpdateBatchStateCallback", "UpdateEpochStateCallback"]
 
 
+class _Executions:
+    """Counts the batches of an epoch: with ``steps_per_execution`` Keras tells of the last one of several only."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self._steps: int | None = None
+
+    def begin(self, steps: int | None = None) -> None:
+        """An epoch begins, which has so many batches; None if that is not known."""
+        self.done, self._steps = 0, steps
+
+    def batches_of(self, last: int) -> int:
+        """The number of batches of the execution that has just ended; Keras says that ``last`` was its last one.
+
+        The last execution of an epoch may have fewer than Keras says.
+        """
+        before, self.done = self.done, last + 1 if self._steps is None else min(last + 1, self._steps)
+        return self.done - before
+
+
 class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Commits ``state`` after every ``batches_per_commit`` batches, and at the end of an epoch.
 
-    Give it as the last callback: others that change the state come before. InvalidRequestError for a number below 1.
+    Give it as the last callback: others that change the state come before. With ``steps_per_execution`` it commits
+    after the execution in which the number is reached. InvalidRequestError for anything but an integer of at least 1.
     """
 
     def __init__(self, state: ObjectState, batches_per_commit: int = 1) -> None:
         super().__init__()
-        if batches_per_commit < 1:
+        if isinstance(batches_per_commit, bool) or not isinstance(batches_per_commit, int) or batches_per_commit < 1:
             raise InvalidRequestError(f"batches_per_commit={batches_per_commit!r} must be an integer of at least 1")
         self.state = state
         self.batches_per_commit = batches_per_commit
         self.batches_remaining = batches_per_commit
+        self._executions = _Executions()
 
     def on_train_begin(self, logs: Any = None) -> None:
         """All ranks count from here, newcomers, too."""
         self.batches_remaining = self.batches_per_commit
 
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Keras counts the batches of an epoch."""
+        self._executions.begin()
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Commit, perhaps."""
-        self.batches_remaining -= 1
-        if self.batches_remaining == 0:
-            self.batches_remaining = self.batches_per_commit
+        self.batches_remaining -= self._executions.batches_of(batch)
+        if self.batches_remaining <= 0:
+            self.batches_remaining = self.batches_per_commit - -self.batches_remaining % self.batches_per_commit
             self.state.commit()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -56,6 +82,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.state = state
         self._done_before = 0
         self._steps: int | None = None
+        self._executions = _Executions()
 
     def on_train_begin(self, logs: Any = None) -> None:
         """An epoch goes on, perhaps."""
@@ -66,14 +93,17 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """The rest of an epoch has fewer steps."""
         if self._steps is not None:
             self.params["steps"] = self._steps - self._done_before
+        self._executions.begin(self._steps)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Count the batch."""
+        """Count the batch, or those of an execution."""
+        done = self._executions.batches_of(batch)
         if hasattr(self.state, "batch"):
-            self.state.batch = self._done_before + batch + 1
+            self.state.batch = self._done_before + self._executions.done
         for value in vars(self.state).values():
             if isinstance(value, GlobalBatches):
-                value.advance()
+                for _ in range(done):
+                    value.advance()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """The next epoch begins with its first batch."""

@@ -7,16 +7,22 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import numpy.typing as npt
 
 from hvd_cluster.elastic.handlers import SnapshotHandler
 from hvd_cluster.keras import variables
 from hvd_cluster.keras.elastic.changes import changes
+from hvd_cluster.keras.optimizer.distributed import Distributed
+from hvd_cluster.keras.optimizer.passes import Passes
 
 __all__ = ["ModelHandler", "OptimizerHandler", "VariablesHandler"]
 
 Copies = dict[int, npt.NDArray[Any]]
 """By the position of the variable."""
+
+_IDLE = -1
+"""In the place of a position: the number of idle passes."""
 
 
 class VariablesHandler(SnapshotHandler):
@@ -121,11 +127,34 @@ class OptimizerHandler(VariablesHandler):
 
     def forget(self) -> None:
         """See :class:`Part`. Gradients that ``backward_passes_per_step`` has added up on this rank are dropped."""
-        discard = getattr(self.value, "_discard_passes", None)
-        if discard is not None:
-            discard()
+        if self._passes is not None:
+            self._passes.clear()
+
+    def light(self) -> Copies:
+        """See :class:`Part`."""
+        passes = self._passes
+        return super().light() if passes is None else {**super().light(), _IDLE: np.array(passes.idle)}
+
+    def put_light(self, light: Copies) -> None:
+        """See :class:`Part`."""
+        super().put_light(light)
+        if self._passes is not None and _IDLE in light:
+            self._passes.idle = int(light[_IDLE])
 
     def versions(self) -> int:
-        """See :class:`Part`."""
-        steps = int(variables.view(self.value.iterations)) if keras.backend.backend() == "tensorflow" else 0
+        """See :class:`Part`. A pass that only adds up gradients is an iteration, but no change."""
+        steps = 0
+        if keras.backend.backend() == "tensorflow":
+            iterations = int(variables.view(self._inner._iterations))
+            steps = iterations - (0 if self._passes is None else self._passes.idle)
         return super().versions() + steps
+
+    @property
+    def _inner(self) -> Any:
+        """The optimizer that counts: ``compile()`` may have put a LossScaleOptimizer around it."""
+        return getattr(self.value, "inner_optimizer", self.value)
+
+    @property
+    def _passes(self) -> Passes | None:
+        found = (each._exchange.passes for each in (self.value, self._inner) if isinstance(each, Distributed))
+        return next(found, None)

@@ -12,7 +12,7 @@ import keras
 
 from hvd_cluster.keras.optimizer.passes import Passes
 from hvd_cluster.optimizer.lists import ListBinding, ListCombiner
-from hvd_cluster.optimizer.targets import Target
+from hvd_cluster.optimizer.targets import Target, positional
 
 __all__ = ["Distributed", "Exchange", "targets_of"]
 
@@ -104,11 +104,8 @@ class Distributed(keras.optimizers.Optimizer):  # type: ignore[misc]
         """A pass without a step is an iteration, too."""
         counted: Any = getattr(self, "inner_optimizer", self)
         counted._iterations.assign_add(1)
-
-    def _discard_passes(self) -> None:
-        """Drop the gradients that passes before a step have added up."""
         if self._exchange.passes is not None:
-            self._exchange.passes.clear()
+            self._exchange.passes.count_idle()
 
     def register_local_var(self, variable: Any) -> None:
         """The gradient of ``variable`` stays that of this rank. All ranks do the same."""
@@ -117,14 +114,14 @@ class Distributed(keras.optimizers.Optimizer):  # type: ignore[misc]
 
 def targets_of(variables: Sequence[Any]) -> list[Target]:
     """The targets of variables of Keras, or of its backend."""
-    return [_target(variable) for variable in variables]
+    return [_target(variable, position) for position, variable in enumerate(variables)]
 
 
-def _target(variable: Any) -> Target:
+def _target(variable: Any, position: int) -> Target:
     dtype = keras.backend.standardize_dtype(variable.dtype)
     shape = tuple(variable.shape)
-    name = getattr(variable, "path", None) or variable.name.partition(":")[0]
-    return Target(id(variable), name, shape, dtype, prod(shape) * _itemsize(dtype))
+    name = getattr(variable, "path", None) or variable.name
+    return Target(id(variable), positional(name, position), shape, dtype, prod(shape) * _itemsize(dtype))
 
 
 def _itemsize(dtype: str) -> int:

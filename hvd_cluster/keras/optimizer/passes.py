@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from collectives.api import InvalidRequestError
+from hvd_cluster.keras.variables import view
 from hvd_cluster.optimizer.lists import ListBinding
 from hvd_cluster.optimizer.targets import Target
 
@@ -27,12 +28,13 @@ class Passes:
         self._divisor = count if is_average else 1
         self._sparse_as_dense = sparse_as_dense
         self._done: Any = None
+        self._idle: Any = None
         self._sums: list[Any] = []
 
     def build(self, targets: Sequence[Target]) -> None:
         """Make the variables at the first call."""
         if self._done is None:
-            self._done = _variable((), "int32")
+            self._done, self._idle = _variable((), "int32"), _variable((), "int64")
             self._sums = [_variable(target.shape, str(target.dtype)) for target in targets]
 
     def run(
@@ -64,6 +66,20 @@ class Passes:
             self.clear()
 
         keras.ops.cond(keras.ops.equal(self._done.value % self.count, 0), act, other)
+
+    @property
+    def idle(self) -> int:
+        """The number of passes that have changed no variable of a model."""
+        return 0 if self._idle is None else int(view(self._idle))
+
+    @idle.setter
+    def idle(self, count: int) -> None:
+        if self._idle is not None:
+            self._idle.assign(count)
+
+    def count_idle(self) -> None:
+        """One more of them."""
+        self._idle.assign_add(1)
 
     def _dense(self, gradient: Tensor, target: Target, binding: ListBinding) -> Tensor:
         if not binding.is_sparse(gradient):

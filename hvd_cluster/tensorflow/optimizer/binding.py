@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from collectives.api import ReduceOp
 from hvd_cluster.optimizer.lists import ListBinding, Shipment
-from hvd_cluster.optimizer.targets import Target
+from hvd_cluster.optimizer.targets import Target, positional
 from hvd_cluster.process_sets import ProcessSet
 from hvd_cluster.tensorflow.operations.allgather import grouped_allgather
 from hvd_cluster.tensorflow.operations.allreduce import _allreduce, _grouped_allreduce
@@ -48,7 +48,7 @@ class TensorFlowLists(ListBinding):
         return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, target.shape[0])
 
     @staticmethod
-    def zeros(target: Target) -> tf.Tensor:
+    def zeros(target: Target, like: Any) -> tf.Tensor:
         """See :class:`ListBinding`."""
         return tf.zeros(target.shape, target.dtype)
 
@@ -117,10 +117,10 @@ def target_of(variable: Any, name: str) -> Target:
 
 
 def targets_of(variables: Iterable[Any]) -> list[Target]:
-    """The targets of ``variables``, called by the names of these."""
+    """The targets of ``variables``, called by the names and the positions of these."""
     return [target_of(variable, _name_of(variable, position)) for position, variable in enumerate(variables)]
 
 
 def _name_of(variable: Any, position: int) -> str:
     name = getattr(variable, "path", None) or (variable.name if hasattr(variable, "handle") else None)
-    return str(name).partition(":")[0] if name else f"source_{position}"
+    return positional(str(name), position) if name else f"source_{position}"

@@ -38,10 +38,11 @@ class TorchLists(ListBinding):
         return gradient.to_dense()
 
     @staticmethod
-    def zeros(target: Target) -> torch.Tensor:
+    def zeros(target: Target, like: torch.Tensor | None) -> torch.Tensor:
         """See :class:`ListBinding`. A variable of Keras has its dtype by name."""
         dtype = target.dtype if isinstance(target.dtype, torch.dtype) else getattr(torch, str(target.dtype))
-        return torch.zeros(target.shape or (), dtype=dtype)
+        device = "cpu" if like is None else like.device
+        return torch.zeros(target.shape or (), dtype=dtype, device=device)
 
     @staticmethod
     def pack(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
