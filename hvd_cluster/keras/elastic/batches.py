@@ -16,7 +16,7 @@ __all__ = ["rest_of_epoch"]
 def rest_of_epoch(
     batches: GlobalBatches, x: Any, y: Any
 ) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.float32]]]:
-    """What is left of an epoch for this rank, for one epoch of ``model.fit``::
+    """The samples of this rank in the rest of an epoch, for one epoch of ``model.fit``::
 
         while batches.epoch < 10:
             data = hvd.elastic.rest_of_epoch(batches, images, labels)

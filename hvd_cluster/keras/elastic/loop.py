@@ -27,7 +27,7 @@ def run(func: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
 
 
 def _errors() -> Errors:
-    """What raises the engine's errors in place of those of the backend."""
+    """A context manager that raises the engine's errors in place of the errors of the backend."""
     backend = keras.backend.backend()
     if backend == "tensorflow":
         from hvd_cluster.tensorflow.elastic.errors import engine_errors as of_tensorflow

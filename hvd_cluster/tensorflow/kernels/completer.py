@@ -24,7 +24,7 @@ IDLE_SECONDS = 1.0
 KEPT_STEPS = 64
 """The number of failed runs of graphs whose nodes may still come."""
 YIELDS = 8
-"""How often the thread lets others submit, after the last one that did, before it waits for what was submitted."""
+"""The number of times that the thread yields its core without a new run, before it waits for the submitted ones."""
 
 
 @dataclass(slots=True, eq=False)

@@ -25,7 +25,7 @@ __all__ = ["Kernel", "calling", "make_known"]
 
 
 class Kernel(Protocol):
-    """What a node does each time that TensorFlow reaches it. ``waits``: for other ranks."""
+    """The computation of a node, each time that TensorFlow reaches it. ``waits``: whether it waits for other ranks."""
 
     waits: bool
 

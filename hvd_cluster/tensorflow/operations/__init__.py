@@ -9,7 +9,7 @@ Without ``name``, the calls of eager mode are numbered; a node of a graph is nam
 several nodes of one name, they have numbers, as TensorFlow gives them: ranks that trace the same function have the same
 names. ``ignore_name_scope`` leaves the name scopes out, for ranks that trace it in different ones.
 
-Wrong arguments raise ValueError. What only shows when the operation runs is an error of TensorFlow: FailedPrecondition
-when the ranks disagree, InvalidArgument, Unknown when a rank is lost or the job has ended, Aborted.
+Wrong arguments raise ValueError. A failure of a running operation is an error of TensorFlow: FailedPrecondition when
+the ranks disagree, InvalidArgument, Unknown when a rank is lost or the job has ended, Aborted.
 ``hvd_cluster.tensorflow.errors.engine_error`` returns the engine's own exception for it.
 """
