@@ -13,6 +13,9 @@ from hypothesis import HealthCheck, settings
 
 from hvd_cluster import horovod
 
+# gRPC, which TensorFlow brings, makes a new descriptor at each fork while one of its threads is at work.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 PATIENCE_SECONDS = 20.0
 
 settings.register_profile("any machine", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])

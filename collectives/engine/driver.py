@@ -143,7 +143,9 @@ class Driver:
             return False
         try:
             self._caller = threading.get_ident()
-            return self._exchange.run_now(work)
+            entered = self._exchange.run_now(work)
+            self._catch_up()
+            return entered
         finally:
             self._caller = 0
             self._driving.release()
@@ -171,6 +173,12 @@ class Driver:
                 self._sleep()
         if not work.done:  # entered after all had failed, or taken out of the table by an interrupt
             work.fail(self._end.error())
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Hear messages that wait: callers that make one call after the other drive all the time, and need none."""
+        if self._exchange.overdue and not self._end.finished:
+            self._step()
 
     def _spin(self) -> bool:
         """Poll for a moment, which costs less than a sleep; return whether there is something to do."""
@@ -229,6 +237,7 @@ class Driver:
         if self._driving.locked():
             if self._exchange.commands:  # this thread may have taken the wake of the caller that drives
                 self._channel.wake()
+            self._exchange.overdue = self._channel.peek()
             self._park()
         elif idle < self._park_seconds and not self._end.is_leaving:
             if not self._exchange.commands:

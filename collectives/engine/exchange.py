@@ -32,7 +32,8 @@ class Exchange:
     """Owns the channel, and carries out the decisions of ``decider``.
 
     ``commands`` are requests of other threads. ``dispatch`` has the handlers of all messages, of which :meth:`stop` is
-    one. ``parameters`` are those of the last batch that ran.
+    one. ``parameters`` are those of the last batch that ran. Any thread may set ``overdue``: messages have waited for
+    long. It is unset when they are heard.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Exchange:
         self.channel = channel
         self.parameters = parameters
         self.commands = commands
+        self.overdue = False
         self.ends = ends
         self._ending = ends.ending
         self._timeouts = timeouts
@@ -158,6 +160,7 @@ class Exchange:
             if self._attempt(trial):
                 return True
             self._decider.decline()
+        self.overdue = False
         lost = self._ending.lost  # read first, because the last messages of the lost rank may explain more
         for message in self._link.hear():
             active = True

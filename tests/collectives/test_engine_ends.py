@@ -24,6 +24,7 @@ from collectives.buffers import as_buffer
 from collectives.engine import driver
 from collectives.engine.engine import Engine
 from collectives.events import Sent, Started
+from collectives.planning.messages import Leave
 from tests.collectives.job import PATIENCE, Caller, Job, Watched, ones, outcome, run, running, submit, until, wait
 
 pytestmark = pytest.mark.usefixtures("transport")
@@ -465,6 +466,39 @@ def test_a_communication_thread_that_is_ended_ends_the_job():
         assert {(type(work.error), str(work.error)) for work in works} == {
             (ShutDownError, "rank 0 was interrupted by SystemExit")
         }
+
+
+class UnluckyLock:
+    """The lock of a driver whose communication thread never finds it free, because callers drive all the time."""
+
+    def __init__(self, driver):
+        self._lock, self._unlucky = driver._driving, driver._thread
+        self.locked, self.release = self._lock.locked, self._lock.release
+
+    def acquire(self, blocking):
+        return threading.current_thread() is not self._unlucky and self._lock.acquire(blocking)
+
+
+@pytest.mark.parametrize("call", [run, lambda *args: wait(args[0], submit(*args))])
+def test_callers_that_drive_all_the_time_hear_messages(call):
+    """Rank 0 hears that rank 1 leaves, although no call needs a message."""
+
+    def body(engine):
+        for step in itertools.count():
+            call(engine, ones(engine), "x")
+            steps[engine.topology.rank] = step
+
+    steps = [0, 0]
+    with running(2) as job:
+        engine, other = job.engines
+        callers = [Caller(engine, body=body) for engine in job.engines]
+        until(lambda: min(steps) > 100)
+        lock, engine._driver._driving = engine._driver._driving, UnluckyLock(engine._driver)
+        try:
+            other._exchange.commands.append(lambda: other._ends._link.tell(Leave("had enough")))
+            assert [type(caller.result()) for caller in callers] == [ShutDownError, ShutDownError]
+        finally:
+            engine._driver._driving = lock
 
 
 @pytest.fixture
