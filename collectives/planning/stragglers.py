@@ -139,7 +139,10 @@ def laggards(waits: Mapping[int, float]) -> tuple[frozenset[int], float]:
 
 
 class _Usual:
-    """How long a rank usually waits each time, over about MEMORY_SECONDS."""
+    """How long a rank usually waits each time, over about MEMORY_SECONDS; 0 in a window in which it never does.
+
+    So a few waits, such as those at the start of a job, excuse it for a few windows only.
+    """
 
     __slots__ = ("_at", "_reports", "_seconds")
 
@@ -149,12 +152,11 @@ class _Usual:
         self._reports = 0
 
     def add(self, report: WaitReport, now: float) -> None:
+        self._reports += 1
+        weight = max(1.0 / self._reports, -math.expm1((self._at - now) / MEMORY_SECONDS))
         times = sum([each.times for each in report.waits])
-        if times:
-            self._reports += 1
-            weight = max(1.0 / self._reports, -math.expm1((self._at - now) / MEMORY_SECONDS))
-            latest = sum([each.late + each.inside for each in report.waits]) / times
-            self._seconds, self._at = (1.0 - weight) * self._seconds + weight * latest, now
+        latest = sum([each.late + each.inside for each in report.waits]) / max(1, times)
+        self._seconds, self._at = (1.0 - weight) * self._seconds + weight * latest, now
 
     def seconds(self, now: float) -> float:
         return self._seconds * math.exp((self._at - now) / MEMORY_SECONDS)

@@ -223,3 +223,11 @@ def test_a_rank_that_becomes_late_among_ranks_that_are_late_by_chance_is_named_a
     assert not simulation.named
     delays[2] = 0.05
     assert simulation.run(300).named == {(2, Cause.LATE)}
+
+
+def test_a_few_long_waits_at_the_start_do_not_excuse_a_rank():
+    """As where four ranks share two fast cores: later waits are too short to count."""
+    simulation = Simulation(4, lambda rank: 0.0001 + (0.05 if rank == late else 0.0))
+    for late, steps in ((1, 1), (2, 1), (3, 1), (None, 150), (0, 30)):  # noqa: B007 - the simulation reads it
+        simulation.run(steps)
+    assert simulation.named == {(0, Cause.LATE)}

@@ -39,11 +39,7 @@ def check(pool, size, delayed):
     assert found[1:] == [((), [])] * (size - 1)
 
 
-# A defect: where four ranks share two fast cores, rank 0 is not always named.
-NOT_ALWAYS = pytest.mark.xfail(reason="rank 0 is named in some runs only where ranks share fast cores", strict=False)
-
-
-@pytest.mark.parametrize(("size", "delayed"), [(2, 1), pytest.param(4, 0, marks=NOT_ALWAYS)])
+@pytest.mark.parametrize(("size", "delayed"), [(2, 1), (4, 0)])
 def test_a_late_rank_of_one_host_is_named_in_time(fresh_pool, size, delayed):
     pool = fresh_pool(size)
     pool.run(hvd.init)
