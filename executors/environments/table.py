@@ -11,13 +11,22 @@ from executors.environments.lsf import Jsrun
 from executors.environments.mpi import Hydra, Mvapich, OpenMpi
 from executors.environments.place import Launcher, Place, text
 from executors.environments.slurm import Srun
-from executors.environments.torch_distributed import TorchDistributed
+from executors.environments.torch_distributed import TorchDistributed, WithoutAddress
 from executors.environments.yarn import YarnShell
 from executors.meetings.shared_folder import FOLDER, SharedFolder
 
 __all__ = ["LAUNCHERS", "is_ours", "place_of"]
 
-LAUNCHERS: tuple[Launcher, ...] = (TorchDistributed(), Jsrun(), OpenMpi(), Mvapich(), Hydra(), Srun(), YarnShell())
+LAUNCHERS: tuple[Launcher, ...] = (
+    TorchDistributed(),
+    Jsrun(),
+    OpenMpi(),
+    Mvapich(),
+    Hydra(),
+    Srun(),
+    YarnShell(),
+    WithoutAddress(),
+)
 """The first one whose variables are there counts; one that is built on another comes before that one.
 
 * torchrun may be the command that each task of srun or mpirun runs, and then starts the ranks.
@@ -46,6 +55,8 @@ def place_of(environment: Mapping[str, str]) -> Place | None:
         return None
     places = [place for launcher in LAUNCHERS if (place := launcher.place(environment)) is not None]
     found = next((place for place in places if place.size > 1), None)
+    if found:
+        _check(found)
     folder = text(environment, FOLDER)
     if folder and not places:
         raise SettingsError(
@@ -53,3 +64,11 @@ def place_of(environment: Mapping[str, str]) -> Place | None:
             "RANK and WORLD_SIZE for each process. To train in this process alone, unset it, or set HOROVOD_SIZE=1"
         )
     return replace(found, meeting=SharedFolder(Path(folder))) if found and folder else found
+
+
+def _check(place: Place) -> None:
+    if place.rank >= place.size:
+        raise SettingsError(
+            f"{place.launcher} says that this process is rank {place.rank} of {place.size} ({place.variable}="
+            f"{place.size}), but ranks are 0 to {place.size - 1}: correct its variables, or unset those of another job"
+        )

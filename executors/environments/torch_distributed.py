@@ -8,7 +8,10 @@ from executors.environments.place import Place, number, text
 from executors.meetings.known_ports import KnownPorts, Trust, ports_of
 from executors.meetings.shared_folder import FOLDER
 
-__all__ = ["TorchDistributed"]
+__all__ = ["TorchDistributed", "WithoutAddress"]
+
+REMEDY = f"set MASTER_ADDR to the host of rank 0, or {FOLDER} to a folder that all hosts share"
+LAUNCHER = "a launcher for torch.distributed"
 
 
 class TorchDistributed:
@@ -29,14 +32,14 @@ class TorchDistributed:
         job = " ".join(["torch", *(text(environment, name) for name in names)])
         is_one_host = number(environment, "LOCAL_WORLD_SIZE") == size
         return Place(
-            launcher="torchrun" if text(environment, "LOCAL_RANK") else "a launcher for torch.distributed",
+            launcher="torchrun" if text(environment, "LOCAL_RANK") else LAUNCHER,
             variable="WORLD_SIZE",
             rank=rank,
             size=size,
             job=job,
             meeting=self._meeting(environment, master, job, is_one_host),
             node=_node(environment),
-            remedy=f"set MASTER_ADDR to the host of rank 0, or {FOLDER} to a folder that all hosts share",
+            remedy=REMEDY,
         )
 
     def _meeting(self, environment: Mapping[str, str], master: str, job: str, is_one_host: bool) -> KnownPorts | None:
@@ -45,6 +48,20 @@ class TorchDistributed:
             return KnownPorts.on_this_host(ports)
         # A home directory that all hosts share is rare among the users of these launchers.
         return KnownPorts((master,), ports, Trust.NETWORK) if master else None
+
+
+class WithoutAddress:
+    """RANK and WORLD_SIZE alone: one of several processes, which would otherwise train a model of its own.
+
+    Scripts for srun set both, too, and leave the address to srun.
+    """
+
+    def place(self, environment: Mapping[str, str]) -> Place | None:
+        """See :class:`.Launcher`."""
+        rank, size = number(environment, "RANK"), number(environment, "WORLD_SIZE")
+        if rank is None or size is None:
+            return None
+        return Place(LAUNCHER, "WORLD_SIZE", rank, size, job="torch", meeting=None, remedy=REMEDY)
 
 
 def _node(environment: Mapping[str, str]) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 from hvd_cluster import __version__, capabilities
+from hvd_cluster.bindings import extension_available
+
+FRAMEWORKS = {"TensorFlow": "tensorflow", "PyTorch": "torch", "MXNet": "mxnet"}
 
 __all__ = ["build_summary"]
 
@@ -13,7 +14,7 @@ def build_summary() -> str:
     """The frameworks, controllers and libraries for tensors, each with an X if it is there, in Horovod's format."""
     gloo = capabilities.gloo_built()
     sections = {
-        "Available Frameworks": {"TensorFlow": False, "PyTorch": find_spec("torch") is not None, "MXNet": False},
+        "Available Frameworks": {name: extension_available(module) for name, module in FRAMEWORKS.items()},
         "Available Controllers": {"MPI": capabilities.mpi_built(), "Gloo": True},
         "Available Tensor Operations": {
             "NCCL": bool(capabilities.nccl_built()),

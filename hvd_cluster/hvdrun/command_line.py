@@ -83,14 +83,15 @@ class _Parser(argparse.ArgumentParser):
         self.exit(USAGE_ERROR, f"{self.prog}: {text}\n")
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """Only what follows a short option, as in -p22: argparse also takes -c for -cb."""
+        """Only the value of a short option, as in -p22: argparse also takes -c for -cb, and -hosts for -h."""
         found: list[Any] = super()._get_option_tuples(option_string)
-        return [each for each in found if option_string.startswith(each[1])]
+        return [each for each in found if option_string.startswith(each[1]) and each[0].nargs != 0]
 
     def _suggest(self, option: str) -> str:
-        known = [name for name in self._option_string_actions if name.startswith("--")]
-        similar = difflib.get_close_matches(option, known, 1)
-        advice = f"did you mean {similar[0]}?" if similar else "see hvdrun --help"
+        # Without the dashes, which would make all short names alike, and hide -np from who says --np.
+        known = {name.lstrip("-"): name for name in self._option_string_actions}
+        similar = difflib.get_close_matches(option.lstrip("-"), known, 1)
+        advice = f"did you mean {known[similar[0]]}?" if similar else "see hvdrun --help"
         return f"there is no option {option}; {advice}"
 
 

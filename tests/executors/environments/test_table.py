@@ -110,7 +110,7 @@ def test_ranks_that_find_rank_0_by_their_launcher(environment, launcher, rank, s
         {},
         {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"},
         {"WORLD_SIZE": "4"},
-        {"WORLD_SIZE": "4", "RANK": "0"},
+        {"WORLD_SIZE": "1", "RANK": "0"},
         {**POD, "WORLD_SIZE": "1"},
         {**POD, "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1"},
         {"WORLD_SIZE": "many", "RANK": "0", "LOCAL_RANK": "0"},
@@ -171,6 +171,7 @@ def test_the_node_of_a_rank_with_pmi(variables, node):
     "environment",
     [
         {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"},
+        {"RANK": "0", "WORLD_SIZE": "2"},
         {**SRUN, "SLURM_STEP_NODELIST": "n[oops]"},
         {**JSRUN, "LSB_MCPU_HOSTS": ""},
     ],
@@ -179,6 +180,15 @@ def test_variables_that_do_not_say_where_rank_0_is(environment):
     place = place_of(environment)
     assert place.meeting is None
     assert "MASTER_ADDR" in place.remedy
+
+
+def test_a_script_for_srun_may_set_rank_and_world_size():
+    assert place_of({**SRUN, "RANK": "1", "WORLD_SIZE": "4"}).launcher == "srun"
+
+
+def test_a_rank_above_the_size():
+    with pytest.raises(SettingsError, match=r"is rank 5 of 2 \(WORLD_SIZE=2\), but ranks are 0 to 1"):
+        place_of({**POD, "RANK": "5", "WORLD_SIZE": "2"})
 
 
 def test_containers_of_yarn_meet_in_a_folder(tmp_path):
