@@ -8,6 +8,7 @@ import pytest
 from executors.hosts.places import Places
 from hvd_cluster import __version__
 from hvd_cluster.cli import _dashboard, _place_arguments, main
+from hvd_cluster.diagnose.trial import Trial
 from hvd_cluster.hvdrun.check_build import build_summary
 from hvd_cluster.hvdrun.command_line import read_command_line
 from hvd_cluster.hvdrun.config_file import read_config
@@ -295,6 +296,10 @@ def test_a_file_that_cannot_be_read(tmp_path, text):
     assert "\n" not in str(caught.value)
 
 
+def refused(row):
+    return Trial(*row, seconds=None, reason=f"no {row.name} for {row.device}")
+
+
 @pytest.mark.parametrize("option", ["-cb", "--check-build"])
 def test_what_is_built(capsys, option):
     with pytest.raises(SystemExit) as caught:
@@ -303,19 +308,46 @@ def test_what_is_built(capsys, option):
     assert capsys.readouterr().out == build_summary()
 
 
-def test_the_summary_is_true(monkeypatch):
-    pytest.importorskip("torch")
-    lines = build_summary().splitlines()
+FRAMEWORKS = {"torch": "    [X] PyTorch", "tensorflow": "    [X] TensorFlow"}
+
+
+@pytest.mark.parametrize("installed", [[], ["torch"], ["torch", "tensorflow"]])
+def test_the_summary_is_true(monkeypatch, installed):
+    monkeypatch.setattr("hvd_cluster.hvdrun.check_build.find_spec", lambda name: name if name in installed else None)
+    monkeypatch.setattr("hvd_cluster.hvdrun.check_build.capabilities.mpi_built", lambda: False)
+    monkeypatch.setattr("hvd_cluster.hvdrun.check_build.capabilities.gloo_built", lambda: "torch" in installed)
+    lines = build_summary(refused).splitlines()
     assert lines[:2] == [f"Horovod v{__version__}:", ""]
-    assert [line for line in lines if "[X]" in line] == ["    [X] PyTorch", "    [X] Gloo", "    [X] Gloo"]
+    there = [line for line in lines if "[X]" in line]
+    assert sorted(there[:-1] if installed else there) == sorted([*map(FRAMEWORKS.get, installed), "    [X] Gloo"])
     assert [line for line in lines if line.startswith("Available")] == [
         "Available Frameworks:",
         "Available Controllers:",
         "Available Tensor Operations:",
     ]
+
+
+def test_the_summary_says_why_something_is_not_there(monkeypatch):
     monkeypatch.setattr("hvd_cluster.hvdrun.check_build.find_spec", lambda name: None)
-    monkeypatch.setattr("hvd_cluster.hvdrun.check_build.capabilities.gloo_built", lambda: False)
-    assert [line for line in build_summary().splitlines() if "[X]" in line] == ["    [X] Gloo"]
+    for name in ("mpi", "gloo", "nccl"):
+        monkeypatch.setattr(f"hvd_cluster.hvdrun.check_build.capabilities.{name}_built", lambda: False)
+    lines = build_summary(refused).splitlines()
+    reasons = lines[lines.index("Why not the others:") + 1 :]
+    assert reasons[:2] == [
+        "    TensorFlow: it is not installed; install it with: pip install 'hvd-cluster[tensorflow]'",
+        "    PyTorch: it is not installed; install it with: pip install 'hvd-cluster[torch]'",
+    ]
+    names = [line.split(":")[0].strip() for line in reasons if line]
+    assert names == ["TensorFlow", "PyTorch", "MXNet", "MPI", "NCCL", "DDL", "CCL", "Gloo"]
+    for row, name in (("mpi", "MPI"), ("gloo", "Gloo")):
+        assert f"    {name}: no {row} for cpu" in reasons
+    assert "    NCCL: no nccl for cuda" in reasons
+
+
+def test_nothing_that_is_there_is_tried(monkeypatch):
+    for name in ("mpi", "gloo", "nccl"):
+        monkeypatch.setattr(f"hvd_cluster.hvdrun.check_build.capabilities.{name}_built", lambda: True)
+    assert "    DDL: hvd-cluster does not use IBM's DDL" in build_summary(pytest.fail)
 
 
 @pytest.mark.parametrize(
