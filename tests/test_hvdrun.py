@@ -1,6 +1,5 @@
 """The flags of hvdrun, its configuration file, and what the ranks get of both."""
 
-import importlib.util
 import re
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 from executors.hosts.places import Places
 from hvd_cluster import __version__
 from hvd_cluster.cli import _dashboard, _place_arguments, main
+from hvd_cluster.diagnose.trial import Trial
 from hvd_cluster.hvdrun.check_build import build_summary
 from hvd_cluster.hvdrun.command_line import read_command_line
 from hvd_cluster.hvdrun.config_file import read_config
@@ -296,6 +296,10 @@ def test_a_file_that_cannot_be_read(tmp_path, text):
     assert "\n" not in str(caught.value)
 
 
+def refused(row):
+    return Trial(*row, seconds=None, reason=f"no {row.name} for {row.device}")
+
+
 @pytest.mark.parametrize("option", ["-cb", "--check-build"])
 def test_what_is_built(capsys, option):
     with pytest.raises(SystemExit) as caught:
@@ -304,39 +308,46 @@ def test_what_is_built(capsys, option):
     assert capsys.readouterr().out == build_summary()
 
 
-def _entries(summary):
-    """The lines of ``summary`` with an X."""
-    return [line.removeprefix("    [X] ") for line in summary.splitlines() if line.startswith("    [X] ")]
+FRAMEWORKS = {"torch": "    [X] PyTorch", "tensorflow": "    [X] TensorFlow"}
 
 
-@pytest.mark.parametrize("installed", [(), ("PyTorch",), ("TensorFlow",), ("TensorFlow", "PyTorch")])
-def test_the_frameworks_of_the_summary_are_those_with_a_binding_here(installed, monkeypatch):
-    modules = {"PyTorch": "torch", "TensorFlow": "tensorflow"}
-    missing = {modules[name] for name in modules if name not in installed}
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        "hvd_cluster.bindings.find_spec",
-        lambda name: None if name in missing else found("json" if name in modules.values() else name),
-    )
-    frameworks = build_summary().partition("Available Controllers:")[0]
-    assert _entries(frameworks) == list(installed)
-
-
-def test_the_summary_is_true(monkeypatch):
-    pytest.importorskip("torch")
-    lines = build_summary().splitlines()
+@pytest.mark.parametrize("installed", [[], ["torch"], ["torch", "tensorflow"]])
+def test_the_summary_is_true(monkeypatch, installed):
+    monkeypatch.setattr("hvd_cluster.hvdrun.check_build.find_spec", lambda name: name if name in installed else None)
+    monkeypatch.setattr("hvd_cluster.hvdrun.check_build.capabilities.mpi_built", lambda: False)
+    monkeypatch.setattr("hvd_cluster.hvdrun.check_build.capabilities.gloo_built", lambda: "torch" in installed)
+    lines = build_summary(refused).splitlines()
     assert lines[:2] == [f"Horovod v{__version__}:", ""]
-    assert {"PyTorch", "Gloo"} <= set(_entries(build_summary()))
+    there = [line for line in lines if "[X]" in line]
+    assert sorted(there[:-1] if installed else there) == sorted([*map(FRAMEWORKS.get, installed), "    [X] Gloo"])
     assert [line for line in lines if line.startswith("Available")] == [
         "Available Frameworks:",
         "Available Controllers:",
         "Available Tensor Operations:",
     ]
-    capabilities = "hvd_cluster.hvdrun.check_build.capabilities"
-    monkeypatch.setattr(f"{capabilities}.gloo_built", lambda: False)
-    monkeypatch.setattr(f"{capabilities}.mpi_built", lambda: True)
-    launchers_and_libraries = build_summary().partition("Available Controllers:")[2]
-    assert _entries(launchers_and_libraries) == ["MPI", "Gloo", "MPI"]
+
+
+def test_the_summary_says_why_something_is_not_there(monkeypatch):
+    monkeypatch.setattr("hvd_cluster.hvdrun.check_build.find_spec", lambda name: None)
+    for name in ("mpi", "gloo", "nccl"):
+        monkeypatch.setattr(f"hvd_cluster.hvdrun.check_build.capabilities.{name}_built", lambda: False)
+    lines = build_summary(refused).splitlines()
+    reasons = lines[lines.index("Why not the others:") + 1 :]
+    assert reasons[:2] == [
+        "    TensorFlow: it is not installed; install it with: pip install 'hvd-cluster[tensorflow]'",
+        "    PyTorch: it is not installed; install it with: pip install 'hvd-cluster[torch]'",
+    ]
+    names = [line.split(":")[0].strip() for line in reasons if line]
+    assert names == ["TensorFlow", "PyTorch", "MXNet", "MPI", "NCCL", "DDL", "CCL", "Gloo"]
+    for row, name in (("mpi", "MPI"), ("gloo", "Gloo")):
+        assert f"    {name}: no {row} for cpu" in reasons
+    assert "    NCCL: no nccl for cuda" in reasons
+
+
+def test_nothing_that_is_there_is_tried(monkeypatch):
+    for name in ("mpi", "gloo", "nccl"):
+        monkeypatch.setattr(f"hvd_cluster.hvdrun.check_build.capabilities.{name}_built", lambda: True)
+    assert "    DDL: hvd-cluster does not use IBM's DDL" in build_summary(pytest.fail)
 
 
 @pytest.mark.parametrize(

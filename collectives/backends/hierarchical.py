@@ -46,6 +46,7 @@ from collectives.backends.phases import OnPhase, phase
 from collectives.backends.workspace import Workspace
 from collectives.kernels.segments import Segments
 from collectives.parameters import Parameters
+from collectives.planning.board import Ahead, Board, OffersBoard
 
 __all__ = ["HierarchicalBackend"]
 
@@ -70,7 +71,7 @@ class _Reduction(NamedTuple):
     postscale: float
 
 
-class HierarchicalBackend(HostBackend):
+class HierarchicalBackend(HostBackend, OffersBoard):
     """A member of a ``group`` that has several hosts, in the order of :meth:`Group.by_host`.
 
     ``local`` has the members of this host and ``cross`` those of this column, both in that order (None for a member
@@ -180,6 +181,11 @@ class HierarchicalBackend(HostBackend):
                 with self._across():
                     self._cross.wait_for_all()
             self._local.wait_for_all()
+
+    def board(self) -> Board | None:
+        """See :class:`OffersBoard`. All members agree over the flat backend before the stages begin."""
+        board = self._flat.board() if isinstance(self._flat, OffersBoard) else None
+        return None if board is None else Ahead(board)
 
     def observe(self, on_phase: OnPhase | None, in_profile: bool = False) -> None:
         """See :class:`Backend`. The phases are the stages; operations without stages have those of ``flat``."""

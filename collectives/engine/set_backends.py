@@ -17,7 +17,7 @@ class SetBackends:
     """How this rank works together with the other members of a process set.
 
     ``by_device`` has a backend for each kind of device; ``board`` is where the members agree without the coordinator,
-    None if they share no memory.
+    None if no backend offers one.
     """
 
     by_device: Mapping[str, Backend]

@@ -1,11 +1,11 @@
-"""How the members of a group agree without a coordinator, in shared memory."""
+"""How the members of a group agree without a coordinator: in shared memory, or by the messages of an operation."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-__all__ = ["Board", "OffersBoard"]
+__all__ = ["Ahead", "Board", "OffersBoard"]
 
 
 class Board(ABC):
@@ -35,10 +35,42 @@ class Board(ABC):
     def decline(self) -> None:
         """Take part in the next round with nothing to run. Does not wait."""
 
+    def hurry(self) -> None:
+        """Another member has waited for long in a round that this one has left. Does not wait."""
+        return
+
+
+class Ahead(Board):
+    """The members agree on the ``board`` before an operation begins that cannot carry their question."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    def attempt(
+        self,
+        value: int,
+        call: Callable[[], None],
+        waiting: Callable[[list[int]], None],
+        agreed: Callable[[], None],
+    ) -> bool:
+        """See :class:`Board`."""
+        if not self._board.attempt(value, lambda: None, waiting, agreed):
+            return False
+        call()
+        return True
+
+    def decline(self) -> None:
+        """See :class:`Board`."""
+        self._board.decline()
+
+    def hurry(self) -> None:
+        """See :class:`Board`."""
+        self._board.hurry()
+
 
 class OffersBoard(ABC):
     """Something that gives its members a board, such as a backend in shared memory. The board ends with it."""
 
     @abstractmethod
-    def board(self) -> Board:
-        """The board of these members."""
+    def board(self) -> Board | None:
+        """The board of these members; None, on all of them, if they have none."""

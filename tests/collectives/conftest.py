@@ -17,12 +17,12 @@ def patience(monkeypatch):
     monkeypatch.setattr("collectives.engine.assembly.PATIENCE_SECONDS", PATIENCE)
 
 
-@pytest.fixture(params=[False, True], ids=["inproc", "shm"])
+@pytest.fixture(params=[{}, {"shared_memory": True}, {"over_tcp": True}], ids=["inproc", "shm", "tcp"])
 def start(request, monkeypatch):
-    """Starts a job, of threads that share everything or with a gate in shared memory and sockets."""
+    """Starts a job: of threads that share everything, with a gate in shared memory, or over TCP; these with sockets."""
     if request.param:
         monkeypatch.setattr(Job, "transport", SocketTransport)
-    return lambda *args, **kwargs: running(*args, shared_memory=request.param, **kwargs)
+    return lambda *args, **kwargs: running(*args, **request.param, **kwargs)
 
 
 @pytest.fixture

@@ -14,12 +14,14 @@ from collectives.api import Operation, ReduceOp, Request, Timeouts, Topology
 from collectives.backends.group import Group
 from collectives.backends.inproc import InprocBackend, InprocGroup
 from collectives.backends.shm import ShmJoining
+from collectives.backends.tcp import TcpJoining
 from collectives.buffers import as_buffer, empty
 from collectives.control.base import Channel
 from collectives.control.inproc import InprocHub
 from collectives.control.sockets import Connection, SocketChannel
 from collectives.engine.engine import Engine
 from collectives.engine.set_backends import SetBackends
+from collectives.interfaces import LOOPBACK
 from collectives.planning.process_sets import ProcessSets
 from collectives.rendezvous.store import MemoryStore, PrefixStore
 from collectives.settings import Settings
@@ -80,8 +82,8 @@ class Formation:
 class Job:
     """``engines[rank]``, each with a backend for the process sets it is a member of, ``backends[rank]`` by set.
 
-    ``faults`` go to the global set's backends, which are in-process ones unless ``shared_memory``. ``wrap`` may put
-    something around each channel. As many ranks as ``local_size`` says share the cores of this host.
+    ``faults`` go to the global set's backends, which are in-process ones unless ``shared_memory`` or ``over_tcp``.
+    ``wrap`` may put something around each channel. As many ranks as ``local_size`` says share the cores of this host.
     """
 
     transport = InprocTransport
@@ -94,10 +96,12 @@ class Job:
         wrap=lambda channel: channel,
         local_size=1,
         shared_memory=False,
+        over_tcp=False,
         **settings,
     ):
         self.size = size
-        self._store = MemoryStore() if shared_memory else None
+        self._over_tcp = over_tcp
+        self._store = MemoryStore() if shared_memory or over_tcp else None
         self._lock, self._groups = threading.Lock(), {"set-0": InprocGroup(size, faults)}
         self.group = self._groups["set-0"]
         self._transport = self.transport(size)
@@ -136,7 +140,10 @@ class Job:
         group = Group(tuple(members), members.index(rank), tuple(f"host-{member}" for member in members))
         if self._store is not None:
             crowded = len(members) > len(os.sched_getaffinity(0))
-            joining = ShmJoining(group, self._seconds, crowded)
+            if self._over_tcp:
+                joining = TcpJoining(group, self._seconds, LOOPBACK, b"of the job", crowded)
+            else:
+                joining = ShmJoining(group, self._seconds, crowded)
             return meet(joining, PrefixStore(self._store, scope), TIMEOUTS.connect)
         with self._lock:
             shared = self._groups.setdefault(scope, InprocGroup(len(members)))

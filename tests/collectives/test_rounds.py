@@ -33,6 +33,9 @@ class Scripted(Board):
     def decline(self):
         self.heard.append(0)
 
+    def hurry(self):
+        self.heard.append("hurry")
+
 
 def rounds_on(board, hub=None):
     """The rounds of rank 1 of ``hub``."""
@@ -79,9 +82,18 @@ def test_a_rank_declines_once():
     rounds.decline()
     rounds.begin(is_busy=False)
     rounds.withdraw(Withdraw(1))
-    assert (rounds.on, board.heard) == (True, [0])
+    assert (rounds.on, board.heard) == (True, [0, "hurry"])
     rounds.withdraw(Withdraw(2))
-    assert (rounds.on, board.heard) == (False, [0, 0])
+    assert (rounds.on, board.heard) == (False, [0, "hurry", 0])
+
+
+def test_a_rank_that_has_left_the_round_of_a_waiting_one_makes_sure_that_this_one_can_know():
+    board = Scripted()
+    rounds = rounds_on(board)
+    rounds.begin(is_busy=False)
+    rounds.decline()
+    rounds.withdraw(Withdraw(1))
+    assert board.heard == [0, "hurry"]
 
 
 def test_a_round_may_be_withdrawn_before_it_has_begun():

@@ -6,9 +6,9 @@ import time
 import numpy as np
 import pytest
 
+from collectives.backends.placement import FRESH_SECONDS, MOVE_SECONDS, Placement, better_core
 from collectives.backends.shm import gate
 from collectives.backends.shm.gate import Gate, gate_bytes
-from collectives.backends.shm.placement import FRESH_SECONDS, MOVE_SECONDS, Placement, better_core
 from tests.backends.members import group_of, in_threads
 
 

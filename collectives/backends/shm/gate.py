@@ -9,7 +9,6 @@ arrives; the last rank wakes all.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 from collections.abc import Callable
@@ -22,8 +21,9 @@ from collectives.api import CollectiveTimeoutError
 from collectives.backends.base import OnWait, ignore_waits
 from collectives.backends.group import Group
 from collectives.backends.phases import phase
+from collectives.backends.placement import Placement
+from collectives.backends.placement import current_core as _core
 from collectives.backends.shm import futex
-from collectives.backends.shm.placement import Placement
 
 __all__ = ["LINE", "Disagreement", "Gate", "gate_bytes"]
 
@@ -40,8 +40,6 @@ YIELD_MASK = 15
 LOOKS = 100
 CROWDED_LOOKS = 20
 """The number of spins between two checks for another rank on this core."""
-
-_core = ctypes.PyDLL(None).sched_getcpu  # sched_getcpu(3); -1, the core of no rank, if unknown
 
 
 def gate_bytes(size: int) -> int:

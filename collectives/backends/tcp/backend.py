@@ -29,13 +29,15 @@ from collectives.backends.group import Group
 from collectives.backends.host import Array, Bytes
 from collectives.backends.messaging import MessagingBackend
 from collectives.backends.phases import phase
+from collectives.backends.tcp.board import TcpBoard
 from collectives.backends.tcp.link import Link
-from collectives.backends.tcp.reducing import Data, even_spans
+from collectives.backends.tcp.reducing import Data, Span, even_spans
 from collectives.backends.tcp.transport import TcpTransport
 from collectives.backends.transport import parts
 from collectives.backends.workspace import Workspace
-from collectives.kernels.reduction import Reduction, reduction
+from collectives.kernels.reduction import Reduction, reduction, scale_array
 from collectives.kernels.segments import Segments
+from collectives.planning.board import Board, OffersBoard
 
 __all__ = ["TcpBackend"]
 
@@ -47,7 +49,11 @@ PIECE = 1 << 24
 """Bytes that are packed at once."""
 
 
-class TcpBackend(MessagingBackend):
+MOST_VOTERS = 64
+"""Each member sends its vote to all others, which is too much for many."""
+
+
+class TcpBackend(MessagingBackend, OffersBoard):
     """A member of ``group`` with ``links`` to all others, by position. See :class:`TcpTransport`."""
 
     def __init__(self, group: Group, links: Mapping[int, Link], timeout: float, crowded: bool) -> None:
@@ -65,12 +71,14 @@ class TcpBackend(MessagingBackend):
         postscale: float = 1.0,
     ) -> None:
         """See :class:`HostBackend`."""
-        self._tcp.check()
         how = reduction(dtype, op, prescale, postscale)
         source, destination = Segments(sources), Segments(destinations)
         if len(source) * dtype.itemsize * (self.size - 1) <= DIRECT:
+            self._tcp.enter()
             self._reduce_at_once(source, destination, dtype, how)
-        elif len(source) * dtype.itemsize < PACKED * len(sources):
+            return
+        self._tcp.check()
+        if len(source) * dtype.itemsize < PACKED * len(sources):
             self._reduce_packed(source, destination, dtype, how)
         else:
             self._reduce_whole(source, destination, dtype, how)
@@ -86,30 +94,84 @@ class TcpBackend(MessagingBackend):
         postscale: float = 1.0,
     ) -> None:
         """See :class:`HostBackend`."""
-        self._tcp.check()
         how = reduction(dtype, op, prescale, postscale)
+        source, destination = Segments(sources), Segments(destinations)
         spans = [(part.start, part.stop) for part in parts(counts)]
-        self._tcp.reduce(Data(Segments(sources), Segments(destinations), spans, is_whole=False), dtype, how)
+        if len(source) * dtype.itemsize <= DIRECT:
+            self._tcp.enter()
+            self._scatter_at_once(source, destination, spans, dtype, how)
+        else:
+            self._tcp.check()
+            self._tcp.reduce(Data(source, destination, spans, is_whole=False), dtype, how)
 
     def allgather_bytes(self, sources: Sequence[Bytes], destinations: Sequence[Bytes], counts: Sequence[int]) -> None:
         """See :class:`HostBackend`."""
-        self._tcp.check()
+        self._tcp.enter()
         source, destination = Segments(sources), Segments(destinations)
         own = parts(counts)[self.rank].start
         if sum(counts) <= PIECE and sum(counts) < PACKED * len(destinations):
             self._gather_packed(source, destination, counts, own)
         else:
-            _keep_own(source, destination, own)
             self._gather(source, destination, counts)
+            _keep_own(source, destination, own)
+
+    def broadcast_bytes(self, source: Bytes, destination: Bytes, root: int) -> None:
+        """See :class:`HostBackend`."""
+        self._tcp.enter()
+        data = source if self.rank == root else destination
+        if data.size:
+            self._tcp.broadcast(data, root)
+        if self.rank == root:
+            scale_array(source, destination, DType.UINT8, 1.0)
+
+    def alltoall_bytes(
+        self, source: Bytes, destination: Bytes, send_counts: Sequence[int], receive_counts: Sequence[int]
+    ) -> None:
+        """See :class:`HostBackend`."""
+        self._tcp.enter()
+        if np.may_share_memory(source, destination):
+            staged = self._packed.take(source.size, DType.UINT8)
+            np.copyto(staged, source)
+            source = staged
+        self._tcp.alltoall(source, destination, send_counts, receive_counts)
+
+    def wait_for_all(self) -> None:
+        """See :class:`HostBackend`."""
+        self._tcp.enter()
+        self._tcp.barrier()
+
+    def waited(self) -> tuple[float, float]:
+        """See :class:`Backend`. Inside of operations, nobody knows whether a member waits or receives."""
+        return self._tcp.ballot.waited(), 0.0
+
+    def board(self) -> Board | None:
+        """See :class:`OffersBoard`. The first exchange of an operation is a round of the board."""
+        return TcpBoard(self._tcp) if self.size <= MOST_VOTERS else None
 
     def _reduce_at_once(self, source: Segments, destination: Segments, dtype: DType, how: Reduction) -> None:
         count = len(source)
         if not count:
             return
-        rows = self._landing.take(count * self.size, dtype).reshape(self.size, count)
-        mine = _whole(source, rows[self.rank])
-        self._tcp.spread([mine], {other: (rows[other],) for other in self.group.others})
+        rows = self._rows_of(count, dtype)
+        mine = _whole(source, 0, rows[self.rank])
+        self._tcp.spread([mine], {other: (rows[other],) for other in self.group.others}, spare=True)
         self._combine_rows(destination, mine, rows, how)
+
+    def _scatter_at_once(
+        self, source: Segments, destination: Segments, spans: Sequence[Span], dtype: DType, how: Reduction
+    ) -> None:
+        first, last = spans[self.rank]
+        rows = self._rows_of(last - first, dtype)
+        self._tcp.swap(
+            {other: _filled(source.parts(*spans[other])) for other in self.group.others},
+            {other: _filled([rows[other]]) for other in self.group.others},
+        )
+        if last > first:
+            self._combine_rows(destination, _whole(source, first, rows[self.rank]), rows, how)
+
+    def _rows_of(self, count: int, dtype: DType) -> Array:
+        """Room for ``count`` elements of each member."""
+        return self._landing.take(count * self.size, dtype).reshape(self.size, count)
 
     @phase("combine")
     def _combine_rows(self, destination: Segments, mine: Array, rows: Array, how: Reduction) -> None:
@@ -139,24 +201,25 @@ class TcpBackend(MessagingBackend):
         if len(source):
             source.read(0, landing[own : own + len(source)])
         whole = Segments([landing])
-        self._gather(Segments([landing[own : own + len(source)]]), whole, counts)
+        self._gather(Segments([landing[own : own + len(source)]]), whole, counts, spare=True)
         destination.write(0, landing)
 
-    def _gather(self, source: Segments, destination: Segments, counts: Sequence[int]) -> None:
+    def _gather(self, source: Segments, destination: Segments, counts: Sequence[int], spare: bool = False) -> None:
         """Receive the parts of the others at their places, and send this member's to them."""
         spans = parts(counts)
         self._tcp.spread(
             _filled(source.parts(0, len(source))),
             {other: _filled(destination.parts(spans[other].start, spans[other].stop)) for other in self.group.others},
+            spare,
         )
 
 
-def _whole(source: Segments, room: Array) -> Array:
-    """All elements of ``source``: a view where they lie in one array, or else a copy in ``room``."""
-    whole = source.view(0, room.size)
+def _whole(source: Segments, start: int, room: Array) -> Array:
+    """The elements of ``source`` from ``start`` on: a view where they lie in one array, or else a copy in ``room``."""
+    whole = source.view(start, start + room.size)
     if whole is not None:
         return whole
-    source.read(0, room)
+    source.read(start, room)
     return room
 
 

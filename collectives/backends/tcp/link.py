@@ -6,7 +6,7 @@ import socket
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 from typing import TypeAlias
 
 from collectives.backends.host import Array
@@ -70,9 +70,19 @@ class Link:
         self._unsent.extend(views)
 
     def receive(self, script: Script) -> None:
-        """Receive into the memory that ``script`` gives; the script before is over. :meth:`step` does it."""
-        self._script = script
+        """Receive into the memory that ``script`` gives, after that of the scripts before. :meth:`step` does it."""
+        self._script = chain(self._script, script) if self.is_receiving else script
         self.is_receiving, self.has_received = True, False
+
+    def give_up(self, is_filling: bool) -> None:
+        """Nobody wants the operation any more, but its bytes keep their place in the order of all bytes.
+
+        Those to be sent are copied, because their owner may change or free the memory. If the present memory
+        ``is_filling`` with data, the rest of that goes elsewhere.
+        """
+        self._unsent = deque(memoryview(bytes(view)) for view in self._unsent)
+        if is_filling and self._target is not None:
+            self._target = memoryview(bytearray(len(self._target)))
 
     def step(self) -> bool:
         """Send and receive as much as the kernel accepts and has; returns whether that was anything. Raises OSError."""

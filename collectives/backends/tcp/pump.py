@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from collectives.api import CollectiveTimeoutError, PeerLostError, ShutDownError
 from collectives.backends.base import OnWait, ignore_waits
@@ -19,6 +19,10 @@ SPINS = 100
 """Looks at links, with a yield after all of them, before this member sleeps. None where ranks share cores: a member
 that yields gets its core back late, one that is woken gets it soon."""
 SLICE_SECONDS = 0.05
+EARLY = 10
+"""After so many looks a member that works as fast as this one would have answered."""
+VOTING_SECONDS = 0.005
+"""A member that does not know yet whether all run an operation looks up so often."""
 
 
 class Pump:
@@ -32,6 +36,7 @@ class Pump:
         self._links = links
         self._timeout = timeout
         self._spins = 0 if crowded else SPINS // max(1, len(links))
+        self._early = min(self._spins, EARLY)
         self._poller = Poller()
         self._error: Exception | None = None
         self._silent_since = self._attended = 0.0
@@ -63,6 +68,30 @@ class Pump:
                 self._sleep(quiet == self._spins)
                 quiet = self._spins + 1
             self.check()
+
+    def run_until(self, is_over: Callable[[], bool], early: Callable[[], None], waiting: Callable[[], None]) -> None:
+        """Move data until ``is_over()``, however long the others take.
+
+        ``early`` is called when that is not at once, ``waiting`` every few milliseconds. Raises PeerLostError, or the
+        error of :meth:`abort`.
+        """
+        quiet = 0
+        while not is_over():
+            if self._step():
+                quiet = 0
+                continue
+            self.check()
+            if quiet == self._early:
+                early()
+            if quiet < self._spins:
+                os.sched_yield()
+            else:
+                self._doze(waiting)
+            quiet += 1
+
+    def flush(self) -> None:
+        """Move what can be moved now. Raises PeerLostError."""
+        self._step()
 
     def abort(self, error: Exception) -> None:
         """Make a present and all later calls raise ``error``, and end the links; from any thread."""
@@ -123,6 +152,13 @@ class Pump:
             raise self._fail(self._late())
         self._attend(now)
         self._look_for_losses(self._poller.sleep(self._links, SLICE_SECONDS))
+
+    def _doze(self, waiting: Callable[[], None]) -> None:
+        """Wait for data for a moment. Bound: a few milliseconds; ``waiting`` may abort."""
+        begin = time.monotonic()
+        self._look_for_losses(self._poller.sleep(self._links, VOTING_SECONDS))
+        if time.monotonic() >= begin + VOTING_SECONDS:
+            waiting()
 
     def _fail(self, error: Exception) -> Exception:
         """The error that this and all later calls raise. Ends the links, so that no other member waits in vain."""

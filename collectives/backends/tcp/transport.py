@@ -10,12 +10,13 @@ import numpy as np
 from collectives.api import DType
 from collectives.backends.base import OnWait
 from collectives.backends.group import Group
-from collectives.backends.host import Bytes
+from collectives.backends.host import Array, Bytes
 from collectives.backends.phases import phase
+from collectives.backends.tcp.ballot import RIDING, Ballot, Views
 from collectives.backends.tcp.link import Link, Script, memory
 from collectives.backends.tcp.pump import Pump
 from collectives.backends.tcp.reducing import Data, SliceReduction, scratch_shape
-from collectives.backends.transport import Message, PointToPoint
+from collectives.backends.transport import Message, PointToPoint, parts
 from collectives.backends.workspace import Workspace
 from collectives.kernels.reduction import Reduction
 
@@ -37,6 +38,8 @@ class TcpTransport(PointToPoint):
     def __init__(self, group: Group, links: Mapping[int, Link], timeout: float, crowded: bool) -> None:
         self._links = links
         self._pump = Pump(group, list(links.values()), timeout, crowded)
+        self.ballot = Ballot(group, links, self._pump)
+        """The votes of this member."""
         self._scratch = Workspace()
         super().__init__(group)
 
@@ -50,31 +53,69 @@ class TcpTransport(PointToPoint):
         self._pump.on_wait = call
 
     def check(self) -> None:
-        """See :class:`Transport`."""
+        """See :class:`Transport`. A question for the others is answered before anything else happens."""
         self._pump.check()
+        if self.ballot.is_asking:
+            self.trade({}, {})
+
+    def enter(self) -> None:
+        """As :meth:`check`, for an operation whose first call is :meth:`trade`, which carries the question."""
+        self._pump.check()
+
+    def trade(self, outgoing: Mapping[int, Views], incoming: Mapping[int, Views], spare: bool = False) -> None:
+        """At most one message to and from each other member, by position, all at once; the parts are not empty.
+
+        No incoming memory is written before all members run the operation, unless it is ``spare``.
+        """
+        if self.ballot.is_asking:
+            outgoing, incoming = self.ballot.carry(outgoing, incoming, spare)
+        for position, views in incoming.items():
+            self._links[position].receive(iter(views))
+        for position, views in outgoing.items():
+            self._links[position].send(views)
+        self._pump.run()
 
     def exchange(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> None:
         """See :class:`PointToPoint`."""
-        for position, data in incoming:
-            self._links[position].receive(iter((data.data,)))
-        for position, data in outgoing:
-            self._links[position].send((data.data,))
-        self._pump.run()
+        self.trade(
+            {position: (data.data,) for position, data in outgoing},
+            {position: (data.data,) for position, data in incoming},
+        )
 
     @phase("exchange")
-    def spread(self, source: Sequence[Bytes], targets: Mapping[int, Sequence[Bytes]]) -> None:
+    def spread(self, source: Sequence[Bytes], targets: Mapping[int, Sequence[Bytes]], spare: bool = False) -> None:
         """Send all of ``source`` to every other member, and receive into ``targets[position]`` from each of them.
 
-        The parts are not empty.
+        The parts are not empty. ``spare`` is that of :meth:`trade`.
         """
         views = list(map(memory, source))
-        for position, link in self._links.items():
-            link.receive(map(memory, targets[position]))
-            link.send(views)
-        self._pump.run()
+        self.trade(dict.fromkeys(self._links, views), _views(targets), spare)
+
+    @phase("exchange")
+    def swap(self, source: Mapping[int, Sequence[Array]], targets: Mapping[int, Sequence[Array]]) -> None:
+        """As :meth:`spread`, with data of its own for each other member, into memory that is spare."""
+        self.trade(_views(source), _views(targets), spare=True)
+
+    def alltoall(
+        self, source: Bytes, destination: Bytes, send_counts: Sequence[int] = (), receive_counts: Sequence[int] = ()
+    ) -> None:
+        """See :class:`Transport`."""
+        size, here = self.group.size, self.group.position
+        outgoing = [source[part] for part in parts(send_counts or [source.size // size] * size)]
+        incoming = [destination[part] for part in parts(receive_counts or [destination.size // size] * size)]
+        self._exchange_others(outgoing, incoming)
+        incoming[here][:] = outgoing[here]
 
     def broadcast(self, data: Bytes, root: int) -> None:
-        """See :class:`Transport`. Long data goes along a chain in pieces: each member sends S bytes at most."""
+        """See :class:`Transport`. Long data goes along a chain in pieces: each member sends S bytes at most.
+
+        Where members vote anyway, short data travels with the vote of the root.
+        """
+        if self.ballot.is_asking:
+            if data.size <= RIDING:
+                self._broadcast_at_once(data, root)
+                return
+            self.check()
         if self.group.size <= 2 or data.size < CHAIN:
             super().broadcast(data, root)
             return
@@ -86,6 +127,20 @@ class TcpTransport(PointToPoint):
         else:
             self._links[before].receive(_passed_on(views, None if after == root else self._links[after]))
         self._pump.run()
+
+    def _broadcast_at_once(self, data: Bytes, root: int) -> None:
+        views = (data.data,)
+        if self.group.position == root:
+            self.trade(dict.fromkeys(self._links, views), {})
+        else:
+            self.trade({}, {root: views})
+
+    def barrier(self) -> None:
+        """See :class:`Transport`."""
+        if self.ballot.is_asking:
+            self.check()  # all votes are there when all members are
+        else:
+            super().barrier()
 
     @phase("exchange")
     def reduce(self, data: Data, dtype: DType, how: Reduction) -> None:
@@ -103,6 +158,10 @@ class TcpTransport(PointToPoint):
     def abort(self, error: Exception) -> None:
         """See :class:`Transport`."""
         self._pump.abort(error)
+
+
+def _views(arrays: Mapping[int, Sequence[Array]]) -> dict[int, Views]:
+    return {position: list(map(memory, parts)) for position, parts in arrays.items()}
 
 
 def _passed_on(views: Sequence[memoryview], link: Link | None) -> Script:

@@ -93,6 +93,8 @@ class Rounds:
         self._withdrawn = max(self._withdrawn, message.round)
         if self._round < self._withdrawn:
             self.decline()
+        elif self._board is not None:
+            self._board.hurry()
 
 
 class ScheduledTrial(Trial):

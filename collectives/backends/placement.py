@@ -1,23 +1,26 @@
 """Ranks that share a core although another core has fewer of them: one moves there.
 
 The scheduler leaves them together for seconds where it takes no halted core for idle, as in virtual machines: each
-crossing of the gate then costs several changes of context instead of none.
+wait of one for another then costs several changes of context instead of none.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 
-__all__ = ["Placement", "better_core"]
+__all__ = ["Placement", "better_core", "current_core"]
+
+current_core = ctypes.PyDLL(None).sched_getcpu  # sched_getcpu(3); -1, the core of no rank, if unknown
 
 MOVE_SECONDS = 0.001
 """The shortest time between two moves of a rank: a move takes 5 µs."""
 FRESH_SECONDS = 0.002
-"""How soon after one crossing the next must come for the cores that were noted at the first to be still true."""
+"""How soon after one wait the next must come for the cores that were noted at the first to be still true."""
 
 
 class Placement:
@@ -26,20 +29,20 @@ class Placement:
     def __init__(self) -> None:
         self._next_move = 0.0
         self._shared = -1, 0.0
-        """The last crossing at which this rank shared its core, and when that was noticed."""
+        """The last wait at which this rank shared its core, and when that was noticed."""
 
-    def improve(self, here: int, others: Sequence[int], crossing: int) -> bool:
+    def improve(self, here: int, others: Sequence[int], wait: int) -> bool:
         """Move from core ``here`` to a better one, if there is one; ``others`` are the cores of the other ranks.
 
-        Called at a ``crossing`` for which this rank waits while it shares its core. It moves at the second of two such
-        crossings in quick succession, because a rank that computes may have left the core that it was last seen on. The
-        thread may run on the same cores as before afterwards: it is moved, not bound.
+        Called in a ``wait`` for other ranks, by its number, while this rank shares its core. It moves in the second of
+        two such waits in quick succession, because a rank that computes may have left the core that it was last seen
+        on. The thread may run on the same cores as before afterwards: it is moved, not bound.
         """
         now = time.monotonic()
         before, noticed = self._shared
-        if crossing == before:
+        if wait == before:
             return False
-        self._shared = crossing, now
+        self._shared = wait, now
         if now - noticed > FRESH_SECONDS or now < self._next_move:
             return False
         allowed = os.sched_getaffinity(0)
