@@ -19,8 +19,8 @@ __all__ = ["watch"]
 def watch() -> None:
     """Let the states of this process hear of the steps of all optimizers, also in graphs that are built from now on.
 
-    The only door through which every optimizer goes is ``Optimizer.apply``, behind the reduction of gradients. On JAX
-    it is open while a step is compiled, not while it runs: states copy their variables in each commit there.
+    Every optimizer calls ``Optimizer.apply``, after the reduction of gradients. On JAX it does so while a step is
+    compiled, not while it runs: states copy their variables in each commit there.
     """
     backend = keras.backend.backend()
     if backend != "jax":
