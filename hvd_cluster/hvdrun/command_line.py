@@ -21,8 +21,6 @@ __all__ = ["USAGE_ERROR", "CommandLine", "read_command_line"]
 
 USAGE_ERROR = 2
 UNKNOWN = re.compile(r"unrecognized arguments: (\S+)")
-# argparse reads -hosts as -h with the value osts.
-TAKEN_FOR_HELP = re.compile(r"argument (-h)/--help: ignored explicit argument '(.*)'")
 WITHOUT_WORDS = re.compile(r"argument (--\w+-args): expected one argument")
 JOINED = r"\g<0>; if it begins with a dash, write \1='...'"
 EXAMPLE = "as in: hvdrun -np 2 python train.py"
@@ -80,17 +78,16 @@ def _together(file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, An
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        unknown = UNKNOWN.match(message) or TAKEN_FOR_HELP.match(message)
-        text = self._suggest("".join(unknown.groups())) if unknown else WITHOUT_WORDS.sub(JOINED, message)
+        unknown = UNKNOWN.match(message)
+        text = self._suggest(unknown[1].partition("=")[0]) if unknown else WITHOUT_WORDS.sub(JOINED, message)
         self.exit(USAGE_ERROR, f"{self.prog}: {text}\n")
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """Only what follows a short option, as in -p22: argparse also takes -c for -cb."""
+        """Only the value of a short option, as in -p22: argparse also takes -c for -cb, and -hosts for -h."""
         found: list[Any] = super()._get_option_tuples(option_string)
-        return [each for each in found if option_string.startswith(each[1])]
+        return [each for each in found if option_string.startswith(each[1]) and each[0].nargs != 0]
 
-    def _suggest(self, word: str) -> str:
-        option = word.partition("=")[0]
+    def _suggest(self, option: str) -> str:
         # Without the dashes, which would make all short names alike, and hide -np from who says --np.
         known = {name.lstrip("-"): name for name in self._option_string_actions}
         similar = difflib.get_close_matches(option.lstrip("-"), known, 1)

@@ -95,7 +95,7 @@ def test_the_folder_of_the_user_comes_before_what_the_launcher_offers():
 def test_the_folder_is_enough_where_a_launcher_says_rank_and_size():
     environment = {"RANK": "1", "WORLD_SIZE": "4"}
     assert place_of({**environment, FOLDER: "/shared/job"}).meeting == SharedFolder(Path("/shared/job"))
-    assert place_of(environment) is None
+    assert place_of(environment).meeting is None
 
 
 @pytest.mark.parametrize("variables", [{}, {"RANK": "1"}, {"WORLD_SIZE": "4"}])
