@@ -47,7 +47,7 @@ TUNED: Mapping[str, Sequence[str]] = {
 
 DYNAMIC_TIMELINE = "DYNAMIC"
 T = TypeVar("T")
-Number = TypeVar("Number", bool, int, float)
+Plain = TypeVar("Plain", bool, int, float, str)
 MEBIBYTE = 1 << 20
 LONGEST_JOB = 200
 
@@ -171,10 +171,10 @@ class Settings:
             fusion_threshold=read("HOROVOD_FUSION_THRESHOLD", _natural, 128 * MEBIBYTE),
             cycle_time=read("HOROVOD_CYCLE_TIME", _milliseconds, None),
             cache_capacity=read("HOROVOD_CACHE_CAPACITY", _natural, 1024),
-            log_level=read(
+            log_level=read.or_default(
                 "HOROVOD_LOG_LEVEL", _one_of("trace", "debug", "info", "warning", "error", "fatal"), "warning"
             ),
-            log_hide_time=read("HOROVOD_LOG_HIDE_TIME", _flag, False),
+            log_hide_time=read.or_default("HOROVOD_LOG_HIDE_TIME", _flag, False),
             thread_affinity=read("HOROVOD_THREAD_AFFINITY", _core_of(local_rank, local_size), None),
             stall_warning=stall_warning,
             stall_shutdown=stall_shutdown,
@@ -302,12 +302,12 @@ class _Reader:
             shown = repr(text) if show else "a value that is not shown"
             raise SettingsError(f"{variable} is {shown}, but must be {error}") from None
 
-    def or_default(self, variable: str, parse: Callable[[str], Number], default: Number) -> Number:
+    def or_default(self, variable: str, parse: Callable[[str], Plain], default: Plain) -> Plain:
         """A value that is not allowed is a remark: no observer may end the job, nor may its next world."""
         try:
             return self(variable, parse, default)
         except SettingsError as error:
-            self.remarks.append(f"{error}; {default:g} is used")
+            self.remarks.append(f"{error}; {default if isinstance(default, str) else f'{default:g}'} is used")
             return default
 
 

@@ -97,6 +97,7 @@ def test_names_and_keys_are_unique():
             "--remote-shell is for other hosts; give one of -H, --hostfile, ",
         ),
         ("-H a:2 -p 0", "argument -p/--ssh-port: '0' must be a port number, 1 to 65535"),
+        ("--autotune-steps-per-sample 0", "argument --autotune-steps-per-sample: '0' must be an integer of at least 1"),
         (
             "-H a:2 -p 22 --remote-shell ssh",
             "-p is for ssh, but --remote-shell is another command; leave one of them out",

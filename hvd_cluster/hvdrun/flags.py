@@ -194,7 +194,7 @@ AUTOTUNE = (
         ("--autotune-steps-per-sample",),
         "steps of a sample; 10 by default",
         "N",
-        natural,
+        count,
         key="autotune.steps_per_sample",
         variable="HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
     ),

@@ -124,6 +124,15 @@ GOOD = [
         "remarks",
         ("HOROVOD_TIMELINE_MARK_CYCLES is 'yes', but must be 0 or 1; 0 is used",),
     ),
+    (
+        {"HOROVOD_LOG_LEVEL": "loud", "HOROVOD_LOG_HIDE_TIME": "yes"},
+        "remarks",
+        (
+            "HOROVOD_LOG_LEVEL is 'loud', but must be one of: trace, debug, info, warning, error, fatal; "
+            "warning is used",
+            "HOROVOD_LOG_HIDE_TIME is 'yes', but must be 0 or 1; 0 is used",
+        ),
+    ),
     ({"HVD_DASHBOARD": "1916b312250d@10.0.0.1:80"}, "dashboard", "1916b312250d@10.0.0.1:80"),
     ({"HOROVOD_TIMELINE_MARK_CYCLES": "1"}, "timeline_mark_cycles", True),
     (
@@ -156,9 +165,7 @@ BAD = {
     "HOROVOD_FUSION_THRESHOLD": (NATURAL, "an integer of at least 0"),
     "HOROVOD_CYCLE_TIME": (("x", "-1", "nan", "inf", "1000000001"), "a number of milliseconds, 0 to 1000000000"),
     "HOROVOD_CACHE_CAPACITY": (NATURAL, "an integer of at least 0"),
-    "HOROVOD_LOG_LEVEL": (("loud",), "one of: trace, debug, info, warning, error, fatal"),
     "HOROVOD_CONTROLLER": (("nccl",), "one of: gloo, mpi"),
-    "HOROVOD_LOG_HIDE_TIME": (("yes", "true", "0.5"), "0 or 1"),
     "HOROVOD_DISABLE_GROUP_FUSION": (("yes",), "0 or 1"),
     "HOROVOD_ENABLE_ASYNC_COMPLETION": (("maybe",), "0 or 1"),
     "HOROVOD_DYNAMIC_PROCESS_SETS": (("dynamic",), "0 or 1"),
