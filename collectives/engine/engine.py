@@ -191,6 +191,16 @@ class Engine:
                     self._exchange.urge(work)
             self._driver.wait(watch)
 
+    def abandon(self, works: Sequence[Work]) -> None:
+        """This rank does not want ``works`` any more: each is done soon, although other ranks may never submit it.
+
+        It fails here, unless all ranks have submitted it: then it runs. The others wait for this rank as before, which
+        may submit a tensor of that name again. A group is abandoned as a whole. Works without a name are not abandoned,
+        because the ranks count these.
+        """
+        self._exchange.abandon(works)
+        self._driver.notify()
+
     def rouse(self) -> None:
         """Let all callers that wait look again at what they wait for: a :class:`Watch` may have been interrupted."""
         self._exchange.rouse()

@@ -122,6 +122,16 @@ class Exchange:
         self._works.urge(work)
         self.commands.append(lambda: self._decider.urge(work.request.key))
 
+    def abandon(self, works: Sequence[Work]) -> None:
+        """This rank does not want ``works`` any more, see :meth:`Engine.abandon`; from any thread."""
+        self.commands.append(partial(self._abandon, works))
+
+    def _abandon(self, works: Sequence[Work]) -> None:
+        for work in works:
+            refusal = self._decider.abandon(work.request.key) if self._works.has(work) else None
+            if refusal is not None:
+                self._runner.refuse(refusal)
+
     def settle(self) -> None:
         """An operation of a device may be over: complete its works, with the next step; from any thread."""
         self.commands.append(self._runner.settle)

@@ -192,6 +192,10 @@ class WorkTable:
         """Whether ``work`` was entered here."""
         return work.owner is self._token
 
+    def has(self, work: Work) -> bool:
+        """Whether ``work`` is in flight, and does not wait its turn."""
+        return self._works.get(work.request.key) is work
+
     def urge(self, work: Work) -> None:
         """A caller waits for ``work``, and so for the works of its name that run before it."""
         key = work.request.key

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TypeAlias
 
@@ -98,10 +98,13 @@ class Aggregator:
                 self._separate(self._ids[rejection.key], forwarded)
         for id in message.ids:
             self._take_id(id, rank, forwarded)
+        for key in message.abandoned:
+            if key in self._ids:
+                self._separate(self._ids[key], forwarded)
         for id in message.urgent_ids:
             self._urge(id, rank, forwarded)
         ids, urgent_ids = forwarded.take(rank)
-        alone = Ready(message.requests, ids, message.urgent, urgent_ids, message.answered, message.rejected)
+        alone = replace(message, ids=ids, urgent_ids=urgent_ids)
         return forwarded.messages() if alone == Ready() else [*forwarded.messages(), (rank, alone)]
 
     def down(self, message: Message) -> list[Upward]:

@@ -9,7 +9,18 @@ from collectives.parameters import Parameters
 from collectives.planning.agreement import Disagreement, disagreement, explain_rejections, offers, sizes
 from collectives.planning.groups import Groups, Member
 from collectives.planning.joins import Joins
-from collectives.planning.messages import Leave, Left, Message, Ready, Rejection, Response, Stop, Together, Unknown
+from collectives.planning.messages import (
+    ABANDONED,
+    Leave,
+    Left,
+    Message,
+    Ready,
+    Rejection,
+    Response,
+    Stop,
+    Together,
+    Unknown,
+)
 from collectives.planning.outbox import Outbox, Outgoing
 from collectives.planning.pending import Pending
 from collectives.planning.process_sets import ProcessSets
@@ -175,6 +186,8 @@ class Coordinator:
         if message.answered:
             for join in self._joins.answer(rank, message.answered):
                 self._take_request(rank, join, now)
+        for key in message.abandoned:
+            self._abandon(rank, key)
         for key in message.urgent:
             if self._submissions.withdraw(rank, key):
                 self._refusals.refuse(key, (rank,), Disagreement("the rank has called join() again"))
@@ -223,6 +236,16 @@ class Coordinator:
             self._submissions.look(key, self._pending[key])
         else:
             self._rejections.add(rank, rejection)
+
+    def _abandon(self, rank: int, key: Key) -> None:
+        """The tensor waits for ``rank`` again; the others may still want it. A group that has begun to run goes on."""
+        pending = self._pending.get(key)
+        if pending is None or self._groups.has_begun((key[0], pending.group)):
+            return
+        if self._submissions.abandon(rank, key):
+            if key not in self._pending:
+                self._urgent.discard(key)
+            self._outbox.refuse(key, (rank,), Disagreement(ABANDONED))
 
     def _look_rejected(self, key: Key) -> None:
         """Drop a tensor that no rank has submitted once no rank can submit it any more."""

@@ -50,6 +50,10 @@ class Groups:
         """Whether the tensor ``key`` is ready and waits for others of its group."""
         return key in self._keys
 
+    def has_begun(self, label: Label) -> bool:
+        """Whether some tensors of the group are ready, so that all members have submitted the group."""
+        return label in self._ready
+
     def take(self, label: Label) -> list[Member]:
         """Remove and return the ready tensors of a group."""
         group = self._ready.pop(label, [])

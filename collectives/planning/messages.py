@@ -18,6 +18,7 @@ from collectives.planning.errors import ErrorData
 from collectives.planning.whereabouts import Activity, Call, Frame, Whereabouts
 
 __all__ = [
+    "ABANDONED",
     "ARGUMENTS",
     "Abort",
     "Accusation",
@@ -81,7 +82,9 @@ class Ready:
     """Worker to coordinator: these tensors were submitted here; ``urgent`` ones have a caller waiting.
 
     ``answered`` are ids of an :class:`Unknown`, for which the whole requests are here, or were sent before. The
-    answer to each of ``rejected`` is a :class:`Refuse`, when all members have submitted or rejected the tensor.
+    answer to each of ``rejected`` is a :class:`Refuse`, when all members have submitted or rejected the tensor. The
+    answer to each of ``abandoned``, which were submitted before, is a :class:`Refuse`, too, unless all members have
+    submitted the tensor.
     """
 
     requests: tuple[Request, ...] = ()
@@ -90,6 +93,7 @@ class Ready:
     urgent_ids: tuple[int, ...] = ()
     answered: tuple[int, ...] = ()
     rejected: tuple[Rejection, ...] = ()
+    abandoned: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +271,8 @@ Message: TypeAlias = (
     | WaitReport
 )
 
+ABANDONED = "this rank does not want the tensor any more"
+"""The text of a :class:`Refuse` for a tensor that a rank has abandoned."""
 ARGUMENTS = "arguments"
 """The property of a :class:`Refuse` for a call that some ranks refused because of their arguments."""
 
@@ -333,10 +339,13 @@ _interned = lru_cache(maxsize=8192)(_read_request)
 
 def _pack_ready(message: Ready) -> tuple[Any, ...]:
     requests = [_pack_request(request) for request in message.requests]
-    return requests, message.ids, message.urgent, message.urgent_ids, message.answered, message.rejected
+    abandoned = (message.abandoned,) if message.abandoned else ()
+    return requests, message.ids, message.urgent, message.urgent_ids, message.answered, message.rejected, *abandoned
 
 
-def _unpack_ready(requests: Any, ids: Any, urgent: Any, urgent_ids: Any, answered: Any, rejected: Any) -> Ready:
+def _unpack_ready(
+    requests: Any, ids: Any, urgent: Any, urgent_ids: Any, answered: Any, rejected: Any, abandoned: Any = ()
+) -> Ready:
     return Ready(
         tuple(_unpack_request(fields) for fields in requests),
         tuple(ids),
@@ -344,6 +353,7 @@ def _unpack_ready(requests: Any, ids: Any, urgent: Any, urgent_ids: Any, answere
         tuple(urgent_ids),
         tuple(answered),
         tuple(Rejection(*fields) for fields in rejected),
+        tuple((process_set, name) for process_set, name in abandoned),
     )
 
 

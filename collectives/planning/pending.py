@@ -53,6 +53,22 @@ class Pending:
         self.count -= found
         return found
 
+    def abandon(self, rank: int) -> bool:
+        """Forget that ``rank`` has submitted it; whether it had."""
+        found = self.requests.pop(rank, None) is not None
+        if not found:
+            before = self.by_id
+            self.by_id = [rest for ranks in before if (rest := tuple(each for each in ranks if each != rank))]
+            found = sum(map(len, self.by_id)) < sum(map(len, before))
+        self.count -= found
+        return found
+
+    @property
+    def group(self) -> str:
+        """The group of the first request; empty where there is none."""
+        first = next(iter(self.requests.values()), None) or (self.known and self.known.response.request)
+        return first.group if first else ""
+
     def lacks_only(self, joined: Collection[int]) -> bool:
         """Whether all members have submitted, but for some of ``joined``."""
         if self.count + len(joined) < len(self.members):

@@ -80,6 +80,18 @@ class Submissions:
             self._complete.pop(key, None)
         return found
 
+    def abandon(self, rank: int, key: Key) -> bool:
+        """Forget that ``rank`` has submitted ``key``, which some members have not; whether it had."""
+        pending = self.pending[key]
+        if not pending.abandon(rank):
+            return False
+        self._complete.pop(key, None)
+        if pending.count == len(pending.rejected):
+            del self.pending[key]
+            for other, rejection in pending.rejected.items():
+                self._rejections.add(other, rejection)
+        return True
+
     def look(self, key: Key, pending: Pending) -> None:
         """Note whether all members have submitted ``pending`` now."""
         if pending.count == len(pending.members) or (self._joins and pending.lacks_only(self._excused(key, pending))):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from collectives.api import MismatchError, Operation, Request
 from collectives.parameters import Parameters
-from collectives.planning.messages import Ready, Refuse, Rejection, Response, Run, Unknown
+from collectives.planning.messages import ABANDONED, Ready, Refuse, Rejection, Response, Run, Unknown
 from collectives.planning.schedules import Schedule, Schedules, alone
 
 __all__ = ["Batch", "Refusal", "Worker"]
@@ -61,6 +61,8 @@ class Worker:
         self._answered: list[int] = []
         self._rejected: list[Rejection] = []
         self._unanswered: set[Key] = set()
+        self._abandoned: list[Key] = []
+        self._abandoning: set[Key] = set()
 
     def submit(self, request: Request, urgent: bool = False) -> None:
         """A tensor is ready here; ``urgent`` when a caller waits for it."""
@@ -81,6 +83,43 @@ class Worker:
         self._rejected.append(Rejection(request.process_set, request.name, request.group, reason))
         self._unanswered.add(request.key)
 
+    def abandon(self, key: Key) -> Refusal | None:
+        """This rank does not want a tensor any more that it has submitted.
+
+        Returns the end of one that the coordinator has not heard of. Otherwise the coordinator answers: the tensor is
+        refused here alone, unless all ranks have submitted it. Then it runs.
+        """
+        if key not in self._in_flight or key in self._abandoning:
+            return None
+        if not all(self._is_unsent(other) for other in self._call_of(key)):
+            self._abandoned.append(key)
+            self._abandoning.add(key)
+            return None
+        self._take_unsent(key)
+        self._urgent = [other for other in self._urgent if other != key]
+        self._drop(key)
+        return Refusal(key, MismatchError(ABANDONED, key[1]))
+
+    def _call_of(self, key: Key) -> list[Key]:
+        """``key``, and the other tensors of its group: where the coordinator knows of one, it decides about all."""
+        group = self._in_flight[key].group
+        if not group:
+            return [key]
+        return [other for other, each in self._in_flight.items() if each.group == group and other[0] == key[0]]
+
+    def _is_unsent(self, key: Key) -> bool:
+        """Whether the coordinator has not heard of the tensor."""
+        return self._sent.get(key) in self._ready_ids or self._in_flight[key] in self._requests
+
+    def _take_unsent(self, key: Key) -> None:
+        """The coordinator will not hear of the tensor."""
+        id, request = self._sent.get(key), self._in_flight[key]
+        if id in self._ready_ids:
+            self._ready_ids.remove(id)
+        else:
+            self._requests.remove(request)
+            self.introduced[request.process_set] -= 1
+
     def urge(self, key: Key) -> None:
         """A caller waits for a tensor submitted earlier, or for the end of a call that failed here."""
         if key in self._in_flight or key in self._unanswered:
@@ -94,7 +133,9 @@ class Worker:
     @property
     def has_news(self) -> bool:
         """Whether :meth:`outgoing` has a message."""
-        return bool(self._ready_ids or self._requests or self._urgent or self._answered or self._rejected)
+        return bool(
+            self._ready_ids or self._requests or self._urgent or self._answered or self._rejected or self._abandoned
+        )
 
     @property
     def is_awaited(self) -> bool:
@@ -107,7 +148,7 @@ class Worker:
         Such tensors may run without the coordinator, if all ranks run them. Empty if this rank must send a message.
         """
         ids = self._ready_ids
-        if len(ids) != len(self._in_flight) or self._answered or self._rejected or self._unanswered:
+        if len(ids) != len(self._in_flight) or self._answered or self._rejected or self._unanswered or self._abandoned:
             return ()
         return ids
 
@@ -159,8 +200,10 @@ class Worker:
             tuple(by_id),
             tuple(self._answered),
             tuple(self._rejected),
+            tuple(self._abandoned),
         )
         self._requests, self._ready_ids, self._urgent, self._answered, self._rejected = [], [], [], [], []
+        self._abandoned = []
         return message
 
     def _sent_as_id(self, key: Key) -> bool:
@@ -201,24 +244,28 @@ class Worker:
 
     def _finish(self, response: Response) -> None:
         request = response.request
-        self._in_flight.pop(request.key, None)
-        self._sent.pop(request.key, None)
+        self._drop(request.key)
         if request.operation is Operation.REMOVE_PROCESS_SET:
             removed = request.root_rank
             self._forget([id for id, known in self._responses.items() if known.request.process_set == removed])
             for key in [key for key in self._in_flight if key[0] == removed]:  # or the id's next set would get them
-                del self._in_flight[key]
-                self._sent.pop(key, None)
+                self._drop(key)
             self._unanswered = {key for key in self._unanswered if key[0] != removed}
 
     def refuse(self, message: Refuse) -> Refusal:
         """The tensor is not in flight any more."""
         key = (message.process_set, message.name)
-        self._in_flight.pop(key, None)
-        self._sent.pop(key, None)
+        self._drop(key)
         self._ids.pop(key, None)
         self._unanswered.discard(key)
         return Refusal(key, message.error())
+
+    def _drop(self, key: Key) -> None:
+        self._in_flight.pop(key, None)
+        self._sent.pop(key, None)
+        if key in self._abandoning:
+            self._abandoning.discard(key)
+            self._abandoned = [other for other in self._abandoned if other != key]
 
     def resend(self, message: Unknown) -> None:
         """Send the whole requests of dropped ids, as urgent ones, because the dropped id may have been urgent."""
@@ -229,6 +276,8 @@ class Worker:
             del self._sent[key]
             self._requests.append(self._in_flight[key])
             self._urgent.append(key)
+            if key in self._abandoning and key not in self._abandoned:  # the coordinator did not know of it
+                self._abandoned.append(key)
 
     def _forget(self, ids: Collection[int]) -> None:
         self._schedules.forget(ids)

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
-import os
 import pickle
-import socket
 from contextlib import suppress
 from types import TracebackType
 from typing import Protocol
 
 from collectives.control.sockets import end_in_silence
 from executors.api import JobSecret
+from executors.hosts.admission import admit
 from executors.hosts.agent import SILENCE_SECONDS
-from executors.hosts.link import LONGEST_HELLO, NONCE_BYTES, Opener, Sealer, keys
+from executors.hosts.link import Opener, Sealer
 from executors.hosts.messages import FromAgent, FromDriver, Hello
-from executors.listening import ServerThread, Started, listen
-from executors.local.frames import Frames
+from executors.listening import ServerThread, listen
+from executors.reception import STOP_SECONDS, Reception
 
 __all__ = ["Link", "Listener", "Switchboard"]
 
 HELLO_SECONDS = 10.0
-STOP_SECONDS = 5.0
 READ_BYTES = 1 << 16
 
 logger = logging.getLogger(__name__)
@@ -32,11 +29,13 @@ logger = logging.getLogger(__name__)
 class Link:
     """The connection of one agent. Any thread may use it."""
 
-    def __init__(self, hello: Hello, loop: asyncio.AbstractEventLoop, writer: asyncio.StreamWriter, key: bytes) -> None:
+    def __init__(
+        self, hello: Hello, loop: asyncio.AbstractEventLoop, writer: asyncio.StreamWriter, sealer: Sealer
+    ) -> None:
         self.hello = hello
         self._loop = loop
         self._writer = writer
-        self._sealer = Sealer(key)
+        self._sealer = sealer
 
     def send(self, message: FromDriver) -> None:
         """Send ``message``, in the order of the calls, without waiting. If the agent is lost, it is dropped."""
@@ -77,8 +76,7 @@ class Switchboard:
         self.port = 0
         self._secret = secret
         self._listener = listener
-        self._connections: set[asyncio.Task[None]] = set()
-        self._thread = ServerThread("hvd-agents", self._serve)
+        self._thread = ServerThread("hvd-agents", Reception(self._talk).serve)
 
     def __enter__(self) -> Switchboard:
         # A driver of many hosts accepts many agents at once.
@@ -90,32 +88,8 @@ class Switchboard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Bound: STOP_SECONDS for the connections; their tasks are cancelled then.
+        # Bound: that of the reception, which cancels the tasks of the connections.
         self._thread.stop(2 * STOP_SECONDS)
-
-    async def _serve(self, listener: socket.socket, started: Started) -> None:
-        loop, stop = asyncio.get_running_loop(), asyncio.Event()
-        server = await asyncio.start_server(self._accept, sock=listener)
-        started.set_result(functools.partial(loop.call_soon_threadsafe, stop.set))
-        await stop.wait()
-        server.close()
-        for task in self._connections:
-            task.cancel()
-        if self._connections:
-            await asyncio.wait(self._connections, timeout=STOP_SECONDS)
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        if task is None:
-            return
-        self._connections.add(task)
-        try:
-            await self._talk(reader, writer)
-        except asyncio.CancelledError:
-            return  # the end of the switchboard
-        finally:
-            self._connections.discard(task)
-            writer.transport.abort()
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -134,15 +108,8 @@ class Switchboard:
 
     async def _introduce(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[Link, Opener]:
         end_in_silence(writer.get_extra_info("socket"), SILENCE_SECONDS)
-        nonce = os.urandom(NONCE_BYTES)
-        writer.write(nonce)
-        agent, driver = keys(self._secret, await reader.readexactly(NONCE_BYTES), nonce)
-        size = int.from_bytes(await reader.readexactly(Frames.HEADER), "big")
-        if size > LONGEST_HELLO:
-            raise ValueError(f"its first message has {size} bytes")
-        opener = Opener(agent)
-        hello = Hello.decode(opener.open(await reader.readexactly(size)))
-        return Link(hello, asyncio.get_running_loop(), writer, driver), opener
+        hello, opener, sealer = await admit(reader, writer, self._secret)
+        return Link(Hello.decode(hello), asyncio.get_running_loop(), writer, sealer), opener
 
     async def _listen_to(self, link: Link, opener: Opener, reader: asyncio.StreamReader) -> str:
         while data := await reader.read(READ_BYTES):

@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import pytest
 import tensorflow as tf
 
-from hvd_cluster.tensorflow.kernels import completer as module
+from hvd_cluster.graphs import completer as module
+from hvd_cluster.graphs.lanes import Lane, Lanes
+from hvd_cluster.graphs.run import Run
+from hvd_cluster.tensorflow.errors import ABANDONED, as_status
 from hvd_cluster.tensorflow.kernels import entry
-from hvd_cluster.tensorflow.kernels.completer import Run
-from hvd_cluster.tensorflow.kernels.lanes import Lanes
 
 SECONDS = 20.0
 
@@ -27,6 +28,11 @@ class FakeEngine:
         self.waits.set()
         with self._changed:
             assert self._changed.wait_for(lambda: watch.done, SECONDS)
+
+    def abandon(self, works):
+        for work in works:
+            work.done = True
+        self.rouse()
 
     def rouse(self):
         with self._changed:
@@ -51,8 +57,12 @@ class FakeContext:
     def end(self):
         pass
 
-    def fail(self, code, message):
-        self.code = code
+    def report(self, error=None):
+        self.code = (ABANDONED if error is None else as_status(error))[0]
+
+
+class Kernel:
+    """One whose start is another one's."""
 
 
 class FakeWork:
@@ -174,12 +184,13 @@ def test_the_queue_of_a_lane_is_not_submitted_after_a_failure(completer, monkeyp
     monkeypatch.setattr(entry, "completer", completer)
     monkeypatch.setattr(entry, "_lanes", lanes := Lanes())
     monkeypatch.setattr(entry.basics, "engine", FakeEngine)
-    kernel, lane = SimpleNamespace(start=start), ("kernel", 0)
+    kernel, lane = Kernel(), Lane()
+    kernel.start = start
     contexts = [FakeContext(7) for _ in range(3)]
-    lanes.enter(lane, lambda: None)
+    lanes.enter((kernel, lane), lambda: None)
     for context in contexts:
         done = lambda context=context: codes.append(context.code)  # noqa: E731
-        lanes.enter(lane, lambda context=context, done=done: entry._submit(kernel, context, done, lane))
-    lanes.leave(lane)
+        lanes.enter((kernel, lane), lambda context=context, done=done: entry._submit(kernel, context, done, lane))
+    lanes.leave((kernel, lane))
     assert len(started) == 1
     assert codes == [tf.errors.ABORTED, tf.errors.CANCELLED, tf.errors.CANCELLED]

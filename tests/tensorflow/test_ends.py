@@ -10,8 +10,10 @@ import tensorflow as tf
 
 import hvd_cluster.tensorflow as hvd
 from collectives.api import PeerLostError, ShutDownError
+from collectives.events import Submitted
 from executors.job import Job
 from executors.placement import assign_ranks
+from hvd_cluster import basics
 from hvd_cluster.tensorflow.errors import engine_error
 
 SCRIPT = """
@@ -65,6 +67,35 @@ def test_a_script_ends_while_a_daemon_thread_is_in_a_graph(kind):
         for rank in ranks:
             _, errors = rank.communicate(timeout=100)
             assert rank.returncode == 0, errors
+
+
+def interrupt():
+    """Python hears of Ctrl-C when the run of the graph ends; the operation counts on all ranks."""
+
+    @tf.function(autograph=False)
+    def step(x):
+        return hvd.allreduce(x, op=hvd.Sum, name="interrupted")
+
+    def press(event):
+        if type(event) is Submitted and "interrupted" in event.name:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if hvd.rank():
+        end = basics.engine().events.subscribe(press)
+        with pytest.raises(KeyboardInterrupt):
+            step(tf.constant(1.0))
+        end()
+    else:
+        assert float(step(tf.constant(1.0))) == hvd.size()
+    for _ in range(3):
+        assert float(tf.function(hvd.allreduce)(tf.constant(1.0), op=hvd.Sum)) == hvd.size()
+
+
+def test_an_interrupt_in_a_graph_is_raised_after_it(fresh_pool):
+    pool = fresh_pool(2)
+    pool.run(hvd.init)
+    pool.run(interrupt)
 
 
 def lose(victim):

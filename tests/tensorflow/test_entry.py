@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from hvd_cluster.graphs.lanes import Lane
 from hvd_cluster.tensorflow.kernels import collective, entry
 
 
@@ -18,7 +19,7 @@ class FakeContext:
     def end(self):
         self.told.append("end")
 
-    def fail(self, code, message):
+    def report(self, error):
         self.told.append("fail")
 
 
@@ -26,7 +27,7 @@ class FakeContext:
 def context(monkeypatch):
     """The run that begins next."""
     context = FakeContext()
-    monkeypatch.setattr(entry, "Context", lambda pointer: context)
+    monkeypatch.setattr(entry, "RunContext", lambda pointer: context)
     done = SimpleNamespace(TF_RunAsyncOpKernelDoneCallback=lambda callback: context.told.append("done"))
     monkeypatch.setattr(entry, "long_calls", done)
     return context
@@ -50,12 +51,13 @@ def test_no_output_is_asked_of_a_run_that_an_interrupt_has_ended(context, monkey
     assert not entry.completer.has_failed(context.step)
 
 
-@pytest.mark.parametrize(("name", "expected"), [("", [None, None]), ("x", ["x", "x~2"])])
+@pytest.mark.parametrize(("name", "expected"), [("", [None] * 3), ("x", ["x", "x~2", "x~1f~2"])])
 def test_an_operation_without_a_name_has_none_in_any_lane(context, monkeypatch, name, expected):
     monkeypatch.setattr(collective.submission, "start", lambda operation, source, destination, name, *_, **__: name)
     context.same = lambda index: (None, None)
+    texts = {"tensor_name": name, "node_name": name}
     construction = SimpleNamespace(
-        text=lambda attribute: name if attribute == "tensor_name" else "1.0", integer=lambda attribute: 1
+        name=name, text=lambda attribute: texts.get(attribute, "1.0"), integer=lambda attribute: 1
     )
     kernel = collective.Allreduce(construction, grouped=False)
-    assert [kernel.start(context, None, lane)[0] for lane in (0, 2)] == expected
+    assert [kernel.start(context, None, lane)[0] for lane in (Lane(), Lane(0, 2), Lane(31, 2))] == expected

@@ -65,6 +65,50 @@ def check_equality_with_one_process():
         same(found, expected(model, hvd.size()))
 
 
+def check_process_sets():
+    """The last rank is no member, and keeps its own gradients."""
+    model, members = variables(), list(range(hvd.size() - 1))
+    process_set = hvd.add_process_set(members)
+    is_member = hvd.rank() in members
+    with tf.GradientTape() as tape:
+        ranks = members if is_member else [hvd.rank()]
+        value = loss(model, tf.concat([batch(rank) for rank in ranks], 0))
+    wanted = tape.gradient(value, model)
+    for found in both(lambda images: gradients(model, images, process_set=process_set), batch(hvd.rank())):
+        for one, other in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+    hvd.remove_process_set(process_set)
+
+
+def check_bfloat16():
+    model = [tf.Variable(tf.ones([300, 300], tf.bfloat16)), tf.Variable(tf.ones([3], tf.bfloat16))]
+
+    def step(factor):
+        with tf.GradientTape() as tape:
+            value = sum(tf.reduce_sum(each * factor) for each in model)
+        return hvd.DistributedGradientTape(tape).gradient(value, model)
+
+    for found in both(step, tf.constant(2.0 * hvd.rank(), tf.bfloat16)):
+        for one in found:
+            assert one.dtype == tf.bfloat16
+            assert (one.numpy() == hvd.size() - 1).all()
+
+
+def check_ranks_with_other_numbers_of_steps():
+    """Those that have joined add zeros to the gradients of the others."""
+    model = variables()
+
+    @tf.function
+    def step(images):
+        return gradients(model, images, op=hvd.Sum)
+
+    for number in range(2 + hvd.rank()):
+        found = step(batch(hvd.rank()))
+        if number < 2:
+            same(found, expected(model, hvd.size()))
+    assert int(hvd.join()) in range(hvd.size())
+
+
 def check_compression():
     model = variables()
     for compression, rtol in ((hvd.Compression.fp16, 1e-2), (hvd.Compression.bf16, 5e-2)):

@@ -214,9 +214,19 @@ def check_sessions():
 
 
 def check_compilation_is_refused():
-    step = tf.function(hvd.allreduce, jit_compile=True, autograph=False)
+    def step(x):
+        return hvd.allreduce(x, op=hvd.Sum)
+
+    inside = tf.function(step, autograph=False)
+    for compiled in (step, inside, lambda x: hvd.rank_op() + tf.cond(x[0] > 0, lambda: 1, lambda: 2)):
+        with pytest.raises(NotImplementedError, match="leave jit_compile=True out of"):
+            tf.function(compiled, jit_compile=True, autograph=False)(tf.ones([2]))
+    around = tf.function(lambda x: inside(double(x)), autograph=False)
+    double = tf.function(lambda x: 2 * x, jit_compile=True, autograph=False)
+    assert around(tf.ones([2])).numpy().tolist() == [2 * hvd.size()] * 2
+    # It is traced now: only TensorFlow sees it in a function that is compiled.
     with pytest.raises(tf.errors.InvalidArgumentError, match="HorovodAllreduce"):
-        step(tf.ones([2]))
+        tf.function(lambda x: inside(x) + 1, jit_compile=True, autograph=False)(tf.ones([2]))
 
 
 def check_an_exported_function_has_only_what_was_traced():

@@ -53,6 +53,23 @@ def moved(gradients):
     return position
 
 
+def check_monitored_session():
+    """The ranks begin with other values, and train from those of rank 0."""
+    with tf.Graph().as_default():
+        start = tf.constant(START, tf.float64) + float(hvd.rank())
+        variable = v1.get_variable("weights", initializer=start, use_resource=True)
+        count = v1.train.get_or_create_global_step()
+        train = optimizer().minimize(tf.reduce_sum(variable * slope(hvd.rank())), global_step=count)
+        with tf.control_dependencies([train]):
+            value = variable.read_value()
+        hooks = [hvd.BroadcastGlobalVariablesHook(0), v1.train.StopAtStepHook(last_step=3)]
+        values = []
+        with v1.train.MonitoredTrainingSession(hooks=hooks) as session:
+            while not session.should_stop():
+                values.append(session.run(value))
+    np.testing.assert_allclose(values, [moved([mean_slope()] * steps) for steps in range(1, 4)], rtol=1e-6)
+
+
 def check_gradients():
     for run in (run_eagerly, run_in_a_session):
         np.testing.assert_allclose(run(3), moved([mean_slope()] * 3), rtol=1e-6)

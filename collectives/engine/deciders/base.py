@@ -14,7 +14,7 @@ from collectives.engine.execution import execute
 from collectives.engine.reporter import TrialReporter
 from collectives.engine.work import Work
 from collectives.planning.messages import Response
-from collectives.planning.worker import Batch, Worker
+from collectives.planning.worker import Batch, Refusal, Worker
 
 __all__ = ["Attempt", "Decided", "Decider", "Meanwhile", "Outer", "Trial"]
 
@@ -135,6 +135,10 @@ class Decider(ABC):
     def reject(self, request: Request, reason: str) -> None:
         """A call failed on this rank because of its arguments: members that submit the tensor must not wait for it."""
         self.worker.reject(request, reason)
+
+    def abandon(self, key: tuple[int, str]) -> Refusal | None:
+        """This rank does not want a tensor any more that it has submitted. Returns its end, if that has come."""
+        return self.worker.abandon(key)
 
     def urge(self, key: tuple[int, str]) -> None:
         """A caller waits for a tensor that was submitted earlier; one that is not in flight any more is ignored."""

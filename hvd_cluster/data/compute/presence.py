@@ -7,7 +7,6 @@ ends without a farewell, or that is silent for longer than it promised, is lost.
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import os
 import socket
@@ -21,14 +20,15 @@ import msgpack
 from collectives.control.sockets import end_in_silence
 from collectives.rendezvous.server import everywhere
 from executors.api import ExecutorError, JobSecret
+from executors.hosts.admission import admit
 from executors.hosts.link import LONGEST_HELLO, NONCE_BYTES, Opener, Sealer, keys
-from executors.listening import ServerThread, Started, receive
+from executors.listening import ServerThread, receive
 from executors.local.frames import Frames
+from executors.reception import STOP_SECONDS, Reception
 
 __all__ = ["Presence", "PresenceServer"]
 
 HELLO_SECONDS = 10.0
-STOP_SECONDS = 5.0
 READ_BYTES = 1 << 12
 MOST_STRANGERS = 256
 """Connections that have proved nothing yet; more are closed at once."""
@@ -67,10 +67,10 @@ class PresenceServer:
         self._on_loss = on_loss
         self._strangers = 0
         self._members = 0
-        self._tasks: set[asyncio.Task[None]] = set()
         # Held for moments. Bound of a wait for a change of the above: the seconds that its caller gives.
         self._changed = threading.Condition()
-        self._thread = ServerThread("hvd-presence", self._serve)
+        reception = Reception(self._attend, lambda: self._strangers >= MOST_STRANGERS)
+        self._thread = ServerThread("hvd-presence", reception.serve)
 
     def start(self) -> int:
         """Listen on all addresses of this host, and return the port. Raises ExecutorError."""
@@ -95,31 +95,6 @@ class PresenceServer:
         with suppress(RuntimeError):  # the loop is closed: it was stopped before
             self._thread.stop(2 * STOP_SECONDS)
 
-    async def _serve(self, listener: socket.socket, started: Started) -> None:
-        loop, stop = asyncio.get_running_loop(), asyncio.Event()
-        server = await asyncio.start_server(self._accept, sock=listener)
-        started.set_result(functools.partial(loop.call_soon_threadsafe, stop.set))
-        await stop.wait()
-        server.close()
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=STOP_SECONDS)
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        if task is None or self._strangers >= MOST_STRANGERS:
-            writer.transport.abort()
-            return
-        self._tasks.add(task)
-        try:
-            await self._attend(reader, writer)
-        except asyncio.CancelledError:
-            return  # the end of the server
-        finally:
-            self._tasks.discard(task)
-            writer.transport.abort()
-
     async def _attend(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._strangers += 1
         try:
@@ -138,16 +113,10 @@ class PresenceServer:
             self._count(-1)
 
     async def _introduce(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[_Member, Opener]:
-        nonce = os.urandom(NONCE_BYTES)
-        writer.write(nonce)
-        own, other = keys(self._secret, await reader.readexactly(NONCE_BYTES), nonce)
-        size = int.from_bytes(await reader.readexactly(Frames.HEADER), "big")
-        if size > LONGEST_HELLO:
-            raise ValueError(f"its first message has {size} bytes")
-        opener = Opener(own)
-        member = _Member.decode(opener.open(await reader.readexactly(size)))
+        hello, opener, sealer = await admit(reader, writer, self._secret)
+        member = _Member.decode(hello)
         end_in_silence(writer.get_extra_info("socket"), member.silence)
-        writer.write(Sealer(other).seal(WORD))
+        writer.write(sealer.seal(WORD))
         return member, opener
 
     async def _listen_to(self, member: _Member, opener: Opener, reader: asyncio.StreamReader) -> str:

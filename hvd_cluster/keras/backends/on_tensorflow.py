@@ -7,7 +7,7 @@ from typing import Any
 from collectives.api import ReduceOp
 from hvd_cluster.optimizer.lists import ListBinding
 from hvd_cluster.process_sets import ProcessSet
-from hvd_cluster.tensorflow.mpi_ops import allreduce
+from hvd_cluster.tensorflow.mpi_ops import _allreduce
 from hvd_cluster.tensorflow.optimizer.binding import TensorFlowLists
 
 __all__ = ["lists", "total"]
@@ -20,4 +20,4 @@ def lists(device_dense: str, device_sparse: str) -> ListBinding:
 
 def total(tensor: Any, name: str, process_set: ProcessSet) -> Any:
     """See :class:`Backend`."""
-    return allreduce(tensor, op=ReduceOp.SUM, name=name, process_set=process_set)
+    return _allreduce(tensor, name, ReduceOp.SUM, ignore_name_scope=True, process_set=process_set, by_path=True)

@@ -1,27 +1,6 @@
 """The parts of :mod:`hvd_cluster.keras.elastic`."""
 
-from hvd_cluster.keras.elastic import (
-    CommitStateCallback,
-    GlobalBatches,
-    KerasState,
-    ObjectState,
-    State,
-    UpdateBatchStateCallback,
-    UpdateEpochStateCallback,
-    drain,
-    rest_of_epoch,
-    run,
-)
+from hvd_cluster.keras import elastic as _elastic
+from hvd_cluster.keras.elastic import *  # noqa: F403
 
-__all__ = [
-    "CommitStateCallback",
-    "GlobalBatches",
-    "KerasState",
-    "ObjectState",
-    "State",
-    "UpdateBatchStateCallback",
-    "UpdateEpochStateCallback",
-    "drain",
-    "rest_of_epoch",
-    "run",
-]
+__all__ = _elastic.__all__

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from collectives.api import HorovodInternalError, Operation, ReduceOp
+from collectives.api import Operation, ReduceOp
 from collectives.buffers import Buffer
 from collectives.engine.engine import Engine
 from collectives.engine.work import Destination, Work
 from hvd_cluster import basics
+from hvd_cluster.graphs.lanes import Lane
 from hvd_cluster.operations import submission
 from hvd_cluster.operations.arguments import as_factor
-from hvd_cluster.process_sets import ProcessSet, global_process_set
+from hvd_cluster.tensorflow.kernels.node import FIRST, Node
 from hvd_cluster.tensorflow.native.construction import Construction
 from hvd_cluster.tensorflow.native.context import Context
 
@@ -24,24 +24,13 @@ __all__ = ["Allgather", "Allreduce", "Alltoall", "Broadcast", "Collective", "Red
 Pair = tuple[Buffer, Destination]
 
 
-def set_with(id: int) -> ProcessSet:
-    """A process set as far as an operation needs it: nodes know the id."""
-    if not id:
-        return global_process_set
-    process_set = ProcessSet([])
-    process_set.process_set_id = id
-    return process_set
-
-
-class Collective(ABC):
+class Collective(Node):
     """One node. ``grouped``: its tensors are a group. A run reads and writes the memory of TensorFlow's own tensors."""
 
     operation: Operation
-    waits = True
 
     def __init__(self, construction: Construction, grouped: bool) -> None:
-        self.name = construction.text("tensor_name") or None
-        self.process_set = set_with(construction.integer("process_set_id"))
+        super().__init__(construction)
         self.grouped = grouped
         self.fields = self._fields(construction)
 
@@ -57,24 +46,17 @@ class Collective(ABC):
     def _pair(self, context: Context, index: int) -> Pair:
         """The memory to read and the memory to write for a tensor."""
 
-    def finish(  # noqa: B027 - most have no such outputs
-        self, context: Context, engine: Engine, works: Sequence[Work]
-    ) -> None:
-        """Give the outputs that are not tensors of the user, when ``works`` are done."""
-
     def run(self, context: Context) -> None:
-        """Run the operation; raises its error."""
-        engine = basics.engine()
+        """See :class:`Node`."""
         if self.grouped:
-            works = self.start(context, engine)
-            _synchronize(engine, works)
-        else:
-            works = [self._submit(context, engine, self.name, wait=True)]
-        self.finish(context, engine, works)
+            super().run(context)
+            return
+        engine = basics.engine()
+        self.finish(context, engine, [self._submit(context, engine, self.name, wait=True)])
 
-    def start(self, context: Context, engine: Engine, lane: int = 0) -> Sequence[Work]:
-        """Submit the tensors; see :mod:`hvd_cluster.tensorflow.kernels.lanes`."""
-        name = f"{self.name}~{lane}" if lane and self.name else self.name
+    def start(self, context: Context, engine: Engine, lane: Lane = FIRST) -> Sequence[Work]:
+        """See :class:`Node`."""
+        name = self.name_in(lane)
         if not self.grouped:
             return [self._submit(context, engine, name, wait=False)]
         pairs = [self._pair(context, index) for index in range(context.inputs)]
@@ -85,17 +67,6 @@ class Collective(ABC):
         source, destination = self._pair(context, 0)
         fields = self._fields_of(context)
         return submission.start(self.operation, source, destination, name, self.process_set, wait, engine, **fields)
-
-
-def _synchronize(engine: Engine, works: Sequence[Work]) -> None:
-    try:
-        for work in works:
-            engine.synchronize(work)
-    except HorovodInternalError:
-        for work in works:
-            with suppress(HorovodInternalError):  # the names must be free
-                engine.synchronize(work)
-        raise
 
 
 def _reduction(construction: Construction) -> dict[str, Any]:

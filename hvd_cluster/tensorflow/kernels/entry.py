@@ -9,13 +9,15 @@ from functools import partial
 from itertools import count
 from typing import Protocol
 
+from collectives.api import InvalidRequestError
 from hvd_cluster import basics
-from hvd_cluster.tensorflow.errors import ABANDONED, as_status
-from hvd_cluster.tensorflow.kernels.collective import Collective
-from hvd_cluster.tensorflow.kernels.completer import Run, completer
-from hvd_cluster.tensorflow.kernels.lanes import LANES, Lanes
+from hvd_cluster.graphs.completer import completer
+from hvd_cluster.graphs.lanes import Lane, Lanes
+from hvd_cluster.graphs.run import Run
+from hvd_cluster.tensorflow.errors import as_status
+from hvd_cluster.tensorflow.kernels.context import RunContext
+from hvd_cluster.tensorflow.kernels.node import Node
 from hvd_cluster.tensorflow.native.construction import Construction
-from hvd_cluster.tensorflow.native.context import Context
 from hvd_cluster.tensorflow.native.done import Done, take
 from hvd_cluster.tensorflow.native.library import long_calls
 from hvd_cluster.tensorflow.native.registration import Definition, register
@@ -29,7 +31,7 @@ class Kernel(Protocol):
 
     waits: bool
 
-    def run(self, context: Context) -> None:
+    def run(self, context: RunContext) -> None:
         """Set the outputs before it returns; an exception becomes the error of the node."""
 
 
@@ -77,7 +79,7 @@ def _delete(number: int) -> None:
 
 
 def _compute(number: int, pointer: int, callback: int) -> None:
-    kernel, context = _kernels[number], Context(pointer)
+    kernel, context = _kernels[number], RunContext(pointer)
     done = take(callback) if kernel.waits and not _is_called() else None
     if done is not None:
         _begin(kernel, context, done)
@@ -91,11 +93,10 @@ def _compute(number: int, pointer: int, callback: int) -> None:
         end()
 
 
-def _begin(kernel: Kernel, context: Context, done: Done) -> None:
+def _begin(kernel: Kernel, context: RunContext, done: Done) -> None:
     """Let another thread end the run."""
-    if isinstance(kernel, Collective):
-        lane = kernel, context.iteration % LANES
-        _lanes.enter(lane, partial(_submit, kernel, context, done, lane))
+    if isinstance(kernel, Node):
+        _take_turn(kernel, context, done)
         return
     # Owned by the run, which an end of the engine ends.
     thread = threading.Thread(target=_wait, args=(kernel, context, done), name="hvd-tensorflow-wait", daemon=True)
@@ -105,23 +106,34 @@ def _begin(kernel: Kernel, context: Context, done: Done) -> None:
         _fail(context, error, done)
 
 
-def _submit(kernel: Collective, context: Context, done: Done, lane: tuple[Collective, int]) -> None:
-    leave, step = partial(_lanes.leave, lane), context.step
-    if completer.has_failed(step):
-        context.fail(*ABANDONED)
-        done()
-        leave()
-        return
+def _take_turn(kernel: Node, context: RunContext, done: Done) -> None:
+    try:
+        lane = kernel.lanes.choose(context)
+    except InvalidRequestError as error:
+        _fail(context, error, done)
+    else:
+        _lanes.enter((kernel, lane), partial(_submit, kernel, context, done, lane))
+
+
+def _submit(kernel: Node, context: RunContext, done: Done, lane: Lane) -> None:
+    leave, step = partial(_lanes.leave, (kernel, lane)), context.step
     try:
         engine = basics.engine()
-        works = kernel.start(context, engine, lane[1])
-        completer.follow(Run(kernel, context, engine, works, done, leave, step))
+        run = Run(kernel, context, engine, (), done, leave, step)
+        if completer.has_failed(step):
+            completer.cancel(run)
+            return
+        try:
+            run.works = kernel.start(context, engine, lane)
+        except InvalidRequestError as error:
+            run.error = error
+        completer.follow(run)
     except BaseException as error:  # noqa: BLE001 - TensorFlow raises it
         _fail(context, error, done)
         leave()
 
 
-def _wait(kernel: Kernel, context: Context, done: Done) -> None:
+def _wait(kernel: Kernel, context: RunContext, done: Done) -> None:
     try:
         kernel.run(context)
     except Exception as error:  # noqa: BLE001 - TensorFlow raises it
@@ -130,14 +142,14 @@ def _wait(kernel: Kernel, context: Context, done: Done) -> None:
         done()
 
 
-def _fail(context: Context, error: BaseException, done: Callable[[], None]) -> None:
+def _fail(context: RunContext, error: BaseException, done: Callable[[], None]) -> None:
     """End the run of a kernel with ``error``. After an interrupt the engine may go on, and ask for an output later.
 
     TensorFlow hears of it first, then other nodes of the run of the graph: their errors would hide this one.
     """
     step = context.step
     context.end()
-    context.fail(*as_status(error))
+    context.report(error)
     done()
     if not _is_called():
         completer.give_up(step)

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from collectives.api import Operation, Request
+from collectives.engine.engine import Engine
+from collectives.engine.work import Work
 from hvd_cluster import basics
+from hvd_cluster.graphs.lanes import Lane
+from hvd_cluster.operations.arguments import process_set_id
+from hvd_cluster.operations.submission import label_of
+from hvd_cluster.tensorflow.kernels.node import FIRST, Node
 from hvd_cluster.tensorflow.native.construction import Construction
 from hvd_cluster.tensorflow.native.context import Context
 
 __all__ = ["Barrier", "Join"]
 
 
-class Barrier:
+class Barrier(Node):
     """HorovodBarrier."""
 
-    waits = True
-
-    def __init__(self, construction: Construction) -> None:
-        self._process_set = construction.integer("process_set_id")
-
-    def run(self, context: Context) -> None:
-        """Wait."""
-        basics.engine().barrier(self._process_set)
+    def start(self, context: Context, engine: Engine, lane: Lane = FIRST) -> Sequence[Work]:
+        """See :class:`Node`."""
+        name = self.name_in(lane)
+        process_set = process_set_id(self.process_set)
+        request = Request(label_of(Operation.BARRIER, name), Operation.BARRIER, process_set=process_set)
+        return [engine.submit(request, None, None, unnamed=name is None)]
 
 
 class Join:

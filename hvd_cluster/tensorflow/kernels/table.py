@@ -25,7 +25,7 @@ __all__ = ["make_all_known"]
 TYPE = f"T: {{{ALLOWED}}}"
 TYPES = f"T: list({{{ALLOWED}}}) >= 1"
 SET = "process_set_id: int = 0"
-PLACE = ("tensor_name: string = ''", SET)
+PLACE = ("tensor_name: string = ''", "node_name: string = ''", "naming: int = 0", SET)
 # Texts, because an attribute of the type float has 32 bits.
 REDUCTION = ("reduce_op: int = 1", "prescale_factor: string = '1.0'", "postscale_factor: string = '1.0'")
 ROWS = "rows: int64"
@@ -53,7 +53,7 @@ def make_all_known() -> None:
     """Register the ops; once in a process."""
     _make_collectives_known()
     make_known(Definition("HorovodJoin", (), ("last_joined_rank: int32",), (SET,), shapes.scalar), Join)
-    make_known(Definition("HorovodBarrier", (), (), (SET,), None), Barrier)
+    make_known(Definition("HorovodBarrier", (), (), PLACE, None), Barrier)
     for name, function in {"Rank": basics.rank, "LocalRank": basics.local_rank, "LocalSize": basics.local_size}.items():
         make_known(Definition(f"Horovod{name}", (), NUMBER, (), shapes.scalar), partial(Number, function))
     for name, of_set in {"Size": size_of_set, "ProcessSetIncluded": is_included}.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from ctypes import byref, c_int32, c_int64, create_string_buffer
 
 from hvd_cluster.tensorflow.native.library import calls
@@ -15,6 +16,12 @@ class Construction:
 
     def __init__(self, pointer: int) -> None:
         self._pointer = pointer
+
+    @property
+    def name(self) -> str:
+        """The name of the node in the graph that runs, in which functions are inlined."""
+        view = calls.TF_OpKernelConstruction_GetName(self._pointer)
+        return ctypes.string_at(view.data, view.length).decode()
 
     def text(self, attribute: str) -> str:
         """The value of an attribute of the type string."""

@@ -44,6 +44,15 @@ class Context:
         return number
 
     @property
+    def frame(self) -> int:
+        """The number of the innermost loop in this run of the graph; 0 outside of loops.
+
+        A loop in another one has a number for each iteration of that. Ranks that run the same graph have the same.
+        """
+        number: int = calls.TF_GetFrameId(self._pointer)
+        return number
+
+    @property
     def inputs(self) -> int:
         """The number of input tensors."""
         count: int = calls.TF_NumInputs(self._pointer)

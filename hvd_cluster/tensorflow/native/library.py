@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from ctypes import POINTER, c_bool, c_char_p, c_int, c_int32, c_int64, c_size_t, c_void_p
+from ctypes import POINTER, c_bool, c_char_p, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -27,6 +27,13 @@ CREATE = ctypes.CFUNCTYPE(c_void_p, c_void_p)
 RUN_ASYNC = ctypes.CFUNCTYPE(None, c_void_p, c_void_p, c_void_p)
 DELETE = ctypes.CFUNCTYPE(None, c_void_p)
 SHAPE = ctypes.CFUNCTYPE(None, c_void_p, c_void_p)
+
+
+class _StringView(ctypes.Structure):
+    """TF_StringView"""
+
+    _fields_ = (("data", c_void_p), ("length", c_size_t))
+
 
 _TEXT = (c_char_p,)
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -60,6 +67,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "TF_ShapeInferenceContextConcatenateShapes": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)),
     # Kernels.
     "TF_OpKernelConstruction_Failure": (None, (c_void_p, c_void_p)),
+    "TF_OpKernelConstruction_GetName": (_StringView, (c_void_p,)),
     "TF_OpKernelConstruction_GetAttrSize": (
         None,
         (c_void_p, c_char_p, POINTER(c_int32), POINTER(c_int32), c_void_p),
@@ -76,6 +84,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         (c_void_p, POINTER(c_int), c_int, c_int, POINTER(c_int64), c_int, POINTER(c_int), c_void_p),
     ),
     "TF_StepId": (c_int64, (c_void_p,)),
+    "TF_GetFrameId": (c_uint64, (c_void_p,)),
     "TF_GetIterId": (c_int64, (c_void_p,)),
     "TF_OpKernelContext_Failure": (None, (c_void_p, c_void_p)),
     "TF_RunAsyncOpKernelDoneCallback": (None, (c_void_p,)),

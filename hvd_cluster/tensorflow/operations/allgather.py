@@ -12,7 +12,7 @@ from hvd_cluster.operations.arguments import as_group
 from hvd_cluster.operations.gradients import of_group
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.tensorflow.operations.attributes import (
-    backward_name,
+    backward_naming,
     collective,
     gradient_of,
     reduction_attributes,
@@ -44,7 +44,7 @@ def allgather(
 def _gradient(op: Any, gradient: tf.Tensor, _: Any) -> tf.Tensor:
     """The gradients are averaged over the ranks; each rank keeps the rows that it contributed."""
     how = {**_AVERAGE, **set_of(op)}
-    return _own_rows(call("HorovodAllreduce", {"tensor": gradient}, how, backward_name(op)), op.outputs[-1][0])
+    return _own_rows(call("HorovodAllreduce", {"tensor": gradient}, how, **backward_naming(op)), op.outputs[-1][0])
 
 
 def _own_rows(average: tf.Tensor, place: tf.Tensor) -> tf.Tensor:
@@ -59,9 +59,20 @@ def grouped_allgather(
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
     """Concatenate each tensor of all ranks in rank order; only the first dimensions may differ."""
+    return _grouped_allgather(tensors, name, ignore_name_scope, process_set)
+
+
+def _grouped_allgather(
+    tensors: Sequence[Any],
+    name: str | None,
+    ignore_name_scope: bool,
+    process_set: ProcessSet,
+    by_path: bool = False,
+) -> list[tf.Tensor]:
+    """As :func:`grouped_allgather`. ``by_path``: see :func:`call`."""
     pairs = as_group(tensors, tf.Tensor, as_bits)
     inputs, where = {"tensors": [bits for bits, _ in pairs]}, set_attribute(process_set)
-    results = call("HorovodGroupedAllgather", inputs, where, name, ignore_name_scope)[0]
+    results = call("HorovodGroupedAllgather", inputs, where, name, ignore_name_scope, by_path)[0]
     return [restore(result) for result, (_, restore) in zip(results, pairs, strict=True)]
 
 
@@ -70,7 +81,7 @@ def _grouped_gradient(op: Any, *gradients: tf.Tensor) -> Sequence[tf.Tensor | No
     how = {**_AVERAGE, **set_of(op)}
 
     def backward(given: list[tf.Tensor]) -> list[tf.Tensor]:
-        results: list[tf.Tensor] = call("HorovodGroupedAllreduce", {"tensors": given}, how, backward_name(op))
+        results: list[tf.Tensor] = call("HorovodGroupedAllreduce", {"tensors": given}, how, **backward_naming(op))
         return results
 
     averages = of_group(gradients[:-1], is_continuous, backward)

@@ -14,7 +14,7 @@ from hvd_cluster.operations.gradients import of_group, require_linear
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.tensorflow.compression import Compression
 from hvd_cluster.tensorflow.operations.attributes import (
-    backward_name,
+    backward_naming,
     collective,
     gradient_of,
     reduction_attributes,
@@ -66,10 +66,14 @@ def _allreduce(
     postscale_factor: float = 1.0,
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
+    by_path: bool = False,
 ) -> tf.Tensor:
-    """As :func:`allreduce`, for a dense tensor and without compression; by default the sum."""
+    """As :func:`allreduce`, for a dense tensor and without compression; by default the sum.
+
+    ``by_path``: see :func:`call`.
+    """
     how = {**reduction_attributes(op, prescale_factor, postscale_factor), **set_attribute(process_set)}
-    return call("HorovodAllreduce", {"tensor": as_tensor(tensor)}, how, name, ignore_name_scope)
+    return call("HorovodAllreduce", {"tensor": as_tensor(tensor)}, how, name, ignore_name_scope, by_path)
 
 
 @gradient_of("HorovodAllreduce")
@@ -77,7 +81,7 @@ def _gradient(op: Any, gradient: tf.Tensor) -> tf.Tensor:
     chosen, prescale, postscale = reduction_of(op)
     require_linear(chosen)
     how = {**reduction_attributes(chosen, prescale, postscale), **set_of(op)}
-    return call("HorovodAllreduce", {"tensor": gradient}, how, backward_name(op))
+    return call("HorovodAllreduce", {"tensor": gradient}, how, **backward_naming(op))
 
 
 @collective(Operation.ALLREDUCE, group=0)
@@ -149,11 +153,15 @@ def _grouped_allreduce(
     postscale_factor: float = 1.0,
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
+    by_path: bool = False,
 ) -> list[tf.Tensor]:
-    """As :func:`grouped_allreduce`, for dense tensors and without compression; by default the sums."""
+    """As :func:`grouped_allreduce`, for dense tensors and without compression; by default the sums.
+
+    ``by_path``: see :func:`call`.
+    """
     how = {**reduction_attributes(op, prescale_factor, postscale_factor), **set_attribute(process_set)}
-    given = as_group(tensors, tf.Tensor, as_tensor)
-    results: list[tf.Tensor] = call("HorovodGroupedAllreduce", {"tensors": given}, how, name, ignore_name_scope)
+    inputs = {"tensors": as_group(tensors, tf.Tensor, as_tensor)}
+    results: list[tf.Tensor] = call("HorovodGroupedAllreduce", inputs, how, name, ignore_name_scope, by_path)
     return results
 
 
@@ -164,7 +172,7 @@ def _grouped_gradient(op: Any, *gradients: tf.Tensor) -> Sequence[tf.Tensor | No
     how = {**reduction_attributes(chosen, prescale, postscale), **set_of(op)}
 
     def backward(given: list[tf.Tensor]) -> list[tf.Tensor]:
-        results: list[tf.Tensor] = call("HorovodGroupedAllreduce", {"tensors": given}, how, backward_name(op))
+        results: list[tf.Tensor] = call("HorovodGroupedAllreduce", {"tensors": given}, how, **backward_naming(op))
         return results
 
     return of_group(gradients, is_continuous, backward)

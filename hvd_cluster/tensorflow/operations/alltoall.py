@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from collectives.api import InvalidRequestError, Operation
 from hvd_cluster.process_sets import ProcessSet, global_process_set
-from hvd_cluster.tensorflow.operations.attributes import backward_name, collective, gradient_of, set_attribute, set_of
+from hvd_cluster.tensorflow.operations.attributes import backward_naming, collective, gradient_of, set_attribute, set_of
 from hvd_cluster.tensorflow.operations.calls import call
 from hvd_cluster.tensorflow.tensors import as_bits, as_tensor
 
@@ -49,7 +49,7 @@ def _as_splits(splits: Any) -> tf.Tensor:
 def _gradient(op: Any, gradient: tf.Tensor, _: Any) -> tuple[tf.Tensor, None]:
     """The gradients travel back to the senders; rows that were not sent have zeros."""
     inputs = {"tensor": gradient, "splits": op.outputs[1]}
-    returned, _ = call("HorovodAlltoall", inputs, set_of(op), backward_name(op))
+    returned, _ = call("HorovodAlltoall", inputs, set_of(op), **backward_naming(op))
     missing = tf.shape(op.inputs[0])[:1] - tf.shape(returned)[:1]
     zeros = tf.zeros(tf.concat([missing, tf.shape(returned)[1:]], 0), returned.dtype)
     return tf.concat([returned, zeros], 0), None

@@ -13,9 +13,10 @@ from hvd_cluster.operations.arguments import as_factor, process_set_id
 from hvd_cluster.operations.gradients import name_of_backward
 from hvd_cluster.operations.refusals import report
 from hvd_cluster.process_sets import ProcessSet
+from hvd_cluster.tensorflow.naming import Naming
 
 __all__ = [
-    "backward_name",
+    "backward_naming",
     "collective",
     "gradient_of",
     "reduction_attributes",
@@ -92,7 +93,12 @@ def reduction_of(op: Any) -> tuple[ReduceOp, float, float]:
     return (ReduceOp(op.get_attr("reduce_op")), *factors)  # type: ignore[return-value]
 
 
-def backward_name(op: Any) -> str | None:
-    """The name of the operation that combines the gradients of a node."""
-    name = op.get_attr("tensor_name")
-    return name_of_backward((name.decode() if isinstance(name, bytes) else name) or None)
+def backward_naming(op: Any) -> dict[str, Any]:
+    """The arguments of :func:`call` for the name of the operation that combines the gradients of a node."""
+    name, naming = op.get_attr("tensor_name"), Naming(op.get_attr("naming"))
+    text = name.decode() if isinstance(name, bytes) else name
+    return {
+        "name": name_of_backward(text or None),
+        "ignore_name_scope": Naming.UNSCOPED in naming,
+        "by_path": Naming.BY_PATH in naming,
+    }

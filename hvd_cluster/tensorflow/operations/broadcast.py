@@ -10,7 +10,7 @@ from collectives.api import Operation, ReduceOp
 from hvd_cluster.operations.arguments import as_rank
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.tensorflow.operations.attributes import (
-    backward_name,
+    backward_naming,
     collective,
     gradient_of,
     reduction_attributes,
@@ -42,5 +42,5 @@ def broadcast(
 def _gradient(op: Any, gradient: tf.Tensor) -> tf.Tensor:
     """The gradients are averaged over the ranks for the root; those of other ranks, which were not used, are zeros."""
     how = {**reduction_attributes(ReduceOp.AVERAGE, 1.0, 1.0), **set_of(op)}
-    average = call("HorovodAllreduce", {"tensor": gradient}, how, backward_name(op))
+    average = call("HorovodAllreduce", {"tensor": gradient}, how, **backward_naming(op))
     return tf.where(tf.equal(rank_op(), op.get_attr("root_rank")), average, tf.zeros_like(average))

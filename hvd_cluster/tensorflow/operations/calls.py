@@ -10,11 +10,14 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager import core, execute
 from tensorflow.python.framework import op_def_library, ops
+from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
+from collectives.api import UnsupportedRequestError
 from hvd_cluster.tensorflow.errors import engine_error
 from hvd_cluster.tensorflow.kernels.entry import calling
+from hvd_cluster.tensorflow.naming import Naming
 from hvd_cluster.tensorflow.native.done import can_take
-from hvd_cluster.tensorflow.operations.names import name_of_node, unscoped
+from hvd_cluster.tensorflow.operations.names import attributes_of_name, chosen, name_of_node
 
 __all__ = ["call"]
 
@@ -25,19 +28,22 @@ def call(
     attributes: dict[str, Any],
     name: str | None = None,
     ignore_name_scope: bool = False,
+    by_path: bool = False,
     named: bool = True,
     independent: bool = True,
 ) -> Any:
     """The output or the list of outputs of ``op``; in a graph, the node of an op without outputs.
 
     ``inputs`` are tensors or lists of tensors by the names in the definition. ``named``: the op has a ``tensor_name``.
+    ``by_path``: ``name`` is not the user's own, so that of a graph begins with the calls that lead to the node.
     ``independent``: it does not matter when the op runs, relative to others with side effects.
     """
     context = eager_context.context()
     if not context.executing_eagerly():
-        return _node(op, inputs, attributes, name, ignore_name_scope, named, independent)
+        naming = chosen(name, ignore_name_scope, by_path) if named else None
+        return _node(op, inputs, attributes, name, naming, independent)
     if named:
-        attributes = {"tensor_name": name or "", **attributes}
+        attributes = {"tensor_name": name or "", "naming": 0, **attributes}
     return _run(context, op, inputs, attributes)
 
 
@@ -66,21 +72,32 @@ def _node(
     inputs: dict[str, Any],
     attributes: dict[str, Any],
     name: str | None,
-    ignore_name_scope: bool,
-    named: bool,
+    naming: Naming | None,
     independent: bool,
 ) -> Any:
     graph = ops.get_default_graph()
+    _require_no_compiler(op, graph)
     label = name_of_node(op, _flat(inputs), name)
-    if named:
-        unique = graph.unique_name(label, mark_as_used=False)
-        attributes = {"tensor_name": unscoped(unique) if ignore_name_scope else unique, **attributes}
+    if naming is not None:
+        attributes = {**attributes_of_name(graph, label, naming), **attributes}
     structure, _, node, outputs = op_def_library._apply_op_helper(op, name=label, **inputs, **attributes)
     if independent:
         _let_run_independently(graph, node)
     if execute.must_record_gradient():
         execute.record_gradient(op, node.inputs, tuple(chain.from_iterable(attributes.items())), outputs)
     return _structured(structure, outputs) if outputs else node
+
+
+def _require_no_compiler(op: str, graph: Any) -> None:
+    """UnsupportedRequestError in a function that XLA is to compile. TensorFlow's own error would come at the first run.
+
+    A function that was traced before does not pass here when a compiled one calls it: that is TensorFlow's error.
+    """
+    if GraphOrParentsInXlaContext(graph):
+        raise UnsupportedRequestError(
+            f"XLA cannot compile {op}: leave jit_compile=True out of the tf.function that calls it, and give it to the "
+            "functions without collectives that are called there"
+        )
 
 
 def _let_run_independently(graph: Any, node: Any) -> None:

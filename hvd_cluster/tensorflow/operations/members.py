@@ -33,5 +33,5 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
     In a tf.function it keeps its place between other operations with side effects, such as assignments to variables;
     collectives on tensors are none of these. In other graphs the result is the node.
     """
-    node = call("HorovodBarrier", {}, set_attribute(process_set), name, named=False, independent=False)
+    node = call("HorovodBarrier", {}, set_attribute(process_set), name, independent=False)
     return None if tf.executing_eagerly() or tf.inside_function() else node

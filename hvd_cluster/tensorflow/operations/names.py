@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
-__all__ = ["name_of_node", "normalized", "unscoped"]
+from hvd_cluster.tensorflow.naming import Naming
+
+__all__ = ["attributes_of_name", "chosen", "name_of_node", "normalized", "unscoped"]
 
 _FOREIGN = re.compile(r"[^a-zA-Z0-9_]")
 CAPTURED = "captured"
 _FOREIGN_IN_NODE = re.compile(r"[^A-Za-z0-9_.\\/>-]")
+_unscoped_names: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()
+"""How often each name without scopes is in a graph."""
 
 
 def normalized(name: str) -> str:
@@ -24,6 +30,30 @@ def name_of_node(op: str, tensors: Sequence[Any], name: str | None) -> str:
         return _FOREIGN_IN_NODE.sub("_", name).lstrip("_/\\>-") or op
     ends = dict.fromkeys((_name_of(tensors[0]), _name_of(tensors[-1]))) if tensors else {}
     return "_".join([op, *ends])
+
+
+def chosen(name: str | None, ignore_name_scope: bool, by_path: bool) -> Naming:
+    """How a node gets its name. Whoever leaves scopes out may trace in other functions than other ranks, too."""
+    is_own = bool(name) or ignore_name_scope
+    scope = Naming.UNSCOPED if ignore_name_scope else Naming.GIVEN
+    return scope | (Naming.BY_PATH if by_path or not is_own else Naming.GIVEN)
+
+
+def attributes_of_name(graph: Any, label: str, naming: Naming) -> dict[str, Any]:
+    """The attributes with the name of a node that ``graph`` is about to get, see :mod:`hvd_cluster.tensorflow.naming`.
+
+    It is unique in the graph, as the name of a node is.
+    """
+    node = graph.unique_name(label, mark_as_used=False)
+    name = _unique_in(graph, label) if Naming.UNSCOPED in naming else node
+    return {"tensor_name": name, "node_name": node, "naming": int(naming)}
+
+
+def _unique_in(graph: Any, label: str) -> str:
+    counts = _unscoped_names.setdefault(graph, Counter())
+    name = unscoped(label)
+    counts[name] += 1
+    return name if counts[name] == 1 else f"{name}_{counts[name] - 1}"
 
 
 def _name_of(tensor: Any) -> str:

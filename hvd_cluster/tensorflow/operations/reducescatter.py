@@ -17,7 +17,7 @@ from hvd_cluster.operations.gradients import of_group
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.tensorflow.compression import Compression
 from hvd_cluster.tensorflow.operations.attributes import (
-    backward_name,
+    backward_naming,
     collective,
     gradient_of,
     reduction_attributes,
@@ -69,7 +69,7 @@ def _reducescatter(
 @gradient_of("HorovodReducescatter")
 def _gradient(op: Any, gradient: tf.Tensor) -> tf.Tensor:
     """The gradients of all rows are gathered, and scaled as the tensors were."""
-    return call("HorovodAllgather", {"tensor": _scaled(op, gradient)}, set_of(op), backward_name(op))[0]
+    return call("HorovodAllgather", {"tensor": _scaled(op, gradient)}, set_of(op), **backward_naming(op))[0]
 
 
 def _scaled(op: Any, gradient: tf.Tensor) -> tf.Tensor:
@@ -122,10 +122,8 @@ def _grouped_reducescatter(
 @gradient_of("HorovodGroupedReducescatter")
 def _grouped_gradient(op: Any, *gradients: tf.Tensor) -> Sequence[tf.Tensor | None]:
     def backward(given: list[tf.Tensor]) -> list[tf.Tensor]:
-        scaled = [_scaled(op, gradient) for gradient in given]
-        results: list[tf.Tensor] = call("HorovodGroupedAllgather", {"tensors": scaled}, set_of(op), backward_name(op))[
-            0
-        ]
+        inputs = {"tensors": [_scaled(op, gradient) for gradient in given]}
+        results: list[tf.Tensor] = call("HorovodGroupedAllgather", inputs, set_of(op), **backward_naming(op))[0]
         return results
 
     return of_group(gradients, is_continuous, backward)

@@ -13,7 +13,7 @@ from collectives.api import ReduceOp
 from hvd_cluster.optimizer.lists import ListBinding, Shipment
 from hvd_cluster.optimizer.targets import Target, positional
 from hvd_cluster.process_sets import ProcessSet
-from hvd_cluster.tensorflow.operations.allgather import grouped_allgather
+from hvd_cluster.tensorflow.operations.allgather import _grouped_allgather
 from hvd_cluster.tensorflow.operations.allreduce import _allreduce, _grouped_allreduce
 from hvd_cluster.tensorflow.operations.numbers import size_op
 
@@ -80,7 +80,8 @@ class TensorFlowLists(ListBinding):
         with _on(self._device_sparse):
             values = self._of_average(gradient.values, process_set) if op is ReduceOp.AVERAGE else gradient.values
             # In one group, so that no rank has the values of one step and the indices of another.
-            values, indices = grouped_allgather([values, gradient.indices], f"{name}.slices", process_set=process_set)
+            both = [values, gradient.indices]
+            values, indices = _grouped_allgather(both, f"{name}.slices", False, process_set, by_path=True)
         return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
     def share(self, gradient: Any, process_set: ProcessSet) -> Any:
@@ -102,7 +103,8 @@ def _on(device: str) -> AbstractContextManager[Any]:
 
 
 def _combined(shipment: Shipment, process_set: ProcessSet, fields: Mapping[str, Any]) -> Sequence[tf.Tensor]:
-    how = {**fields, "process_set": process_set}
+    # A script may have several tapes, in functions that run at the same time, whose gradients have equal names.
+    how = {**fields, "process_set": process_set, "by_path": True}
     if shipment.is_alone:
         return [_allreduce(shipment.tensors[0], shipment.name, **how)]
     return _grouped_allreduce(shipment.tensors, shipment.name, **how)

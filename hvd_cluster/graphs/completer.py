@@ -6,16 +6,13 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from collectives.engine.engine import Engine
-from collectives.engine.work import Watch, Work
-from hvd_cluster.tensorflow.errors import ABANDONED, as_status
-from hvd_cluster.tensorflow.kernels.collective import Collective
-from hvd_cluster.tensorflow.native.context import Context
+from collectives.engine.work import Watch
+from hvd_cluster.graphs.run import Run
+from hvd_cluster.graphs.settlement import Settlement, needs_settlement
 
-__all__ = ["Completer", "Run", "completer"]
+__all__ = ["Completer", "completer"]
 
 logger = logging.getLogger(__name__)
 
@@ -27,53 +24,12 @@ YIELDS = 8
 """The number of times that the thread yields its core without a new run, before it waits for the submitted ones."""
 
 
-@dataclass(slots=True, eq=False)
-class Run:
-    """A kernel that has submitted its ``works`` to ``engine``, in the run of a graph with the number ``step``.
-
-    ``done`` gives it back to TensorFlow; ``leave`` lets the next run begin that waits for its turn.
-    """
-
-    kernel: Collective
-    context: Context
-    engine: Engine
-    works: Sequence[Work]
-    done: Callable[[], None]
-    leave: Callable[[], None]
-    step: int
-
-    @property
-    def is_over(self) -> bool:
-        """Whether all works are done."""
-        return all([work.done for work in self.works])
-
-    def end(self) -> bool:
-        """Set the outputs, or the error; return whether it is the outputs."""
-        try:
-            for work in self.works:
-                work.outcome()
-            self.kernel.finish(self.context, self.engine, self.works)
-        except Exception as error:  # noqa: BLE001 - TensorFlow raises it
-            self.context.fail(*as_status(error))
-            return False
-        return True
-
-    def abandon(self, code: int, message: str) -> None:
-        """Set an error, although the operation may go on: it keeps the memory of its tensors."""
-        self.context.end()
-        self.context.fail(code, message)
-
-    def give_back(self) -> None:
-        """TensorFlow goes on. The memory of the tensors of works that are done has no other owner then."""
-        self.works = ()
-        self.done()
-
-
 class Completer:
     """Waits for the works of all runs, which may end in any order, and drives the engine meanwhile.
 
-    TensorFlow begins no other node of a run of a graph, a *step*, in which a node has failed, and waits for those that
-    have begun. On the other ranks these may never begin, so they are abandoned.
+    A framework begins no other node of a run of a graph, a *step*, in which a node has failed, and waits for those that
+    have begun. On the other ranks these may never begin, so they are abandoned. Where the ranks disagree, a
+    :class:`Settlement` ends the step.
     """
 
     def __init__(self) -> None:
@@ -81,6 +37,7 @@ class Completer:
         self._lock = threading.Lock()
         self._runs: list[Run] = []
         self._failed: deque[int] = deque(maxlen=KEPT_STEPS)
+        self._settlements: dict[int, Settlement] = {}
         # Of the thread while it waits: whoever interrupts the watch rouses the engine.
         self._wait: tuple[Watch, Engine] | None = None
         # Those that the thread has taken and not ended yet.
@@ -95,9 +52,11 @@ class Completer:
         RuntimeError, and ``run`` is not followed, if the thread cannot start.
         """
         with self._lock:
+            if self._is_settled_elsewhere(run):
+                return
             if self._thread is None:
                 # Owned by this object. It ends when it is idle; an engine that ends ends all that it waits for.
-                thread = threading.Thread(target=self._complete, name="hvd-tensorflow", daemon=True)
+                thread = threading.Thread(target=self._complete, name="hvd-graph", daemon=True)
                 thread.start()
                 self._thread = thread
             self._runs.append(run)
@@ -108,6 +67,22 @@ class Completer:
     def has_failed(self, step: int) -> bool:
         """Whether a node of ``step`` has failed: no other one shall begin."""
         return step in self._failed
+
+    def cancel(self, run: Run) -> None:
+        """End ``run``, which has submitted nothing, after the node of its step that has failed; from any thread."""
+        with self._lock:
+            if self._is_settled_elsewhere(run):
+                return
+        run.context.report()
+        run.give_back()
+        run.leave()
+
+    def _is_settled_elsewhere(self, run: Run) -> bool:
+        """Whether a settlement ends ``run``."""
+        settlement = self._settlements.get(run.step)
+        if settlement is not None:
+            settlement.add(run)
+        return settlement is not None
 
     def give_up(self, step: int) -> None:
         """A node of ``step`` has failed that is not followed; from any thread."""
@@ -130,6 +105,7 @@ class Completer:
         try:
             while self._await_runs():
                 self._let_others_submit()
+                self._abandon_failed()
                 self._await_any()
                 self._end_all()
         except Exception as error:
@@ -156,49 +132,71 @@ class Completer:
             seen = count
             os.sched_yield()
 
+    def _abandon_failed(self) -> None:
+        """Abandon all runs of steps that have failed."""
+        for run in list(self._runs) if self._failed else ():
+            if self.has_failed(run.step):
+                run.abandon()
+
     def _await_any(self) -> None:
         """Wait until a run may have to end. A change of the world leaves runs of two engines: one after the other."""
         with self._lock:
-            if any(self._must_end(run) for run in self._runs):
-                return
             engine = self._runs[0].engine
-            watch = Watch([work for run in self._runs if run.engine is engine for work in run.works])
+            watch = Watch([work for run in self._runs if run.engine is engine for work in run.works if not work.done])
+            if any(self._is_due(run) for run in self._runs):  # only now: each run has a work in the watch, or is over
+                return
             self._wait = watch, engine
         try:
             engine.await_any(watch)
         finally:
             self._wait = None
 
-    def _must_end(self, run: Run) -> bool:
-        return run.is_over or self.has_failed(run.step)
+    def _is_due(self, run: Run) -> bool:
+        return run.is_over or (self.has_failed(run.step) and not run.is_abandoned)
 
     def _end_all(self) -> None:
-        """End all runs that must end. One that fails lets others of its step end."""
+        """End all runs that are over."""
         while self._take():
             while self._ending:
                 self._end(self._ending.popleft())
 
     def _take(self) -> bool:
         with self._lock:
-            taken = [run for run in self._runs if self._must_end(run)]
+            taken = [run for run in self._runs if run.is_over]
             if taken:
                 self._runs = [run for run in self._runs if run not in taken]
                 self._ending.extend(taken)
         return bool(taken)
 
     def _end(self, run: Run) -> None:
-        """TensorFlow hears of a failure first, then other nodes of the step: their errors would hide it."""
-        succeeded = False
-        try:
-            if run.is_over:
-                succeeded = run.end()
-            else:
-                run.abandon(*ABANDONED)
-        finally:
+        """The framework hears of a failure first, then other nodes of the step: their errors would hide it."""
+        if run.is_abandoned:
+            run.context.report()
+        elif (error := run.end()) is not None:
+            if needs_settlement(error):
+                self._settle(run, error)
+                return
+            run.context.report(error)
             run.give_back()
-            if not succeeded:
-                self._record(run.step)
+            self._record(run.step)
             run.leave()
+            return
+        run.give_back()
+        run.leave()
+
+    def _settle(self, cause: Run, error: Exception) -> None:
+        step = cause.step
+        with self._lock:
+            self._record(step)
+            others = [run for run in (*self._ending, *self._runs) if run.step == step]
+            self._runs = [run for run in self._runs if run.step != step]
+            self._ending = deque(run for run in self._ending if run.step != step)
+            settlement = self._settlements[step] = Settlement(cause, error, others, lambda: self._settled(step))
+        settlement.start()
+
+    def _settled(self, step: int) -> None:
+        with self._lock:
+            self._settlements.pop(step, None)
 
     def _break(self, error: Exception) -> None:
         """Fail all runs; the next one starts another thread."""
@@ -207,7 +205,7 @@ class Completer:
             self._ending.clear()
             self._runs, self._thread = [], None
         for run in runs:
-            run.abandon(*as_status(error))
+            run.cut_off(error)
             run.give_back()
             self.give_up(run.step)
             run.leave()

@@ -1,0 +1,59 @@
+"""The connections of a server, each of which a coroutine of its own attends."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import socket
+from asyncio import StreamReader, StreamWriter
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from executors.listening import Started
+
+__all__ = ["STOP_SECONDS", "Reception"]
+
+STOP_SECONDS = 5.0
+"""How long the coroutines may take to end."""
+
+
+class Reception:
+    """Calls ``attend`` for each connection, unless ``is_full``; closes the connection when it returns.
+
+    Owns the tasks, from a call of :meth:`serve` until this has returned.
+    """
+
+    def __init__(
+        self,
+        attend: Callable[[StreamReader, StreamWriter], Coroutine[Any, Any, None]],
+        is_full: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._attend = attend
+        self._is_full = is_full
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(self, listener: socket.socket, started: Started) -> None:
+        """Serve ``listener`` until the function that ``started`` gets is called; then cancel all."""
+        loop, stop = asyncio.get_running_loop(), asyncio.Event()
+        server = await asyncio.start_server(self._accept, sock=listener)
+        started.set_result(functools.partial(loop.call_soon_threadsafe, stop.set))
+        await stop.wait()
+        server.close()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=STOP_SECONDS)
+
+    async def _accept(self, reader: StreamReader, writer: StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is None or self._is_full():
+            writer.transport.abort()
+            return
+        self._tasks.add(task)
+        try:
+            await self._attend(reader, writer)
+        except asyncio.CancelledError:
+            return  # the end of the server
+        finally:
+            self._tasks.discard(task)
+            writer.transport.abort()

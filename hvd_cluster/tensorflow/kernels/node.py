@@ -1,0 +1,76 @@
+"""A node of a graph that waits for the other ranks: its name, and its works in the engine."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import suppress
+
+from collectives.api import HorovodInternalError
+from collectives.engine.engine import Engine
+from collectives.engine.work import Work
+from hvd_cluster import basics
+from hvd_cluster.graphs.lanes import Lane, LaneChooser
+from hvd_cluster.process_sets import ProcessSet, global_process_set
+from hvd_cluster.tensorflow.naming import Naming, place_of
+from hvd_cluster.tensorflow.native.construction import Construction
+from hvd_cluster.tensorflow.native.context import Context
+
+__all__ = ["FIRST", "Node", "set_with", "synchronize"]
+
+FIRST = Lane()
+
+
+class Node(ABC):
+    """``name`` is None in eager mode, for calls without one. ``lanes`` chooses the lane of a run."""
+
+    waits = True
+
+    def __init__(self, construction: Construction) -> None:
+        place = place_of(construction.name, construction.text("node_name"))
+        is_by_path = Naming.BY_PATH in Naming(construction.integer("naming"))
+        name = construction.text("tensor_name")
+        self.name = (place.path if is_by_path else "") + name or None
+        self.lanes = LaneChooser(is_nested=place.depth > 1)
+        self.process_set = set_with(construction.integer("process_set_id"))
+
+    @abstractmethod
+    def start(self, context: Context, engine: Engine, lane: Lane = FIRST) -> Sequence[Work]:
+        """Submit the works of a run; see :mod:`hvd_cluster.graphs.lanes`."""
+
+    def name_in(self, lane: Lane) -> str | None:
+        """The name of a run."""
+        return self.name and self.name + lane.suffix
+
+    def finish(  # noqa: B027 - most have no such outputs
+        self, context: Context, engine: Engine, works: Sequence[Work]
+    ) -> None:
+        """Give the outputs that are not tensors of the user, when ``works`` are done."""
+
+    def run(self, context: Context) -> None:
+        """Run the operation, and wait; raises its error."""
+        engine = basics.engine()
+        works = self.start(context, engine)
+        synchronize(engine, works)
+        self.finish(context, engine, works)
+
+
+def set_with(id: int) -> ProcessSet:
+    """A process set as far as an operation needs it: nodes know the id."""
+    if not id:
+        return global_process_set
+    process_set = ProcessSet([])
+    process_set.process_set_id = id
+    return process_set
+
+
+def synchronize(engine: Engine, works: Sequence[Work]) -> None:
+    """Wait for all of ``works``; raises the error of one."""
+    try:
+        for work in works:
+            engine.synchronize(work)
+    except HorovodInternalError:
+        for work in works:
+            with suppress(HorovodInternalError):  # the names must be free
+                engine.synchronize(work)
+        raise
