@@ -1,4 +1,4 @@
-"""Allreduces inside of functions that JAX compiles for a CPU: XLA calls back, and reads and writes its own memory."""
+"""What functions that JAX compiles for a CPU ask of the engine: XLA calls back, and reads and writes its own memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -21,7 +21,7 @@ from hvd_cluster.operations import submission
 from hvd_cluster.optimizer.lists import Shipment
 from hvd_cluster.process_sets import ProcessSet
 
-__all__ = ["allreduce", "last_error"]
+__all__ = ["allreduce", "last_error", "size"]
 
 TARGET = "hvd_cluster_allreduce"
 ABORTED = 10
@@ -42,7 +42,17 @@ _DTYPES = {
 }
 
 
-class _Call(NamedTuple):
+class _Size(NamedTuple):
+    """The question how many members a process set has; in an elastic job, they change after a function is compiled."""
+
+    process_set: ProcessSet
+
+    def run(self, frame: Any) -> None:
+        """Answer it."""
+        _result(frame, 0).host[0] = self.process_set.size() or 1
+
+
+class _Allreduce(NamedTuple):
     """An allreduce of the tensors of several shipments: the name of each and how many tensors it has."""
 
     names: tuple[str, ...]
@@ -50,7 +60,12 @@ class _Call(NamedTuple):
     process_set: ProcessSet
     fields: tuple[tuple[str, Any], ...]
 
+    def run(self, frame: Any) -> None:
+        """Wait for the results."""
+        _run(self, _pairs(frame))
 
+
+_Call: TypeAlias = "_Allreduce | _Size"
 _calls: list[_Call] = []
 # Owned by this module, held for a look-up.
 _lock = threading.Lock()
@@ -68,17 +83,28 @@ def allreduce(shipments: Sequence[Shipment], process_set: ProcessSet, fields: Ma
     XLA raises XlaRuntimeError with the text of the engine's error.
     """
     tensors = [tensor for shipment in shipments for tensor in shipment.tensors]
-    call = _Call(
+    call = _Allreduce(
         tuple(shipment.name for shipment in shipments),
         tuple(len(shipment.tensors) for shipment in shipments),
         process_set,
         tuple(fields.items()),
     )
-    _register()
     shapes = [jax.ShapeDtypeStruct(tensor.shape, tensor.dtype) for tensor in tensors]  # type: ignore[no-untyped-call]
     aliases = {index: index for index in range(len(tensors))}
-    run = jax.ffi.ffi_call(TARGET, shapes, has_side_effect=True, input_output_aliases=aliases)
-    return list(run(*tensors, call=np.int64(_number_of(call))))
+    return list(_call(call, shapes, tensors, input_output_aliases=aliases))
+
+
+def size(process_set: ProcessSet) -> Any:
+    """The number of members when the function runs, an int32 scalar."""
+    shape = jax.ShapeDtypeStruct((), np.int32)  # type: ignore[no-untyped-call]
+    return _call(_Size(process_set), [shape], [])[0]
+
+
+def _call(call: _Call, shapes: Sequence[Any], tensors: Sequence[Any], **options: Any) -> Sequence[Any]:
+    _register()
+    run = jax.ffi.ffi_call(TARGET, shapes, has_side_effect=True, **options)
+    results: Sequence[Any] = run(*tensors, call=np.int64(_number_of(call)))
+    return results
 
 
 def _number_of(call: _Call) -> int:
@@ -105,7 +131,7 @@ def _handle(pointer: Any) -> int | None:
     try:
         if _is_question(frame) or frame.stage != EXECUTE:
             return None
-        _run(_calls[frame.attributes.items[0].contents.value[0]], _pairs(frame))
+        _calls[frame.attributes.items[0].contents.value[0]].run(frame)
     except BaseException as error:  # noqa: BLE001 - XLA raises it
         _errors[:] = [error.with_traceback(None)]
         return create_error(frame, ABORTED, f"{type(error).__name__}: {error}")
@@ -127,7 +153,11 @@ def _is_question(frame: Any) -> bool:
 def _pairs(frame: Any) -> list[tuple[Buffer, Buffer]]:
     count = frame.arguments.size
     sources = [_buffer(frame.arguments.items[index].contents) for index in range(count)]
-    return [(source, _buffer(frame.results.items[index].contents)) for index, source in enumerate(sources)]
+    return [(source, _result(frame, index)) for index, source in enumerate(sources)]
+
+
+def _result(frame: Any, index: int) -> Buffer:
+    return _buffer(frame.results.items[index].contents)
 
 
 def _buffer(given: FFIBuffer) -> Buffer:
@@ -137,7 +167,7 @@ def _buffer(given: FFIBuffer) -> Buffer:
     return Buffer(np.frombuffer(memory, dtype.storage), dtype, shape)
 
 
-def _run(call: _Call, pairs: Sequence[tuple[Buffer, Buffer]]) -> None:
+def _run(call: _Allreduce, pairs: Sequence[tuple[Buffer, Buffer]]) -> None:
     remaining, fields = iter(pairs), dict(call.fields)
     works: list[Work] = []
     try:

@@ -12,13 +12,22 @@ import jax
 from jax import numpy as jnp
 
 from collectives.api import InvalidRequestError, ReduceOp
-from hvd_cluster.jax.calls import allreduce
+from hvd_cluster.jax.calls import allreduce, size
 from hvd_cluster.operations.gradients import name_of_backward
 from hvd_cluster.optimizer.lists import ListBinding, Shipment
 from hvd_cluster.optimizer.targets import Target
 from hvd_cluster.process_sets import ProcessSet
 
 __all__ = ["JaxLists", "total"]
+
+
+def _require_cpu() -> None:
+    """InvalidRequestError where JAX computes on another device than the CPU."""
+    if jax.default_backend() != "cpu":
+        raise InvalidRequestError(
+            f"JAX computes on {jax.default_backend()!r}; hvd-cluster combines its gradients on a CPU only: set "
+            "JAX_PLATFORMS=cpu, or use Keras on TensorFlow or torch"
+        )
 
 
 class JaxLists(ListBinding):
@@ -62,11 +71,7 @@ class JaxLists(ListBinding):
         shipments: Sequence[Shipment], process_set: ProcessSet, fields: Mapping[str, Any]
     ) -> Sequence[Sequence[jax.Array]]:
         """See :class:`ListBinding`. InvalidRequestError where JAX computes on another device than the CPU."""
-        if jax.default_backend() != "cpu":
-            raise InvalidRequestError(
-                f"JAX computes on {jax.default_backend()!r}; hvd-cluster combines its gradients on a CPU only: set "
-                "JAX_PLATFORMS=cpu, or use Keras on TensorFlow or torch"
-            )
+        _require_cpu()
         combined = iter(allreduce(shipments, process_set, fields) if shipments else ())
         return [[next(combined) for _ in shipment.tensors] for shipment in shipments]
 
@@ -77,8 +82,10 @@ class JaxLists(ListBinding):
 
     @staticmethod
     def share(gradient: jax.Array, process_set: ProcessSet) -> jax.Array:
-        """See :class:`ListBinding`."""
-        return gradient / (process_set.size() or 1)
+        """See :class:`ListBinding`. Divided when a compiled function runs, because the number of ranks may change."""
+        _require_cpu()
+        count: jax.Array = size(process_set).astype(gradient.dtype)
+        return gradient / count
 
 
 _SUM = {"op": ReduceOp.SUM, "prescale_factor": 1.0, "postscale_factor": 1.0}

@@ -10,6 +10,7 @@ from keras import ops
 from collectives.api import InvalidRequestError
 from hvd_cluster import basics
 from hvd_cluster.keras.backends import backend
+from hvd_cluster.optimizer.targets import positional
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 
 __all__ = ["SyncBatchNormalization"]
@@ -28,8 +29,8 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
     The gradient of the input is that of the sum of all ranks' losses. Those of gamma and beta are this rank's share:
     ``DistributedOptimizer`` combines them like all others.
 
-    Training passes are collectives: all members run the layers in the same order. The names of layers and models
-    match them: where ranks build different numbers of models, give both names of your own.
+    Training passes are collectives: all members run the layers in the same order. The ranks know a layer by its place
+    in the model that is called, so they may have built different numbers of models.
 
     The configuration has the ranks of ``process_set``. A layer that is loaded takes the set that is registered for
     them, or a new one, which ``add_process_set`` registers. Raises InvalidRequestError for ``fused=True``, and where
@@ -84,7 +85,14 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         return shape
 
     def _total(self, tensor: Tensor, what: str) -> Tensor:
-        return backend().total(tensor, f"{self.name}.{what}", self.process_set)
+        return backend().total(tensor, f"{self._place()}.{what}", self.process_set)
+
+    def _place(self) -> str:
+        """The name of this layer among those of the model that is called, the same on all ranks."""
+        model = self._get_call_context().entry_layer
+        layers = [each for each in model._flatten_layers() if isinstance(each, SyncBatchNormalization)]
+        position = next((number for number, each in enumerate(layers) if each is self), 0)
+        return f"{positional(model.name, position)}.{positional(self.name, position)}"
 
 
 def _set_of(ranks: list[int] | None) -> ProcessSet:

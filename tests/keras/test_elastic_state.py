@@ -29,6 +29,16 @@ def fit(model, callbacks=(), **options):
     model.fit(*data(), batch_size=8, shuffle=False, verbose=0, callbacks=list(callbacks), **options)
 
 
+def seeds(model):
+    others = {id(each) for each in (*model.weights, *model.metrics_variables)}
+    return [copied(each).tolist() for each in model.variables if id(each) not in others]
+
+
+def shared(state):
+    """The values that are the same on all ranks."""
+    return [copied(each).astype("f").tolist() for each in (*state.model.weights, *state.optimizer.variables)]
+
+
 def values(state):
     return [copied(each).tolist() for each in (*state.model.variables, *state.optimizer.variables)]
 
@@ -37,9 +47,14 @@ def check_all_ranks_get_the_state_of_rank_0():
     model = model_of(seed=hvd.rank())
     state = hvd.elastic.KerasState(model, batch=hvd.rank())
     state.optimizer.learning_rate = 0.5 / (1 + hvd.rank())
+    before = seeds(model)
     state.sync()
-    found = allgather_object(values(state))
+    found = allgather_object(shared(state))
     assert all(each == found[0] for each in found)
+    assert seeds(model) == before
+    found = allgather_object(before)
+    assert len(found[0]) == 1
+    assert found[0] != found[1]
     assert (state.batch, float(copied(state.optimizer.learning_rate))) == (0, 0.5)
 
 
@@ -60,6 +75,52 @@ def check_a_commit_copies_parameters_only_where_a_loss_may_find_them_changed():
     state.commit()
     assert ledger.is_unsafe
     assert ledger.copied == ledger.commit
+
+
+def check_a_loss_scale_optimizer():
+    """Around the distributed one, as ``compile()`` puts it, and inside of it."""
+    plain = keras.optimizers.SGD(0.1, momentum=0.9)
+    around = keras.optimizers.LossScaleOptimizer(hvd.DistributedOptimizer(plain), initial_scale=2.0**4)
+    inside = hvd.DistributedOptimizer(
+        keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), initial_scale=2.0**4)
+    )
+    for optimizer in (around, inside):
+        model = model_of(seed=hvd.rank())
+        model.compile(optimizer, loss="mse")
+        state = hvd.elastic.KerasState(model, batch=0)
+        state.sync()
+        fit(model, [hvd.elastic.CommitStateCallback(state)])
+        assert state._ledger.commit == STEPS + 1
+        before = shared(state)
+        model.train_on_batch(*(each[:8] for each in data()))
+        assert shared(state) != before
+        state.restore()
+        if state._ledger.copied == STEPS + 1:
+            assert shared(state) == before
+        state.sync()
+        trained = (*model.trainable_variables, *state.optimizer.variables)  # moving averages are those of each rank
+        found = allgather_object([copied(each).tolist() for each in trained])
+        assert found[0] == found[1]
+
+
+def check_variables_of_bfloat16():
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("bfloat16")
+    try:
+        model = model_of(seed=hvd.rank())
+    finally:
+        keras.config.set_dtype_policy(before)
+    state = hvd.elastic.KerasState(model)
+    state.sync()
+    state.save()
+    kept = values(state)
+    fit(model)
+    assert values(state) != kept
+    state.restore()
+    assert values(state) == kept
+    found = allgather_object([copied(each).astype("f").tolist() for each in model.trainable_variables])
+    assert found[0] == found[1]
+    state.sync()
 
 
 def check_the_state_goes_back_to_a_commit():

@@ -1,14 +1,17 @@
 """DistributedOptimizer on every backend of Keras: two ranks train as one process does on the joined batches."""
 
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pytest
 
 import hvd_cluster.keras as hvd
+from hvd_cluster.keras.backends import backend
 from hvd_cluster.keras.optimizer.distributed import targets_of
 from hvd_cluster.objects import allgather_object
 from tests.checks import each_check
-from tests.keras.training import examples, fit_alone, fit_together, identical, model, same
+from tests.keras.training import ROWS, STEPS, examples, fit_alone, fit_together, identical, model, same
 
 
 def sgd(**options):
@@ -104,6 +107,53 @@ def check_ranks_may_have_built_different_numbers_of_models():
     assert len(set(names[0])) == len(variables)
 
 
+def check_process_sets():
+    """Each rank trains alone."""
+    alone = [hvd.add_process_set([rank]) for rank in range(hvd.size())]
+    for members in alone:
+        trained = fit_together(hvd.DistributedOptimizer(sgd(), process_set=members))
+        wanted = fit_together(sgd())
+        for one, other in zip(trained.get_weights(), wanted.get_weights(), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+    for members in alone:
+        hvd.remove_process_set(members)
+
+
+def check_bfloat16():
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("bfloat16")
+    try:
+        trained = model(seed=hvd.rank())
+        hvd.broadcast_global_variables(0, trained)
+        start = values(trained.trainable_variables)
+        wrapped = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+        gradients = [keras.ops.ones(each.shape, "bfloat16") * (hvd.rank() + 0.5) for each in start]
+        wrapped.apply(gradients, trained.trainable_variables)
+    finally:
+        keras.config.set_dtype_policy(before)
+    for one, other in zip(start, values(trained.trainable_variables), strict=True):
+        assert keras.backend.standardize_dtype(one.dtype) in ("bfloat16", "float32")  # NumPy cannot hold torch's
+        np.testing.assert_allclose(one.astype("f") - other.astype("f"), np.ones(one.shape), atol=1e-2)
+    identical([each.astype("f") for each in values(trained.trainable_variables)])
+
+
+def check_uneven_shards():
+    """Rank 1 has half a batch less in its last step; ``steps_per_epoch`` makes the numbers of steps equal."""
+    optimizer = hvd.DistributedOptimizer(sgd())
+    trained = model()
+    trained.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    images, labels = examples([hvd.rank()])
+    rows = len(images) - ROWS // 2 * hvd.rank()
+    trained.fit(images[:rows], labels[:rows], batch_size=ROWS, epochs=2, shuffle=False, verbose=0)
+    assert int(keras.ops.convert_to_numpy(optimizer.iterations)) == 2 * STEPS
+    identical(trained.get_weights())
+    longer = rows + 3 * ROWS * hvd.rank()
+    more = [np.concatenate([each, each])[:longer] for each in (images, labels)]
+    trained.fit(*more, batch_size=ROWS, steps_per_epoch=STEPS, shuffle=False, verbose=0)
+    assert int(keras.ops.convert_to_numpy(optimizer.iterations)) == 3 * STEPS
+    identical(trained.get_weights())
+
+
 def check_local_layers():
     trained = model()
     first = trained.layers[0]
@@ -113,6 +163,18 @@ def check_local_layers():
     wrapped.apply(gradients, trained.trainable_variables)
     for number, (start, end) in enumerate(zip(before, values(trained.trainable_variables), strict=True)):
         np.testing.assert_allclose(start - end, (1 + hvd.rank()) / 2 if number < 2 else 1.5, rtol=1e-5)
+
+
+def check_local_gradients_follow_the_number_of_ranks_in_compiled_functions():
+    if keras.backend.backend() != "jax":
+        return  # which alone computes with the number of the moment of compilation, unless it asks
+    import jax
+
+    members = SimpleNamespace(size=lambda: 2)
+    share = jax.jit(lambda gradient: backend().lists("", "").share(gradient, members))
+    assert float(share(8.0 * keras.ops.ones(()))) == 4.0
+    members.size = lambda: 4
+    assert float(share(8.0 * keras.ops.ones(()))) == 2.0
 
 
 def check_embeddings():

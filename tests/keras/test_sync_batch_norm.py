@@ -51,6 +51,21 @@ def check_forward():
         close(ours(joined(sizes)), theirs(joined(sizes)))
 
 
+def check_ranks_that_have_built_other_numbers_of_models():
+    for _ in range(hvd.rank()):
+        keras.Sequential([hvd.SyncBatchNormalization()])
+    batch_norms = [hvd.SyncBatchNormalization(gamma_initializer="ones") for _ in range(2)]
+    doubled = keras.layers.Rescaling(2.0)
+    model = keras.Sequential([keras.layers.Input((4, 3)), batch_norms[0], doubled, batch_norms[1]])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
+    inputs = rows(hvd.rank(), [3, 3])
+    model.fit(inputs, inputs, batch_size=3, verbose=0)
+    model(inputs, training=True)
+    means = [keras.ops.convert_to_numpy(each.moving_mean) for each in batch_norms]
+    close(means[0], hvd.allreduce(means[0]))
+    close(means[1], hvd.allreduce(means[1]))
+
+
 def check_masked_steps_do_not_count():
     ours, _ = layers()
     inputs = np.array([[[2.0 + hvd.rank() * 4], [50.0]]], "f")

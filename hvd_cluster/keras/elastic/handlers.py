@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
+from hvd_cluster import basics
 from hvd_cluster.elastic.handlers import SnapshotHandler
 from hvd_cluster.keras import variables
 from hvd_cluster.keras.elastic.changes import changes
@@ -87,9 +88,16 @@ class VariablesHandler(SnapshotHandler):
 
 
 class ModelHandler(VariablesHandler):
-    """For models: trainable variables are heavy; moving averages and seeds, which a forward pass changes, are light."""
+    """For models: trainable variables are heavy; moving averages and seeds, which a forward pass changes, are light.
+
+    Seeds stay those of their rank: ranks drop other units.
+    """
 
     value: keras.Model
+
+    def __init__(self, value: keras.Model) -> None:
+        super().__init__(value)
+        self._seeds: list[tuple[Any, npt.NDArray[Any]]] = []
 
     @property
     def name(self) -> str:
@@ -104,6 +112,25 @@ class ModelHandler(VariablesHandler):
     def is_heavy(self, variable: Any) -> bool:
         """See :class:`VariablesHandler`."""
         return bool(variable.trainable)
+
+    def light(self) -> Copies:
+        """See :class:`Part`."""
+        light, shared = super().light(), self._shared()
+        present = self.variables()
+        self._seeds = [(present[number], copy) for number, copy in light.items() if id(present[number]) not in shared]
+        return light
+
+    def _shared(self) -> set[int]:
+        return {id(variable) for variable in self.value.weights}
+
+    def share(self, root_rank: int) -> None:
+        """See :class:`Part`. A rank that gets a state goes back to its own seeds of the last commit."""
+        shared = self._shared()
+        own = [variable for variable in self.variables() if id(variable) in shared]
+        variables.broadcast(own, root_rank, f"state.{self.name}")
+        if basics.rank() != root_rank:
+            for variable, copy in self._seeds:
+                variables.put(variable, copy)
 
 
 class OptimizerHandler(VariablesHandler):
