@@ -38,7 +38,7 @@ class Parameters:
     cache_capacity: int = 1024
     hierarchical_allreduce: bool = True
     hierarchical_allgather: bool = True
-    pipeline_piece: int = 2 * MEBIBYTE
+    pipeline_piece: int = MEBIBYTE
     next_round: int = 0
     version: int = 0
 

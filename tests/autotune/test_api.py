@@ -74,7 +74,7 @@ def test_a_picture_of_a_file_that_is_no_log(tmp_path, capsys):
 def test_the_picture_has_the_format_of_its_name(tmp_path):
     pytest.importorskip("matplotlib")
     log, picture = tmp_path / "log.csv", tmp_path / "picture.svg"
-    row = "1,1,0,1,{},{},{},1,50,2097152,{}\n"
+    row = "1,1,0,1,{},{},{},1,50,1048576,{}\n"
     rows = [row.format(1 + trial, 1 << 20 << trial, 10.0 * trial, int(trial == 3)) for trial in range(4)]
     log.write_text(",".join(COLUMNS) + "\n" + "".join(rows))
     assert draw("plot", log, "--output", picture) == 0

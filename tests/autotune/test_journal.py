@@ -24,7 +24,7 @@ def test_a_row_for_each_trial_at_once(tmp_path):
     assert row["hierarchical_allreduce"] == "1"
     assert (row["cycle_time_ms"], row["cache_enabled"], row["torus_allreduce"]) == ("12.5", "0", "0")
     assert (row["tensor_fusion_threshold"], row["score"]) == (str(128 << 20), "12.3457")
-    assert (row["patient"], row["patience_ms"], row["pipeline_piece"]) == ("1", "50", str(2 << 20))
+    assert (row["patient"], row["patience_ms"], row["pipeline_piece"]) == ("1", "50", str(1 << 20))
 
 
 @pytest.mark.parametrize("path", ["/no/such/folder/log.csv", "/dev/full", "a\0b"])

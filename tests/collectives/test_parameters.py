@@ -160,9 +160,9 @@ def test_all_ranks_switch_at_the_same_tensor():
     assert first[-1] == (2, 10, True)
 
 
-@pytest.mark.parametrize("shared_memory", [False, True])
+@pytest.mark.parametrize("kind", [{}, {"shared_memory": True}, {"over_tcp": True}], ids=["inproc", "shm", "tcp"])
 @pytest.mark.usefixtures("unhurried")
-def test_ranks_in_unison_leave_it_for_new_parameters(shared_memory):
+def test_ranks_in_unison_leave_it_for_new_parameters(kind):
     def body(engine):
         for _ in range(6):
             run(engine, ones(engine), "x")
@@ -174,7 +174,7 @@ def test_ranks_in_unison_leave_it_for_new_parameters(shared_memory):
             assert run(engine, ones(engine), "x")[0] == total(2)[0]
         return engine.parameters
 
-    with running(2, shared_memory=shared_memory) as job:
+    with running(2, **kind) as job:
         job.run(body)
         until(lambda: all(engine._exchange._decider.rounds.on for engine in job.engines))
         first, second = job.run(tune)

@@ -100,12 +100,12 @@ def often(monkeypatch):
 
 
 @pytest.mark.usefixtures("often")
-@pytest.mark.parametrize("shared_memory", [False, True])
-def test_reports_do_not_end_the_unison(shared_memory, monkeypatch):
+@pytest.mark.parametrize("kind", [{}, {"shared_memory": True}, {"over_tcp": True}], ids=["inproc", "shm", "tcp"])
+def test_reports_do_not_end_the_unison(kind, monkeypatch):
     monkeypatch.setattr("collectives.engine.deciders.rounds.LATE_SECONDS", 1000.0)
     heard = []
     monkeypatch.setattr(Punctuality, "hear", lambda self, rank, report: heard.append((rank, report)))
-    with running(3, shared_memory=shared_memory) as job:
+    with running(3, **kind) as job:
         job.run(warm_up)
         assert in_unison(job)
         early = Caller(job.engines[0], "x")

@@ -16,6 +16,9 @@ barrier                       each tells the member 1, 2, 4... ahead           l
 ============================  ===============================================  ========  =====================
 
 Each element is reduced by one member, or by all in the same order: results are bit-identical.
+
+Where the members vote whether they run an operation (see :mod:`collectives.backends.tcp.ballot`), that is one step
+more, but not for those of one step and messages up to RIDING bytes; a broadcast up to there takes one step in all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The decider that agrees with the host's other ranks in shared memory, while all submit the same tensors."""
+"""The decider that agrees with the other ranks without the coordinator, while all submit the same tensors."""
 
 from __future__ import annotations
 
