@@ -199,7 +199,8 @@ class Spans:
     def _failed(self, event: Failed) -> None:
         now = self._moment(event.time)
         lane = self._lane(event.process_set, event.name)
-        lane.instant("FAILED", now, quoted({"error": f"{type(event.error).__name__}: {event.error}"}))
+        batch = {} if event.batch is None else {"batch": event.batch}
+        lane.instant("FAILED", now, quoted({"error": f"{type(event.error).__name__}: {event.error}", **batch}))
         if event.batch is not None:
             self._row.end(event.batch, now)
         self._row.count(-lane.finish(now), now, always=True)

@@ -185,6 +185,8 @@ def test_a_failed_tensor_ends_with_the_reason_and_its_batch(traced):
     assert instant["args"] == {"error": 'MismatchError: ranks "disagree"'}
     broken = traced([*whole("x", 4, 1.0)[:-1], Failed(4, "x", 0, error, 6.0)])
     assert trace.story(broken, "rank 0", 0, "BE") == ["B GLOO_ALLREDUCE", "E"]
+    (instant,) = [record for record in broken if record["ph"] == "i"]
+    assert instant["args"] == {"error": 'MismatchError: ranks "disagree"', "batch": 4}, "as in the log and in the error"
     assert [record["args"]["bytes"] for record in broken if record["ph"] == "C"][-1] == 0
 
 
