@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from collectives.api import PeerLostError, Topology
@@ -239,6 +240,11 @@ class Assembly:
         """The work of this rank up to now."""
         introduced = self._worker.introduced
         return Counts(self.tally.counts(introduced.__getitem__), self._link.sent, self._link.received)
+
+    def waiting(self) -> float:
+        """How long callers of this rank have waited since the last batch was over, in seconds."""
+        since = [work.since for work in self.works.urged()]
+        return max(0.0, time.monotonic() - max(self.tally.ended, min(since))) if since else 0.0
 
     def _is_driving(self) -> bool:
         return self.driver.drives(threading.get_ident())

@@ -101,6 +101,10 @@ class Engine:
         """The work of this rank up to now, in numbers."""
         return self._parts.counts()
 
+    def waiting(self) -> float:
+        """How long callers of this rank have waited since its last batch was over, in seconds; 0 if none waits."""
+        return self._parts.waiting()
+
     @property
     def stragglers(self) -> tuple[Straggler, ...]:
         """On rank 0: the ranks that others wait for now, again and again. Empty on other ranks."""

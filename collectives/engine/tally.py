@@ -61,7 +61,8 @@ class Tally:
         self._sets: dict[int, _SetTally] = {}
         self._decided: dict[int, float] = {}
         self._kept: dict[int, tuple[float, float]] = {}
-        self._begun = self._ended = monotonic()
+        self._begun = self.ended = monotonic()
+        """``ended`` is when the last batch was over, in monotonic seconds."""
         self._late = 0.0
         self.batch: int | None = None
         """The number of the last batch that has ended on this rank."""
@@ -82,7 +83,7 @@ class Tally:
         decided, now = self._decided.pop(batch, 0.0), monotonic()
         self._begun, self._late = now, 0.0
         if any([work.urged for work in works]):
-            self._late = max(0.0, decided - max(self._ended, *[work.since for work in works]))
+            self._late = max(0.0, decided - max(self.ended, *[work.since for work in works]))
 
     def begin_trial(self) -> None:
         """A batch begins that may run in unison."""
@@ -111,7 +112,7 @@ class Tally:
         tally.backend += now - begun - waited - inside
         if late + inside >= LONG_SECONDS:
             tally.waits += 1
-        self._begun = self._ended = now
+        self._begun = self.ended = now
         self._late = 0.0
         self.batch = batch
         if now >= self._windows.due:

@@ -15,6 +15,8 @@ __all__ = ["LAST_RECORDING", "PREFIX", "Recording", "Slow", "Snapshot", "Stall",
 
 LAST_RECORDING = "record/last"
 """The key of the number of the last request for a recording."""
+LONG_SECONDS = 1.0
+"""A wait counts before it is over when it takes longer than operations do."""
 PREFIX = "live/"
 """The common beginning of the keys in the store of the job."""
 
@@ -104,7 +106,7 @@ class Snapshot:
             pid,
             total.batches,
             total.bytes,
-            total.waiting_seconds,
+            total.waiting_seconds + (metrics.waiting if metrics.waiting > LONG_SECONDS else 0.0),
             metrics.samples,
             total.failures,
             metrics.lost_steps,

@@ -81,6 +81,7 @@ class Meter:
                 self._samples,
                 self._steps,
                 None if engine is None else engine.last_batch,
+                0.0 if engine is None else engine.waiting(),
             )
 
     def disown(self) -> None:

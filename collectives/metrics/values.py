@@ -23,6 +23,8 @@ class Metrics:
     the others wait for now. ``samples`` are those that the script has counted, see :func:`hvd_cluster.count_samples`,
     and ``steps`` the calls of ``step()`` of a ``DistributedOptimizer``. ``batch`` is the number of the last batch that
     has ended on this rank in the present world, None if there was none; the log and the timeline show the same number.
+    ``waiting`` is how long callers have waited since that batch, in seconds, 0 if none does: the counts of
+    ``process_sets`` get a wait when it is over.
     """
 
     rank: int
@@ -37,6 +39,7 @@ class Metrics:
     samples: int = 0
     steps: int = 0
     batch: int | None = None
+    waiting: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as numbers, text, lists and dicts, for JSON; the ids of process sets become text."""
@@ -57,4 +60,5 @@ _NUMBERS = (
     "samples",
     "steps",
     "batch",
+    "waiting",
 )

@@ -354,3 +354,18 @@ def test_what_nobody_wants_is_not_measured():
         assert all(backend.on_phase is None for backend in job.engines[0]._parts.runner.backends())
         end()
     assert [type(event) for event in heard] == [Started] * 5
+
+
+@pytest.mark.parametrize("repeats", [0, 3])
+def test_a_wait_is_known_before_it_is_over(repeats):
+    """Also where the ranks agree without the coordinator, because they have made the same call before."""
+    with running(2) as job:
+        engine, other = job.engines
+        for _ in range(repeats):
+            job.run(lambda engine: run(engine, ones(engine), "x"))
+        assert engine.waiting() == 0.0
+        caller = Caller(engine, "x")
+        until(lambda: engine.waiting() > 0.05)
+        assert other.waiting() == 0.0
+        assert (run(other, ones(other), "x") == caller.result()).all()
+        assert engine.waiting() == 0.0

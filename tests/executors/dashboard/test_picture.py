@@ -48,6 +48,13 @@ def test_a_snapshot_adds_up_the_process_sets():
     assert made.batch == 8
 
 
+@pytest.mark.parametrize(("waiting", "shown"), [(0.3, 1.0), (7.0, 8.0)])
+def test_a_snapshot_counts_a_wait_that_goes_on_for_long(waiting, shown):
+    sets = {0: SetCounts(batches=2, late_seconds=1.0)}
+    metrics = Metrics(0, 2, 3, 1, 4, 0, 0, sets, waiting=waiting)
+    assert Snapshot.of(metrics, 5.0, "h", 1).waiting == shown
+
+
 def test_rates_are_those_of_the_last_seconds():
     picture = Picture("job", 2)
     for second in range(20):
