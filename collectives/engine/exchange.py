@@ -166,10 +166,10 @@ class Exchange:
         active = bool(self.commands)
         while self.commands:
             self.commands.popleft()()
-        while (trial := self._decider.next()) is not None:
-            if self._attempt(trial):
+        while self._try():
+            if not self.overdue:
                 return True
-            self._decider.decline()
+            active = True
         self.overdue = False
         lost = self._ending.lost  # read first, because the last messages of the lost rank may explain more
         for message in self._link.hear():
@@ -188,6 +188,14 @@ class Exchange:
             self._inquiries.look()
         self.ends.expire()
         return active
+
+    def _try(self) -> bool:
+        """Attempt the trials of the decider, up to the first that runs; return whether one did."""
+        while (trial := self._decider.next()) is not None:
+            if self._attempt(trial):
+                return True
+            self._decider.decline()
+        return False
 
     def run_now(self, work: Work) -> bool:
         """Run ``work``, a call of this rank that repeats an earlier one, if this rank has nothing else to do.

@@ -65,6 +65,11 @@ class Link(ABC):
         return bool(self._kept)
 
     @property
+    def reaches_all(self) -> bool:
+        """Whether :meth:`tell_all` reaches all other ranks."""
+        return False
+
+    @property
     def is_changing(self) -> bool:
         """Whether the coordinator is here, and has parameters that some ranks do not have yet."""
         return False

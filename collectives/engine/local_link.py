@@ -80,6 +80,11 @@ class LocalLink(Link):
         return self._coordinator.deadline is not None or self.has_kept
 
     @property
+    def reaches_all(self) -> bool:
+        """See :class:`Link`."""
+        return True
+
+    @property
     def is_changing(self) -> bool:
         """See :class:`Link`."""
         return self._coordinator.is_changing

@@ -150,7 +150,19 @@ def test_a_number_that_is_too_large_for_the_board_is_not_attempted():
     assert board.heard == [LARGEST]
 
 
-def test_a_rank_asks_the_others_once_a_round_to_decline():
+def test_a_rank_asks_again_and_again_but_less_and_less_often(monkeypatch):
+    """An answer that does not fit into a connection yet fits later."""
+    hub, now = InprocHub(2), [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    rounds = rounds_on(Scripted(), hub)
+    asked = []
+    for now[0] in range(1000):
+        rounds.ask_to_withdraw(1)
+        asked += [now[0] for _ in hub.channel(0).receive()]
+    assert asked == [0, 1, 2, 3, 5, 9, 17, 33, 65, 129, 257, 513]
+
+
+def test_a_rank_asks_the_others_at_once_in_each_round():
     hub = InprocHub(2)
     rounds = rounds_on(Scripted(), hub)
     for round in (1, 1, 3, 2):

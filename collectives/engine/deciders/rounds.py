@@ -36,6 +36,8 @@ class Rounds:
         self._round = 0
         self._withdrawn = 0
         self._asked = 0
+        self._ask_again = 0.0
+        self._pause = LATE_SECONDS
         self._lanes = 0
 
     def lane(self) -> int:
@@ -80,10 +82,17 @@ class Rounds:
             self.on = False
 
     def ask_to_withdraw(self, round: int) -> None:
-        """Let the ranks that have not reached ``round`` decline it."""
+        """Let the ranks that have not reached ``round`` decline it, and those that have left it show that.
+
+        This may be called all the time: it asks now and then, because an answer may not fit into a connection yet.
+        """
+        now = time.monotonic()
         if self._asked < round:
-            self._asked = round
-            self.link.tell_all(Withdraw(round))
+            self._asked, self._pause = round, LATE_SECONDS
+        elif now < self._ask_again:
+            return
+        self._ask_again, self._pause = now + self._pause, 2 * self._pause
+        self.link.tell_all(Withdraw(round))
 
     def withdraw(self, message: Withdraw) -> None:
         """Decline a round, if this rank has not reached it: other ranks have waited in it for long.
@@ -95,6 +104,8 @@ class Rounds:
             self.decline()
         elif self._board is not None:
             self._board.hurry()
+            if self.link.reaches_all and self._round == message.round:  # the one that has left may be a third rank
+                self.ask_to_withdraw(message.round)
 
 
 class ScheduledTrial(Trial):

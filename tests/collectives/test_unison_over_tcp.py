@@ -1,0 +1,54 @@
+"""Ranks that agree over TCP, where a vote may not fit into its connection at first."""
+
+from __future__ import annotations
+
+import pytest
+
+from collectives.backends.tcp.link import Link
+from collectives.engine.engine import Engine
+from tests.collectives.job import Job, SocketTransport, ones, running, submit, until, wait
+from tests.collectives.job import run as run_one
+from tests.collectives.unison_job import in_unison, rounds_of, warm_up
+
+
+def link_of(job: Job, rank: int, other: int) -> Link:
+    link: Link = job.backends[rank][0].by_device["cpu"]._tcp._links[other]
+    return link
+
+
+def fill(job: Job, rank: int, other: int) -> None:
+    """The connection from ``rank`` to ``other`` takes no more until the other one reads."""
+    link, sent = link_of(job, rank, other), 0
+    while True:
+        try:
+            sent += link._socket.send(bytes(1 << 16))
+        except BlockingIOError:
+            break
+    link_of(job, other, rank).receive(iter([memoryview(bytearray(sent))]))
+
+
+@pytest.mark.parametrize("leaver", [0, 1, 2])
+def test_a_rank_hears_of_a_vote_that_did_not_fit(monkeypatch: pytest.MonkeyPatch, leaver: int) -> None:
+    """The leaver has other news, its vote for the waiting rank is stuck, and nothing else would move it."""
+    monkeypatch.setattr(Job, "transport", SocketTransport)
+    waiter = (leaver + 1) % 3
+
+    def body(engine: Engine) -> list[float]:
+        rank = engine.topology.rank
+        if rank == leaver:
+            other = submit(engine, ones(engine), "other")
+            until(lambda: not rounds_of(engine).on)
+            left.append(link_of(job, leaver, waiter).is_sending)
+            first = submit(engine, ones(engine), "x")
+            return [wait(engine, first)[0], wait(engine, other)[0]]
+        if rank == waiter:
+            until(lambda: bool(left))
+        return [run_one(engine, ones(engine), "x")[0], run_one(engine, ones(engine), "other")[0]]
+
+    left: list[bool] = []
+    with running(3, over_tcp=True) as job:
+        job.run(warm_up)
+        until(lambda: in_unison(job))
+        fill(job, leaver, waiter)
+        assert job.run(body) == [[6.0, 6.0]] * 3
+    assert left == [True]
