@@ -196,7 +196,7 @@ class Engine:
             self._driver.wait(watch)
 
     def abandon(self, works: Sequence[Work]) -> None:
-        """This rank does not want ``works`` any more: each is done soon, although other ranks may never submit it.
+        """This rank does not want ``works`` of one call any more: each ends soon, though others may never submit it.
 
         It fails here, unless all ranks have submitted it: then it runs. The others wait for this rank as before, which
         may submit a tensor of that name again. A group is abandoned as a whole. Works without a name are not abandoned,

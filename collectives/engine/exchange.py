@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from collectives.api import Timeouts
+from collectives.api import MismatchError, Timeouts
 from collectives.control.base import Channel
 from collectives.engine.attendance import Attendance
 from collectives.engine.commands import Commands
@@ -23,7 +23,7 @@ from collectives.engine.trials import Trials
 from collectives.engine.work import Work
 from collectives.engine.work_table import WorkTable
 from collectives.parameters import Changes, Parameters
-from collectives.planning.messages import Stop
+from collectives.planning.messages import ABANDONED, Stop
 
 __all__ = ["Exchange"]
 
@@ -127,6 +127,12 @@ class Exchange:
         self.commands.append(partial(self._abandon, works))
 
     def _abandon(self, works: Sequence[Work]) -> None:
+        if any(work.is_counted for work in works):
+            return
+        if self._works.withdraw(works):  # they wait behind a call that failed here, and that others may never make
+            for work in works:
+                self._runner.complete(work, MismatchError(ABANDONED, work.request.name))
+            return
         for work in works:
             refusal = self._decider.abandon(work.request.key) if self._works.has(work) else None
             if refusal is not None:

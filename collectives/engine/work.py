@@ -22,8 +22,8 @@ class Work:
     buffer. ``received_splits`` counts the rows that came from each member (allgather, alltoall). ``answer`` is the rank
     that joined last, or the id of a new process set. ``owner`` stands for the engine. ``since`` is when it was
     submitted, in seconds of ``time.monotonic()``. ``batch`` is the number of its batch once that has started, None
-    before and where no observer listens. ``end`` is DONE, unless the device still works on it when this is done: then
-    the user of the output lets a stream wait for it.
+    before and where no observer listens. ``is_counted``: its name is a number, which all ranks count. ``end`` is DONE,
+    unless the device still works on it when this is done: then the user of the output lets a stream wait for it.
     """
 
     __slots__ = (
@@ -33,6 +33,7 @@ class Work:
         "done",
         "end",
         "error",
+        "is_counted",
         "output",
         "owner",
         "received_splits",
@@ -52,6 +53,7 @@ class Work:
         self.answer = 0
         self.batch: int | None = None
         self.urged = False
+        self.is_counted = False
         self.owner: object = None
         self.since = 0.0
         self.end: Completion = DONE

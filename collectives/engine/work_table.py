@@ -147,6 +147,7 @@ class WorkTable:
             self._counters[kind] = number + 1
         name = f"{request.group or request.name}.noname.{number % UNNAMED}"
         for place, work in enumerate(works):
+            work.is_counted = True
             work.request = (
                 work.request.changed(name=f"{name}[{place}]", group=name)
                 if request.group
@@ -195,6 +196,17 @@ class WorkTable:
     def has(self, work: Work) -> bool:
         """Whether ``work`` is in flight, and does not wait its turn."""
         return self._works.get(work.request.key) is work
+
+    def withdraw(self, works: Sequence[Work]) -> bool:
+        """Take out ``works``, one call, if all of them wait their turn; whether they did."""
+        with self._lock:
+            queues = [self._queued.get(work.request.key, deque()) for work in works]
+            waits = all(work in queue for work, queue in zip(works, queues, strict=True))
+            for work, queue in zip(works, queues, strict=True) if waits else ():
+                queue.remove(work)
+                if not queue:
+                    del self._queued[work.request.key]
+        return waits
 
     def urge(self, work: Work) -> None:
         """A caller waits for ``work``, and so for the works of its name that run before it."""

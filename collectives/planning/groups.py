@@ -61,7 +61,8 @@ class Groups:
         return group
 
     def take_set(self, process_set: int) -> list[Member]:
-        """The ready tensors of all groups of a process set that is removed."""
+        """The ready tensors of all groups of a process set that is removed, whose id the next one may get."""
+        self._refused = {label: refused for label, refused in self._refused.items() if label[0] != process_set}
         labels = [label for label in self._ready if label[0] == process_set]
         return [member for label in labels for member in self.take(label)]
 

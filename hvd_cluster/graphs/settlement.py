@@ -78,9 +78,10 @@ class Settlement:
 
     def _let_end(self) -> None:
         """Wait until nothing of the step is in flight on this rank."""
-        for run in self._others:
+        others = list(self._others)  # more may come meanwhile, which are not abandoned yet
+        for run in others:
             run.abandon()
-        for work in [work for run in self._others for work in run.works]:
+        for work in [work for run in others for work in run.works]:
             with suppress(HorovodInternalError):
                 self._cause.engine.synchronize(work)
 

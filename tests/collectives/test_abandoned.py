@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collectives.api import DType, MismatchError, Operation, Request
+from collectives.api import DType, InvalidRequestError, MismatchError, Operation, RefusedCallError, Request
 from collectives.buffers import as_buffer
 from collectives.engine.work import Work
 from collectives.planning.messages import ABANDONED
@@ -216,3 +216,52 @@ def test_works_that_are_over_are_left_alone():
 
     with running(2) as job:
         assert job.run(body) == [total(2)[0]] * 2
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_work_that_waits_behind_a_call_that_failed_here_is_abandoned(count):
+    """The other ranks make that call only when the work has ended; afterwards the name is free."""
+    requests = group("g", count) if count > 1 else [tensor("a")]
+    ended = threading.Barrier(2)
+
+    def submit(engine):
+        buffers = [as_buffer(np.ones(4, np.float32)) for _ in requests]
+        works = [Work(request, buffer, buffer) for request, buffer in zip(requests, buffers, strict=True)]
+        engine.submit_group(works)
+        return works
+
+    def body(engine):
+        if engine.topology.rank == 0:
+            engine.reject(requests, InvalidRequestError("a wrong argument"))
+            works = submit(engine)
+            engine.abandon(works)
+            for work in works:
+                assert ABANDONED in str(outcome(lambda work=work: engine.synchronize(work)))
+        ended.wait(PATIENCE)
+        if engine.topology.rank:
+            for work in submit(engine):
+                assert isinstance(outcome(lambda work=work: engine.synchronize(work)), RefusedCallError)
+        return [engine.synchronize(work).owner[0] for work in submit(engine)]
+
+    with running(2) as job:
+        assert job.run(body) == [[2.0] * count] * 2
+
+
+def test_a_work_without_a_name_is_not_abandoned():
+    """Or its name would meet that of the next call of another rank."""
+    abandoned = threading.Barrier(2)
+
+    def body(engine):
+        if engine.topology.rank:
+            abandoned.wait(PATIENCE)
+        buffer = as_buffer(np.ones(4, np.float32))
+        work = engine.submit(tensor("allreduce"), buffer, buffer, unnamed=True)
+        if not engine.topology.rank:
+            engine.poll(work)
+            engine.abandon([work])
+            run(engine, ones(engine), "own", process_set=1)  # the coordinator has heard of it
+            abandoned.wait(PATIENCE)
+        return engine.synchronize(work).owner[0]
+
+    with running(2, sets=((0,),)) as job:
+        assert job.run(body) == [2.0] * 2

@@ -10,7 +10,7 @@ from collectives.planning.coordinator import Coordinator
 from collectives.planning.messages import Ready, Refuse, Run, Together, Unknown
 from collectives.planning.outbox import Outgoing
 from collectives.planning.process_sets import ProcessSets
-from tests.collectives.negotiation_simulation import CYCLE, World
+from tests.collectives.negotiation_simulation import CYCLE, World, Wrong
 
 TENSOR = Request("a", Operation.ALLREDUCE, DType.FLOAT32, (4,))
 
@@ -54,6 +54,22 @@ def test_ids_are_used_again_in_the_order_they_were_freed():
     for id, ranks in ((2, (1, 2)), (1, (0, 1))):
         change(world, remove(id, *ranks))
     assert [change(world, add(*ranks)) for ranks in ((0, 3), (1, 3), (0, 2))] == [(2,), (1,), (4,)]
+
+
+def test_a_group_that_failed_in_a_removed_set_may_run_in_the_next_with_its_id():
+    """Some tensors of the group had not come when its set was removed."""
+    world = World(3, sets=((0, 1),))
+    group = [replace(TENSOR, name=f"g[{at}]", process_set=1, group="g", group_size=2) for at in range(2)]
+    for request in group:
+        world.submit(Wrong(request, "a reason"), 0)
+    world.submit(group[0], 1)
+    world.settle()
+    change(world, remove(1, 0, 1))
+    assert change(world, add(0, 1)) == (1,)
+    for request in group:
+        world.submit(request)
+    world.settle()
+    assert [[name for batch in world.ran(rank) for name in batch] for rank in range(2)] == [["g[0]", "g[1]"]] * 2
 
 
 def test_what_was_known_of_a_removed_set_is_not_known_of_the_next_with_its_id():
