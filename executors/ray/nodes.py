@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from typing import Any
 
 import ray
@@ -9,9 +11,12 @@ import ray
 from executors.ray.capacity import Cluster, Node
 from executors.ray.names import Place
 
-__all__ = ["cluster_now", "deadlines", "death_of", "places_now"]
+__all__ = ["cluster_now", "deadlines", "death_of", "places_now", "quiet_seconds"]
+
+logger = logging.getLogger(__name__)
 
 MILLISECONDS = 1000
+ANSWER_S = 5.0
 
 
 def cluster_now() -> Cluster:
@@ -34,6 +39,19 @@ def places_now() -> list[Place]:
 def death_of(node: str) -> str | None:
     """Why ``node`` is dead; None if Ray does not say that it is."""
     return next((_reason(each) for each in ray.nodes() if each["NodeID"] == node and not each["Alive"]), None)
+
+
+def quiet_seconds() -> float:
+    """How long ago the last live node joined, by its own clock; 0 where Ray does not tell."""
+    try:
+        # Ray has no public function for this without its dashboard.
+        process: Any = ray._private.worker.global_worker
+        known = process.gcs_client.get_all_node_info(timeout=ANSWER_S).values()
+        last: int = max(each.start_time_ms for each in known if not each.end_time_ms)
+    except Exception as error:  # noqa: BLE001  a job must not fail because of an unknown report
+        logger.debug("Ray does not tell when its nodes joined: %r", error)
+        return 0.0
+    return max(0.0, time.time() - last / MILLISECONDS)
 
 
 def deadlines() -> dict[str, float]:

@@ -15,12 +15,16 @@ JOIN_S = 5.0
 
 
 class Outlook:
-    """Judges ``request`` by the states of the cluster; ``may_grow`` tells whether an autoscaler may add hosts."""
+    """Judges ``request`` by the states of the cluster; ``may_grow`` tells whether an autoscaler may add hosts.
 
-    def __init__(self, request: Request, may_grow: Callable[[], bool]) -> None:
+    The last host joined ``quiet`` seconds before the first state.
+    """
+
+    def __init__(self, request: Request, may_grow: Callable[[], bool], quiet: float = 0.0) -> None:
         self._request = request
         self._may_grow = may_grow
-        self._hosts: frozenset[str] = frozenset()
+        self._quiet = quiet
+        self._hosts: frozenset[str] | None = None
         self._since = 0.0
 
     def check(self, state: ClusterState, now: float) -> None:
@@ -29,9 +33,12 @@ class Outlook:
         Raises PlacementError when the hosts have been too few or too small for JOIN_S seconds, even if all were idle,
         while none joined, and no autoscaler adds any.
         """
-        hosts = frozenset(state.hosts)
-        have_joined, self._hosts = hosts - self._hosts, hosts
-        if have_joined or capacity(self._request, state) >= len(self._request.bundles):
+        before, self._hosts = self._hosts, frozenset(state.hosts)
+        if before is None:
+            self._since = now - self._quiet
+        elif self._hosts - before:
+            self._since = now
+        if capacity(self._request, state) >= len(self._request.bundles):
             self._since = now
         elif now - self._since >= JOIN_S and not self._may_grow():
             raise PlacementError(

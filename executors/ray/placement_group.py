@@ -17,6 +17,7 @@ from executors.counted import counted
 from executors.ray.autoscaler import may_grow
 from executors.ray.capacity import fits
 from executors.ray.keeper import keep_group
+from executors.ray.nodes import quiet_seconds
 from executors.ray.outlook import Outlook
 from executors.ray.request import Request
 from executors.ray.shortage import ClusterState, explain, show
@@ -67,8 +68,8 @@ class Reservation:
 def reserve(request: Request, timeout: float, use_current: bool = True) -> Reservation:
     """The caller's own placement group if it has one, or else a new one that is ready.
 
-    Raises PlacementError after ``timeout`` seconds; at once when the caller's group is too small; and a few
-    seconds after the last host joined a cluster that is too small, if no autoscaler enlarges it. No group is left.
+    Raises PlacementError after ``timeout`` seconds; at once when the caller's group is too small, or the cluster, if no
+    autoscaler enlarges it and no host has joined it in the last few seconds. No group is left.
     """
     current = get_current_placement_group() if use_current else None
     if current is not None:
@@ -108,7 +109,7 @@ def _new_group(request: Request) -> PlacementGroup:
 def _wait_ready(reservation: Reservation, timeout: float) -> None:
     start = time.monotonic()
     due = WARN_S
-    outlook = Outlook(reservation.request, may_grow)
+    outlook = Outlook(reservation.request, may_grow, quiet_seconds())
     outlook.check(cluster_state(), start)
     # Whole seconds: Ray cuts off the fraction.
     while not reservation.group.wait(1):

@@ -190,9 +190,9 @@ class TestShortage:
 class TestOutlook:
     """The request needs three hosts."""
 
-    def check(self, *seen, may_grow=False):
+    def check(self, *seen, may_grow=False, quiet=0.0):
         """A check for each (time, number of hosts)."""
-        outlook = Outlook(Request(num_hosts=3), lambda: may_grow)
+        outlook = Outlook(Request(num_hosts=3), lambda: may_grow, quiet)
         for now, hosts in seen:
             outlook.check(ClusterState(hosts={str(host): {"CPU": 4.0} for host in range(hosts)}), now)
 
@@ -202,6 +202,11 @@ class TestOutlook:
     def test_no_host_joins(self):
         with pytest.raises(PlacementError, match=r"(?s)missing: 1 of 3 hosts.* no host has joined the cluster for 5 s"):
             self.check((100.0, 1), (104.0, 2), (109.0, 2))
+
+    def test_no_host_has_joined_for_long(self):
+        self.check((100.0, 1), (104.0, 2), quiet=4.9)
+        with pytest.raises(PlacementError):
+            self.check((100.0, 1), quiet=5.0)
 
     def test_a_host_that_leaves_may_come_back(self):
         self.check((100.0, 3), (200.0, 3), (200.5, 2), (204.9, 2), (205.0, 3))
