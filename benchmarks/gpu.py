@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import hvd_cluster
-from benchmarks.measure import Row, add_report_arguments, interleave, meeting_file, report, row
+from benchmarks.measure import Row, add_report_arguments, interleave, rendezvous_file, report, row
 from benchmarks.resnet import resnet50
 from benchmarks.shared_gpu import claim_host, variables
 
@@ -176,7 +176,7 @@ def main() -> None:
     parts = [PARTS[arguments.only]] if arguments.only else list(PARTS.values())
     shared = variables(arguments.ranks, torch.cuda.device_count(), load().version)
     environment = {**shared, **os.environ}
-    rows = hvd_cluster.run(body, (meeting_file(), parts), num_proc=arguments.ranks, env=environment)[0]
+    rows = hvd_cluster.run(body, (rendezvous_file(), parts), num_proc=arguments.ranks, env=environment)[0]
     report("Ours against torch's NCCL", rows, arguments)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks.measure import Row, add_report_arguments, meeting_file, report
+from benchmarks.measure import Row, add_report_arguments, rendezvous_file, report
 from benchmarks.operations import Case, measure
 from benchmarks.sizes import parse_size
 from tests.namespaces import HOSTS, RATE, WIRE, Network, Unavailable
@@ -38,7 +38,7 @@ def main() -> None:
             try:
                 for nbytes in arguments.sizes:
                     rows += pool.run(
-                        measure, [Case("allreduce", "float32", nbytes)], 0, arguments.scale, meeting_file()
+                        measure, [Case("allreduce", "float32", nbytes)], 0, arguments.scale, rendezvous_file()
                     )[0]
             finally:
                 pool.close()

@@ -23,7 +23,7 @@ __all__ = [
     "add_report_arguments",
     "combine",
     "interleave",
-    "meeting_file",
+    "rendezvous_file",
     "report",
     "row",
     "tabulate",
@@ -82,7 +82,7 @@ def torch_gloo(rank: int, size: int, path: str) -> None:
     )
 
 
-def meeting_file() -> str:
+def rendezvous_file() -> str:
     """A path that does not exist yet, where the peer's ranks find each other."""
     return str(Path(tempfile.mkdtemp(prefix="hvd-benchmark-")) / "store")
 

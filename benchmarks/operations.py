@@ -29,7 +29,7 @@ from benchmarks.measure import (
     add_report_arguments,
     combine,
     interleave,
-    meeting_file,
+    rendezvous_file,
     report,
     row,
     torch_gloo,
@@ -234,7 +234,7 @@ def _cases(operations: Iterable[str], dtypes: Sequence[str] | None, sizes: Seque
 def _launch(ranks: int, cases: Sequence[Case], tensors: int, scale: float, backend: str, notes: list[str]) -> list[Row]:
     """Ours through ``backend``, and Gloo, then MPI. Without MPI, which is left out then, ``notes`` gets the reason."""
     rows: list[Row] = hvd_cluster.run(
-        measure, (cases, tensors, scale, meeting_file()), num_proc=ranks, env={"HOROVOD_CPU_OPERATIONS": backend}
+        measure, (cases, tensors, scale, rendezvous_file()), num_proc=ranks, env={"HOROVOD_CPU_OPERATIONS": backend}
     )[0]
     comparable = [index for index, case in enumerate(cases) if (case.operation, case.dtype) == ("allreduce", "float32")]
     if notes or not comparable:

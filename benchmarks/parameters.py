@@ -13,7 +13,14 @@ import argparse
 import statistics
 
 import hvd_cluster
-from benchmarks.measure import add_json_argument, add_launches_argument, interleave, meeting_file, tabulate, torch_gloo
+from benchmarks.measure import (
+    add_json_argument,
+    add_launches_argument,
+    interleave,
+    rendezvous_file,
+    tabulate,
+    torch_gloo,
+)
 from benchmarks.training import build, stepper
 
 GOAL_MS = 3.5
@@ -50,7 +57,7 @@ def launch(ranks: int, arguments: argparse.Namespace) -> dict[str, object]:
     """Medians over all steps of all launches, in milliseconds, and their ratios."""
     seconds: dict[str, list[float]] = {side: [] for side in SIDES}
     for _ in range(arguments.launches):
-        given = (arguments.layers, arguments.width, arguments.batch_size, arguments.repeats, meeting_file())
+        given = (arguments.layers, arguments.width, arguments.batch_size, arguments.repeats, rendezvous_file())
         for side, values in hvd_cluster.run(measure, given, num_proc=ranks)[0].items():
             seconds[side] += values
     medians = {side: statistics.median(values) * 1e3 for side, values in seconds.items()}

@@ -27,7 +27,7 @@ from benchmarks.measure import (
     add_launches_argument,
     add_report_arguments,
     interleave,
-    meeting_file,
+    rendezvous_file,
     report,
     tabulate,
     torch_gloo,
@@ -182,7 +182,7 @@ def launch(ranks: int, arguments: argparse.Namespace) -> Row:
     """Medians over all steps of all launches: how fast memory is differs from launch to launch."""
     speeds: dict[str, list[float]] = {"ours": [], "peer": []}
     for _ in range(arguments.launches):
-        given = (arguments.widths, arguments.batch_size, arguments.repeats, meeting_file())
+        given = (arguments.widths, arguments.batch_size, arguments.repeats, rendezvous_file())
         for side, values in hvd_cluster.run(measure, given, num_proc=ranks)[0].items():
             speeds[side] += values
     ours, peer = statistics.median(speeds["ours"]), statistics.median(speeds["peer"])

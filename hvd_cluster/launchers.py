@@ -15,10 +15,10 @@ from executors.arguments import parse_seconds
 from executors.environments.communicator import place_among
 from executors.environments.place import Place
 from executors.environments.table import is_ours, place_of
-from executors.meetings.farewell import Farewell
-from executors.meetings.joining import Joined, join
-from executors.meetings.mark import erase_mark, leave_mark, refuse_child
 from executors.member import Identity
+from executors.rendezvous.farewell import Farewell
+from executors.rendezvous.joining import Joined, join
+from executors.rendezvous.mark import erase_mark, leave_mark, refuse_child
 from executors.threads import thread_remark, threads_of
 from hvd_cluster.communicators import MPIRUN, members_of
 
@@ -42,7 +42,7 @@ class Launcher:
     """The launcher that started this process, where it is none of ours.
 
     ``join`` finds the other ranks once, for all calls of ``init()``. In rank 0, the rendezvous server of the job runs
-    until :meth:`close`, and so does what it serves after a meeting that failed. ``members`` are the ranks of
+    until :meth:`close`, and so does what it serves after a rendezvous that failed. ``members`` are the ranks of
     MPI.COMM_WORLD that are the job; None where the ranks have not met over MPI.
     """
 
@@ -55,8 +55,8 @@ class Launcher:
         """``environment`` with the variables of a rank; as it is, where no other launcher started several processes.
 
         ``comm`` are the ranks of the job, as :func:`hvd_cluster.communicators.check_argument` returns them. Raises what
-        :func:`executors.meetings.joining.join` raises, SettingsError in a child process of a rank and where MPI cannot
-        be used, and InvalidRequestError for a ``comm`` without this process.
+        :func:`executors.rendezvous.joining.join` raises, SettingsError in a child process of a rank and where MPI
+        cannot be used, and InvalidRequestError for a ``comm`` without this process.
         """
         choice = MpiChoice.from_environment(environment)
         _refuse_impossible(environment, comm, choice)

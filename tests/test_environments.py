@@ -80,7 +80,7 @@ def test_containers_of_yarn(script, environment, tmp_path):
     ]
     outputs = side_by_side(script, [{**environment, **job, **each} for each in numbers])
     assert outputs == ["0 2 0 1 0 2 1 2 0 1 1 2"] * 2
-    assert not list(tmp_path.glob("hvd-cluster-*.json")), "the file goes with the meeting"
+    assert not list(tmp_path.glob("hvd-cluster-*.json")), "the file goes with the rendezvous"
 
 
 @pytest.mark.parametrize(("mpi", "flags"), [("openmpi", ["--oversubscribe"]), ("mpich", [])])

@@ -12,8 +12,8 @@ import pytest
 
 from collectives.api import SettingsError, Topology
 from executors import threads
-from executors.meetings.joining import Joined
-from executors.meetings.mark import JOINED, erase_mark
+from executors.rendezvous.joining import Joined
+from executors.rendezvous.mark import JOINED, erase_mark
 from hvd_cluster import basics, launchers
 from hvd_cluster.cli import main
 from hvd_cluster.launchers import Launcher, register_thread_count, warn_of_threads

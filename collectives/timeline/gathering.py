@@ -23,8 +23,8 @@ from collectives.control.handshake.listeners import Listeners
 from collectives.control.sockets import Connection
 from collectives.timeline.background import give_way
 from collectives.timeline.document import Document
-from collectives.timeline.meeting import END, PING, RECORDS, Meeting, unpack_records
 from collectives.timeline.records import Record
+from collectives.timeline.rendezvous import END, PING, RECORDS, Rendezvous, unpack_records
 
 __all__ = ["Gathering"]
 
@@ -41,15 +41,15 @@ TIME = struct.Struct(">d")
 class Gathering:
     """Owns ``document``. Times are those of the clock of this rank. For the thread of the timeline."""
 
-    def __init__(self, document: Document, meeting: Meeting) -> None:
+    def __init__(self, document: Document, rendezvous: Rendezvous) -> None:
         self._document = document
-        self._meeting = meeting
+        self._rendezvous = rendezvous
         self._origin = document.origin
         self.shift = -self._origin
         self.ended = False
         self.is_ready = True
         self._waiting = _Waiting()
-        self._receiver = _Receiver(meeting, self._origin, self._waiting)
+        self._receiver = _Receiver(rendezvous, self._origin, self._waiting)
 
     def write(self, records: list[Record]) -> None:
         """See :class:`.timeline.Sink`."""
@@ -101,14 +101,14 @@ def _length(records: Sequence[Record]) -> int:
 class _Receiver:
     """Admits the other ranks and puts their records into ``waiting``. Runs until :meth:`close`."""
 
-    def __init__(self, meeting: Meeting, origin: float, waiting: _Waiting) -> None:
-        self._meeting = meeting
+    def __init__(self, rendezvous: Rendezvous, origin: float, waiting: _Waiting) -> None:
+        self._rendezvous = rendezvous
         self._origin = origin
         self._waiting = waiting
         self._connections: dict[int, Connection] = {}
         self._admitted: set[int] = set()
         self._attempt = ConnectAttempt(LONGEST_SECONDS)
-        self._end = meeting.end(self._attempt)
+        self._end = rendezvous.end(self._attempt)
         self._poller = select.poll()
         size = self._end.hello.size
         self._listeners = Listeners(self._end.hello, self._end.address, size + MOST_CANDIDATES)
@@ -164,8 +164,8 @@ class _Receiver:
             self._attempt.close()
 
     def _receive(self) -> None:
-        with self._meeting.store() as store:
-            store.set(self._meeting.key, msgpack.packb(self._listeners.entry))
+        with self._rendezvous.store() as store:
+            store.set(self._rendezvous.key, msgpack.packb(self._listeners.entry))
         with suppress(ShutDownError):
             while True:
                 self._pause_if_full()

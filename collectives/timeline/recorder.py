@@ -18,8 +18,8 @@ from collectives.retries import attempts
 from collectives.settings import Settings
 from collectives.timeline.document import Document, DocumentError, DocumentInUseError
 from collectives.timeline.gathering import Gathering
-from collectives.timeline.meeting import Meeting
 from collectives.timeline.records import Record
+from collectives.timeline.rendezvous import Rendezvous
 from collectives.timeline.sending import Sender
 from collectives.timeline.spans import Arrived, Step, WorldChange
 from collectives.timeline.timeline import Sink, Timeline
@@ -37,7 +37,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self._engine: Engine | None = None
-        self._meeting: Meeting | None = None
+        self._rendezvous: Rendezvous | None = None
         self._timeline: Timeline | None = None
         self._recorded = ("", False)
         self._left: float | None = None
@@ -61,7 +61,9 @@ class Recorder:
         """
         self._engine, self._round = engine, world.round
         world = replace(world, topology=engine.topology)
-        self._meeting = Meeting(world, settings, own_address(world, settings)) if engine.topology.size > 1 else None
+        self._rendezvous = (
+            Rendezvous(world, settings, own_address(world, settings)) if engine.topology.size > 1 else None
+        )
         given = (settings.timeline, settings.timeline_mark_cycles) if settings.timeline else None
         wanted, self._continued = self._continued if self._is_changing else given, None
         if wanted is not None:
@@ -98,16 +100,16 @@ class Recorder:
         self._timeline.attach(self._engine.events)
 
     def _opener(self, rank: int, path: str, resumes: bool, begun: float) -> Callable[[Callable[[], bool]], Sink]:
-        meeting = self._meeting
-        if rank > 0 and meeting is not None:
-            return partial(Sender, meeting)
+        rendezvous = self._rendezvous
+        if rank > 0 and rendezvous is not None:
+            return partial(Sender, rendezvous)
         try:
             document = Document(path, resumes, begun)
         except DocumentInUseError:
             if not resumes:
                 raise
-            return lambda is_closed: _sink(_continued(path, begun, is_closed), meeting)
-        return lambda _: _sink(document, meeting)
+            return lambda is_closed: _sink(_continued(path, begun, is_closed), rendezvous)
+        return lambda _: _sink(document, rendezvous)
 
     @property
     def is_recording(self) -> bool:
@@ -128,7 +130,7 @@ class Recorder:
         self._is_changing = goes_on
         self._continued = self._recorded if goes_on and self._timeline is not None else None
         self.stop()
-        self._engine = self._meeting = None
+        self._engine = self._rendezvous = None
 
     def stop(self) -> None:
         """Complete the file. Does nothing if nothing is recorded."""
@@ -139,7 +141,7 @@ class Recorder:
     def disown(self) -> None:
         """In a forked child: the timeline is the parent's. Takes no lock."""
         timeline, self._timeline = self._timeline, None
-        self._engine = self._meeting = None
+        self._engine = self._rendezvous = None
         if timeline is not None:
             timeline.disown()
 
@@ -168,8 +170,8 @@ def _continued(path: str, begun: float, is_closed: Callable[[], bool]) -> Docume
     return Document(path, resumes=True, begun=begun)
 
 
-def _sink(document: Document, meeting: Meeting | None) -> Sink:
-    return _Local(document) if meeting is None else Gathering(document, meeting)
+def _sink(document: Document, rendezvous: Rendezvous | None) -> Sink:
+    return _Local(document) if rendezvous is None else Gathering(document, rendezvous)
 
 
 class _Local:

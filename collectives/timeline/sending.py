@@ -19,8 +19,8 @@ from collectives.control.handshake.callee import Callee, GoneError, NoListenerEr
 from collectives.control.sockets import Connection
 from collectives.timeline.clocks import Trip, offset
 from collectives.timeline.document import DocumentError, NoDocumentError
-from collectives.timeline.meeting import END, PING, Meeting, pack_records
 from collectives.timeline.records import Record
+from collectives.timeline.rendezvous import END, PING, Rendezvous, pack_records
 
 __all__ = ["Sender"]
 
@@ -52,24 +52,24 @@ class Sender:
     For the thread of the timeline. Raises DocumentError.
     """
 
-    def __init__(self, meeting: Meeting, is_aborted: Callable[[], bool]) -> None:
+    def __init__(self, rendezvous: Rendezvous, is_aborted: Callable[[], bool]) -> None:
         self._is_aborted = is_aborted
         self.ended = False
         try:
-            self._connection, self._origin = self._connect(meeting)
+            self._connection, self._origin = self._connect(rendezvous)
         except (HorovodInternalError, SettingsError, OSError) as error:
-            rank = meeting.world.topology.rank
+            rank = rendezvous.world.topology.rank
             raise DocumentError(f"rank {rank} cannot send its timeline to rank 0: {error}") from error
         self.shift = -self._origin
         self._synchronized = 0.0
         self._synchronize()
 
-    def _connect(self, meeting: Meeting) -> tuple[Connection, float]:
-        rank = meeting.world.topology.rank
-        with ConnectAttempt(CONNECT_SECONDS, self._check) as attempt, meeting.store() as store:
+    def _connect(self, rendezvous: Rendezvous) -> tuple[Connection, float]:
+        rank = rendezvous.world.topology.rank
+        with ConnectAttempt(CONNECT_SECONDS, self._check) as attempt, rendezvous.store() as store:
             while True:
                 try:
-                    callee, origin = self._call(meeting, store, attempt)
+                    callee, origin = self._call(rendezvous, store, attempt)
                     return Connection(callee.sock), float(origin)
                 except (_NoAddressError, NoListenerError, GoneError) as error:  # or it was that of an earlier recording
                     if attempt.is_over:
@@ -79,12 +79,12 @@ class Sender:
                         raise
                 attempt.wait({}, AGAIN_SECONDS)
 
-    def _call(self, meeting: Meeting, store: Store, attempt: ConnectAttempt) -> tuple[Callee, Any]:
+    def _call(self, rendezvous: Rendezvous, store: Store, attempt: ConnectAttempt) -> tuple[Callee, Any]:
         try:
-            entry = msgpack.unpackb(store.get(meeting.key, LOOK_SECONDS))
+            entry = msgpack.unpackb(store.get(rendezvous.key, LOOK_SECONDS))
         except CollectiveTimeoutError as error:
             raise _NoAddressError from error
-        return call(meeting.end(attempt), entry, 0, lambda seconds: attempt.wait({}, seconds))
+        return call(rendezvous.end(attempt), entry, 0, lambda seconds: attempt.wait({}, seconds))
 
     def _check(self) -> None:
         if self._is_aborted():

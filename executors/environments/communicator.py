@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from executors.environments.place import Place
-from executors.meetings.broadcast import ByMpi
+from executors.rendezvous.broadcast import ByMpi
 
 __all__ = ["place_among"]
 
@@ -21,6 +21,6 @@ def place_among(members: Sequence[int], rank: int, node: str) -> Place:
         rank=list(members).index(rank),
         size=len(members),
         job=f"MPI {','.join(map(str, members))}",
-        meeting=ByMpi(tuple(members)),
+        rendezvous=ByMpi(tuple(members)),
         node=node,
     )

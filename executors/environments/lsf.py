@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from executors.environments.place import Place, number, text
-from executors.meetings.known_ports import KnownPorts, Trust, ports_of
+from executors.rendezvous.known_ports import KnownPorts, Trust, ports_of
 
 __all__ = ["Jsrun", "hosts_of", "slots_of_hosts"]
 
@@ -27,12 +27,12 @@ class Jsrun:
             rank=rank,
             size=size,
             job=job,
-            meeting=_meeting(environment, size, job),
+            rendezvous=_rendezvous(environment, size, job),
             remedy="set MASTER_ADDR to the host of rank 0",
         )
 
 
-def _meeting(environment: Mapping[str, str], size: int, job: str) -> KnownPorts | None:
+def _rendezvous(environment: Mapping[str, str], size: int, job: str) -> KnownPorts | None:
     ports, master = ports_of(environment, job), text(environment, "MASTER_ADDR")
     if number(environment, "JSM_NAMESPACE_LOCAL_SIZE") == size:
         return KnownPorts.on_this_host(ports)

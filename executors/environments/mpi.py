@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from executors.environments.place import Place, number, text
-from executors.meetings.base import Meeting
-from executors.meetings.broadcast import ByBroadcast
-from executors.meetings.known_ports import KnownPorts, Trust, ports_of
+from executors.rendezvous.base import Rendezvous
+from executors.rendezvous.broadcast import ByBroadcast
+from executors.rendezvous.known_ports import KnownPorts, Trust, ports_of
 
 __all__ = ["Hydra", "Mvapich", "OpenMpi"]
 
@@ -31,12 +31,12 @@ class OpenMpi:
             rank=rank,
             size=size,
             job=job,
-            meeting=_of_open_mpi(environment, size, job),
+            rendezvous=_of_open_mpi(environment, size, job),
             node=text(environment, "PMIX_HOSTNAME"),
         )
 
 
-def _of_open_mpi(environment: Mapping[str, str], size: int, job: str) -> Meeting:
+def _of_open_mpi(environment: Mapping[str, str], size: int, job: str) -> Rendezvous:
     ports = ports_of(environment, job)
     if text(environment, *NAMESPACE) and number(environment, "OMPI_COMM_WORLD_LOCAL_SIZE") == size:
         return KnownPorts.on_this_host(ports)
@@ -70,6 +70,6 @@ class Mvapich:
 
 
 def _with_pmi(launcher: str, variable: str, rank: int, size: int, environment: Mapping[str, str]) -> Place:
-    meeting = ByBroadcast(("mpi4py if in use", "pmi", "mpi4py"), size)
+    rendezvous = ByBroadcast(("mpi4py if in use", "pmi", "mpi4py"), size)
     node = text(environment, "SLURMD_NODENAME", "PMI_HOSTNAME")
-    return Place(launcher, variable, rank, size, "mpirun", meeting, node=node)
+    return Place(launcher, variable, rank, size, "mpirun", rendezvous, node=node)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from executors.meetings.base import Meeting
+from executors.rendezvous.base import Rendezvous
 
 __all__ = ["Launcher", "Place", "number", "text"]
 
@@ -16,8 +16,8 @@ class Place:
     """This process is ``rank`` of the ``size`` processes that ``launcher`` has started.
 
     ``variable`` holds the size. ``job`` is a text that all ranks of the job have, and no other job at that time.
-    ``node`` is the host as the launcher names it; empty: this machine's own identity. ``meeting`` is the way on which
-    the ranks find rank 0; None where there is none, and then ``remedy`` says how to get one.
+    ``node`` is the host as the launcher names it; empty: this machine's own identity. ``rendezvous`` is the way
+    on which the ranks find rank 0; None where there is none, and then ``remedy`` says how to get one.
     """
 
     launcher: str
@@ -25,7 +25,7 @@ class Place:
     rank: int
     size: int
     job: str
-    meeting: Meeting | None
+    rendezvous: Rendezvous | None
     node: str = ""
     remedy: str = ""
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from executors.environments.place import Place, number, text
-from executors.meetings.known_ports import KnownPorts, Trust, ports_of
+from executors.rendezvous.known_ports import KnownPorts, Trust, ports_of
 
 __all__ = ["Srun", "expand"]
 
@@ -28,13 +28,13 @@ class Srun:
             rank=rank,
             size=size,
             job=job,
-            meeting=_meeting(environment, job),
+            rendezvous=_rendezvous(environment, job),
             node=text(environment, "SLURMD_NODENAME"),
             remedy="set MASTER_ADDR to the host of task 0",
         )
 
 
-def _meeting(environment: Mapping[str, str], job: str) -> KnownPorts | None:
+def _rendezvous(environment: Mapping[str, str], job: str) -> KnownPorts | None:
     ports, hosts = ports_of(environment, job), expand(text(environment, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"))
     master = text(environment, "MASTER_ADDR")
     if text(environment, "SLURM_STEP_NUM_NODES") == "1" or len(hosts) == 1:

@@ -13,7 +13,7 @@ from executors.environments.place import Launcher, Place, text
 from executors.environments.slurm import Srun
 from executors.environments.torch_distributed import TorchDistributed, WithoutAddress
 from executors.environments.yarn import YarnShell
-from executors.meetings.shared_folder import FOLDER, SharedFolder
+from executors.rendezvous.shared_folder import FOLDER, SharedFolder
 
 __all__ = ["LAUNCHERS", "is_ours", "place_of"]
 
@@ -63,7 +63,7 @@ def place_of(environment: Mapping[str, str]) -> Place | None:
             f"{FOLDER} is {folder!r}, but no launcher has told this process which rank it is, and of how many: set "
             "RANK and WORLD_SIZE for each process. To train in this process alone, unset it, or set HOROVOD_SIZE=1"
         )
-    return replace(found, meeting=SharedFolder(Path(folder))) if found and folder else found
+    return replace(found, rendezvous=SharedFolder(Path(folder))) if found and folder else found
 
 
 def _check(place: Place) -> None:

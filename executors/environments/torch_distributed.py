@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from executors.environments.place import Place, number, text
-from executors.meetings.known_ports import KnownPorts, Trust, ports_of
-from executors.meetings.shared_folder import FOLDER
+from executors.rendezvous.known_ports import KnownPorts, Trust, ports_of
+from executors.rendezvous.shared_folder import FOLDER
 
 __all__ = ["TorchDistributed", "WithoutAddress"]
 
@@ -37,12 +37,14 @@ class TorchDistributed:
             rank=rank,
             size=size,
             job=job,
-            meeting=self._meeting(environment, master, job, is_one_host),
+            rendezvous=self._rendezvous(environment, master, job, is_one_host),
             node=_node(environment),
             remedy=REMEDY,
         )
 
-    def _meeting(self, environment: Mapping[str, str], master: str, job: str, is_one_host: bool) -> KnownPorts | None:
+    def _rendezvous(
+        self, environment: Mapping[str, str], master: str, job: str, is_one_host: bool
+    ) -> KnownPorts | None:
         ports = ports_of(environment, job)
         if is_one_host:
             return KnownPorts.on_this_host(ports)
@@ -61,7 +63,7 @@ class WithoutAddress:
         rank, size = number(environment, "RANK"), number(environment, "WORLD_SIZE")
         if rank is None or size is None:
             return None
-        return Place(LAUNCHER, "WORLD_SIZE", rank, size, job="torch", meeting=None, remedy=REMEDY)
+        return Place(LAUNCHER, "WORLD_SIZE", rank, size, job="torch", rendezvous=None, remedy=REMEDY)
 
 
 def _node(environment: Mapping[str, str]) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from collectives.api import SettingsError
 from executors.environments.place import Place, number, text
-from executors.meetings.known_ports import KnownPorts, Trust, ports_of
-from executors.meetings.shared_folder import FOLDER
+from executors.rendezvous.known_ports import KnownPorts, Trust, ports_of
+from executors.rendezvous.shared_folder import FOLDER
 
 __all__ = ["YarnShell"]
 
@@ -33,7 +33,7 @@ class YarnShell:
             rank=count - 1,
             size=size,
             job=job,
-            meeting=_meeting(environment, job),
+            rendezvous=_rendezvous(environment, job),
             node=text(environment, "NM_HOST"),
             remedy=f"give -shell_env {FOLDER}=FOLDER, a folder that all nodes share",
         )
@@ -48,7 +48,7 @@ def _wrong_size(count: int, size: str) -> str:
     )
 
 
-def _meeting(environment: Mapping[str, str], job: str) -> KnownPorts | None:
+def _rendezvous(environment: Mapping[str, str], job: str) -> KnownPorts | None:
     master = text(environment, "MASTER_ADDR")
     return KnownPorts((master,), ports_of(environment, job), Trust.NETWORK) if master else None
 

@@ -15,9 +15,9 @@ from collectives.settings import Settings
 from collectives.timeline import gathering, sending
 from collectives.timeline.document import Document, DocumentError
 from collectives.timeline.gathering import Gathering
-from collectives.timeline.meeting import Meeting
 from collectives.timeline.recorder import Recorder
 from collectives.timeline.records import Moment, Record, rank_row, tensor_row, text
+from collectives.timeline.rendezvous import Rendezvous
 from collectives.timeline.sending import Sender
 from collectives.timeline.timeline import Timeline
 from tests.backends.members import in_threads
@@ -46,20 +46,20 @@ def launcher():
 
 
 @pytest.fixture
-def meeting(launcher):
-    return lambda rank, **changes: Meeting(*launcher(rank, 3, **changes), "127.0.0.1")
+def rendezvous(launcher):
+    return lambda rank, **changes: Rendezvous(*launcher(rank, 3, **changes), "127.0.0.1")
 
 
 @pytest.fixture
-def gathered(path, meeting):
-    made = Gathering(Document(str(path)), meeting(0))
+def gathered(path, rendezvous):
+    made = Gathering(Document(str(path)), rendezvous(0))
     yield made
     made.close()
 
 
 @pytest.fixture(params=["node", "another host"])
-def sender(request, meeting, gathered):
-    made = Sender(meeting(1, host=request.param), lambda: False)
+def sender(request, rendezvous, gathered):
+    made = Sender(rendezvous(1, host=request.param), lambda: False)
     yield made
     made.close()
 
@@ -172,10 +172,10 @@ def test_processes_of_one_host_have_the_same_time(gathered, sender):
 
 
 @pytest.mark.parametrize("ahead", [1000.0, -50.0])
-def test_the_clock_of_another_host_is_corrected(ahead, gathered, meeting, monkeypatch):
+def test_the_clock_of_another_host_is_corrected(ahead, gathered, rendezvous, monkeypatch):
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead)
     monkeypatch.setattr(sending, "time", clock)
-    made = Sender(meeting(1), lambda: False)
+    made = Sender(rendezvous(1), lambda: False)
     here = clock.monotonic() + made.shift
     assert here == pytest.approx(time.monotonic() + gathered.shift, abs=sending.TRIP_SECONDS)
     made.close()
@@ -201,9 +201,9 @@ def test_rank_0_ends_the_recording_of_the_others(gathered, sender, monkeypatch):
     until(lambda: (sender.write([]), sender.ended)[1])
 
 
-def test_a_rank_that_is_lost_takes_nothing_along(path, gathered, sender, meeting):
+def test_a_rank_that_is_lost_takes_nothing_along(path, gathered, sender, rendezvous):
     sender.disown()
-    other = Sender(meeting(2), lambda: False)
+    other = Sender(rendezvous(2), lambda: False)
     other.write([record(2, 2)])
     other.close()
     until(lambda: gathered._waiting.records)
@@ -211,11 +211,11 @@ def test_a_rank_that_is_lost_takes_nothing_along(path, gathered, sender, meeting
     assert names(path) == ["2"]
 
 
-def test_nonsense_ends_one_connection_only(path, gathered, sender, meeting, caplog):
+def test_nonsense_ends_one_connection_only(path, gathered, sender, rendezvous, caplog):
     sender._connection.send(b"r\xff\xff")
     until(lambda: (sender.write([]), sender.ended)[1])
     assert "the timeline lacks a rank" in caplog.text
-    other = Sender(meeting(2), lambda: False)
+    other = Sender(rendezvous(2), lambda: False)
     other.close()
 
 
@@ -231,51 +231,55 @@ def test_while_rank_0_cannot_write_the_others_wait_and_nothing_grows(path, gathe
     until(lambda: (sender.is_ready, len(gathered._waiting.records))[1] == writes * 200)
 
 
-def test_a_process_without_the_secret_is_refused(gathered, meeting, monkeypatch, caplog):
+def test_a_process_without_the_secret_is_refused(gathered, rendezvous, monkeypatch, caplog):
     """Even if it knows where rank 0 is."""
-    known, stranger = meeting(1), meeting(1, secret=b"x" * 16)
-    monkeypatch.setattr(Meeting, "store", lambda self, store=Meeting.store: store(known))
+    known, stranger = rendezvous(1), rendezvous(1, secret=b"x" * 16)
+    monkeypatch.setattr(Rendezvous, "store", lambda self, store=Rendezvous.store: store(known))
     with pytest.raises(DocumentError, match=r"rank 1 cannot send its timeline to rank 0: .*secret"):
         Sender(stranger, lambda: False)
 
 
-def test_a_rank_finds_the_next_recording_although_it_knows_the_address_of_the_last(path, meeting):
-    Gathering(Document(str(path)), meeting(0)).close()
+def test_a_rank_finds_the_next_recording_although_it_knows_the_address_of_the_last(path, rendezvous):
+    Gathering(Document(str(path)), rendezvous(0)).close()
     ended = threading.Event()
 
     def restart():
         ended.wait(0.1)
-        return Gathering(Document(str(path)), meeting(0))
+        return Gathering(Document(str(path)), rendezvous(0))
 
-    second, made = in_threads(2, lambda role: restart() if role == 0 else Sender(meeting(1), lambda: False), PATIENCE)
+    second, made = in_threads(
+        2, lambda role: restart() if role == 0 else Sender(rendezvous(1), lambda: False), PATIENCE
+    )
     made.write([record(1)])
     made.close()
     second.close()
     assert names(path) == ["1"]
 
 
-def test_a_rank_that_begins_the_next_recording_first_waits_for_rank_0(path, gathered, sender, meeting):
+def test_a_rank_that_begins_the_next_recording_first_waits_for_rank_0(path, gathered, sender, rendezvous):
     sender.close()
     late = threading.Thread(target=lambda: (time.sleep(0.05), gathered.close()))
     late.start()
 
     def restart():
         late.join()
-        return Gathering(Document(str(path.with_suffix(".next"))), meeting(0))
+        return Gathering(Document(str(path.with_suffix(".next"))), rendezvous(0))
 
-    second, made = in_threads(2, lambda role: restart() if role == 0 else Sender(meeting(1), lambda: False), PATIENCE)
+    second, made = in_threads(
+        2, lambda role: restart() if role == 0 else Sender(rendezvous(1), lambda: False), PATIENCE
+    )
     made.write([record(1)])
     made.close()
     second.close()
     assert (names(path), names(path.with_suffix(".next"))) == ([], ["1"])
 
 
-def test_a_disk_that_is_full_is_one_line(path, meeting, monkeypatch, caplog):
+def test_a_disk_that_is_full_is_one_line(path, rendezvous, monkeypatch, caplog):
     def fail(self, records):
         raise DocumentError("disk full")
 
     monkeypatch.setattr(Document, "write", fail)
-    made = Timeline(0, lambda _: Gathering(Document(str(path)), meeting(0)))
+    made = Timeline(0, lambda _: Gathering(Document(str(path)), rendezvous(0)))
     until(lambda: not made.is_recording)
     made.close()
     assert caplog.messages == ["disk full; training goes on without a timeline"]
@@ -302,7 +306,7 @@ def test_a_file_of_rank_0_that_cannot_be_written_is_one_line_on_all_ranks(launch
 
 
 @pytest.mark.parametrize("why", ["closed", "alone"])
-def test_without_rank_0_a_rank_gives_up(why, meeting, monkeypatch):
+def test_without_rank_0_a_rank_gives_up(why, rendezvous, monkeypatch):
     monkeypatch.setattr(sending, "LOOK_SECONDS", 0.02)
     monkeypatch.setattr(sending, "CONNECT_SECONDS", PATIENCE if why == "closed" else 0.05)
     begin = time.monotonic()
@@ -311,12 +315,12 @@ def test_without_rank_0_a_rank_gives_up(why, meeting, monkeypatch):
         "alone": "is not recorded, because rank 0 records nothing",
     }
     with pytest.raises(DocumentError, match=f"rank 1 {reasons[why]}"):
-        Sender(meeting(1), lambda: why == "closed" and time.monotonic() > begin + 0.05)
+        Sender(rendezvous(1), lambda: why == "closed" and time.monotonic() > begin + 0.05)
 
 
 def test_without_a_store_rank_0_records_itself(path, launcher, caplog):
     world, settings = launcher(0, 2, timeouts=Timeouts(connect=0.05))
-    lost = Meeting(World(world.job, 0, world.topology, "node", ("127.0.0.1", 1)), settings, "127.0.0.1")
+    lost = Rendezvous(World(world.job, 0, world.topology, "node", ("127.0.0.1", 1)), settings, "127.0.0.1")
     made = Gathering(Document(str(path)), lost)
     made._receiver._thread.join()
     made.write([record(1, 0)])

@@ -4,9 +4,9 @@ import pytest
 
 from collectives.api import SettingsError
 from executors.environments.table import place_of
-from executors.meetings.broadcast import ByBroadcast
-from executors.meetings.known_ports import KnownPorts, Trust
-from executors.meetings.shared_folder import SharedFolder
+from executors.rendezvous.broadcast import ByBroadcast
+from executors.rendezvous.known_ports import KnownPorts, Trust
+from executors.rendezvous.shared_folder import SharedFolder
 
 GROUP = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 TORCHRUN = {**GROUP, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "none"}
@@ -79,8 +79,8 @@ def test_ranks_that_find_rank_0_by_its_host(environment, launcher, rank, size, h
     place = place_of(environment)
     assert (place.launcher, place.rank, place.size, place.node) == (launcher, rank, size, node)
     assert environment[place.variable] == str(size)
-    assert isinstance(place.meeting, KnownPorts)
-    assert (place.meeting.hosts, place.meeting.trust) == (hosts, trust)
+    assert isinstance(place.rendezvous, KnownPorts)
+    assert (place.rendezvous.hosts, place.rendezvous.trust) == (hosts, trust)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_ranks_that_find_rank_0_by_its_host(environment, launcher, rank, size, h
 def test_ranks_that_find_rank_0_by_their_launcher(environment, launcher, rank, size, channels):
     place = place_of(environment)
     assert (place.launcher, place.rank, place.size) == (launcher, rank, size)
-    assert place.meeting == ByBroadcast(channels, size)
+    assert place.rendezvous == ByBroadcast(channels, size)
 
 
 @pytest.mark.parametrize(
@@ -143,18 +143,18 @@ def test_all_ranks_have_one_job_and_no_other_job_has_it(environment, change):
     rank = {name: "0" for name in environment if name.endswith(("_RANK", "PROCID")) and name != "GROUP_RANK"}
     first, other = place_of({**environment, **rank}), place_of({**environment, **change})
     own = place_of(environment)
-    assert (own.job, own.meeting) == (first.job, first.meeting)
+    assert (own.job, own.rendezvous) == (first.job, first.rendezvous)
     assert own.job != other.job
-    assert own.meeting != other.meeting
+    assert own.rendezvous != other.rendezvous
 
 
 def test_agents_of_torchrun_that_count_their_own_failures_agree():
     first, second = (place_of({**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": count}) for count in "01")
-    assert (first.job, first.meeting) == (second.job, second.meeting)
+    assert (first.job, first.rendezvous) == (second.job, second.rendezvous)
 
 
 def test_the_user_chooses_the_port():
-    assert place_of({**SRUN, "HOROVOD_GLOO_RENDEZVOUS_PORT": "4711"}).meeting.ports == (4711,)
+    assert place_of({**SRUN, "HOROVOD_GLOO_RENDEZVOUS_PORT": "4711"}).rendezvous.ports == (4711,)
     with pytest.raises(SettingsError, match=r"HOROVOD_GLOO_RENDEZVOUS_PORT is '70000', but must be a port number"):
         place_of({**SRUN, "HOROVOD_GLOO_RENDEZVOUS_PORT": "70000"})
 
@@ -178,7 +178,7 @@ def test_the_node_of_a_rank_with_pmi(variables, node):
 )
 def test_variables_that_do_not_say_where_rank_0_is(environment):
     place = place_of(environment)
-    assert place.meeting is None
+    assert place.rendezvous is None
     assert "MASTER_ADDR" in place.remedy
 
 
@@ -193,10 +193,10 @@ def test_a_rank_above_the_size():
 
 def test_containers_of_yarn_meet_in_a_folder(tmp_path):
     place = place_of(YARN)
-    assert place.meeting is None
+    assert place.rendezvous is None
     assert "-shell_env HOROVOD_RENDEZVOUS_FOLDER=" in place.remedy
     first, second = (place_of({**YARN, "HOROVOD_RENDEZVOUS_FOLDER": str(tmp_path), **own}) for own in ({}, FIRST))
-    assert first.meeting == second.meeting == SharedFolder(tmp_path)
+    assert first.rendezvous == second.rendezvous == SharedFolder(tmp_path)
     assert (first.job, first.rank, second.rank) == (second.job, 2, 0)
     again = place_of({**YARN, "CONTAINER_ID": "container_e17_1410901177871_0001_02_000002"})
     assert again.job != first.job, "the application master of a second attempt starts new containers"

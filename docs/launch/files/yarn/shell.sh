@@ -4,7 +4,7 @@
 set -euo pipefail
 
 workers=4
-folder=/shared/meetings # all nodes have it
+folder=/shared/rendezvous # all nodes have it
 
 jar=$(find "$HADOOP_HOME/share/hadoop/yarn" -name 'hadoop-yarn-applications-distributedshell-[0-9]*.jar' | head -n 1)
 

@@ -7,7 +7,7 @@ import pytest
 
 from collectives.api import SettingsError
 from executors.environments.table import place_of
-from executors.meetings.mark import JOINED, erase_mark, leave_mark, refuse_child
+from executors.rendezvous.mark import JOINED, erase_mark, leave_mark, refuse_child
 
 PMI = {"PMI_RANK": "1", "PMI_SIZE": "2"}
 SRUN = {

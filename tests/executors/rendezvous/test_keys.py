@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from collectives.api import SettingsError
-from executors.meetings.keys import FILE, chosen_key, user_key
+from executors.rendezvous.keys import FILE, chosen_key, user_key
 
 
 def test_all_jobs_of_a_user_have_one_key(tmp_path):

@@ -1,11 +1,11 @@
-"""After a meeting that failed: rank 0 goes on to serve the reason, for ranks that come late."""
+"""After a rendezvous that failed: rank 0 goes on to serve the reason, for ranks that come late."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 
-from executors.meetings.base import nothing
+from executors.rendezvous.base import nothing
 
 __all__ = ["Farewell"]
 
@@ -14,7 +14,7 @@ SECONDS = 300.0
 
 
 class Farewell:
-    """The reason that this process still serves; none at first. It ends after SECONDS, and before the next meeting."""
+    """The reason that this process still serves; none at first. It ends after SECONDS, or before the next one."""
 
     def __init__(self) -> None:
         self._close = self._disown = self._forget = nothing

@@ -11,7 +11,7 @@ import pytest
 
 from collectives.api import CollectiveTimeoutError, PeerLostError
 from collectives.backends.mpi import library
-from executors.meetings.mpi import Mpi
+from executors.rendezvous.mpi import Mpi
 
 ROOT = Path(__file__).parents[3]
 SECONDS = 30.0
@@ -106,7 +106,7 @@ class rc:
 def ended(code, folder):
     """The end of a process with an mpi4py from ``folder``, which runs ``code``."""
     path = os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-c", "from executors.meetings import broadcast\n" + code]
+    command = [sys.executable, "-c", "from executors.rendezvous import broadcast\n" + code]
     return subprocess.run(
         command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=SECONDS, check=False
     )

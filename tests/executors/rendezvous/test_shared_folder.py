@@ -9,9 +9,9 @@ import pytest
 from collectives.api import CollectiveTimeoutError, SettingsError
 from executors.environments.place import Place
 from executors.environments.table import place_of
-from executors.meetings.farewell import Farewell
-from executors.meetings.joining import join
-from executors.meetings.shared_folder import FOLDER, SharedFolder
+from executors.rendezvous.farewell import Farewell
+from executors.rendezvous.joining import join
+from executors.rendezvous.shared_folder import FOLDER, SharedFolder
 
 SECONDS = 60.0
 
@@ -88,14 +88,14 @@ def test_no_rank_0(tmp_path):
 
 def test_the_folder_of_the_user_comes_before_what_the_launcher_offers():
     environment = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}
-    assert place_of({**environment, FOLDER: "/shared/job"}).meeting == SharedFolder(Path("/shared/job"))
-    assert not isinstance(place_of(environment).meeting, SharedFolder)
+    assert place_of({**environment, FOLDER: "/shared/job"}).rendezvous == SharedFolder(Path("/shared/job"))
+    assert not isinstance(place_of(environment).rendezvous, SharedFolder)
 
 
 def test_the_folder_is_enough_where_a_launcher_says_rank_and_size():
     environment = {"RANK": "1", "WORLD_SIZE": "4"}
-    assert place_of({**environment, FOLDER: "/shared/job"}).meeting == SharedFolder(Path("/shared/job"))
-    assert place_of(environment).meeting is None
+    assert place_of({**environment, FOLDER: "/shared/job"}).rendezvous == SharedFolder(Path("/shared/job"))
+    assert place_of(environment).rendezvous is None
 
 
 @pytest.mark.parametrize("variables", [{}, {"RANK": "1"}, {"WORLD_SIZE": "4"}])

@@ -18,7 +18,7 @@ from collectives.rendezvous.store import PrefixStore
 from collectives.settings import Settings
 from collectives.timeline.records import Record, Row
 
-__all__ = ["END", "PING", "RECORDS", "Meeting", "pack_records", "unpack_records"]
+__all__ = ["END", "PING", "RECORDS", "Rendezvous", "pack_records", "unpack_records"]
 
 PING, RECORDS, END = b"p", b"r", b"e"
 """The first byte of a frame: of a question for the time, of records, and of the end of the recording."""
@@ -26,7 +26,7 @@ RECORDS_IN_A_FRAME = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class Rendezvous:
     """The world of an engine, for its timelines. ``address`` is that of this rank for the others."""
 
     world: World

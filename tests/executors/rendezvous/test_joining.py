@@ -15,10 +15,10 @@ from collectives.rendezvous.store import MemoryStore
 from collectives.settings import Settings, world_from_environment
 from executors import host
 from executors.environments.place import Place
-from executors.meetings import joining, known_ports
-from executors.meetings.farewell import Farewell
-from executors.meetings.joining import join
-from executors.meetings.known_ports import KnownPorts, Trust, ports_of
+from executors.rendezvous import joining, known_ports
+from executors.rendezvous.farewell import Farewell
+from executors.rendezvous.joining import join
+from executors.rendezvous.known_ports import KnownPorts, Trust, ports_of
 
 SECONDS = 60.0
 
@@ -34,8 +34,8 @@ def job(request):
     return f"job of {request.node.nodeid}"
 
 
-def place(job, rank, size, node="", meeting=None):
-    return Place("srun", "N", rank, size, job, meeting or KnownPorts.on_this_host(ports_of({}, job)), node)
+def place(job, rank, size, node="", rendezvous=None):
+    return Place("srun", "N", rank, size, job, rendezvous or KnownPorts.on_this_host(ports_of({}, job)), node)
 
 
 def joined(places, seconds=SECONDS):
@@ -82,7 +82,7 @@ def test_containers_of_one_node_share_its_local_ranks(job, monkeypatch):
 
 
 def listening(caplog):
-    """The ports on which the servers of the meeting and of the job have listened."""
+    """The ports on which the servers of the rendezvous and of the job have listened."""
     return [record.args[1] for record in caplog.records if "listens on" in record.message]
 
 
@@ -97,29 +97,29 @@ def test_a_port_that_is_taken_is_passed_over(job, caplog, monkeypatch):
 
 def test_the_server_of_another_job_is_passed_over(job, caplog):
     caplog.set_level("INFO", "collectives.rendezvous")
-    meeting = KnownPorts.on_this_host(ports_of({}, job))
-    led = meeting.lead("another job", SECONDS)
+    rendezvous = KnownPorts.on_this_host(ports_of({}, job))
+    led = rendezvous.lead("another job", SECONDS)
     try:
-        joined([place(job, rank, 2, meeting=meeting) for rank in range(2)])
+        joined([place(job, rank, 2, rendezvous=rendezvous) for rank in range(2)])
     finally:
         led.server.stop()
-    assert listening(caplog)[1] == meeting.ports[1]
+    assert listening(caplog)[1] == rendezvous.ports[1]
 
 
-def test_nothing_of_the_meeting_is_left_when_all_ranks_have_come(job):
+def test_nothing_of_the_rendezvous_is_left_when_all_ranks_have_come(job):
     """Its secret may stay where others can read it; that of the job is another one."""
-    meeting = KnownPorts.on_this_host(ports_of({}, job))
-    places = [place(job, rank, 2, meeting=meeting) for rank in range(2)]
+    rendezvous = KnownPorts.on_this_host(ports_of({}, job))
+    places = [place(job, rank, 2, rendezvous=rendezvous) for rank in range(2)]
     with ThreadPoolExecutor(2) as pool:
         results = list(pool.map(join, places, [SECONDS] * 2, [Farewell(), Farewell()]))
     try:
-        with socket.create_server((LOOPBACK, meeting.ports[0])):
+        with socket.create_server((LOOPBACK, rendezvous.ports[0])):
             pass
         settings = [Settings.from_environment(result.environment) for result in results]
-        assert settings[0].secret == settings[1].secret != meeting._secret(job).key
+        assert settings[0].secret == settings[1].secret != rendezvous._secret(job).key
         port = int(results[0].environment["HOROVOD_GLOO_RENDEZVOUS_PORT"])
         with pytest.raises(SettingsError, match=r"not to be trusted|signature is wrong"):
-            RendezvousClient(LOOPBACK, port, meeting._secret(job).key, 5.0).get("world", 0.0)
+            RendezvousClient(LOOPBACK, port, rendezvous._secret(job).key, 5.0).get("world", 0.0)
         with pytest.raises(CollectiveTimeoutError):
             RendezvousClient(LOOPBACK, port, settings[0].secret, 5.0).get("world", 0.0)
     finally:
@@ -131,7 +131,7 @@ def test_all_ports_are_taken(job):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(SettingsError, match=rf"rank 0 cannot listen on any of the ports {port}; set HOROVOD_GLOO_"):
-            join(place(job, 0, 2, meeting=KnownPorts(("127.0.0.1",), (port,), Trust.USER)), SECONDS, Farewell())
+            join(place(job, 0, 2, rendezvous=KnownPorts(("127.0.0.1",), (port,), Trust.USER)), SECONDS, Farewell())
 
 
 MISSING = "of 3 ranks that srun started, rank 1 did not come within 0.5 s"
@@ -145,7 +145,7 @@ def failed(each, seconds, farewell):
 
 @pytest.fixture
 def farewell():
-    """The reason that rank 0 serves after a meeting of three ranks: rank 1 did not come in time."""
+    """The reason that rank 0 serves after a rendezvous of three ranks: rank 1 did not come in time."""
     one = Farewell()
     yield one
     one.end()
@@ -166,11 +166,11 @@ def test_ranks_that_do_not_come_are_named_to_those_that_do(without_rank_1):
 def test_a_late_rank_hears_the_same_reason_once(job, without_rank_1):
     late = place(job, 1, 3)
     assert failed(late, SECONDS, Farewell()) == without_rank_1[0]
-    assert failed(late, 0.1, Farewell()) == without_rank_1[0]  # of the next meeting, which has not begun
+    assert failed(late, 0.1, Farewell()) == without_rank_1[0]  # of the next rendezvous, which has not begun
 
 
 def test_a_rank_that_starts_again_after_all_have_come_hears_that(job):
-    """Rank 0 serves the meeting for as long as another rank still reads the world."""
+    """Rank 0 serves the rendezvous for as long as another rank still reads the world."""
     led = KnownPorts.on_this_host(ports_of({}, job)).lead(job, SECONDS)
     led.server.store.set_all({"world": b"{}", "read/1": b""})
     try:
@@ -180,26 +180,26 @@ def test_a_rank_that_starts_again_after_all_have_come_hears_that(job):
 
 
 class Repeated:
-    """A meeting, and whether a rank has looked for it again."""
+    """A rendezvous, and whether a rank has looked for it again."""
 
-    def __init__(self, meeting):
-        self._meeting, self._calls = meeting, 0
+    def __init__(self, rendezvous):
+        self._rendezvous, self._calls = rendezvous, 0
         self.again = threading.Event()
 
     def follow(self, job, seconds):
         self._calls += 1
         if self._calls > 1:
             self.again.set()
-        return self._meeting.follow(job, seconds)
+        return self._rendezvous.follow(job, seconds)
 
 
-def test_after_a_meeting_that_failed_all_ranks_may_meet(job, without_rank_1, farewell):
-    """Rank 2, which knows the reason, and is earlier than rank 0, waits for the next meeting."""
-    meeting = Repeated(KnownPorts.on_this_host(ports_of({}, job)))
+def test_after_a_rendezvous_that_failed_all_ranks_may_meet(job, without_rank_1, farewell):
+    """Rank 2, which knows the reason, and is earlier than rank 0, waits for the next rendezvous."""
+    rendezvous = Repeated(KnownPorts.on_this_host(ports_of({}, job)))
     with ThreadPoolExecutor(3) as pool:
-        third = pool.submit(join, place(job, 2, 3, meeting=meeting), SECONDS, Farewell())
-        third.add_done_callback(lambda _: meeting.again.set())
-        assert meeting.again.wait(SECONDS)
+        third = pool.submit(join, place(job, 2, 3, rendezvous=rendezvous), SECONDS, Farewell())
+        third.add_done_callback(lambda _: rendezvous.again.set())
+        assert rendezvous.again.wait(SECONDS)
         first = pool.submit(join, place(job, 0, 3), SECONDS, farewell)
         second = pool.submit(join, place(job, 1, 3), SECONDS, Farewell())
         results = [each.result(SECONDS) for each in (third, first, second)]
@@ -210,12 +210,12 @@ def test_after_a_meeting_that_failed_all_ranks_may_meet(job, without_rank_1, far
 
 @pytest.fixture
 def other(job, monkeypatch):
-    """A follower of a rank 0 that the test plays, and the server of the meeting."""
+    """A follower of a rank 0 that the test plays, and the server of the rendezvous."""
     monkeypatch.setattr(joining, "REACH_SECONDS", 0.2)
-    meeting = KnownPorts.on_this_host(ports_of({}, job))
-    led = meeting.lead(job, SECONDS)
+    rendezvous = KnownPorts.on_this_host(ports_of({}, job))
+    led = rendezvous.lead(job, SECONDS)
     with ThreadPoolExecutor(1) as pool:
-        yield pool.submit(join, place(job, 1, 2, meeting=meeting), SECONDS, Farewell()), led.server
+        yield pool.submit(join, place(job, 1, 2, rendezvous=rendezvous), SECONDS, Farewell()), led.server
         led.server.stop()
 
 
@@ -229,10 +229,10 @@ def test_a_rank_0_that_ends_is_not_waited_for(other):
 
 def test_a_rank_that_ends_before_it_has_read_the_world_is_left_to_the_engine(job, monkeypatch):
     monkeypatch.setattr(joining, "REACH_SECONDS", 0.1)
-    meeting = KnownPorts.on_this_host(ports_of({}, job))
+    rendezvous = KnownPorts.on_this_host(ports_of({}, job))
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(join, place(job, 0, 2, meeting=meeting), SECONDS, Farewell())
-        found = meeting.follow(job, SECONDS)
+        first = pool.submit(join, place(job, 0, 2, rendezvous=rendezvous), SECONDS, Farewell())
+        found = rendezvous.follow(job, SECONDS)
         store = RendezvousClient(found.address, found.port, found.secret.key, SECONDS)
         store.set("places/1", store.get("places/0", SECONDS))
         result = first.result(SECONDS)
@@ -246,24 +246,24 @@ def test_rank_0_does_not_come(job):
 
 
 def test_hosts_with_different_keys_say_so(job, monkeypatch):
-    meeting = KnownPorts.on_this_host(ports_of({}, job))
-    led = meeting.lead(job, SECONDS)
+    rendezvous = KnownPorts.on_this_host(ports_of({}, job))
+    led = rendezvous.lead(job, SECONDS)
     monkeypatch.setenv("HOROVOD_SECRET_KEY", "another one")
     try:
         with pytest.raises(CollectiveTimeoutError, match=r"has another secret: if the hosts do not share the home dir"):
-            join(place(job, 1, 2, meeting=meeting), 0.5, Farewell())
+            join(place(job, 1, 2, rendezvous=rendezvous), 0.5, Farewell())
     finally:
         led.server.stop()
 
 
 def test_rank_0_warns_where_everybody_may_know_the_secret(job, monkeypatch, caplog):
     monkeypatch.setattr(known_ports, "LOOPBACK", "")
-    meeting = KnownPorts(("127.0.0.1",), ports_of({}, job), Trust.NETWORK)
-    meeting.lead(job, SECONDS).server.stop()
+    rendezvous = KnownPorts(("127.0.0.1",), ports_of({}, job), Trust.NETWORK)
+    rendezvous.lead(job, SECONDS).server.stop()
     assert "can join this job; to prevent that, set HOROVOD_SECRET_KEY" in caplog.text
     caplog.clear()
     monkeypatch.setenv("HOROVOD_SECRET_KEY", "ours")
-    meeting.lead(job, SECONDS).server.stop()
+    rendezvous.lead(job, SECONDS).server.stop()
     assert not caplog.text
 
 
@@ -278,8 +278,8 @@ def test_a_launcher_that_does_not_say_where_rank_0_is():
     )
 
 
-def test_a_port_that_the_next_meeting_has_taken_meanwhile(job):
-    """It has no world yet, which says nothing about the meeting before."""
+def test_a_port_that_the_next_rendezvous_has_taken_meanwhile(job):
+    """It has no world yet, which says nothing about the rendezvous before."""
     store = MemoryStore()
     assert "has started twice" in joining._reason(store, place(job, 1, 2))
     store.set(joining.WORLD, b'{"error": "rank 3 did not come"}')

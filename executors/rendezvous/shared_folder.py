@@ -12,9 +12,9 @@ from pathlib import Path
 
 from collectives.api import CollectiveTimeoutError, SettingsError
 from collectives.retries import attempts
-from executors.meetings.base import Found, Led
-from executors.meetings.known_ports import find
-from executors.meetings.offer import Offer, serve
+from executors.rendezvous.base import Found, Led
+from executors.rendezvous.known_ports import find
+from executors.rendezvous.offer import Offer, serve
 
 __all__ = ["FOLDER", "SharedFolder"]
 
@@ -28,7 +28,7 @@ class SharedFolder:
     folder: Path
 
     def lead(self, job: str, seconds: float) -> Led:
-        """See :class:`.Meeting`. The file goes with the meeting."""
+        """See :class:`.Rendezvous`. The file goes with the rendezvous."""
         server, offer = serve(job)
         path, content = self._path(job), offer.pack()
         try:
@@ -42,7 +42,7 @@ class SharedFolder:
         return Led(server, offer.secret, end=lambda: _remove(path, content))
 
     def follow(self, job: str, seconds: float) -> Found:
-        """See :class:`.Meeting`. An earlier rank 0 may have left a file, so the file is read again until it is true."""
+        """See :class:`.Rendezvous`. An earlier rank 0 may have left a file, so it is read again until it is true."""
         for _ in attempts(seconds):
             with suppress(OSError, SettingsError, CollectiveTimeoutError):
                 offer = Offer.unpack(_read(self._path(job)))

@@ -15,9 +15,9 @@ from collectives.rendezvous.client import RendezvousClient
 from collectives.rendezvous.server import RendezvousServer, everywhere
 from collectives.retries import attempts
 from executors.api import JobSecret
-from executors.meetings.addresses import addresses_of
-from executors.meetings.base import Found, Led
-from executors.meetings.keys import SECRET, chosen_key, user_key
+from executors.rendezvous.addresses import addresses_of
+from executors.rendezvous.base import Found, Led
+from executors.rendezvous.keys import SECRET, chosen_key, user_key
 
 __all__ = ["GREETING", "KnownPorts", "Trust", "find", "ports_of"]
 
@@ -53,7 +53,7 @@ class KnownPorts:
         return cls((LOOPBACK,), ports, Trust.USER)
 
     def lead(self, job: str, seconds: float) -> Led:
-        """See :class:`.Meeting`. Listens on the first port that is free."""
+        """See :class:`.Rendezvous`. Listens on the first port that is free."""
         secret = self._secret(job)
         if self.trust is Trust.NETWORK and not chosen_key():
             logger.warning(
@@ -66,7 +66,7 @@ class KnownPorts:
         return Led(server, secret)
 
     def follow(self, job: str, seconds: float) -> Found:
-        """See :class:`.Meeting`."""
+        """See :class:`.Rendezvous`."""
         return find(self.hosts, self.ports, self._secret(job), job, seconds)
 
     def _secret(self, job: str) -> JobSecret:

@@ -20,10 +20,10 @@ from executors.api import JobSecret
 from executors.course import Course
 from executors.environments.place import Place
 from executors.job import environment_of
-from executors.meetings.base import Found, nothing
-from executors.meetings.farewell import Farewell
-from executors.meetings.sealing import sealed, unsealed
 from executors.placement import slots_of
+from executors.rendezvous.base import Found, nothing
+from executors.rendezvous.farewell import Farewell
+from executors.rendezvous.sealing import sealed, unsealed
 
 __all__ = ["Joined", "join"]
 
@@ -36,7 +36,7 @@ READ = "read"
 GRACE_SECONDS = 5.0
 # A rank 0 that has ended is not waited for.
 REACH_SECONDS = 10.0
-# Ranks that are there read at once why the meeting has failed.
+# Ranks that are there read at once why the rendezvous has failed.
 REASON_SECONDS = 2.0
 
 
@@ -53,17 +53,17 @@ class Joined:
 
 
 class _HeardError(Exception):
-    """This rank has heard before why a meeting has failed, or that all have come."""
+    """This rank has heard before why a rendezvous has failed, or that all have come."""
 
 
 def join(place: Place, seconds: float, farewell: Farewell) -> Joined:
     """Find the other ranks of the job of ``place``, each of which calls this, within ``seconds``.
 
     If ranks do not come, rank 0 leaves the reason to ``farewell``. A rank that comes late raises it, too: once, then it
-    waits for the next meeting. Raises SettingsError where the launcher offers no way; CollectiveTimeoutError if rank 0
-    or other ranks do not come, PeerLostError if rank 0 ends meanwhile.
+    waits for the next rendezvous. Raises SettingsError where the launcher offers no way; CollectiveTimeoutError if
+    rank 0 or other ranks do not come, PeerLostError if rank 0 ends meanwhile.
     """
-    if place.meeting is None:
+    if place.rendezvous is None:
         raise SettingsError(_impossible(place))
     logger.info("rank %d of %d of %s looks for the others", place.rank, place.size, place.launcher)
     farewell.end()
@@ -79,14 +79,14 @@ def _impossible(place: Place) -> str:
 
 
 def _lead(place: Place, seconds: float, farewell: Farewell) -> Joined:
-    """Rank 0 serves the meeting until all have the world, and the job, with a secret of its own, until it ends."""
+    """Rank 0 serves the rendezvous until all have the world, and the job, with a secret of its own, until it ends."""
     secret = JobSecret()
     with ExitStack() as stack:
-        led = place.meeting.lead(place.job, seconds)  # type: ignore[union-attr]
+        led = place.rendezvous.lead(place.job, seconds)  # type: ignore[union-attr]
         stack.callback(led.close)
-        with ExitStack() as meeting:
-            meeting.callback(led.server.stop)
-            meeting.callback(led.end)
+        with ExitStack() as rendezvous:
+            rendezvous.callback(led.server.stop)
+            rendezvous.callback(led.end)
             server = RendezvousServer(secret.key, led.server.address)
             stack.enter_context(server)
             store = led.server.store
@@ -95,7 +95,7 @@ def _lead(place: Place, seconds: float, farewell: Farewell) -> Joined:
             store.set(WORLD, json.dumps(world).encode())
             if "error" in world:
                 _await_readers(store, _present(store, place.size), REASON_SECONDS)
-                farewell.hold(meeting.pop_all().close, led.server.disown)
+                farewell.hold(rendezvous.pop_all().close, led.server.disown)
             environment = _environment(store, place, LOOPBACK, led.secret, seconds)
             _await_readers(store, range(1, place.size), REACH_SECONDS)
         close = stack.pop_all().close
@@ -106,7 +106,7 @@ def _follow(place: Place, seconds: float) -> Joined:
     reason = ""
     for left in attempts(seconds):
         try:
-            found = place.meeting.follow(place.job, left)  # type: ignore[union-attr]
+            found = place.rendezvous.follow(place.job, left)  # type: ignore[union-attr]
         except CollectiveTimeoutError:
             if reason:
                 break
@@ -132,7 +132,7 @@ def _enter(found: Found, place: Place, seconds: float) -> Joined:
 
 
 def _reason(store: Store, place: Place) -> str:
-    """The next meeting may have taken the port of this one between two requests, and has no world yet."""
+    """The next rendezvous may have taken the port of this one between two requests, and has no world yet."""
     try:
         world = json.loads(store.get(WORLD, 0.0))
     except CollectiveTimeoutError:
@@ -205,7 +205,7 @@ def _address(hosts: Sequence[str], addresses: Sequence[str]) -> str:
     return next(others, LOOPBACK)
 
 
-def _environment(store: Store, place: Place, address: str, meeting: JobSecret, seconds: float) -> dict[str, str]:
+def _environment(store: Store, place: Place, address: str, rendezvous: JobSecret, seconds: float) -> dict[str, str]:
     world = json.loads(store.get(WORLD, seconds + GRACE_SECONDS))
     with suppress(HorovodInternalError):  # rank 0 has waited long enough, and the world is here
         store.set(f"{READ}/{place.rank}", b"")
@@ -214,4 +214,4 @@ def _environment(store: Store, place: Place, address: str, meeting: JobSecret, s
     hosts = world["hosts"]
     slot = replace(slots_of(world["nodes"])[place.rank], host=hosts[place.rank])
     own = world["address"] if slot.host == hosts[0] else address
-    return environment_of(slot, own, world["port"], unsealed(world["secret"], meeting), Course())
+    return environment_of(slot, own, world["port"], unsealed(world["secret"], rendezvous), Course())

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from collectives.api import SettingsError
-from executors.meetings.base import Found, Led
-from executors.meetings.known_ports import find
-from executors.meetings.mpi import ADVICE, Mpi
-from executors.meetings.offer import Offer, serve
-from executors.meetings.pmi import Pmi
-from executors.meetings.pmix import Pmix
+from executors.rendezvous.base import Found, Led
+from executors.rendezvous.known_ports import find
+from executors.rendezvous.mpi import ADVICE, Mpi
+from executors.rendezvous.offer import Offer, serve
+from executors.rendezvous.pmi import Pmi
+from executors.rendezvous.pmix import Pmix
 
 __all__ = ["ByBroadcast", "ByMpi", "Channel"]
 
@@ -34,12 +34,12 @@ class Channel(Protocol):
 
 
 class _ByChannel(ABC):
-    """A meeting by the channel that :meth:`_open` returns."""
+    """A rendezvous by the channel that :meth:`_open` returns."""
 
     __slots__ = ()
 
     def lead(self, job: str, seconds: float) -> Led:
-        """See :class:`.Meeting`. The secret is a random one."""
+        """See :class:`.Rendezvous`. The secret is a random one."""
         with ExitStack() as stack:
             channel = stack.enter_context(closing(self._open(seconds)))
             server, offer = serve(job)
@@ -49,7 +49,7 @@ class _ByChannel(ABC):
         return Led(server, offer.secret, channel.close)
 
     def follow(self, job: str, seconds: float) -> Found:
-        """See :class:`.Meeting`."""
+        """See :class:`.Rendezvous`."""
         with ExitStack() as stack:
             channel = stack.enter_context(closing(self._open(seconds)))
             offer = Offer.unpack(channel.broadcast(None, seconds))
@@ -59,7 +59,7 @@ class _ByChannel(ABC):
 
     @abstractmethod
     def _open(self, seconds: float) -> Channel:
-        """The channel, once this process has it; raises as :meth:`.Meeting.lead`."""
+        """The channel, once this process has it; raises as :meth:`.Rendezvous.lead`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
-"""The end of what rank 0 serves after a meeting that failed."""
+"""The end of what rank 0 serves after a rendezvous that failed."""
 
 import threading
 
 import pytest
 
-from executors.meetings import farewell
-from executors.meetings.farewell import Farewell
+from executors.rendezvous import farewell
+from executors.rendezvous.farewell import Farewell
 
 SECONDS = 60.0
 

@@ -9,10 +9,10 @@ from contextlib import closing
 import pytest
 
 from collectives.api import CollectiveTimeoutError, PeerLostError, SettingsError
-from executors.meetings import broadcast, pmix
-from executors.meetings.broadcast import ByBroadcast
-from executors.meetings.pmi import Pmi
-from executors.meetings.pmix import Pmix
+from executors.rendezvous import broadcast, pmix
+from executors.rendezvous.broadcast import ByBroadcast
+from executors.rendezvous.pmi import Pmi
+from executors.rendezvous.pmix import Pmix
 
 SECONDS = 30.0
 INIT = "cmd=response_to_init rc=0"

@@ -1,4 +1,4 @@
-"""The interface of every meeting: rank 0 leads it, and the other ranks follow."""
+"""The interface of every rendezvous: rank 0 leads it, and the other ranks follow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 from collectives.rendezvous.server import RendezvousServer
 from executors.api import JobSecret
 
-__all__ = ["Found", "Led", "Meeting", "nothing"]
+__all__ = ["Found", "Led", "Rendezvous", "nothing"]
 
 
 def nothing() -> None:
@@ -18,10 +18,10 @@ def nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Led:
-    """The server of the meeting, which runs in this process.
+    """The server of the rendezvous, which runs in this process.
 
-    ``end`` removes what the other ranks have read, when all have come; ``close`` ends what else the meeting has opened,
-    when the process ends.
+    ``end`` removes what the other ranks have read, when all have come; ``close`` ends what else the rendezvous has
+    opened, when the process ends.
     """
 
     server: RendezvousServer
@@ -32,7 +32,7 @@ class Led:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The server of the meeting, as this process reaches it. ``close`` ends what the meeting has opened."""
+    """The server of the rendezvous, as this process reaches it. ``close`` ends what the rendezvous has opened."""
 
     address: str
     port: int
@@ -40,10 +40,10 @@ class Found:
     close: Callable[[], None] = nothing
 
 
-class Meeting(Protocol):
+class Rendezvous(Protocol):
     """A way on which ranks find rank 0; a value without connections.
 
-    Its server and its secret are for the meeting alone, because the secret may stay where others can read it.
+    Its server and its secret are for the rendezvous alone, because the secret may stay where others can read it.
     """
 
     def lead(self, job: str, seconds: float) -> Led:

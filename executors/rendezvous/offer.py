@@ -1,4 +1,4 @@
-"""The message of rank 0 to the other ranks: its addresses, its port, and the secret of the meeting."""
+"""The message of rank 0 to the other ranks: its addresses, its port, and the secret of the rendezvous."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from collectives.api import SettingsError
 from collectives.rendezvous.server import RendezvousServer, everywhere
 from executors.api import JobSecret
-from executors.meetings.addresses import own_addresses
-from executors.meetings.known_ports import GREETING
+from executors.rendezvous.addresses import own_addresses
+from executors.rendezvous.known_ports import GREETING
 
 __all__ = ["Offer", "serve"]
 
@@ -20,7 +20,7 @@ MOST_ADDRESSES = 16
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The server of a meeting, at ``port`` of one of ``addresses``; it talks to processes that know ``secret``."""
+    """The server of a rendezvous, at ``port`` of one of ``addresses``; it talks to processes that know ``secret``."""
 
     addresses: Sequence[str]
     port: int
@@ -46,7 +46,7 @@ class Offer:
 
 
 def serve(job: str) -> tuple[RendezvousServer, Offer]:
-    """Start the server of the meeting of ``job`` with a random secret, at all addresses of this host."""
+    """Start the server of the rendezvous of ``job`` with a random secret, at all addresses of this host."""
     secret = JobSecret()
     server = RendezvousServer(secret.key, everywhere())
     server.store.set(GREETING, job.encode())
