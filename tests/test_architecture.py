@@ -151,7 +151,7 @@ LIBRARIES = ("hvd_cluster/tensorflow/native/", "hvd_cluster/tensorflow/data/")
 
 
 def test_a_binding_is_thin():
-    """At most 1,700 statements: tensors, autograd, hooks, modules, states, streams. What others copy lies beside.
+    """At most 1,700 statements: tensors, autograd, hooks, modules, states, streams. Shared code lies below.
 
     TensorFlow's C API in Python, and the data service, are libraries of their own, which no binding has twice.
     """

@@ -38,7 +38,7 @@ class Completer:
         self._runs: list[Run] = []
         self._failed: deque[int] = deque(maxlen=KEPT_STEPS)
         self._settlements: dict[int, Settlement] = {}
-        # Of the thread while it waits: whoever interrupts the watch rouses the engine.
+        # Of the thread while it waits. A call that interrupts the watch must rouse the engine, too.
         self._wait: tuple[Watch, Engine] | None = None
         # Those that the thread has taken and not ended yet.
         self._ending: deque[Run] = deque()

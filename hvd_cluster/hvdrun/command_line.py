@@ -88,7 +88,7 @@ class _Parser(argparse.ArgumentParser):
         return [each for each in found if option_string.startswith(each[1]) and each[0].nargs != 0]
 
     def _suggest(self, option: str) -> str:
-        # Without the dashes, which would make all short names alike, and hide -np from who says --np.
+        # Compared without dashes: they make all short names alike, and --np unlike -np.
         known = {name.lstrip("-"): name for name in self._option_string_actions}
         similar = difflib.get_close_matches(option.lstrip("-"), known, 1)
         advice = f"did you mean {known[similar[0]]}?" if similar else "see hvdrun --help"

@@ -1,4 +1,4 @@
-"""What functions that JAX compiles for a CPU ask of the engine: XLA calls back, and reads and writes its own memory."""
+"""Calls of the engine from functions that JAX compiles for a CPU: XLA calls back and hands over its own memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``hvd_cluster.keras`` and ``hvd_cluster.tensorflow.keras`` have in common."""
+"""The common names of ``hvd_cluster.keras`` and ``hvd_cluster.tensorflow.keras``."""
 
 from hvd_cluster.basics import (
     add_process_set,

@@ -36,7 +36,7 @@ class Place(NamedTuple):
 
 
 _LOWERED = re.compile(r"(?<=/)_\d+/")
-"""TensorFlow counts what it has lowered in the whole graph, which may have more on another rank."""
+"""The number of a lowered function. TensorFlow counts them over the whole graph, so ranks may have different ones."""
 _BODY = re.compile(r"/body/_\d+/")
 
 

@@ -1,4 +1,4 @@
-"""Rounds of votes between the members of a group: each tells all others, once a round, what it would run.
+"""Rounds of votes between the members of a group: each sends all others the number of the schedule that it attempts.
 
 A vote is a *frame*: the number that the member votes for, the length of the data behind it, the core that the member
 runs on, and that data: the short messages of the operation. So an operation of one step needs no further step where all

@@ -33,7 +33,7 @@ def name_of_node(op: str, tensors: Sequence[Any], name: str | None) -> str:
 
 
 def chosen(name: str | None, ignore_name_scope: bool, by_path: bool) -> Naming:
-    """How a node gets its name. Whoever leaves scopes out may trace in other functions than other ranks, too."""
+    """The rule for the name of a node. Without scopes, ranks may trace different functions."""
     is_own = bool(name) or ignore_name_scope
     scope = Naming.UNSCOPED if ignore_name_scope else Naming.GIVEN
     return scope | (Naming.BY_PATH if by_path or not is_own else Naming.GIVEN)
