@@ -195,9 +195,15 @@ def test_the_first_loss_is_the_reason(service, client, caplog):
 
 def test_a_block_that_raises_fails_the_service(monkeypatch):
     monkeypatch.setattr("hvd_cluster.data.compute.service.LOSS_SECONDS", 0.0)
-    service = ComputeService(1, 1, KEY)
-    with client_of(service) as client, background(client.wait_for_shutdown) as ends, suppress(SystemExit), service:
-        client._plan()
+    service, is_there = ComputeService(1, 1, KEY), threading.Event()
+
+    def attend(client):
+        with client.present("worker 7", LONG):
+            is_there.set()
+            client.wait_for_shutdown()
+
+    with client_of(service) as client, background(attend, client) as ends, suppress(SystemExit), service:
+        assert is_there.wait(LONG)
         raise SystemExit(143)
     assert "the process of the compute service ends with SystemExit(143)" in str(ends[0])
 

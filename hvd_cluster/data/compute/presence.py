@@ -98,7 +98,7 @@ class PresenceServer:
     async def _attend(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._strangers += 1
         try:
-            member, opener = await asyncio.wait_for(self._introduce(reader, writer), HELLO_SECONDS)
+            member, opener, sealer = await asyncio.wait_for(self._introduce(reader, writer), HELLO_SECONDS)
         except (OSError, EOFError, ValueError, TypeError, asyncio.TimeoutError) as error:
             logger.warning("a connection to the compute service came from a process that is not one of its (%s)", error)
             return
@@ -106,18 +106,20 @@ class PresenceServer:
             self._strangers -= 1
         self._count(1)
         try:
+            writer.write(sealer.seal(WORD))  # only now: a process that has the word is waited for at the end
             loss = await self._listen_to(member, opener, reader)
             if loss:
                 self._on_loss(f"{member.name} {loss}")
         finally:
             self._count(-1)
 
-    async def _introduce(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[_Member, Opener]:
+    async def _introduce(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> tuple[_Member, Opener, Sealer]:
         hello, opener, sealer = await admit(reader, writer, self._secret)
         member = _Member.decode(hello)
         end_in_silence(writer.get_extra_info("socket"), member.silence)
-        writer.write(sealer.seal(WORD))
-        return member, opener
+        return member, opener, sealer
 
     async def _listen_to(self, member: _Member, opener: Opener, reader: asyncio.StreamReader) -> str:
         """The loss of ``member`` as the end of a sentence; empty if it has left in order."""
