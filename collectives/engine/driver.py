@@ -15,6 +15,7 @@ from collectives.engine.affinity import pin
 from collectives.engine.exchange import Exchange
 from collectives.engine.latch import Latch
 from collectives.engine.work import Watch, Work
+from collectives.kernels.subnormals import KeptSubnormals
 
 __all__ = ["Driver"]
 
@@ -76,6 +77,7 @@ class Driver:
         self._channel = exchange.channel
         # Owned by the driving thread; no thread blocks on it without a bound: callers wait for _changed instead.
         self._driving = threading.Lock()
+        self._numbers = KeptSubnormals()  # of the caller that drives
         # Owned by the driver; wakes waiting callers when a work is done or a thread stops driving; waits are sliced.
         self._changed = threading.Condition(threading.RLock())
         self._waiters: set[int] = set()
@@ -143,8 +145,9 @@ class Driver:
             return False
         try:
             self._caller = threading.get_ident()
-            entered = self._exchange.run_now(work)
-            self._catch_up()
+            with self._numbers:
+                entered = self._exchange.run_now(work)
+                self._catch_up()
             return entered
         finally:
             self._caller = 0
@@ -156,7 +159,8 @@ class Driver:
         while not work.done:
             if self._driving.acquire(blocking=False):
                 try:
-                    self._drive_for(work)
+                    with self._numbers:
+                        self._drive_for(work)
                 finally:
                     self._caller = 0
                     self._driving.release()  # inline: an interrupt at the entry of a helper function would skip it
@@ -212,16 +216,20 @@ class Driver:
         if self._core is not None:
             pin(self._core)
         try:
-            while not self._end.finished:
-                self._unpark.clear()
-                if self._driving.acquire(blocking=False):
-                    self._drive()
-                if not self._end.finished:
-                    self._rest()
+            with KeptSubnormals():  # a thread starts in the mode of the thread that starts it
+                self._drive_and_rest()
         finally:
             with self._driving:
                 self._exchange.ends.close()
             self.announce()
+
+    def _drive_and_rest(self) -> None:
+        while not self._end.finished:
+            self._unpark.clear()
+            if self._driving.acquire(blocking=False):
+                self._drive()
+            if not self._end.finished:
+                self._rest()
 
     def _drive(self) -> None:
         try:
