@@ -37,6 +37,7 @@ class KeptSubnormals:
         self._is_changed = False
 
     def __enter__(self) -> None:
+        self._is_changed = False  # an interrupt may have come between a change and its block
         if _SMALLEST_NORMAL * _HALF == 0.0 and _library is not None:  # inline: each call of a collective comes here
             self._change(_library)
 
