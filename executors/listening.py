@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
 import threading
 from collections.abc import Callable, Coroutine
@@ -12,7 +13,7 @@ from typing import Any
 
 from executors.api import ExecutorError
 
-__all__ = ["ServerThread", "Started", "listen", "receive"]
+__all__ = ["ServerThread", "Started", "listen", "receive", "until_stopped"]
 
 START_SECONDS = 30.0
 
@@ -63,6 +64,13 @@ class ServerThread:
         self._stop()
         if self._thread is not None:
             self._thread.join(seconds)
+
+
+async def until_stopped(started: Started) -> None:
+    """Give ``started`` the function that ends the server, and wait in its loop until the owner calls that."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    started.set_result(functools.partial(loop.call_soon_threadsafe, stop.set))
+    await stop.wait()
 
 
 def listen(address: str, whom: str, advice: str = "", backlog: int | None = None) -> socket.socket:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import socket
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from executors.listening import Started
+from executors.listening import Started, until_stopped
 
 __all__ = ["STOP_SECONDS", "Reception"]
 
@@ -34,10 +33,8 @@ class Reception:
 
     async def serve(self, listener: socket.socket, started: Started) -> None:
         """Serve ``listener`` until the function that ``started`` gets is called; then cancel all."""
-        loop, stop = asyncio.get_running_loop(), asyncio.Event()
         server = await asyncio.start_server(self._accept, sock=listener)
-        started.set_result(functools.partial(loop.call_soon_threadsafe, stop.set))
-        await stop.wait()
+        await until_stopped(started)
         server.close()
         for task in self._tasks:
             task.cancel()

@@ -6,11 +6,11 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from executors.arguments import check_integer, check_variables, interface_names, renamed
+from executors.arguments import check_integer, check_variables, renamed
 from executors.call import Call, pickle_call
 from executors.dashboard.address import Address
 from executors.elastic import ElasticArguments, ResetLimit, resolve_limits
@@ -18,20 +18,19 @@ from executors.environment import interface_variables
 from executors.environments.allocation import allocation_of
 from executors.hosts.command import resolve_start_timeout
 from executors.hosts.function import run_function
-from executors.hosts.host_list import parse_host_list
-from executors.hosts.job import HostsOptions
+from executors.hosts.job import HOST, HostsOptions
 from executors.hosts.places import PlaceArguments, Places
 from executors.local.crew import resolve_grace
+from executors.membership import Limits
 from executors.mpi.function import MpiOptions, run_function_by_mpi
 from executors.mpi.launch import WITHOUT_PAGE
 from executors.mpi.mpirun import MpiJob
-from hvd_cluster.hvdrun.values import words
+from hvd_cluster import run_arguments
 
 __all__ = ["run"]
 
 logger = logging.getLogger(__name__)
 
-LARGEST_PORT = 65535
 WRITTEN = {option.name: option.name for option in fields(PlaceArguments)}
 T = TypeVar("T")
 
@@ -133,14 +132,14 @@ def run(
     for_ours |= {"slots": slots, "reset_limit": reset_limit, "cooldown_range": cooldown_range}
     for_ours |= {"host_discovery_script": host_discovery_script, "elastic_timeout": elastic_timeout}
     for_ours |= {"remote_shell": remote_shell, "grace_seconds": grace_seconds}
-    _check_controller(use_gloo, use_mpi, mpi_args, for_ours)
+    run_arguments.check_controller(use_gloo, use_mpi, mpi_args, for_ours)
     given = PlaceArguments(
-        hosts=_hosts(hosts),
+        hosts=run_arguments.hosts(hosts),
         hostfile=hostfile,
-        host_discovery_script=_script(host_discovery_script),
+        host_discovery_script=run_arguments.script(host_discovery_script),
         slots=None if slots is None else check_integer(slots, "slots", 1),
         remote_shell=remote_shell,
-        ssh_port=_port(ssh_port),
+        ssh_port=run_arguments.port(ssh_port),
         ssh_identity_file=ssh_identity_file,
     )
     given = given.within(allocation_of(os.environ))
@@ -148,48 +147,42 @@ def run(
     size = renamed("num_proc", num_proc, "np", np)
     least = renamed("min_num_proc", min_num_proc, "min_np", min_np)
     most = renamed("max_num_proc", max_num_proc, "max_np", max_np)
-    has_limits = least is not None or most is not None
-    has_discovery = host_discovery_script is not None or (has_limits and given.names_hosts)
-    elastic = ElasticArguments(least, most, reset_limit, elastic_timeout, cooldown_range, has_discovery)
-    limits = resolve_limits(1 if size is None and least is None else size, elastic)
+    limits = _limits(size, ElasticArguments(least, most, reset_limit, elastic_timeout, cooldown_range), given)
     places = Places.of(given, limits.size, limits.is_elastic)
-    nics = _interfaces(renamed("network_interfaces", network_interfaces, "network_interface", network_interface))
-    environment = interface_variables(nics) | check_variables(env, "env", "run()")
-    seconds = resolve_start_timeout(start_timeout)
-    page = Address.of(dashboard)
-    python = os.fspath(executable or sys.executable)
-    if use_mpi:
-        if page is not None:
-            logger.warning(WITHOUT_PAGE.format("mpirun"))
-        job = _mpi_job(places.hosts or {"localhost": limits.size}, nics, given, output_filename, mpi_args)
-        patience = {} if start_timeout is None else {"HOROVOD_START_TIMEOUT": f"{seconds:g}"}
-        by_mpi = MpiOptions(environment | patience, seconds, bool(verbose), python)
-        return cast("list[T]", run_function_by_mpi(pickle_call(Call.of(func, args, kwargs)), job, by_mpi))
+    nics = renamed("network_interfaces", network_interfaces, "network_interface", network_interface)
+    interfaces = run_arguments.interfaces(nics)
     options = HostsOptions(
-        environment=environment,
-        start_timeout=seconds,
-        grace=resolve_grace(grace_seconds),
+        environment=interface_variables(interfaces) | check_variables(env, "env", "run()"),
+        start_timeout=resolve_start_timeout(start_timeout),
         output_directory=output_filename,
         verbose=bool(verbose),
         discovery=places.discovery,
         hosts=places.hosts,
         shell=places.shell,
-        dashboard=page,
+        dashboard=Address.of(dashboard),
     )
-    results = run_function(pickle_call(Call.of(func, args, kwargs)), limits, options, python)
-    return cast("list[T]", results)
+    python = os.fspath(executable or sys.executable)
+    if use_mpi:
+        by_mpi = _mpi_options(options, start_timeout is not None, python)
+        job = _mpi_job(options.hosts or {HOST: limits.size}, interfaces, given, output_filename, mpi_args)
+        return cast("list[T]", run_function_by_mpi(pickle_call(Call.of(func, args, kwargs)), job, by_mpi))
+    options = replace(options, grace=resolve_grace(grace_seconds))
+    return cast("list[T]", run_function(pickle_call(Call.of(func, args, kwargs)), limits, options, python))
 
 
-def _check_controller(use_gloo: object, use_mpi: object, mpi_args: object, for_ours: Mapping[str, object]) -> None:
-    """Raise ValueError for arguments that contradict each other."""
-    if use_gloo and use_mpi:
-        raise ValueError("use_gloo and use_mpi contradict each other: give only one of them")
-    if mpi_args is not None and not use_mpi:
-        raise ValueError(f"mpi_args is {mpi_args!r}, but is for use_mpi=True; give both, or leave it out")
-    given = next((name for name, value in for_ours.items() if use_mpi and value is not None), "")
-    if given:
-        text = f"{given} is for processes that run() starts itself, and use_mpi lets mpirun start them"
-        raise ValueError(f"{text}; leave out one of the two")
+def _limits(size: int | None, elastic: ElasticArguments, given: PlaceArguments) -> Limits:
+    """The limits of the job. An elastic one finds hosts by a script, or among those that are named."""
+    has_discovery = given.host_discovery_script is not None or (elastic.is_elastic and given.names_hosts)
+    number = 1 if size is None and elastic.least is None else size
+    return resolve_limits(number, replace(elastic, has_discovery=has_discovery))
+
+
+def _mpi_options(options: HostsOptions, has_patience: bool, python: str) -> MpiOptions:
+    """The ``options`` that mpirun has a place for. With ``has_patience`` the ranks learn the start timeout, too."""
+    if options.dashboard is not None:
+        logger.warning(WITHOUT_PAGE.format("mpirun"))
+    patience = {"HOROVOD_START_TIMEOUT": f"{options.start_timeout:g}"} if has_patience else {}
+    return MpiOptions({**options.environment, **patience}, options.start_timeout, options.verbose, python)
 
 
 def _mpi_job(
@@ -207,47 +200,5 @@ def _mpi_job(
         ssh_port=given.ssh_port,
         ssh_identity_file=None if key is None else os.fspath(key),
         output_directory=None if output is None else os.path.abspath(output),
-        mpi_args=_words(mpi_args),
+        mpi_args=run_arguments.mpi_words(mpi_args),
     )
-
-
-def _words(mpi_args: object) -> tuple[str, ...]:
-    """The words in a text for mpirun; none for None. Raises ValueError."""
-    if mpi_args is None:
-        return ()
-    try:
-        if isinstance(mpi_args, str):
-            return words(mpi_args)
-        problem = "arguments as in a shell, in one text"
-    except ValueError as error:
-        problem = str(error)
-    raise ValueError(f"mpi_args is {mpi_args!r}, but must be {problem}")
-
-
-def _hosts(text: object) -> dict[str, int] | None:
-    if text is None:
-        return None
-    try:
-        return parse_host_list(text if isinstance(text, str) else "")
-    except ValueError as error:
-        form = "must be hosts with their slots, such as 'node1:4,node2:4'"
-        raise ValueError(f"hosts is {text!r}, but {form}; {error}") from None
-
-
-def _port(number: object) -> int | None:
-    if number is None:
-        return None
-    port = check_integer(number, "ssh_port", 1)
-    if port > LARGEST_PORT:
-        raise ValueError(f"ssh_port is {port}, but must be at most {LARGEST_PORT}")
-    return port
-
-
-def _script(script: object) -> str | None:
-    if script is not None and (not isinstance(script, str) or not script.strip()):
-        raise ValueError(f"host_discovery_script is {script!r}, but must be a program, or a line for the shell")
-    return script
-
-
-def _interfaces(nics: str | Iterable[str] | None) -> tuple[str, ...]:
-    return interface_names(nics.split(",") if isinstance(nics, str) else nics)

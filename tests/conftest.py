@@ -15,6 +15,8 @@ from hvd_cluster import horovod
 
 # gRPC, which TensorFlow brings, makes a new descriptor at each fork while one of its threads is at work.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+# Or torch.compile would start processes that stay as long as a rank. torch reads it when it imports its compiler.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 PATIENCE_SECONDS = 20.0
 

@@ -1,6 +1,7 @@
 """The arrows of docs/architecture.md, and what the packages show to the outside."""
 
 import ast
+import functools
 import importlib
 import json
 import re
@@ -53,8 +54,9 @@ def _parse(path):
     return ast.parse(path.read_text(), str(path))
 
 
+@functools.cache  # each of a dozen tests would parse all sources again
 def _imports():
-    return [found for path in _sources() for found in _imports_of(path)]
+    return tuple(found for path in _sources() for found in _imports_of(path))
 
 
 def _imports_of(path):

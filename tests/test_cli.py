@@ -183,7 +183,9 @@ def test_a_rank_that_raises_is_named_rather_than_those_that_it_leaves(tmp_path, 
     said = capsys.readouterr().err
     assert "hvdrun: rank 1 on localhost ended with exit code 1; the other ranks were ended. The last lines" in said
     assert said.endswith("    ValueError: bad batch\n")
-    assert re.search(r"\[0\]<stderr>:.*ShutDownError: .* by rank 1 .*: it raised ValueError: bad batch\n", said)
+    # Rank 0 may be about to submit its next tensor, and not wait for it yet: then it is told what to do.
+    end = r"it raised ValueError: bad batch(\. Call hvd\.init\(\) to start again)?\n"
+    assert re.search(rf"\[0\]<stderr>:.*ShutDownError: .* by rank 1\b.*: {end}", said)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The Python blocks of README and docs run; links lead somewhere; messages on the troubleshooting page exist."""
 
 import ast
+import functools
 import re
 from importlib.util import find_spec
 
@@ -88,6 +89,11 @@ def test_the_package_promises_no_elastic_jobs_before_they_exist():
     assert not (planned and "elastic" in description)
 
 
+@functools.cache
+def strings_of_sources():
+    return tuple(text for path in SOURCES for text in strings(path))
+
+
 def strings(path):
     """The string constants of a source; what an f-string puts in is left out."""
     for node in ast.walk(ast.parse(path.read_text())):
@@ -99,7 +105,7 @@ def strings(path):
 
 @pytest.mark.parametrize(("page", "least"), [("troubleshooting.md", 30), ("launch/README.md", 3)])
 def test_messages_of_a_page_are_in_the_code(page, least):
-    said = [text for path in SOURCES for text in strings(path)]
+    said = strings_of_sources()
     rows = re.findall(r"^\| (`.*?) \| ", (ROOT / "docs" / page).read_text(), re.MULTILINE)
     messages = [message for row in rows for message in re.findall("`(.*?)`", row)]
     pieces = {piece.strip() for message in messages for piece in message.split("…")}

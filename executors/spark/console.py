@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import secrets
 import socket
@@ -13,7 +12,7 @@ from types import TracebackType
 
 from collectives.control.sockets import end_in_silence
 from executors.api import JobSecret
-from executors.listening import ServerThread, Started, listen
+from executors.listening import ServerThread, Started, listen, until_stopped
 from executors.local.frames import Frames
 from executors.local.output import Sinks
 from executors.spark.connection import (
@@ -99,10 +98,9 @@ class Console:
         self._display.__exit__(kind, error, trace)
 
     async def _serve(self, listener: socket.socket, started: Started) -> None:
-        loop, stop, self._all_connected = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+        self._all_connected = asyncio.Event()
         server = await asyncio.start_server(self._accept, sock=listener)
-        started.set_result(functools.partial(loop.call_soon_threadsafe, stop.set))
-        await stop.wait()
+        await until_stopped(started)
         self._stopping = True
         for writer in self._accepted:
             writer.write_eof()  # the task takes this as the end of the driver; later output is still shown

@@ -22,7 +22,10 @@ from collectives.rendezvous.server import RendezvousServer
 __all__ = ["Member", "Processes", "forking_context", "group_of", "in_threads"]
 
 # The last one is not on every machine.
-PRELOADED = ["numpy", "pytest", "hypothesis", "collectives.rendezvous.server", "collectives.engine.bootstrap", "torch"]
+PRELOADED = [
+    *("numpy", "pytest", "hypothesis", "collectives.rendezvous.server", "collectives.engine.bootstrap"),
+    *("torch", "torch._dynamo", "hvd_cluster.torch"),  # torch imports its compiler when it makes an optimizer
+]
 
 
 def group_of(size: int, position: int = 0, hosts: str = "") -> Group:

@@ -20,8 +20,8 @@ def rows_of(schema, label_cols, feature_cols=None, batch_size=4, validation=None
 
 
 def feed_of(rows, folder, rank=0, store=None):
-    """The feed of a task, alone in its job unless there is a ``store``."""
-    return rows.open(FeedingTask(rank, 1, str(folder), store or MemoryStore(), print))
+    """The feed of a task, the last one of its job; the others are those with the same ``store``, if any."""
+    return rows.open(FeedingTask(rank, rank + 1, str(folder), store or MemoryStore(), print))
 
 
 @contextmanager

@@ -18,7 +18,10 @@ from pyspark.sql import SparkSession
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 MASTER = "local-cluster[2,1,1024]"
+# A JVM of a test ends before a better compiler than the first one, or a collector with threads, repays its time.
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 SETTINGS = {
+    "spark.executor.extraJavaOptions": JAVA_OPTIONS,
     "spark.driver.host": "127.0.0.1",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -33,6 +36,8 @@ def variables(folder: str) -> dict[str, str]:
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_WORKER_DIR": f"{folder}/work",
         "SPARK_LOCAL_DIRS": f"{folder}/local",
+        "SPARK_SUBMIT_OPTS": JAVA_OPTIONS,
+        "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS,
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
     }

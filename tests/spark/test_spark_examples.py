@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from spark_cluster import JAVA_OPTIONS
 
 # Each example starts Spark.
 pytestmark = pytest.mark.timeout(240)
@@ -19,7 +20,7 @@ AGREE = r"parameters: bit for bit the same on 2 of 2 ranks, sha256 [0-9a-f]{16}"
 def run_example(name, *arguments):
     return subprocess.run(
         [sys.executable, ROOT / "examples" / name, *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "SPARK_SUBMIT_OPTS": JAVA_OPTIONS},
         capture_output=True,
         text=True,
         timeout=220,

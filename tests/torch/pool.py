@@ -1,13 +1,9 @@
 """Ranks that have imported torch."""
 
-import os
-
 from tests import pool
 
 
 def _prepare():
-    # Or torch.compile would start processes that stay as long as the rank.
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     import torch
 
     import hvd_cluster.torch

@@ -8,6 +8,7 @@ import torch
 
 import hvd_cluster.torch as hvd
 from collectives.api import InvalidRequestError
+from hvd_cluster import memory
 from hvd_cluster.compression import GradientCompressor
 from hvd_cluster.torch.compression import Compressor
 from hvd_cluster.torch.powersgd import PowerSGD
@@ -252,6 +253,14 @@ def test_learning_digits(ranks):
         ranks.run(train)
 
 
+@pytest.fixture
+def kept_memory_goes():
+    """The thread that keeps memory ends with the test, as in shutdown(), and not some seconds after it."""
+    yield
+    memory.results.close()
+
+
+@pytest.mark.usefixtures("kept_memory_goes")
 @pytest.mark.parametrize("compression", [hvd.Compression.fp16, hvd.Compression.bf16])
 def test_memory_of_large_tensors_is_used_again(compression):
     def address(value):

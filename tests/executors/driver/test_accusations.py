@@ -1,0 +1,57 @@
+"""Ranks that others report as silent."""
+
+import pytest
+from driven import KILLED, begun, elastic, published, report
+
+
+def test_a_silent_rank_is_killed_after_a_moment(job, agents):
+    begun(elastic(3), job, agents)
+    report(job, agents, "worker-0", 0, kind="failed", round=0, ranks=(2,), text="rank 2 did not answer")
+    assert agents.killed == []
+    agents.wait(1.0)
+    assert agents.killed == ["worker-2"]
+    assert published(job, 1).text == "rank 2 on host a lost (no longer answered)"
+
+
+def test_a_silent_rank_that_the_next_world_was_planned_with(job, agents):
+    driver = begun(elastic(2, most=3), job, agents, a=2)
+    report(job, agents, "worker-0", 0, kind="formed", round=0)
+    driver.found({"a": 3})
+    report(job, agents, "worker-2", 0, kind="ready")
+    assert published(job, 1).planned
+    report(job, agents, "worker-1", 0, kind="failed", round=0, ranks=(0,), text="rank 0 did not answer")
+    agents.wait(1.0)
+    assert agents.killed == ["worker-0"]
+    assert ([name for name, _ in published(job, 2).workers], published(job, 2).planned) == (
+        ["worker-1", "worker-2"],
+        False,
+    )
+
+
+def test_a_report_about_a_world_that_the_ranks_have_left_by_plan_is_late(job, agents):
+    driver = begun(elastic(2, most=3), job, agents, a=2)
+    driver.found({"a": 3})
+    report(job, agents, "worker-2", 0, kind="ready")
+    report(job, agents, "worker-0", 0, kind="formed", round=1)
+    report(job, agents, "worker-1", 0, kind="failed", round=0, ranks=(0,), text="rank 0 did not answer")
+    agents.wait(1.0)
+    assert agents.killed == []
+
+
+def test_its_end_may_be_known_by_then(job, agents):
+    driver = begun(elastic(3), job, agents)
+    report(job, agents, "worker-0", 0, kind="failed", round=0, ranks=(2,), text="rank 2 is gone")
+    driver.failed("worker-2", KILLED)
+    agents.wait(1.0)
+    assert agents.killed == []
+    assert published(job, 1).text == "rank 2 on host a lost (was killed by signal 9)"
+
+
+def test_a_world_that_failed_for_no_known_rank_is_made_again(job, agents):
+    begun(elastic(2), job, agents)
+    for worker in ("worker-0", "worker-1"):
+        report(job, agents, worker, 0, kind="failed", round=0, text="the engine broke")
+    agents.wait(1.0)
+    assert published(job, 1).text == "the same ranks again"
+    with pytest.raises(Exception, match="worlds/2"):
+        published(job, 2)
