@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import threading
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -108,18 +110,19 @@ def test_a_caller_goes_on_before_the_operation_has_run(monkeypatch):
     """Whoever looks for the end of an operation lets the stream run; here nobody does."""
     monkeypatch.setattr("collectives.engine.runner.RELEASE_SECONDS", 2 * PATIENCE)
     monkeypatch.setattr("collectives.backends.nccl.watcher.LOOK_SECONDS", 2 * PATIENCE)
-    job = NcclJob(2)
+    all_have_looked = threading.Barrier(2, timeout=PATIENCE)  # the wait of one rank lets both streams run
 
     def body(rank):
         work = job.submit(rank, "x", [1.0])
         output = job.engines[rank].synchronize(work)
         before = job.devices[rank].download(output).tolist()
         assert work.end is not DONE
+        all_have_looked.wait()
         assert work.end.wait(PATIENCE)
         return before, job.devices[rank].download(output).tolist()
 
-    assert job.run(body) == [([-1.0], [2.0])] * 2
-    job.close()
+    with closing(NcclJob(2)) as job:
+        assert job.run(body) == [([-1.0], [2.0])] * 2
 
 
 def test_memory_lives_as_long_as_the_operation(job):
