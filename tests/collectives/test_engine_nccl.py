@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
-from contextlib import closing
 
 import numpy as np
 import pytest
@@ -106,23 +104,23 @@ def test_every_collective(job):
             np.testing.assert_array_equal(result, expected[name], err_msg=name)
 
 
-def test_a_caller_goes_on_before_the_operation_has_run(monkeypatch):
-    """Whoever looks for the end of an operation lets the stream run; here nobody does."""
-    monkeypatch.setattr("collectives.engine.runner.RELEASE_SECONDS", 2 * PATIENCE)
-    monkeypatch.setattr("collectives.backends.nccl.watcher.LOOK_SECONDS", 2 * PATIENCE)
-    all_have_looked = threading.Barrier(2, timeout=PATIENCE)  # the wait of one rank lets both streams run
+def test_a_caller_goes_on_before_the_operation_has_run(job):
+    """The streams run nothing until both callers have looked."""
 
-    def body(rank):
-        work = job.submit(rank, "x", [1.0])
-        output = job.engines[rank].synchronize(work)
-        before = job.devices[rank].download(output).tolist()
+    def submit(rank):
+        return job.submit(rank, "x", [1.0])
+
+    for device in job.devices:
+        device.queue.hold()
+    works = job.run(submit)
+    outputs = job.run(lambda rank: job.engines[rank].synchronize(works[rank]))
+    assert [device.download(output).tolist() for device, output in zip(job.devices, outputs, strict=True)] == [
+        [-1.0]
+    ] * 2
+    for work, device in zip(works, job.devices, strict=True):
         assert work.end is not DONE
-        all_have_looked.wait()
-        assert work.end.wait(PATIENCE)
-        return before, job.devices[rank].download(output).tolist()
-
-    with closing(NcclJob(2)) as job:
-        assert job.run(body) == [([-1.0], [2.0])] * 2
+        device.queue.release()
+    assert job.run(lambda rank: job.result(rank, works[rank]).tolist()) == [[2.0]] * 2
 
 
 def test_memory_lives_as_long_as_the_operation(job):
