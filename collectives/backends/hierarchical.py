@@ -27,7 +27,7 @@ their type.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -94,7 +94,9 @@ class HierarchicalBackend(HostBackend, OffersBoard):
         self._columns = min(map(len, hosts))
         self._host = next(index for index, members in enumerate(hosts) if group.position in members)
         self._local, self._cross, self._flat = local, cross, flat
-        self._parts = [part for part in (local, cross, flat) if part is not None]
+        self._stages = [local] if cross is None else [local, cross]
+        self._parts = [*self._stages, flat]
+        self._has_agreed = False
         self._parameters = parameters
         self._workspaces = Workspace(), Workspace()
         self._on_wait: OnWait = ignore_waits
@@ -185,7 +187,7 @@ class HierarchicalBackend(HostBackend, OffersBoard):
     def board(self) -> Board | None:
         """See :class:`OffersBoard`. All members agree over the flat backend before the stages begin."""
         board = self._flat.board() if isinstance(self._flat, OffersBoard) else None
-        return None if board is None else Ahead(board)
+        return None if board is None else Ahead(board, self._run_agreed)
 
     def observe(self, on_phase: OnPhase | None, in_profile: bool = False) -> None:
         """See :class:`Backend`. The phases are the stages; operations without stages have those of ``flat``."""
@@ -199,9 +201,13 @@ class HierarchicalBackend(HostBackend, OffersBoard):
             part.attend(on_wait)
 
     def waited(self) -> tuple[float, float]:
-        """See :class:`Backend`."""
-        late, inside = zip(*[part.waited() for part in self._parts], strict=True)
-        return sum(late), sum(inside)
+        """See :class:`Backend`. Where the members have agreed ahead, all are there before the first stage."""
+        late, inside = self._flat.waited()
+        for stage in self._stages:
+            before, within = stage.waited()
+            late, inside = (late, inside + before) if self._has_agreed else (late + before, inside)
+            inside += within
+        return late, inside
 
     def watch(self, on_death: OnDeath) -> None:
         """See :class:`Backend`. Those of the members of this host."""
@@ -221,6 +227,13 @@ class HierarchicalBackend(HostBackend, OffersBoard):
         """See :class:`HostBackend`."""
         for part in self._parts:
             part.abort(error)
+
+    def _run_agreed(self, call: Callable[[], None]) -> None:
+        self._has_agreed = True
+        try:
+            call()
+        finally:
+            self._has_agreed = False
 
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:

@@ -41,10 +41,14 @@ class Board(ABC):
 
 
 class Ahead(Board):
-    """The members agree on the ``board`` before an operation begins that cannot carry their question."""
+    """The members agree on the ``board`` before an operation begins that cannot carry their question.
 
-    def __init__(self, board: Board) -> None:
+    ``run`` calls the operation.
+    """
+
+    def __init__(self, board: Board, run: Callable[[Callable[[], None]], None]) -> None:
         self._board = board
+        self._run = run
 
     def attempt(
         self,
@@ -56,7 +60,7 @@ class Ahead(Board):
         """See :class:`Board`."""
         if not self._board.attempt(value, lambda: None, waiting, agreed):
             return False
-        call()
+        self._run(call)
         return True
 
     def decline(self) -> None:

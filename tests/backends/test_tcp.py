@@ -208,6 +208,17 @@ def test_abort_before_a_call_and_after_close():
     with_backends(2, body)
 
 
+def test_an_aborted_member_moves_no_data():
+    def body(backend: TcpBackend) -> None:
+        error = HorovodInternalError("told to stop")
+        backend.abort(error)
+        with pytest.raises(HorovodInternalError) as caught:
+            backend._tcp._pump.flush()
+        assert caught.value is error
+
+    with_backends(2, body)
+
+
 EMPTY = np.empty(0, np.uint8)
 
 
@@ -305,6 +316,24 @@ def test_an_operation_without_data_is_over_at_once():
     near.receive(iter([]))
     assert near.step()
     assert not near.is_receiving
+    near.close()
+    far.close()
+
+
+def test_a_member_may_owe_any_number_of_scripts():
+    """They run in their order; nested iterators of so many would exhaust the stack of the process."""
+    near, far = (Link(sock, position) for position, sock in enumerate(connected_sockets()))
+    data = bytearray(2)
+    near.receive(iter([memoryview(data)[:1]]))
+    for _ in range(1_000_000):
+        near.receive(iter(()))
+    near.receive(iter([memoryview(data)[1:]]))
+    far.send([memoryview(b"xy")])
+    assert far.step()
+    assert select.select([near.descriptor], [], [], 20)[0]
+    while near.is_receiving:
+        near.step()
+    assert data == b"xy"
     near.close()
     far.close()
 

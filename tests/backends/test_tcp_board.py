@@ -328,6 +328,22 @@ def test_members_agree_over_encrypted_connections() -> None:
     with_backends(2, body, encrypted=True)
 
 
+def test_the_waits_of_stages_are_late_only_if_nobody_has_agreed_ahead() -> None:
+    """Who agrees ahead knows that all are there, and waits inside of the operation then."""
+
+    def body(rank: int) -> None:
+        member, seen = group.member(rank), []
+        for part, waits in ((member._local, (1.0, 2.0)), (member._cross, (4.0, 8.0)), (member._flat, (16.0, 32.0))):
+            vars(part)["waited"] = lambda waits=waits: waits
+        assert member.waited() == (21.0, 42.0)
+        assert board_of(member).attempt(7, lambda: seen.append(member.waited()), ignore, nothing)
+        assert seen == [(16.0, 47.0)]
+        assert member.waited() == (21.0, 42.0)
+
+    group = Hosts(HOSTS["2+2"])
+    in_threads(group.size, body)
+
+
 @pytest.mark.parametrize("hosts", HOSTS.values(), ids=HOSTS)
 def test_the_members_of_several_hosts_agree_before_the_stages_begin(hosts: str) -> None:
     def body(rank: int) -> None:

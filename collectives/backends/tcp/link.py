@@ -6,7 +6,7 @@ import socket
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from itertools import chain, islice
+from itertools import islice
 from typing import TypeAlias
 
 from collectives.backends.host import Array
@@ -26,8 +26,6 @@ WITHIN_HOST = 1 << 19
 Script: TypeAlias = Iterator["memoryview | None"]
 """Gives the memory for the next bytes when the last bytes are in place; None while it has none."""
 
-_NO_SCRIPT: Script = iter(())
-
 
 class Link:
     """Sends and receives without waiting, and without a header: both ends know all lengths. Owns ``sock``.
@@ -46,10 +44,10 @@ class Link:
         self.descriptor = sock.fileno()
         self._socket = sock
         self._unsent: deque[memoryview] = deque()
-        self._script = _NO_SCRIPT
+        self._scripts: deque[Script] = deque()
         self._target: memoryview | None = None
         self.is_receiving = False
-        """Whether data of the present script is still to come."""
+        """Whether data of some script is still to come."""
         self.has_received = False
         """Whether some of it has come."""
         self.has_parted = False
@@ -71,7 +69,7 @@ class Link:
 
     def receive(self, script: Script) -> None:
         """Receive into the memory that ``script`` gives, after that of the scripts before. :meth:`step` does it."""
-        self._script = chain(self._script, script) if self.is_receiving else script
+        self._scripts.append(script)
         self.is_receiving, self.has_received = True, False
 
     def give_up(self, is_filling: bool) -> None:
@@ -92,7 +90,8 @@ class Link:
     def forget(self) -> None:
         """Let go of all memory."""
         self._unsent.clear()
-        self._script, self._target, self.is_receiving = _NO_SCRIPT, None, False
+        self._scripts.clear()
+        self._target, self.is_receiving = None, False
 
     def check_end(self) -> None:
         """Call this when the other end has hung up: ConnectionResetError, unless it said :meth:`part` before."""
@@ -154,10 +153,14 @@ class Link:
         return received > 0 or not self.is_receiving  # the end of a script counts: it may be all that was left
 
     def _next_target(self) -> memoryview | None:
-        try:
-            self._target = next(self._script)
-        except StopIteration:
-            self.is_receiving = False
+        scripts = self._scripts
+        while scripts:
+            try:
+                self._target = next(scripts[0])
+                break
+            except StopIteration:
+                scripts.popleft()
+        self.is_receiving = bool(scripts)
         return self._target
 
 

@@ -90,7 +90,8 @@ class Pump:
             quiet += 1
 
     def flush(self) -> None:
-        """Move what can be moved now. Raises PeerLostError."""
+        """Move what can be moved now. Raises PeerLostError, or the error of :meth:`abort`."""
+        self.check()
         self._step()
 
     def abort(self, error: Exception) -> None:
