@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from collectives.api import MismatchError, Operation, Request
 from collectives.parameters import Parameters
+from collectives.planning.calls import Calls
 from collectives.planning.messages import ABANDONED, Ready, Refuse, Rejection, Response, Run, Unknown
 from collectives.planning.schedules import Schedule, Schedules, alone
 
@@ -55,28 +56,36 @@ class Worker:
         self._schedules = Schedules()
         self._alone: dict[int, Schedule | None] = {}
         self._sent: dict[Key, int] = {}
-        self._requests: list[Request] = []
-        self._ready_ids: list[int] = []
-        self._urgent: list[Key] = []
+        self._requests: dict[Key, Request] = {}
+        self._ready_ids: dict[int, Key] = {}
+        self._calls = Calls()
+        self._urgent: dict[Key, None] = {}
         self._answered: list[int] = []
         self._rejected: list[Rejection] = []
         self._unanswered: set[Key] = set()
-        self._abandoned: list[Key] = []
+        self._abandoned: dict[Key, None] = {}
         self._abandoning: set[Key] = set()
 
     def submit(self, request: Request, urgent: bool = False) -> None:
         """A tensor is ready here; ``urgent`` when a caller waits for it."""
-        self._in_flight[request.key] = request
-        id, before = self._ids.get(request.key, (0, None))
+        key = request.key
+        self._in_flight[key] = request
+        id, before = self._ids.get(key, (0, None))
         if request is before or request == before:
-            self._ids[request.key] = id, request
-            self._ready_ids.append(id)
-            self._sent[request.key] = id
+            self._ids[key] = id, request
+            self._ready_ids[id] = key
+            self._sent[key] = id
         else:
-            self._requests.append(request)
-            self.introduced[request.process_set] += 1
+            self._introduce(key)
+        if request.group:
+            self._calls.submitted(request)
         if urgent:
-            self._urgent.append(request.key)
+            self._urgent[key] = None
+
+    def _introduce(self, key: Key) -> None:
+        """Send the whole request."""
+        request = self._requests[key] = self._in_flight[key]
+        self.introduced[request.process_set] += 1
 
     def reject(self, request: Request, reason: str) -> None:
         """A call failed here because of its arguments; the members that submit it must not wait for this rank."""
@@ -91,39 +100,35 @@ class Worker:
         """
         if key not in self._in_flight or key in self._abandoning:
             return None
-        if not all(self._is_unsent(other) for other in self._call_of(key)):
-            self._abandoned.append(key)
+        if not self._is_unsent(key):
+            self._abandoned[key] = None
             self._abandoning.add(key)
             return None
-        self._take_unsent(key)
-        self._urgent = [other for other in self._urgent if other != key]
-        self._drop(key)
+        self._urgent.pop(key, None)
+        self._end_unsent(key)
         return Refusal(key, MismatchError(ABANDONED, key[1]))
 
-    def _call_of(self, key: Key) -> list[Key]:
-        """``key``, and the other tensors of its group: where the coordinator knows of one, it decides about all."""
-        group = self._in_flight[key].group
-        if not group:
-            return [key]
-        return [other for other, each in self._in_flight.items() if each.group == group and other[0] == key[0]]
-
     def _is_unsent(self, key: Key) -> bool:
-        """Whether the coordinator has not heard of the tensor."""
-        return self._sent.get(key) in self._ready_ids or self._in_flight[key] in self._requests
+        """Whether the coordinator has heard of neither the tensor nor its group: of a group, it decides about all."""
+        request = self._in_flight[key]
+        return self._calls.is_unsent(request) if request.group else self._is_news(key)
 
-    def _take_unsent(self, key: Key) -> None:
+    def _is_news(self, key: Key) -> bool:
+        return key in self._requests or self._sent.get(key) in self._ready_ids
+
+    def _end_unsent(self, key: Key) -> None:
         """The coordinator will not hear of the tensor."""
-        id, request = self._sent.get(key), self._in_flight[key]
-        if id in self._ready_ids:
-            self._ready_ids.remove(id)
+        id = self._sent.get(key, 0)
+        self._drop(key)
+        if self._requests.pop(key, None) is not None:
+            self.introduced[key[0]] -= 1
         else:
-            self._requests.remove(request)
-            self.introduced[request.process_set] -= 1
+            del self._ready_ids[id]
 
     def urge(self, key: Key) -> None:
         """A caller waits for a tensor submitted earlier, or for the end of a call that failed here."""
         if key in self._in_flight or key in self._unanswered:
-            self._urgent.append(key)
+            self._urgent[key] = None
 
     @property
     def is_idle(self) -> bool:
@@ -150,7 +155,7 @@ class Worker:
         ids = self._ready_ids
         if len(ids) != len(self._in_flight) or self._answered or self._rejected or self._unanswered or self._abandoned:
             return ()
-        return ids
+        return tuple(ids)
 
     def schedule(self) -> Schedule | None:
         """The schedule of all :meth:`unreported` tensors, if a caller waits for one.
@@ -182,10 +187,10 @@ class Worker:
             for response in batch:
                 self._finish(response)
         if self._in_flight:
-            self._ready_ids = [self._sent[key] for key in self._in_flight]
-            self._urgent = [key for key in self._urgent if key in self._in_flight]
+            self._ready_ids = {self._sent[key]: key for key in self._in_flight}
+            self._urgent = {key: None for key in self._urgent if key in self._in_flight}
         else:
-            self._ready_ids, self._urgent = [], []
+            self._ready_ids, self._urgent = {}, {}
 
     def outgoing(self) -> Ready | None:
         """The news for the coordinator, each sent once; None when there is nothing new."""
@@ -194,7 +199,7 @@ class Worker:
         by_id = [self._ids[key][0] for key in self._urgent if self._sent_as_id(key)]
         by_key = [key for key in self._urgent if not self._sent_as_id(key)]
         message = Ready(
-            tuple(self._requests),
+            tuple(self._requests.values()),
             tuple(self._ready_ids),
             tuple(by_key),
             tuple(by_id),
@@ -202,8 +207,9 @@ class Worker:
             tuple(self._rejected),
             tuple(self._abandoned),
         )
-        self._requests, self._ready_ids, self._urgent, self._answered, self._rejected = [], [], [], [], []
-        self._abandoned = []
+        self._requests, self._ready_ids, self._urgent, self._abandoned = {}, {}, {}, {}
+        self._answered, self._rejected = [], []
+        self._calls.all_sent()
         return message
 
     def _sent_as_id(self, key: Key) -> bool:
@@ -261,11 +267,13 @@ class Worker:
         return Refusal(key, message.error())
 
     def _drop(self, key: Key) -> None:
-        self._in_flight.pop(key, None)
+        request = self._in_flight.pop(key, None)
+        if request is not None and request.group:
+            self._calls.ended(request, self._is_news(key))
         self._sent.pop(key, None)
         if key in self._abandoning:
             self._abandoning.discard(key)
-            self._abandoned = [other for other in self._abandoned if other != key]
+            self._abandoned.pop(key, None)
 
     def resend(self, message: Unknown) -> None:
         """Send the whole requests of dropped ids, as urgent ones, because the dropped id may have been urgent."""
@@ -274,10 +282,12 @@ class Worker:
         keys = [key for key, id in self._sent.items() if id in message.ids]
         for key in keys:
             del self._sent[key]
-            self._requests.append(self._in_flight[key])
-            self._urgent.append(key)
-            if key in self._abandoning and key not in self._abandoned:  # the coordinator did not know of it
-                self._abandoned.append(key)
+            self._introduce(key)
+            if self._in_flight[key].group:
+                self._calls.returned(self._in_flight[key])
+            self._urgent[key] = None
+            if key in self._abandoning:  # the coordinator did not know of it
+                self._abandoned[key] = None
 
     def _forget(self, ids: Collection[int]) -> None:
         self._schedules.forget(ids)

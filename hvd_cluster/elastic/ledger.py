@@ -53,7 +53,8 @@ class Ledger:
     @property
     def is_exact(self) -> bool:
         """Whether the present state is that of the last commit, but for light values, which it has."""
-        return not self.is_broken and self._cycle.is_untouched(self._marks())
+        now = self._marks()
+        return not self.is_broken and self._cycle.is_untouched(now)
 
     def lacks_copy(self, commit: int) -> bool:
         """Whether a full copy must be made when ``commit`` comes from a sync."""
@@ -62,7 +63,8 @@ class Ledger:
         return self.is_unsafe and self.copied != commit
 
     def _marks(self) -> Marks:
-        return Marks(_batches(), sum(part.versions() for part in self._parts().values()))
+        versions = sum(part.versions() for part in self._parts().values())  # waits for a step that still runs
+        return Marks(_batches(), versions)
 
     def step_began(self, in_graph: bool = False) -> None:
         """An optimizer is about to change parameters.
@@ -92,8 +94,13 @@ class Ledger:
 
     def close_cycle(self, full: bool) -> None:
         """The next commit: the present state. With a copy if ``full``, or if it may be needed."""
-        self.is_unsafe = not self._cycle.is_safe(self._marks())
+        now = self._marks()
+        survives = all(part.survives for part in self._parts().values())
+        self.is_unsafe = not (survives and self._cycle.is_safe(now))
+        is_copied = self._cycle.is_untouched(now) and self.copied == self.commit
         self.record(self.commit + 1, full or self._needs_copy(self.commit + 1))
+        if is_copied and self._copy is not None:  # that of the commit before has the same heavy values
+            self._copy = replace(self._copy, commit=self.commit, light=self._light, at=time.perf_counter())
 
     def _needs_copy(self, commit: int) -> bool:
         copy = self._copy

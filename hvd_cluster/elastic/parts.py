@@ -43,8 +43,13 @@ class Part(ABC):
         return
 
     def versions(self) -> int:
-        """A number that grows with changes of heavy values by hand."""
+        """A number that grows with changes of heavy values by hand; those of a step that still runs are waited for."""
         return 0
+
+    @property
+    def survives(self) -> bool:
+        """Whether heavy values are still there after a step whose collective has failed."""
+        return True
 
     def layout(self) -> list[tuple[str, str]]:
         """The entries that all ranks must have alike, each with its description."""

@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 from collections import deque
+from functools import partial
 
 from collectives.engine.engine import Engine
 from collectives.engine.work import Watch
@@ -35,6 +36,12 @@ class Completer:
     def __init__(self) -> None:
         # Owned by this object, held for a look at all runs.
         self._lock = threading.Lock()
+        # Of settlements, which wait for less of ``_submitting``, no longer than Settlement allows.
+        self._submitted = threading.Condition(self._lock)
+        # Those that submit their works, each on a thread of the framework.
+        self._submitting: list[Run] = []
+        # Those without works that wait on threads of their own.
+        self._aside: list[Run] = []
         self._runs: list[Run] = []
         self._failed: deque[int] = deque(maxlen=KEPT_STEPS)
         self._settlements: dict[int, Settlement] = {}
@@ -46,13 +53,68 @@ class Completer:
         self._came = threading.Event()
         self._thread: threading.Thread | None = None
 
+    def admit(self, run: Run) -> bool:
+        """Whether ``run`` may submit its works. Then :meth:`follow` or :meth:`withdraw` comes next; from any thread.
+
+        Not where a node of its step has failed: it is ended like that. A settlement waits for those that are admitted.
+        """
+        return self._enters(run, self._submitting)
+
+    def accompany(self, run: Run) -> bool:
+        """Whether ``run`` may wait on a thread of its own, which calls :meth:`claim` then.
+
+        It ends when its step fails, as one that :meth:`admit` turns away; the thread may go on waiting.
+        """
+        return self._enters(run, self._aside)
+
+    def claim(self, run: Run) -> bool:
+        """Whether the thread of an accompanied ``run`` ends it: its step has not failed."""
+        with self._lock:
+            is_there = run in self._aside
+            if is_there:
+                self._aside.remove(run)
+        return is_there
+
+    def _enters(self, run: Run, runs: list[Run]) -> bool:
+        with self._lock:
+            if not self.has_failed(run.step):
+                runs.append(run)
+                return True
+            if self._is_settled_elsewhere(run):
+                return False
+        _cancel(run)
+        return False
+
+    def _take_aside(self, step: int) -> list[Run]:
+        taken = [run for run in self._aside if run.step == step]
+        self._aside = [run for run in self._aside if run.step != step]
+        return taken
+
+    def _end_aside(self, step: int) -> None:
+        with self._lock:
+            taken = self._take_aside(step)
+        for run in taken:
+            _cancel(run)
+
+    def withdraw(self, run: Run) -> None:
+        """An admitted ``run`` has failed before it was followed."""
+        with self._lock:
+            self._has_submitted(run)
+
+    def _has_submitted(self, run: Run) -> None:
+        if run in self._submitting:
+            self._submitting.remove(run)
+            self._submitted.notify_all()
+
     def follow(self, run: Run) -> None:
         """End ``run`` when its works are done; from any thread.
 
         RuntimeError, and ``run`` is not followed, if the thread cannot start.
         """
         with self._lock:
-            if self._is_settled_elsewhere(run):
+            is_settled = self._is_settled_elsewhere(run)
+            self._has_submitted(run)
+            if is_settled:
                 return
             if self._thread is None:
                 # Owned by this object. It ends when it is idle; an engine that ends ends all that it waits for.
@@ -68,15 +130,6 @@ class Completer:
         """Whether a node of ``step`` has failed: no other one shall begin."""
         return step in self._failed
 
-    def cancel(self, run: Run) -> None:
-        """End ``run``, which has submitted nothing, after the node of its step that has failed; from any thread."""
-        with self._lock:
-            if self._is_settled_elsewhere(run):
-                return
-        run.context.report()
-        run.give_back()
-        run.leave()
-
     def _is_settled_elsewhere(self, run: Run) -> bool:
         """Whether a settlement ends ``run``."""
         settlement = self._settlements.get(run.step)
@@ -88,6 +141,7 @@ class Completer:
         """A node of ``step`` has failed that is not followed; from any thread."""
         with self._lock:
             self._record(step)
+        self._end_aside(step)
         self._interrupt()
 
     def _record(self, step: int) -> None:
@@ -180,6 +234,7 @@ class Completer:
             run.give_back()
             self._record(run.step)
             run.leave()
+            self._end_aside(run.step)
             return
         run.give_back()
         run.leave()
@@ -188,11 +243,19 @@ class Completer:
         step = cause.step
         with self._lock:
             self._record(step)
-            others = [run for run in (*self._ending, *self._runs) if run.step == step]
+            others = [run for run in (*self._ending, *self._runs) if run.step == step] + self._take_aside(step)
             self._runs = [run for run in self._runs if run.step != step]
             self._ending = deque(run for run in self._ending if run.step != step)
-            settlement = self._settlements[step] = Settlement(cause, error, others, lambda: self._settled(step))
+            stragglers = partial(self._await_submissions, step)
+            settlement = self._settlements[step] = Settlement(
+                cause, error, others, stragglers, partial(self._settled, step)
+            )
         settlement.start()
+
+    def _await_submissions(self, step: int, seconds: float) -> None:
+        """Wait until no thread submits works of a run of ``step``, which has failed, so none begins to."""
+        with self._submitted:
+            self._submitted.wait_for(lambda: all(run.step != step for run in self._submitting), seconds)
 
     def _settled(self, step: int) -> None:
         with self._lock:
@@ -213,6 +276,13 @@ class Completer:
     def forget(self) -> None:
         """In a forked child: the thread and the runs are the parent's. Takes no lock."""
         self.__init__()  # type: ignore[misc]
+
+
+def _cancel(run: Run) -> None:
+    """End ``run``, which has no works, after the node of its step that has failed."""
+    run.context.report()
+    run.give_back()
+    run.leave()
 
 
 completer = Completer()

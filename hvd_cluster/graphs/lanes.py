@@ -6,6 +6,7 @@ at the same time are neighbours, so each of them meets the same one of the other
 the one that is ``parallel_iterations`` before it has ended.
 
 The iterations of a loop in a loop begin anew for each iteration around it: the number of the *frame* is in the name.
+That number is a hash, which does not tell neighbours, so these names cannot be few in the same way.
 """
 
 from __future__ import annotations

@@ -39,15 +39,26 @@ def needs_settlement(error: Exception) -> bool:
 class Settlement:
     """Ends ``cause`` with ``error``, and then ``others`` of its step; calls ``over`` in between.
 
+    ``stragglers`` waits, for so many seconds at most, until the runs of the step have come whose threads submit works
+    just now: what another thread submits later would be in flight after the settlement.
+
     Owns the daemon thread "hvd-graph-settlement", which ends with the runs.
     """
 
-    def __init__(self, cause: Run, error: Exception, others: list[Run], over: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        cause: Run,
+        error: Exception,
+        others: list[Run],
+        stragglers: Callable[[float], None],
+        over: Callable[[], None],
+    ) -> None:
         self._cause = cause
         self._error = error
         self._others = others
+        self._stragglers = stragglers
         self._over = over
-        # Bounds of its waits: that of an abandoned work, and SECONDS. An end of the engine ends both.
+        # Bounds of its waits: that of an abandoned work, and SECONDS, twice. An end of the engine ends both.
         self._thread = threading.Thread(target=self._run, name="hvd-graph-settlement", daemon=True)
 
     def start(self) -> None:
@@ -63,6 +74,7 @@ class Settlement:
 
     def _run(self) -> None:
         try:
+            self._stragglers(SECONDS)
             self._let_end()
             _meet(self._cause.engine, self._cause.kernel.process_set.process_set_id or 0)
         finally:

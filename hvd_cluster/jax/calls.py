@@ -16,6 +16,8 @@ from collectives.api import DType, HorovodInternalError, Operation
 from collectives.buffers import Buffer
 from collectives.engine.work import Work
 from hvd_cluster import basics
+from hvd_cluster.elastic.watchers import watchers
+from hvd_cluster.jax import rescue
 from hvd_cluster.jax.frames import EXECUTE, METADATA, CallFrame, FFIBuffer, MetadataExtension, create_error
 from hvd_cluster.operations import submission
 from hvd_cluster.optimizer.lists import Shipment
@@ -53,16 +55,29 @@ class _Size(NamedTuple):
 
 
 class _Allreduce(NamedTuple):
-    """An allreduce of the tensors of several shipments: the name of each and how many tensors it has."""
+    """An allreduce of the tensors of several shipments: the name of each and how many tensors it has.
+
+    The ``readers`` come after these: variables that it saves if it fails. A step with other calls destroys its
+    variables where one of those fails, so it counts as one that has begun to change them.
+    """
 
     names: tuple[str, ...]
     counts: tuple[int, ...]
     process_set: ProcessSet
     fields: tuple[tuple[str, Any], ...]
+    readers: tuple[rescue.Reader, ...]
 
     def run(self, frame: Any) -> None:
         """Wait for the results."""
-        _run(self, _pairs(frame))
+        if not self.readers:
+            watchers.step_began(in_graph=True)
+        try:
+            _run(self, _pairs(frame))
+        except BaseException:
+            rescue.save(self.readers, _addresses(frame))
+            raise
+        rescue.drop()
+        watchers.step_began(in_graph=True)
 
 
 _Call: TypeAlias = "_Allreduce | _Size"
@@ -83,15 +98,17 @@ def allreduce(shipments: Sequence[Shipment], process_set: ProcessSet, fields: Ma
     XLA raises XlaRuntimeError with the text of the engine's error.
     """
     tensors = [tensor for shipment in shipments for tensor in shipment.tensors]
+    readers, values = rescue.readers()
     call = _Allreduce(
         tuple(shipment.name for shipment in shipments),
         tuple(len(shipment.tensors) for shipment in shipments),
         process_set,
         tuple(fields.items()),
+        readers,
     )
     shapes = [jax.ShapeDtypeStruct(tensor.shape, tensor.dtype) for tensor in tensors]  # type: ignore[no-untyped-call]
     aliases = {index: index for index in range(len(tensors))}
-    return list(_call(call, shapes, tensors, input_output_aliases=aliases))
+    return list(_call(call, shapes, [*tensors, *values], input_output_aliases=aliases))
 
 
 def size(process_set: ProcessSet) -> Any:
@@ -151,9 +168,15 @@ def _is_question(frame: Any) -> bool:
 
 
 def _pairs(frame: Any) -> list[tuple[Buffer, Buffer]]:
-    count = frame.arguments.size
+    count = frame.results.size
     sources = [_buffer(frame.arguments.items[index].contents) for index in range(count)]
     return [(source, _result(frame, index)) for index, source in enumerate(sources)]
+
+
+def _addresses(frame: Any) -> list[int]:
+    """Of the operands without a result."""
+    found = [frame.arguments.items[index].contents.data for index in range(frame.results.size, frame.arguments.size)]
+    return [address or 0 for address in found]
 
 
 def _result(frame: Any, index: int) -> Buffer:

@@ -1,6 +1,8 @@
 """Tensors that a rank does not want any more before the others have submitted them."""
 
+import sys
 import threading
+from itertools import count
 
 import numpy as np
 import pytest
@@ -66,6 +68,50 @@ def test_a_tensor_that_was_not_reported_ends_at_once():
     world.submit(request, 0)
     assert abandon(world, 0, [request]) == [request.key]
     assert not world.flush(0)
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_the_steps_to_abandon_a_group_grow_with_its_length(is_known):
+    """And not with the square of it, or worse."""
+    few, many = (steps_to_abandon(length, is_known) for length in (50, 200))
+    assert many < 5 * few
+
+
+def steps_to_abandon(length, is_known):
+    """How many lines run, while the coordinator has heard of nothing; all tensors are waited for."""
+    world, requests = World(1), group("g", length)
+    for request in requests if is_known else ():
+        world.submit(request)
+    world.settle()
+    for request in requests:
+        world.submit(request, 0)
+        world.workers[0].urge(request.key)
+    steps = count()
+
+    def trace(frame, event, argument):
+        next(steps)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        ended = abandon(world, 0, requests)
+    finally:
+        sys.settrace(before)
+    assert len(ended) == length
+    assert not world.flush(0)
+    return next(steps)
+
+
+def test_a_group_of_which_the_coordinator_knows_one_tensor_waits_for_its_answer():
+    world, (first, second) = World(2), group("g", 2)
+    world.submit(first, 0)
+    world.flush(0)
+    world.submit(second, 0)
+    assert abandon(world, 0, [second, first]) == []
+    world.settle()
+    assert world.refused(0) == [ABANDONED, ABANDONED]
+    assert world.workers[0].is_idle
 
 
 def test_a_tensor_that_all_have_submitted_runs():

@@ -120,3 +120,21 @@ def test_there_is_a_schedule_only_if_a_caller_waits(worker):
     assert worker.schedule() is None
     worker.urge(A.key)
     assert worker.schedule().batches == ((RESPONSES[1],),)
+
+
+def test_a_request_that_travels_whole_after_its_id_is_introduced_once_more(worker):
+    assert worker.introduced[0] == 3
+    worker.submit(A)
+    worker.outgoing()
+    worker.resend(Unknown((1,)))
+    assert worker.introduced[0] == 4
+    assert worker.outgoing().requests == (A,)
+
+
+def test_a_request_that_is_abandoned_before_it_travels_again_is_not_introduced(worker):
+    worker.submit(A)
+    worker.outgoing()
+    worker.resend(Unknown((1,)))
+    assert worker.abandon(A.key) is not None
+    assert worker.introduced[0] == 3
+    assert worker.outgoing().requests == ()

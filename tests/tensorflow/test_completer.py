@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import tensorflow as tf
 
+from collectives.api import InvalidRequestError, MismatchError
 from hvd_cluster.graphs import completer as module
 from hvd_cluster.graphs.lanes import Lane, Lanes
 from hvd_cluster.graphs.run import Run
@@ -33,6 +34,12 @@ class FakeEngine:
         for work in works:
             work.done = True
         self.rouse()
+
+    def synchronize(self, work):
+        """An abandoned one is done."""
+
+    def submit(self, *arguments):
+        raise InvalidRequestError("nobody meets here")
 
     def rouse(self):
         with self._changed:
@@ -78,6 +85,20 @@ class FailedWork:
 
     def outcome(self):
         raise ValueError("failed")
+
+
+class MismatchedWork:
+    done = True
+
+    def outcome(self):
+        raise MismatchError("the ranks disagree", "a")
+
+
+def disagreement(engine, step):
+    """A run that ends in a settlement."""
+    run, _ = run_of(engine, MismatchedWork(), step)
+    run.kernel.process_set = SimpleNamespace(process_set_id=0)
+    return run
 
 
 def run_of(engine, work, step=1):
@@ -194,3 +215,141 @@ def test_the_queue_of_a_lane_is_not_submitted_after_a_failure(completer, monkeyp
     lanes.leave((kernel, lane))
     assert len(started) == 1
     assert codes == [tf.errors.ABORTED, tf.errors.CANCELLED, tf.errors.CANCELLED]
+
+
+class Meeting(FakeEngine):
+    """An engine whose ranks meet at the end of a settlement; ``met`` tells how, and whether ``late`` was done then."""
+
+    def __init__(self, late):
+        super().__init__()
+        self.met = []
+        self._late = late
+
+    def submit(self, *arguments):
+        self.met.append(self._late.done)
+        return super().submit(*arguments)
+
+
+def test_a_settlement_waits_for_a_thread_that_has_submitted_and_is_not_followed_yet(completer, monkeypatch):
+    """The thread sleeps in between until the settlement waits for it, or is over."""
+    late, told, awaits = FakeWork(), threading.Event(), threading.Event()
+    engine, waiting = Meeting(late), module.Completer._await_submissions
+
+    def await_submissions(*arguments):
+        awaits.set()
+        waiting(*arguments)
+
+    def start(*arguments):
+        cause = disagreement(engine, step=7)
+        cause.done = awaits.set
+        completer.follow(cause)
+        assert awaits.wait(SECONDS)
+        return [late]
+
+    monkeypatch.setattr(module.Completer, "_await_submissions", await_submissions, raising=False)
+    monkeypatch.setattr(entry, "completer", completer)
+    monkeypatch.setattr(entry, "_lanes", lanes := Lanes())
+    monkeypatch.setattr(entry.basics, "engine", lambda: engine)
+    kernel, lane, context = Kernel(), Lane(), FakeContext(7)
+    kernel.start = start
+    lanes.enter((kernel, lane), lambda: entry._submit(kernel, context, told.set, lane))
+    assert told.wait(SECONDS)
+    assert context.code == tf.errors.CANCELLED
+    assert engine.met == [True]
+
+
+def test_a_start_that_fails_keeps_no_settlement_waiting(completer, monkeypatch):
+    def start(*arguments):
+        raise ValueError("refused")
+
+    monkeypatch.setattr(entry, "completer", completer)
+    monkeypatch.setattr(entry, "_lanes", lanes := Lanes())
+    monkeypatch.setattr(entry.basics, "engine", FakeEngine)
+    kernel, lane = Kernel(), Lane()
+    kernel.start = start
+    lanes.enter((kernel, lane), lambda: entry._submit(kernel, FakeContext(8), lambda: None, lane))
+    assert not completer._submitting
+
+
+class FakeJoin:
+    """A join that ends when it is ``released``."""
+
+    process_set = SimpleNamespace(process_set_id=0)
+
+    def __init__(self):
+        self.waits, self.released, self.outputs = threading.Event(), threading.Event(), []
+
+    def wait(self, engine):
+        self.waits.set()
+        assert self.released.wait(SECONDS)
+        return 1
+
+    def put(self, context, last):
+        self.outputs.append(last)
+
+
+class Joining:
+    """A run of ``kernel`` in the step 9, on a thread as that of a kernel; ``told`` when TensorFlow hears of its end."""
+
+    def __init__(self, kernel):
+        self.kernel, self.context, self.told = kernel, FakeContext(9), threading.Event()
+        self.thread = threading.Thread(target=entry._wait, args=(kernel, self.context, self.told.set), daemon=True)
+        self.thread.start()
+        assert kernel.waits.wait(SECONDS)
+
+    def release(self):
+        self.kernel.released.set()
+        self.thread.join(SECONDS)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def joining(completer, monkeypatch):
+    monkeypatch.setattr(entry, "completer", completer)
+    monkeypatch.setattr(entry.basics, "engine", FakeEngine)
+    joining = Joining(FakeJoin())
+    yield joining
+    joining.release()
+
+
+def give_up(completer):
+    completer.give_up(9)
+
+
+def fail(completer):
+    completer.follow(run_of(FakeEngine(), FailedWork(), step=9)[0])
+
+
+def disagree(completer):
+    completer.follow(disagreement(FakeEngine(), step=9))
+
+
+@pytest.mark.parametrize("way", [give_up, fail, disagree])
+def test_a_join_ends_with_another_node_of_its_step_that_fails(completer, joining, way):
+    """The other ranks may not join for a long time; the thread waits for them, and sets no output."""
+    way(completer)
+    assert joining.told.wait(SECONDS)
+    assert joining.context.code == tf.errors.CANCELLED
+    joining.told.clear()
+    joining.release()
+    assert not joining.kernel.outputs
+    assert not joining.told.is_set()
+
+
+def test_a_join_gives_its_output_when_its_step_goes_on(completer, joining):
+    completer.give_up(8)
+    joining.release()
+    assert joining.told.is_set()
+    assert joining.kernel.outputs == [1]
+    assert joining.context.code is None
+
+
+def test_a_join_that_comes_after_a_failure_is_not_made(completer, monkeypatch):
+    monkeypatch.setattr(entry, "completer", completer)
+    monkeypatch.setattr(entry.basics, "engine", FakeEngine)
+    completer.give_up(9)
+    kernel, context, told = FakeJoin(), FakeContext(9), threading.Event()
+    entry._wait(kernel, context, told.set)
+    assert told.is_set()
+    assert context.code == tf.errors.CANCELLED
+    assert not kernel.waits.is_set()

@@ -48,6 +48,10 @@ def run_of(engine, work):
     return Run(kernel, context, engine, [work], ended.set, lambda: None, 1), ended
 
 
+def ignore(seconds):
+    """No other thread submits."""
+
+
 def test_nobody_waits_for_a_run_that_came_late_before_it_is_abandoned():
     """Other ranks may never submit its works."""
     engine, come = FakeEngine(), []
@@ -59,7 +63,7 @@ def test_nobody_waits_for_a_run_that_came_late_before_it_is_abandoned():
             come.append(late)
             settlement.add(late)
 
-    settlement = Settlement(cause, ValueError("a disagreement"), [OpenRun(second, add)], lambda: None)
+    settlement = Settlement(cause, ValueError("a disagreement"), [OpenRun(second, add)], ignore, lambda: None)
     settlement.start()
     assert all(ended.wait(SECONDS) for _, ended in runs)
     assert come == [late]

@@ -18,6 +18,10 @@ class Changes(ABC):
     def count(self, variables: Sequence[Any]) -> int:
         """A number that grows with changes of ``variables`` since the last call."""
 
+    def survive(self) -> bool:
+        """Whether the variables that were counted last are still there after a step whose collective has failed."""
+        return True
+
 
 class _ByVersion(Changes):
     """torch counts the changes of each tensor in place."""
@@ -25,26 +29,6 @@ class _ByVersion(Changes):
     def count(self, variables: Sequence[Any]) -> int:
         """See :class:`Changes`."""
         return sum([variable.value._version for variable in variables])
-
-
-class _ByIdentity(Changes):
-    """An array of JAX never changes: a changed variable has another one. A step that fails has deleted its inputs."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._seen: list[Any] = []
-
-    def count(self, variables: Sequence[Any]) -> int:
-        """See :class:`Changes`."""
-        present = [variable._value for variable in variables]  # ``value`` makes an array where Keras has taken it away
-        if len(present) != len(self._seen) or any(map(_differ, present, self._seen)):
-            self._count += 1
-        self._seen = present
-        return self._count
-
-
-def _differ(present: Any, before: Any) -> bool:
-    return present is None or present is not before or present.is_deleted()
 
 
 class _Unknown(Changes):
@@ -55,9 +39,11 @@ class _Unknown(Changes):
         return 0
 
 
-_KINDS: dict[str, type[Changes]] = {"torch": _ByVersion, "jax": _ByIdentity}
-
-
 def changes() -> Changes:
     """For the backend of Keras."""
-    return _KINDS.get(keras.backend.backend(), _Unknown)()
+    backend = keras.backend.backend()
+    if backend == "jax":
+        from hvd_cluster.keras.elastic.on_jax import ByIdentity
+
+        return ByIdentity()
+    return _ByVersion() if backend == "torch" else _Unknown()

@@ -75,6 +75,11 @@ class VariablesHandler(SnapshotHandler):
         """See :class:`Part`."""
         return self._changes.count([variable for _, variable in self._numbered(heavy=True)])
 
+    @property
+    def survives(self) -> bool:
+        """See :class:`Part`."""
+        return self._changes.survive()
+
     def layout(self) -> list[tuple[str, str]]:
         """See :class:`Part`. Without the names of variables: Keras numbers them through the life of a process."""
         return [
@@ -115,9 +120,9 @@ class ModelHandler(VariablesHandler):
 
     def light(self) -> Copies:
         """See :class:`Part`."""
-        light, shared = super().light(), self._shared()
-        present = self.variables()
-        self._seeds = [(present[number], copy) for number, copy in light.items() if id(present[number]) not in shared]
+        numbered, shared = self._numbered(heavy=False), self._shared()
+        light = {number: variables.copied(each) for number, each in numbered}
+        self._seeds = [(each, light[number]) for number, each in numbered if id(each) not in shared]
         return light
 
     def _shared(self) -> set[int]:

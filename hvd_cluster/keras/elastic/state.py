@@ -35,10 +35,10 @@ class KerasState(HandledState):
     Without ``optimizer``, it is that of ``model.compile()``, if there is one. Any keyword may have a model, an
     optimizer or a GlobalBatches, too. InvalidRequestError for a model without variables: build it first.
 
-    ``commit()`` after each step costs little on TensorFlow and torch: it copies plain values and the variables that are
-    not trained, but the others only where a loss might find them changed. That is so if a collective runs between the
-    update of an optimizer and ``commit()``, or if the training function was traced before the first state was made. On
-    JAX a step that fails destroys its variables, so each commit copies them.
+    ``commit()`` after each step costs little: it copies plain values and the variables that are not trained, but the
+    others only where a loss might find them changed. That is so if a collective runs between the update of an optimizer
+    and ``commit()``, or if the training function was traced before the first state was made. On JAX it is so, too, if a
+    compiled step has another collective than that of its gradients, such as those of SyncBatchNormalization.
 
     Other optimizers than Keras' must not change the model, and a change by hand, such as ``set_weights``, counts from
     the next commit on: call ``state.save()`` after it.

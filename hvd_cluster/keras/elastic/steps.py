@@ -20,10 +20,14 @@ def watch() -> None:
     """Let the states of this process hear of the steps of all optimizers, also in graphs that are built from now on.
 
     Every optimizer calls ``Optimizer.apply``, after the reduction of gradients. On JAX it does so while a step is
-    compiled, not while it runs: states copy their variables in each commit there.
+    compiled, not while it runs: there the reduction tells of steps.
     """
     backend = keras.backend.backend()
-    if backend != "jax":
+    if backend == "jax":
+        from hvd_cluster.keras.elastic.on_jax import save_variables
+
+        save_variables()
+    else:
         _wrap(keras.optimizers.Optimizer, _in_tensorflow() if backend == "tensorflow" else _at_once)
 
 

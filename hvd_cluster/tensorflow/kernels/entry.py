@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
@@ -16,6 +17,7 @@ from hvd_cluster.graphs.lanes import Lane, Lanes
 from hvd_cluster.graphs.run import Run
 from hvd_cluster.tensorflow.errors import as_status
 from hvd_cluster.tensorflow.kernels.context import RunContext
+from hvd_cluster.tensorflow.kernels.members import Join
 from hvd_cluster.tensorflow.kernels.node import Node
 from hvd_cluster.tensorflow.native.construction import Construction
 from hvd_cluster.tensorflow.native.done import Done, take
@@ -98,7 +100,7 @@ def _begin(kernel: Kernel, context: RunContext, done: Done) -> None:
     if isinstance(kernel, Node):
         _take_turn(kernel, context, done)
         return
-    # Owned by the run, which an end of the engine ends.
+    # Owned by the run. Its wait ends when all ranks have joined, or with the engine.
     thread = threading.Thread(target=_wait, args=(kernel, context, done), name="hvd-tensorflow-wait", daemon=True)
     try:
         thread.start()
@@ -116,30 +118,57 @@ def _take_turn(kernel: Node, context: RunContext, done: Done) -> None:
 
 
 def _submit(kernel: Node, context: RunContext, done: Done, lane: Lane) -> None:
-    leave, step = partial(_lanes.leave, (kernel, lane)), context.step
+    leave = partial(_lanes.leave, (kernel, lane))
     try:
-        engine = basics.engine()
-        run = Run(kernel, context, engine, (), done, leave, step)
-        if completer.has_failed(step):
-            completer.cancel(run)
-            return
-        try:
-            run.works = kernel.start(context, engine, lane)
-        except InvalidRequestError as error:
-            run.error = error
-        completer.follow(run)
+        run = Run(kernel, context, basics.engine(), (), done, leave, context.step)
+        if completer.admit(run):
+            _start(kernel, run, context, lane)
     except BaseException as error:  # noqa: BLE001 - TensorFlow raises it
         _fail(context, error, done)
         leave()
 
 
-def _wait(kernel: Kernel, context: RunContext, done: Done) -> None:
+def _start(kernel: Node, run: Run, context: RunContext, lane: Lane) -> None:
     try:
-        kernel.run(context)
+        run.works = kernel.start(context, run.engine, lane)
+    except InvalidRequestError as error:
+        run.error = error
+    except BaseException:
+        completer.withdraw(run)
+        raise
+    completer.follow(run)
+
+
+def _wait(kernel: Join, context: RunContext, done: Done) -> None:
+    """Join, and end the run, unless it has ended with another node of its step. Then this rank stays joined."""
+    try:
+        engine = basics.engine()
+        run = Run(kernel, context, engine, (), done, _stay, context.step)
+        if not completer.accompany(run):
+            return
+    except Exception as error:  # noqa: BLE001 - TensorFlow raises it
+        _fail(context, error, done)
+        return
+    joined: Future[int] = Future()
+    try:
+        joined.set_result(kernel.wait(engine))
+    except Exception as error:  # noqa: BLE001 - it is raised below, if anybody wants to know
+        joined.set_exception(error)
+    if completer.claim(run):
+        _end_join(kernel, context, done, joined)
+
+
+def _end_join(kernel: Join, context: RunContext, done: Done, joined: Future[int]) -> None:
+    try:
+        kernel.put(context, joined.result())
     except Exception as error:  # noqa: BLE001 - TensorFlow raises it
         _fail(context, error, done)
     else:
         done()
+
+
+def _stay() -> None:
+    """The run is in no lane."""
 
 
 def _fail(context: RunContext, error: BaseException, done: Callable[[], None]) -> None:

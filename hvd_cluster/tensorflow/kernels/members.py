@@ -11,7 +11,7 @@ from hvd_cluster import basics
 from hvd_cluster.graphs.lanes import Lane
 from hvd_cluster.operations.arguments import process_set_id
 from hvd_cluster.operations.submission import label_of
-from hvd_cluster.tensorflow.kernels.node import FIRST, Node
+from hvd_cluster.tensorflow.kernels.node import FIRST, Node, set_with
 from hvd_cluster.tensorflow.native.construction import Construction
 from hvd_cluster.tensorflow.native.context import Context
 
@@ -30,14 +30,24 @@ class Barrier(Node):
 
 
 class Join:
-    """HorovodJoin."""
+    """HorovodJoin. A rank that has joined stays so until all have, also if the run of the graph fails meanwhile."""
 
     waits = True
 
     def __init__(self, construction: Construction) -> None:
-        self._process_set = construction.integer("process_set_id")
+        self.process_set = set_with(construction.integer("process_set_id"))
 
     def run(self, context: Context) -> None:
         """Wait, and set the output."""
-        last = basics.engine().join(self._process_set)
+        self.put(context, self.wait(basics.engine()))
+
+    def wait(self, engine: Engine) -> int:
+        """Return the last rank when all have joined."""
+        return engine.join(process_set_id(self.process_set))
+
+    def put(self, context: Context, last: int) -> None:
+        """Set the output."""
         context.output(0, ()).host[0] = last
+
+    def finish(self, context: Context, engine: Engine, works: Sequence[Work]) -> None:
+        """Does nothing: the thread that waits sets the output."""
