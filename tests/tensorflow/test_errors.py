@@ -60,6 +60,19 @@ def check_arguments_that_are_wrong_before_the_operation_runs():
             hvd.allreduce(slices, **arguments)
 
 
+def check_autograph_leaves_the_class_of_an_error():
+    def wrong():
+        return hvd.allreduce(tf.ones([1]), op=77)
+
+    def slices():
+        return hvd.allreduce(tf.IndexedSlices(tf.ones([1, 1]), tf.constant([0])), op=hvd.Max)
+
+    with pytest.raises(InvalidRequestError, match="op=77"):
+        tf.function(wrong)()
+    with pytest.raises(NotImplementedError, match="IndexedSlices"):
+        tf.function(slices)()
+
+
 def check_other_ranks_hear_of_a_refused_call():
     if hvd.rank() == 0:
         with pytest.raises(InvalidRequestError):

@@ -220,7 +220,7 @@ def check_compilation_is_refused():
     inside = tf.function(step, autograph=False)
     for compiled in (step, inside, lambda x: hvd.rank_op() + tf.cond(x[0] > 0, lambda: 1, lambda: 2)):
         with pytest.raises(NotImplementedError, match="leave jit_compile=True out of"):
-            tf.function(compiled, jit_compile=True, autograph=False)(tf.ones([2]))
+            tf.function(compiled, jit_compile=True)(tf.ones([2]))
     around = tf.function(lambda x: inside(double(x)), autograph=False)
     double = tf.function(lambda x: 2 * x, jit_compile=True, autograph=False)
     assert around(tf.ones([2])).numpy().tolist() == [2 * hvd.size()] * 2
