@@ -61,6 +61,18 @@ def check_backward_passes_per_step():
     same(summed, fit_alone(sgd(gradient_accumulation_steps=2)), 1e-3)
 
 
+def check_a_variable_without_a_gradient_in_the_last_pass():
+    """As where each pass trains another head: its gradient of an earlier pass counts."""
+    if keras.backend.backend() == "jax":
+        return
+    always, first = keras.Variable([1.0]), keras.Variable([1.0])
+    wrapped = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2)
+    gradient = keras.ops.convert_to_tensor([0.25])
+    for gradients in ([gradient, gradient], [gradient, None]):
+        wrapped.apply(gradients, [always, first])
+    np.testing.assert_allclose(values([always, first]), [[0.5], [0.75]])
+
+
 def check_the_wrapper_shares_the_state():
     plain = sgd()
     wrapped = hvd.DistributedOptimizer(plain, name="ours")
