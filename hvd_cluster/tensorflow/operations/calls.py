@@ -96,7 +96,8 @@ def _require_no_compiler(op: str, graph: Any) -> None:
     if GraphOrParentsInXlaContext(graph):
         raise UnsupportedRequestError(
             f"XLA cannot compile {op}: leave jit_compile=True out of the tf.function that calls it, and give it to the "
-            "functions without collectives that are called there"
+            "functions without collectives that are called there; for a train_step() of a Keras model, give compile() "
+            "jit_compile=False"
         )
 
 
