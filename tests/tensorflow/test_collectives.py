@@ -67,6 +67,11 @@ def check_allreduce():
             same(tensor, make(shape, dtype, hvd.rank()).numpy())
 
 
+def check_a_name_that_is_a_number():
+    for result in both(lambda: hvd.allreduce(tf.ones([2]), op=hvd.Sum, name=3)):
+        assert result.numpy().tolist() == [hvd.size()] * 2
+
+
 def check_grouped_allreduce():
     cases = [(dtype, shape) for dtype in DTYPES for shape in SHAPES]
     tensors = [make(shape, dtype, hvd.rank()) for dtype, shape in cases]
