@@ -215,10 +215,10 @@ def check_wrong_arguments():
         ((7,), {}, "cannot wrap"),
         ((wrapped,), {}, "not wrapped yet"),
         ((keras.optimizers.LossScaleOptimizer(wrapped),), {}, "distributed already"),
-        ((sgd(),), {"op": hvd.Adasum}, "use Average or Sum"),
-        ((sgd(),), {"groups": [["kernel"]]}, "not of str"),
+        ((sgd(),), {"op": hvd.Adasum}, "op Adasum is not available.*use Average or Sum"),
+        ((sgd(),), {"groups": [["kernel"]]}, "lists of variables, not of str"),
         ((sgd(),), {"backward_passes_per_step": 0}, "at least 1"),
-        ((sgd(),), {"op": hvd.Sum, "gradient_predivide_factor": 2.0}, "needs op=Average"),
+        ((sgd(),), {"op": hvd.Sum, "gradient_predivide_factor": 2.0}, "needs op=Average, not Sum"),
         ((sgd(),), {"compression": 7}, "compression=7"),
     ]
     for args, options, text in cases:

@@ -60,6 +60,29 @@ def check_arguments_that_are_wrong_before_the_operation_runs():
             hvd.allreduce(slices, **arguments)
 
 
+def check_errors_name_a_remedy_that_helps():
+    ragged, sparse = tf.ragged.constant([[1.0], []]), tf.sparse.from_dense([[1.0]])
+    float8 = tf.cast(tf.ones([1]), tf.dtypes.experimental.float8_e5m2)
+    cases = [
+        (lambda: hvd.allreduce(tf.constant(["text"])), "string is not supported; give strings as objects"),
+        (lambda: hvd.allreduce(tf.constant([1], tf.uint16)), "uint16 is not supported; convert .* complex128$"),
+        *(
+            (call, "float8_e5m2 is not supported; convert .* uint16, uint32, uint64$")
+            for call in (
+                lambda: hvd.allgather(float8),
+                lambda: hvd.broadcast(float8, 0),
+                lambda: hvd.alltoall(float8),
+            )
+        ),
+        (lambda: hvd.broadcast_([1], 0), "type int is not a variable"),
+        (lambda: hvd.allreduce(ragged), "RaggedTensor is not one tensor; give .* row_splits"),
+        (lambda: hvd.allgather(sparse), r"SparseTensor is not one tensor; give .* tf\.sparse\.to_dense"),
+    ]
+    for wrong, text in cases:
+        with pytest.raises(InvalidRequestError, match=text):
+            wrong()
+
+
 def check_autograph_leaves_the_class_of_an_error():
     def wrong():
         return hvd.allreduce(tf.ones([1]), op=77)

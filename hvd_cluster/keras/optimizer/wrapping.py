@@ -65,7 +65,7 @@ def DistributedOptimizer(
         compression,
         _gradient_op(op),
         gradient_predivide_factor,
-        as_groups(groups, num_groups, keras.Variable),
+        as_groups(groups, num_groups, keras.Variable, "variable"),
         sparse_as_dense,
         process_set,
     )
@@ -131,7 +131,9 @@ def _require_plain(optimizer: Any) -> None:
 def _gradient_op(op: Any) -> ReduceOp:
     chosen = choose_op(None, op)
     if chosen not in (ReduceOp.AVERAGE, ReduceOp.SUM):
-        raise InvalidRequestError(f"op={chosen.name} is not available for optimizers of Keras; use Average or Sum")
+        raise InvalidRequestError(
+            f"op {chosen.name.capitalize()} is not available for optimizers of Keras; use Average or Sum"
+        )
     return chosen
 
 
