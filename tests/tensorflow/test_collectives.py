@@ -48,8 +48,8 @@ def same(actual, expected):
 
 
 def both(function):
-    """The results in eager mode and in a tf.function."""
-    return function(), tf.function(function, autograph=False)()
+    """The results in eager mode and in a tf.function, converted by AutoGraph as those of users are."""
+    return function(), tf.function(function)()
 
 
 def has_result(dtype, op):

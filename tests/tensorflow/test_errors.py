@@ -8,7 +8,7 @@ from collectives.api import InvalidRequestError, MismatchError, NotInitializedEr
 from hvd_cluster.tensorflow.errors import engine_error
 from tests.checks import each_check
 
-MODES = {"eager": lambda function: function, "graph": lambda function: tf.function(function, autograph=False)}
+MODES = {"eager": lambda function: function, "graph": tf.function}
 
 
 def error_of(function):
