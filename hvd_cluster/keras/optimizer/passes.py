@@ -31,6 +31,10 @@ class Passes:
         self._idle: Any = None
         self._sums: list[Any] = []
 
+    def copy(self) -> Passes:
+        """For another optimizer, without the sums."""
+        return Passes(self.count, self._divisor == self.count, self._sparse_as_dense)
+
     def build(self, targets: Sequence[Target]) -> None:
         """Make the variables at the first call."""
         if self._done is None:
