@@ -229,6 +229,27 @@ def check_compilation_is_refused():
         tf.function(lambda x: inside(x) + 1, jit_compile=True, autograph=False)(tf.ones([2]))
 
 
+def check_vectorized_loops_are_refused_and_others_work():
+    def squares(x):
+        return hvd.allreduce(x * x)
+
+    def jacobian(x, **options):
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = squares(x)
+        return tape.jacobian(y, x, **options)
+
+    x = tf.constant([[1.0, 2.0], [3.0, 4.0]])
+    with pytest.raises(ValueError, match="experimental_use_pfor"):
+        tf.function(jacobian, autograph=False)(x[0])
+    with pytest.raises(NotImplementedError, match=r"cannot vectorize HorovodAllreduce.*use tf\.map_fn"):
+        tf.function(lambda rows: tf.vectorized_map(squares, rows))(x)
+    for call in (jacobian, tf.function(jacobian)):
+        found = call(x[0], experimental_use_pfor=False)
+        np.testing.assert_allclose(found, [[2.0, 0.0], [0.0, 4.0]])
+    np.testing.assert_allclose(tf.function(lambda rows: tf.map_fn(squares, rows))(x), x * x)
+
+
 def check_an_exported_function_has_only_what_was_traced():
     class Model(tf.Module):
         @tf.function(input_signature=[tf.TensorSpec([None])])
