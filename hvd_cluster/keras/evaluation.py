@@ -12,7 +12,6 @@ import numpy.typing as npt
 from collectives.api import InvalidRequestError
 from hvd_cluster import basics
 from hvd_cluster.keras import variables
-from hvd_cluster.keras.values import allreduce
 from hvd_cluster.objects import allgather_object
 
 __all__ = ["EvaluateCallback", "MetricAverageCallback", "evaluate"]
@@ -118,11 +117,22 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.device = device
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Average."""
-        names = sorted(name for name, value in (logs or {}).items() if _is_number(value))
-        if names and basics.size() > 1:
-            averages = allreduce(np.array([float(logs[name]) for name in names]), name="keras.logs")
-            logs.update(zip(names, averages.tolist(), strict=True))
+        """Average. InvalidRequestError on all ranks if they do not have numbers of the same names."""
+        if logs is None or basics.size() == 1:
+            return
+        numbers = {name: float(value) for name, value in logs.items() if _is_number(value)}
+        logs.update(_averages(allgather_object(numbers, "keras.logs")))
+
+
+def _averages(everyone: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    first = everyone[0]
+    for rank, numbers in enumerate(everyone):
+        if numbers.keys() != first.keys():
+            raise InvalidRequestError(
+                f"the logs of the epoch have {sorted(first)} on rank 0, but {sorted(numbers)} on rank {rank}; give all "
+                "ranks the same metrics, and validation_data to all of them or to none"
+            )
+    return {name: float(np.mean([numbers[name] for numbers in everyone])) for name in first}
 
 
 def _is_number(value: Any) -> bool:

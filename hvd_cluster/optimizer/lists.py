@@ -101,6 +101,12 @@ class ListCombiner:
         self._local: dict[int, Any] = {}
         self._planned: tuple[Sequence[Target], list[Bucket]] | None = None
 
+    def copy(self) -> ListCombiner:
+        """For another optimizer, with the same options and local variables; raises as the constructor."""
+        result = ListCombiner(self._binding, self.options, self._scales_local)
+        result._local.update(self._local)
+        return result
+
     def keep_local(self, variable: Any) -> None:
         """From now on the gradient of ``variable`` is not combined. The ranks agree on such variables."""
         self._local[id(variable)] = variable

@@ -46,15 +46,21 @@ def check(options: Options) -> None:
     require_gradient_compression(options.compression)
     op, factor = options.op, as_factor(options.gradient_predivide_factor)
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM):
-        raise InvalidRequestError(f"op={op!r} cannot combine gradients; use Average, Sum or Adasum")
+        raise InvalidRequestError(f"op {_written(op)} cannot combine gradients; use Average, Sum or Adasum")
     if not 0 < factor < float("inf"):
         raise InvalidRequestError(f"gradient_predivide_factor={factor} must be a positive number")
     if factor != 1.0 and op is not ReduceOp.AVERAGE:
         raise InvalidRequestError(
-            f"gradient_predivide_factor={factor} splits the division of Average and needs op=Average, not {op.name}"
+            f"gradient_predivide_factor={factor} splits the division of Average and needs op=Average, not "
+            f"{_written(op)}"
         )
     if op is ReduceOp.ADASUM:
         _check_adasum(options)
+
+
+def _written(op: ReduceOp) -> str:
+    """As scripts write it."""
+    return op.name.capitalize()
 
 
 def _check_adasum(options: Options) -> None:
@@ -76,9 +82,10 @@ def check_passes(passes: Any) -> None:
         raise InvalidRequestError(f"backward_passes_per_step={passes!r} must be an integer of at least 1")
 
 
-def as_groups(groups: Any, num_groups: Any, tensor_type: type | tuple[type, ...]) -> Groups:
+def as_groups(groups: Any, num_groups: Any, tensor_type: type | tuple[type, ...], noun: str = "parameter") -> Groups:
     """``groups``, or the value of the deprecated ``num_groups``; parameters are instances of ``tensor_type``.
 
+    ``noun`` is what the framework calls a parameter.
     InvalidRequestError unless it is a positive integer or lists of parameters, each of them in one list only.
     """
     if num_groups != 0:
@@ -87,19 +94,19 @@ def as_groups(groups: Any, num_groups: Any, tensor_type: type | tuple[type, ...]
     if groups is None:
         return None
     if isinstance(groups, list | tuple):
-        return _checked(groups, tensor_type)
+        return _checked(groups, tensor_type, noun)
     if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
-        raise InvalidRequestError(f"groups={groups!r} must be a positive integer or a list of lists of parameters")
+        raise InvalidRequestError(f"groups={groups!r} must be a positive integer or a list of lists of {noun}s")
     return groups
 
 
-def _checked(groups: Sequence[Any], tensor_type: type | tuple[type, ...]) -> list[list[Any]]:
+def _checked(groups: Sequence[Any], tensor_type: type | tuple[type, ...], noun: str) -> list[list[Any]]:
     if not all(isinstance(group, list | tuple) for group in groups):
-        raise InvalidRequestError("groups must be a positive integer or a list of lists of parameters")
+        raise InvalidRequestError(f"groups must be a positive integer or a list of lists of {noun}s")
     members = [member for group in groups for member in group]
     wrong = [type(member).__name__ for member in members if not isinstance(member, tensor_type)]
     if wrong:
-        raise InvalidRequestError(f"groups must have lists of parameters, not of {wrong[0]}")
+        raise InvalidRequestError(f"groups must have lists of {noun}s, not of {wrong[0]}")
     if len({id(member) for member in members}) < len(members):
-        raise InvalidRequestError("groups has a parameter more than once; put each parameter into one group")
+        raise InvalidRequestError(f"groups has a {noun} more than once; put each {noun} into one group")
     return [list(group) for group in groups if group]

@@ -12,6 +12,8 @@ UnknownError               PeerLostError, CollectiveTimeoutError, ShutDownError:
 AbortedError               EngineError, and every other error: a bug, or no memory
 CancelledError             none: another collective of the same run of the graph has failed
 =========================  ==========================================================================
+
+An error that is raised while a function is traced passes through as it is.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import tensorflow as tf
 
 from collectives.api import (
     CollectiveTimeoutError,
+    HorovodInternalError,
     InvalidRequestError,
     MismatchError,
     NotInitializedError,
@@ -48,6 +51,10 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
 _kept: OrderedDict[int, BaseException] = OrderedDict()
 _numbers = count(1)
 _NUMBER = re.compile(r"\[hvd-cluster error (\d+)\]")
+
+for _kind in (HorovodInternalError, InvalidRequestError):
+    # Otherwise AutoGraph, which converts each tf.function, would raise a StagingError in place of classes of our own.
+    setattr(_kind, "ag_pass_through", True)  # noqa: B010 - the classes do not know TensorFlow
 
 
 def as_status(error: BaseException) -> tuple[int, str]:

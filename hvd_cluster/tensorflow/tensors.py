@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import tensorflow as tf
@@ -34,8 +34,12 @@ _BITS = {
     tf.uint16: tf.int16,
     tf.uint32: tf.int32,
     tf.uint64: tf.int64,
-    tf.dtypes.experimental.float8_e5m2: tf.uint8,
-    tf.dtypes.experimental.float8_e4m3fn: tf.uint8,
+}
+
+
+_PARTS = {
+    tf.RaggedTensor: "its parts, flat_values and row_splits, or its to_tensor()",
+    tf.SparseTensor: "its parts, indices and values, or tf.sparse.to_dense(tensor)",
 }
 
 
@@ -46,7 +50,7 @@ def as_bits(value: Any) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
     """
     tensor = _converted(value)
     if tensor.dtype not in _BITS:
-        require_dtype(tensor)
+        require_dtype(tensor, (*_NATIVE, *_BITS))
         return tensor, _identity
     native = tensor.dtype
     return tf.bitcast(tensor, _BITS[native]), lambda result: tf.bitcast(result, native)
@@ -64,19 +68,27 @@ def as_tensor(value: Any) -> tf.Tensor:
 
 
 def _converted(value: Any) -> tf.Tensor:
+    for kind, parts in _PARTS.items():
+        if isinstance(value, kind):
+            raise InvalidRequestError(f"a {kind.__name__} is not one tensor; give {parts}")
     try:
         return tf.convert_to_tensor(value)
     except (TypeError, ValueError) as error:
-        raise InvalidRequestError(f"a {type(value).__name__} cannot be converted to a tensor: {error}") from error
-
-
-def require_dtype(tensor: tf.Tensor) -> None:
-    """InvalidRequestError for a tensor whose type the engine does not know."""
-    if tensor.dtype not in _NATIVE:
-        allowed = ", ".join(native.name for native in _NATIVE)
         raise InvalidRequestError(
-            f"Tensor type {tensor.dtype.name} is not supported; convert the tensor, with tf.cast, to one of: {allowed}"
-        )
+            f"a value of type {type(value).__name__} cannot be converted to a tensor: {error}"
+        ) from error
+
+
+def require_dtype(tensor: tf.Tensor, allowed: Collection[tf.DType] = _NATIVE.keys()) -> None:
+    """InvalidRequestError for a tensor whose type is not ``allowed``; by default, those that the engine knows."""
+    if tensor.dtype not in allowed:
+        raise InvalidRequestError(f"Tensor type {tensor.dtype.name} is not supported; {_remedy(tensor.dtype, allowed)}")
+
+
+def _remedy(dtype: tf.DType, allowed: Collection[tf.DType]) -> str:
+    if dtype is tf.string:
+        return "give strings as objects of Python to allgather_object or broadcast_object"
+    return f"convert the tensor, with tf.cast, to one of: {', '.join(each.name for each in allowed)}"
 
 
 def is_continuous(tensor: tf.Tensor | None) -> bool:

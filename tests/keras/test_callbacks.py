@@ -104,6 +104,13 @@ def check_average_of_metrics():
     assert logs == {"loss": (hvd.size() - 1) / 2, "acc": 1.0, "name": "x"}
 
 
+def check_averages_of_different_metrics_are_refused():
+    """Not averaged because there are as many of them."""
+    logs = {"loss": 1.0, "val_loss" if hvd.rank() == 0 else "acc": 1.0}
+    with pytest.raises(ValueError, match=r"\['loss', 'val_loss'\] on rank 0, but \['acc', 'loss'\] on rank 1"):
+        hvd.callbacks.MetricAverageCallback().on_epoch_end(0, logs)
+
+
 def check_staircase_schedule():
     model, notes = model_of(), Notes()
     schedule = hvd.callbacks.LearningRateScheduleCallback(0.2, 0.5, start_epoch=1, end_epoch=3)

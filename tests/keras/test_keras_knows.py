@@ -54,6 +54,29 @@ def check_auto_is_no_where_keras_would_compile():
         assert [each.jit_compile for each in (plain, ours, scaled)] == [True, False, False]
 
 
+def check_a_step_with_a_tape_that_keras_compiles_names_the_remedy():
+    if keras.backend.backend() != "tensorflow":
+        return
+    import tensorflow as tf
+
+    from hvd_cluster.tensorflow import DistributedGradientTape
+
+    class Model(keras.Sequential):
+        def train_step(self, data):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(self(data[0]))
+            variables = self.trainable_variables
+            self.optimizer.apply(DistributedGradientTape(tape).gradient(loss, variables), variables)
+            return {"loss": loss}
+
+    trained = Model([keras.Input((4,)), keras.layers.Dense(1)])
+    trained.compile(keras.optimizers.SGD(0.1), jit_compile=True)
+    with pytest.raises(NotImplementedError, match=r"give compile\(\) jit_compile=False"):
+        trained.fit(tf.ones([8, 4]), tf.ones([8, 1]), verbose=0)
+    trained.compile(keras.optimizers.SGD(0.1), jit_compile=False)
+    trained.fit(tf.ones([8, 4]), tf.ones([8, 1]), verbose=0)
+
+
 @each_check(globals())
 def test_keras(ranks, check):
     ranks.run(check)

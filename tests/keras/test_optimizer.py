@@ -1,6 +1,9 @@
 """DistributedOptimizer on every backend of Keras: two ranks train as one process does on the joined batches."""
 
+import copy
+import pickle
 from types import SimpleNamespace
+from unittest import TestCase
 
 import keras
 import numpy as np
@@ -61,6 +64,18 @@ def check_backward_passes_per_step():
     same(summed, fit_alone(sgd(gradient_accumulation_steps=2)), 1e-3)
 
 
+def check_a_variable_without_a_gradient_in_the_last_pass():
+    """As where each pass trains another head: its gradient of an earlier pass counts."""
+    if keras.backend.backend() == "jax":
+        return
+    always, first = keras.Variable([1.0]), keras.Variable([1.0])
+    wrapped = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2)
+    gradient = keras.ops.convert_to_tensor([0.25])
+    for gradients in ([gradient, gradient], [gradient, None]):
+        wrapped.apply(gradients, [always, first])
+    np.testing.assert_allclose(values([always, first]), [[0.5], [0.75]])
+
+
 def check_the_wrapper_shares_the_state():
     plain = sgd()
     wrapped = hvd.DistributedOptimizer(plain, name="ours")
@@ -86,6 +101,47 @@ def check_it_is_saved_as_the_optimizer_that_it_wraps(folder):
     )
     for one, other in zip(values(loaded.optimizer.variables), values(trained.optimizer.variables), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def check_a_deep_copy_is_distributed_too():
+    plain = keras.optimizers.SGD(1.0)
+    wrapped = hvd.DistributedOptimizer(plain, name="ours", op=hvd.Sum)
+    local = keras.Variable([0.0])
+    wrapped.register_local_var(local)
+    copied = copy.deepcopy(wrapped)
+    assert type(copied) is not type(plain)
+    assert copied.name == "ours"
+    shared = keras.Variable([0.0])
+    copied.apply([keras.ops.convert_to_tensor([1.0 + hvd.rank()])] * 2, [shared, local])
+    np.testing.assert_allclose(values([shared, local]), [[-3.0], [-(1.0 + hvd.rank()) / 2]])
+    assert int(copied.iterations) == 1
+    assert int(wrapped.iterations) == 0
+
+
+def check_a_deep_copy_adds_up_passes_of_its_own():
+    if keras.backend.backend() == "jax":
+        return
+    wrapped = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2)
+    gradient, first, second = keras.ops.convert_to_tensor([1.0]), keras.Variable([0.0]), keras.Variable([0.0])
+    wrapped.apply([gradient], [first])
+    copied = copy.deepcopy(wrapped)
+    copied.apply([gradient], [second])
+    wrapped.apply([gradient], [first])
+    np.testing.assert_allclose(values([first, second]), [[-2.0], [0.0]])
+
+
+def check_copies_by_pickle_warn_that_they_are_not_distributed():
+    wrapped, inside = hvd.DistributedOptimizer(sgd()), hvd.DistributedOptimizer(sgd())
+    compiled = model()
+    compiled.compile(hvd.DistributedOptimizer(sgd()), loss="mse")
+    compiled.optimizer.build(compiled.trainable_variables)
+    for original in (wrapped, compiled, keras.optimizers.LossScaleOptimizer(inside)):
+        with TestCase().assertLogs("hvd_cluster.keras.optimizer") as caught:
+            copied = pickle.loads(pickle.dumps(original))
+        assert len(caught.output) == 1
+        assert "without its distribution" in caught.output[0]
+        optimizer = getattr(copied, "optimizer", copied)
+        assert type(getattr(optimizer, "inner_optimizer", optimizer)) is type(sgd())
 
 
 def check_a_gradient_that_one_rank_does_not_have():
@@ -203,10 +259,10 @@ def check_wrong_arguments():
         ((7,), {}, "cannot wrap"),
         ((wrapped,), {}, "not wrapped yet"),
         ((keras.optimizers.LossScaleOptimizer(wrapped),), {}, "distributed already"),
-        ((sgd(),), {"op": hvd.Adasum}, "use Average or Sum"),
-        ((sgd(),), {"groups": [["kernel"]]}, "not of str"),
+        ((sgd(),), {"op": hvd.Adasum}, "op Adasum is not available.*use Average or Sum"),
+        ((sgd(),), {"groups": [["kernel"]]}, "lists of variables, not of str"),
         ((sgd(),), {"backward_passes_per_step": 0}, "at least 1"),
-        ((sgd(),), {"op": hvd.Sum, "gradient_predivide_factor": 2.0}, "needs op=Average"),
+        ((sgd(),), {"op": hvd.Sum, "gradient_predivide_factor": 2.0}, "needs op=Average, not Sum"),
         ((sgd(),), {"compression": 7}, "compression=7"),
     ]
     for args, options, text in cases:

@@ -48,8 +48,8 @@ def same(actual, expected):
 
 
 def both(function):
-    """The results in eager mode and in a tf.function."""
-    return function(), tf.function(function, autograph=False)()
+    """The results in eager mode and in a tf.function, converted by AutoGraph as those of users are."""
+    return function(), tf.function(function)()
 
 
 def has_result(dtype, op):
@@ -65,6 +65,11 @@ def check_allreduce():
                 same(result, expected_reduction(everyone(shape, dtype, hvd.size()), op, dtype))
         for tensor, (dtype, shape) in zip(tensors, cases, strict=True):
             same(tensor, make(shape, dtype, hvd.rank()).numpy())
+
+
+def check_a_name_that_is_a_number():
+    for result in both(lambda: hvd.allreduce(tf.ones([2]), op=hvd.Sum, name=3)):
+        assert result.numpy().tolist() == [hvd.size()] * 2
 
 
 def check_grouped_allreduce():

@@ -8,7 +8,7 @@ from collectives.api import InvalidRequestError, MismatchError, NotInitializedEr
 from hvd_cluster.tensorflow.errors import engine_error
 from tests.checks import each_check
 
-MODES = {"eager": lambda function: function, "graph": lambda function: tf.function(function, autograph=False)}
+MODES = {"eager": lambda function: function, "graph": tf.function}
 
 
 def error_of(function):
@@ -58,6 +58,42 @@ def check_arguments_that_are_wrong_before_the_operation_runs():
     for arguments in ({"op": hvd.Max}, {"op": hvd.Adasum}, {"prescale_factor": 0.5}):
         with pytest.raises(NotImplementedError, match="IndexedSlices"):
             hvd.allreduce(slices, **arguments)
+
+
+def check_errors_name_a_remedy_that_helps():
+    ragged, sparse = tf.ragged.constant([[1.0], []]), tf.sparse.from_dense([[1.0]])
+    float8 = tf.cast(tf.ones([1]), tf.dtypes.experimental.float8_e5m2)
+    cases = [
+        (lambda: hvd.allreduce(tf.constant(["text"])), "string is not supported; give strings as objects"),
+        (lambda: hvd.allreduce(tf.constant([1], tf.uint16)), "uint16 is not supported; convert .* complex128$"),
+        *(
+            (call, "float8_e5m2 is not supported; convert .* uint16, uint32, uint64$")
+            for call in (
+                lambda: hvd.allgather(float8),
+                lambda: hvd.broadcast(float8, 0),
+                lambda: hvd.alltoall(float8),
+            )
+        ),
+        (lambda: hvd.broadcast_([1], 0), "type int is not a variable"),
+        (lambda: hvd.allreduce(ragged), "RaggedTensor is not one tensor; give .* row_splits"),
+        (lambda: hvd.allgather(sparse), r"SparseTensor is not one tensor; give .* tf\.sparse\.to_dense"),
+    ]
+    for wrong, text in cases:
+        with pytest.raises(InvalidRequestError, match=text):
+            wrong()
+
+
+def check_autograph_leaves_the_class_of_an_error():
+    def wrong():
+        return hvd.allreduce(tf.ones([1]), op=77)
+
+    def slices():
+        return hvd.allreduce(tf.IndexedSlices(tf.ones([1, 1]), tf.constant([0])), op=hvd.Max)
+
+    with pytest.raises(InvalidRequestError, match="op=77"):
+        tf.function(wrong)()
+    with pytest.raises(NotImplementedError, match="IndexedSlices"):
+        tf.function(slices)()
 
 
 def check_other_ranks_hear_of_a_refused_call():

@@ -207,7 +207,7 @@ def check_wrong_arguments():
     cases = [
         ((3,), {}, "cannot wrap"),
         ((hvd.DistributedGradientTape(tape),), {}, "not wrapped yet"),
-        ((tape,), {"op": hvd.Max}, "cannot combine gradients"),
+        ((tape,), {"op": hvd.Max}, "op Max cannot combine gradients"),
         ((tape,), {"op": hvd.Sum, "gradient_predivide_factor": 2.0}, "needs op=Average"),
         ((tape,), {"groups": 0}, "positive integer"),
         ((tape,), {"compression": 7}, "compression=7"),

@@ -17,8 +17,8 @@ def gradients(loss, *sources):
             value = function(*sources)
         return tape.gradient(value, sources)
 
-    inside = tf.function(lambda: on_tape(loss), autograph=False)
-    return on_tape(loss), on_tape(tf.function(loss, autograph=False)), inside()
+    inside = tf.function(lambda: on_tape(loss))
+    return on_tape(loss), on_tape(tf.function(loss)), inside()
 
 
 def assert_gradients(loss, sources, expected):

@@ -220,13 +220,34 @@ def check_compilation_is_refused():
     inside = tf.function(step, autograph=False)
     for compiled in (step, inside, lambda x: hvd.rank_op() + tf.cond(x[0] > 0, lambda: 1, lambda: 2)):
         with pytest.raises(NotImplementedError, match="leave jit_compile=True out of"):
-            tf.function(compiled, jit_compile=True, autograph=False)(tf.ones([2]))
+            tf.function(compiled, jit_compile=True)(tf.ones([2]))
     around = tf.function(lambda x: inside(double(x)), autograph=False)
     double = tf.function(lambda x: 2 * x, jit_compile=True, autograph=False)
     assert around(tf.ones([2])).numpy().tolist() == [2 * hvd.size()] * 2
     # It is traced now: only TensorFlow sees it in a function that is compiled.
     with pytest.raises(tf.errors.InvalidArgumentError, match="HorovodAllreduce"):
         tf.function(lambda x: inside(x) + 1, jit_compile=True, autograph=False)(tf.ones([2]))
+
+
+def check_vectorized_loops_are_refused_and_others_work():
+    def squares(x):
+        return hvd.allreduce(x * x)
+
+    def jacobian(x, **options):
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = squares(x)
+        return tape.jacobian(y, x, **options)
+
+    x = tf.constant([[1.0, 2.0], [3.0, 4.0]])
+    with pytest.raises(ValueError, match="experimental_use_pfor"):
+        tf.function(jacobian, autograph=False)(x[0])
+    with pytest.raises(NotImplementedError, match=r"cannot vectorize HorovodAllreduce.*use tf\.map_fn"):
+        tf.function(lambda rows: tf.vectorized_map(squares, rows))(x)
+    for call in (jacobian, tf.function(jacobian)):
+        found = call(x[0], experimental_use_pfor=False)
+        np.testing.assert_allclose(found, [[2.0, 0.0], [0.0, 4.0]])
+    np.testing.assert_allclose(tf.function(lambda rows: tf.map_fn(squares, rows))(x), x * x)
 
 
 def check_an_exported_function_has_only_what_was_traced():

@@ -83,6 +83,14 @@ def check_several_passes():
         np.testing.assert_allclose(found, moved([mean_slope()] * 2), rtol=1e-6)
 
 
+def check_a_variable_without_a_gradient_in_the_last_pass():
+    always, first = tf.Variable([1.0]), tf.Variable([1.0])
+    wrapped = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.25), backward_passes_per_step=2)
+    for loss in (lambda: always + first, lambda: tf.identity(always)):
+        wrapped.minimize(loss, var_list=[always, first])
+    np.testing.assert_allclose([always.numpy(), first.numpy()], [[0.5], [0.75]])
+
+
 def check_local_variables():
     variable, wrapped = tf.Variable(START, dtype=tf.float64), optimizer(scale_local_gradients=False)
     wrapped.register_local_var(variable)

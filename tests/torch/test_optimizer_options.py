@@ -406,7 +406,7 @@ def check_bad_arguments():
         "has a parameter more than once": {"groups": [[one], [one]]},
         "gradient_predivide_factor=0.0 must": {"gradient_predivide_factor": 0},
         "gradient_predivide_factor=inf must": {"gradient_predivide_factor": float("inf")},
-        "needs op=Average, not SUM": {"gradient_predivide_factor": 2.0, "op": hvd.Sum},
+        "needs op=Average, not Sum": {"gradient_predivide_factor": 2.0, "op": hvd.Sum},
         "op=9 is not a reduction": {"op": 9},
         "made a Linear; let it make a GradientCompressor": {"compression": lambda parameter: torch.nn.Linear(1, 1)},
         "is not a ProcessSet": {"process_set": [0]},

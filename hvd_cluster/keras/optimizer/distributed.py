@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,9 @@ from hvd_cluster.keras.optimizer.passes import Passes
 from hvd_cluster.optimizer.lists import ListBinding, ListCombiner
 from hvd_cluster.optimizer.targets import Target, positional
 
-__all__ = ["Distributed", "Exchange", "targets_of"]
+__all__ = ["Distributed", "Exchange", "targets_of", "wrap"]
+
+logger = logging.getLogger(__name__)
 
 Tensor = Any
 
@@ -29,6 +32,10 @@ class Exchange:
         self.passes = passes
         self._variables: list[Any] = []
         self._targets: list[Target] = []
+
+    def copy(self) -> Exchange:
+        """For another optimizer, with the same options; sums of passes begin anew."""
+        return Exchange(self._binding, self.combiner.copy(), self.passes and self.passes.copy())
 
     @contextmanager
     def over(self) -> Iterator[None]:
@@ -110,6 +117,38 @@ class Distributed(keras.optimizers.Optimizer):  # type: ignore[misc]
     def register_local_var(self, variable: Any) -> None:
         """The gradient of ``variable`` stays that of this rank. All ranks do the same."""
         self._exchange.combiner.keep_local(variable)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A distributed one with the same options; as of any optimizer, Keras copies no state of variables."""
+        make, arguments = super().__reduce__()
+        return wrap(make(*arguments), None, self._exchange.copy())
+
+    def __reduce__(self) -> Any:
+        """A pickle has the optimizer that is wrapped, as a file has, and a warning says so."""
+        warn_of_pickle()
+        _, arguments = super().__reduce__()
+        return self.__class__._unpickle_model, arguments
+
+
+def wrap(optimizer: Any, name: str | None, exchange: Exchange) -> Any:
+    """``optimizer``, with all of its state, as an instance of a subclass of its class that uses ``exchange``."""
+    base = type(optimizer)
+    # Keras saves the class that __class__ names. type() and isinstance() see this one.
+    members = {"__module__": base.__module__, "__class__": property(lambda self: base)}
+    wrapped: Any = object.__new__(type(base.__name__, (Distributed, base), members))
+    object.__setattr__(wrapped, "__dict__", optimizer.__dict__)
+    wrapped.__dict__["_exchange"] = exchange
+    if name is not None:
+        wrapped.__dict__["name"] = name
+    return wrapped
+
+
+def warn_of_pickle() -> None:
+    """Say that a copy by pickle steps on gradients of its own rank."""
+    logger.warning(
+        "a copy by pickle has the optimizer without its distribution, as a saved model has: its gradients stay on "
+        "their rank; wrap that of the copy with hvd.DistributedOptimizer before it trains"
+    )
 
 
 def targets_of(variables: Sequence[Any]) -> list[Target]:

@@ -31,6 +31,10 @@ class Passes:
         self._idle: Any = None
         self._sums: list[Any] = []
 
+    def copy(self) -> Passes:
+        """For another optimizer, without the sums."""
+        return Passes(self.count, self._divisor == self.count, self._sparse_as_dense)
+
     def build(self, targets: Sequence[Target]) -> None:
         """Make the variables at the first call."""
         if self._done is None:
@@ -47,8 +51,9 @@ class Passes:
     ) -> None:
         """Add ``gradients``. Call ``last`` with the sums if this is the last pass, or else ``other``.
 
-        In a graph both are built, and one of them runs. InvalidRequestError for a sparse gradient without
-        ``sparse_as_dense``, and for other variables than at the first call.
+        A gradient of None adds nothing: a variable may have one in some of the passes only. In a graph both are built,
+        and one of them runs. InvalidRequestError for a sparse gradient without ``sparse_as_dense``, and for other
+        variables than at the first call.
         """
         if len(targets) != len(self._sums):
             raise InvalidRequestError(
@@ -61,8 +66,7 @@ class Passes:
         self._done.assign_add(1)
 
         def act() -> None:
-            pairs = zip(self._sums, gradients, strict=True)
-            last([None if gradient is None else total.value / self._divisor for total, gradient in pairs])
+            last([total.value / self._divisor for total in self._sums])
             self.clear()
 
         keras.ops.cond(keras.ops.equal(self._done.value % self.count, 0), act, other)

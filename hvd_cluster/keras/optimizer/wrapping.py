@@ -11,7 +11,7 @@ from hvd_cluster.compression import GradientCompression
 from hvd_cluster.keras.backends import backend
 from hvd_cluster.keras.compression import Compression
 from hvd_cluster.keras.optimizer.adjustments import adjust
-from hvd_cluster.keras.optimizer.distributed import Distributed, Exchange
+from hvd_cluster.keras.optimizer.distributed import Distributed, Exchange, wrap
 from hvd_cluster.keras.optimizer.passes import Passes
 from hvd_cluster.operations.arguments import choose_op
 from hvd_cluster.optimizer.layers import trainable_weights
@@ -65,7 +65,7 @@ def DistributedOptimizer(
         compression,
         _gradient_op(op),
         gradient_predivide_factor,
-        as_groups(groups, num_groups, keras.Variable),
+        as_groups(groups, num_groups, keras.Variable, "variable"),
         sparse_as_dense,
         process_set,
     )
@@ -74,7 +74,7 @@ def DistributedOptimizer(
     binding = backend().lists(device_dense, device_sparse)
     exchange = Exchange(binding, ListCombiner(binding, options, scale_local_gradients), passes)
     adjust()
-    return _wrap(optimizer, name, exchange)
+    return wrap(optimizer, name, exchange)
 
 
 def PartialDistributedOptimizer(
@@ -131,7 +131,9 @@ def _require_plain(optimizer: Any) -> None:
 def _gradient_op(op: Any) -> ReduceOp:
     chosen = choose_op(None, op)
     if chosen not in (ReduceOp.AVERAGE, ReduceOp.SUM):
-        raise InvalidRequestError(f"op={chosen.name} is not available for optimizers of Keras; use Average or Sum")
+        raise InvalidRequestError(
+            f"op {chosen.name.capitalize()} is not available for optimizers of Keras; use Average or Sum"
+        )
     return chosen
 
 
@@ -144,15 +146,3 @@ def _passes(count: int, is_average: bool, sparse_as_dense: bool) -> Passes | Non
             f"gradient_accumulation_steps={count}"
         )
     return Passes(count, is_average, sparse_as_dense)
-
-
-def _wrap(optimizer: Any, name: str | None, exchange: Exchange) -> Any:
-    base = type(optimizer)
-    # Keras saves the class that __class__ names. type() and isinstance() see this one.
-    members = {"__module__": base.__module__, "__class__": property(lambda self: base)}
-    wrapped: Any = object.__new__(type(base.__name__, (Distributed, base), members))
-    object.__setattr__(wrapped, "__dict__", optimizer.__dict__)
-    wrapped.__dict__["_exchange"] = exchange
-    if name is not None:
-        wrapped.__dict__["name"] = name
-    return wrapped

@@ -26,7 +26,7 @@ def call(
     op: str,
     inputs: dict[str, Any],
     attributes: dict[str, Any],
-    name: str | None = None,
+    name: Any = None,
     ignore_name_scope: bool = False,
     by_path: bool = False,
     named: bool = True,
@@ -34,16 +34,18 @@ def call(
 ) -> Any:
     """The output or the list of outputs of ``op``; in a graph, the node of an op without outputs.
 
-    ``inputs`` are tensors or lists of tensors by the names in the definition. ``named``: the op has a ``tensor_name``.
+    ``inputs`` are tensors or lists of tensors by the names in the definition. ``named``: the op has a ``tensor_name``:
+    ``name`` as text.
     ``by_path``: ``name`` is not the user's own, so that of a graph begins with the calls that lead to the node.
     ``independent``: it does not matter when the op runs, relative to others with side effects.
     """
     context = eager_context.context()
+    text = None if name is None else str(name)
     if not context.executing_eagerly():
-        naming = chosen(name, ignore_name_scope, by_path) if named else None
-        return _node(op, inputs, attributes, name, naming, independent)
+        naming = chosen(text, ignore_name_scope, by_path) if named else None
+        return _node(op, inputs, attributes, text, naming, independent)
     if named:
-        attributes = {"tensor_name": name or "", "naming": 0, **attributes}
+        attributes = {"tensor_name": text or "", "naming": 0, **attributes}
     return _run(context, op, inputs, attributes)
 
 
@@ -96,7 +98,8 @@ def _require_no_compiler(op: str, graph: Any) -> None:
     if GraphOrParentsInXlaContext(graph):
         raise UnsupportedRequestError(
             f"XLA cannot compile {op}: leave jit_compile=True out of the tf.function that calls it, and give it to the "
-            "functions without collectives that are called there"
+            "functions without collectives that are called there; for a train_step() of a Keras model, give compile() "
+            "jit_compile=False"
         )
 
 

@@ -40,7 +40,7 @@ def broadcast_values(variables: Sequence[Any], root_rank: int, name: str | None,
     for variable in variables:
         if not hasattr(variable, "assign"):
             raise InvalidRequestError(
-                f"a {type(variable).__name__} is no variable; give tf.Variables or Keras variables"
+                f"an object of type {type(variable).__name__} is not a variable; give tf.Variables or Keras variables"
             )
     if not variables:
         return []

@@ -48,6 +48,7 @@ class LocalGradientAggregationHelper:
     def compute_gradients(self, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
         """In the last pass the combined gradients; otherwise values that :meth:`apply_gradients` does not use.
 
+        A gradient of None adds nothing: a variable may have one in some of the passes only.
         InvalidRequestError for an IndexedSlices without ``sparse_as_dense``.
         """
         dense = [self._dense(gradient, variable) for gradient, variable in zip(grads, vars, strict=True)]
@@ -55,16 +56,15 @@ class LocalGradientAggregationHelper:
             return list(self.allreduce_func(dense, vars))
         self._build(vars)
         self._is_last = tf.equal(self.counter.assign_add(1) % self.backward_passes_per_step, 0)
-        pairs = list(zip(self._sums, dense, strict=True))
-        totals = [None if gradient is None else total.assign_add(gradient) for total, gradient in pairs]
-        given = [total for total in totals if total is not None]
-        with tf.control_dependencies([self._is_last, *given]):
+        pairs = zip(self._sums, dense, strict=True)
+        totals = [total.read_value() if gradient is None else total.assign_add(gradient) for total, gradient in pairs]
+        with tf.control_dependencies([self._is_last, *totals]):
             found = iter(tf.cond(self._is_last, lambda: self._combined(totals, vars), lambda: _zeros(totals, vars)))
         return list(found)
 
     def _combined(self, totals: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         divisor = self.backward_passes_per_step if self.average_aggregated_gradients else 1
-        sums = [None if total is None else tf.convert_to_tensor(total) / divisor for total in totals]
+        sums = [tf.convert_to_tensor(total) / divisor for total in totals]
         combined = self.allreduce_func(sums, variables)
         filled = [_zero(variable) if each is None else each for each, variable in zip(combined, variables, strict=True)]
         with tf.control_dependencies(filled):

@@ -96,7 +96,7 @@ def DistributedGradientTape(
         compression,
         choose_op(None, op),
         gradient_predivide_factor,
-        as_groups(groups, num_groups, object),
+        as_groups(groups, num_groups, object, "variable"),
         sparse_as_dense,
         process_set,
     )

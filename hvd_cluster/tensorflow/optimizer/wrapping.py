@@ -69,7 +69,7 @@ def DistributedOptimizer(
         compression,
         choose_op(None, op),
         gradient_predivide_factor,
-        as_groups(groups, num_groups, tf.Variable),
+        as_groups(groups, num_groups, tf.Variable, "variable"),
         sparse_as_dense,
         process_set,
     )
