@@ -40,7 +40,7 @@ class Settlement:
     """Ends ``cause`` with ``error``, and then ``others`` of its step; calls ``over`` in between.
 
     ``stragglers`` waits, for so many seconds at most, until the runs of the step have come whose threads submit works
-    just now: what another thread submits later would be in flight after the settlement.
+    just now: an operation that is submitted later would be in flight after the settlement.
 
     Owns the daemon thread "hvd-graph-settlement", which ends with the runs.
     """

@@ -28,7 +28,7 @@ def is_lost(array: Any) -> bool:
 
 
 def wait(arrays: Sequence[Any]) -> None:
-    """Wait for the steps that make ``arrays``. One that fails raises nothing here: whoever reads its arrays hears."""
+    """Wait for the steps that make ``arrays``. One that fails raises nothing here; a read of its arrays raises."""
     with suppress(jax.errors.JaxRuntimeError):
         jax.block_until_ready(  # type: ignore[no-untyped-call]
             [array for array in arrays if not is_gone(array)]

@@ -64,5 +64,5 @@ def take(variable: Any) -> bytes | None:
 
 
 def drop() -> None:
-    """A later step has its gradients: nobody needs what was saved any more."""
+    """A later step has its gradients: the saved contents are not needed any more."""
     _saved.clear()

@@ -85,7 +85,7 @@ def check_passes(passes: Any) -> None:
 def as_groups(groups: Any, num_groups: Any, tensor_type: type | tuple[type, ...], noun: str = "parameter") -> Groups:
     """``groups``, or the value of the deprecated ``num_groups``; parameters are instances of ``tensor_type``.
 
-    ``noun`` is what the framework calls a parameter.
+    ``noun`` is the framework's own word for a parameter.
     InvalidRequestError unless it is a positive integer or lists of parameters, each of them in one list only.
     """
     if num_groups != 0:

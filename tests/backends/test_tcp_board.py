@@ -329,7 +329,7 @@ def test_members_agree_over_encrypted_connections() -> None:
 
 
 def test_the_waits_of_stages_are_late_only_if_nobody_has_agreed_ahead() -> None:
-    """Who agrees ahead knows that all are there, and waits inside of the operation then."""
+    """Members that have agreed know that all are there; their further waits are waits inside of the operation."""
 
     def body(rank: int) -> None:
         member, seen = group.member(rank), []

@@ -194,19 +194,25 @@ def test_all_runs_fail_with_the_thread_and_the_next_starts_another(completer, ca
     assert code_of(*healthy) is None
 
 
-def test_the_queue_of_a_lane_is_not_submitted_after_a_failure(completer, monkeypatch):
-    """Every start fails; only the first one is tried."""
-    started, codes = [], []
+def refusing(monkeypatch, completer, starts):
+    """The lanes, and a kernel whose starts fail; each is noted in ``starts``. ``entry`` uses ``completer``."""
 
     def start(*arguments):
-        started.append(arguments)
+        starts.append(arguments)
         raise ValueError("refused")
 
     monkeypatch.setattr(entry, "completer", completer)
     monkeypatch.setattr(entry, "_lanes", lanes := Lanes())
     monkeypatch.setattr(entry.basics, "engine", FakeEngine)
-    kernel, lane = Kernel(), Lane()
+    kernel = Kernel()
     kernel.start = start
+    return lanes, kernel
+
+
+def test_the_queue_of_a_lane_is_not_submitted_after_a_failure(completer, monkeypatch):
+    """Every start fails; only the first one is tried."""
+    started, codes = [], []
+    (lanes, kernel), lane = refusing(monkeypatch, completer, started), Lane()
     contexts = [FakeContext(7) for _ in range(3)]
     lanes.enter((kernel, lane), lambda: None)
     for context in contexts:
@@ -259,14 +265,7 @@ def test_a_settlement_waits_for_a_thread_that_has_submitted_and_is_not_followed_
 
 
 def test_a_start_that_fails_keeps_no_settlement_waiting(completer, monkeypatch):
-    def start(*arguments):
-        raise ValueError("refused")
-
-    monkeypatch.setattr(entry, "completer", completer)
-    monkeypatch.setattr(entry, "_lanes", lanes := Lanes())
-    monkeypatch.setattr(entry.basics, "engine", FakeEngine)
-    kernel, lane = Kernel(), Lane()
-    kernel.start = start
+    (lanes, kernel), lane = refusing(monkeypatch, completer, []), Lane()
     lanes.enter((kernel, lane), lambda: entry._submit(kernel, FakeContext(8), lambda: None, lane))
     assert not completer._submitting
 
