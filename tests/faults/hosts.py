@@ -1,5 +1,7 @@
 """An elastic job on two hosts: network namespaces, whose link can be cut."""
 
+import itertools
+from collections import defaultdict, deque
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -10,9 +12,21 @@ from tests.faults.events import TWO_HOSTS
 from tests.namespaces import HOSTS, NAMESPACES, Network
 
 AGENT = "executors.hosts.agent"
+# The driver looks once a second: of two offers in that time it sees the second alone.
+UNSEEN_OFFERS = 1
 
-# Three, because the driver looks once a second: of two offers in that time it sees the second alone.
-MORE_SLOTS = ((0, 0), (1, 0), (0, 1))
+
+class Slots:
+    """The numbers of slots that each host had in the offers before."""
+
+    def __init__(self):
+        self._former = defaultdict(lambda: deque(maxlen=UNSEEN_OFFERS + 1))
+
+    def offer(self, host, share, opens):
+        """``share``, or the next number that the driver has not seen last, which ``opens`` slots that were left."""
+        former = self._former[host]
+        former.append(next(count for count in itertools.count(share) if not opens or count not in former))
+        return former[-1]
 
 
 class HostsArena(LocalArena):
@@ -22,6 +36,7 @@ class HostsArena(LocalArena):
     repertoire = TWO_HOSTS
 
     def __init__(self, folder, ranks, model, samples="sampler", epochs=1 << 20):
+        self._slots = Slots()
         with ExitStack() as stack:
             self._network = stack.enter_context(Network())
             with self._network.inside(HOSTS[0]):
@@ -41,11 +56,11 @@ class HostsArena(LocalArena):
             return Path(f"/proc/{self._process(worker).pid}/ns/net").stat().st_ino
 
     def _hosts(self, slots, offers):
-        """One host has another number of slots each time, and the first one has a slot always."""
+        """The first host has a slot always."""
         here = max(1, slots // 2)
-        more_here, more_there = MORE_SLOTS[offers % len(MORE_SLOTS)] if slots >= self.most else (0, 0)
-        lines = {"localhost": here + more_here, self._network.names[HOSTS[1]]: slots - here + more_there}
-        return "".join(f"{host}:{count}\n" for host, count in lines.items() if count)
+        shares = {"localhost": here, self._network.names[HOSTS[1]]: slots - here}
+        counts = {host: self._slots.offer(host, share, slots >= self.most) for host, share in shares.items()}
+        return "".join(f"{host}:{count}\n" for host, count in counts.items() if shares[host])
 
     def hit(self, kind, worker):
         links = {"cut": self._network.cut, "heal": self._network.heal}

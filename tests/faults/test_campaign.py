@@ -1,6 +1,7 @@
 """A short campaign; ``scripts/faults`` runs long ones."""
 
 import os
+import random
 import subprocess
 import sys
 
@@ -8,7 +9,7 @@ import pytest
 
 from tests.faults.arena import ROOT
 from tests.faults.campaign import Campaign
-from tests.faults.hosts import HostsArena
+from tests.faults.hosts import HostsArena, Slots
 from tests.namespaces import Network, Unavailable
 
 pytestmark = pytest.mark.timeout(400)
@@ -42,6 +43,16 @@ def test_a_short_campaign_on_two_hosts():
     Campaign(seed=2, events=3, ranks=3, arena=HostsArena, tell=lines.append).run()
     assert "agent rank" in lines[0]
     assert len(lines) == 3
+
+
+def test_every_host_has_another_number_of_slots_in_each_full_offer():
+    """A host with the same number would keep the slots of ranks closed that got a notice."""
+    slots, seen = Slots(), [1, 1]
+    for opens in random.Random(3).choices([True, False], k=100):
+        number = slots.offer("a", 2, opens)
+        assert number not in seen[-2:] if opens else number == 2
+        seen.append(number)
+    assert max(seen) == 4
 
 
 def test_the_script():
