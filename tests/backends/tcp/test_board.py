@@ -20,8 +20,8 @@ from collectives.rendezvous.store import MemoryStore
 from tests.backends import offers
 from tests.backends.matrix import run_matrix
 from tests.backends.members import group_of, in_threads
+from tests.backends.tcp.groups import connect, with_backends
 from tests.backends.test_hierarchical import HOSTS, Hosts
-from tests.backends.test_tcp import connect, with_backends
 
 LENGTHS = pytest.mark.parametrize("length", [0, 5, RIDING // 8, RIDING // 8 + 1, 300_001], ids="{} int64".format)
 
