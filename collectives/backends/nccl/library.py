@@ -60,6 +60,7 @@ _MEANINGS = {
     4: "an argument is not valid; report this as a bug",
     5: SHARED,
     6: "a rank or the network failed; look at the output of the other ranks",
+    7: "cupy waits for NCCL's calls: leave NCCL_COMM_BLOCKING out, or install nccl4py",
 }
 """The values of ncclResult_t, and what to do."""
 
