@@ -162,7 +162,7 @@ class Settings:
             secret=read(ENVIRONMENT_SECRET, _base64, b"", show=False),
             interface=read("HOROVOD_GLOO_IFACE", str, ""),
             cpu_operations=read("HOROVOD_CPU_OPERATIONS", _cpu_operations, "auto"),
-            tcp_tls=read("HVD_TCP_TLS", _flag, False),
+            tcp_tls=read("HVD_TCP_TLS", _switch, False),
             gpu_operations=read("HOROVOD_GPU_OPERATIONS", _gpu_operations, "nccl"),
             mpi=MpiChoice.of(read),
             hierarchical_allreduce=read("HOROVOD_HIERARCHICAL_ALLREDUCE", _flag, None),
@@ -382,7 +382,13 @@ def _seconds_or_never(text: str) -> float:
 
 
 def _flag(text: str) -> bool:
+    """Any integer, as for Horovod, which takes those above 0 for 1."""
     return _integer(text, -math.inf, "0 or 1") > 0
+
+
+def _switch(text: str) -> bool:
+    """No other value may leave what it protects without protection."""
+    return _one_of("0", "1")(text) == "1"
 
 
 def _core_of(local_rank: int, local_size: int) -> Callable[[str], int | None]:

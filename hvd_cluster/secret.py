@@ -31,8 +31,9 @@ class Secret:
         self._text = environment.pop(ENVIRONMENT_SECRET, "") or self._text
         if environment.get(RENDEZVOUS, "").strip() and not self._text:
             raise SettingsError(
-                f"{RENDEZVOUS} is set, but this process has no secret of the job: it was started by a rank after "
-                "hvd.init(), and cannot be a rank itself. Call hvd.init() only in the process that the launcher started"
+                f"{RENDEZVOUS} is set, but this process has no secret of the job, {ENVIRONMENT_SECRET}: a rank has "
+                "started it after hvd.init(), and it cannot be a rank itself, or what started it has dropped variables "
+                "of the launcher. Call hvd.init() only in the process that the launcher started, with all its variables"
             )
         return {**environment, ENVIRONMENT_SECRET: self._text} if self._text else dict(environment)
 

@@ -250,6 +250,12 @@ def test_without_a_launcher_this_is_a_world_of_one():
     assert world_from_environment({}) == World(host=socket.gethostname())
 
 
+@pytest.mark.parametrize("value", ["-1", "2", "yes", "01"])
+def test_encryption_is_on_or_off_and_nothing_else(value):
+    with pytest.raises(SettingsError, match=f"HVD_TCP_TLS is '{value}', but must be one of: 0, 1"):
+        Settings.from_environment({"HVD_TCP_TLS": value})
+
+
 @pytest.mark.parametrize("secret", ["not base64: $", "geheim-\u00e4", "abc"])
 def test_a_bad_secret_is_refused_but_not_shown(secret):
     with pytest.raises(SettingsError) as caught:

@@ -26,9 +26,14 @@ CHECK_SECONDS = 40.0
 """For one part of the matrix on all ranks; the first one starts the processes and compiles the kernels."""
 
 
+def arrays_of(rank):
+    """Those of the GPU of ``rank``."""
+    return Arrays(shared_device(rank % int(os.environ["HVD_CHECK_GPUS"])))
+
+
 def connect(member):
     prepare()
-    arrays = Arrays(shared_device(member.rank % int(os.environ["HVD_CHECK_GPUS"])))
+    arrays = arrays_of(member.rank)
     backend = meet(NcclJoining(group_of(member.size, member.rank), 30.0, member.rank), member.store, 60.0)
     assert not backend.absence, backend.absence
     return backend, arrays
@@ -61,11 +66,11 @@ def abort(member):
     return "done"
 
 
-def failed_parts(ranks):
-    """The parts of the matrix that failed. After a failure new processes go on with the next part."""
-    left, failed = list(checks()), []
+def failed_parts(ranks, names, body):
+    """Those of the parts ``names`` that failed in ``body``. After a failure new processes go on with the next part."""
+    left, failed = list(names), []
     while left:
-        with Processes(ranks, partial(matrix, names=left)) as processes:
+        with Processes(ranks, partial(body, names=left)) as processes:
             wrong = next((name for name in left if not has_passed(processes, ranks, name)), None)
         left = left[left.index(wrong) + 1 :] if wrong else []
         failed += [wrong] if wrong else []
@@ -94,7 +99,7 @@ def main():
 
     os.environ["HVD_CHECK_GPUS"] = str(torch.cuda.device_count())
     if arguments.part == "matrix":
-        sys.exit(bool(failed_parts(arguments.ranks)))
+        sys.exit(bool(failed_parts(arguments.ranks, checks(), matrix)))
     with Processes(arguments.ranks, abort) as processes:
         assert processes.results() == ["done"] * arguments.ranks
 

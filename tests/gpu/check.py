@@ -83,6 +83,7 @@ def stages(ranks: int, quick: bool) -> list[Stage]:
         Stage("streams", ("tests.gpu.training", "streams", *count), 40),
         Stage("scaler", ("tests.gpu.training", "scaler", *count), 40),
         Stage("memory", ("tests.gpu.training", "memory", *count), 40),
+        Stage("hierarchies", ("tests.gpu.hierarchies",), 100),
         Stage("through the host", ("tests.gpu.training", "operations", *count), 45, False, through_host),
     ]
     speed = [

@@ -105,7 +105,11 @@ def import_mpi(seconds: float, has_threads: bool = True) -> Any:
     try:
         mpi = _wait_in_mpi_init_for_all_ranks(seconds)
     except (ImportError, RuntimeError, OSError) as error:
-        raise SettingsError(f"MPI is not available: mpi4py cannot load its library ({error}); {INSTALL}") from error
+        reason = str(error).partition("\n")[0]  # what follows are the places without one
+        raise SettingsError(
+            f"MPI is not available: mpi4py cannot load its library ({reason}); {INSTALL}; or set MPI4PY_LIBMPI to the "
+            "path of its libmpi.so"
+        ) from error
     _use.process, _use.is_ours_to_end = os.getpid(), is_ours_to_end
     return mpi
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -13,14 +13,15 @@ import numpy as np
 
 from collectives.api import DType, HorovodInternalError
 from collectives.backends.memory import Floats
+from collectives.backends.nccl.captures import beside_captures
 from collectives.backends.nccl.device import Device, Placed
-from collectives.backends.nccl.library import INSTALL_CUPY
+from collectives.backends.nccl.library import INSTALL_CUPY, INSTALL_NVRTC
 from collectives.backends.nccl.recipe import BYTES, Conversion
 from collectives.backends.nccl.sources import PIECES, source
 from collectives.buffers import Buffer
 from collectives.completion import Completion, Polled
 
-__all__ = ["CupyDevice", "count_gpus", "import_cupy", "index_of", "shared_device"]
+__all__ = ["CupyDevice", "count_gpus", "import_cupy", "index_of", "require_compiler", "shared_device"]
 
 THREADS = 256
 """Of one block."""
@@ -56,6 +57,16 @@ def count_gpus() -> int:
     return count
 
 
+def require_compiler() -> None:
+    """HorovodInternalError where cupy does not find NVRTC, which compiles the kernels, and is no part of it."""
+    nvrtc = import_cupy().cuda.nvrtc
+    try:
+        nvrtc.getVersion()
+    except Exception as error:  # cupy has several kinds
+        reason = " ".join(str(error).split())
+        raise HorovodInternalError(f"cupy does not find NVRTC ({reason}); install it with: {INSTALL_NVRTC}") from error
+
+
 def index_of(address: int) -> int:
     """The number of the GPU with the memory at ``address``."""
     with _errors_of("a look for the GPU of a tensor"):
@@ -76,15 +87,16 @@ class CupyDevice(Device):
             self._queue = self._cupy.cuda.Stream(non_blocking=True, priority=-5)
         self.stream: int = self._queue.ptr
 
-    def current(self) -> AbstractContextManager[object]:
+    @contextmanager
+    def current(self) -> Iterator[None]:
         """See :class:`Device`."""
         cuda = self._cupy.cuda
         if not cuda.driver.ctxGetCurrent():
             # A thread without a GPU keeps this one: to go back to GPU 0 would make a context, and take memory there.
             cuda.runtime.setDevice(self._gpu.id)
         # Not self._gpu, which is for one thread at a time.
-        gpu: AbstractContextManager[object] = cuda.Device(self._gpu.id)
-        return gpu
+        with cuda.Device(self._gpu.id), beside_captures():
+            yield
 
     def empty(self, dtype: DType, shape: tuple[int, ...]) -> Buffer:
         """See :class:`Memory`. Cupy's pool keeps the memory of each stream apart, and gives it out in its order."""
@@ -196,8 +208,15 @@ class CupyDevice(Device):
             self._kernel(conversion, name)(grid, (THREADS,), tuple(arguments), stream=self._queue)
 
     def _compiled(self, conversion: Conversion, name: str) -> Any:
-        module = self._cupy.RawModule(code=source(conversion), options=("--std=c++17",))
-        return module.get_function(name).kernel
+        """Raises HorovodInternalError, whatever cupy raises: its compiler may be missing, or too old for the GPU."""
+        try:
+            module = self._cupy.RawModule(code=source(conversion), options=("--std=c++17",))
+            return module.get_function(name).kernel
+        except Exception as error:
+            raise HorovodInternalError(
+                f"cupy cannot compile a kernel, which needs NVRTC of cupy's CUDA ({error}); install it with: "
+                f"{INSTALL_NVRTC}"
+            ) from error
 
     @contextmanager
     def _working(self, what: str) -> Iterator[None]:

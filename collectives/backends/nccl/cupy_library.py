@@ -55,22 +55,19 @@ class CupyLibrary(Library):
 
     def connect(self, id: bytes, size: int, position: int, device: Device, pause: Pause) -> Communicator:
         """See :class:`Library`. If it is given up, its thread stays until NCCL gives up, too, after a minute or so."""
-        result: list[Any] = []
+        attempt = _Attempt()
 
         def connect() -> None:
             try:
                 with device.current():
-                    result.append(self._checked("init", self._nccl.NcclCommunicator, size, id, position))
+                    attempt.end(self._checked("init", self._nccl.NcclCommunicator, size, id, position))
             except Exception as error:  # noqa: BLE001 - for the waiting thread
-                result.append(error)
+                attempt.end(error)
 
         # Owned by this call. A daemon, because nothing ends a call that waits for members.
         threading.Thread(target=connect, name="hvd-nccl-connect", daemon=True).start()
-        while not result:
-            pause()
-        if isinstance(result[0], Exception):
-            raise result[0]
-        return _CupyCommunicator(result[0], self._checked)
+        with device.current():
+            return _CupyCommunicator(attempt.wait(pause), self._checked)
 
     @contextmanager
     def group(self) -> Iterator[None]:
@@ -86,6 +83,47 @@ class CupyLibrary(Library):
             return call(*arguments)
         except self._nccl.NcclError as error:
             raise failure(name, getattr(error, "status", -1), str(error)) from error
+        except KeyError as error:  # of cupy, which has no name for some results
+            raise failure(name, int(error.args[0]), f"result {error.args[0]}") from error
+
+
+class _Attempt:
+    """The connecting of members by another thread."""
+
+    def __init__(self) -> None:
+        # Owned by this object, held for a few instructions.
+        self._lock = threading.Lock()
+        self._result: Any = None
+        self._is_given_up = False
+
+    def end(self, result: Any) -> None:
+        """Called by the other thread, with a communicator or an error."""
+        with self._lock:
+            self._result = result
+            is_late = self._is_given_up
+        if is_late:
+            _abort(result)
+
+    def wait(self, pause: Pause) -> Any:
+        """The communicator. Raises the error, and what ``pause`` raises; that gives the attempt up."""
+        try:
+            while self._result is None:
+                pause()
+        except BaseException:
+            with self._lock:
+                self._is_given_up = True
+                late = self._result
+            _abort(late)
+            raise
+        if isinstance(self._result, Exception):
+            raise self._result
+        return self._result
+
+
+def _abort(late: Any) -> None:
+    """Nobody wants a communicator that comes too late. Cupy would destroy it, which may wait for members for ever."""
+    if late is not None and not isinstance(late, Exception):
+        late.abort()
 
 
 class _CupyCommunicator(Communicator):
@@ -126,9 +164,8 @@ class _CupyCommunicator(Communicator):
         try:
             self._checked("error query", self._end.check_async_error)
         except HorovodInternalError as error:
-            return str(error)
-        except KeyError:  # cupy does not know the result "in progress", which is no error
-            return ""
+            is_in_progress = isinstance(error.__cause__, KeyError)
+            return "" if is_in_progress else str(error)
         return ""
 
     def abort(self) -> None:

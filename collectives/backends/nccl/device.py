@@ -33,7 +33,10 @@ class Device(Memory):
 
     @abstractmethod
     def current(self) -> AbstractContextManager[object]:
-        """In the block, this is the GPU of the calling thread. Calls of NCCL need it; those of this class do not."""
+        """In the block, this is the GPU of the calling thread. Calls of NCCL need it; those of this class do not.
+
+        No call in the block disturbs the capture of a CUDA graph by another thread.
+        """
 
     @abstractmethod
     def pack(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -19,6 +20,8 @@ from collectives.backends.nccl.presence import device_at, without_gpu
 from collectives.backends.nccl.watcher import Watcher
 
 __all__ = ["NcclJoining", "Offer", "absence", "load", "unavailable"]
+
+logger = logging.getLogger(__name__)
 
 _watcher = Watcher()
 
@@ -106,12 +109,20 @@ def unavailable() -> str:
 def load() -> Library:
     """The binding of NCCL: nccl4py where it is installed, because it can give up to connect, else cupy.
 
-    Raises ImportError, and UnsupportedRequestError for an NCCL that is too old.
+    Raises ImportError, and UnsupportedRequestError for an NCCL that is too old. A process may find several versions of
+    NCCL, those of cupy and of a framework, so the log says which one it is.
     """
+    library = _first_binding()
+    logger.info("tensors on GPUs travel by NCCL %s, called by %s", version_text(library.version), library.name)
+    return library
+
+
+def _first_binding() -> Library:
     from collectives.backends.nccl.cupy_library import CupyLibrary
     from collectives.backends.nccl.nccl4py_library import Nccl4pyLibrary
 
     try:
         return Nccl4pyLibrary()
-    except ImportError:
+    except ImportError as error:
+        logger.info("NCCL is called by cupy: %s", error)
         return CupyLibrary()

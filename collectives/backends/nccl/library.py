@@ -17,6 +17,7 @@ __all__ = [
     "CODES",
     "INSTALL_CUPY",
     "INSTALL_NCCL",
+    "INSTALL_NVRTC",
     "OLDEST",
     "Combine",
     "Communicator",
@@ -31,6 +32,7 @@ OLDEST = 21800
 """NCCL 2.18 has configurations of communicators, and bfloat16."""
 INSTALL_CUPY = "pip install 'hvd-cluster[nccl]', or 'hvd-cluster[nccl13]' for CUDA 13"
 INSTALL_NCCL = "pip install --upgrade nvidia-nccl-cu12, or nvidia-nccl-cu13 for CUDA 13"
+INSTALL_NVRTC = "pip install --upgrade nvidia-cuda-nvrtc-cu12, or nvidia-cuda-nvrtc for CUDA 13"
 
 CODES: Mapping[DType, int] = {
     DType.INT8: 0,
@@ -58,6 +60,7 @@ _MEANINGS = {
     4: "an argument is not valid; report this as a bug",
     5: SHARED,
     6: "a rank or the network failed; look at the output of the other ranks",
+    7: "cupy waits for NCCL's calls: leave NCCL_COMM_BLOCKING out, or install nccl4py",
 }
 """The values of ncclResult_t, and what to do."""
 

@@ -26,6 +26,8 @@ def without_gpu() -> str:
         return f"cupy is missing; install it with: {INSTALL_CUPY}"
     try:
         found = _count_gpus()
+        if found:
+            _require_compiler()
     except HorovodInternalError as error:
         return str(error)
     except Exception as error:  # noqa: BLE001 - a job on CPUs starts beside a cupy that is broken, too
@@ -49,3 +51,10 @@ def _count_gpus() -> int:
     from collectives.backends.nccl.cupy_device import count_gpus
 
     return count_gpus()
+
+
+def _require_compiler() -> None:
+    """HorovodInternalError where there is none for kernels."""
+    from collectives.backends.nccl.cupy_device import require_compiler
+
+    require_compiler()

@@ -7,10 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from collectives.api import HorovodInternalError
+from collectives.api import DType, HorovodInternalError
+from collectives.backends.nccl import captures
 from collectives.backends.nccl.cupy_device import NO_DEVICE, NOT_READY, CupyDevice, CupyEvent, count_gpus
+from collectives.buffers import Buffer
 
 ILLEGAL_ADDRESS = 700
+GLOBAL = 0
 
 
 class CudaError(Exception):
@@ -22,7 +25,10 @@ class CudaError(Exception):
 
 
 class Runtime:
-    """``cupy.cuda.runtime``, and ``cupy.cuda.driver``: the GPU of one thread. ``status`` is that of each event."""
+    """``cupy.cuda.runtime``, and ``cupy.cuda.driver``: the GPU of one thread. ``status`` is that of each event.
+
+    ``mode`` is the thread's mode of capture, and ``modes`` has those in which events were looked at.
+    """
 
     CUDARuntimeError = CUDADriverError = OutOfMemoryError = CudaError
 
@@ -30,6 +36,7 @@ class Runtime:
         self.status, self.gpu, self.context = 0, 0, 0
         self.waits, self.set = [], []
         self.lack = None
+        self.mode, self.modes = GLOBAL, []
 
     def getDeviceCount(self):
         if self.lack is not None:
@@ -44,7 +51,11 @@ class Runtime:
         self.set.append(index)
 
     def eventQuery(self, event):
+        self.modes.append(self.mode)
         return self.status
+
+    def cuThreadExchangeStreamCaptureMode(self, mode):
+        self.mode, mode._obj.value = mode._obj.value, self.mode
 
     def streamWaitEvent(self, stream, event, flags):
         self.waits.append((self.gpu, stream, event))
@@ -73,6 +84,7 @@ def runtime(monkeypatch):
 
     cuda = SimpleNamespace(runtime=made, driver=made, memory=made, Device=Gpu, Stream=stream)
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(captures, "_driver", lambda: made)
     return made
 
 
@@ -116,3 +128,24 @@ def test_the_default_stream_is_that_of_the_right_gpu(runtime):
 def test_a_thread_that_has_used_no_gpu_keeps_that_of_its_rank(runtime):
     assert event_on(1).is_done
     assert set(runtime.set) == {1}
+
+
+def test_a_look_at_an_event_does_not_end_the_capture_of_a_graph_by_another_thread(runtime):
+    event = event_on(0)
+    assert event.is_done
+    runtime.status = ILLEGAL_ADDRESS
+    with pytest.raises(HorovodInternalError):
+        event.wait(1.0)
+    assert runtime.modes == [captures.RELAXED] * 2
+    assert runtime.mode == GLOBAL
+
+
+def test_a_kernel_that_cannot_be_compiled(runtime, monkeypatch):
+    """Its compiler may be older than the GPU."""
+
+    def module(code, options):
+        raise ValueError("invalid value for --gpu-architecture")
+
+    monkeypatch.setattr(sys.modules["cupy"], "RawModule", module, raising=False)
+    with pytest.raises(HorovodInternalError, match=r"cannot compile.*gpu-architecture\); install it with: pip install"):
+        CupyDevice(0).fill(Buffer(None, DType.FLOAT32, (3,), None, "cuda", 1 << 20), 1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import msgpack
 import pytest
@@ -52,6 +53,23 @@ def test_a_cupy_that_is_broken_is_a_reason(monkeypatch, tmp_path):
     assert unavailable().startswith("cupy does not work here (libcudart.so.12: cannot open); install it again")
 
 
+def test_a_host_without_the_compiler_of_kernels(monkeypatch, tmp_path):
+    """It is no part of cupy."""
+
+    def version():
+        raise RuntimeError("No such file: libnvrtc.so.12\n")
+
+    cuda = SimpleNamespace(nvrtc=SimpleNamespace(getVersion=version))
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(presence, "DRIVERS", (str(tmp_path),))
+    monkeypatch.setattr(presence, "find_spec", lambda name: True)
+    monkeypatch.setattr(presence, "_count_gpus", lambda: 1)
+    assert unavailable() == (
+        "cupy does not find NVRTC (No such file: libnvrtc.so.12); install it with: "
+        "pip install --upgrade nvidia-cuda-nvrtc-cu12, or nvidia-cuda-nvrtc for CUDA 13"
+    )
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -66,6 +84,7 @@ def test_a_library_that_cannot_be_used(error, monkeypatch, tmp_path):
     monkeypatch.setattr(presence, "DRIVERS", (str(tmp_path),))
     monkeypatch.setattr(presence, "find_spec", lambda name: True)
     monkeypatch.setattr(presence, "_count_gpus", lambda: 1)
+    monkeypatch.setattr(presence, "_require_compiler", lambda: None)
     monkeypatch.setattr(joining, "load", load)
     assert unavailable() == str(error)
 
@@ -84,6 +103,7 @@ def usable(monkeypatch, tmp_path):
     monkeypatch.setattr(presence, "find_spec", lambda name: True)
     monkeypatch.setattr(joining, "load", Library)
     monkeypatch.setattr(presence, "_count_gpus", lambda: 2)
+    monkeypatch.setattr(presence, "_require_compiler", lambda: None)
     return Library
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import sys
 import threading
 from types import SimpleNamespace
@@ -152,11 +154,16 @@ def test_an_error_of_a_query_is_ours(calls):
 @pytest.mark.parametrize(
     ("version", "reason"), [(0, "does not work here: no libnccl"), (22105, r"needs NCCL 2\.23\.0")]
 )
-def test_cupy_takes_over_where_nccl4py_cannot_be_used(version, reason, calls, monkeypatch):
+def test_cupy_takes_over_where_nccl4py_cannot_be_used(version, reason, calls, monkeypatch, caplog):
     calls.version = version
     with pytest.raises(ImportError, match=reason):
         Nccl4pyLibrary()
-    monkeypatch.setattr(cupy_library, "CupyLibrary", lambda: "by cupy")
+    by_cupy = SimpleNamespace(name="cupy", version=23203)
+    monkeypatch.setattr(cupy_library, "CupyLibrary", lambda: by_cupy)
     joining.load.cache_clear()
-    assert joining.load() == "by cupy"
+    with caplog.at_level(logging.INFO):
+        assert joining.load() is by_cupy
     joining.load.cache_clear()
+    why, which = caplog.messages
+    assert re.search(reason, why)
+    assert which == "tensors on GPUs travel by NCCL 2.32.3, called by cupy"

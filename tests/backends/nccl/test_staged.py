@@ -11,7 +11,6 @@ from collectives.api import DType, HorovodInternalError, PeerLostError, ReduceOp
 from collectives.attempt import ConnectAttempt
 from collectives.backends import table
 from collectives.backends.inproc import InprocBackend, InprocGroup
-from collectives.backends.nccl import joining, presence, through_host_joining
 from collectives.backends.nccl.backend import NcclBackend
 from collectives.backends.nccl.staged import StagedBackend
 from collectives.backends.nccl.through_host import ThroughHostBackend
@@ -21,6 +20,7 @@ from tests.backends.device import Uploading
 from tests.backends.matrix import run_matrix
 from tests.backends.members import group_of, in_threads
 from tests.backends.nccl.fake import FakeDevice, FakeLibrary, FakeNetwork, connector
+from tests.backends.nccl.gpus import gpu_of_each_thread
 from tests.backends.nccl.streams import PATIENCE, LateStream
 
 HOSTS = {"2+2": "aabb", "3+1": "aaab", "interleaved": "ababb"}
@@ -204,24 +204,7 @@ def test_who_asks_for_stages_gets_them(settings, hosts, chosen):
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """A GPU for each thread, found by the real joinings."""
-    of_thread, network = threading.local(), FakeNetwork()
-
-    def library():
-        if not hasattr(of_thread, "library"):
-            of_thread.library, of_thread.device = FakeLibrary(network), FakeDevice()
-        return of_thread.library
-
-    def device(address, local_rank):
-        library()
-        return of_thread.device
-
-    monkeypatch.setattr(joining, "load", library)
-    monkeypatch.setattr(joining, "unavailable", lambda: "")
-    monkeypatch.setattr(through_host_joining, "without_gpu", lambda: "")
-    for module in (joining, presence, through_host_joining):
-        monkeypatch.setattr(module, "device_at", device)
-    return device
+    return gpu_of_each_thread(monkeypatch)
 
 
 @pytest.mark.parametrize(

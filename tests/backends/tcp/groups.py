@@ -1,0 +1,40 @@
+"""Groups over TCP in tests: how their members join, as threads or as processes; and two sockets that are connected."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from collectives.backends.tcp import TcpBackend, TcpJoining
+from collectives.interfaces import LOOPBACK
+from collectives.rendezvous.store import MemoryStore, PrefixStore
+from tests.backends import offers
+from tests.backends.members import Member, group_of
+
+SECRET = b"of the job"
+LENGTHS = pytest.mark.parametrize("length", [8, 1_000_000], ids=["at once", "in a pipeline"])
+
+
+def joining_of(group, timeout=20.0, address=LOOPBACK, secret=SECRET, encrypted=False) -> TcpJoining:
+    """``timeout`` bounds operations."""
+    return TcpJoining(group, timeout, address, secret, True, encrypted)
+
+
+def connect(group, store, timeout=20.0, address=LOOPBACK, encrypted=False) -> TcpBackend:
+    return offers.meet(joining_of(group, timeout, address, encrypted=encrypted), store, 20.0)
+
+
+def with_backends(size, body, timeout=20.0, address=LOOPBACK, encrypted=False):
+    store = MemoryStore()
+    offers.with_backends(size, lambda rank: connect(group_of(size, rank), store, timeout, address, encrypted), body)
+
+
+def join(member: Member, name: str, timeout: float = 20.0) -> TcpBackend:
+    return connect(group_of(member.size, member.rank), PrefixStore(member.store, name), timeout)
+
+
+def connected_sockets() -> list[socket.socket]:
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        near = socket.create_connection(listener.getsockname())
+        return [near, listener.accept()[0]]

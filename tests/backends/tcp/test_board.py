@@ -1,0 +1,140 @@
+"""The members of a TCP group agree by the first messages of an operation."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from collectives.backends.tcp import TcpBackend, backend
+from collectives.planning.board import Board
+from tests.backends.matrix import run_matrix
+from tests.backends.members import in_threads
+from tests.backends.tcp.boards import LENGTHS, NAMES, Operations, board_of, ignore, nothing
+from tests.backends.tcp.groups import with_backends
+from tests.backends.test_hierarchical import HOSTS, Hosts
+
+
+@LENGTHS
+@pytest.mark.parametrize("size", [2, 3])
+def test_all_members_attempt_the_same(size: int, length: int) -> None:
+    def body(member: TcpBackend) -> None:
+        operations, board = Operations(member, length), board_of(member)
+        for value, name in enumerate(NAMES * 2, 1):
+            expected, untouched = operations.expect(name), []
+            agreed = lambda: untouched.append((operations.result == -1).all())  # noqa: E731, B023
+            assert board.attempt(value, lambda: operations.call(name), ignore, agreed)  # noqa: B023
+            assert untouched == [True]
+            assert operations.result.tolist() == expected.tolist()
+
+    with_backends(size, body)
+
+
+@LENGTHS
+@pytest.mark.parametrize("other", ["declines", "attempts another"])
+def test_members_that_differ_leave_no_trace(length: int, other: str) -> None:
+    """Member 2 comes last, when the others have gone on: its frame is dropped by whoever reads it later."""
+
+    def body(member: TcpBackend) -> None:
+        operations, board = Operations(member, length), board_of(member)
+        for value, name in enumerate(NAMES, 1):
+            expected = operations.expect(name)
+            if member.rank == 2:
+                assert left.wait(20) >= 0
+                attempt(board, operations, name, value)
+            elif member.rank == 1 and other == "declines":
+                board.decline()
+                left.wait(20)
+            else:
+                number = value + 100 if member.rank == 1 else value
+                attempt(board, operations, name, number)
+                left.wait(20)
+            assert (operations.result == -1).all()
+            operations.call(name)
+            assert operations.result.tolist() == expected.tolist()
+
+    def attempt(board: Board, operations: Operations, name: str, value: int) -> None:
+        assert not board.attempt(value, lambda: operations.call(name), ignore, pytest.fail)
+
+    left = threading.Barrier(3)
+    with_backends(3, body)
+
+
+def test_rounds_that_nobody_wants_do_not_pile_up() -> None:
+    def body(member: TcpBackend) -> None:
+        board = board_of(member)
+        for _ in range(50_000):
+            board.decline()
+        assert board.attempt(7, nothing, ignore, nothing)
+
+    with_backends(2, body)
+
+
+def test_large_groups_have_no_board(monkeypatch: pytest.MonkeyPatch) -> None:
+    def body(member: TcpBackend) -> None:
+        assert member.board() is None
+
+    monkeypatch.setattr(backend, "MOST_VOTERS", 2)
+    with_backends(3, body)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_operations_are_right_beside_rounds(size: int) -> None:
+    """Frames that were not read before are no data of an operation."""
+
+    def body(member: TcpBackend) -> None:
+        board = board_of(member)
+        for _ in range(3):
+            board.decline()
+        run_matrix(member, member.rank, size)
+        board.decline()
+        assert board.attempt(7, nothing, ignore, nothing)
+
+    with_backends(size, body)
+
+
+def test_members_agree_over_encrypted_connections() -> None:
+    def body(member: TcpBackend) -> None:
+        operations, board = Operations(member, 1000), board_of(member)
+        for value, name in enumerate(NAMES, 1):
+            expected = operations.expect(name)
+            assert board.attempt(value, lambda: operations.call(name), ignore, nothing)  # noqa: B023
+            assert operations.result.tolist() == expected.tolist()
+
+    with_backends(2, body, encrypted=True)
+
+
+def test_the_waits_of_stages_are_late_only_if_nobody_has_agreed_ahead() -> None:
+    """Members that have agreed know that all are there; their further waits are waits inside of the operation."""
+
+    def body(rank: int) -> None:
+        member, seen = group.member(rank), []
+        for part, waits in ((member._local, (1.0, 2.0)), (member._cross, (4.0, 8.0)), (member._flat, (16.0, 32.0))):
+            vars(part)["waited"] = lambda waits=waits: waits
+        assert member.waited() == (21.0, 42.0)
+        assert board_of(member).attempt(7, lambda: seen.append(member.waited()), ignore, nothing)
+        assert seen == [(16.0, 47.0)]
+        assert member.waited() == (21.0, 42.0)
+
+    group = Hosts(HOSTS["2+2"])
+    in_threads(group.size, body)
+
+
+@pytest.mark.parametrize("hosts", HOSTS.values(), ids=HOSTS)
+def test_the_members_of_several_hosts_agree_before_the_stages_begin(hosts: str) -> None:
+    def body(rank: int) -> None:
+        member = group.member(rank)
+        operations, board = Operations(member, 1000), board_of(member)
+        for value, name in enumerate(NAMES, 1):
+            expected = operations.expect(name)
+            calls: list[str] = []
+            assert not board.attempt(value + (rank == 1), pytest.fail, ignore, pytest.fail)
+            board.hurry()
+            agreed: Callable[[], None] = lambda: calls.append("agreed")  # noqa: E731, B023
+            assert board.attempt(value, lambda: operations.call(name), ignore, agreed)  # noqa: B023
+            assert (calls, operations.result.tolist()) == (["agreed"], expected.tolist())
+        board.decline()
+
+    group = Hosts(hosts)
+    in_threads(group.size, body)
