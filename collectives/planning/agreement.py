@@ -17,6 +17,7 @@ __all__ = [
     "Disagreement",
     "check_member",
     "checked",
+    "describe_kinds",
     "disagreement",
     "explain_rejections",
     "name_ranks",
@@ -275,13 +276,27 @@ def _hindrance(first: Request, requests: Mapping[int, Request]) -> Disagreement 
     return None
 
 
-def _describe(name: str, aspect: str, values: Mapping[int, Any]) -> Disagreement:
+def describe_kinds(name: str, kinds: Mapping[int, str]) -> Disagreement:
+    """The ranks wait for each other in operations of different ``kinds`` under one name, empty for none."""
+    if name:
+        return _describe(name, "operation", kinds)
+    text = (
+        f"the ranks call different operations, each without a name: {_compare(kinds)}. "
+        "Call the same ones in the same order on every rank, or give them names"
+    )
+    return Disagreement(text, "operation", tuple(kinds.items()))
+
+
+def _compare(values: Mapping[int, Any]) -> str:
     groups: dict[Any, list[int]] = {}
     for rank, value in values.items():
         groups.setdefault(value, []).append(rank)
-    parts = [f"{value} on {name_ranks(ranks)}" for value, ranks in groups.items()]
+    return "; ".join(f"{value} on {name_ranks(ranks)}" for value, ranks in groups.items())
+
+
+def _describe(name: str, aspect: str, values: Mapping[int, Any]) -> Disagreement:
     text = (
-        f"tensor {name!r}: the ranks disagree about the {aspect}: {'; '.join(parts)}. "
+        f"tensor {name!r}: the ranks disagree about the {aspect}: {_compare(values)}. "
         f"Submit the same {aspect} under this name on every rank"
     )
     return Disagreement(text, aspect, tuple((rank, str(value)) for rank, value in values.items()))

@@ -392,12 +392,12 @@ def _unpack_refuse(process_set: int, name: str, text: str, property: str, values
 
 
 def _pack_whereabouts(message: Whereabouts) -> tuple[Any, ...]:
-    activity = message.activity.value
-    return message.rank, activity, message.thread, message.busy, message.last, message.waits, message.frames
+    activity, busy, held = message.activity.value, message.busy, message.is_held
+    return message.rank, activity, message.thread, busy, message.last, message.waits, message.frames, held
 
 
 def _unpack_whereabouts(
-    rank: int, activity: str, thread: str, busy: float, last: Any, waits: Any, frames: Any
+    rank: int, activity: str, thread: str, busy: float, last: Any, waits: Any, frames: Any, held: bool
 ) -> Whereabouts:
     return Whereabouts(
         rank,
@@ -407,6 +407,7 @@ def _unpack_whereabouts(
         None if last is None else Call(*last),
         tuple(Call(*fields) for fields in waits),
         tuple(Frame(*fields) for fields in frames),
+        held,
     )
 
 

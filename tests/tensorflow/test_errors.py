@@ -31,6 +31,23 @@ def check_disagreement():
         assert hvd.allreduce(tf.ones([2]), op=hvd.Sum).numpy().tolist() == [hvd.size()] * 2
 
 
+def check_kinds():
+    """One rank is in another operation of the same name, or gives rows instead of a whole tensor."""
+    rows = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]), tf.constant([3, 2]))
+    pairs = [
+        (lambda: hvd.allreduce(tf.ones([2]), name="k"), lambda: hvd.broadcast(tf.ones([2]), 0, name="k")),
+        (lambda: hvd.allreduce(tf.ones([3, 2]), name="k"), lambda: hvd.allreduce(rows, name="k")),
+    ]
+    for usual, odd in pairs:
+        cause, error = error_of(odd if hvd.rank() == 1 else usual)
+        assert isinstance(error, tf.errors.FailedPreconditionError)
+        assert isinstance(cause, MismatchError)
+        assert cause.property == "operation"
+        assert cause.values[0] == "allreduce" != cause.values[1]
+        assert hvd.allgather_object(str(cause)) == [str(cause)] * hvd.size()
+        assert usual() is not None
+
+
 def check_arguments():
     cause, error = error_of(lambda: hvd.broadcast(tf.ones([2]), 99, name="root"))
     assert isinstance(error, tf.errors.InvalidArgumentError)
@@ -125,7 +142,7 @@ def check_an_error_of_another_kind_is_not_ours():
     assert engine_error(caught.value) is None
 
 
-BETWEEN_RANKS = (check_disagreement, check_other_ranks_hear_of_a_refused_call)
+BETWEEN_RANKS = (check_disagreement, check_kinds, check_other_ranks_hear_of_a_refused_call)
 
 
 @each_check(globals(), *BETWEEN_RANKS, check_a_failure_ends_the_whole_run_of_a_graph)
