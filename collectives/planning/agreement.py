@@ -219,12 +219,14 @@ ASPECTS: tuple[tuple[str, Callable[[Request], Any]], ...] = (
 class Disagreement:
     """Why a tensor cannot run.
 
-    Where the ranks disagree, ``values`` has the text that each rank gave for ``property``, as (rank, text).
+    Where the ranks disagree, ``values`` has the text that each rank gave for ``property``, as (rank, text), and
+    ``tensor`` is the name of that tensor: others of its group fail, too.
     """
 
     text: str
     property: str = ""
     values: tuple[tuple[int, str], ...] = ()
+    tensor: str = ""
 
 
 def disagreement(requests: Mapping[int, Request], members: Sequence[int]) -> Disagreement | None:
@@ -258,7 +260,7 @@ def explain_rejections(rejected: Mapping[int, Rejection]) -> Disagreement | None
     more = len(rejected) - len(reasons)
     text = f"tensor {name!r}: {'; '.join(reasons)}" + (f"; and {more} more" if more else "")
     values = tuple((rank, each.reason) for rank, each in sorted(rejected.items()))
-    return Disagreement(f"{text}. Correct the call there; the name can be used again", ARGUMENTS, values)
+    return Disagreement(f"{text}. Correct the call there; the name can be used again", ARGUMENTS, values, name)
 
 
 def _hindrance(first: Request, requests: Mapping[int, Request]) -> Disagreement | None:
@@ -279,7 +281,7 @@ def _hindrance(first: Request, requests: Mapping[int, Request]) -> Disagreement 
 def describe_kinds(name: str, kinds: Mapping[int, str]) -> Disagreement:
     """The ranks wait for each other in operations of different ``kinds`` under one name, empty for none."""
     if name:
-        return _describe(name, "operation", kinds)
+        return replace(_describe(name, "operation", kinds), tensor="")  # the kinds have different names
     text = (
         f"the ranks call different operations, each without a name: {_compare(kinds)}. "
         "Call the same ones in the same order on every rank, or give them names"
@@ -299,7 +301,7 @@ def _describe(name: str, aspect: str, values: Mapping[int, Any]) -> Disagreement
         f"tensor {name!r}: the ranks disagree about the {aspect}: {_compare(values)}. "
         f"Submit the same {aspect} under this name on every rank"
     )
-    return Disagreement(text, aspect, tuple((rank, str(value)) for rank, value in values.items()))
+    return Disagreement(text, aspect, tuple((rank, str(value)) for rank, value in values.items()), name)
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

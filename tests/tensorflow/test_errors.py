@@ -1,5 +1,6 @@
 """What TensorFlow raises, and the engine's own error behind it."""
 
+import keras
 import pytest
 import tensorflow as tf
 
@@ -29,6 +30,31 @@ def check_disagreement():
         if mode == "eager":
             assert error.__cause__ is cause
         assert hvd.allreduce(tf.ones([2]), op=hvd.Sum).numpy().tolist() == [hvd.size()] * 2
+
+
+def check_a_variable_that_differs_is_named():
+    layer = keras.layers.Dense(1, name="head")
+    layer.build((None, hvd.rank() + 1))
+    variables = [tf.Variable([1.0], name="same"), tf.Variable(tf.ones([hvd.rank() + 1]), name="other")]
+    for given, position, name in ((variables, 1, "other:0"), (layer.weights[::-1], 1, layer.kernel.path)):
+        cause, error = error_of(lambda: hvd.broadcast_variables(given, 0))  # noqa: B023
+        assert isinstance(error, tf.errors.FailedPreconditionError)
+        assert error.__cause__ is cause
+        assert cause.tensor.endswith(f"[{position}]"), "not the first one of the group"
+        assert f"It is the variable {name!r} of this rank" in str(error)
+
+
+def check_a_session_names_the_variable():
+    with tf.Graph().as_default():
+        tf.compat.v1.get_variable("same", [1])
+        tf.compat.v1.get_variable("other", [hvd.rank() + 1])
+        hook = hvd.BroadcastGlobalVariablesHook(0)
+        hook.begin()
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            _, error = error_of(lambda: hook.after_create_session(session, None))
+    assert isinstance(error, tf.errors.FailedPreconditionError)
+    assert "It is the variable 'other:0' of this rank" in str(error)
 
 
 def check_kinds():
@@ -142,7 +168,13 @@ def check_an_error_of_another_kind_is_not_ours():
     assert engine_error(caught.value) is None
 
 
-BETWEEN_RANKS = (check_disagreement, check_kinds, check_other_ranks_hear_of_a_refused_call)
+BETWEEN_RANKS = (
+    check_disagreement,
+    check_a_variable_that_differs_is_named,
+    check_a_session_names_the_variable,
+    check_kinds,
+    check_other_ranks_hear_of_a_refused_call,
+)
 
 
 @each_check(globals(), *BETWEEN_RANKS, check_a_failure_ends_the_whole_run_of_a_graph)
