@@ -91,7 +91,6 @@ def check_arguments_that_are_wrong_before_the_operation_runs():
         lambda: hvd.allreduce(tf.ones([1]), prescale_factor="x"),
         lambda: hvd.broadcast(tf.ones([1]), "first"),
         lambda: hvd.grouped_allreduce(tf.ones([1])),
-        lambda: hvd.grouped_allgather([]),
         lambda: hvd.alltoall(tf.ones([1]), splits=[0.5]),
         lambda: hvd.broadcast_([1], 0),
     ):
