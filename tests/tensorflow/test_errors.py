@@ -151,7 +151,7 @@ def check_other_ranks_hear_of_a_refused_call():
 def check_a_failure_ends_the_whole_run_of_a_graph():
     """Rank 0 has begun an operation that the others never begin, because the one before it fails there."""
 
-    @tf.function(autograph=False)
+    @tf.function
     def step():
         first = hvd.allreduce(tf.ones([hvd.rank() + 1]), name="fails")
         with tf.control_dependencies([first] if hvd.rank() else []):
@@ -202,7 +202,7 @@ def check_before_init():
 
 
 def check_shutdown():
-    step = tf.function(lambda: hvd.allreduce(tf.ones([2]), name="late"), autograph=False)
+    step = tf.function(lambda: hvd.allreduce(tf.ones([2]), name="late"))
     step()
     hvd.shutdown()
     assert isinstance(error_of(step)[0], NotInitializedError)
