@@ -20,7 +20,7 @@ class Arbiter:
     """Asks the ranks of a crossing where they stand: only they know whether they can still make the other call.
 
     ``ask`` sends the question to ranks, and ``survey`` gets the answers. ``deadline`` is the time of the next look, in
-    monotonic seconds; None when no tensor waited at the last one.
+    monotonic seconds; None when callers waited for one tensor or none at the last one.
     """
 
     def __init__(self, survey: Survey, ask: Callable[[Sequence[int]], None]) -> None:
@@ -32,7 +32,7 @@ class Arbiter:
     def look(self, coordinator: Coordinator, now: float) -> None:
         """End the crossings of which the ranks have told that they are certain; ask about the others."""
         if self.deadline is None:
-            if coordinator.is_waiting:
+            if coordinator.may_cross:
                 self.deadline = now + PATIENCE_SECONDS
         elif now >= self.deadline:
             if self._asked is None:
@@ -59,4 +59,4 @@ class Arbiter:
         return is_certain(crossing, [answer for answer in answers if answer is not None])
 
     def _plan(self, coordinator: Coordinator, now: float, seconds: float) -> None:
-        self.deadline = now + seconds if coordinator.is_waiting else None
+        self.deadline = now + seconds if coordinator.may_cross else None

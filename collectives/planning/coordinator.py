@@ -104,6 +104,11 @@ class Coordinator:
         else:
             raise EngineError(f"rank {rank} sent {message!r}, which only a coordinator may send")
 
+    @property
+    def may_cross(self) -> bool:
+        """Whether callers wait for several tensors that are half-submitted, or held."""
+        return len(self._urgent) > 1
+
     def crossings(self, before: float) -> list[Crossing]:
         """The calls of one name and different kinds that wait for each other, submitted ``before`` a time."""
         return self._submissions.crossings(before)
