@@ -11,6 +11,7 @@ from collectives.backends.table import staged
 from collectives.control.base import Channel
 from collectives.cores import Cores
 from collectives.counts import Counts
+from collectives.engine.arbiter import Arbiter
 from collectives.engine.attendance import Attendance
 from collectives.engine.commands import Commands
 from collectives.engine.deciders.base import Decider
@@ -189,6 +190,7 @@ class Assembly:
             self._channel,
             coordinator,
             self._make_lookout(),
+            Arbiter(self._survey, self._locate),
             self.punctuality,
             self._survey,
             self._events,

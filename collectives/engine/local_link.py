@@ -9,6 +9,7 @@ from itertools import chain
 
 from collectives.api import HorovodInternalError
 from collectives.control.base import Channel
+from collectives.engine.arbiter import Arbiter
 from collectives.engine.link import COORDINATOR, FLUSH_SECONDS, Link
 from collectives.engine.lookout import Lookout
 from collectives.engine.punctuality import Punctuality
@@ -41,7 +42,8 @@ __all__ = ["LocalLink"]
 class LocalLink(Link):
     """The link of rank 0, which has the ``coordinator``: forwards messages between it and the other ranks.
 
-    ``lookout`` watches the tensors that wait in the coordinator, ``punctuality`` the ranks that others wait for.
+    ``lookout`` and ``arbiter`` watch the tensors that wait in the coordinator, ``punctuality`` the ranks that others
+    wait for.
     ``survey`` gets the answers to :meth:`locate`.
     ``hosts`` are those of the ranks, and ``variable`` is the setting that bounds operations, both for messages.
     """
@@ -51,6 +53,7 @@ class LocalLink(Link):
         channel: Channel,
         coordinator: Coordinator,
         lookout: Lookout,
+        arbiter: Arbiter,
         punctuality: Punctuality,
         survey: Survey,
         events: EventStream,
@@ -60,6 +63,7 @@ class LocalLink(Link):
         super().__init__(channel, range(1, channel.size), events)
         self._coordinator = coordinator
         self._lookout = lookout
+        self._arbiter = arbiter
         self._punctuality = punctuality
         self._survey = survey
         self._roll_call = RollCall(self._peers)
@@ -71,7 +75,7 @@ class LocalLink(Link):
         """See :class:`Link`."""
         times = [self._coordinator.deadline, self._roll_call.deadline]
         if not self._roll_call.is_accused:
-            times.append(self._lookout.deadline)
+            times += [self._lookout.deadline, self._arbiter.deadline]
         return min([time for time in times if time is not None], default=None)
 
     @property
@@ -117,6 +121,7 @@ class LocalLink(Link):
             fatal = self._lookout.look(self._coordinator, now)
             if fatal is not None:
                 self.accuse(fatal)
+            self._arbiter.look(self._coordinator, now)
         for outgoing in self._coordinator.decide(now):
             yield from self._send(outgoing)
 

@@ -19,6 +19,9 @@ logger = logging.getLogger(__name__)
 LOOK_SECONDS = 0.1
 """The time between two looks at a thread, which tell a thread that computes from one that waits."""
 
+OUR_THREADS = "hvd-"
+"""The names of the threads of this project, and of no others, begin with this."""
+
 
 class Locator:
     """Looks at the thread of this process that calls collectives, and passes the answer to ``send``.
@@ -76,7 +79,7 @@ class Locator:
     def _whereabouts(self) -> Whereabouts:
         callers = self._callers()
         thread = _caller(callers)
-        first = look(thread)
+        first, held = look(thread), self._held()
         time.sleep(LOOK_SECONDS)
         second = look(thread)
         share, waits = busy(first, second), self._waits()
@@ -89,7 +92,14 @@ class Locator:
             self._last(),
             waits,
             region(first, second),
+            held is not None and held == self._held(),
         )
+
+    def _held(self) -> object | None:
+        """The calls in which each thread that calls collectives waits; None if one of them may make another call."""
+        callers = self._callers()
+        is_held = all(callers.get(thread, True) for thread in _users())
+        return (self._works.last, self._works.urged()) if is_held else None
 
     def _last(self) -> Call | None:
         last = self._works.last
@@ -112,6 +122,12 @@ def _caller(callers: Mapping[int, bool]) -> int:
 def _alive(threads: Mapping[int, bool]) -> Sequence[int]:
     running = {thread.ident for thread in threading.enumerate()}
     return [thread for thread in threads if thread in running]
+
+
+def _users() -> list[int]:
+    """The threads of the program: not ours, nor those that a framework has started, which call on behalf of others."""
+    own = [each for each in threading.enumerate() if not isinstance(each, threading._DummyThread)]
+    return [each.ident or 0 for each in own if not each.name.startswith(OUR_THREADS)]
 
 
 def _name(thread: int) -> str:

@@ -17,6 +17,7 @@ __all__ = [
     "Disagreement",
     "check_member",
     "checked",
+    "describe_kinds",
     "disagreement",
     "explain_rejections",
     "name_ranks",
@@ -218,12 +219,14 @@ ASPECTS: tuple[tuple[str, Callable[[Request], Any]], ...] = (
 class Disagreement:
     """Why a tensor cannot run.
 
-    Where the ranks disagree, ``values`` has the text that each rank gave for ``property``, as (rank, text).
+    Where the ranks disagree, ``values`` has the text that each rank gave for ``property``, as (rank, text), and
+    ``tensor`` is the name of that tensor: others of its group fail, too.
     """
 
     text: str
     property: str = ""
     values: tuple[tuple[int, str], ...] = ()
+    tensor: str = ""
 
 
 def disagreement(requests: Mapping[int, Request], members: Sequence[int]) -> Disagreement | None:
@@ -257,7 +260,7 @@ def explain_rejections(rejected: Mapping[int, Rejection]) -> Disagreement | None
     more = len(rejected) - len(reasons)
     text = f"tensor {name!r}: {'; '.join(reasons)}" + (f"; and {more} more" if more else "")
     values = tuple((rank, each.reason) for rank, each in sorted(rejected.items()))
-    return Disagreement(f"{text}. Correct the call there; the name can be used again", ARGUMENTS, values)
+    return Disagreement(f"{text}. Correct the call there; the name can be used again", ARGUMENTS, values, name)
 
 
 def _hindrance(first: Request, requests: Mapping[int, Request]) -> Disagreement | None:
@@ -275,16 +278,30 @@ def _hindrance(first: Request, requests: Mapping[int, Request]) -> Disagreement 
     return None
 
 
-def _describe(name: str, aspect: str, values: Mapping[int, Any]) -> Disagreement:
+def describe_kinds(name: str, kinds: Mapping[int, str]) -> Disagreement:
+    """The ranks wait for each other in operations of different ``kinds`` under one name, empty for none."""
+    if name:
+        return replace(_describe(name, "operation", kinds), tensor="")  # the kinds have different names
+    text = (
+        f"the ranks call different operations, each without a name: {_compare(kinds)}. "
+        "Call the same ones in the same order on every rank, or give them names"
+    )
+    return Disagreement(text, "operation", tuple(kinds.items()))
+
+
+def _compare(values: Mapping[int, Any]) -> str:
     groups: dict[Any, list[int]] = {}
     for rank, value in values.items():
         groups.setdefault(value, []).append(rank)
-    parts = [f"{value} on {name_ranks(ranks)}" for value, ranks in groups.items()]
+    return "; ".join(f"{value} on {name_ranks(ranks)}" for value, ranks in groups.items())
+
+
+def _describe(name: str, aspect: str, values: Mapping[int, Any]) -> Disagreement:
     text = (
-        f"tensor {name!r}: the ranks disagree about the {aspect}: {'; '.join(parts)}. "
+        f"tensor {name!r}: the ranks disagree about the {aspect}: {_compare(values)}. "
         f"Submit the same {aspect} under this name on every rank"
     )
-    return Disagreement(text, aspect, tuple((rank, str(value)) for rank, value in values.items()))
+    return Disagreement(text, aspect, tuple((rank, str(value)) for rank, value in values.items()), name)
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

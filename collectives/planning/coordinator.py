@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from collectives.api import EngineError, InvalidRequestError, Operation, Request
 from collectives.parameters import Parameters
 from collectives.planning.agreement import Disagreement, disagreement, explain_rejections, offers, sizes
+from collectives.planning.crossings import Crossing
 from collectives.planning.groups import Groups, Member
 from collectives.planning.joins import Joins
 from collectives.planning.messages import (
@@ -102,6 +103,22 @@ class Coordinator:
                 self._outbox.send(range(self._sets.size), Left())
         else:
             raise EngineError(f"rank {rank} sent {message!r}, which only a coordinator may send")
+
+    @property
+    def may_cross(self) -> bool:
+        """Whether callers wait for several tensors that are half-submitted, or held."""
+        return len(self._urgent) > 1
+
+    def crossings(self, before: float) -> list[Crossing]:
+        """The calls of one name and different kinds that wait for each other, submitted ``before`` a time."""
+        return self._submissions.crossings(before)
+
+    def end_crossing(self, crossing: Crossing) -> None:
+        """Its calls fail on all ranks: each has submitted one of them, and none can submit another."""
+        for key in crossing.keys:
+            pending = self._pending.pop(key, None)  # None: it has failed with its group
+            if pending is not None:
+                self._refusals.fail(key, pending, crossing.why)
 
     def submissions(self, sender: int, message: Message) -> Iterator[tuple[Key, tuple[int, ...], bool]]:
         """The tensors that ``message`` submits: each with its ranks, and whether it came as an id.

@@ -134,11 +134,12 @@ class Refuse:
     text: str
     property: str = ""
     values: tuple[tuple[int, str], ...] = ()
+    tensor: str = ""
 
     def error(self) -> MismatchError:
         """The error of the tensor."""
         kind = RefusedCallError if self.property == ARGUMENTS else MismatchError
-        return kind(self.text, self.name, self.property, dict(self.values))
+        return kind(self.text, self.tensor or self.name, self.property, dict(self.values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,20 +385,20 @@ def _unpack_run(batches: Any, responses: Any, forget: Any, begins_rounds: Any, f
 
 
 def _pack_refuse(message: Refuse) -> tuple[Any, ...]:
-    return message.process_set, message.name, message.text, message.property, message.values
+    return message.process_set, message.name, message.text, message.property, message.values, message.tensor
 
 
-def _unpack_refuse(process_set: int, name: str, text: str, property: str, values: Any) -> Refuse:
-    return Refuse(process_set, name, text, property, tuple((rank, value) for rank, value in values))
+def _unpack_refuse(process_set: int, name: str, text: str, property: str, values: Any, tensor: str) -> Refuse:
+    return Refuse(process_set, name, text, property, tuple((rank, value) for rank, value in values), tensor)
 
 
 def _pack_whereabouts(message: Whereabouts) -> tuple[Any, ...]:
-    activity = message.activity.value
-    return message.rank, activity, message.thread, message.busy, message.last, message.waits, message.frames
+    activity, busy, held = message.activity.value, message.busy, message.is_held
+    return message.rank, activity, message.thread, busy, message.last, message.waits, message.frames, held
 
 
 def _unpack_whereabouts(
-    rank: int, activity: str, thread: str, busy: float, last: Any, waits: Any, frames: Any
+    rank: int, activity: str, thread: str, busy: float, last: Any, waits: Any, frames: Any, held: bool
 ) -> Whereabouts:
     return Whereabouts(
         rank,
@@ -407,6 +408,7 @@ def _unpack_whereabouts(
         None if last is None else Call(*last),
         tuple(Call(*fields) for fields in waits),
         tuple(Frame(*fields) for fields in frames),
+        held,
     )
 
 

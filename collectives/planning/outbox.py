@@ -21,7 +21,7 @@ class Outgoing:
 
 def refusal(key: tuple[int, str], why: Disagreement) -> Refuse:
     """The message that the tensor ``key`` does not run."""
-    return Refuse(*key, why.text, why.property, why.values)
+    return Refuse(*key, why.text, why.property, why.values, why.tensor)
 
 
 class Outbox:

@@ -64,9 +64,15 @@ class Pending:
         return found
 
     @property
+    def first(self) -> Request | None:
+        """One of the requests; None where there is none."""
+        known = None if self.known is None else self.known.response.request
+        return next(iter(self.requests.values()), known)
+
+    @property
     def group(self) -> str:
         """The group of the first request; empty where there is none."""
-        first = next(iter(self.requests.values()), None) or (self.known and self.known.response.request)
+        first = self.first
         return first.group if first else ""
 
     def lacks_only(self, joined: Collection[int]) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from collectives.api import Operation, Request
+from collectives.planning.crossings import Crossing, Kind, Subject, crossings, subject
 from collectives.planning.joins import Joins
 from collectives.planning.pending import Pending
 from collectives.planning.process_sets import ProcessSets
@@ -42,6 +43,22 @@ class Submissions:
             key: pending.waiting(self._excused(key, pending))
             for key, pending in self.pending.items()
             if pending.operation is not Operation.JOIN  # which waits for as long as the others have data
+        }
+
+    def crossings(self, before: float) -> list[Crossing]:
+        """The calls that wait for each other, of those that were submitted ``before`` a time in monotonic seconds."""
+        calls: dict[Subject, dict[Kind, dict[Key, Pending]]] = {}
+        for key, pending in self.pending.items():
+            first = pending.first
+            if first is not None and pending.operation not in ONCE and pending.since <= before:
+                about, kind = subject(first)
+                calls.setdefault(about, {}).setdefault(kind, {})[key] = pending
+        return crossings((about, self._waiting(kinds)) for about, kinds in calls.items() if len(kinds) > 1)
+
+    def _waiting(self, kinds: Mapping[Kind, Mapping[Key, Pending]]) -> dict[Kind, dict[Key, Waiting]]:
+        return {
+            kind: {key: pending.waiting(self._excused(key, pending)) for key, pending in tensors.items()}
+            for kind, tensors in kinds.items()
         }
 
     def stalled_joins(self, tensors: Iterable[Waiting]) -> dict[Key, Waiting]:

@@ -33,6 +33,10 @@ class Survey:
         self._asked.discard(found.rank)
         self._answers[found.rank] = now, found
 
+    def answer(self, rank: int, since: float) -> Whereabouts | None:
+        """The answer that ``rank`` has given since ``since``, if it has."""
+        return self._answers[rank][1] if self._has(rank, since) else None
+
     def is_complete(self, ranks: Sequence[int], since: float) -> bool:
         """Whether the first of ``ranks`` have all answered since ``since``."""
         return all(self._has(rank, since) for rank in ranks[:ASKED_RANKS])

@@ -11,9 +11,10 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from collectives.api import InvalidRequestError
+from collectives.api import InvalidRequestError, MismatchError
 from hvd_cluster import basics
 from hvd_cluster.operations.arrays import broadcast_all
+from hvd_cluster.operations.positions import with_variable
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 
 __all__ = [
@@ -98,11 +99,14 @@ def broadcast(
 ) -> None:
     """Overwrite ``variables`` with those of the global rank ``root_rank``; they are matched by their position.
 
-    HorovodInternalError when they differ in shape or dtype, or a rank is lost.
+    HorovodInternalError when a rank is lost, or they differ in shape or dtype: then it has the path of the variable.
     """
     is_root = basics.rank() == root_rank
     arrays = [copied(variable) if is_root else _room_for(variable) for variable in variables]
-    arrays = broadcast_all(arrays, root_rank, name, process_set)
+    try:
+        arrays = broadcast_all(arrays, root_rank, name, process_set)
+    except MismatchError as error:
+        raise with_variable(error, [variable.path for variable in variables]) from error.__cause__
     if not is_root:
         for variable, array in zip(variables, arrays, strict=True):
             put(variable, array)

@@ -94,13 +94,10 @@ def as_rank(root_rank: Any) -> int:
 
 
 def as_group(tensors: Iterable[Any], tensor_type: type, require: Callable[[Any], T]) -> list[T]:
-    """The tensors of a group, each checked by ``require``; InvalidRequestError for one tensor, and for no tensor."""
+    """The tensors of a group, each checked by ``require``; InvalidRequestError for one tensor."""
     if isinstance(tensors, tensor_type):
         raise InvalidRequestError("a group is a list of tensors, not one tensor; use the function for one, or [tensor]")
-    result = [require(tensor) for tensor in tensors]
-    if not result:
-        raise InvalidRequestError("a group of no tensors cannot be submitted; give at least one tensor")
-    return result
+    return [require(tensor) for tensor in tensors]
 
 
 def as_splits(splits: Any) -> tuple[int, ...]:

@@ -56,7 +56,9 @@ def start_group(
     process_set: ProcessSet,
     **fields: Any,
 ) -> HandleGroup:
-    """Submit a group; ``kind`` makes one object of the results."""
+    """Submit a group; ``kind`` makes one object of the results. One of no tensors is done: nothing travels."""
+    if not tensors:
+        return HandleGroup((), kind)
     operands = [_described(describe, each, operation, name, number) for number, each in enumerate(tensors, start=1)]
     pairs = [(operand.source, operand.destination) for operand in operands]
     works = submission.start_group(operation, pairs, name, process_set, **fields)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from hvd_cluster import objects
 from hvd_cluster.process_sets import ProcessSet, global_process_set
-from hvd_cluster.tensorflow.operations.variables import broadcast_values
+from hvd_cluster.tensorflow.operations.variables import broadcast_values, naming_variables
 
 __all__ = [
     "BroadcastGlobalVariablesHook",
@@ -28,7 +28,7 @@ def broadcast_variables(
 
     In a graph the result is the operation that does it. ``inplace`` is accepted for compatibility: nothing is copied
     more often than necessary. HorovodInternalError, or what it becomes in TensorFlow, when the ranks' variables differ
-    in number, shape or dtype.
+    in number, shape or dtype; in eager mode it has the name of the variable.
     """
     updates = broadcast_values(list(variables), root_rank, None, process_set)
     return None if tf.executing_eagerly() else tf.group(*updates)
@@ -61,8 +61,9 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
                 self._operation = broadcast_global_variables(self._root_rank)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Run it."""
-        session.run(self._operation)
+        """Run it. FailedPreconditionError, with the name of the variable, where the ranks' variables differ."""
+        with naming_variables(session.graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)):
+            session.run(self._operation)
 
 
 def broadcast_object(

@@ -1,5 +1,7 @@
 """Elastic states of Keras and their callbacks, on two ranks and every backend."""
 
+from contextlib import contextmanager
+
 import keras
 import numpy as np
 import pytest
@@ -77,10 +79,9 @@ def check_a_commit_copies_parameters_only_where_a_loss_may_find_them_changed():
     assert ledger.copied == ledger.commit
 
 
-def check_a_compiled_step_that_fails_leaves_the_variables_of_the_last_commit():
-    """JAX has given their memory to the step; so it saves them."""
-    if keras.backend.backend() != "jax":
-        return
+@contextmanager
+def failing():
+    """The collectives of compiled steps of JAX fail, and the block with them."""
     import jax
 
     from hvd_cluster.exceptions import HorovodInternalError
@@ -89,6 +90,35 @@ def check_a_compiled_step_that_fails_leaves_the_variables_of_the_last_commit():
     def fail(call, pairs):
         raise HorovodInternalError("the cable is cut")
 
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calls, "_run", fail)
+        with pytest.raises(jax.errors.JaxRuntimeError, match="cable is cut"):
+            yield
+
+
+def check_a_change_by_hand_before_a_compiled_step_that_fails_is_kept():
+    """The step saves the values that it was given."""
+    if keras.backend.backend() != "jax":
+        return
+    for run in (lambda model: model.train_on_batch(*(part[:8] for part in data())), fit):
+        state = hvd.elastic.KerasState(model_of(), batch=0)
+        state.sync()
+        fit(state.model, [hvd.elastic.CommitStateCallback(state)])
+        state._ledger._copy = None
+        kernel = state.model.trainable_variables[0]
+        kernel.assign(kernel + 1)
+        before = shared(state)
+        with failing():
+            run(state.model)
+            kernel.value.block_until_ready()  # JAX raises no earlier
+        state.restore()
+        assert shared(state) == before
+
+
+def check_a_compiled_step_that_fails_leaves_the_variables_of_the_last_commit():
+    """JAX has given their memory to the step; so it saves them."""
+    if keras.backend.backend() != "jax":
+        return
     for steps in (0, 3):  # of two rounds: in the second one, the values are those that were put back
         state = hvd.elastic.KerasState(model_of(), batch=0)
         state.sync()
@@ -96,10 +126,8 @@ def check_a_compiled_step_that_fails_leaves_the_variables_of_the_last_commit():
             fit(state.model, [hvd.elastic.CommitStateCallback(state)])
             state._ledger._copy = None
             before = shared(state), seeds(state.model)
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(calls, "_run", fail)
-                with pytest.raises(jax.errors.JaxRuntimeError, match="cable is cut"):
-                    fit(state.model, [hvd.elastic.CommitStateCallback(state, 1 + steps)])
+            with failing():
+                fit(state.model, [hvd.elastic.CommitStateCallback(state, 1 + steps)])
             assert state._ledger.is_exact
             state.restore()
             assert (shared(state), seeds(state.model)) == before

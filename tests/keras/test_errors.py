@@ -1,4 +1,4 @@
-"""Ranks that disagree about a gradient hear of it, on every backend."""
+"""Ranks that disagree about a gradient or a variable hear of it, on every backend."""
 
 import keras
 import numpy as np
@@ -24,6 +24,14 @@ def check_shapes_that_differ():
         from hvd_cluster.jax.calls import last_error
 
         assert isinstance(last_error(), MismatchError)
+
+
+def check_a_variable_whose_shape_differs_is_named():
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2), keras.layers.Dense(1 + hvd.rank())])
+    with pytest.raises(MismatchError, match=r"It is the variable '.*/kernel' of this rank") as caught:
+        hvd.broadcast_global_variables(0, model)
+    assert model.weights[2].path in str(caught.value)
+    assert caught.value.tensor.endswith(".2")
 
 
 @each_check(globals())

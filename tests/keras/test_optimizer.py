@@ -130,6 +130,26 @@ def check_a_deep_copy_adds_up_passes_of_its_own():
     np.testing.assert_allclose(values([first, second]), [[-2.0], [0.0]])
 
 
+def check_a_deep_copy_of_a_model_trains_like_the_original():
+    """With the gradients of all ranks, the state of the optimizer, and variables that are local."""
+    for scale in (lambda optimizer: optimizer, keras.optimizers.LossScaleOptimizer):
+        original, wrapped = model(), hvd.DistributedOptimizer(sgd())
+        wrapped.register_local_var(original.layers[-1].bias)
+        original.compile(scale(wrapped), loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        x, y = examples([hvd.rank()])
+        original.fit(x, y, verbose=0)
+        with TestCase().assertNoLogs("hvd_cluster.keras.optimizer"):
+            copied = copy.deepcopy(original)
+        for each in (original, copied):
+            each.fit(x, y, shuffle=False, verbose=0)
+        found = [values(each.variables) for each in (original, copied)]
+        for one, other in zip(*found, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5)
+        *shared, bias = values(copied.trainable_variables)
+        identical(shared)
+        assert len({str(each) for each in allgather_object(bias)}) == 2
+
+
 def check_copies_by_pickle_warn_that_they_are_not_distributed():
     wrapped, inside = hvd.DistributedOptimizer(sgd()), hvd.DistributedOptimizer(sgd())
     compiled = model()

@@ -79,7 +79,13 @@ def check_grouped_allreduce():
         assert len(results) == len(tensors)
         for result, (dtype, shape) in zip(results, cases, strict=True):
             same(result, expected_reduction(everyone(shape, dtype, hvd.size()), "Sum", dtype))
-    assert hvd.grouped_allreduce([]) == []
+
+
+def check_a_group_of_no_tensors():
+    """Nothing travels: a rank may call it alone."""
+    for group in (hvd.grouped_allreduce, hvd.grouped_allgather, hvd.grouped_reducescatter) if hvd.rank() else ():
+        for results in both(lambda: group([], name="none")):  # noqa: B023
+            assert results == []
 
 
 def check_large_intermediate_results_are_reduced_in_their_own_memory():

@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import pytest
 import tensorflow as tf
@@ -15,6 +17,8 @@ from executors.job import Job
 from executors.placement import assign_ranks
 from hvd_cluster import basics
 from hvd_cluster.tensorflow.errors import engine_error
+from tests.collectives.job import until
+from tests.tensorflow.gates import SECONDS, Gate
 
 SCRIPT = """
 import sys, threading
@@ -25,12 +29,12 @@ hvd.init()
 running = threading.Event()
 
 
-@tf.function(autograph=False)
+@tf.function
 def step(x):
     return [hvd.allreduce(x * factor) for factor in range(20)]
 
 
-@tf.function(autograph=False)
+@tf.function
 def alone(x):
     return hvd.allreduce(x, name="alone")
 
@@ -72,7 +76,7 @@ def test_a_script_ends_while_a_daemon_thread_is_in_a_graph(kind):
 def interrupt():
     """Python hears of Ctrl-C when the run of the graph ends; the operation counts on all ranks."""
 
-    @tf.function(autograph=False)
+    @tf.function
     def step(x):
         return hvd.allreduce(x, op=hvd.Sum, name="interrupted")
 
@@ -99,7 +103,7 @@ def test_an_interrupt_in_a_graph_is_raised_after_it(fresh_pool):
 
 
 def lose(victim):
-    @tf.function(autograph=False)
+    @tf.function
     def step():
         return [hvd.allreduce(tf.ones([10]), name=f"lost.{index}") for index in range(5)]
 
@@ -121,7 +125,7 @@ def test_a_lost_rank_is_an_unknown_error(fresh_pool):
 
 
 def leave():
-    @tf.function(autograph=False)
+    @tf.function
     def step():
         return hvd.allreduce(tf.ones([10]), name="left")
 
@@ -137,3 +141,28 @@ def test_a_rank_that_leaves_is_an_unknown_error(fresh_pool):
     pool = fresh_pool(2)
     pool.run(hvd.init)
     pool.run(leave)
+
+
+def give_up_a_join(file):
+    """Another operation of its run fails on rank 0: the run ends before rank 1 joins, the join when it does."""
+    told = Path(file)
+    if hvd.rank():
+        until(told.exists, SECONDS)
+        assert float(hvd.allreduce(tf.constant(5.0), op=hvd.Sum)) == 5.0, "rank 0 has joined"
+        assert int(hvd.join()) == 1
+    else:
+        with Gate() as gate:
+            step = tf.function(lambda x: (hvd.join(), hvd.allreduce(gate.late(x), name="late")))
+            with pytest.raises(tf.errors.InvalidArgumentError, match="has joined"):
+                step(tf.constant(1.0))
+        (waiting,) = (thread for thread in threading.enumerate() if thread.name == "hvd-tensorflow-wait")
+        told.touch()
+        waiting.join(SECONDS)
+        assert not waiting.is_alive()
+    assert float(hvd.allreduce(tf.constant(1.0), op=hvd.Sum, name="afterwards")) == hvd.size()
+
+
+def test_a_join_ends_with_the_run_of_its_graph(fresh_pool, tmp_path):
+    pool = fresh_pool(2)
+    pool.run(hvd.init)
+    pool.run(give_up_a_join, str(tmp_path / "told"))

@@ -1,5 +1,6 @@
 """What TensorFlow raises, and the engine's own error behind it."""
 
+import keras
 import pytest
 import tensorflow as tf
 
@@ -31,6 +32,48 @@ def check_disagreement():
         assert hvd.allreduce(tf.ones([2]), op=hvd.Sum).numpy().tolist() == [hvd.size()] * 2
 
 
+def check_a_variable_that_differs_is_named():
+    layer = keras.layers.Dense(1, name="head")
+    layer.build((None, hvd.rank() + 1))
+    variables = [tf.Variable([1.0], name="same"), tf.Variable(tf.ones([hvd.rank() + 1]), name="other")]
+    for given, position, name in ((variables, 1, "other:0"), (layer.weights[::-1], 1, layer.kernel.path)):
+        cause, error = error_of(lambda: hvd.broadcast_variables(given, 0))  # noqa: B023
+        assert isinstance(error, tf.errors.FailedPreconditionError)
+        assert error.__cause__ is cause
+        assert cause.tensor.endswith(f"[{position}]"), "not the first one of the group"
+        assert f"It is the variable {name!r} of this rank" in str(error)
+
+
+def check_a_session_names_the_variable():
+    with tf.Graph().as_default():
+        tf.compat.v1.get_variable("same", [1])
+        tf.compat.v1.get_variable("other", [hvd.rank() + 1])
+        hook = hvd.BroadcastGlobalVariablesHook(0)
+        hook.begin()
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            _, error = error_of(lambda: hook.after_create_session(session, None))
+    assert isinstance(error, tf.errors.FailedPreconditionError)
+    assert "It is the variable 'other:0' of this rank" in str(error)
+
+
+def check_kinds():
+    """One rank is in another operation of the same name, or gives rows instead of a whole tensor."""
+    rows = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]), tf.constant([3, 2]))
+    pairs = [
+        (lambda: hvd.allreduce(tf.ones([2]), name="k"), lambda: hvd.broadcast(tf.ones([2]), 0, name="k")),
+        (lambda: hvd.allreduce(tf.ones([3, 2]), name="k"), lambda: hvd.allreduce(rows, name="k")),
+    ]
+    for usual, odd in pairs:
+        cause, error = error_of(odd if hvd.rank() == 1 else usual)
+        assert isinstance(error, tf.errors.FailedPreconditionError)
+        assert isinstance(cause, MismatchError)
+        assert cause.property == "operation"
+        assert cause.values[0] == "allreduce" != cause.values[1]
+        assert hvd.allgather_object(str(cause)) == [str(cause)] * hvd.size()
+        assert usual() is not None
+
+
 def check_arguments():
     cause, error = error_of(lambda: hvd.broadcast(tf.ones([2]), 99, name="root"))
     assert isinstance(error, tf.errors.InvalidArgumentError)
@@ -48,7 +91,6 @@ def check_arguments_that_are_wrong_before_the_operation_runs():
         lambda: hvd.allreduce(tf.ones([1]), prescale_factor="x"),
         lambda: hvd.broadcast(tf.ones([1]), "first"),
         lambda: hvd.grouped_allreduce(tf.ones([1])),
-        lambda: hvd.grouped_allgather([]),
         lambda: hvd.alltoall(tf.ones([1]), splits=[0.5]),
         lambda: hvd.broadcast_([1], 0),
     ):
@@ -109,7 +151,7 @@ def check_other_ranks_hear_of_a_refused_call():
 def check_a_failure_ends_the_whole_run_of_a_graph():
     """Rank 0 has begun an operation that the others never begin, because the one before it fails there."""
 
-    @tf.function(autograph=False)
+    @tf.function
     def step():
         first = hvd.allreduce(tf.ones([hvd.rank() + 1]), name="fails")
         with tf.control_dependencies([first] if hvd.rank() else []):
@@ -125,7 +167,13 @@ def check_an_error_of_another_kind_is_not_ours():
     assert engine_error(caught.value) is None
 
 
-BETWEEN_RANKS = (check_disagreement, check_other_ranks_hear_of_a_refused_call)
+BETWEEN_RANKS = (
+    check_disagreement,
+    check_a_variable_that_differs_is_named,
+    check_a_session_names_the_variable,
+    check_kinds,
+    check_other_ranks_hear_of_a_refused_call,
+)
 
 
 @each_check(globals(), *BETWEEN_RANKS, check_a_failure_ends_the_whole_run_of_a_graph)
@@ -154,7 +202,7 @@ def check_before_init():
 
 
 def check_shutdown():
-    step = tf.function(lambda: hvd.allreduce(tf.ones([2]), name="late"), autograph=False)
+    step = tf.function(lambda: hvd.allreduce(tf.ones([2]), name="late"))
     step()
     hvd.shutdown()
     assert isinstance(error_of(step)[0], NotInitializedError)

@@ -31,7 +31,7 @@ def check_broadcast_variables():
 def check_broadcast_variables_in_a_function():
     mine = variables()
 
-    @tf.function(autograph=False)
+    @tf.function
     def step():
         hvd.broadcast_variables(mine, 0)
         return mine[0].read_value()
@@ -45,7 +45,7 @@ def check_broadcast_in_place():
     values = hvd.broadcast_(mine, 0, name="values")
     assert_values(mine, 0)
     assert_values(values, 0)
-    read = tf.function(lambda: hvd.broadcast_(mine[:1], 0, name="read"), autograph=False)
+    read = tf.function(lambda: hvd.broadcast_(mine[:1], 0, name="read"))
     assert (read()[0].numpy() == 0).all()
 
 
@@ -89,7 +89,7 @@ def check_process_sets():
     included = hvd.rank() in ranks
     id = process_set.process_set_id
 
-    @tf.function(autograph=False)
+    @tf.function
     def step(x):
         return hvd.allreduce(x, op=hvd.Sum, process_set=process_set), hvd.size_op(id)
 

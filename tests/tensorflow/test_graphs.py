@@ -32,7 +32,7 @@ def step_in_order_of_rank():
     """A step whose 50 operations each rank traces in another order."""
     order = range(COUNT) if hvd.rank() % 2 else range(COUNT - 1, -1, -1)
 
-    @tf.function(autograph=False)
+    @tf.function
     def step(tensors):
         sums = {index: hvd.allreduce(tensors[index], op=hvd.Sum, name=f"gradient.{index}") for index in order}
         return [sums[index] for index in range(COUNT)]
@@ -57,7 +57,7 @@ def check_all_are_in_flight_before_the_first_ends():
     submitted = []
     last = hvd.rank() == hvd.size() - 1
 
-    @tf.function(autograph=False)
+    @tf.function
     def step(tensors):
         results = []
         for index, tensor in enumerate(tensors):
@@ -98,7 +98,7 @@ def check_timeline():
 
 
 def check_nested_functions_and_branches():
-    @tf.function(autograph=False)
+    @tf.function
     def inner(x):
         return hvd.allreduce(x, op=hvd.Sum)
 
@@ -119,7 +119,7 @@ def check_nested_functions_and_branches():
 def check_iterations_that_run_at_the_same_time():
     """Nothing but the collectives orders them; each must meet the same iteration of the other ranks."""
 
-    @tf.function(autograph=False)
+    @tf.function
     def step(x):
         totals = tf.TensorArray(tf.float32, 20)
         _, totals = tf.while_loop(
@@ -139,7 +139,7 @@ def check_iterations_that_run_at_the_same_time():
 def check_an_operation_whose_result_nobody_reads_runs():
     """On another rank somebody may read it."""
 
-    @tf.function(autograph=False)
+    @tf.function
     def step(x):
         result = hvd.allreduce(x, op=hvd.Sum)
         return result if hvd.rank() == 0 else x
@@ -148,7 +148,7 @@ def check_an_operation_whose_result_nobody_reads_runs():
 
 
 def names_of(function, *arguments):
-    graph = tf.function(function, autograph=False).get_concrete_function(*arguments).graph
+    graph = tf.function(function).get_concrete_function(*arguments).graph
     return [node.get_attr("tensor_name").decode() for node in graph.get_operations() if "Horovod" in node.type]
 
 
@@ -176,13 +176,13 @@ def check_names_of_captured_tensors_do_not_tell_how_much_a_rank_has_done():
     for _ in range(10 * hvd.rank()):
         tf.ones([2]) + 1
     first, second = tf.ones([512]), tf.fill([512], 2.0)
-    results = tf.function(lambda: [hvd.allreduce(each, op=hvd.Sum) for each in (first, second)], autograph=False)()
+    results = tf.function(lambda: [hvd.allreduce(each, op=hvd.Sum) for each in (first, second)])()
     for result, value in zip(results, (1, 2), strict=True):
         np.testing.assert_allclose(result.numpy(), np.full(512, value * hvd.size()))
 
 
 def check_shapes():
-    @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, 3])])
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])])
     def step(x):
         known = tf.ensure_shape(x, [4, 3])
         assert hvd.allreduce(known).shape == [4, 3]
@@ -217,16 +217,16 @@ def check_compilation_is_refused():
     def step(x):
         return hvd.allreduce(x, op=hvd.Sum)
 
-    inside = tf.function(step, autograph=False)
+    inside = tf.function(step)
     for compiled in (step, inside, lambda x: hvd.rank_op() + tf.cond(x[0] > 0, lambda: 1, lambda: 2)):
         with pytest.raises(NotImplementedError, match="leave jit_compile=True out of"):
             tf.function(compiled, jit_compile=True)(tf.ones([2]))
-    around = tf.function(lambda x: inside(double(x)), autograph=False)
-    double = tf.function(lambda x: 2 * x, jit_compile=True, autograph=False)
+    around = tf.function(lambda x: inside(double(x)))
+    double = tf.function(lambda x: 2 * x, jit_compile=True)
     assert around(tf.ones([2])).numpy().tolist() == [2 * hvd.size()] * 2
     # It is traced now: only TensorFlow sees it in a function that is compiled.
     with pytest.raises(tf.errors.InvalidArgumentError, match="HorovodAllreduce"):
-        tf.function(lambda x: inside(x) + 1, jit_compile=True, autograph=False)(tf.ones([2]))
+        tf.function(lambda x: inside(x) + 1, jit_compile=True)(tf.ones([2]))
 
 
 def check_vectorized_loops_are_refused_and_others_work():
@@ -240,8 +240,11 @@ def check_vectorized_loops_are_refused_and_others_work():
         return tape.jacobian(y, x, **options)
 
     x = tf.constant([[1.0, 2.0], [3.0, 4.0]])
-    with pytest.raises(ValueError, match="experimental_use_pfor"):
-        tf.function(jacobian, autograph=False)(x[0])
+    for call in (jacobian, tf.function(jacobian)):
+        with pytest.raises(
+            NotImplementedError, match=r"cannot vectorize HorovodAllreduce.*experimental_use_pfor=False"
+        ):
+            call(x[0])
     with pytest.raises(NotImplementedError, match=r"cannot vectorize HorovodAllreduce.*use tf\.map_fn"):
         tf.function(lambda rows: tf.vectorized_map(squares, rows))(x)
     for call in (jacobian, tf.function(jacobian)):

@@ -26,7 +26,7 @@ def check_a_foreign_callback_is_left_where_it_is():
 
 
 def collectives_of(function):
-    graph = tf.function(function, autograph=False).get_concrete_function(tf.TensorSpec([])).graph
+    graph = tf.function(function).get_concrete_function(tf.TensorSpec([])).graph
     return [node for node in graph.get_operations() if node.type == "HorovodAllreduce"]
 
 
@@ -37,7 +37,7 @@ def check_untested_versions_run_one_operation_after_the_other():
         done.NEWEST = done.OLDEST
         done.is_known.cache_clear()
         assert not done.is_known()
-        step = tf.function(lambda x: [hvd.allreduce(x * factor, op=hvd.Sum) for factor in range(5)], autograph=False)
+        step = tf.function(lambda x: [hvd.allreduce(x * factor, op=hvd.Sum) for factor in range(5)])
         nodes = step.get_concrete_function(tf.TensorSpec([])).graph.get_operations()
         collectives = [node for node in nodes if node.type == "HorovodAllreduce"]
         assert [node.control_inputs for node in collectives[1:]] == [[node] for node in collectives[:-1]]
@@ -56,7 +56,7 @@ def check_memory_is_freed():
         gc.collect()
         return sum(type(each) is _Hold for each in gc.get_objects())
 
-    step = tf.function(lambda x: (hvd.allreduce(x), hvd.allgather(x)), autograph=False)
+    step = tf.function(lambda x: (hvd.allreduce(x), hvd.allgather(x)))
     for _ in range(3):
         step(tf.ones([1 << 16]))
         hvd.allreduce(tf.ones([4]))

@@ -20,11 +20,11 @@ def total_of(value):
 def check_an_operation_of_a_function_and_one_of_its_caller():
     """Both tensors have one name in their graphs."""
 
-    @tf.function(autograph=False)
+    @tf.function
     def inner(x):
         return hvd.allreduce(x, op=hvd.Sum)
 
-    @tf.function(autograph=False)
+    @tf.function
     def outer(x):
         is_odd = hvd.rank() % 2
         second = inner(gate.late(x * 2) if is_odd else x * 2)
@@ -40,11 +40,11 @@ def check_functions_with_variables_of_their_own():
     weights = [tf.Variable(1.0), tf.Variable(2.0)]
 
     def function_of(weight):
-        return tf.function(lambda x: hvd.allreduce(x * weight, op=hvd.Sum), autograph=False)
+        return tf.function(lambda x: hvd.allreduce(x * weight, op=hvd.Sum))
 
     functions = [function_of(each) for each in weights]
 
-    @tf.function(autograph=False)
+    @tf.function
     def outer(x):
         late = hvd.rank() % 2
         inputs = [gate.late(x) if index == late else x for index in range(2)]
@@ -57,11 +57,11 @@ def check_functions_with_variables_of_their_own():
 def check_gradients_of_functions():
     """The operations that combine gradients have names of their own, too."""
 
-    @tf.function(autograph=False)
+    @tf.function
     def inner(x):
         return hvd.allreduce(x, op=hvd.Sum)
 
-    @tf.function(autograph=False)
+    @tf.function
     def outer(x):
         result = inner(x) + 2 * inner(x * 3) + hvd.allreduce(x * 5, op=hvd.Sum)
         return tf.gradients(result, x)[0]
@@ -74,7 +74,7 @@ def check_tapes_of_two_models():
     weights = [tf.Variable([1.0] * 3, name="kernel"), tf.Variable([1.0] * 3, name="kernel")]
 
     def step_of(number):
-        @tf.function(autograph=False)
+        @tf.function
         def step(x):
             with tf.GradientTape() as tape:
                 loss = tf.reduce_sum(weights[number] * x) * (number + 1.0)
@@ -84,7 +84,7 @@ def check_tapes_of_two_models():
 
     steps = [step_of(number) for number in range(2)]
 
-    @tf.function(autograph=False)
+    @tf.function
     def both(x):
         late = hvd.rank() % 2
         return [step(gate.late(x) if number == late and hvd.size() > 1 else x) for number, step in enumerate(steps)]
@@ -95,20 +95,20 @@ def check_tapes_of_two_models():
 
 
 def check_a_function_that_one_rank_has_traced_more_often():
-    @tf.function(autograph=False)
+    @tf.function
     def inner(x):
         return hvd.allreduce(x, op=hvd.Sum)
 
     for length in range(hvd.rank()):
         inner.get_concrete_function(tf.TensorSpec([10 + length]))
-    outer = tf.function(lambda x: inner(x) + inner(x + 1), autograph=False)
+    outer = tf.function(lambda x: inner(x) + inner(x + 1))
     for length in range(2, 4):
         np.testing.assert_allclose(outer(tf.ones([length])), np.full(length, total_of(3)))
 
 
 def check_branches_of_ranks_whose_graphs_differ():
     """TensorFlow numbers what it inlines in a whole graph."""
-    own = tf.function(lambda x, y, z: x + y + z, autograph=False)
+    own = tf.function(lambda x, y, z: x + y + z)
 
     @tf.function
     def step(x, many):

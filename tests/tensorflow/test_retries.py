@@ -16,7 +16,7 @@ def after(first):
 
 
 def check_a_disagreement():
-    @tf.function(autograph=False)
+    @tf.function
     def step(x, length):
         first = hvd.allreduce(tf.ones([length]), name="disagreement")
         with after(first):
@@ -30,7 +30,7 @@ def check_a_disagreement():
 
 
 def check_a_disagreement_before_a_group_and_a_barrier():
-    @tf.function(autograph=False)
+    @tf.function
     def step(x, length):
         first = hvd.allreduce(tf.ones([length]), name="disagreement")
         with after(first):
@@ -49,14 +49,14 @@ def check_a_rank_that_made_the_call_outside_of_a_graph():
     """It does not come to the settlement of the others, who wait for it in vain."""
     call = lambda: hvd.allreduce(tf.ones([hvd.rank() + 1]), name="outside")  # noqa: E731
     with pytest.raises(tf.errors.FailedPreconditionError):
-        (call if hvd.rank() else tf.function(call, autograph=False))()
+        (call if hvd.rank() else tf.function(call))()
     assert float(hvd.allreduce(tf.constant(1.0), op=hvd.Sum, name="inside")) == hvd.size()
 
 
 def check_arguments_that_one_rank_refuses():
     """Each rank has begun the other operation when it hears of that."""
 
-    @tf.function(autograph=False)
+    @tf.function
     def step(x, splits):
         total = hvd.allreduce(x, op=hvd.Sum, name="total")
         rows = hvd.alltoall(tf.ones([hvd.size()]), gate.late(splits), name="rows")[0]

@@ -39,6 +39,12 @@ def sparse_sum(tensor, name="mismatch"):
 def mismatches():
     floats, none = torch.ones(4), [0] * hvd.size()
     return {
+        "kind": odd_one_out(
+            lambda: hvd.allreduce(floats, name="mismatch"), lambda: hvd.broadcast(floats, 0, name="mismatch")
+        ),
+        "sparse or dense": odd_one_out(
+            lambda: sparse_sum(torch.eye(2).to_sparse()), lambda: hvd.allreduce(torch.eye(2), name="mismatch")
+        ),
         "dtype": lambda: hvd.allreduce(odd_one_out(floats, floats.double()), name="mismatch"),
         "shape": lambda: hvd.allreduce(odd_one_out(floats, torch.ones(5)), name="mismatch"),
         "op": lambda: hvd.allreduce(floats, op=odd_one_out(hvd.Sum, hvd.Min), name="mismatch"),
@@ -79,6 +85,19 @@ def check_mismatches():
         assert "mismatch" in text, aspect
         assert len(set(hvd.allgather_object(text))) == 1, aspect
         works()
+
+
+def check_the_kinds_of_a_name_may_come_in_any_order():
+    """Asynchronous calls of one name, of which each rank waits for another one first."""
+    for _ in range(3):
+        starts = [
+            lambda: hvd.allreduce_async(torch.ones(2), name="k", op=hvd.Sum),
+            lambda: hvd.broadcast_async(torch.full((2,), float(hvd.rank())), 1, name="k"),
+        ]
+        results = [
+            hvd.synchronize(handle).tolist() for handle in [start() for start in odd_one_out(starts, starts[::-1])]
+        ]
+        assert odd_one_out(results, results[::-1]) == [[float(hvd.size())] * 2, [1.0] * 2]
 
 
 def check_an_object_that_cannot_be_pickled():

@@ -81,8 +81,23 @@ def check_grouped_reducescatter():
             assert torch.equal(result, tensors[place][rows * hvd.rank() : rows * (hvd.rank() + 1)] * size)
 
 
+def check_groups_of_no_tensors():
+    """Nothing travels: a rank may call them alone."""
+    if hvd.rank():
+        for kind, wait, start in (
+            (list, hvd.grouped_allreduce, hvd.grouped_allreduce_async),
+            (tuple, hvd.grouped_allreduce_, hvd.grouped_allreduce_async_),
+            (tuple, hvd.grouped_allgather, hvd.grouped_allgather_async),
+            (list, hvd.grouped_reducescatter, hvd.grouped_reducescatter_async),
+        ):
+            assert wait([]) == kind()
+            handle = start([], name="none")
+            assert hvd.poll(handle)
+            assert hvd.synchronize(handle) == kind()
+
+
 def check_bad_groups():
-    for bad in ([], torch.ones(3), [torch.ones(3), "x"]):
+    for bad in (torch.ones(3), [torch.ones(3), "x"]):
         for call in (hvd.grouped_allreduce, hvd.grouped_allgather, hvd.grouped_reducescatter):
             with pytest.raises(ValueError, match="tensor"):
                 call(bad)
@@ -165,6 +180,7 @@ CHECKS = [
     check_groups_of_one_name_and_different_sizes,
     check_grouped_allgather,
     check_grouped_reducescatter,
+    check_groups_of_no_tensors,
     check_bad_groups,
     check_join,
     check_process_sets,

@@ -7,20 +7,19 @@ A LossScaleOptimizer, in which ``compile()`` wraps the optimizer of a model in m
 gradients before its inner optimizer gets them. Each rank would decide alone whether to step, and those that do would
 wait for the others. So gradients are combined first, while they are scaled.
 
-A model or a LossScaleOptimizer is pickled, and copied by ``copy.deepcopy``, as it is saved: with the optimizer that was
-wrapped. A warning says so.
+A model or a LossScaleOptimizer is copied as it is saved: see :mod:`hvd_cluster.keras.optimizer.copies`.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import keras
 
-from hvd_cluster.keras.optimizer.distributed import Distributed, warn_of_pickle
+from hvd_cluster.keras.optimizer.copies import adjust_copies, finish_loss_scale, finish_model, is_distributed
+from hvd_cluster.keras.optimizer.distributed import Distributed
 
 __all__ = ["adjust"]
 
@@ -31,8 +30,8 @@ logger = logging.getLogger(__name__)
 def adjust() -> None:
     """Let Keras know; once in a process."""
     _adjust_loss_scaling(keras.optimizers.LossScaleOptimizer)
-    _adjust_pickling(keras.Model, lambda model: getattr(model, "optimizer", None))
-    _adjust_pickling(keras.optimizers.LossScaleOptimizer, lambda optimizer: optimizer)
+    adjust_copies(keras.Model, lambda model: getattr(model, "optimizer", None), finish_model)
+    adjust_copies(keras.optimizers.LossScaleOptimizer, lambda optimizer: optimizer, finish_loss_scale)
     if keras.backend.backend() == "tensorflow":
         _adjust_compilation()
 
@@ -48,27 +47,9 @@ def _adjust_compilation() -> None:
     @functools.wraps(ask)
     def model_supports_jit(model: Any) -> bool:
         optimizer = getattr(model, "optimizer", None)
-        return not _is_distributed(optimizer) and bool(ask(model))
+        return not is_distributed(optimizer) and bool(ask(model))
 
     trainer.model_supports_jit = model_supports_jit
-
-
-def _is_distributed(optimizer: Any) -> bool:
-    """Whether it is wrapped, inside or outside of a LossScaleOptimizer."""
-    return isinstance(optimizer, Distributed) or isinstance(getattr(optimizer, "inner_optimizer", None), Distributed)
-
-
-def _adjust_pickling(kind: Any, optimizer_of: Callable[[Any], Any]) -> None:
-    reduce = kind.__reduce__
-
-    @functools.wraps(reduce)
-    def warned_reduce(self: Any) -> Any:
-        optimizer = optimizer_of(self)
-        if _is_distributed(optimizer) and not isinstance(self, Distributed):  # which warns itself
-            warn_of_pickle()
-        return reduce(self)
-
-    kind.__reduce__ = warned_reduce
 
 
 def _adjust_loss_scaling(kind: Any) -> None:

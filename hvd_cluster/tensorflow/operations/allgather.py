@@ -71,6 +71,8 @@ def _grouped_allgather(
 ) -> list[tf.Tensor]:
     """As :func:`grouped_allgather`. ``by_path``: see :func:`call`."""
     pairs = as_group(tensors, tf.Tensor, as_bits)
+    if not pairs:
+        return []
     inputs, where = {"tensors": [bits for bits, _ in pairs]}, set_attribute(process_set)
     results = call("HorovodGroupedAllgather", inputs, where, name, ignore_name_scope, by_path)[0]
     return [restore(result) for result, (_, restore) in zip(results, pairs, strict=True)]

@@ -104,7 +104,7 @@ def grouped_allreduce(
     in :func:`allreduce`.
     """
     chosen = choose_op(average, op)
-    given = as_group(tensors, tf.Tensor, lambda tensor: tensor) if not _is_empty(tensors) else []
+    given = as_group(tensors, tf.Tensor, lambda tensor: tensor)
     factors = prescale_factor, postscale_factor
     with tf.device(device_sparse or None):
         sparse = {
@@ -117,10 +117,6 @@ def grouped_allreduce(
     dense = [each for index, each in enumerate(given) if index not in sparse]
     results = iter(_dense(dense, device_dense, compression, chosen, factors, process_set, ignore_name_scope, name))
     return [sparse[index] if index in sparse else next(results) for index in range(len(given))]
-
-
-def _is_empty(tensors: Any) -> bool:
-    return isinstance(tensors, list | tuple) and not tensors
 
 
 def _of_member(name: str | None, index: int) -> str | None:
@@ -137,8 +133,6 @@ def _dense(
     ignore_name_scope: bool,
     name: str | None,
 ) -> list[tf.Tensor]:
-    if not tensors:
-        return []
     with tf.device(device or None):
         small, contexts = compress_all(compression, as_group(tensors, tf.Tensor, as_tensor))
         results = _grouped_allreduce(small, name, op, *factors, ignore_name_scope, process_set)
@@ -160,8 +154,12 @@ def _grouped_allreduce(
     ``by_path``: see :func:`call`.
     """
     how = {**reduction_attributes(op, prescale_factor, postscale_factor), **set_attribute(process_set)}
-    inputs = {"tensors": as_group(tensors, tf.Tensor, as_tensor)}
-    results: list[tf.Tensor] = call("HorovodGroupedAllreduce", inputs, how, name, ignore_name_scope, by_path)
+    given = as_group(tensors, tf.Tensor, as_tensor)
+    if not given:
+        return []
+    results: list[tf.Tensor] = call(
+        "HorovodGroupedAllreduce", {"tensors": given}, how, name, ignore_name_scope, by_path
+    )
     return results
 
 

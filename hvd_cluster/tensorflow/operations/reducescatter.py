@@ -115,6 +115,8 @@ def _grouped_reducescatter(
     """As :func:`grouped_reducescatter`, without compression; by default the sums."""
     how = {**reduction_attributes(op, prescale_factor, postscale_factor), **set_attribute(process_set)}
     given = as_group(tensors, tf.Tensor, as_tensor)
+    if not given:
+        return []
     results: list[tf.Tensor] = call("HorovodGroupedReducescatter", {"tensors": given}, how, name, ignore_name_scope)
     return results
 

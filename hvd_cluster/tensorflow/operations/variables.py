@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 
-from collectives.api import InvalidRequestError, Operation
+from collectives.api import InvalidRequestError, MismatchError, Operation
 from hvd_cluster.operations.arguments import as_rank
+from hvd_cluster.operations.positions import about
 from hvd_cluster.process_sets import ProcessSet, global_process_set
+from hvd_cluster.tensorflow.errors import engine_error
 from hvd_cluster.tensorflow.operations.attributes import collective, set_attribute
 from hvd_cluster.tensorflow.operations.calls import call
 from hvd_cluster.tensorflow.tensors import as_bits
 
-__all__ = ["broadcast_", "broadcast_values"]
+__all__ = ["broadcast_", "broadcast_values", "naming_variables"]
 
 tf.no_gradient("HorovodGroupedBroadcast")
 
@@ -46,7 +49,21 @@ def broadcast_values(variables: Sequence[Any], root_rank: int, name: str | None,
         return []
     pairs = [as_bits(variable) for variable in variables]
     how = {"root_rank": as_rank(root_rank), **set_attribute(process_set)}
-    values = call("HorovodGroupedBroadcast", {"tensors": [bits for bits, _ in pairs]}, how, name)
+    with naming_variables(variables):
+        values = call("HorovodGroupedBroadcast", {"tensors": [bits for bits, _ in pairs]}, how, name)
     return [
         variable.assign(restore(value)) for variable, value, (_, restore) in zip(variables, values, pairs, strict=True)
     ]
+
+
+@contextmanager
+def naming_variables(variables: Sequence[Any]) -> Iterator[None]:
+    """Errors in the block about a member of the group of ``variables`` name the variable, too."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        cause = engine_error(error)
+        if not isinstance(cause, MismatchError):
+            raise
+        names = [getattr(each, "path", None) or each.name for each in variables]  # the path in Keras, or the name
+        raise type(error)(error.node_def, error.op, f"{error.message}{about(cause, names)}") from error.__cause__

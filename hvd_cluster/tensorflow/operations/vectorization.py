@@ -10,8 +10,6 @@ from typing import Any, NoReturn
 
 from tensorflow.python.ops.parallel_for.pfor import RegisterPFor
 
-from collectives.api import UnsupportedRequestError
-
 __all__ = ["refuse_all"]
 
 FAMILIES = ("Allgather", "Allreduce", "Broadcast", "Reducescatter")
@@ -25,7 +23,8 @@ def refuse_all() -> None:
 
 
 def _refuse(node: Any) -> NoReturn:
-    raise UnsupportedRequestError(
+    """No ValueError, as those of ours are: a tape replaces these by one that does not name the operation."""
+    raise NotImplementedError(
         f"TensorFlow cannot vectorize {node.op_type} (pfor, which tf.vectorized_map, tape.jacobian and "
         "tape.batch_jacobian use); give the tape's method experimental_use_pfor=False, or use tf.map_fn in place of "
         "tf.vectorized_map"

@@ -57,12 +57,12 @@ def start_group(
     process_set: ProcessSet,
     **fields: Any,
 ) -> HandleGroup:
-    """Submit a group of at least one tensor; ``kind`` makes one object of the results."""
+    """Submit a group; ``kind`` makes one object of the results."""
     return operands.start_group(operation, describe, listed(tensors), kind, name, process_set, **fields)
 
 
 def listed(tensors: Iterable[Any]) -> list[torch.Tensor]:
-    """The tensors of a group; InvalidRequestError for an empty group."""
+    """The tensors of a group; InvalidRequestError for one tensor, and for anything else in the list."""
     return as_group(tensors, torch.Tensor, require_tensor)
 
 
