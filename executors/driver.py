@@ -37,6 +37,7 @@ from executors.membership import (
     WorkerDone,
     WorkerDraining,
     WorkerFailed,
+    WorkerLeaves,
     WorkerRaised,
     WorkerReady,
     WorldFailed,
@@ -451,6 +452,7 @@ class Driver:
             "raised": lambda report: self._raised(worker, report),
             "draining": lambda report: self._drain(worker),
             "behind": lambda report: self._leave_behind(worker),
+            "leaving": lambda report: self._leave(worker),
             "failed": lambda report: self._cut_off(worker, report),
             "lost": self._lose,
             "formed": self._formed,
@@ -485,6 +487,11 @@ class Driver:
         logger.info("%s leaves: the other ranks are not in its call of elastic functions", self._place(worker))
         self._former.add(worker)
         self._handle(WorkerBehind(worker))
+
+    def _leave(self, worker: str) -> None:
+        """A world without ``worker`` was published, whatever was published since."""
+        self._former.add(worker)
+        self._handle(WorkerLeaves(worker))
 
     def _place(self, worker: str) -> str:
         rank = self._published.rank_of(worker)

@@ -97,6 +97,10 @@ class Member:
         """The world of ``round``, if it is known here."""
         return next((world for world in self._worlds if world.round == round), None)
 
+    def since(self, round: int) -> list[Published]:
+        """The worlds after that of ``round``, as far as they are known here."""
+        return [world for world in self._worlds if world.round > round]
+
     def wait(self, is_wanted: Callable[[Published], bool], seconds: float) -> Published:
         """The newest world, as soon as it ``is_wanted`` or the job is over.
 

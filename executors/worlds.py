@@ -122,6 +122,7 @@ class Report:
       it ``is_uncaught``, nobody can catch it any more, and the process is about to end.
     * ``draining``: the worker was asked to end, and will leave.
     * ``behind``: the other ranks are in a later call of an elastic function, or begin none; the worker will leave.
+    * ``leaving``: a world was published without the worker, which ends.
     * ``failed``: the collectives of ``round`` failed for the reason ``text``; ``ranks`` are those to blame, if known.
     * ``lost``: it is certain that the processes of ``ranks`` of the world of ``round`` have ended.
     * ``returned``, of rank 0: the ``call``-th call of an elastic function has returned, in the world of ``round``.

@@ -6,7 +6,8 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 
 from collectives.api import (
     CollectiveTimeoutError,
@@ -235,11 +236,26 @@ class Worlds:
         except CollectiveTimeoutError:
             ranks = tuple(getattr(error, "ranks", ()))
             self._member.report(Report("failed", self.round, ranks, str(error), call=self.call))
-        return self.planned()
+        return self._world(self._wait(partial(self._is_without, self._workers_of(error))))
 
     def _replaces(self, world: Published) -> bool:
         """Whether ``world`` follows from the end of the present one. One that was planned before has the lost ranks."""
-        return world.round > self.round and not world.planned
+        return any(not each.planned for each in self._member.since(self.round) if each.round <= world.round)
+
+    def _is_without(self, lost: Collection[str | None], world: Published) -> bool:
+        """Whether the present world can be left for ``world`` after a loss.
+
+        The driver replaces a planned world that has one of the ``lost``. Without this process, nobody there may have
+        the state.
+        """
+        members = {name for name, _ in world.workers}
+        return self._replaces(world) or (world.round > self.round and members.isdisjoint(lost))
+
+    def _workers_of(self, error: HorovodInternalError) -> set[str | None]:
+        """The other workers of the present world that ``error`` names."""
+        present = self._member.world_of(self.round)
+        ranks = getattr(error, "ranks", ())
+        return {present.worker_of(rank) for rank in ranks if present} - {self.identity.worker}
 
     def _report_lost(self, error: PeerLostError) -> None:
         """Tell the driver, unless it knows: the agent of the lost worker notices its end later."""
@@ -285,6 +301,10 @@ class Worlds:
     def tell_behind(self) -> None:
         """The other ranks have left this process behind, which ends. A failure is logged."""
         self._try_report(Report("behind"))
+
+    def tell_leaving(self) -> None:
+        """This process leaves, because a world is without it. A failure is logged."""
+        self._try_report(Report("leaving"))
 
     def tell_exception(self, text: str, is_uncaught: bool = False) -> None:
         """The exception ``text`` of the user's code is on its way out of this process. A failure is logged."""

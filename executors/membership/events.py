@@ -22,6 +22,7 @@ __all__ = [
     "WorkerDone",
     "WorkerDraining",
     "WorkerFailed",
+    "WorkerLeaves",
     "WorkerRaised",
     "WorkerReady",
     "WorldFailed",
@@ -121,6 +122,13 @@ class WorkerBehind:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerLeaves:
+    """A worker has heard of a world without it, and ends by itself, whatever is published meanwhile."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
 class WorldFailed:
     """The collectives of the world of ``round`` failed, though its workers are alive. ``text`` says how."""
 
@@ -148,6 +156,7 @@ Event = (
     | WorkerReady
     | WorkerDraining
     | WorkerBehind
+    | WorkerLeaves
     | WorkerFailed
     | WorkerRaised
     | WorkerDone

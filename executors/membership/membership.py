@@ -25,6 +25,7 @@ from executors.membership.events import (
     WorkerDone,
     WorkerDraining,
     WorkerFailed,
+    WorkerLeaves,
     WorkerRaised,
     WorkerReady,
     WorldFailed,
@@ -51,6 +52,8 @@ class _Worker:
     is_draining: bool = False
     has_state: bool = False
     """Whether it is in the last world that formed. A worker that left it may be about to end."""
+    leaves: bool = False
+    """Whether it ends by itself. Its place stays taken until its process has ended."""
 
 
 class Membership:
@@ -151,6 +154,14 @@ class Membership:
             self._remove(event.worker)
 
     @_note.register
+    def _note_leaves(self, event: WorkerLeaves) -> None:
+        """A world that was published meanwhile, with this worker, cannot form."""
+        worker = self._workers.get(event.worker)
+        if worker is not None:
+            worker.leaves, worker.has_state = True, False
+            self._is_broken = self._is_broken or event.worker in self.published.workers
+
+    @_note.register
     def _note_failed(self, event: WorkerFailed) -> None:
         if event.worker in self._workers:
             host = self.host_of(event.worker)
@@ -169,7 +180,7 @@ class Membership:
     @_note.register
     def _note_done(self, event: WorkerDone) -> None:
         if event.worker in self._workers:
-            if event.worker in self.published.workers:
+            if event.worker in self._alive(self.published.workers):
                 self._is_finishing = self._is_broken = True
             del self._workers[event.worker]
         elif event.worker in self._failed and self._failed[event.worker].has_state:
@@ -306,9 +317,14 @@ class Membership:
         return tuple([*staying, *ready[: max(0, self.limits.most - len(staying))]])
 
     def _with_state(self, workers: list[str]) -> list[str]:
-        """``workers``, and one more, which leaves later, if none of them could give newcomers the state."""
+        """``workers``, and others, which leave later, if none of them could give newcomers the state.
+
+        One is enough, unless a world is broken: then any of them may have left before it heard of that.
+        """
         trained = [name for name in self._alive(self.formed.workers) if self._workers[name].has_state]
-        return workers if set(trained) & set(workers) else [*trained[:1], *workers]
+        if set(trained) & set(workers):
+            return workers
+        return [*trained[: max(1, self.limits.most - len(workers)) if self._is_broken else 1], *workers]
 
     def _newcomers(self) -> list[str]:
         """The workers that no published world had yet."""
@@ -373,7 +389,7 @@ class Membership:
         found = set()
         for name in self._in_order():
             worker = self._workers[name]
-            if not worker.is_draining and staying[worker.host] < self._hosts.room(worker.host):
+            if not (worker.is_draining or worker.leaves) and staying[worker.host] < self._hosts.room(worker.host):
                 staying[worker.host] += 1
                 found.add(name)
         return found
@@ -385,10 +401,11 @@ class Membership:
     def _is_leaving(self, worker: str) -> bool:
         """Whether it or its host drains, or the next world is without it."""
         has_left = not self._workers[worker].is_newcomer and worker not in self.published.workers
-        return has_left or self._drains(worker)
+        return has_left or self._workers[worker].leaves or self._drains(worker)
 
     def _alive(self, workers: Sequence[str]) -> list[str]:
-        return [worker for worker in workers if worker in self._workers]
+        """Those of ``workers`` that go on."""
+        return [worker for worker in workers if worker in self._workers and not self._workers[worker].leaves]
 
     # Changes.
 

@@ -198,6 +198,9 @@ def _leaving_if_removed() -> Iterator[None]:
         if isinstance(error, ShutDownError) and not _came_too_late():
             raise
         logger.info("%s; this process ends", error)
+        worlds = basics.worlds()
+        if worlds is not None and isinstance(error, RemovedError):
+            worlds.tell_leaving()
         basics.shutdown()
         sys.exit(0)
 

@@ -20,6 +20,7 @@ from executors.membership import (
     WorkerDone,
     WorkerDraining,
     WorkerFailed,
+    WorkerLeaves,
     WorkerReady,
     WorldFailed,
     WorldFormed,
@@ -39,6 +40,8 @@ class Cluster:
         self.slots = {}
         self.alive = {}  # the host of each worker that runs
         self.started = set()
+        self.left_out = set()  # by a world that was published; they may leave at any time from then on
+        self.leaving = set()
         self.trained = []  # the workers of the last world that formed, in the order in which they got the state
         self.round = -1
         self.is_finishing = False
@@ -69,6 +72,8 @@ class Cluster:
 
     def _publish(self, action: Publish):
         members = action.members.workers
+        assert not self.leaving & set(members)
+        self.left_out |= set(self.trained) - set(members)
         assert action.members.round == self.round + 1
         self.round += 1
         assert len(set(members)) == len(members)
@@ -125,7 +130,8 @@ class Cluster:
     def finish(self, _, number):
         if worker := self._worker(number):
             del self.alive[worker]
-            self.is_finishing = self.is_finishing or worker in self.membership.published.workers
+            is_member = worker in self.membership.published.workers and worker not in self.leaving
+            self.is_finishing = self.is_finishing or is_member
             self.tell(WorkerDone(worker))
 
     def leave(self, _, number):
@@ -134,6 +140,15 @@ class Cluster:
             if worker in self.membership.published.workers and self.slots[host]:
                 self.tell(WorkerDraining(worker))
 
+    def hear(self, _, number):
+        """A worker hears of a world without it."""
+        left_out = sorted(self.left_out & set(self.alive))
+        if left_out:
+            worker = left_out[number % len(left_out)]
+            self.leaving.add(worker)
+            self.trained = [each for each in self.trained if each != worker]
+            self.tell(WorkerLeaves(worker))
+
     def break_world(self, _, number):
         self.tell(WorldFailed(self.round - number // 4, "timed out"))
 
@@ -141,6 +156,7 @@ class Cluster:
         members = self.membership.published.workers
         if set(members) <= set(self.alive):
             earlier = [worker for worker in self.trained if worker in members]
+            self.left_out -= set(members)
             self.trained = earlier + [worker for worker in members if worker not in earlier]
             self.tell(WorldFormed(self.round))
 
@@ -154,7 +170,7 @@ class Cluster:
 
 
 KINDS = (
-    *("find", "drain", "lose", "leave", "break_world", "wait", "finish", "fall_behind"),
+    *("find", "drain", "lose", "leave", "break_world", "wait", "finish", "fall_behind", "hear"),
     *("ready", "ready", "ready", "fail", "form", "form"),
 )
 HAPPENINGS = st.lists(

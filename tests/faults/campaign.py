@@ -1,5 +1,6 @@
 """A campaign: random events against elastic jobs, and after each of them the question whether all is well."""
 
+import math
 import random
 import tempfile
 import time
@@ -15,6 +16,8 @@ from tests.faults.events import DRIVERS, Blow, draw
 START_SECONDS = 300.0
 RECOVERY_SECONDS = 60.0
 NEWCOMER_SECONDS = 180.0
+# A driver looks for other slots once a second; surplus ranks leave at a commit.
+OFFER_SECONDS = 3.0
 CALM_STEPS = 5
 
 
@@ -46,6 +49,7 @@ class Campaign:
         self._events, self._ranks, self._make, self._tell = events, ranks, arena, tell
         self._model, self._samples = model, samples
         self._number = 0
+        self._text = "before it"
         self._has_killed_driver = False
         self.outcomes = []
         self.difference = None
@@ -82,7 +86,7 @@ class Campaign:
         try:
             yield
         except ViolationError as error:
-            raise ViolationError(f"event {self._number}: {error}\n{job.log[-6000:]}") from error
+            raise ViolationError(f"event {self._number}, {self._text}: {error}\n{job.log[-6000:]}") from error
 
     def _play(self, job):
         """Events against one job, until they are enough or one ends it."""
@@ -90,12 +94,12 @@ class Campaign:
         while self._number < self._events:
             self._number += 1
             bout.prepare(self._random)
-            blows = draw(self._random, bout.size, self._ranks, self._repertoire(job), job.remote(bout.workers))
-            text = " + ".join(map(str, blows))
+            blows = self._draw(job, bout)
+            self._text = " + ".join(map(str, blows))
             if blows[0].kind in DRIVERS:
                 self._kill_driver(job, blows[0])
                 return
-            self.outcomes.append(bout.fire(blows, text))
+            self.outcomes.append(bout.fire(blows, self._text))
             if all(blow.kind == "drain" for blow in blows):
                 check_notice(self.outcomes[-1], job.log)
             self._tell(f"{self._number:4} {self.outcomes[-1]}")
@@ -106,6 +110,13 @@ class Campaign:
             self.difference = check_result(job.chronicle)
             self._tell(f"the parameters differ from those without events by {self.difference:.1e}")
         self._end(job)
+
+    def _draw(self, job, bout):
+        """A rank that is stopped for long must not become the only one meanwhile: nobody would miss it."""
+        blows = draw(self._random, bout.size, self._ranks, self._repertoire(job), job.remote(bout.workers))
+        while any(blow.kind == "stop" for blow in blows) and bout.settle():
+            blows = draw(self._random, bout.size, self._ranks, self._repertoire(job), job.remote(bout.workers))
+        return blows
 
     def _begun(self, job):
         bout = Bout(job, self._ranks)
@@ -132,6 +143,7 @@ class Bout:
 
     def __init__(self, job, most):
         self._job, self._most, self._slots = job, most, most
+        self._offered = -math.inf
 
     @property
     def size(self):
@@ -148,9 +160,19 @@ class Bout:
     def prepare(self, random):
         """Let the job have ranks for the next event; sometimes it comes while newcomers are still on their way."""
         if self.size == 1 or random.random() < 0.5:
-            self._slots = self._most
-            self._job.offer(self._most)
+            self._offer(self._most)
             self.await_size(2 if random.random() < 0.3 else self._most, NEWCOMER_SECONDS)
+
+    def _offer(self, slots):
+        self._slots, self._offered = slots, time.monotonic()
+        self._job.offer(slots)
+
+    def settle(self):
+        """Wait until the last offer has had its effect; whether that was still to come."""
+        rest = self._offered + OFFER_SECONDS - time.monotonic()
+        self._sleep_until(self._offered + OFFER_SECONDS)
+        self._until(self._is_calm, "trains on", RECOVERY_SECONDS)
+        return rest > 0
 
     def await_size(self, size, seconds):
         """Wait for steps in a world of at least ``size`` ranks."""
@@ -184,8 +206,7 @@ class Bout:
         for blow in blows:
             self._sleep_until(begin + blow.at)
             if blow.kind == "offer":
-                self._slots = blow.target
-                self._job.offer(blow.target)
+                self._offer(blow.target)
             elif blow.kind == "newcomer":
                 self._kill_newcomer()
             else:
@@ -203,7 +224,7 @@ class Bout:
                 self._job.hit("continue" if blow.kind == "stop" else "heal", workers[blow.target])
 
     def _kill_newcomer(self):
-        self._job.offer(self._slots)
+        self._offer(self._slots)
         known = set(self._job.chronicle.pids)
         self._until(lambda: set(self._job.chronicle.pids) > known, "starts a newcomer", NEWCOMER_SECONDS)
         self._job.hit("kill", sorted(set(self._job.chronicle.pids) - known)[0])

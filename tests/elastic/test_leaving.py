@@ -1,0 +1,77 @@
+"""The world that a process goes on to, or leaves for, after a loss: of worker-1 and worker-2 on one host."""
+
+import threading
+
+import pytest
+
+from collectives.api import PeerLostError, Topology, World
+from collectives.rendezvous.store import MemoryStore
+from executors.member import Identity
+from executors.worlds import Published, world_key
+from hvd_cluster.worlds import RemovedError, Worlds
+
+SECONDS = 20.0
+BOTH = (("worker-1", "a"), ("worker-2", "a"))
+
+
+class Driver:
+    """It publishes worlds, and notes what worker-2 reports."""
+
+    def __init__(self):
+        self.store = MemoryStore()
+        self.publish(0, *BOTH)
+        world = World("job", 0, Topology(hosts=(), cores=0), "a", ("127.0.0.1", 1))
+        self.worlds = Worlds(Identity("worker-2", 0, False), world, self.store, 1.0, lambda: None)
+
+    def publish(self, round, *workers, planned=False):
+        self.store.set(world_key(round), Published(round, workers, planned).encode())
+
+    def await_worlds(self, count):
+        """Return when the process has heard of ``count`` worlds."""
+        self.worlds._member.wait(lambda world: world.round == count - 1, SECONDS)
+
+    def end(self, round):
+        self.store.set(world_key(round), Published(round, is_over=True).encode())
+        self.worlds._member._thread.join(SECONDS)
+        assert not self.worlds._member._thread.is_alive()
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    monkeypatch.setattr("executors.member.AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("hvd_cluster.worlds.SOON_SECONDS", 0.01)
+    return Driver()
+
+
+def lost(*ranks):
+    return PeerLostError("rank 0 does not answer", ranks)
+
+
+def test_it_does_not_leave_the_others_to_a_rank_that_is_lost(driver):
+    """The driver hears of the loss late, and has planned a world without this process before."""
+    driver.publish(1, BOTH[0], planned=True)
+    driver.await_worlds(2)
+    late = threading.Timer(0.3, driver.publish, (2, BOTH[1]))
+    late.start()
+    assert driver.worlds.after(lost(0)).round == 2
+    late.join(SECONDS)
+    driver.end(3)
+
+
+@pytest.mark.parametrize(("ranks", "members"), [((0,), ()), ((), BOTH[:1]), ((1,), BOTH[:1])])
+def test_it_leaves_if_the_planned_world_is_without_the_lost_too(driver, ranks, members):
+    """Also where nobody knows which rank is lost."""
+    driver.publish(1, *members, planned=True)
+    driver.await_worlds(2)
+    with pytest.raises(RemovedError, match="world 1 is without worker-2"):
+        driver.worlds.after(lost(*ranks))
+    driver.end(2)
+
+
+def test_a_world_that_is_planned_after_the_loss_has_none_of_the_lost(driver):
+    """The lost rank has come back meanwhile, as far as its number tells."""
+    driver.publish(1, *BOTH)
+    driver.publish(2, *BOTH, planned=True)
+    driver.await_worlds(3)
+    assert driver.worlds.after(lost(0)).round == 2
+    driver.end(3)
