@@ -26,7 +26,7 @@ from collectives.settings import Settings, world_from_environment
 from executors.failure import brief
 from executors.member import Identity
 from hvd_cluster import live, memory
-from hvd_cluster.communicators import check_argument, ranks_in_job, sets_of_all
+from hvd_cluster.communicators import check_argument, check_same, given_to_all, ranks_in_job, sets_of_all
 from hvd_cluster.launchers import Launcher, warn_of_threads
 from hvd_cluster.observers import Observers
 from hvd_cluster.process_sets import ProcessSet, global_process_set
@@ -109,7 +109,8 @@ _process = _Process()
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None) -> None:
-    """Find the other ranks of the job and start the engine. A second call while it runs only looks up its sets.
+    """Find the other ranks of the job and start the engine. A second call while it runs only looks up its sets, and its
+    ``comm``, if there is one, has the same ranks.
 
     ``comm`` is None or empty for all ranks, or else a list of ranks of MPI.COMM_WORLD, in the order of the ranks here,
     or a communicator of mpi4py: only they call this, and are the job. ``process_sets`` are registered in order, with
@@ -126,6 +127,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | 
         if _process.engine is None:
             _start(sets, members)
             return
+        check_same(members, _process.launcher.members or range(_process.engine.topology.size))
         _look_up(sets, _process.engine)
 
 
@@ -232,9 +234,9 @@ def _with_communicators(sets: Sequence[ProcessSet], comm: object, size: int, set
 
 
 def _resolve(entry: ProcessSet, size: int) -> None:
-    """Give a set from a communicator its ranks in this job, which has ``size``."""
+    """Give a set from a communicator its ranks in this job, which has ``size``; a registered one has them already."""
     mpi = loaded_mpi()
-    if mpi is not None and entry.mpi_comm is not None:
+    if mpi is not None and entry.mpi_comm is not None and entry.process_set_id is None:
         entry.ranks = ranks_in_job(mpi, entry.mpi_comm, _process.launcher.members, size)
 
 
@@ -393,6 +395,8 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     try:
         entry = _as_set(process_set)
         _resolve(entry, running.topology.size)
+        if entry.mpi_comm is not None:
+            given_to_all(entry.ranks or ())
     except InvalidRequestError as error:
         running.reject_process_set(error)
         raise

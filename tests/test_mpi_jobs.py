@@ -103,6 +103,15 @@ def test_jobs_that_cannot_use_mpi(variables, comm, kind, text):
         Launcher().join(variables, comm)
 
 
+def test_a_later_init_is_for_the_same_ranks():
+    for comm in (None, [1, 0]):
+        communicators.check_same(comm, [1, 0])
+    with pytest.raises(
+        InvalidRequestError, match=r"init\(\) was called already, with the ranks \[1, 0\], not \[0, 1\]"
+    ):
+        communicators.check_same([0, 1], [1, 0])
+
+
 def test_the_sets_of_all_ranks_are_put_together():
     given = [[[0, 1], []], [[0, 1], [1, 2]], [[2, 3], [1, 2]], [[2, 3], []]]
     assert communicators.distinct(given) == [[[0, 1], [2, 3]], [[1, 2]]]
