@@ -171,13 +171,18 @@ def _start(sets: list[ProcessSet], comm: object = None) -> None:
         entered = replace(world, round=worlds.round, topology=engine.topology)
         logs.configure(settings.log_level, settings.log_hide_time, _identity(environment, entered))
     _process.engine = engine
-    _process.has_mpi = _process.launcher.members is not None or settings.cpu_operations == "mpi"
+    _process.has_mpi = _process.launcher.members is not None or _runs_on_mpi(settings)
     global_process_set.mpi_comm = comm if is_communicator(comm) else None
     _process.observers.follow(engine, world, worlds, reading.of(engine.topology), environment)
     for id, entry in enumerate((global_process_set, *sets), start=GLOBAL):
         _register(engine, id, entry)
     if worlds is not None:
         worlds.entered()
+
+
+def _runs_on_mpi(settings: Settings) -> bool:
+    """A rank that is alone, or has no GPU, does not load MPI for operations that it does not exchange."""
+    return "mpi" in (settings.cpu_operations, settings.gpu_operations) and loaded_mpi() is not None
 
 
 def _identity(environment: Mapping[str, str], world: World) -> logs.Identity:
