@@ -36,6 +36,9 @@ CPU_OPERATIONS = ("shm", "tcp", "gloo", "pygloo", "mpi")
 CPU_OPERATIONS_NOT_YET = ("ccl",)
 """Values of Horovod for HOROVOD_CPU_OPERATIONS that stand for libraries without a binding yet."""
 
+FOREIGN = ("gloo", "pygloo", "mpi", "nccl")
+"""The backends with connections of their own."""
+
 TUNED: Mapping[str, Sequence[str]] = {
     "HOROVOD_FUSION_THRESHOLD": ("fusion_threshold",),
     "HOROVOD_CYCLE_TIME": ("cycle_time", "patient", "patience"),
@@ -281,10 +284,18 @@ def _remarks(read: _Reader) -> tuple[str, ...]:
     unused = [variable for variable in UNUSED if read(variable, str, "0") != "0"]
     chosen = read("HOROVOD_CPU_OPERATIONS", str, "").lower()
     ignored = [chosen] if chosen in CPU_OPERATIONS_NOT_YET else []
+    readable = _readable(read) if read("HVD_TCP_TLS", _flag, False) else []
     return (
         *(f"{variable} is set, but has no counterpart here; it is ignored" for variable in unused),
         *(f"HOROVOD_CPU_OPERATIONS is {value}, which does not exist here yet; it means auto" for value in ignored),
+        *(f"HVD_TCP_TLS encrypts tensors that travel by tcp, but not those of {choice}" for choice in readable),
     )
+
+
+def _readable(read: _Reader) -> list[str]:
+    """The choices by which tensors travel on connections that are not ours."""
+    chosen = {name: read(name, str, "").lower() for name in ("HOROVOD_CPU_OPERATIONS", "HOROVOD_GPU_OPERATIONS")}
+    return [f"{name}={value}" for name, value in chosen.items() if value in FOREIGN]
 
 
 class _Reader:

@@ -26,7 +26,7 @@ from collectives.settings import Settings, world_from_environment
 from executors.failure import brief
 from executors.member import Identity
 from hvd_cluster import live, memory
-from hvd_cluster.communicators import check_argument, ranks_in_job, sets_of_all
+from hvd_cluster.communicators import check_argument, check_same, given_to_all, ranks_in_job, sets_of_all
 from hvd_cluster.launchers import Launcher, warn_of_threads
 from hvd_cluster.observers import Observers
 from hvd_cluster.process_sets import ProcessSet, global_process_set
@@ -109,7 +109,8 @@ _process = _Process()
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None) -> None:
-    """Find the other ranks of the job and start the engine. A second call while it runs only looks up its sets.
+    """Find the other ranks of the job and start the engine. A second call while it runs only looks up its sets, and its
+    ``comm``, if there is one, has the same ranks.
 
     ``comm`` is None or empty for all ranks, or else a list of ranks of MPI.COMM_WORLD, in the order of the ranks here,
     or a communicator of mpi4py: only they call this, and are the job. ``process_sets`` are registered in order, with
@@ -126,6 +127,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | 
         if _process.engine is None:
             _start(sets, members)
             return
+        check_same(members, _process.launcher.members or range(_process.engine.topology.size))
         _look_up(sets, _process.engine)
 
 
@@ -169,13 +171,18 @@ def _start(sets: list[ProcessSet], comm: object = None) -> None:
         entered = replace(world, round=worlds.round, topology=engine.topology)
         logs.configure(settings.log_level, settings.log_hide_time, _identity(environment, entered))
     _process.engine = engine
-    _process.has_mpi = _process.launcher.members is not None or settings.cpu_operations == "mpi"
+    _process.has_mpi = _process.launcher.members is not None or _runs_on_mpi(settings)
     global_process_set.mpi_comm = comm if is_communicator(comm) else None
     _process.observers.follow(engine, world, worlds, reading.of(engine.topology), environment)
     for id, entry in enumerate((global_process_set, *sets), start=GLOBAL):
         _register(engine, id, entry)
     if worlds is not None:
         worlds.entered()
+
+
+def _runs_on_mpi(settings: Settings) -> bool:
+    """A rank that is alone, or has no GPU, does not load MPI for operations that it does not exchange."""
+    return "mpi" in (settings.cpu_operations, settings.gpu_operations) and loaded_mpi() is not None
 
 
 def _identity(environment: Mapping[str, str], world: World) -> logs.Identity:
@@ -232,9 +239,9 @@ def _with_communicators(sets: Sequence[ProcessSet], comm: object, size: int, set
 
 
 def _resolve(entry: ProcessSet, size: int) -> None:
-    """Give a set from a communicator its ranks in this job, which has ``size``."""
+    """Give a set from a communicator its ranks in this job, which has ``size``; a registered one has them already."""
     mpi = loaded_mpi()
-    if mpi is not None and entry.mpi_comm is not None:
+    if mpi is not None and entry.mpi_comm is not None and entry.process_set_id is None:
         entry.ranks = ranks_in_job(mpi, entry.mpi_comm, _process.launcher.members, size)
 
 
@@ -393,6 +400,8 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     try:
         entry = _as_set(process_set)
         _resolve(entry, running.topology.size)
+        if entry.mpi_comm is not None:
+            given_to_all(entry.ranks or ())
     except InvalidRequestError as error:
         running.reject_process_set(error)
         raise

@@ -10,10 +10,19 @@ from typing import Any
 
 from collectives.api import CollectiveTimeoutError, InvalidRequestError, SettingsError
 from collectives.backends.mpi.communicators import KEY_BYTES, create, gather, is_communicator, ranks_of
-from collectives.backends.mpi.library import describe, spoil
+from collectives.backends.mpi.library import describe, loaded_mpi, spoil
 from collectives.backends.mpi.polling import Look
 
-__all__ = ["MPIRUN", "check_argument", "distinct", "members_of", "ranks_in_job", "sets_of_all"]
+__all__ = [
+    "MPIRUN",
+    "check_argument",
+    "check_same",
+    "distinct",
+    "given_to_all",
+    "members_of",
+    "ranks_in_job",
+    "sets_of_all",
+]
 
 MPIRUN = "start the script by mpirun, that of the MPI which mpi4py has loaded, or by hvdrun --mpi"
 
@@ -33,6 +42,18 @@ def check_argument(comm: object) -> object | None:
             "communicator of mpi4py"
         ) from None
     return ranks or None
+
+
+def check_same(comm: Any, members: Sequence[int]) -> None:
+    """Raise InvalidRequestError for a ``comm`` of a later ``init()`` with other ranks than ``members``, the job."""
+    if comm is None:
+        return
+    ranks = ranks_of(loaded_mpi(), comm) if is_communicator(comm) else tuple(comm)
+    if ranks != tuple(members):
+        raise InvalidRequestError(
+            f"init() was called already, with the ranks {list(members)}, not {list(ranks)} of MPI.COMM_WORLD; call "
+            "shutdown() first"
+        )
 
 
 def members_of(mpi: Any, comm: Any) -> tuple[int, ...]:
@@ -79,6 +100,15 @@ def ranks_in_job(mpi: Any, communicator: Any, members: Sequence[int] | None, siz
             f"of {sorted(places)}; make it from the communicator that init() got"
         )
     return sorted(places[rank] for rank in ranks)
+
+
+def given_to_all(ranks: Sequence[int]) -> None:
+    """Raise InvalidRequestError if ``ranks``, those of a communicator for ``add_process_set()``, are none."""
+    if not ranks:
+        raise InvalidRequestError(
+            "the communicator of the process set is MPI.COMM_NULL on this rank, but all ranks add the same set: give a "
+            "list of its ranks instead; only init(process_sets=...) takes a communicator from its members alone"
+        )
 
 
 def sets_of_all(mpi: Any, comm: Any, own: Sequence[Sequence[int]], seconds: float) -> list[list[list[int]]]:

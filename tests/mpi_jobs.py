@@ -61,6 +61,10 @@ def communicators():
     basics.init(comm=part)
     assert (basics.rank(), basics.size(), global_process_set.mpi_comm) == (part.index(rank), 2, None)
     assert allgather_object(rank) == part
+    basics.init(comm=part)
+    basics.init()
+    with pytest.raises(InvalidRequestError, match=r"already, with the ranks .*, not \[0, 1, 2, 3\] of MPI.COMM_WORLD"):
+        basics.init(comm=world)
     basics.shutdown()
 
     alone = ProcessSet(mpi().COMM_SELF)
@@ -88,10 +92,14 @@ def communicators():
     assert total(own) == sum(own.ranks) + 2
     if ends.included():
         assert total(ends) == 5.0
+    basics.init(comm=world, process_sets=[own, ends, listed])
+    assert (ends.ranks, ends.process_set_id) == ([0, 3], 3)
     basics.init(process_sets=[ProcessSet(halves)])
     everybody = world.Dup()
     with pytest.raises(InvalidRequestError, match=r"a process set with the ranks .0, 1, 2, 3. exists already"):
         basics.add_process_set(ProcessSet(everybody))
+    with pytest.raises(InvalidRequestError, match=r"is MPI.COMM_NULL on this rank, but all ranks add the same"):
+        basics.add_process_set(ProcessSet(mpi().COMM_NULL))
     basics.shutdown()
 
 
@@ -138,7 +146,7 @@ def few_threads():
 
 def alone():
     """Each process is alone in its MPI, because another launcher has started it."""
-    with pytest.raises(SettingsError, match=r"MPI \(.*MPI.*\) sees 1.*mpirun"):
+    with pytest.raises(SettingsError, match=r"MPI \(.*MPI.*\) sees 1.*mpirun.*HOROVOD_GPU_OPERATIONS=mpi out"):
         basics.init()
 
 

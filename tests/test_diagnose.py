@@ -1,5 +1,6 @@
 """``python -m hvd_cluster.diagnose``."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 from collectives.api import PeerLostError, SettingsError, Topology
 from collectives.backends.table import Row, rows
 from collectives.settings import Settings
+from executors.api import ExecutorError
 from hvd_cluster import __version__
 from hvd_cluster.diagnose.__main__ import main
 from hvd_cluster.diagnose.machine import Machine
@@ -55,9 +57,22 @@ def test_the_command():
 def test_a_launch_that_is_refused_says_why():
     trial = try_row(Row("cpu", "nothing", "HOROVOD_CPU_OPERATIONS"), launch)
     assert not trial.works
-    assert trial.reason.startswith(
-        "collectives.api.SettingsError: HOROVOD_CPU_OPERATIONS is 'nothing', but must be one of"
-    )
+    assert trial.reason.startswith("HOROVOD_CPU_OPERATIONS is 'nothing', but must be one of")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ImportError("not here\n  liba.so: no\n"), "not here liba.so: no"),
+        (ExecutorError("there is no mpirun"), "there is no mpirun"),
+        (OSError("a\nb"), "OSError: a b"),
+    ],
+)
+def test_a_reason_is_one_line_for_the_reader(error, reason):
+    def refuse(row):
+        raise error
+
+    assert try_row(DEFAULT, refuse).reason == reason
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row.name)
@@ -87,7 +102,7 @@ def test_as_text(capsys):
     assert lines[0] == "Versions"
     assert "  hvd-cluster    " + __version__ in lines
     assert "  cpu: auto      0.50 ms" in lines
-    assert "  cpu: gloo      no: ImportError: it is not there; install it" in lines
+    assert "  cpu: gloo      no: it is not there; install it" in lines
     assert any(line.startswith("  interface lo   127.0.0.1") for line in lines)
 
 
@@ -100,14 +115,14 @@ def test_as_json(capsys):
         "name": "gloo",
         "variable": "HOROVOD_CPU_OPERATIONS",
         "seconds": None,
-        "reason": "ImportError: it is not there; install it",
+        "reason": "it is not there; install it",
         "works": False,
     }
 
 
 def test_the_status_says_whether_the_default_works(capsys):
     assert main([], nothing_works) == 1
-    assert f"  {DEFAULT.device}: auto      no: collectives.api.PeerLostError: lost" in capsys.readouterr().out
+    assert f"  {DEFAULT.device}: auto      no: lost" in capsys.readouterr().out
 
 
 def test_an_unknown_option_is_refused(capsys):
@@ -121,6 +136,8 @@ def test_versions_and_machine_are_those_of_here():
     versions, machine = installed_versions(), Machine.here()
     assert versions["python"] == ".".join(map(str, sys.version_info[:3]))
     assert versions["numpy"] is not None
+    for name in ("cryptography", "keras", "tensorflow", "torch"):
+        assert (versions[name] is None) == (importlib.util.find_spec(name) is None), name
     assert machine.interfaces["lo"] == "127.0.0.1"
     assert 0 < machine.cores <= machine.all_cores
     assert 0 <= machine.shared_memory_free <= machine.shared_memory

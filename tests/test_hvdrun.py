@@ -345,6 +345,15 @@ def test_the_summary_says_why_something_is_not_there(monkeypatch):
     assert "    NCCL: no nccl for cuda" in reasons
 
 
+def test_a_library_that_works_under_its_launcher_is_there(monkeypatch):
+    """mpirun may know where its MPI is, and hvdrun itself not."""
+    for name in ("mpi", "nccl"):
+        monkeypatch.setattr(f"hvd_cluster.hvdrun.check_build.capabilities.{name}_built", lambda: False)
+    lines = build_summary(lambda row: Trial(*row, 0.001, "") if row.name == "mpi" else refused(row)).splitlines()
+    assert lines.count("    [X] MPI") == 2
+    assert not [line for line in lines if line.startswith("    MPI:")]
+
+
 def test_nothing_that_is_there_is_tried(monkeypatch):
     for name in ("mpi", "gloo", "nccl"):
         monkeypatch.setattr(f"hvd_cluster.hvdrun.check_build.capabilities.{name}_built", lambda: True)

@@ -69,6 +69,12 @@ def test_ranks_of_hvdrun_are_alone_in_their_mpi(tmp_path):
     assert plainly(command, tmp_path, HOROVOD_CPU_OPERATIONS="mpi").count("<stdout>:done") == 2
 
 
+def test_a_rank_that_is_alone_does_not_use_mpi(tmp_path):
+    ask = "from hvd_cluster import basics, capabilities; basics.init(); print(capabilities.mpi_enabled())"
+    command = ["-m", "hvd_cluster", "-np", "1", sys.executable, "-c", ask]
+    assert plainly(command, tmp_path, HOROVOD_CPU_OPERATIONS="mpi") == "[0]<stdout>:False\n"
+
+
 def test_a_process_of_no_mpirun_is_a_world_of_one(tmp_path):
     assert plainly(["-c", ALLREDUCE], tmp_path, HOROVOD_CPU_OPERATIONS="mpi") == "0 of 1: 1.0\n"
     said = plainly(["-c", "from hvd_cluster import basics; basics.init(comm=[0, 1])"], tmp_path)
@@ -101,6 +107,15 @@ ELASTIC = {"HOROVOD_ELASTIC": "1", "HOROVOD_WORKER_ID": "a/1", "HOROVOD_GLOO_REN
 def test_jobs_that_cannot_use_mpi(variables, comm, kind, text):
     with pytest.raises(kind, match=text):
         Launcher().join(variables, comm)
+
+
+def test_a_later_init_is_for_the_same_ranks():
+    for comm in (None, [1, 0]):
+        communicators.check_same(comm, [1, 0])
+    with pytest.raises(
+        InvalidRequestError, match=r"init\(\) was called already, with the ranks \[1, 0\], not \[0, 1\]"
+    ):
+        communicators.check_same([0, 1], [1, 0])
 
 
 def test_the_sets_of_all_ranks_are_put_together():

@@ -52,7 +52,8 @@ def find_mpirun(environment: Mapping[str, str]) -> Mpirun:
     """
     program = shutil.which("mpirun", path=environment.get("PATH", os.defpath))
     if program is None:
-        raise CommandNotFoundError(f"there is no mpirun on PATH; install an MPI ({INSTALL}), or leave --mpi out")
+        text = f"there is no mpirun on PATH; install an MPI ({INSTALL}); hvdrun without --mpi needs none"
+        raise CommandNotFoundError(text)
     text = _version(program, environment)
     library = library_of(text)
     if library is None:

@@ -9,8 +9,17 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from collectives.api import EngineError, Operation, ReduceOp, UnsupportedRequestError
+from collectives.api import (
+    EngineError,
+    HorovodInternalError,
+    InvalidRequestError,
+    Operation,
+    ReduceOp,
+    SettingsError,
+    UnsupportedRequestError,
+)
 from collectives.backends.table import Row, absence
+from executors.api import ExecutorError
 from hvd_cluster import basics
 from hvd_cluster.objects import described
 from hvd_cluster.operations.arrays import in_place
@@ -36,6 +45,8 @@ ARRAYS = {"cpu": "numpy", "cuda": "cupy"}
 """The library whose arrays are on each kind of device."""
 BY_MPIRUN = ("mpi",)
 """Backends whose processes mpirun has to start."""
+PLAIN = (ExecutorError, HorovodInternalError, ImportError, InvalidRequestError, SettingsError)
+"""Errors whose text says what is missing and what to do."""
 
 Launch = Callable[[Row], float]
 """Runs the allreduce of a row; returns its seconds, and raises its error."""
@@ -76,8 +87,14 @@ def try_row(row: Row, launch: Launch = launch) -> Trial:
     try:
         seconds = launch(row)
     except Exception as error:  # noqa: BLE001 - the reason, whatever it is
-        return Trial(*row, seconds=None, reason=described(error))
+        return Trial(*row, seconds=None, reason=_reason(error))
     return Trial(*row, seconds=seconds, reason="")
+
+
+def _reason(error: Exception) -> str:
+    """In one line; with the class of an error whose text may be too little."""
+    text = str(error) if isinstance(error, PLAIN) else described(error)
+    return " ".join(text.split())
 
 
 def reduce_in_rank(device: str) -> float:

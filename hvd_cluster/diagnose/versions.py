@@ -16,10 +16,15 @@ __all__ = ["installed_versions"]
 DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
     "numpy": ("numpy",),
     "torch": ("torch",),
+    "tensorflow": ("tensorflow", "tensorflow-cpu"),
+    "keras": ("keras",),
+    "jax": ("jax",),
     "cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy"),
     "nccl": ("nvidia-nccl-cu13", "nvidia-nccl-cu12"),
+    "nccl4py": ("nccl4py",),
     "mpi4py": ("mpi4py",),
     "pygloo": ("pygloo",),
+    "cryptography": ("cryptography",),
     "ray": ("ray",),
     "pyspark": ("pyspark",),
 }

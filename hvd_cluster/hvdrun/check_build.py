@@ -18,6 +18,8 @@ NEVER = {
     "DDL": "hvd-cluster does not use IBM's DDL; leave HOROVOD_CPU_OPERATIONS out",
     "CCL": "hvd-cluster does not use oneCCL; leave HOROVOD_CPU_OPERATIONS out",
 }
+LIBRARIES = ("NCCL", "MPI", "Gloo")
+"""What can move tensors."""
 
 Sections = Mapping[str, Mapping[str, bool]]
 
@@ -25,40 +27,47 @@ Sections = Mapping[str, Mapping[str, bool]]
 def build_summary(try_row: Callable[[Row], Trial] = try_row) -> str:
     """The frameworks, controllers and libraries for tensors, each with an X if it is there, in Horovod's format.
 
-    After that a line for each one that is not there says why. Those that move tensors are tried by ``try_row``.
+    After that a line for each one that is not there says why. A library that this process does not find is tried by
+    ``try_row``: the launcher may lead its ranks to it.
     """
-    sections = _sections()
+    lacking = {name: "" if _is_built(name) else _refusal(name, try_row) for name in LIBRARIES}
+    sections = _sections({name: not reason for name, reason in lacking.items()})
     lines = [f"Horovod v{__version__}:"]
     for title, entries in sections.items():
         lines += ["", f"{title}:", *(f"    [{'X' if there else ' '}] {name}" for name, there in entries.items())]
-    reasons = _reasons(sections, try_row)
+    reasons = _reasons(sections, lacking)
     return "\n".join([*lines, "", "Why not the others:", *(f"    {name}: {why}" for name, why in reasons), "", ""])
 
 
-def _sections() -> Sections:
-    mpi = capabilities.mpi_built()
+def _is_built(library: str) -> bool:
+    return bool(getattr(capabilities, f"{library.lower()}_built")())
+
+
+def _refusal(library: str, try_row: Callable[[Row], Trial]) -> str:
+    """Why two processes cannot exchange tensors through ``library``; empty if they can."""
+    return next(try_row(row).reason for row in rows() if row.name == library.lower())
+
+
+def _sections(works: Mapping[str, bool]) -> Sections:
     frameworks = {name: find_spec(module) is not None for name, module in FRAMEWORKS.items()}
     return {
         "Available Frameworks": {**frameworks, "MXNet": False},
-        "Available Controllers": {"MPI": mpi, "Gloo": True},
+        "Available Controllers": {"MPI": works["MPI"], "Gloo": True},
         "Available Tensor Operations": {
-            "NCCL": bool(capabilities.nccl_built()),
+            "NCCL": works["NCCL"],
             "DDL": capabilities.ddl_built(),
             "CCL": capabilities.ccl_built(),
-            "MPI": mpi,
-            "Gloo": capabilities.gloo_built(),
+            "MPI": works["MPI"],
+            "Gloo": works["Gloo"],
         },
     }
 
 
-def _reasons(sections: Sections, try_row: Callable[[Row], Trial]) -> Iterator[tuple[str, str]]:
-    """Each ability that is missing, once, and the reason."""
+def _reasons(sections: Sections, lacking: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Each ability that is missing, once, and the reason; ``lacking`` has those of the libraries."""
     missing = [name for entries in sections.values() for name, there in entries.items() if not there]
-    by_name = {row.name: row for row in rows()}
     for name in dict.fromkeys(missing):
         if name in FRAMEWORKS:
             yield name, f"it is not installed; install it with: pip install 'hvd-cluster[{FRAMEWORKS[name]}]'"
-        elif name in NEVER:
-            yield name, NEVER[name]
         else:
-            yield name, try_row(by_name[name.lower()]).reason
+            yield name, NEVER.get(name) or lacking[name]

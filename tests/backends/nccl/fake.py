@@ -54,6 +54,10 @@ class Block:
         _blocks[self.address] = np.full(nbytes, GARBAGE, np.uint8)
 
 
+class Pinned:
+    """The owner of memory on the host, which is somebody else's as soon as nothing refers to it."""
+
+
 def free(address: int) -> None:
     block = _blocks[address]
     _blocks[address] = block if isinstance(block, int) else block.size
@@ -145,13 +149,17 @@ class FakeDevice(Device):
         self._launch("unpack", lambda: self._unpack(source, pieces, conversion, factor))
 
     def pinned(self, nbytes):
-        return Buffer(np.full(nbytes, GARBAGE, np.uint8), DType.UINT8, (nbytes,))
+        memory, owner = np.full(nbytes, GARBAGE, np.uint8), Pinned()
+        weakref.finalize(owner, memory.fill, GARBAGE)
+        return Buffer(memory, DType.UINT8, (nbytes,), owner)
 
     def download_to(self, source, target):
-        self._launch("download", lambda: np.copyto(target.host, on_host(source).host))
+        room = target.host  # without the owner, as a kernel
+        self._launch("download", lambda: np.copyto(room, on_host(source).host))
 
     def upload_from(self, source, target):
-        self._launch("upload", lambda: np.copyto(on_host(target).host, source.host))
+        room = source.host
+        self._launch("upload", lambda: np.copyto(on_host(target).host, room))
 
     def _pack(self, pieces, target, conversion, factor):
         room = on_host(target).host

@@ -231,6 +231,32 @@ def test_communicators_are_aborted_in_one_group():
     assert in_threads(2, member) == [[True, True]] * 2
 
 
+def test_the_next_round_has_a_communicator_of_its_own():
+    """On the same GPU and with the same watcher, after the abort of one whose kernel waited for a rank for ever."""
+
+    def member(rank):
+        device, watcher, group, library = FakeDevice(), Watcher(), group_of(2, rank), FakeLibrary(network)
+        first, second = (NcclBackend(group, connector(library, id, group, device), watcher) for id in (b"1", b"2"))
+        assert first.barrier().wait(PATIENCE)
+        lost, tensor = first._link.communicator, floats(device, 1.0)
+        if rank == 0:
+            stuck = first.allreduce([tensor], [floats(device, 0.0)], ReduceOp.SUM)
+            device.queue.catch_up()
+        met.wait(PATIENCE)
+        first.abort(PeerLostError("rank 1 is gone"))
+        first.close()
+        if rank == 0:
+            with pytest.raises(PeerLostError, match="rank 1 is gone"):
+                stuck.wait(PATIENCE)
+        assert second.allreduce([tensor], [tensor], ReduceOp.SUM).wait(PATIENCE)
+        second.close()
+        device.close()
+        return device.download(tensor).tolist(), [aborted is lost for aborted, _ in library.aborts]
+
+    network, met = FakeNetwork(), threading.Barrier(2)
+    assert in_threads(2, member) == [([2.0], [True])] * 2
+
+
 def test_a_failure_of_a_communicator_ends_the_operations():
     def body(backend, device):
         assert backend.barrier().wait(PATIENCE)
