@@ -549,7 +549,10 @@ class Driver:
         They may have been lost in a world whose successor, with them, was already planned.
         """
         world = self._present.get(report.round)
-        if world is None or self.is_over:
+        if self.is_over:
+            return
+        if world is None:
+            self._dismiss(accuser)
             return
         accused = ({world.worker_of(rank) for rank in report.ranks} - {accuser}) & set(self.members)
         for worker in sorted(filter(None, accused)):
@@ -557,6 +560,11 @@ class Driver:
             self.failed(worker, Failure(Kind.EXIT, "no longer answered"))
         if not accused:
             self._handle(WorldFailed(report.round, report.text))
+
+    def _dismiss(self, worker: str) -> None:
+        """A later world has formed. If that is without ``worker``, it may wait for another one in vain."""
+        if worker in self._former:
+            self._agents.kill(worker)
 
 
 def _number(worker: str) -> int:

@@ -304,7 +304,7 @@ class Worlds:
 
     def tell_leaving(self) -> None:
         """This process leaves, because a world is without it. A failure is logged."""
-        self._try_report(Report("leaving"))
+        self._try_report(Report("leaving"), PATIENCE_SECONDS)
 
     def tell_exception(self, text: str, is_uncaught: bool = False) -> None:
         """The exception ``text`` of the user's code is on its way out of this process. A failure is logged."""

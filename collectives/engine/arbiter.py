@@ -11,9 +11,11 @@ from collectives.planning.survey import Survey
 __all__ = ["Arbiter"]
 
 PATIENCE_SECONDS = 1.0
-"""Calls that have waited for less are left alone, so that a busy job has no cost."""
+"""Calls that have waited for less are left alone, so that a busy job has hardly any cost."""
 ANSWER_SECONDS = 0.5
-"""A rank that waits in a call answers within this time; otherwise it is asked again."""
+"""A rank that waits in a call answers within this time; otherwise it gets a few times as long."""
+LONGEST_SECONDS = 5.0
+"""Then the ranks are asked again."""
 
 
 class Arbiter:
@@ -48,11 +50,15 @@ class Arbiter:
         self._plan(coordinator, now, ANSWER_SECONDS if crossings else PATIENCE_SECONDS)
 
     def _judge(self, coordinator: Coordinator, asked: float, now: float) -> None:
+        is_complete = True
         for crossing in coordinator.crossings(asked):
             if self._is_certain(crossing, asked):
                 coordinator.end_crossing(crossing)
-        self._asked = None
-        self._plan(coordinator, now, PATIENCE_SECONDS)
+            else:
+                is_complete = is_complete and all(self._survey.answer(rank, asked) for rank in crossing.submitted)
+        is_over = is_complete or now >= asked + LONGEST_SECONDS
+        self._asked = None if is_over else asked
+        self._plan(coordinator, now, PATIENCE_SECONDS if is_over else ANSWER_SECONDS)
 
     def _is_certain(self, crossing: Crossing, asked: float) -> bool:
         answers = (self._survey.answer(rank, asked) for rank in crossing.submitted)

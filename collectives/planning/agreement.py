@@ -283,8 +283,8 @@ def describe_kinds(name: str, kinds: Mapping[int, str]) -> Disagreement:
     if name:
         return replace(_describe(name, "operation", kinds), tensor="")  # the kinds have different names
     text = (
-        f"the ranks call different operations, each without a name: {_compare(kinds)}. "
-        "Call the same ones in the same order on every rank, or give them names"
+        f"the ranks call different operations, each without a name: {_compare(kinds)}. Call the same ones in the same "
+        "order on every rank, or give them names; further calls without names do not meet"
     )
     return Disagreement(text, "operation", tuple(kinds.items()))
 

@@ -16,7 +16,7 @@ from collectives.planning.agreement import Disagreement, describe_kinds
 from collectives.planning.stalls import Key, Waiting
 from collectives.planning.whereabouts import Whereabouts
 
-__all__ = ["Crossing", "Kind", "Subject", "crossings", "is_certain", "subject"]
+__all__ = ["Crossing", "Kind", "Subject", "crossings", "differ", "is_certain", "subject"]
 
 _UNNAMED = re.compile(r"\.noname\.\d+$")
 
@@ -48,6 +48,11 @@ def subject(request: Request) -> tuple[Subject, Kind]:
     label, operation = request.group or request.name, request.operation.label
     name = "" if _UNNAMED.search(label) else label.removeprefix(f"{operation}.")
     return Subject(request.process_set, name), Kind(f"grouped {operation}" if request.group else operation, label)
+
+
+def differ(kinds: Iterable[Kind]) -> bool:
+    """Whether calls of ``kinds`` may cross; each call without a name is one of its own."""
+    return len({kind.text for kind in kinds}) > 1
 
 
 def crossings(calls: Iterable[tuple[Subject, Mapping[Kind, Mapping[Key, Waiting]]]]) -> list[Crossing]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from collectives.api import Operation, Request
-from collectives.planning.crossings import Crossing, Kind, Subject, crossings, subject
+from collectives.planning.crossings import Crossing, Kind, Subject, crossings, differ, subject
 from collectives.planning.joins import Joins
 from collectives.planning.pending import Pending
 from collectives.planning.process_sets import ProcessSets
@@ -53,7 +53,7 @@ class Submissions:
             if first is not None and pending.operation not in ONCE and pending.since <= before:
                 about, kind = subject(first)
                 calls.setdefault(about, {}).setdefault(kind, {})[key] = pending
-        return crossings((about, self._waiting(kinds)) for about, kinds in calls.items() if len(kinds) > 1)
+        return crossings((about, self._waiting(kinds)) for about, kinds in calls.items() if differ(kinds))
 
     def _waiting(self, kinds: Mapping[Kind, Mapping[Key, Pending]]) -> dict[Kind, dict[Key, Waiting]]:
         return {

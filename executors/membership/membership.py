@@ -156,9 +156,10 @@ class Membership:
     @_note.register
     def _note_leaves(self, event: WorkerLeaves) -> None:
         """A world that was published meanwhile, with this worker, cannot form."""
-        worker = self._workers.get(event.worker)
+        worker = self._workers.get(event.worker) or self._failed.get(event.worker)
         if worker is not None:
             worker.leaves, worker.has_state = True, False
+        if event.worker in self._workers:
             self._is_broken = self._is_broken or event.worker in self.published.workers
 
     @_note.register
@@ -200,7 +201,7 @@ class Membership:
             self.formed = formed
             self._unformed = {round: members for round, members in self._unformed.items() if round > event.round}
             for name, worker in self._workers.items():
-                worker.has_state = name in formed.workers
+                worker.has_state = name in formed.workers and not worker.leaves
 
     # Decisions.
 
@@ -275,6 +276,8 @@ class Membership:
             others = self._next_workers()
             go_on = len(others) >= self._needed() and not set(others) & set(late)
             self._is_broken = self._is_broken or (bool(late) and go_on)
+            for worker in late if go_on else ():
+                self._workers[worker].has_state = False  # the others do not wait for it
             self._actions += [Overdue(host, late, until, go_on)] if late else []
 
     def _publish(self) -> None:
@@ -314,6 +317,8 @@ class Membership:
         ready = self._ready_newcomers()
         if len(staying) + len(ready) < self._needed():
             staying = self._with_state(members)
+        if self._is_broken and len(staying) + len(ready) < self._needed():
+            staying = self._with_all_trained(staying)
         return tuple([*staying, *ready[: max(0, self.limits.most - len(staying))]])
 
     def _with_state(self, workers: list[str]) -> list[str]:
@@ -321,10 +326,21 @@ class Membership:
 
         One is enough, unless a world is broken: then any of them may have left before it heard of that.
         """
-        trained = [name for name in self._alive(self.formed.workers) if self._workers[name].has_state]
+        trained = self._trained()
         if set(trained) & set(workers):
             return workers
-        return [*trained[: max(1, self.limits.most - len(workers)) if self._is_broken else 1], *workers]
+        return self._with_all_trained(workers) if self._is_broken else [*trained[:1], *workers]
+
+    def _with_all_trained(self, workers: list[str]) -> list[str]:
+        """``workers``, and others with the state, up to the largest number. Those with the state come first."""
+        trained = self._trained()
+        others = [worker for worker in trained if worker not in workers]
+        chosen = {*workers, *others[: max(1, self.limits.most - len(workers))]}
+        return [worker for worker in trained if worker in chosen] + [each for each in workers if each not in trained]
+
+    def _trained(self) -> list[str]:
+        """The workers that have the state, in their order."""
+        return [name for name in self._alive(self.formed.workers) if self._workers[name].has_state]
 
     def _newcomers(self) -> list[str]:
         """The workers that no published world had yet."""

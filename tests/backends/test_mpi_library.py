@@ -112,7 +112,7 @@ def test_a_thread_level_that_is_too_low(started):
 
 def test_ranks_that_are_not_of_one_mpi_job(started):
     with pytest.raises(
-        SettingsError, match=r"needs an MPI job with the 3 ranks \[0, 1, 2\], but MPI \(Some MPI 9.9, bu"
+        SettingsError, match=r"need an MPI job with the 3 ranks \[0, 1, 2\], but MPI \(Some MPI 9.9, bu"
     ):
         MpiJoining(Group((0, 1, 2), 0, ("a",) * 3), 9.0)
     group = Group((0, 1), 0, ("a", "a"))

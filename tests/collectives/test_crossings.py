@@ -76,7 +76,8 @@ def test_calls_without_names_cross_too():
         errors = job.run(lambda engine: outcome(lambda: call(engine, KINDS[engine.topology.rank], None)))
     assert {str(error) for error in errors} == {
         "the ranks call different operations, each without a name: allreduce on rank 0; broadcast on rank 1. Call the "
-        "same ones in the same order on every rank, or give them names"
+        "same ones in the same order on every rank, or give them names; further calls without names "
+        "do not meet"
     }
 
 

@@ -599,3 +599,17 @@ def test_one_that_leaves_keeps_its_place_until_its_process_has_ended():
     assert job.on(HostFound("a", 1)) == [world(1, 0, planned=True)]
     assert job.on(WorkerLeaves("worker-1"), HostFound("a", 2)) == []
     assert job.on(WorkerDone("worker-1")) == [start(2, "a")]
+
+
+def test_ranks_that_should_leave_go_on_if_the_others_are_too_few():
+    job = running(3, least=2, cooldown=Cooldown(1.0, 1.0))
+    assert job.on(HostFound("a", 2)) == [world(1, 0, 1, planned=True)]
+    assert job.on(failed(1)) == [world(2, 0, 2)]
+
+
+def test_nobody_waits_for_the_late_worker_of_a_host_that_is_about_to_go():
+    job = running(2, least=1, most=4, hosts={"h1": 1, "h2": 1})
+    job.on(HostFound("h3", 1), ready(2), HostDraining("h1"), HostDraining("h2", job.now + 100.0))
+    [overdue, publish] = job.after(99.5)
+    assert overdue.workers == workers(1)
+    assert publish.members.workers == workers(0, 2)

@@ -4,6 +4,7 @@ import math
 import random
 import tempfile
 import time
+from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ RECOVERY_SECONDS = 60.0
 NEWCOMER_SECONDS = 180.0
 # A driver looks for other slots once a second; surplus ranks leave at a commit.
 OFFER_SECONDS = 3.0
+SEEN_OFFERS = 2
 CALM_STEPS = 5
 
 
@@ -143,7 +145,7 @@ class Bout:
 
     def __init__(self, job, most):
         self._job, self._most, self._slots = job, most, most
-        self._offered = -math.inf
+        self._offers = deque([-math.inf] * SEEN_OFFERS, SEEN_OFFERS)
 
     @property
     def size(self):
@@ -164,13 +166,16 @@ class Bout:
             self.await_size(2 if random.random() < 0.3 else self._most, NEWCOMER_SECONDS)
 
     def _offer(self, slots):
-        self._slots, self._offered = slots, time.monotonic()
+        """An arena has another number for the next two offers, and then the first one again: it must be news."""
+        self._sleep_until(self._offers[0] + OFFER_SECONDS)
+        self._slots = slots
+        self._offers.append(time.monotonic())
         self._job.offer(slots)
 
     def settle(self):
         """Wait until the last offer has had its effect; whether that was still to come."""
-        rest = self._offered + OFFER_SECONDS - time.monotonic()
-        self._sleep_until(self._offered + OFFER_SECONDS)
+        rest = self._offers[-1] + OFFER_SECONDS - time.monotonic()
+        self._sleep_until(self._offers[-1] + OFFER_SECONDS)
         self._until(self._is_calm, "trains on", RECOVERY_SECONDS)
         return rest > 0
 

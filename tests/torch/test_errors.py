@@ -374,7 +374,9 @@ def calls_that_the_binding_refuses_on_rank_1(name):
         ),
         "set": lambda: hvd.allreduce(ones, name=name, process_set=wrong_set),
         "group's dtype": lambda: hvd.grouped_allreduce([ones, odd_one_out(ones, half)], name=name),
-        "group's length": lambda: hvd.grouped_allreduce([ones] * odd_one_out(3, 0), name=name),
+        "group's length": lambda: hvd.grouped_allreduce(
+            [ones] * odd_one_out(3, 1) + odd_one_out([], [None]), name=name
+        ),
         "no group": lambda: hvd.grouped_allgather(odd_one_out([ones], ones), name),
         "started group": lambda: hvd.synchronize(hvd.grouped_allgather_async(odd_one_out([ones], [None]), name)),
         "scattered group": lambda: hvd.grouped_reducescatter([odd_one_out(ones, None), ones], name),

@@ -3,6 +3,8 @@
 import pytest
 from driven import KILLED, begun, elastic, published, report
 
+from executors.membership import Cooldown
+
 
 def test_a_silent_rank_is_killed_after_a_moment(job, agents):
     begun(elastic(3), job, agents)
@@ -36,6 +38,34 @@ def test_a_report_about_a_world_that_the_ranks_have_left_by_plan_is_late(job, ag
     report(job, agents, "worker-1", 0, kind="failed", round=0, ranks=(0,), text="rank 0 did not answer")
     agents.wait(1.0)
     assert agents.killed == []
+
+
+def test_an_accuser_that_the_others_have_left_is_ended(job, agents):
+    """It waits for a world without the rank that it blames, and the others go on with that rank."""
+    driver = begun(elastic(2), job, agents)
+    report(job, agents, "worker-0", 0, kind="formed", round=0)
+    driver.found({"a": 1})
+    report(job, agents, "worker-0", 1, kind="formed", round=1)
+    report(job, agents, "worker-1", 0, kind="failed", round=0, ranks=(0,), text="rank 0 did not answer")
+    agents.wait(1.0)
+    assert agents.killed == ["worker-1"]
+    driver.failed("worker-1", KILLED)
+    assert not driver.is_over
+
+
+def test_a_rank_that_leaves_is_not_done(job, agents):
+    """The job grows again: worker-1 was asked to go on, but had left for the planned world before."""
+    driver = begun(elastic(3, cooldown=Cooldown(1.0, 1.0)), job, agents)
+    report(job, agents, "worker-0", 0, kind="formed", round=0)
+    driver.found({"a": 1})
+    driver.failed("worker-0", KILLED)
+    report(job, agents, "worker-1", 0, kind="leaving")
+    driver.done("worker-1")
+    assert published(job, 3).text == "rank 0 on host a lost (was killed by signal 9), rank 1 on host a left"
+    report(job, agents, "worker-2", 0, kind="formed", round=3)
+    driver.found({"a": 3})
+    agents.wait(3.0)
+    assert {"worker-3", "worker-4"} <= set(agents.started)
 
 
 def test_its_end_may_be_known_by_then(job, agents):
