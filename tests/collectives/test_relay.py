@@ -185,7 +185,7 @@ def test_large_messages_of_all_at_once():
 def link(channel):
     """The link of an engine that only ends the job."""
     if channel.rank == 0:
-        return LocalLink(channel, None, None, None, None, EventStream(), (), "")
+        return LocalLink(channel, None, None, None, None, None, EventStream(), (), "")
     return RemoteLink(channel, EventStream())
 
 
