@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -230,8 +231,17 @@ def test_ray_train_is_imported_when_it_is_asked_for():
     assert subprocess.check_output([sys.executable, "-c", script], text=True).split() == ["False"] * 3
 
 
+def await_snapshot(folder):
+    """Return when the controller of Ray Train knows a checkpoint."""
+    deadline = time.monotonic() + 60.0
+    while not list(Path(folder).rglob("checkpoint_manager_snapshot.json")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
 def watched(train, folder):
-    """``train``, which notes each report of each rank in ``folder``; rank 1 dies after its second report."""
+    """``train``, which notes the reports of each rank in ``folder``; rank 1 dies after its second one, as soon as the
+    controller has noted a checkpoint.
+    """
 
     def watching(config):
         import ray.train
@@ -256,6 +266,7 @@ def watched(train, folder):
             reports.append(metrics)
             note()
             if hvd.rank() == 1 and len(reports) == 2 and reports[0]["epoch"] == 1:
+                await_snapshot(folder)
                 os.kill(os.getpid(), signal.SIGKILL)
 
         train.__globals__["report"] = noting
@@ -273,7 +284,6 @@ def watched(train, folder):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
 @pytest.mark.usefixtures("cluster", "nothing_left", "hasty")
 def test_the_example_of_the_docs_goes_on_after_a_worker_was_killed(tmp_path):
-    """By then the controller has the checkpoint of epoch 1, because a rank has one unread report at most."""
     [block] = blocks("trainer")
     trainer = execute(block, storage=str(tmp_path / "runs"))["trainer"]
     trainer.train_loop_per_worker = watched(trainer.train_loop_per_worker, str(tmp_path))
