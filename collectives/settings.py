@@ -398,7 +398,7 @@ def _flag(text: str) -> bool:
 
 
 def _switch(text: str) -> bool:
-    """No other value may leave what it protects without protection."""
+    """0 or 1 alone: a typing error must not switch a protection off."""
     return _one_of("0", "1")(text) == "1"
 
 

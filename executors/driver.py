@@ -489,7 +489,7 @@ class Driver:
         self._handle(WorkerBehind(worker))
 
     def _leave(self, worker: str) -> None:
-        """A world without ``worker`` was published, whatever was published since."""
+        """``worker`` has heard of a world without it, and ends, also if a later world has it again."""
         self._former.add(worker)
         self._handle(WorkerLeaves(worker))
 
@@ -562,7 +562,7 @@ class Driver:
             self._handle(WorldFailed(report.round, report.text))
 
     def _dismiss(self, worker: str) -> None:
-        """A later world has formed. If that is without ``worker``, it may wait for another one in vain."""
+        """End a ``worker`` that a later world was formed without: it may wait for a world that never comes."""
         if worker in self._former:
             self._agents.kill(worker)
 

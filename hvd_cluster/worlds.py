@@ -243,10 +243,10 @@ class Worlds:
         return any(not each.planned for each in self._member.since(self.round) if each.round <= world.round)
 
     def _is_without(self, lost: Collection[str | None], world: Published) -> bool:
-        """Whether the present world can be left for ``world`` after a loss.
+        """Whether this process can leave the present world for ``world`` after a loss.
 
-        The driver replaces a planned world that has one of the ``lost``. Without this process, nobody there may have
-        the state.
+        It waits if a planned ``world`` has one of the ``lost``: the driver replaces that world, and this process may be
+        the only one with the state.
         """
         members = {name for name, _ in world.workers}
         return self._replaces(world) or (world.round > self.round and members.isdisjoint(lost))

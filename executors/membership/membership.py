@@ -155,7 +155,7 @@ class Membership:
 
     @_note.register
     def _note_leaves(self, event: WorkerLeaves) -> None:
-        """A world that was published meanwhile, with this worker, cannot form."""
+        """If the newest world has this worker, that world cannot form."""
         worker = self._workers.get(event.worker) or self._failed.get(event.worker)
         if worker is not None:
             worker.leaves, worker.has_state = True, False
@@ -277,7 +277,7 @@ class Membership:
             go_on = len(others) >= self._needed() and not set(others) & set(late)
             self._is_broken = self._is_broken or (bool(late) and go_on)
             for worker in late if go_on else ():
-                self._workers[worker].has_state = False  # the others do not wait for it
+                self._workers[worker].has_state = False  # so the next world is without it
             self._actions += [Overdue(host, late, until, go_on)] if late else []
 
     def _publish(self) -> None:

@@ -19,7 +19,7 @@ NEVER = {
     "CCL": "hvd-cluster does not use oneCCL; leave HOROVOD_CPU_OPERATIONS out",
 }
 LIBRARIES = ("NCCL", "MPI", "Gloo")
-"""What can move tensors."""
+"""The libraries that move tensors."""
 
 Sections = Mapping[str, Mapping[str, bool]]
 

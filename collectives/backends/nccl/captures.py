@@ -30,7 +30,7 @@ def beside_captures() -> Iterator[None]:
 
 
 def _exchange(mode: ctypes.c_int) -> None:
-    """``mode`` becomes that of this thread, and has the one before. It fails for no value that is one."""
+    """``mode`` becomes that of this thread, and has the one before. The GPU of this thread is set already."""
     _driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
 

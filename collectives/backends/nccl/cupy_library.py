@@ -121,7 +121,7 @@ class _Attempt:
 
 
 def _abort(late: Any) -> None:
-    """Nobody wants a communicator that comes too late. Cupy would destroy it, which may wait for members for ever."""
+    """Abort a communicator that came after its start was given up. Cupy would destroy it, and may wait for ever."""
     if late is not None and not isinstance(late, Exception):
         late.abort()
 
