@@ -17,7 +17,15 @@ def patience(monkeypatch):
     monkeypatch.setattr("collectives.engine.assembly.PATIENCE_SECONDS", PATIENCE)
 
 
-@pytest.fixture(params=[{}, {"shared_memory": True}, {"over_tcp": True}], ids=["inproc", "shm", "tcp"])
+KINDS = {
+    "inproc": {},
+    "shm": {"shared_memory": True},
+    "mesh": {"over_tcp": True},
+    "star": {"over_tcp": True, "in_star": True},
+}
+
+
+@pytest.fixture(params=KINDS.values(), ids=KINDS)
 def start(request, monkeypatch):
     """Starts a job: of threads that share everything, with a gate in shared memory, or over TCP; these with sockets."""
     if request.param:

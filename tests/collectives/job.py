@@ -82,7 +82,8 @@ class Formation:
 class Job:
     """``engines[rank]``, each with a backend for the process sets it is a member of, ``backends[rank]`` by set.
 
-    ``faults`` go to the global set's backends, which are in-process ones unless ``shared_memory`` or ``over_tcp``.
+    ``faults`` go to the global set's backends, which are in-process ones unless ``shared_memory`` or ``over_tcp``. Over
+    TCP more than two ranks vote in a mesh, or ``in_star``.
     ``wrap`` may put something around each channel. As many ranks as ``local_size`` says share the cores of this host.
     """
 
@@ -97,10 +98,12 @@ class Job:
         local_size=1,
         shared_memory=False,
         over_tcp=False,
+        in_star=False,
         **settings,
     ):
         self.size = size
         self._over_tcp = over_tcp
+        self._in_star = in_star
         self._store = MemoryStore() if shared_memory or over_tcp else None
         self._lock, self._groups = threading.Lock(), {"set-0": InprocGroup(size, faults)}
         self.group = self._groups["set-0"]
@@ -139,11 +142,10 @@ class Job:
     def _backend(self, rank, members, scope):
         group = Group(tuple(members), members.index(rank), tuple(f"host-{member}" for member in members))
         if self._store is not None:
-            crowded = len(members) > len(os.sched_getaffinity(0))
             if self._over_tcp:
-                joining = TcpJoining(group, self._seconds, LOOPBACK, b"of the job", crowded)
+                joining = TcpJoining(group, self._seconds, LOOPBACK, b"of the job", crowded=self._in_star)
             else:
-                joining = ShmJoining(group, self._seconds, crowded)
+                joining = ShmJoining(group, self._seconds, crowded=len(members) > len(os.sched_getaffinity(0)))
             return meet(joining, PrefixStore(self._store, scope), TIMEOUTS.connect)
         with self._lock:
             shared = self._groups.setdefault(scope, InprocGroup(len(members)))

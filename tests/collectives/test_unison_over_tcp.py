@@ -27,11 +27,15 @@ def fill(job: Job, rank: int, other: int) -> None:
     link_of(job, other, rank).receive(iter([memoryview(bytearray(sent))]))
 
 
-@pytest.mark.parametrize("leaver", [0, 1, 2])
-def test_a_rank_hears_of_a_vote_that_did_not_fit(monkeypatch: pytest.MonkeyPatch, leaver: int) -> None:
+@pytest.mark.parametrize(
+    ("leaver", "waiter", "in_star"),
+    [(0, 1, False), (1, 2, False), (2, 0, False), (0, 1, True), (1, 0, True), (2, 0, True)],
+)
+def test_a_rank_hears_of_a_vote_that_did_not_fit(
+    monkeypatch: pytest.MonkeyPatch, leaver: int, waiter: int, in_star: bool
+) -> None:
     """The leaver has other news, its vote for the waiting rank is stuck, and nothing else would move it."""
     monkeypatch.setattr(Job, "transport", SocketTransport)
-    waiter = (leaver + 1) % 3
 
     def body(engine: Engine) -> list[float]:
         rank = engine.topology.rank
@@ -46,7 +50,7 @@ def test_a_rank_hears_of_a_vote_that_did_not_fit(monkeypatch: pytest.MonkeyPatch
         return [run_one(engine, ones(engine), "x")[0], run_one(engine, ones(engine), "other")[0]]
 
     left: list[bool] = []
-    with running(3, over_tcp=True) as job:
+    with running(3, over_tcp=True, in_star=in_star) as job:
         job.run(warm_up)
         until(lambda: in_unison(job))
         fill(job, leaver, waiter)

@@ -18,7 +18,8 @@ barrier                       each tells the member 1, 2, 4... ahead           l
 Each element is reduced by one member, or by all in the same order: results are bit-identical.
 
 Where the members vote whether they run an operation (see :mod:`collectives.backends.tcp.ballot`), that is one step
-more, but not for those of one step and messages up to RIDING bytes; a broadcast up to there takes one step in all.
+more, but not for those of one step and messages up to RIDING bytes; a broadcast up to there takes one step in all. A
+vote through a hub (:mod:`collectives.backends.tcp.star`) is two steps, and takes the messages of such operations along.
 """
 
 from __future__ import annotations
@@ -59,8 +60,10 @@ MOST_VOTERS = 64
 class TcpBackend(MessagingBackend, OffersBoard):
     """A member of ``group`` with ``links`` to all others, by position. See :class:`TcpTransport`."""
 
-    def __init__(self, group: Group, links: Mapping[int, Link], timeout: float, crowded: bool) -> None:
-        self._tcp = TcpTransport(group, links, timeout, crowded)
+    def __init__(
+        self, group: Group, links: Mapping[int, Link], timeout: float, crowded: bool, in_star: bool = False
+    ) -> None:
+        self._tcp = TcpTransport(group, links, timeout, crowded, in_star)
         super().__init__(self._tcp)
         self._packed, self._landing = Workspace(), Workspace()
 

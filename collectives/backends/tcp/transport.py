@@ -12,10 +12,14 @@ from collectives.backends.base import OnWait
 from collectives.backends.group import Group
 from collectives.backends.host import Array, Bytes
 from collectives.backends.phases import phase
-from collectives.backends.tcp.ballot import RIDING, Ballot, Views
+from collectives.backends.tcp.ballot import Ballot, Views
+from collectives.backends.tcp.hub import Hub
 from collectives.backends.tcp.link import Link, Script, memory
+from collectives.backends.tcp.mesh import Mesh
 from collectives.backends.tcp.pump import Pump
 from collectives.backends.tcp.reducing import Data, SliceReduction, scratch_shape
+from collectives.backends.tcp.spoke import Spoke
+from collectives.backends.tcp.star import HUB
 from collectives.backends.transport import Message, PointToPoint, parts
 from collectives.backends.workspace import Workspace
 from collectives.kernels.reduction import Reduction
@@ -31,14 +35,17 @@ class TcpTransport(PointToPoint):
     """A member of ``group`` with ``links`` to all others, by position, which it owns.
 
     ``timeout`` bounds a silence of the other members, in seconds. ``crowded``: the host has more ranks than cores.
+    ``in_star``: the members vote through one of them, see :mod:`collectives.backends.tcp.star`.
     """
 
     name = "tcp"
 
-    def __init__(self, group: Group, links: Mapping[int, Link], timeout: float, crowded: bool) -> None:
+    def __init__(
+        self, group: Group, links: Mapping[int, Link], timeout: float, crowded: bool, in_star: bool = False
+    ) -> None:
         self._links = links
         self._pump = Pump(group, list(links.values()), timeout, crowded)
-        self.ballot = Ballot(group, links, self._pump)
+        self.ballot: Ballot = _kind_of_ballot(group, in_star)(group, links, self._pump)
         """The votes of this member."""
         self._scratch = Workspace()
         super().__init__(group)
@@ -112,7 +119,7 @@ class TcpTransport(PointToPoint):
         Where members vote anyway, short data travels with the vote of the root.
         """
         if self.ballot.is_asking:
-            if data.size <= RIDING:
+            if data.size <= self.ballot.riding:
                 self._broadcast_at_once(data, root)
                 return
             self.check()
@@ -158,6 +165,12 @@ class TcpTransport(PointToPoint):
     def abort(self, error: Exception) -> None:
         """See :class:`Transport`."""
         self._pump.abort(error)
+
+
+def _kind_of_ballot(group: Group, in_star: bool) -> type[Mesh | Hub | Spoke]:
+    if not in_star:
+        return Mesh
+    return Hub if group.position == HUB else Spoke
 
 
 def _views(arrays: Mapping[int, Sequence[Array]]) -> dict[int, Views]:

@@ -13,21 +13,22 @@ from tests.backends import offers
 from tests.backends.members import Member, group_of
 
 SECRET = b"of the job"
+SHAPES = pytest.mark.parametrize("crowded", [False, True], ids=["mesh", "star"])
 LENGTHS = pytest.mark.parametrize("length", [8, 1_000_000], ids=["at once", "in a pipeline"])
 
 
-def joining_of(group, timeout=20.0, address=LOOPBACK, secret=SECRET, encrypted=False) -> TcpJoining:
-    """``timeout`` bounds operations."""
-    return TcpJoining(group, timeout, address, secret, True, encrypted)
+def joining_of(group, timeout=20.0, address=LOOPBACK, secret=SECRET, encrypted=False, crowded=True) -> TcpJoining:
+    """``timeout`` bounds operations. Three or more members that are ``crowded`` vote in a star, others in a mesh."""
+    return TcpJoining(group, timeout, address, secret, crowded, encrypted)
 
 
-def connect(group, store, timeout=20.0, address=LOOPBACK, encrypted=False) -> TcpBackend:
-    return offers.meet(joining_of(group, timeout, address, encrypted=encrypted), store, 20.0)
+def connect(group, store, timeout=20.0, **options) -> TcpBackend:
+    return offers.meet(joining_of(group, timeout, **options), store, 20.0)
 
 
-def with_backends(size, body, timeout=20.0, address=LOOPBACK, encrypted=False):
+def with_backends(size, body, timeout=20.0, **options):
     store = MemoryStore()
-    offers.with_backends(size, lambda rank: connect(group_of(size, rank), store, timeout, address, encrypted), body)
+    offers.with_backends(size, lambda rank: connect(group_of(size, rank), store, timeout, **options), body)
 
 
 def join(member: Member, name: str, timeout: float = 20.0) -> TcpBackend:

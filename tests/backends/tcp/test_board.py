@@ -12,13 +12,13 @@ from collectives.planning.board import Board
 from tests.backends.matrix import run_matrix
 from tests.backends.members import in_threads
 from tests.backends.tcp.boards import LENGTHS, NAMES, Operations, board_of, ignore, nothing
-from tests.backends.tcp.groups import with_backends
+from tests.backends.tcp.groups import SHAPES, with_backends
 from tests.backends.test_hierarchical import HOSTS, Hosts
 
 
 @LENGTHS
-@pytest.mark.parametrize("size", [2, 3])
-def test_all_members_attempt_the_same(size: int, length: int) -> None:
+@pytest.mark.parametrize(("size", "crowded"), [(2, True), (3, False), (3, True), (6, True)])
+def test_all_members_attempt_the_same(size: int, length: int, crowded: bool) -> None:
     def body(member: TcpBackend) -> None:
         operations, board = Operations(member, length), board_of(member)
         for value, name in enumerate(NAMES * 2, 1):
@@ -28,12 +28,13 @@ def test_all_members_attempt_the_same(size: int, length: int) -> None:
             assert untouched == [True]
             assert operations.result.tolist() == expected.tolist()
 
-    with_backends(size, body)
+    with_backends(size, body, crowded=crowded)
 
 
+@SHAPES
 @LENGTHS
 @pytest.mark.parametrize("other", ["declines", "attempts another"])
-def test_members_that_differ_leave_no_trace(length: int, other: str) -> None:
+def test_members_that_differ_leave_no_trace(length: int, other: str, crowded: bool) -> None:
     """Member 2 comes last, when the others have gone on: its frame is dropped by whoever reads it later."""
 
     def body(member: TcpBackend) -> None:
@@ -58,17 +59,18 @@ def test_members_that_differ_leave_no_trace(length: int, other: str) -> None:
         assert not board.attempt(value, lambda: operations.call(name), ignore, pytest.fail)
 
     left = threading.Barrier(3)
-    with_backends(3, body)
+    with_backends(3, body, crowded=crowded)
 
 
-def test_rounds_that_nobody_wants_do_not_pile_up() -> None:
+@pytest.mark.parametrize("size", [2, 3])
+def test_rounds_that_nobody_wants_do_not_pile_up(size: int) -> None:
     def body(member: TcpBackend) -> None:
         board = board_of(member)
         for _ in range(50_000):
             board.decline()
         assert board.attempt(7, nothing, ignore, nothing)
 
-    with_backends(2, body)
+    with_backends(size, body)
 
 
 def test_large_groups_have_no_board(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,8 +81,9 @@ def test_large_groups_have_no_board(monkeypatch: pytest.MonkeyPatch) -> None:
     with_backends(3, body)
 
 
+@SHAPES
 @pytest.mark.parametrize("size", [2, 4])
-def test_operations_are_right_beside_rounds(size: int) -> None:
+def test_operations_are_right_beside_rounds(size: int, crowded: bool) -> None:
     """Frames that were not read before are no data of an operation."""
 
     def body(member: TcpBackend) -> None:
@@ -91,10 +94,11 @@ def test_operations_are_right_beside_rounds(size: int) -> None:
         board.decline()
         assert board.attempt(7, nothing, ignore, nothing)
 
-    with_backends(size, body)
+    with_backends(size, body, crowded=crowded)
 
 
-def test_members_agree_over_encrypted_connections() -> None:
+@pytest.mark.parametrize("size", [2, 3])
+def test_members_agree_over_encrypted_connections(size: int) -> None:
     def body(member: TcpBackend) -> None:
         operations, board = Operations(member, 1000), board_of(member)
         for value, name in enumerate(NAMES, 1):
@@ -102,7 +106,7 @@ def test_members_agree_over_encrypted_connections() -> None:
             assert board.attempt(value, lambda: operations.call(name), ignore, nothing)  # noqa: B023
             assert operations.result.tolist() == expected.tolist()
 
-    with_backends(2, body, encrypted=True)
+    with_backends(size, body, encrypted=True)
 
 
 def test_the_waits_of_stages_are_late_only_if_nobody_has_agreed_ahead() -> None:

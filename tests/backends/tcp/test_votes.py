@@ -16,33 +16,31 @@ from collectives.rendezvous.store import MemoryStore
 from tests.backends import offers
 from tests.backends.members import group_of
 from tests.backends.tcp.boards import board_of, ignore, nothing
-from tests.backends.tcp.groups import connect, with_backends
+from tests.backends.tcp.groups import SHAPES, connect, with_backends
 
 
-def test_a_member_that_waits_names_those_that_have_not_voted() -> None:
+@SHAPES
+@pytest.mark.parametrize("observer", [0, 1])
+def test_a_member_that_waits_names_those_that_have_not_voted(observer: int, crowded: bool) -> None:
     def body(member: TcpBackend) -> None:
         board, seen = board_of(member), []
 
         def waiting(absent: list[int]) -> None:
             seen.append(absent)
-            if len(seen) == 3:
-                noticed.wait(20)
+            if absent == [2]:
+                noticed.set()
 
         if member.rank == 2:
-            noticed.wait(20)
-        elif member.rank == 1:
-            come.set()
-        else:
-            assert come.wait(20)
-        assert board.attempt(7, nothing, waiting if member.rank == 0 else ignore, nothing)
-        if member.rank == 0:
+            assert noticed.wait(20)
+        assert board.attempt(7, nothing, waiting if member.rank == observer else ignore, nothing)
+        if member.rank == observer:
             assert seen[-1] == [2]
             late, inside = member.waited()
             assert late > 0.0 == inside
             assert member.waited() == (0.0, 0.0)
 
-    come, noticed = threading.Event(), threading.Barrier(2)
-    with_backends(3, body)
+    noticed = threading.Event()
+    with_backends(3, body, crowded=crowded)
 
 
 def test_a_member_may_vote_later_than_the_timeout_of_operations() -> None:
@@ -99,11 +97,12 @@ def test_an_abort_ends_an_attempt() -> None:
     with_backends(2, body)
 
 
-def test_data_of_an_attempt_that_fails_is_no_longer_needed_here() -> None:
+@SHAPES
+def test_data_of_an_attempt_that_fails_is_no_longer_needed_here(crowded: bool) -> None:
     """The kernel has not taken all of it, and its owner changes it: what is left was copied, and is dropped there."""
 
     def connect_narrowly(rank: int) -> TcpBackend:
-        member = connect(group_of(3, rank), store)
+        member = connect(group_of(3, rank), store, crowded=crowded)
         for link in member._tcp._links.values():
             link._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
         return member
@@ -158,9 +157,10 @@ def test_a_vote_that_did_not_fit_comes_when_somebody_waits_for_it() -> None:
     with_backends(2, body)
 
 
-def test_members_that_vote_for_the_same_number_with_different_data_are_told() -> None:
+@pytest.mark.parametrize(("size", "odd"), [(2, 1), (3, 1), (3, 0)])
+def test_members_that_vote_for_the_same_number_with_different_data_are_told(size: int, odd: int) -> None:
     def body(member: TcpBackend) -> None:
-        data = np.zeros(1 + member.rank)
+        data = np.zeros(1 + (member.rank == odd))
         with pytest.raises((EngineError, PeerLostError)) as caught:
             board_of(member).attempt(
                 7, lambda: member.allreduce_arrays([data], [data], DType.FLOAT64, ReduceOp.SUM), ignore, nothing
@@ -169,5 +169,5 @@ def test_members_that_vote_for_the_same_number_with_different_data_are_told() ->
         member.abort(HorovodInternalError("over"))
 
     errors: list[type] = []
-    with_backends(2, body)
+    with_backends(size, body)
     assert EngineError in errors

@@ -1,0 +1,109 @@
+"""Members that share cores vote through one of them, the hub: what differs from a mesh."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from collectives.api import PeerLostError
+from collectives.backends.tcp import TcpBackend, star
+from collectives.backends.tcp.hub import Hub
+from collectives.backends.tcp.mesh import Mesh
+from collectives.backends.tcp.spoke import Spoke
+from collectives.rendezvous.store import MemoryStore
+from tests.backends import offers
+from tests.backends.members import group_of
+from tests.backends.tcp.boards import NAMES, Operations, board_of, ignore, nothing
+from tests.backends.tcp.groups import connect, with_backends
+
+
+@pytest.mark.parametrize(
+    ("crowded", "kinds"),
+    [([True] * 3, [Hub, Spoke, Spoke]), ([False, True, False], [Hub, Spoke, Spoke]), ([False] * 3, [Mesh] * 3)],
+)
+def test_all_members_take_the_same_shape(crowded: list[bool], kinds: list[type]) -> None:
+    """Some ranks may see more cores than others."""
+    store = MemoryStore()
+    found: dict[int, type] = {}
+
+    def body(member: TcpBackend) -> None:
+        found[member.rank] = type(member._tcp.ballot)
+
+    offers.with_backends(3, lambda rank: connect(group_of(3, rank), store, crowded=crowded[rank]), body)
+    assert [found[rank] for rank in range(3)] == kinds
+
+
+def test_two_members_need_no_hub() -> None:
+    def body(member: TcpBackend) -> None:
+        assert isinstance(member._tcp.ballot, Mesh)
+
+    with_backends(2, body)
+
+
+def test_what_the_hub_passes_on_is_bounded() -> None:
+    assert star.riding(3, 1 << 16) == 1 << 16
+    assert star.riding(64, 1 << 16) * 63**2 <= star.MOST_PASSED_ON
+
+
+@pytest.mark.parametrize("length", [300, 600])
+def test_longer_messages_travel_between_their_members(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    monkeypatch.setattr(star, "MOST_PASSED_ON", 9 * 8 * 400)
+
+    def body(member: TcpBackend) -> None:
+        operations, board = Operations(member, length), board_of(member)
+        for value, name in enumerate(NAMES, 1):
+            expected = operations.expect(name)
+            assert board.attempt(value, lambda: operations.call(name), ignore, nothing)  # noqa: B023
+            assert operations.result.tolist() == expected.tolist()
+
+    with_backends(4, body)
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_all_members_that_wait_hear_of_a_lost_one(lost: int) -> None:
+    def body(member: TcpBackend) -> None:
+        if member.rank == lost:
+            assert waiting.wait(20)
+            for link in member._tcp._links.values():
+                link.shut_down()
+            return
+        with pytest.raises(PeerLostError) as caught:
+            board_of(member).attempt(7, nothing, lambda absent: waiting.set(), pytest.fail)
+        blamed.append(caught.value.ranks)
+
+    waiting, blamed = threading.Event(), []
+    with_backends(3, body)
+    assert [lost] in [list(ranks) for ranks in blamed]
+    assert len(blamed) == 2
+
+
+def test_a_hub_that_declines_answers_votes_that_have_not_come() -> None:
+    def body(member: TcpBackend) -> None:
+        board = board_of(member)
+        if member.rank == 0:
+            board.decline()
+            declined.set()
+        assert declined.wait(20)
+        if member.rank:
+            assert not board.attempt(7, nothing, ignore, pytest.fail)
+        assert board.attempt(8, nothing, ignore, nothing)
+
+    declined = threading.Event()
+    with_backends(3, body)
+
+
+def test_data_that_a_hub_holds_is_of_the_present_round() -> None:
+    """The root changes its data between two rounds, and the hub passes each version on."""
+
+    def body(member: TcpBackend) -> None:
+        board, data = board_of(member), np.zeros(1000)
+        for value in range(1, 30):
+            if member.rank == 1:
+                data[:] = value
+            raw = data.view(np.uint8)
+            assert board.attempt(value, lambda: member.broadcast_bytes(raw, raw, 1), ignore, nothing)  # noqa: B023
+            assert (data == value).all()
+
+    with_backends(3, body)
