@@ -115,8 +115,8 @@ def _refuse_impossible(environment: Mapping[str, str], comm: object, choice: Mpi
     if Identity.of(environment) is not None:
         raise SettingsError(
             "an elastic job cannot use MPI, which does not go on without a rank that it has lost: leave "
-            "HOROVOD_CPU_OPERATIONS=mpi, HOROVOD_CONTROLLER=mpi and init(comm=...) out, or start a job of fixed size "
-            "by mpirun"
+            "HOROVOD_CPU_OPERATIONS=mpi, HOROVOD_GPU_OPERATIONS=mpi, HOROVOD_CONTROLLER=mpi and init(comm=...) out, or "
+            "start a job of fixed size by mpirun"
         )
     if comm is not None and is_ours(environment):
         raise InvalidRequestError(

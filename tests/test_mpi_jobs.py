@@ -93,6 +93,12 @@ ELASTIC = {"HOROVOD_ELASTIC": "1", "HOROVOD_WORKER_ID": "a/1", "HOROVOD_GLOO_REN
     ("variables", "comm", "kind", "text"),
     [
         ({**ELASTIC, "HOROVOD_CPU_OPERATIONS": "mpi"}, None, SettingsError, "an elastic job cannot use MPI"),
+        (
+            {**ELASTIC, "HOROVOD_GPU_OPERATIONS": "MPI"},
+            None,
+            SettingsError,
+            "leave .*HOROVOD_GPU_OPERATIONS=mpi, .* out",
+        ),
         (ELASTIC, [0], SettingsError, "an elastic job cannot use MPI"),
         ({"HOROVOD_GLOO_RENDEZVOUS_ADDR": "a"}, [0], InvalidRequestError, "hvdrun, Ray or Spark has started this one"),
         (
