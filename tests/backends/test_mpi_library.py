@@ -104,6 +104,25 @@ def test_mpi_starts_where_mpi4py_was_told_not_to(started, has_threads, level):
     assert (started.asked, library._use.is_ours_to_end) == (level, True)
 
 
+@pytest.mark.parametrize(
+    ("level", "has_threads", "warnings"), [(3, False, 1), (2, False, 0), (3, True, 0)], ids=["other", "asked", "any"]
+)
+def test_the_thread_level_of_the_script_that_a_variable_does_not_want(started, caplog, level, has_threads, warnings):
+    started.level = level
+    for _ in range(2):
+        assert library.start_mpi(9.0, has_threads) is started
+    text = "HOROVOD_MPI_THREADS_DISABLE has no effect: MPI has the thread level MPI_THREAD_MULTIPLE, with which the "
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * warnings
+    assert [record.message.startswith(text) for record in caplog.records] == [True] * warnings
+
+
+def test_nothing_is_said_where_the_script_has_not_started_mpi(started, caplog):
+    started.is_initialized = False
+    library.start_mpi(9.0)
+    library.start_mpi(9.0, False)
+    assert not caplog.records
+
+
 def test_a_thread_level_that_is_too_low(started):
     started.level = 1
     with pytest.raises(SettingsError, match="thread level 1, but several threads take turns to call it: leave mpi4py"):

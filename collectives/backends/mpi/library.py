@@ -54,11 +54,12 @@ class _Use:
     """How this process uses MPI. ``process`` is the one that has started it: a forked child must not end it.
 
     ``hindrance`` is the reason for which MPI_Finalize might never return; ``is_spoilt``: MPI still has operations that
-    it cannot take back.
+    it cannot take back. ``is_told``: the user knows that the thread level of MPI is that of the script.
     """
 
     def __init__(self) -> None:
         self.process = 0
+        self.is_told = False
         self.is_ours_to_end = False
         self.hindrance = ""
         self.is_spoilt = False
@@ -133,9 +134,23 @@ def start_mpi(seconds: float, has_threads: bool = True) -> Any:
             f"MPI was started with thread level {mpi.Query_thread()}, but several threads take turns to call it: leave "
             "mpi4py.rc.thread_level at 'multiple', or set it to 'serialized', before the first import of mpi4py.MPI"
         )
+    if not has_threads:
+        _tell_of_level(mpi)
     if _use.is_spoilt:
         raise SettingsError(f"MPI cannot be used again in this process ({_use.hindrance}); start the job again")
     return mpi
+
+
+def _tell_of_level(mpi: Any) -> None:
+    """Warn, once, that the script has started MPI for calls of any thread, though a variable does not want them."""
+    if _use.process or _use.is_told or mpi.Query_thread() == mpi.THREAD_SERIALIZED:
+        return
+    _use.is_told = True
+    logger.warning(
+        "HOROVOD_MPI_THREADS_DISABLE has no effect: MPI has the thread level MPI_THREAD_MULTIPLE, with which the "
+        "script has started it before hvd.init(), as an import of mpi4py.MPI does; call hvd.init() first, or set "
+        "mpi4py.rc.thread_level = 'serialized' before that import"
+    )
 
 
 def describe(mpi: Any) -> str:
