@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from executors.mpi.library import Library, Mpirun
 
@@ -13,6 +14,9 @@ __all__ = ["Command", "MpiJob", "command_of"]
 LARGE_CLUSTER = 64
 OWN_PREFIXES = ("HYDI_", "HYDRA_", "I_MPI_", "OMPI_", "OPAL_", "PMI_", "PMIX_", "PRTE_")
 """The variables of an MPI itself, which its mpirun reads, and sets anew for each rank."""
+
+PARAMETERS = {"pml": "ob1", "btl": "^openib"}
+"""Of Open MPI, which ends with an error where a user gives another value of one of them besides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,9 @@ def command_of(mpirun: Mpirun, job: MpiJob) -> Command:
 
 def _open_mpi(job: MpiJob) -> Command:
     binding = job.binding("--bind-to", "none", "--map-by", "slot")
-    return _of_open_mpi(job, [*binding, "--mca", "pml", "ob1", "--mca", "btl", "^openib"])
+    given = {name for option, name in pairwise(job.mpi_args) if option.lstrip("-") == "mca"}
+    own = {name: value for name, value in PARAMETERS.items() if name not in given}
+    return _of_open_mpi(job, [*binding, *(word for item in own.items() for word in ("--mca", *item))])
 
 
 def _spectrum(job: MpiJob) -> Command:

@@ -51,6 +51,20 @@ def test_words_of_the_user(library, expected):
     assert command(library, mpi_args=["--more", "-v"], binding_args=["-bind-to", "core", "-q"]) == words(expected)
 
 
+@pytest.mark.parametrize(
+    ("given", "own"),
+    [
+        ("--mca btl tcp,self", "--mca pml ob1"),
+        ("-mca pml ucx --mca btl ^sm", ""),
+        ("--mca plm_rsh_agent btl", MCA),
+        ("--tune btl", MCA),
+    ],
+)
+def test_open_mpi_gets_one_value_of_a_parameter_that_of_the_user(given, own):
+    expected = f"{OPEN_MPI} --bind-to none --map-by slot {own} {EXPORTS} {given}"
+    assert command(Library.OPEN_MPI, mpi_args=given.split()) == words(expected)
+
+
 def test_no_binding_at_all():
     assert command(Library.OPEN_MPI, binding_args=[]) == words(f"{OPEN_MPI} {MCA} {EXPORTS}")
 
