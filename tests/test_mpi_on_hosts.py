@@ -48,11 +48,11 @@ def network():
 
 @pytest.fixture
 def on_first_host(network, tmp_path):
-    """Runs Python on the first host, in whose PATH Open MPI is; gives its output, and the bytes that went out there."""
-    path = f"{Path(mpirun('openmpi')).parent}:{os.environ['PATH']}"
-    variables = {**environment("openmpi", tmp_path), "PATH": path, "HOROVOD_CPU_OPERATIONS": "mpi"}
+    """Runs Python on the first host, in whose PATH an MPI is; gives its output, and the bytes that went out there."""
 
-    def run(*words):
+    def run(*words, mpi="openmpi", operations="mpi"):
+        path = f"{Path(mpirun(mpi)).parent}:{os.environ['PATH']}"
+        variables = {**environment(mpi, tmp_path), "PATH": path, "HOROVOD_CPU_OPERATIONS": operations}
         before = network.sent()
         with network.inside(HOSTS[0]):
             done = subprocess.run(
@@ -86,3 +86,11 @@ def test_a_function(on_first_host, network):
     said, sent = on_first_host("-c", SCRIPT + AS_FUNCTION, hosts_of(network), agent)
     assert said == RESULTS
     assert sent > 4 * NUMBERS, "the numbers did not go over the link"
+
+
+def test_ranks_of_mpich_reach_its_mpirun_and_one_another(on_first_host, network):
+    """Its own name for the first host would be localhost. Its data would take the memory that both hosts share."""
+    agent = f"-launcher ssh -launcher-exec {ENTER_HOST}"
+    script = SCRIPT.replace("    assert capabilities.mpi_enabled()\n", "")
+    said, _ = on_first_host("-c", script + AS_FUNCTION, hosts_of(network), agent, mpi="mpich", operations="tcp")
+    assert said == RESULTS

@@ -25,7 +25,8 @@ class MpiJob:
 
     The ranks get the ``variables``, which are names: values are on no command line. ``nics`` are the network
     interfaces, ``output_directory`` a folder for the output, ``mpi_args`` more arguments for mpirun. ``binding_args``
-    replace those that say how ranks are bound to cores.
+    replace those that say how ranks are bound to cores. ``address`` is that of this host for the others, where
+    ``hosts`` name it only for itself.
     """
 
     command: Sequence[str]
@@ -39,6 +40,7 @@ class MpiJob:
     has_timestamp: bool = False
     mpi_args: Sequence[str] = ()
     binding_args: Sequence[str] | None = None
+    address: str | None = None
 
     @property
     def size(self) -> int:
@@ -112,6 +114,8 @@ def _of_open_mpi(job: MpiJob, own: Sequence[str]) -> Command:
 
 def _mpich(job: MpiJob) -> Command:
     words = ["-np", str(job.size), "-hosts", job.slots, *job.binding("-bind-to", "none"), *_of_hydra(job)]
+    if job.address is not None and "-localhost" not in job.mpi_args:  # for the connections of other hosts to mpirun
+        words += ["-localhost", job.address]
     # MPICH has no option for the words of ssh.
     variables = {"HYDRA_LAUNCHER_EXTRA_ARGS": job.ssh_options} if job.ssh_options else {}
     return Command([*words, *(["-launcher", "ssh"] if job.ssh_options else [])], variables)

@@ -91,6 +91,15 @@ def test_options_of_ssh(library, expected):
     assert found.variables == ({"HYDRA_LAUNCHER_EXTRA_ARGS": "-p 22 -i key"} if library is Library.MPICH else {})
 
 
+def test_other_hosts_reach_the_mpirun_of_mpich():
+    found = command(Library.MPICH, {"localhost": 2, "b": 2}, address="10.0.0.1")
+    assert found == words(f"-np 4 -hosts localhost:2,b:2 -bind-to none {GENVLIST} -localhost 10.0.0.1")
+    given = ["-localhost", "a"]
+    assert command(Library.MPICH, address="10.0.0.1", mpi_args=given) == words(
+        f"-np 4 -hosts a:2,b:2 -bind-to none {GENVLIST} -localhost a"
+    )
+
+
 def test_a_large_cluster():
     extra = ["--mca", "plm_rsh_no_tree_spawn", "true", "--mca", "plm_rsh_num_concurrent", "64"]
     large = command(Library.OPEN_MPI, {f"n{number}": 1 for number in range(64)}).words
