@@ -4,8 +4,9 @@
     python -m benchmarks.backends --page docs/backends.md    # and put the table into that page
     python -m benchmarks.backends --python pygloo=.venv-pygloo/bin/python
 
-The hosts are network namespaces of this machine, joined by a link of 1 Gbit/s. The launches of the backends take turns;
-a figure is the median over the launches of the median of rank 0, in microseconds.
+The hosts are network namespaces of this machine, joined by a link of 1 Gbit/s. MPI is the Open MPI whose mpirun is on
+the PATH. The launches of the backends take turns; a figure is the median over the launches of the median of rank 0, in
+microseconds.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import contextlib
 import os
 import platform
 import re
+import shlex
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,11 +38,13 @@ from hvd_cluster.operations.arrays import in_place
 from hvd_cluster.operations.operands import run as run_operation
 from hvd_cluster.process_sets import global_process_set
 from hvd_cluster.run import run
-from tests.namespaces import HOSTS, RATE, Network, Unavailable
+from tests.namespaces import ENTER_HOST, HOSTS, RATE, Network, Unavailable
 
 MARKS = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
 WARM_UP = 3
 CALLS = 10
+BY_OPEN_MPI = {"mpi_args": f"--mca plm_rsh_agent {shlex.quote(str(ENTER_HOST))}"}
+"""How its mpirun reaches the other host; MPI moves the data by TCP there, and by shared memory inside a host."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +68,8 @@ class Place:
         if network is None:
             return run(measure, (sizes, scale), num_proc=self.ranks, **options)[0]
         half = self.ranks // 2
-        options |= {
-            "hosts": f"localhost:{half},{network.names[HOSTS[1]]}:{half}",
-            "remote_shell": "ip netns exec {host}",
-        }
+        options["hosts"] = f"localhost:{half},{network.names[HOSTS[1]]}:{half}"
+        options |= BY_OPEN_MPI if row.name in BY_MPIRUN else {"remote_shell": "ip netns exec {host}"}
         with network.inside(HOSTS[0]):
             return run(measure, (sizes, scale), num_proc=self.ranks, **options)[0]
 
@@ -182,7 +184,7 @@ def _parser() -> argparse.ArgumentParser:
 def _measured(place: Place, arguments: argparse.Namespace) -> Figures:
     figures, pythons = Figures(place, arguments.sizes), dict(arguments.python)
     chosen = [row for row in rows() if row.device == "cpu" and row.name in (arguments.backends or [row.name])]
-    wanted = [row for row in (DEFAULT, *chosen) if place.network is None or row.name not in ("shm", *BY_MPIRUN)]
+    wanted = [row for row in (DEFAULT, *chosen) if place.network is None or row.name != "shm"]
     for _ in range(arguments.launches):
         for row in wanted:
             figures.take(row, pythons.get(row.name), arguments.scale)

@@ -33,6 +33,9 @@ UNUSED = (
 CPU_OPERATIONS = ("shm", "tcp", "gloo", "pygloo", "mpi")
 """The backends that HOROVOD_CPU_OPERATIONS can ask for."""
 
+GPU_OPERATIONS_BY_HOST = ("tcp", "gloo", "pygloo", "mpi")
+"""The backends of the host that HOROVOD_GPU_OPERATIONS can ask for; shm serves one host alone."""
+
 CPU_OPERATIONS_NOT_YET = ("ccl",)
 """Values of Horovod for HOROVOD_CPU_OPERATIONS that stand for libraries without a binding yet."""
 
@@ -73,7 +76,7 @@ class Autotuning:
 
 @dataclass(frozen=True, slots=True)
 class MpiChoice:
-    """Whether the user asks for MPI: for tensors, or as the way on which the ranks find one another.
+    """Whether the user asks for MPI: for tensors on CPUs or GPUs, or as the way on which the ranks find one another.
 
     Without ``has_threads``, MPI is asked for no more than calls of one thread at a time.
     """
@@ -91,8 +94,9 @@ class MpiChoice:
         """As :meth:`from_environment`."""
         # Our launchers set HOROVOD_CONTROLLER=gloo, which is close to the method here.
         controller = read("HOROVOD_CONTROLLER", _one_of("gloo", "mpi"), "gloo")
-        operations = read("HOROVOD_CPU_OPERATIONS", _cpu_operations, "auto")
-        return cls("mpi" in (controller, operations), not read("HOROVOD_MPI_THREADS_DISABLE", _flag, False))
+        on_host = read("HOROVOD_CPU_OPERATIONS", _cpu_operations, "auto")
+        on_gpu = read("HOROVOD_GPU_OPERATIONS", _gpu_operations, "nccl")
+        return cls("mpi" in (controller, on_host, on_gpu), not read("HOROVOD_MPI_THREADS_DISABLE", _flag, False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +280,7 @@ def _cpu_operations(text: str) -> str:
 
 
 def _gpu_operations(text: str) -> str:
-    chosen = _one_of("auto", "nccl", "host", "tcp", "gloo", "mpi")(text)
+    chosen = _one_of("auto", "nccl", "host", *GPU_OPERATIONS_BY_HOST)(text)
     return "nccl" if chosen == "auto" else chosen
 
 

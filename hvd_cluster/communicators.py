@@ -10,7 +10,8 @@ from typing import Any
 
 from collectives.api import CollectiveTimeoutError, InvalidRequestError, SettingsError
 from collectives.backends.mpi.communicators import KEY_BYTES, create, gather, is_communicator, ranks_of
-from collectives.backends.mpi.library import describe, loaded_mpi, spoil
+from collectives.backends.mpi.launcher import describe
+from collectives.backends.mpi.library import loaded_mpi, spoil
 from collectives.backends.mpi.polling import Look
 
 __all__ = [

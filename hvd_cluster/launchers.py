@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from collectives.api import InvalidRequestError, SettingsError, Topology
-from collectives.backends.mpi.library import describe, start_mpi
+from collectives.backends.mpi.launcher import FITTING, describe
+from collectives.backends.mpi.library import start_mpi
 from collectives.cores import usable_cores
 from collectives.settings import MpiChoice
 from executors.arguments import parse_seconds
@@ -115,8 +116,8 @@ def _refuse_impossible(environment: Mapping[str, str], comm: object, choice: Mpi
     if Identity.of(environment) is not None:
         raise SettingsError(
             "an elastic job cannot use MPI, which does not go on without a rank that it has lost: leave "
-            "HOROVOD_CPU_OPERATIONS=mpi, HOROVOD_CONTROLLER=mpi and init(comm=...) out, or start a job of fixed size "
-            "by mpirun"
+            "HOROVOD_CPU_OPERATIONS=mpi, HOROVOD_GPU_OPERATIONS=mpi, HOROVOD_CONTROLLER=mpi and init(comm=...) out, or "
+            "start a job of fixed size by mpirun"
         )
     if comm is not None and is_ours(environment):
         raise InvalidRequestError(
@@ -129,7 +130,8 @@ def _check_launcher(mpi: Any, started: Place | None) -> None:
     size = mpi.COMM_WORLD.Get_size()
     if started is not None and started.size != size:
         raise SettingsError(
-            f"{started.launcher} has started {started.size} processes, but MPI ({describe(mpi)}) sees {size}: {MPIRUN}"
+            f"{started.launcher} has started {started.size} processes, but MPI ({describe(mpi)}) sees {size}, so it "
+            f"does not know that launcher: {FITTING}"
         )
 
 

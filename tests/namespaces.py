@@ -14,6 +14,8 @@ HOSTS = ("host-0", "host-1")
 RATE = "1gbit"
 WIRE = "wire"
 NAMESPACES = Path("/var/run/netns")
+ENTER_HOST = Path(__file__).with_name("enter_host")
+"""The remote shell of mpirun on these hosts."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _counter = itertools.count()
@@ -63,6 +65,12 @@ class Network:
     def path(self, host):
         """The file of the namespace, for :func:`stay_inside`."""
         return NAMESPACES / self.names[host]
+
+    def sent(self):
+        """The bytes that the first host has sent over the link, with their headers."""
+        with self.inside(HOSTS[0]):
+            devices = Path("/proc/thread-self/net/dev").read_text()
+        return int(re.search(rf"{WIRE}:(?:\s+(\d+)){{9}}", devices)[1])
 
     def cut(self):
         """Take the link down: packets vanish, and nobody is told."""

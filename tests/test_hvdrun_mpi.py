@@ -127,6 +127,17 @@ def test_mpirun_has_no_live_page_and_training_goes_on(program, capsys, options):
     assert said.out == "trained\n"
 
 
+@pytest.mark.parametrize(
+    ("hosts", "option"), [("localhost:1,b:1", "-localhost 10.0.0.7"), ("a:1,b:1", ""), ("localhost:2", "")]
+)
+def test_other_hosts_reach_the_mpirun_of_mpich(program, capsys, monkeypatch, hosts, option):
+    """It would tell them to connect to localhost."""
+    monkeypatch.setattr("executors.mpi.launch.address_for", lambda hosts, environment: "10.0.0.7")
+    program("mpirun", 'echo "$@" | grep -o -e "-localhost [^ ]*"; true', MPICH)
+    assert main(["--mpi", "-np", "2", "-H", hosts, "true"]) == 0
+    assert capsys.readouterr().out.strip() == option
+
+
 def test_mpich_cannot_show_the_time(program, capsys):
     program("mpirun", "echo $1 $2", MPICH)
     assert main(["--mpi", "--prefix-output-with-timestamp", "-np", "2", "true"]) == 0

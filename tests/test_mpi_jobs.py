@@ -1,5 +1,6 @@
 """Jobs over MPI, by the mpirun of both wheels: HOROVOD_CPU_OPERATIONS, HOROVOD_CONTROLLER and init(comm=...)."""
 
+import re
 import subprocess
 import sys
 
@@ -8,7 +9,7 @@ import pytest
 from collectives.api import InvalidRequestError, SettingsError
 from hvd_cluster import communicators
 from hvd_cluster.launchers import Launcher
-from tests.mpi import ALLREDUCE, environment, launch
+from tests.mpi import ALLREDUCE, FOLDER, environment, launch
 
 RANKS = ["-m", "tests.mpi_jobs"]
 BOTH = pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
@@ -49,6 +50,25 @@ def test_the_ranks_meet_over_mpi(mpi, tmp_path):
 @pytest.mark.parametrize("name", ["few_threads", "ended_mpi"])
 def test_an_mpi_that_cannot_be_used(mpi, name, tmp_path):
     ran(mpi, 1, name, tmp_path, HOROVOD_CPU_OPERATIONS="mpi")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "loaded", "text"),
+    [
+        (
+            "openmpi",
+            "mpich",
+            r"mpirun of Open MPI has started .*\(MPICH Version: .*\), whose MPI_Init would end the",
+        ),
+        ("mpich", "openmpi", r"mpirun \(MPICH, .* has started 2 processes, but MPI \(Open MPI .*\) sees 1, so it does"),
+    ],
+)
+def test_an_mpirun_of_another_mpi(launcher, loaded, text, tmp_path):
+    variables = {"LD_LIBRARY_PATH": str(FOLDER / loaded / "lib"), "HOROVOD_CPU_OPERATIONS": "mpi"}
+    variables["OMPI_MCA_btl"] = "self"  # a rank of Open MPI that its launcher kills leaves shared memory
+    done = launch(launcher, 2, ["-c", ALLREDUCE], tmp_path, **variables)
+    assert done.returncode != 0
+    assert re.search(f"{text}.*MPI4PY_LIBMPI", done.stderr), done.stderr
 
 
 def plainly(command, folder, **variables):
@@ -93,6 +113,12 @@ ELASTIC = {"HOROVOD_ELASTIC": "1", "HOROVOD_WORKER_ID": "a/1", "HOROVOD_GLOO_REN
     ("variables", "comm", "kind", "text"),
     [
         ({**ELASTIC, "HOROVOD_CPU_OPERATIONS": "mpi"}, None, SettingsError, "an elastic job cannot use MPI"),
+        (
+            {**ELASTIC, "HOROVOD_GPU_OPERATIONS": "MPI"},
+            None,
+            SettingsError,
+            "leave .*HOROVOD_GPU_OPERATIONS=mpi, .* out",
+        ),
         (ELASTIC, [0], SettingsError, "an elastic job cannot use MPI"),
         ({"HOROVOD_GLOO_RENDEZVOUS_ADDR": "a"}, [0], InvalidRequestError, "hvdrun, Ray or Spark has started this one"),
         (

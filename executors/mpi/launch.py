@@ -10,8 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from collectives.cores import usable_cores
+from collectives.interfaces import LOOPBACK
 from executors.arguments import RESERVED
-from executors.host import is_this_host
+from executors.host import address_for, is_this_host
 from executors.hosts.exported import exported
 from executors.local.crew import Crew
 from executors.local.output import PlainSink, Sink, Sinks, say
@@ -59,8 +60,15 @@ def mpirun_of(job: MpiJob, environment: Mapping[str, str]) -> Command:
     found = find_mpirun(environment)
     if job.has_timestamp and found.library in (Library.MPICH, Library.INTEL):
         say(WITHOUT_TIME.format(found.library.value))
-    command = mpirun.command_of(found, replace(job, variables=exported(environment)))
+    whole = replace(job, variables=exported(environment), address=_address(job, environment))
+    command = mpirun.command_of(found, whole)
     return Command(command.words, {**environment, **command.variables})
+
+
+def _address(job: MpiJob, environment: Mapping[str, str]) -> str | None:
+    """That of this host for the others of ``job``, where the name of this host leads each host to itself."""
+    is_alone = all(map(is_this_host, job.hosts))
+    return None if is_alone or not {"localhost", LOOPBACK} & job.hosts.keys() else address_for(job.hosts, environment)
 
 
 def launch(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from executors.mpi.library import Library, Mpirun
 
@@ -14,6 +15,9 @@ LARGE_CLUSTER = 64
 OWN_PREFIXES = ("HYDI_", "HYDRA_", "I_MPI_", "OMPI_", "OPAL_", "PMI_", "PMIX_", "PRTE_")
 """The variables of an MPI itself, which its mpirun reads, and sets anew for each rank."""
 
+PARAMETERS = {"pml": "ob1", "btl": "^openib"}
+"""Of Open MPI, which ends with an error where a user gives another value of one of them besides."""
+
 
 @dataclass(frozen=True, slots=True)
 class MpiJob:
@@ -21,7 +25,8 @@ class MpiJob:
 
     The ranks get the ``variables``, which are names: values are on no command line. ``nics`` are the network
     interfaces, ``output_directory`` a folder for the output, ``mpi_args`` more arguments for mpirun. ``binding_args``
-    replace those that say how ranks are bound to cores.
+    replace those that say how ranks are bound to cores. ``address`` is that of this host for the others, where
+    ``hosts`` name it only for itself.
     """
 
     command: Sequence[str]
@@ -35,6 +40,7 @@ class MpiJob:
     has_timestamp: bool = False
     mpi_args: Sequence[str] = ()
     binding_args: Sequence[str] | None = None
+    address: str | None = None
 
     @property
     def size(self) -> int:
@@ -80,7 +86,9 @@ def command_of(mpirun: Mpirun, job: MpiJob) -> Command:
 
 def _open_mpi(job: MpiJob) -> Command:
     binding = job.binding("--bind-to", "none", "--map-by", "slot")
-    return _of_open_mpi(job, [*binding, "--mca", "pml", "ob1", "--mca", "btl", "^openib"])
+    given = {name for option, name in pairwise(job.mpi_args) if option.lstrip("-") == "mca"}
+    own = {name: value for name, value in PARAMETERS.items() if name not in given}
+    return _of_open_mpi(job, [*binding, *(word for item in own.items() for word in ("--mca", *item))])
 
 
 def _spectrum(job: MpiJob) -> Command:
@@ -106,6 +114,8 @@ def _of_open_mpi(job: MpiJob, own: Sequence[str]) -> Command:
 
 def _mpich(job: MpiJob) -> Command:
     words = ["-np", str(job.size), "-hosts", job.slots, *job.binding("-bind-to", "none"), *_of_hydra(job)]
+    if job.address is not None and "-localhost" not in job.mpi_args:  # for the connections of other hosts to mpirun
+        words += ["-localhost", job.address]
     # MPICH has no option for the words of ssh.
     variables = {"HYDRA_LAUNCHER_EXTRA_ARGS": job.ssh_options} if job.ssh_options else {}
     return Command([*words, *(["-launcher", "ssh"] if job.ssh_options else [])], variables)

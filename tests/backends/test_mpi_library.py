@@ -21,9 +21,9 @@ def mpi4py(monkeypatch):
 
     def put(found):
         package = types.ModuleType("mpi4py")
-        package.rc = types.SimpleNamespace(initialize=True, finalize=None, thread_level="multiple")
+        package.rc = types.SimpleNamespace(initialize=True, finalize=None, threads=True, thread_level="multiple")
         monkeypatch.setitem(sys.modules, "mpi4py", package)
-        monkeypatch.setattr(library, "_wait_in_mpi_init_for_all_ranks", found)
+        monkeypatch.setattr(library, "_load", found)
         return package.rc
 
     return put
@@ -39,7 +39,7 @@ def test_without_mpi4py(monkeypatch, mpi4py):
     "error", [RuntimeError("cannot load MPI library\nlibmpi.so.12: no such file"), ImportError("libmpi.so.40: no file")]
 )
 def test_without_an_mpi(mpi4py, error):
-    def fail(seconds):
+    def fail():
         raise error
 
     mpi4py(fail)
@@ -53,26 +53,60 @@ def test_without_an_mpi(mpi4py, error):
 
 @pytest.mark.parametrize(("has_threads", "level"), [(True, "multiple"), (False, "serialized")])
 def test_the_options_of_mpi4py(mpi4py, has_threads, level):
-    options = mpi4py(lambda seconds: "MPI")
-    assert library.import_mpi(1.0, has_threads) == "MPI"
+    options, mpi = mpi4py(lambda: mpi), Started(is_initialized=False)
+    assert library.import_mpi(1.0, has_threads) is mpi
     assert (options.thread_level, options.finalize, library._use.is_ours_to_end) == (level, False, True)
+    assert (mpi.asked, options.initialize) == (getattr(mpi, f"THREAD_{level.upper()}"), True)
+
+
+@pytest.mark.parametrize(("has_level", "level"), [(True, 1), (False, 0)])
+def test_the_thread_level_that_the_script_wants(mpi4py, has_level, level):
+    options, mpi = mpi4py(lambda: mpi), Started(is_initialized=False)
+    options.threads, options.thread_level = has_level, "funneled"
+    library.import_mpi(1.0)
+    assert mpi.asked == level
+
+
+def test_an_mpi_that_another_library_has_started(mpi4py):
+    mpi = Started()
+    mpi4py(lambda: mpi)
+    assert library.import_mpi(1.0) is mpi
+    assert mpi.asked is None
+
+
+def test_an_mpich_that_cannot_start_under_the_mpirun_of_open_mpi(mpi4py, monkeypatch):
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    mpi = Started(is_initialized=False)
+    mpi4py(lambda: mpi)
+    mpi.version = "MPICH Version: 5.0.2\nMPICH configure:    --with-pm=hydra\n"
+    text = r"mpirun of Open MPI has started this .* loaded another MPI \(MPICH Version: 5.0.2\), .*MPI4PY_LI"
+    for _ in range(2):  # it stays loaded
+        with pytest.raises(SettingsError, match=text):
+            library.import_mpi(1.0)
+        monkeypatch.setitem(sys.modules, "mpi4py.MPI", mpi)
+    assert mpi.asked is None
+    mpi.version += "--with-pmix"
+    assert library.start_mpi(1.0) is mpi
 
 
 def test_a_script_that_ends_mpi_itself_says_so_before(mpi4py):
-    mpi4py(lambda seconds: "MPI").finalize = False
-    library.import_mpi(1.0)
+    mpi = Started()
+    mpi4py(lambda: mpi).finalize = False
+    assert library.import_mpi(1.0) is mpi
+    assert mpi.asked is None
     assert not library._use.is_ours_to_end
 
 
 class Started:
     """mpi4py's MPI in a process of its own."""
 
-    THREAD_SERIALIZED, THREAD_MULTIPLE = 2, 3
+    THREAD_SINGLE, THREAD_FUNNELED, THREAD_SERIALIZED, THREAD_MULTIPLE = range(4)
+    version = "Some MPI 9.9,  built here\nwith more lines\0"
     level, rank, size = 3, 0, 2
 
-    def __init__(self):
+    def __init__(self, is_initialized=True):
         world = types.SimpleNamespace(Get_rank=lambda: self.rank, Get_size=lambda: self.size)
-        self.COMM_WORLD, self.is_initialized, self.asked = world, True, None
+        self.COMM_WORLD, self.is_initialized, self.asked = world, is_initialized, None
 
     def Is_initialized(self):
         return self.is_initialized
@@ -87,7 +121,7 @@ class Started:
         self.is_initialized, self.asked = True, level
 
     def Get_library_version(self):
-        return "Some MPI 9.9,  built here\nwith more lines\0"
+        return self.version
 
 
 @pytest.fixture
@@ -102,6 +136,25 @@ def test_mpi_starts_where_mpi4py_was_told_not_to(started, has_threads, level):
     started.is_initialized = False
     assert library.start_mpi(9.0, has_threads) is started
     assert (started.asked, library._use.is_ours_to_end) == (level, True)
+
+
+@pytest.mark.parametrize(
+    ("level", "has_threads", "warnings"), [(3, False, 1), (2, False, 0), (3, True, 0)], ids=["other", "asked", "any"]
+)
+def test_the_thread_level_of_the_script_that_a_variable_does_not_want(started, caplog, level, has_threads, warnings):
+    started.level = level
+    for _ in range(2):
+        assert library.start_mpi(9.0, has_threads) is started
+    text = "HOROVOD_MPI_THREADS_DISABLE has no effect: MPI has the thread level MPI_THREAD_MULTIPLE, with which the "
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * warnings
+    assert [record.message.startswith(text) for record in caplog.records] == [True] * warnings
+
+
+def test_nothing_is_said_where_the_script_has_not_started_mpi(started, caplog):
+    started.is_initialized = False
+    library.start_mpi(9.0)
+    library.start_mpi(9.0, False)
+    assert not caplog.records
 
 
 def test_a_thread_level_that_is_too_low(started):

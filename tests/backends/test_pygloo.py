@@ -27,6 +27,7 @@ from collectives.api import (
     PeerLostError,
     ReduceOp,
     SettingsError,
+    ShutDownError,
     Topology,
 )
 from collectives.attempt import ConnectAttempt
@@ -46,7 +47,8 @@ from hvd_cluster.run import run
 from tests.backends import gloo_cases
 from tests.backends.gloo_cases import LENGTHS, SOON
 from tests.backends.matrix import reduce_until_error, run_matrix
-from tests.backends.members import Member, Processes, group_of
+from tests.backends.members import Member, Processes, group_of, in_threads
+from tests.backends.nccl.gpus import gpu_of_each_thread
 from tests.backends.offers import meet
 from tests.interrupts import aborted_under
 
@@ -319,6 +321,29 @@ def _work_on_two_hosts(member: Member) -> list[str]:
     member.meet_others("matrix-done")
     backend.close()
     return [part.name for part in backend._parts]
+
+
+@needs_pygloo
+def test_tensors_on_gpus_travel_as_copies(monkeypatch):
+    gpus, met, made = gpu_of_each_thread(monkeypatch), threading.Barrier(2), {}
+
+    def member(rank):
+        topology = Topology(rank, 2, rank, 2, hosts=("a", "a"), cores=1)
+        made[rank] = table.prepare([0, 1], topology, Settings(gpu_operations="pygloo"), "127.0.0.1")
+        met.wait(SOON)
+        with ConnectAttempt(SOON) as attempt:
+            backend = made[rank][1].connect([made[each][1].offer for each in range(2)], attempt)
+        device = gpus(0, rank)
+        tensor = device.upload(np.full(1000, rank + 1.0), DType.FLOAT64)
+        assert backend.allreduce([tensor], [tensor], ReduceOp.SUM).wait(SOON)
+        met.wait(SOON)
+        backend.close()
+        table.discard(made[rank], (), ShutDownError("done"))
+        total = set(device.download(tensor))
+        device.close()
+        return backend.name, total
+
+    assert in_threads(2, member) == [("pygloo", {3.0})] * 2
 
 
 def _sums() -> list[float]:

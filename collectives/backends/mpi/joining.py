@@ -15,7 +15,8 @@ from collectives.backends.group import Group
 from collectives.backends.joining import Joining
 from collectives.backends.mpi.backend import MpiBackend
 from collectives.backends.mpi.communicators import KEY_BYTES, create
-from collectives.backends.mpi.library import describe, start_mpi
+from collectives.backends.mpi.launcher import describe
+from collectives.backends.mpi.library import start_mpi
 
 __all__ = ["MpiJoining"]
 

@@ -17,15 +17,15 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from collectives.api import SettingsError
+from collectives.backends.mpi.launcher import refuse_other
 
 __all__ = [
     "bounded",
-    "describe",
     "import_mpi",
     "is_available",
     "loaded_mpi",
@@ -54,11 +54,12 @@ class _Use:
     """How this process uses MPI. ``process`` is the one that has started it: a forked child must not end it.
 
     ``hindrance`` is the reason for which MPI_Finalize might never return; ``is_spoilt``: MPI still has operations that
-    it cannot take back.
+    it cannot take back. ``is_told``: the user knows that the thread level of MPI is that of the script.
     """
 
     def __init__(self) -> None:
         self.process = 0
+        self.is_told = False
         self.is_ours_to_end = False
         self.hindrance = ""
         self.is_spoilt = False
@@ -89,13 +90,15 @@ def is_available() -> bool:
 
 
 def import_mpi(seconds: float, has_threads: bool = True) -> Any:
-    """mpi4py's MPI. Its import calls MPI_Init, which may wait for all ranks of the MPI job, for ``seconds`` at most.
+    """mpi4py's MPI. This calls MPI_Init, which may wait for all ranks of the MPI job, for ``seconds`` at most.
 
     Without ``has_threads`` MPI is asked for MPI_THREAD_SERIALIZED only. Raises SettingsError where mpi4py or MPI's
-    library is missing. After ``seconds`` the process writes where it waits, and ends.
+    library is missing, or is not that of mpirun. After ``seconds`` the process writes where it waits, and ends.
     """
     found = loaded_mpi()
     if found is not None:
+        if not found.Is_initialized():
+            refuse_other(found, os.environ)
         return found
     try:
         options = importlib.import_module("mpi4py").rc
@@ -107,7 +110,7 @@ def import_mpi(seconds: float, has_threads: bool = True) -> Any:
     if not has_threads:
         options.thread_level = "serialized"
     try:
-        mpi = _wait_in_mpi_init_for_all_ranks(seconds)
+        mpi = _import(options, seconds) if is_ours_to_end else _wait_in_mpi_init_for_all_ranks(_load, seconds)
     except (ImportError, RuntimeError, OSError) as error:
         raise SettingsError(
             f"MPI is not available: mpi4py cannot load its library ({_first_line(error)}); {LOAD}"
@@ -133,14 +136,23 @@ def start_mpi(seconds: float, has_threads: bool = True) -> Any:
             f"MPI was started with thread level {mpi.Query_thread()}, but several threads take turns to call it: leave "
             "mpi4py.rc.thread_level at 'multiple', or set it to 'serialized', before the first import of mpi4py.MPI"
         )
+    if not has_threads:
+        _tell_of_level(mpi)
     if _use.is_spoilt:
         raise SettingsError(f"MPI cannot be used again in this process ({_use.hindrance}); start the job again")
     return mpi
 
 
-def describe(mpi: Any) -> str:
-    """The name and version of MPI's library, for a message."""
-    return " ".join(str(mpi.Get_library_version()).split("\n")[0].split()).rstrip("\0, ")
+def _tell_of_level(mpi: Any) -> None:
+    """Warn, once, that the script has started MPI for calls of any thread, though a variable does not want them."""
+    if _use.process or _use.is_told or mpi.Query_thread() == mpi.THREAD_SERIALIZED:
+        return
+    _use.is_told = True
+    logger.warning(
+        "HOROVOD_MPI_THREADS_DISABLE has no effect: MPI has the thread level MPI_THREAD_MULTIPLE, with which the "
+        "script has started it before hvd.init(), as an import of mpi4py.MPI does; call hvd.init() first, or set "
+        "mpi4py.rc.thread_level = 'serialized' before that import"
+    )
 
 
 @contextmanager
@@ -187,9 +199,31 @@ def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
-def _wait_in_mpi_init_for_all_ranks(seconds: float) -> Any:
+def _load() -> Any:
+    return importlib.import_module(MODULE)
+
+
+def _import(options: Any, seconds: float) -> Any:
+    """MPI can tell its name before MPI_Init, which the import calls unless ``options`` of mpi4py say otherwise."""
+    options.initialize = False
+    try:
+        mpi = _load()
+    finally:
+        options.initialize = True
+    if not mpi.Is_initialized():  # another library may have started it
+        refuse_other(mpi, os.environ)
+        _wait_in_mpi_init_for_all_ranks(lambda: mpi.Init_thread(_level(mpi, options)), seconds)
+    return mpi
+
+
+def _wait_in_mpi_init_for_all_ranks(init: Callable[[], Any], seconds: float) -> Any:
     with bounded(seconds):  # keeps the GIL meanwhile
-        return importlib.import_module(MODULE)
+        return init()
+
+
+def _level(mpi: Any, options: Any) -> Any:
+    """The thread level that the ``options`` of mpi4py ask for."""
+    return getattr(mpi, f"THREAD_{options.thread_level.upper()}") if options.threads else mpi.THREAD_SINGLE
 
 
 def _end_mpi() -> None:

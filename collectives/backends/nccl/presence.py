@@ -16,12 +16,17 @@ __all__ = ["device_at", "without_gpu"]
 DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl")
 """The files of NVIDIA's driver on Linux, on Windows' Linux, and on a Jetson."""
 
+NO_DRIVER = (
+    "this host has no NVIDIA GPU, or its driver is not visible here (no {}); give the container its GPUs (docker run "
+    "--gpus all), or move the tensors to the CPU on all ranks: each HOROVOD_GPU_OPERATIONS needs a GPU"
+)
+
 
 @lru_cache(1)
 def without_gpu() -> str:
     """Why this process cannot use a GPU, with the remedy; empty if it can. It is quick on a host without one."""
     if not any(Path(driver).exists() for driver in DRIVERS):
-        return f"this host has no NVIDIA GPU, or its driver is not visible here (no {DRIVERS[0]})"
+        return NO_DRIVER.format(DRIVERS[0])
     if find_spec("cupy") is None:
         return f"cupy is missing; install it with: {INSTALL_CUPY}"
     try:

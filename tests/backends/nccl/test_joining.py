@@ -31,7 +31,9 @@ def asked_anew():
 
 def test_a_host_without_a_driver(monkeypatch):
     monkeypatch.setattr(presence, "DRIVERS", ("/nowhere/nvidiactl",))
-    assert unavailable() == "this host has no NVIDIA GPU, or its driver is not visible here (no /nowhere/nvidiactl)"
+    reason = unavailable()
+    assert reason.startswith("this host has no NVIDIA GPU, or its driver is not visible here (no /nowhere/nvidiactl); ")
+    assert reason.endswith("or move the tensors to the CPU on all ranks: each HOROVOD_GPU_OPERATIONS needs a GPU")
     assert "cupy" not in sys.modules
 
 
@@ -201,6 +203,18 @@ def test_the_members_connect_through_the_host(reason, through_host):
     for joinings in made:
         table.discard(joinings, (), ShutDownError("done"))
     assert found == [(not reason, f"no GPU can be used on rank 1 on host 'b': {reason}" if reason else "")] * 2
+
+
+@pytest.mark.parametrize("name", ["tcp", "gloo", "pygloo", "mpi"])
+def test_a_variable_names_the_library_of_the_host_for_gpus(name, monkeypatch):
+    """The library itself may be missing here; that of tensors on the CPU is another one."""
+    monkeypatch.setattr(through_host_joining, "without_gpu", lambda: "")
+    for each in table._PREPARE:
+        monkeypatch.setitem(table._PREPARE, each, lambda *_, each=each: SimpleNamespace(offer=each.encode()))
+    topology = Topology(0, 2, 0, 2, hosts=("a", "b"), cores=1)
+    settings = Settings.from_environment({"HOROVOD_GPU_OPERATIONS": name, "HOROVOD_CPU_OPERATIONS": "tcp"})
+    on_cpu, on_gpu = table.prepare([0, 1], topology, settings, "127.0.0.1")
+    assert (on_cpu.offer, on_gpu._inner.offer) == (b"tcp", name.encode())
 
 
 def test_a_job_on_cpus_prepares_no_connections_for_gpus(monkeypatch):

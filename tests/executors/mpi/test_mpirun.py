@@ -51,6 +51,20 @@ def test_words_of_the_user(library, expected):
     assert command(library, mpi_args=["--more", "-v"], binding_args=["-bind-to", "core", "-q"]) == words(expected)
 
 
+@pytest.mark.parametrize(
+    ("given", "own"),
+    [
+        ("--mca btl tcp,self", "--mca pml ob1"),
+        ("-mca pml ucx --mca btl ^sm", ""),
+        ("--mca plm_rsh_agent btl", MCA),
+        ("--tune btl", MCA),
+    ],
+)
+def test_open_mpi_gets_one_value_of_a_parameter_that_of_the_user(given, own):
+    expected = f"{OPEN_MPI} --bind-to none --map-by slot {own} {EXPORTS} {given}"
+    assert command(Library.OPEN_MPI, mpi_args=given.split()) == words(expected)
+
+
 def test_no_binding_at_all():
     assert command(Library.OPEN_MPI, binding_args=[]) == words(f"{OPEN_MPI} {MCA} {EXPORTS}")
 
@@ -75,6 +89,15 @@ def test_options_of_ssh(library, expected):
     found = command(library, ssh_port=22, ssh_identity_file="key")
     assert f"|{'|'.join(expected)}|" in "|".join(found.words)
     assert found.variables == ({"HYDRA_LAUNCHER_EXTRA_ARGS": "-p 22 -i key"} if library is Library.MPICH else {})
+
+
+def test_other_hosts_reach_the_mpirun_of_mpich():
+    found = command(Library.MPICH, {"localhost": 2, "b": 2}, address="10.0.0.1")
+    assert found == words(f"-np 4 -hosts localhost:2,b:2 -bind-to none {GENVLIST} -localhost 10.0.0.1")
+    given = ["-localhost", "a"]
+    assert command(Library.MPICH, address="10.0.0.1", mpi_args=given) == words(
+        f"-np 4 -hosts a:2,b:2 -bind-to none {GENVLIST} -localhost a"
+    )
 
 
 def test_a_large_cluster():

@@ -99,7 +99,11 @@ def test_an_mpi_that_has_not_started_or_has_ended_is_passed_over(mpi, is_initial
 
 OPTIONS = """
 class rc:
-    initialize, finalize, thread_level = True, None, "multiple"
+    initialize, finalize, threads, thread_level = True, None, True, "multiple"
+"""
+STARTS = """
+THREAD_MULTIPLE = 3
+def Init_thread(level): pass
 """
 
 
@@ -119,14 +123,16 @@ def mpi4py(tmp_path):
     def make(code):
         (tmp_path / "mpi4py").mkdir()
         (tmp_path / "mpi4py" / "__init__.py").write_text(OPTIONS)
-        (tmp_path / "mpi4py" / "MPI.py").write_text(code)
+        (tmp_path / "mpi4py" / "MPI.py").write_text(STARTS + code)
         return tmp_path
 
     return make
 
 
 def test_a_process_does_not_wait_for_ever_in_mpi_init(mpi4py):
-    folder = mpi4py("import threading\nthreading.Event().wait(600)")
+    folder = mpi4py(
+        "import threading\nIs_initialized = lambda: False\ndef Init_thread(level): threading.Event().wait(600)"
+    )
     done = ended("broadcast.ByBroadcast(('mpi4py',), 2).follow('job', 0.1)", folder)
     assert (done.returncode, "in _wait_in_mpi_init_for_all_ranks" in done.stderr) == (1, True)
 
