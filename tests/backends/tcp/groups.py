@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import socket
+from functools import partial
 
 import pytest
 
 from collectives.backends.tcp import TcpBackend, TcpJoining
 from collectives.interfaces import LOOPBACK
-from collectives.rendezvous.store import MemoryStore, PrefixStore
-from tests.backends import offers
+from collectives.rendezvous.store import PrefixStore
+from tests.backends import group_cases
 from tests.backends.members import Member, group_of
 
 SECRET = b"of the job"
@@ -22,12 +23,11 @@ def joining_of(group, timeout=20.0, address=LOOPBACK, secret=SECRET, encrypted=F
 
 
 def connect(group, store, timeout=20.0, address=LOOPBACK, encrypted=False) -> TcpBackend:
-    return offers.meet(joining_of(group, timeout, address, encrypted=encrypted), store, 20.0)
+    return group_cases.connect(partial(joining_of, encrypted=encrypted), group, store, timeout, address)
 
 
 def with_backends(size, body, timeout=20.0, address=LOOPBACK, encrypted=False):
-    store = MemoryStore()
-    offers.with_backends(size, lambda rank: connect(group_of(size, rank), store, timeout, address, encrypted), body)
+    group_cases.with_backends(partial(joining_of, encrypted=encrypted), size, body, timeout, address)
 
 
 def join(member: Member, name: str, timeout: float = 20.0) -> TcpBackend:
