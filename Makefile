@@ -12,12 +12,14 @@ SMOKE_VERSIONS = 3.10 3.13
 
 BENCHMARKS = allreduce operations training parameters commits defaults rounds elastic idle memory traffic simulation ray_train spark_ingest
 
-.PHONY: help demo examples test test-pygloo smoke benchmarks environment clean
+.PHONY: help demo examples test check pytest test-pygloo smoke benchmarks environment clean
 
 help:
 	@echo "make demo          train a classifier of handwritten digits on two workers of a Ray cluster on this machine"
 	@echo "make examples      all of examples/, each in less than a minute on two cores"
 	@echo "make test          ruff, mypy and pytest; the tests of pygloo where there is a Python 3.10"
+	@echo "make check         ruff and mypy; a part of make test"
+	@echo "make pytest        pytest; a part of make test"
 	@echo "make test-pygloo   the tests of pygloo, on Python 3.10; a part of make test"
 	@echo "make smoke         the tests that need no framework and no cluster, on other versions of Python"
 	@echo "make benchmarks    those of docs/performance.md, three quarters of an hour on a machine that should do nothing else"
@@ -50,16 +52,19 @@ examples: environment
 	$(BIN)/python examples/elastic_spark.py
 	$(BIN)/python examples/spark_regression.py
 
-test: environment
+test: check pytest test-pygloo
+
+check: environment
 	@echo "ruff check"
 	@$(BIN)/ruff check --quiet
 	@echo "ruff format"
 	@$(BIN)/ruff format --check --quiet
 	@echo "mypy"
 	@$(BIN)/mypy
+
+pytest: environment
 	@echo "pytest"
 	@$(BIN)/pytest $(ARGS)
-	@$(MAKE) --no-print-directory test-pygloo
 
 test-pygloo:
 	@scripts/pygloo '$(VENV)'

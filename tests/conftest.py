@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from hvd_cluster import horovod
+from tests import shared_memory
 
 # gRPC, which TensorFlow brings, makes a new descriptor at each fork while one of its threads is at work.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -103,9 +104,9 @@ NAME_OF_SEMAPHORE = synchronize.SemLock._make_name
 
 
 def _shared_memory():
-    """The files, except for the semaphores of other jobs."""
+    """The files, except for those of other jobs."""
     own = f"sem.{SEMAPHORES.removeprefix('/')}-"
-    return {name for name in os.listdir("/dev/shm") if name.startswith(own) or not name.startswith("sem.")}
+    return {name for name in shared_memory.names() if name.startswith(own) or not name.startswith("sem.")}
 
 
 def _environment():

@@ -28,9 +28,10 @@ SlurmdLogFile={folder}/slurmd.%n.log
 ProctrackType=proctrack/pgid
 TaskPlugin=task/none
 SelectType=select/cons_tres
+SlurmdParameters=config_overrides
 MpiDefault=none
-NodeName=n1 NodeAddr=127.0.0.1 NodeHostname=localhost Port={first} CPUs=2
-NodeName=n2 NodeAddr=127.0.0.1 NodeHostname=localhost Port={second} CPUs=2
+NodeName=n1 NodeAddr=127.0.0.1 NodeHostname=localhost Port={first} CPUs={cpus}
+NodeName=n2 NodeAddr=127.0.0.1 NodeHostname=localhost Port={second} CPUs={cpus}
 PartitionName=all Nodes=n1,n2 Default=YES MaxTime=5 State=UP
 """
 
@@ -44,12 +45,12 @@ def missing():
 
 
 @contextmanager
-def cluster(folder):
-    """Gives the environment in which srun finds the cluster."""
+def cluster(folder, cpus=2):
+    """Gives the environment in which srun finds the cluster; its nodes claim to have ``cpus``."""
     environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
     with ExitStack() as stack:
         ports = dict(zip(("controller", "first", "second"), _free_ports(3), strict=True))
-        (folder / "slurm.conf").write_text(CONFIG.format(folder=folder, **ports))
+        (folder / "slurm.conf").write_text(CONFIG.format(folder=folder, cpus=cpus, **ports))
         for name in ("state", "spool.n1", "spool.n2"):
             (folder / name).mkdir()
         stack.enter_context(_daemon([_find("slurmctld"), "-D"], environment, folder / "controller.log"))

@@ -4,8 +4,12 @@ import multiprocessing
 import os
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from tests.conftest import LOOK
+from tests.shared_memory import MARK
 
 SEMAPHORE_OF_A_JOB = """
 import multiprocessing
@@ -29,3 +33,29 @@ def test_a_semaphore_of_another_job_is_not():
         assert os.path.exists(f"/dev/shm/sem.{name.removeprefix('/')}")
         assert LOOK["shared_memory"]() <= before
         job.communicate("\n", timeout=60)
+
+
+FILE_OF_A_JOB = """
+import mmap, os, sys
+with open(sys.argv[1], "w+b") as file:
+    file.truncate(mmap.PAGESIZE)
+    memory = mmap.mmap(file.fileno(), 0)
+print("mapped", flush=True)
+input()
+os.unlink(sys.argv[1])
+"""
+# The shell ends at once, so that the job is below no process of the tests.
+IN_THE_BACKGROUND = ["sh", "-c", 'exec 3<&0; "$@" <&3 &', "sh"]
+
+
+@pytest.mark.parametrize(("mark", "is_ours"), [(os.environ[MARK], True), ("of another job", False)])
+def test_a_file_is_of_the_job_that_maps_it(mark, is_ours):
+    path = Path(f"/dev/shm/test-{os.getpid()}")
+    command = [*IN_THE_BACKGROUND, sys.executable, "-c", FILE_OF_A_JOB, path]
+    environment = {**os.environ, MARK: mark}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True) as shell:
+        assert shell.stdout.readline() == "mapped\n"
+        shell.wait(60)
+        found = path.name in LOOK["shared_memory"]()
+        shell.communicate("\n", timeout=60)
+    assert found is is_ours

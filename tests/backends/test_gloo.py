@@ -35,24 +35,24 @@ from collectives.backends.workspace import Workspace
 from collectives.buffers import Buffer
 from collectives.rendezvous.store import MemoryStore
 from collectives.settings import Settings
-from tests.backends import gloo_cases
-from tests.backends.gloo_cases import LENGTHS, SOON
+from tests.backends import group_cases
+from tests.backends.group_cases import LENGTHS, SOON
 from tests.backends.matrix import abort_from_thread, reduce_until_error, run_matrix
 from tests.backends.members import Processes, group_of
 from tests.interrupts import interrupted
 
-connect, with_backends = partial(gloo_cases.connect, GlooJoining), partial(gloo_cases.with_backends, GlooJoining)
+connect, with_backends = partial(group_cases.connect, GlooJoining), partial(group_cases.with_backends, GlooJoining)
 
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_processes(size):
     """One launch for all that needs real processes but no death, because starting them takes longest."""
-    with Processes(size, partial(gloo_cases.work_in_a_process, GlooJoining)) as processes:
+    with Processes(size, partial(group_cases.work_in_a_process, GlooJoining)) as processes:
         assert processes.results() == ["done"] * size
 
 
 def test_killed_member():
-    with Processes(3, partial(gloo_cases.reduce_in_a_process, GlooJoining)) as processes:
+    with Processes(3, partial(group_cases.reduce_in_a_process, GlooJoining)) as processes:
         for rank in range(3):
             assert processes.hear(rank) == "reducing"
         processes.kill(1)
@@ -125,20 +125,20 @@ def test_workspace_keeps_no_more_than_its_limit(monkeypatch):
 
 @LENGTHS
 def test_abort_reaches_members_that_do_not_talk_to_the_aborted_one(length):
-    gloo_cases.check_abort_reaches_others(GlooJoining, length)
+    group_cases.check_abort_reaches_others(GlooJoining, length)
 
 
 @LENGTHS
 def test_silent_member(length):
-    gloo_cases.check_silent_member(GlooJoining, length)
+    group_cases.check_silent_member(GlooJoining, length)
 
 
 def test_abort_before_a_call_and_after_close():
-    gloo_cases.check_abort_before_a_call_and_after_close(GlooJoining)
+    group_cases.check_abort_before_a_call_and_after_close(GlooJoining)
 
 
 def test_closing_is_idempotent_and_peers_notice():
-    gloo_cases.check_closing(GlooJoining)
+    group_cases.check_closing(GlooJoining)
 
 
 def test_an_operation_that_nothing_can_end_is_left_to_a_thread(monkeypatch):

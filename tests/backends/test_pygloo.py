@@ -44,8 +44,8 @@ from hvd_cluster.operations.arrays import in_place
 from hvd_cluster.operations.operands import run as run_operation
 from hvd_cluster.process_sets import global_process_set
 from hvd_cluster.run import run
-from tests.backends import gloo_cases
-from tests.backends.gloo_cases import LENGTHS, SOON
+from tests.backends import group_cases
+from tests.backends.group_cases import LENGTHS, SOON
 from tests.backends.matrix import reduce_until_error, run_matrix
 from tests.backends.members import Member, Processes, group_of, in_threads
 from tests.backends.nccl.gpus import gpu_of_each_thread
@@ -53,7 +53,7 @@ from tests.backends.offers import meet
 from tests.interrupts import aborted_under
 
 needs_pygloo = pytest.mark.skipif(find_spec("pygloo") is None, reason="there is no pygloo: make test-pygloo has one")
-connect, with_backends = partial(gloo_cases.connect, PyglooJoining), partial(gloo_cases.with_backends, PyglooJoining)
+connect, with_backends = partial(group_cases.connect, PyglooJoining), partial(group_cases.with_backends, PyglooJoining)
 
 
 # Pure parts.
@@ -137,13 +137,13 @@ def test_a_pygloo_that_cannot_be_imported(tmp_path, monkeypatch):
 @needs_pygloo
 @pytest.mark.parametrize("size", [2, 3])
 def test_processes(size):
-    with Processes(size, partial(gloo_cases.work_in_a_process, PyglooJoining)) as processes:
+    with Processes(size, partial(group_cases.work_in_a_process, PyglooJoining)) as processes:
         assert processes.results() == ["done"] * size
 
 
 @needs_pygloo
 def test_killed_member():
-    with Processes(3, partial(gloo_cases.reduce_in_a_process, PyglooJoining)) as processes:
+    with Processes(3, partial(group_cases.reduce_in_a_process, PyglooJoining)) as processes:
         for rank in range(3):
             assert processes.hear(rank) == "reducing"
         processes.kill(1)
@@ -166,23 +166,23 @@ def test_many_pieces(monkeypatch):
 @needs_pygloo
 @LENGTHS
 def test_abort_reaches_members_that_do_not_talk_to_the_aborted_one(length):
-    gloo_cases.check_abort_reaches_others(PyglooJoining, length)
+    group_cases.check_abort_reaches_others(PyglooJoining, length)
 
 
 @needs_pygloo
 @LENGTHS
 def test_silent_member(length):
-    gloo_cases.check_silent_member(PyglooJoining, length)
+    group_cases.check_silent_member(PyglooJoining, length)
 
 
 @needs_pygloo
 def test_abort_before_a_call_and_after_close():
-    gloo_cases.check_abort_before_a_call_and_after_close(PyglooJoining)
+    group_cases.check_abort_before_a_call_and_after_close(PyglooJoining)
 
 
 @needs_pygloo
 def test_closing_is_idempotent_and_peers_notice():
-    gloo_cases.check_closing(PyglooJoining)
+    group_cases.check_closing(PyglooJoining)
 
 
 @needs_pygloo

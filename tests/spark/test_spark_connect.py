@@ -5,13 +5,7 @@ from spark_cluster import driver_result
 
 pytestmark = pytest.mark.timeout(240)
 
-
-def client_result(body, folder):
-    """The ``result`` of ``body``, in which ``spark`` is the session of a client; its server has a port of its own."""
-    return driver_result(body, folder, 'connect("local[2]")', SPARK_TESTING="1")
-
-
-BODY = """
+FUNCTIONS = """
 import io, os
 from executors.api import StartTimeoutError
 from hvd_cluster.spark import run
@@ -44,8 +38,8 @@ result = {
 """
 
 
-def test_a_client_of_spark_connect(tmp_path):
-    result = client_result(BODY, tmp_path)
+def test_a_client_of_spark_connect(result_of):
+    result = result_of("functions")
     assert result["ranks"] == [0, 1]
     assert result["output"] == ["[0]<stdout>:hello", "[1]<stdout>:hello"]
     assert result["failure"] == ["KeyError", "'rank 1 has had enough'"]
@@ -76,8 +70,8 @@ result = {
 """
 
 
-def test_rows_of_uneven_partitions(tmp_path):
-    result = client_result(ROWS, tmp_path)
+def test_rows_of_uneven_partitions(result_of):
+    result = result_of("rows")
     for shards in result.values():
         assert all(sorted(first) == sorted(second) for first, second, _ in shards)
         assert sorted(label for first, _, kept in shards for label in first + kept) == list(range(400))
@@ -105,8 +99,6 @@ def wait(batches):
         time.sleep(0.05)
     yield from batches
 
-# A server that has just started is slow to begin a stage.
-spark.range(0, 2, 1, 2).mapInArrow(lambda batches: batches, "id long").toArrow()
 Session.busy = look
 df = spark.range(0, 100, 1, 2).mapInArrow(wait, "id long").selectExpr("id", "id * 2 as x")
 rows = run_on_dataframe(lambda shard: shard.rows, df, num_proc=2, label_cols="id", start_timeout=10)
@@ -114,8 +106,40 @@ result = {"rows": sum(rows), "answers": answers}
 """
 
 
-def test_the_start_timeout_does_not_count_while_rows_are_computed(tmp_path):
+def test_the_start_timeout_does_not_count_while_rows_are_computed(result_of):
     """The stage before ours waits until the timeout is over and the server has said that its tasks run."""
-    result = client_result(SLOW, tmp_path)
+    result = result_of("slow")
     assert result["rows"] == 100
     assert set(result["answers"]) == {True}
+
+
+# One client, because its server takes longest to start. Each body makes its ``result``, or fails on its own.
+CLIENT = """
+import traceback
+
+def result_of(body):
+    names = {{"__name__": "__main__", "spark": spark}}
+    try:
+        exec(body, names)
+    except Exception:
+        return {{"failed": traceback.format_exc()}}
+    return names["result"]
+
+result = {{name: result_of(body) for name, body in {bodies!r}.items()}}
+"""
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """The result of each body, in which ``spark`` is the session of a client; its server has a port of its own."""
+    client = CLIENT.format(bodies={"functions": FUNCTIONS, "rows": ROWS, "slow": SLOW})
+    return driver_result(client, tmp_path_factory.mktemp("client"), 'connect("local[2]")', SPARK_TESTING="1")
+
+
+@pytest.fixture
+def result_of(results):
+    def get(name):
+        assert "failed" not in results[name], results[name]["failed"]
+        return results[name]
+
+    return get

@@ -25,7 +25,7 @@ STAGES = (
     "in its backend between hosts",
 )
 CONNECT_SECONDS = 20.0
-LATE_SECONDS = 5.0
+LATE_SECONDS = 3.0
 BOUND_SECONDS = 15.0
 """Survivors take some milliseconds, a busy machine longer; less than the start timeout, in any case."""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import socket
+from functools import partial
 
 import pytest
 
 from collectives.backends.tcp import TcpBackend, TcpJoining
 from collectives.interfaces import LOOPBACK
-from collectives.rendezvous.store import MemoryStore, PrefixStore
-from tests.backends import offers
+from collectives.rendezvous.store import PrefixStore
+from tests.backends import group_cases
 from tests.backends.members import Member, group_of
 
 SECRET = b"of the job"
@@ -22,13 +23,12 @@ def joining_of(group, timeout=20.0, address=LOOPBACK, secret=SECRET, encrypted=F
     return TcpJoining(group, timeout, address, secret, crowded, encrypted)
 
 
-def connect(group, store, timeout=20.0, **options) -> TcpBackend:
-    return offers.meet(joining_of(group, timeout, **options), store, 20.0)
+def connect(group, store, timeout=20.0, address=LOOPBACK, **options) -> TcpBackend:
+    return group_cases.connect(partial(joining_of, **options), group, store, timeout, address)
 
 
-def with_backends(size, body, timeout=20.0, **options):
-    store = MemoryStore()
-    offers.with_backends(size, lambda rank: connect(group_of(size, rank), store, timeout, **options), body)
+def with_backends(size, body, timeout=20.0, address=LOOPBACK, **options):
+    group_cases.with_backends(partial(joining_of, **options), size, body, timeout, address)
 
 
 def join(member: Member, name: str, timeout: float = 20.0) -> TcpBackend:

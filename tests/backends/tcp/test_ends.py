@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
 
-from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError, ShutDownError
+from collectives.api import CollectiveTimeoutError, HorovodInternalError
 from collectives.backends.tcp import TcpBackend
 from collectives.backends.tcp.pump import SLICE_SECONDS
-from tests.backends.matrix import abort_from_thread, reduce_until_error
+from tests.backends import group_cases
+from tests.backends.matrix import reduce_until_error
 from tests.backends.members import Member, Processes
-from tests.backends.tcp.groups import LENGTHS, join, with_backends
+from tests.backends.tcp.groups import LENGTHS, join, joining_of, with_backends
 
 EMPTY = np.empty(0, np.uint8)
 
 
 def test_killed_member():
-    with Processes(3, _reduce_until_error) as processes:
+    with Processes(3, partial(group_cases.reduce_in_a_process, joining_of)) as processes:
         for rank in range(3):
             assert processes.hear(rank) == "reducing"
         processes.kill(1)
-        assert [processes.hear(rank)[0] for rank in (0, 2)] == ["PeerLostError"] * 2
+        assert [processes.hear(rank) for rank in (0, 2)] == ["PeerLostError"] * 2
 
 
 def test_stopped_member():
@@ -39,31 +41,12 @@ def test_stopped_member():
 
 @LENGTHS
 def test_abort_reaches_members_that_do_not_talk_to_the_aborted_one(length):
-    def body(backend: TcpBackend) -> None:
-        if backend.rank == 2:
-            abort_from_thread(backend, np.ones(length, np.float32))
-        elif backend.rank:  # Rank 0 takes no part, so that nobody can finish.
-            assert isinstance(reduce_until_error(backend, length, 20), PeerLostError)
-        left.wait(20)
-
-    left = threading.Barrier(4)
-    with_backends(4, body)
+    group_cases.check_abort_reaches_others(joining_of, length)
 
 
 @LENGTHS
 def test_silent_member(length):
-    def body(backend: TcpBackend) -> None:
-        if backend.rank == 0:
-            error = reduce_until_error(backend, length, 20)
-            assert isinstance(error, CollectiveTimeoutError)
-            assert str(error).startswith("rank 1 on host 'a' did not answer in time")
-            assert error.ranks == (1,)
-            with pytest.raises(CollectiveTimeoutError):
-                backend.barrier()
-        noticed.wait(20)
-
-    noticed = threading.Barrier(2)
-    with_backends(2, body, timeout=0.5)
+    group_cases.check_silent_member(joining_of, length, 0.5)
 
 
 def test_a_member_that_does_not_read_is_late():
@@ -81,17 +64,7 @@ def test_a_member_that_does_not_read_is_late():
 
 
 def test_abort_before_a_call_and_after_close():
-    def body(backend: TcpBackend) -> None:
-        error = HorovodInternalError("told to stop")
-        backend.abort(error)
-        for call in (backend.barrier, lambda: backend.allgather_bytes([EMPTY], [EMPTY], [0, 0])):
-            with pytest.raises(HorovodInternalError) as caught:
-                call()
-            assert caught.value is error
-        backend.close()
-        backend.abort(error)
-
-    with_backends(2, body)
+    group_cases.check_abort_before_a_call_and_after_close(joining_of)
 
 
 def test_an_aborted_member_moves_no_data():
@@ -106,19 +79,7 @@ def test_an_aborted_member_moves_no_data():
 
 
 def test_closing_is_idempotent_and_peers_notice():
-    def body(backend: TcpBackend) -> None:
-        if backend.rank == 0:
-            backend.close()
-            backend.close()
-            with pytest.raises(ShutDownError):
-                backend.barrier()
-        else:
-            error = reduce_until_error(backend, 8, 20)
-            assert isinstance(error, PeerLostError)
-            assert (error.ranks, error.hosts) == ((0,), ("a",))
-            assert "the connection to rank 0 on host 'a' is gone" in str(error)
-
-    with_backends(2, body)
+    group_cases.check_closing(joining_of, ((0,), ("a",)), "the connection to rank 0 on host 'a' is gone")
 
 
 def test_the_last_data_of_a_member_that_closes_arrives():
@@ -158,15 +119,6 @@ def test_a_member_that_closes_after_its_part_is_no_loss_for_those_that_still_wor
 
     closed = threading.Event()
     with_backends(3, body)
-
-
-def _reduce_until_error(member: Member) -> tuple[str, tuple[int, ...]]:
-    backend = join(member, "group")
-    backend.barrier()
-    member.tell("reducing")
-    error = reduce_until_error(backend, 1_000_000, 60)
-    backend.close()
-    return type(error).__name__, error.ranks
 
 
 def _reduce_until_late(member: Member) -> tuple[str, tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""Requirements of every binding of Gloo. ``join`` makes the joining of a member: its class, or a part of it."""
+"""Requirements of every backend that connects a group over a network. ``join`` makes the joining of a member."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError, ShutDownError
+from collectives.backends.base import Backend
 from collectives.backends.group import Group
 from collectives.backends.joining import Joining
-from collectives.backends.messaging import MessagingBackend
 from collectives.interfaces import LOOPBACK
 from collectives.rendezvous.store import MemoryStore, PrefixStore
 from tests.backends import offers
@@ -20,12 +20,13 @@ from tests.backends.members import Member, group_of
 from tests.backends.offers import meet
 
 SOON = 4.0  # What a test that breaks connections may leave behind ends after this timeout.
+EMPTY = np.empty(0, np.uint8)
 LENGTHS = pytest.mark.parametrize("length", [8, 1_000_000], ids=["direct", "ring"])
 
 Join = Callable[[Group, float, str], Joining]
 
 
-def connect(join: Join, group, store, timeout=20.0, address=LOOPBACK, patience=20.0) -> MessagingBackend:
+def connect(join: Join, group, store, timeout=20.0, address=LOOPBACK, patience=20.0) -> Backend:
     """``timeout`` bounds operations, ``patience`` the start."""
     return meet(join(group, timeout, address), store, patience)
 
@@ -39,7 +40,7 @@ def with_backends(join: Join, size, body, timeout=20.0, address=LOOPBACK):
 def check_abort_reaches_others(join: Join, length: int) -> None:
     """Also members that do not talk to the aborted one."""
 
-    def body(backend: MessagingBackend) -> None:
+    def body(backend: Backend) -> None:
         if backend.rank == 2:
             abort_from_thread(backend, np.ones(length, np.float32))
         elif backend.rank:  # Rank 0 takes no part, so that nobody can finish.
@@ -50,8 +51,8 @@ def check_abort_reaches_others(join: Join, length: int) -> None:
     with_backends(join, 4, body, SOON)
 
 
-def check_silent_member(join: Join, length: int) -> None:
-    def body(backend: MessagingBackend) -> None:
+def check_silent_member(join: Join, length: int, timeout: float = 1.5) -> None:
+    def body(backend: Backend) -> None:
         if backend.rank == 0:
             error = reduce_until_error(backend, length, 20)
             assert isinstance(error, CollectiveTimeoutError)
@@ -62,26 +63,27 @@ def check_silent_member(join: Join, length: int) -> None:
         noticed.wait(20)
 
     noticed = threading.Barrier(2)
-    with_backends(join, 2, body, timeout=1.5)
+    with_backends(join, 2, body, timeout)
 
 
 def check_abort_before_a_call_and_after_close(join: Join) -> None:
-    def body(backend: MessagingBackend) -> None:
+    def body(backend: Backend) -> None:
         error = HorovodInternalError("told to stop")
         backend.abort(error)
-        with pytest.raises(HorovodInternalError) as caught:
-            backend.barrier()
-        assert caught.value is error
+        for call in (backend.barrier, lambda: backend.allgather_bytes([EMPTY], [EMPTY], [0, 0])):
+            with pytest.raises(HorovodInternalError) as caught:
+                call()
+            assert caught.value is error
         backend.close()
         backend.abort(error)
 
     with_backends(join, 2, body, SOON)
 
 
-def check_closing(join: Join) -> None:
-    """It is idempotent, and peers notice."""
+def check_closing(join: Join, lost=((), ()), said: str = "the connection to rank 0 on host 'a'") -> None:
+    """It is idempotent, and peers notice. ``lost``: the ranks and hosts of the error."""
 
-    def body(backend: MessagingBackend) -> None:
+    def body(backend: Backend) -> None:
         if backend.rank == 0:
             backend.close()
             backend.close()
@@ -90,7 +92,8 @@ def check_closing(join: Join) -> None:
         else:
             error = reduce_until_error(backend, 8, 20)
             assert isinstance(error, PeerLostError)
-            assert "the connection to rank 0 on host 'a'" in str(error)
+            assert (error.ranks, error.hosts) == lost
+            assert said in str(error)
 
     with_backends(join, 2, body, SOON)
 
@@ -121,5 +124,5 @@ def reduce_in_a_process(join: Join, member: Member) -> str:
     return type(error).__name__
 
 
-def _join(join: Join, member: Member, name: str) -> MessagingBackend:
+def _join(join: Join, member: Member, name: str) -> Backend:
     return connect(join, group_of(member.size, member.rank), PrefixStore(member.store, name))
