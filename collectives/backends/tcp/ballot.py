@@ -36,6 +36,10 @@ class Question(NamedTuple):
     agreed: Callable[[], None]
 
 
+def _nothing() -> None:
+    return
+
+
 class Ballot(ABC):
     """The votes of a member over its ``links``, by position, whose data ``pump`` moves.
 
@@ -102,7 +106,9 @@ class Ballot(ABC):
         late, self._late = self._late, 0.0
         return late
 
-    def _await(self, is_decided: Callable[[], bool], early: Callable[[], None], waiting: Callable[[], None]) -> None:
+    def _await(
+        self, is_decided: Callable[[], bool], waiting: Callable[[], None], early: Callable[[], None] = _nothing
+    ) -> None:
         """See :meth:`Pump.run_until`."""
         begin = monotonic()
         self._pump.run_until(is_decided, early, waiting)

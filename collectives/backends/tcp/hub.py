@@ -17,10 +17,6 @@ from collectives.backends.workspace import Workspace
 __all__ = ["Hub"]
 
 
-def _nothing() -> None:
-    return
-
-
 class Hub(Ballot):
     """See :class:`Ballot`, for the hub of ``group``."""
 
@@ -45,7 +41,7 @@ class Hub(Ballot):
         self, question: Question, outgoing: Mapping[int, Views], incoming: Mapping[int, Views], spare: bool
     ) -> None:
         self._open(question.value)
-        self._await(self._is_decided, _nothing, lambda: self._wait(question))
+        self._await(self._is_decided, lambda: self._wait(question))
         if self._differs:
             self._value = 0
             self._answer_all(DIFFERS)

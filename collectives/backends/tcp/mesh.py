@@ -55,7 +55,7 @@ class Mesh(Ballot):
                 scatter(landing[position], views)
 
     def _await_votes(self, question: Question) -> None:
-        self._await(self._is_decided, self._look_around, lambda: question.waiting(sorted(self._absent)))
+        self._await(self._is_decided, lambda: question.waiting(sorted(self._absent)), self._look_around)
         if self._differs:
             self._break_off()
             raise Disagreement

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 
 from collectives.api import EngineError
 from collectives.backends.group import Group
@@ -14,10 +14,6 @@ from collectives.backends.tcp.pump import Pump
 from collectives.backends.tcp.star import ABSENT, AGREED, ANSWER, HUB, VOTE, riding
 
 __all__ = ["Spoke"]
-
-
-def _nothing() -> None:
-    return
 
 
 class Spoke(Ballot):
@@ -38,10 +34,10 @@ class Spoke(Ballot):
     def _vote(
         self, question: Question, outgoing: Mapping[int, Views], incoming: Mapping[int, Views], spare: bool
     ) -> None:
-        self._answer, self._absent = 0, (HUB,)
+        self._answer = 0
         views = [view for position in sorted(incoming) for view in incoming[position]]
         self._cast(question.value, outgoing, self._wanted(views, question.agreed))
-        self._await(self._is_decided, _nothing, lambda: question.waiting(list(self._absent)))
+        self._await(self._is_decided, lambda: question.waiting(list(self._absent)))
         if self._answer != AGREED:
             self._link.give_up(is_filling=False)
             raise Disagreement
@@ -57,15 +53,8 @@ class Spoke(Ballot):
 
     def _wanted(self, views: Sequence[memoryview], agreed: Callable[[], None]) -> Script:
         """Receive the answer, and if all agree the data behind it: they do before anything is in ``views``."""
-        while True:
-            head = bytearray(ANSWER.size)
-            yield memoryview(head)
-            kind, length = ANSWER.unpack(head)
-            if kind != ABSENT:
-                break
-            names = bytearray(length)
-            yield memoryview(names)
-            self._absent = struct.unpack(f"<{length // 4}I", names)
+        self._absent = (HUB,)
+        kind, length = yield from self._last_answer()
         if kind == AGREED:
             self._check(length, length_of(views))
             agreed()
@@ -73,16 +62,22 @@ class Spoke(Ballot):
         if kind == AGREED:
             yield from views
 
-    def _check(self, length: int, expected: int) -> None:
-        if length != expected:
-            raise EngineError(f"{self._group.describe([HUB])} passed {length} bytes on, and {expected} were expected")
-
     def _unwanted(self) -> Script:
         """Receive the answer to a vote for nothing."""
-        kind = ABSENT
-        while kind == ABSENT:
+        yield from self._last_answer()
+
+    def _last_answer(self) -> Generator[memoryview, None, tuple[int, int]]:
+        """The kind of the answer that ends a round, and its length; those before name the absent members."""
+        while True:
             head = bytearray(ANSWER.size)
             yield memoryview(head)
             kind, length = ANSWER.unpack(head)
-            if length:
-                yield memoryview(bytearray(length))
+            if kind != ABSENT:
+                return kind, length
+            names = bytearray(length)
+            yield memoryview(names)
+            self._absent = struct.unpack(f"<{length // 4}I", names)
+
+    def _check(self, length: int, expected: int) -> None:
+        if length != expected:
+            raise EngineError(f"{self._group.describe([HUB])} passed {length} bytes on, and {expected} were expected")
