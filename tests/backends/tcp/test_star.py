@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from collectives.api import PeerLostError
 from collectives.backends.tcp import TcpBackend, star
 from collectives.backends.tcp.hub import Hub
+from collectives.backends.tcp.link import Link
 from collectives.backends.tcp.mesh import Mesh
 from collectives.backends.tcp.spoke import Spoke
 from collectives.rendezvous.store import MemoryStore
@@ -106,4 +108,56 @@ def test_data_that_a_hub_holds_is_of_the_present_round() -> None:
             assert board.attempt(value, lambda: member.broadcast_bytes(raw, raw, 1), ignore, nothing)  # noqa: B023
             assert (data == value).all()
 
+    with_backends(3, body)
+
+
+def hold_back(link: Link, begun: threading.Event) -> Callable[[], None]:
+    """Let ``link`` send only the beginning of a vote, and set ``begun``; returns the call that ends this."""
+    send = link._send_some
+
+    def send_the_beginning() -> int:
+        if begun.is_set():
+            raise BlockingIOError
+        sent = link._socket.send(bytes(link._unsent[0]) + bytes(link._unsent[1][:10]))
+        begun.set()
+        return sent
+
+    vars(link)["_send_some"] = send_the_beginning
+    return lambda: vars(link).update(_send_some=send)
+
+
+def test_a_parcel_of_a_round_that_the_hub_has_left_is_none_of_the_next() -> None:
+    """Of the first vote of member 1, the hub has only the beginning when member 2 declines; the rest comes later."""
+
+    def body(member: TcpBackend) -> None:
+        board, data = board_of(member), np.zeros(1000)
+        raw = data.view(np.uint8)
+        call = lambda: member.broadcast_bytes(raw, raw, 1)  # noqa: E731
+        if member.rank == 2:
+            assert noticed.wait(20)
+            board.decline()
+        else:
+            restore = hold_back(member._tcp._links[0], begun) if member.rank == 1 else nothing
+            data[:] = -1.0 if member.rank == 1 else 0.0
+            assert not board.attempt(7, call, first_wait if member.rank == 0 else ignore, pytest.fail)
+            restore()
+        if member.rank == 1:
+            board.hurry()
+            assert alone.wait(20)
+            data[:] = 1.0
+        assert board.attempt(7, call, second_wait if member.rank == 0 else ignore, nothing)
+        alone.set()
+        assert (data == 1.0).all()
+
+    def first_wait(absent: list[int]) -> None:
+        """The hub has read the beginning if there was nothing to read between two calls after that was sent."""
+        if was_begun[0]:
+            noticed.set()
+        was_begun[0] = begun.is_set()
+
+    def second_wait(absent: list[int]) -> None:
+        if absent == [1]:
+            alone.set()
+
+    begun, noticed, alone, was_begun = threading.Event(), threading.Event(), threading.Event(), [False]
     with_backends(3, body)
