@@ -26,10 +26,10 @@ class Board(ABC):
 
         ``value`` has 32 bits and is not 0. ``agreed`` is called as soon as all members have attempted ``value``, at
         the latest before anything is written to a destination. A disagreement is known as soon as one member
-        declines or attempts another value; others may not have entered the round, unless one of them counts the votes.
-        Then no destination has been written. Until either is known, ``waiting`` is called every few milliseconds with
-        the positions of the members that have not entered the round. Errors of these calls and of the operation
-        propagate.
+        declines or attempts another value, even if others have not entered the round; then no destination has been
+        written. Where one member counts the votes, it is known only once that one has entered the round or declined.
+        Until either is known, ``waiting`` is called every few milliseconds with the positions of the members that are
+        known not to have entered the round. Errors of these calls and of the operation propagate.
         """
 
     @abstractmethod

@@ -19,7 +19,8 @@ Each element is reduced by one member, or by all in the same order: results are 
 
 Where the members vote whether they run an operation (see :mod:`collectives.backends.tcp.ballot`), that is one step
 more, but not for those of one step and messages up to RIDING bytes; a broadcast up to there takes one step in all. A
-vote through a hub (:mod:`collectives.backends.tcp.star`) is two steps, and takes the messages of such operations along.
+vote through a hub (:mod:`collectives.backends.tcp.star`) is two steps, and takes the messages of such operations along,
+as long as the hub has no more than 1 MB to pass on.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ PIECE = 1 << 24
 
 
 MOST_VOTERS = 64
-"""Each member sends its vote to all others, which is too much for many."""
+"""In a mesh each member sends its vote to all others, which is too much for many."""
 
 
 class TcpBackend(MessagingBackend, OffersBoard):

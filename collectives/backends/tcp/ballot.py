@@ -10,11 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from collectives.api import HorovodInternalError
+from collectives.api import EngineError, HorovodInternalError
+from collectives.backends.group import Group
 from collectives.backends.tcp.link import Link, Script
 from collectives.backends.tcp.pump import Pump
 
-__all__ = ["RIDING", "Ballot", "Disagreement", "Question", "Views", "dropped", "length_of", "scatter"]
+__all__ = ["RIDING", "Ballot", "Disagreement", "Question", "Views", "check_length", "dropped", "length_of", "scatter"]
 
 RIDING = 1 << 16
 """Bytes of a message that travels with a vote, at most; both ends know its length. Longer ones follow the votes."""
@@ -63,9 +64,9 @@ class Ballot(ABC):
     def ask(self, value: int, waiting: Callable[[list[int]], None], agreed: Callable[[], None]) -> None:
         """Vote for ``value``, which is not 0, with the next exchange: it raises Disagreement if not all do so.
 
-        It raises as soon as one other member has voted for anything else, and waits as long as that is not known. Then
-        ``waiting`` is called every few milliseconds with the positions of the members that have not voted. As soon as
-        all have voted for ``value``, ``agreed`` is called.
+        It raises as soon as it is known that another member has voted for anything else. Until then ``waiting`` is
+        called every few milliseconds with the positions of the members of which it is known that they have not voted.
+        As soon as all have voted for ``value``, ``agreed`` is called.
         """
         self._question = Question(value, waiting, agreed)
 
@@ -119,6 +120,15 @@ class Ballot(ABC):
 
     def _long(self, messages: Mapping[int, Views]) -> dict[int, Views]:
         return {position: views for position, views in messages.items() if length_of(views) > self.riding}
+
+
+def check_length(group: Group, position: int, length: int, expected: int) -> None:
+    """Raise EngineError if the message with the vote of the member at ``position`` has not the ``expected`` length."""
+    if length != expected:
+        raise EngineError(
+            f"{group.describe([position])} sent {length} bytes with its vote, and {expected} were expected: the ranks "
+            "have agreed on tensors of different shapes, which is a defect of hvd-cluster; please report it"
+        )
 
 
 def length_of(views: Views) -> int:

@@ -10,10 +10,20 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 
-from collectives.api import DType, EngineError
+from collectives.api import DType
 from collectives.backends.group import Group
 from collectives.backends.placement import Placement, current_core
-from collectives.backends.tcp.ballot import RIDING, Ballot, Disagreement, Question, Views, dropped, length_of, scatter
+from collectives.backends.tcp.ballot import (
+    RIDING,
+    Ballot,
+    Disagreement,
+    Question,
+    Views,
+    check_length,
+    dropped,
+    length_of,
+    scatter,
+)
 from collectives.backends.tcp.link import Link, Script, memory
 from collectives.backends.tcp.pump import Pump
 from collectives.backends.workspace import Workspace
@@ -28,6 +38,7 @@ class Mesh(Ballot):
 
     def __init__(self, group: Group, links: Mapping[int, Link], pump: Pump) -> None:
         super().__init__(links, pump, RIDING)
+        self._group = group
         here = group.hosts[group.position]
         self._neighbours = [position for position in links if group.hosts[position] == here]
         self._cores: dict[int, int] = {}
@@ -94,9 +105,7 @@ class Mesh(Ballot):
         yield from dropped(length)
 
     def _riding(self, position: int, length: int, target: memoryview | None) -> Script:
-        expected = 0 if target is None else len(target)
-        if length != expected:
-            raise EngineError(f"the member at position {position} sent {length} bytes, and {expected} were expected")
+        check_length(self._group, position, length, 0 if target is None else len(target))
         if target is not None:
             yield target
 

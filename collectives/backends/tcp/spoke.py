@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from collectives.api import EngineError
 from collectives.backends.group import Group
-from collectives.backends.tcp.ballot import RIDING, Ballot, Disagreement, Question, Views, length_of
+from collectives.backends.tcp.ballot import RIDING, Ballot, Disagreement, Question, Views, check_length, length_of
 from collectives.backends.tcp.link import Link, Script
 from collectives.backends.tcp.parcels import pack
 from collectives.backends.tcp.pump import Pump
-from collectives.backends.tcp.star import ABSENT, AGREED, ANSWER, HUB, VOTE, riding
+from collectives.backends.tcp.star import ABSENT, AGREED, HUB, VOTE, Answers, riding
 
 __all__ = ["Spoke"]
 
@@ -23,6 +21,7 @@ class Spoke(Ballot):
         super().__init__(links, pump, riding(group.size, RIDING))
         self._group = group
         self._link = links[HUB]
+        self._answers = Answers(group.size)
         self._absent: Sequence[int] = ()
         self._answer = 0
 
@@ -35,8 +34,7 @@ class Spoke(Ballot):
         self, question: Question, outgoing: Mapping[int, Views], incoming: Mapping[int, Views], spare: bool
     ) -> None:
         self._answer = 0
-        views = [view for position in sorted(incoming) for view in incoming[position]]
-        self._cast(question.value, outgoing, self._wanted(views, question.agreed))
+        self._cast(question.value, outgoing, self._wanted(incoming, question.agreed))
         self._await(self._is_decided, lambda: question.waiting(list(self._absent)))
         if self._answer != AGREED:
             self._link.give_up(is_filling=False)
@@ -51,33 +49,27 @@ class Spoke(Ballot):
     def _is_decided(self) -> bool:
         return self._answer != 0
 
-    def _wanted(self, views: Sequence[memoryview], agreed: Callable[[], None]) -> Script:
-        """Receive the answer, and if all agree the data behind it: they do before anything is in ``views``."""
+    def _wanted(self, incoming: Mapping[int, Views], agreed: Callable[[], None]) -> Script:
+        """Receive the answer, and if all agree the messages behind it: they do before anything is in ``incoming``."""
         self._absent = (HUB,)
-        kind, length = yield from self._last_answer()
+        while True:
+            yield (room := self._answers.room())
+            kind, numbers = self._answers.unpack(room)
+            if kind != ABSENT:
+                break
+            self._absent = [position for position, is_absent in enumerate(numbers) if is_absent]
         if kind == AGREED:
-            self._check(length, length_of(views))
+            self._check(numbers, incoming)
             agreed()
         self._answer = kind
         if kind == AGREED:
-            yield from views
+            for position in sorted(incoming):
+                yield from incoming[position]
+
+    def _check(self, lengths: Sequence[int], incoming: Mapping[int, Views]) -> None:
+        for position, length in enumerate(lengths):
+            check_length(self._group, position, length, length_of(incoming.get(position, ())))
 
     def _unwanted(self) -> Script:
-        """Receive the answer to a vote for nothing."""
-        yield from self._last_answer()
-
-    def _last_answer(self) -> Generator[memoryview, None, tuple[int, int]]:
-        """The kind of the answer that ends a round, and its length; those before name the absent members."""
-        while True:
-            head = bytearray(ANSWER.size)
-            yield memoryview(head)
-            kind, length = ANSWER.unpack(head)
-            if kind != ABSENT:
-                return kind, length
-            names = bytearray(length)
-            yield memoryview(names)
-            self._absent = struct.unpack(f"<{length // 4}I", names)
-
-    def _check(self, length: int, expected: int) -> None:
-        if length != expected:
-            raise EngineError(f"{self._group.describe([HUB])} passed {length} bytes on, and {expected} were expected")
+        """Receive the answer to a vote for nothing, which is one."""
+        yield self._answers.room()

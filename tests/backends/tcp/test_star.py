@@ -8,12 +8,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from collectives.api import PeerLostError
+from collectives.api import EngineError, PeerLostError
 from collectives.backends.tcp import TcpBackend, star
 from collectives.backends.tcp.hub import Hub
 from collectives.backends.tcp.link import Link
 from collectives.backends.tcp.mesh import Mesh
 from collectives.backends.tcp.spoke import Spoke
+from collectives.planning.board import Ahead
 from collectives.rendezvous.store import MemoryStore
 from tests.backends import offers
 from tests.backends.members import group_of
@@ -61,6 +62,62 @@ def test_longer_messages_travel_between_their_members(monkeypatch: pytest.Monkey
             assert operations.result.tolist() == expected.tolist()
 
     with_backends(4, body)
+
+
+def test_the_hub_tells_others_now_and_then_whom_they_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("collectives.backends.tcp.hub.TELL_SECONDS", 0.0)
+
+    def body(member: TcpBackend) -> None:
+        board, seen = board_of(member), []
+
+        def waiting(absent: list[int]) -> None:
+            seen.append(absent)
+            calls[member.rank] = len(seen)
+            if absent == [2] and min(calls[:2]) > 20:
+                late.set()
+
+        if member.rank == 2:
+            assert late.wait(20)
+        if member.rank == 0:
+            link = member._tcp._links[1]
+            send = link.send
+            vars(link)["send"] = lambda views: sent.append(1) or send(views)
+        assert board.attempt(7, nothing, waiting, nothing)
+        if member.rank == 1:
+            assert seen[-1] == [2]
+
+    calls, sent, late = [0, 0, 0], [], threading.Event()
+    with_backends(3, body)
+    assert len(sent) == 2, "one note and the answer"
+
+
+def test_members_agree_ahead_in_a_star() -> None:
+    def body(member: TcpBackend) -> None:
+        calls: list[str] = []
+        board = Ahead(board_of(member), lambda call: call())
+        assert not board.attempt(7 + (member.rank == 1), pytest.fail, ignore, pytest.fail)
+        assert board.attempt(7, lambda: calls.append("ran"), ignore, lambda: calls.append("agreed"))
+        assert calls == ["agreed", "ran"]
+
+    with_backends(3, body)
+
+
+def test_each_member_checks_what_came_from_each() -> None:
+    """The lengths of two members are wrong, and their sum is right."""
+
+    def body(member: TcpBackend) -> None:
+        length = {1: 8, 2: 0}.get(member.rank, 4)
+        outgoing = {other: [memoryview(bytes(length))] for other in range(4) if other != member.rank and length}
+        incoming = {other: [memoryview(bytearray(4))] for other in range(4) if other != member.rank}
+        with pytest.raises((EngineError, PeerLostError)) as caught:
+            board_of(member).attempt(7, lambda: member._tcp.trade(outgoing, incoming), ignore, nothing)
+        errors[member.rank] = str(caught.value)
+        ended.wait(20)
+
+    errors: dict[int, str] = {}
+    ended = threading.Barrier(4)
+    with_backends(4, body)
+    assert errors[3].startswith("rank 1 on host 'a' sent 8 bytes with its vote, and 4 were expected")
 
 
 @pytest.mark.parametrize("lost", [0, 2])
