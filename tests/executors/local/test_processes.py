@@ -128,7 +128,7 @@ def test_asking_ends_the_grandchildren_too(start):
     pids = [int(worker.stdout.readline()) for _ in range(2)]
     assert all(map(psutil.pid_exists, pids))
     worker.process.terminate()
-    assert worker.end() == [-signal.SIGTERM]
+    assert worker.end() in ([-signal.SIGTERM], [0])  # 0: the shell saw the end of its child before it was asked itself
     assert not any(map(psutil.pid_exists, pids))
 
 
