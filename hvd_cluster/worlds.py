@@ -154,7 +154,7 @@ class Worlds:
         newest, engine = self._member.newest(), self._engine()
         self._is_first = False
         if engine is not None:
-            engine.on_death(self._report_lost)
+            engine.on_death(partial(self._report_lost, self.round))
         if newest is not None and not self.is_alone:
             self._react(newest)
 
@@ -230,7 +230,7 @@ class Worlds:
         the driver publishes none.
         """
         if isinstance(error, PeerLostError) and error.has_ended:
-            self._report_lost(error)
+            self._report_lost(self.round, error)
         try:
             return self._world(self._member.wait(self._replaces, SOON_SECONDS))
         except CollectiveTimeoutError:
@@ -257,12 +257,16 @@ class Worlds:
         ranks = getattr(error, "ranks", ())
         return {present.worker_of(rank) for rank in ranks if present} - {self.identity.worker}
 
-    def _report_lost(self, error: PeerLostError) -> None:
-        """Tell the driver, unless it knows: the agent of the lost worker notices its end later."""
+    def _report_lost(self, round: int, error: PeerLostError) -> None:
+        """Tell the driver, unless it knows: the agent of the lost worker notices its end later.
+
+        The thread of an engine may come when this process is in a later world than that of ``round``, where other
+        workers have the ranks of ``error``.
+        """
         newest = self._member.newest()
-        if self._told < self.round and (newest is None or newest.round <= self.round):
-            self._told = self.round
-            self.report_later(Report("lost", self.round, error.ranks, str(error)))
+        if self._told < round and (newest is None or newest.round <= round):
+            self._told = round
+            self.report_later(Report("lost", round, error.ranks, str(error)))
 
     def came_together(self, before: int) -> bool:
         """Whether all ranks of the present world come from that of round ``before``, and left it by plan."""

@@ -21,7 +21,8 @@ class Driver:
         self.store = MemoryStore()
         self.publish(0, *BOTH)
         world = World("job", 0, Topology(hosts=(), cores=0), "a", ("127.0.0.1", 1))
-        self.worlds = Worlds(Identity("worker-2", 0, False), world, self.store, 1.0, lambda: None)
+        self.engine = None
+        self.worlds = Worlds(Identity("worker-2", 0, False), world, self.store, 1.0, lambda: self.engine)
 
     def publish(self, round, *workers, planned=False):
         self.store.set(world_key(round), Published(round, workers, planned).encode())
@@ -75,3 +76,38 @@ def test_a_world_that_is_planned_after_the_loss_has_none_of_the_lost(driver):
     driver.await_worlds(3)
     assert driver.worlds.after(lost(0)).round == 2
     driver.end(3)
+
+
+class Engine:
+    """It keeps what its thread calls when a process of its world has ended."""
+
+    def on_death(self, call):
+        self.tell = call
+
+
+def test_a_thread_that_notices_a_death_late_blames_no_rank_of_the_next_world(driver, monkeypatch):
+    """This process has gone on meanwhile, and another worker has the number of the lost rank."""
+    reports = []
+    monkeypatch.setattr(driver.worlds, "report_later", reports.append)
+    driver.engine = engine = Engine()
+    driver.worlds.entered()
+    driver.engine = None
+    ended = PeerLostError("rank 1 is gone", [1], has_ended=True)
+    driver.publish(1, *BOTH)
+    driver.worlds.round = driver.worlds.after(ended).round
+    engine.tell(ended)
+    assert [(report.round, report.ranks) for report in reports] in ([(0, (1,))], [])
+    driver.end(2)
+
+
+def test_a_thread_that_notices_a_death_early_tells_the_driver(driver, monkeypatch):
+    reports = []
+    monkeypatch.setattr(driver.worlds, "report_later", reports.append)
+    driver.engine = engine = Engine()
+    driver.worlds.entered()
+    ended = PeerLostError("rank 1 is gone", [1], has_ended=True)
+    for _ in range(2):
+        engine.tell(ended)
+    assert [(report.round, report.ranks) for report in reports] == [(0, (1,))]
+    driver.engine = None
+    driver.end(1)
