@@ -27,7 +27,7 @@ SECONDS = 100
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What the jobs write. They run side by side, on nodes with room for all."""
+    """The output of the jobs. They run side by side, on nodes with room for all."""
     pytest.importorskip("torch")
     if slurm.missing():
         pytest.skip(slurm.missing())
@@ -48,7 +48,7 @@ def submit(cluster: dict[str, str], folder: Path, name: str) -> str:
 
 
 def output_of(cluster: dict[str, str], folder: Path, job: str) -> str:
-    """What a job wrote, and how it ended. ``sbatch --wait`` would ask only every 10 s."""
+    """The output of a job, and its end. ``sbatch --wait`` would ask only every 10 s."""
     deadline = time.monotonic() + SECONDS
     while (facts := facts_of(cluster, job))["JobState"] not in ENDED:
         assert time.monotonic() < deadline, facts
