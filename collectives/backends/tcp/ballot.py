@@ -15,7 +15,18 @@ from collectives.backends.group import Group
 from collectives.backends.tcp.link import Link, Script
 from collectives.backends.tcp.pump import Pump
 
-__all__ = ["RIDING", "Ballot", "Disagreement", "Question", "Views", "check_length", "dropped", "length_of", "scatter"]
+__all__ = [
+    "RIDING",
+    "Ballot",
+    "Disagreement",
+    "Question",
+    "Views",
+    "check_length",
+    "do_nothing",
+    "dropped",
+    "length_of",
+    "scatter",
+]
 
 RIDING = 1 << 16
 """Bytes of a message that travels with a vote, at most; both ends know its length. Longer ones follow the votes."""
@@ -37,8 +48,8 @@ class Question(NamedTuple):
     agreed: Callable[[], None]
 
 
-def _nothing() -> None:
-    return
+def do_nothing() -> None:
+    """What a member does early, or when all agree, if nothing else is asked for."""
 
 
 class Ballot(ABC):
@@ -84,8 +95,10 @@ class Ballot(ABC):
         """
         question, self._question = self._question, None
         assert question is not None
-        self._vote(question, self._short(outgoing), self._short(incoming), spare)
-        return self._long(outgoing), self._long(incoming)
+        riding_out, left_out = self._split(outgoing)
+        riding_in, left_in = self._split(incoming)
+        self._vote(question, riding_out, riding_in, spare)
+        return left_out, left_in
 
     @abstractmethod
     def _vote(
@@ -108,18 +121,21 @@ class Ballot(ABC):
         return late
 
     def _await(
-        self, is_decided: Callable[[], bool], waiting: Callable[[], None], early: Callable[[], None] = _nothing
+        self, is_decided: Callable[[], bool], waiting: Callable[[], None], early: Callable[[], None] = do_nothing
     ) -> None:
         """See :meth:`Pump.run_until`."""
         begin = monotonic()
         self._pump.run_until(is_decided, early, waiting)
         self._late += monotonic() - begin
 
-    def _short(self, messages: Mapping[int, Views]) -> dict[int, Views]:
-        return {position: views for position, views in messages.items() if 0 < length_of(views) <= self.riding}
-
-    def _long(self, messages: Mapping[int, Views]) -> dict[int, Views]:
-        return {position: views for position, views in messages.items() if length_of(views) > self.riding}
+    def _split(self, messages: Mapping[int, Views]) -> tuple[dict[int, Views], dict[int, Views]]:
+        """The messages that travel with the votes, and those that follow."""
+        riding: dict[int, Views] = {}
+        left: dict[int, Views] = {}
+        for position, views in messages.items():
+            if length := length_of(views):
+                (riding if length <= self.riding else left)[position] = views
+        return riding, left
 
 
 def check_length(group: Group, position: int, length: int, expected: int) -> None:

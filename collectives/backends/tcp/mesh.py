@@ -8,9 +8,8 @@ members vote for it, and a member that votes for something else knows how much t
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from collectives.api import DType
 from collectives.backends.group import Group
 from collectives.backends.placement import Placement, current_core
 from collectives.backends.tcp.ballot import (
@@ -20,13 +19,13 @@ from collectives.backends.tcp.ballot import (
     Question,
     Views,
     check_length,
+    do_nothing,
     dropped,
     length_of,
     scatter,
 )
-from collectives.backends.tcp.link import Link, Script, memory
+from collectives.backends.tcp.link import Link, Script
 from collectives.backends.tcp.pump import Pump
-from collectives.backends.workspace import Workspace
 
 __all__ = ["Mesh"]
 
@@ -47,30 +46,29 @@ class Mesh(Ballot):
         self._value = 0
         self._absent: set[int] = set()
         self._differs = False
-        self._landing = Workspace()
+        self._agreed: Callable[[], None] = do_nothing
+        self._landed: list[tuple[memoryview, Views]] = []
 
     def decline(self) -> None:
         """See :class:`Ballot`."""
-        self._cast(0, {}, {})
+        self._cast(0, {}, {}, spare=False)
         self.flush()
 
     def _vote(
         self, question: Question, outgoing: Mapping[int, Views], incoming: Mapping[int, Views], spare: bool
     ) -> None:
-        landing = {position: views[0] for position, views in incoming.items()} if spare else self._rooms(incoming)
-        self._cast(question.value, outgoing, landing)
+        self._agreed, self._landed = question.agreed, []
+        self._cast(question.value, outgoing, incoming, spare)
         self._await_votes(question)
         self._pump.run()
-        if not spare:
-            for position, views in incoming.items():
-                scatter(landing[position], views)
+        for room, targets in self._landed:
+            scatter(room, targets)
 
     def _await_votes(self, question: Question) -> None:
         self._await(self._is_decided, lambda: question.waiting(sorted(self._absent)), self._look_around)
         if self._differs:
             self._break_off()
             raise Disagreement
-        question.agreed()
 
     def _look_around(self) -> None:
         """Leave this core, if a member that has not voted runs on it."""
@@ -78,7 +76,7 @@ class Mesh(Ballot):
         if any(self._cores.get(position) == here for position in self._neighbours if position in self._absent):
             self._placement.improve(here, [*self._cores.values()], self._round)
 
-    def _cast(self, value: int, outgoing: Mapping[int, Views], landing: Mapping[int, memoryview]) -> None:
+    def _cast(self, value: int, outgoing: Mapping[int, Views], incoming: Mapping[int, Views], spare: bool) -> None:
         """Begin the next round."""
         self._round += 1
         self._value, self._differs = value, False
@@ -87,27 +85,33 @@ class Mesh(Ballot):
         for position, link in self._links.items():
             views = outgoing.get(position, ())
             link.send((memoryview(HEAD.pack(value, length_of(views), core)), *views))
-            link.receive(self._frame(position, self._round, landing.get(position)))
+            link.receive(self._frame(position, self._round, incoming.get(position, ()), spare))
 
-    def _frame(self, position: int, round: int, target: memoryview | None) -> Script:
-        """Receive the vote of a member in ``round``, and its data into ``target`` if that is wanted then."""
+    def _frame(self, position: int, round: int, targets: Views, spare: bool) -> Script:
+        """Receive the vote of a member in ``round``, and its data into ``targets`` if that is wanted then."""
         head = bytearray(HEAD.size)
         yield memoryview(head)
         value, length, core = HEAD.unpack(head)
         if position in self._neighbours:
             self._cores[position] = core
         if round == self._round and value == self._value != 0:
+            check_length(self._group, position, length, length_of(targets))
             self._absent.discard(position)
-            yield from self._riding(position, length, target)
+            if not self._absent:
+                self._agreed()
+            yield from targets if spare or not self._absent else self._aside(length, targets)
             return
         if round == self._round:
             self._differs = True
         yield from dropped(length)
 
-    def _riding(self, position: int, length: int, target: memoryview | None) -> Script:
-        check_length(self._group, position, length, 0 if target is None else len(target))
-        if target is not None:
-            yield target
+    def _aside(self, length: int, targets: Views) -> Views:
+        """Memory for data of ``targets``, which must not be written before all have agreed."""
+        if not length:
+            return ()
+        room = memoryview(bytearray(length))
+        self._landed.append((room, targets))
+        return (room,)
 
     def _is_decided(self) -> bool:
         return self._differs or not self._absent
@@ -117,13 +121,3 @@ class Mesh(Ballot):
         self._value = 0
         for position, link in self._links.items():
             link.give_up(is_filling=position not in self._absent)
-
-    def _rooms(self, messages: Mapping[int, Views]) -> dict[int, memoryview]:
-        """Memory for ``messages``, away from their destinations."""
-        lengths = {position: length_of(views) for position, views in messages.items()}
-        rooms = memory(self._landing.take(sum(lengths.values()), DType.UINT8))
-        found, start = {}, 0
-        for position, length in lengths.items():
-            found[position] = rooms[start : start + length]
-            start += length
-        return found
