@@ -28,7 +28,7 @@ THREADS = 256
 BLOCKS = 1024
 SUMS = 64
 """The number of blocks that compute products: the host adds up three sums for each of their threads."""
-SUCCESS, NO_DEVICE, NOT_READY = 0, 100, 600
+SUCCESS, OLD_DRIVER, NO_DEVICE, NOT_READY = 0, 35, 100, 600
 """Values of cudaError_t."""
 PIECE = np.dtype([("at", np.int64), ("memory", np.uint64), ("count", np.int64)], align=True)
 TABLE = np.dtype([("piece", PIECE, (PIECES,))], align=True)
@@ -47,14 +47,35 @@ def import_cupy() -> Any:
 def count_gpus() -> int:
     """The number of GPUs that this process sees; HorovodInternalError for a driver that does not work with cupy."""
     runtime = import_cupy().cuda.runtime
-    with _errors_of("a look for GPUs, which needs a driver as new as the CUDA of cupy (nvidia-smi shows both),"):
+    with _errors_of("a look for GPUs"):
         try:
             count: int = runtime.getDeviceCount()
         except runtime.CUDARuntimeError as error:
+            if error.status == OLD_DRIVER:
+                raise HorovodInternalError(_old_driver(runtime)) from error
             if error.status != NO_DEVICE:
                 raise
             return 0
     return count
+
+
+def _old_driver(runtime: Any) -> str:
+    """CUDA gives a driver that is too old and one that is missing the same error; the latter has the version 0."""
+    of_driver, needed = runtime.driverGetVersion(), _cuda_text(runtime.runtimeGetVersion())
+    if not of_driver:
+        return (
+            f"the library of NVIDIA's driver, libcuda.so.1, is not there: install a driver for CUDA {needed}, or give "
+            "the container its GPUs (docker run --gpus all)"
+        )
+    return (
+        f"NVIDIA's driver is too old: it knows CUDA {_cuda_text(of_driver)}, and cupy needs CUDA {needed}; update the "
+        f"driver, or take the cupy of an older CUDA: {INSTALL_CUPY}"
+    )
+
+
+def _cuda_text(version: int) -> str:
+    """12090 -> "12.9"."""
+    return f"{version // 1000}.{version % 1000 // 10}"
 
 
 def require_compiler() -> None:

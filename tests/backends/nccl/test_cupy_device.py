@@ -36,12 +36,19 @@ class Runtime:
         self.status, self.gpu, self.context = 0, 0, 0
         self.waits, self.set = [], []
         self.lack = None
+        self.driver_version = 12090
         self.mode, self.modes = GLOBAL, []
 
     def getDeviceCount(self):
         if self.lack is not None:
             raise self.lack
         return 2
+
+    def driverGetVersion(self):
+        return self.driver_version
+
+    def runtimeGetVersion(self):
+        return 12090
 
     def ctxGetCurrent(self):
         return self.context
@@ -95,9 +102,24 @@ def test_cuda_that_sees_no_gpu_has_none(runtime):
     assert count_gpus() == 0
 
 
-def test_a_driver_that_is_too_old(runtime):
+@pytest.mark.parametrize(
+    ("driver", "text"),
+    [
+        (11080, r"driver is too old: it knows CUDA 11\.8, and cupy needs CUDA 12\.9; update the driver, or"),
+        (0, r"libcuda\.so\.1, is not there: install a driver for CUDA 12\.9, or give the container its GPUs"),
+    ],
+)
+def test_a_driver_that_is_too_old_or_missing(runtime, driver, text):
+    """The error of CUDA is the same for both."""
     runtime.lack = CudaError("CUDA driver version is insufficient for CUDA runtime version", 35)
-    with pytest.raises(HorovodInternalError, match=r"needs a driver as new as the CUDA of cupy.*insufficient"):
+    runtime.driver_version = driver
+    with pytest.raises(HorovodInternalError, match=text):
+        count_gpus()
+
+
+def test_a_look_for_gpus_that_fails_otherwise(runtime):
+    runtime.lack = CudaError("system not yet initialized", 802)
+    with pytest.raises(HorovodInternalError, match=r"a look for GPUs failed.*not yet initialized"):
         count_gpus()
 
 
