@@ -34,7 +34,8 @@ def import_nccl() -> Any:
     except ImportError as error:
         raise ImportError(f"the nccl backend needs cupy; install it with: {INSTALL_CUPY}") from error
     if not nccl.available:
-        raise ImportError(f"cupy does not find libnccl; install it with: {INSTALL_NCCL}")
+        # An NCCL before 2.18 lacks functions that cupy is linked to, and a warning of cupy has the name of the first.
+        raise ImportError(f"cupy finds no libnccl, or one that is too old for it; install it with: {INSTALL_NCCL}")
     return nccl
 
 
