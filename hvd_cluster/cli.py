@@ -46,6 +46,8 @@ WRITTEN |= {"hosts": "-H", "slots": "--slots-per-host", "ssh_port": "-p", "ssh_i
 WRITTEN |= {name: f"--{name.replace('_', '-')}" for name in ELASTIC}
 WRITTEN |= {"num_proc": "-np", "min_num_proc": "--min-np", "max_num_proc": "--max-np"}
 WRITTEN |= {"cooldown_range": "--blacklist-cooldown-range"}
+LOGS = {"executors": logging.NOTSET, "collectives.rendezvous": logging.WARNING}
+"""The loggers of the launcher and of the rendezvous server in its process, each with the lowest level to show."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -123,16 +125,18 @@ class _Console(logging.Handler):
 
 @contextmanager
 def _log_shown(level: str) -> Iterator[None]:
-    """Show the log of the launcher on standard error, from ``level`` up."""
-    log, console = logging.getLogger("executors"), _Console()
-    before = log.level
-    log.addHandler(console)
-    log.setLevel(LEVELS[level.lower()])
+    """Show LOGS on standard error, from ``level`` up."""
+    logs, console = [logging.getLogger(name) for name in LOGS], _Console()
+    before = [log.level for log in logs]
+    for log in logs:
+        log.addHandler(console)
+        log.setLevel(max(LEVELS[level.lower()], LOGS[log.name]))
     try:
         yield
     finally:
-        log.removeHandler(console)
-        log.setLevel(before)
+        for log, own in zip(logs, before, strict=True):
+            log.removeHandler(console)
+            log.setLevel(own)
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:

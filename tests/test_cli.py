@@ -72,6 +72,23 @@ def test_every_rank_runs_the_command(hvdrun):
     assert err == ""
 
 
+KNOCK = """
+import os, urllib.error, urllib.request
+server = "{HOROVOD_GLOO_RENDEZVOUS_ADDR}:{HOROVOD_GLOO_RENDEZVOUS_PORT}".format(**os.environ)
+try:
+    urllib.request.urlopen(f"http://{server}/")
+except urllib.error.HTTPError as error:
+    print(error.code)
+"""
+
+
+def test_a_line_about_a_stranger_says_who_wrote_it(hvdrun):
+    """Such as one that scans the ports of this host."""
+    out, err = hvdrun("-np", 1, sys.executable, "-c", KNOCK).communicate()
+    assert out == "[0]<stdout>:401\n"
+    assert err.startswith("hvdrun: refused GET '/' from 127.0.0.1: the message is not signed"), err
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_ends_everything(hvdrun, family, tmp_path, number, status):
     process = hvdrun("-np", 2, "sh", family)
