@@ -115,7 +115,8 @@ def find(hosts: Sequence[str], ports: Sequence[int], secret: JobSecret, job: str
     told = "".join(f"; {text}" for text in refusals.values())
     raise CollectiveTimeoutError(
         f"rank 0 was not found within {seconds:g} s on {' or '.join(hosts)}, port {', '.join(map(str, ports))}{told}. "
-        "Look at the log of rank 0, or raise HOROVOD_START_TIMEOUT"
+        "Look at the log of rank 0, or raise HOROVOD_START_TIMEOUT; where only some ranks ask for MPI, as by "
+        "HOROVOD_CPU_OPERATIONS=mpi, let all ask for it"
     )
 
 
