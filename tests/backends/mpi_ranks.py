@@ -65,16 +65,16 @@ def everything():
 
 
 def staged(stack):
-    """The backend of two hosts with two ranks each. Open MPI's allreduce of two ranks would use the link in turns."""
+    """The backend of two hosts with two ranks each. Open MPI's allreduce would be slow between them."""
     topology = Topology(RANK, 4, RANK % 2, 2, RANK // 2, 2, hosts=("a", "a", "b", "b"), cores=2)
     joining, _ = table.prepare(range(4), topology, Settings(cpu_operations="mpi"), "127.0.0.1")
     with ConnectAttempt(SECONDS) as attempt:
         backend = joining.connect(exchanged(joining.offer, range(4)), attempt)
     stack.callback(backend.close)
     assert [part.name for part in backend._parts] == ["mpi"] * 3
-    across = MPI.get_vendor()[0] != "Open MPI"
+    is_fast_across = MPI.get_vendor()[0] != "Open MPI"
     reduces = [part._transport.reduces(DType.FLOAT32, ReduceOp.SUM) for part in backend._parts]
-    assert reduces == [True, across, True]
+    assert reduces == [True, is_fast_across, is_fast_across]
     return backend
 
 

@@ -182,11 +182,12 @@ class MpiTransport(PointToPoint):
 
 
 def _is_slow_between_hosts(mpi: Any, group: Group) -> bool:
-    """Whether MPI's allreduce of ``group`` needs a link for twice the time of one by slices.
+    """Whether MPI's allreduce of ``group`` needs a link for about twice the time of one by slices.
 
-    In Open MPI up to three members reduce to one of them, which then broadcasts (nbc_iallreduce.c of its libnbc).
+    In Open MPI the members reduce whole arrays to one of them, which then broadcasts, as in each allreduce in place and
+    in any of up to three members (nbc_iallreduce.c of its libnbc).
     """
-    return group.size < 4 and len(set(group.hosts)) > 1 and mpi.get_vendor()[0] == OPEN_MPI
+    return len(set(group.hosts)) > 1 and mpi.get_vendor()[0] == OPEN_MPI
 
 
 def _pieces(array: Array) -> Iterator[Array]:

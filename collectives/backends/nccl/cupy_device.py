@@ -61,7 +61,7 @@ def count_gpus() -> int:
 
 def _old_driver(runtime: Any) -> str:
     """CUDA gives a driver that is too old and one that is missing the same error; the latter has the version 0."""
-    of_driver, needed = runtime.driverGetVersion(), _cuda_text(runtime.runtimeGetVersion())
+    of_driver, needed = runtime.driverGetVersion(), runtime.runtimeGetVersion() // 1000
     if not of_driver:
         return (
             f"the library of NVIDIA's driver, libcuda.so.1, is not there: install a driver for CUDA {needed}, or give "

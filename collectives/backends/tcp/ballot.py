@@ -22,7 +22,6 @@ __all__ = [
     "Question",
     "Views",
     "check_length",
-    "do_nothing",
     "dropped",
     "length_of",
     "scatter",
@@ -48,8 +47,8 @@ class Question(NamedTuple):
     agreed: Callable[[], None]
 
 
-def do_nothing() -> None:
-    """What a member does early, or when all agree, if nothing else is asked for."""
+def _nothing() -> None:
+    return
 
 
 class Ballot(ABC):
@@ -121,7 +120,7 @@ class Ballot(ABC):
         return late
 
     def _await(
-        self, is_decided: Callable[[], bool], waiting: Callable[[], None], early: Callable[[], None] = do_nothing
+        self, is_decided: Callable[[], bool], waiting: Callable[[], None], early: Callable[[], None] = _nothing
     ) -> None:
         """See :meth:`Pump.run_until`."""
         begin = monotonic()

@@ -8,7 +8,7 @@ members vote for it, and a member that votes for something else knows how much t
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from collectives.backends.group import Group
 from collectives.backends.placement import Placement, current_core
@@ -19,7 +19,6 @@ from collectives.backends.tcp.ballot import (
     Question,
     Views,
     check_length,
-    do_nothing,
     dropped,
     length_of,
     scatter,
@@ -46,29 +45,41 @@ class Mesh(Ballot):
         self._value = 0
         self._absent: set[int] = set()
         self._differs = False
-        self._agreed: Callable[[], None] = do_nothing
+        self._incoming: Mapping[int, Views] = {}
+        self._is_spare = False
+        self._all_agree = False
         self._landed: list[tuple[memoryview, Views]] = []
 
     def decline(self) -> None:
         """See :class:`Ballot`."""
-        self._cast(0, {}, {}, spare=False)
+        self._cast(0, {})
         self.flush()
 
     def _vote(
         self, question: Question, outgoing: Mapping[int, Views], incoming: Mapping[int, Views], spare: bool
     ) -> None:
-        self._agreed, self._landed = question.agreed, []
-        self._cast(question.value, outgoing, incoming, spare)
-        self._await_votes(question)
-        self._pump.run()
-        for room, targets in self._landed:
-            scatter(room, targets)
+        self._incoming, self._is_spare = incoming, spare
+        try:
+            self._cast(question.value, outgoing)
+            self._await_votes(question)
+            self._pump.run()
+            for room, targets in self._landed:
+                scatter(room, targets)
+        finally:
+            self._forget()
 
     def _await_votes(self, question: Question) -> None:
         self._await(self._is_decided, lambda: question.waiting(sorted(self._absent)), self._look_around)
         if self._differs:
             self._break_off()
             raise Disagreement
+        question.agreed()
+        self._all_agree = True
+
+    def _forget(self) -> None:
+        """Let go of the memory of the caller, and drop what still comes in this round."""
+        self._value, self._all_agree = 0, False
+        self._incoming, self._landed = {}, []
 
     def _look_around(self) -> None:
         """Leave this core, if a member that has not voted runs on it."""
@@ -76,7 +87,7 @@ class Mesh(Ballot):
         if any(self._cores.get(position) == here for position in self._neighbours if position in self._absent):
             self._placement.improve(here, [*self._cores.values()], self._round)
 
-    def _cast(self, value: int, outgoing: Mapping[int, Views], incoming: Mapping[int, Views], spare: bool) -> None:
+    def _cast(self, value: int, outgoing: Mapping[int, Views]) -> None:
         """Begin the next round."""
         self._round += 1
         self._value, self._differs = value, False
@@ -85,33 +96,43 @@ class Mesh(Ballot):
         for position, link in self._links.items():
             views = outgoing.get(position, ())
             link.send((memoryview(HEAD.pack(value, length_of(views), core)), *views))
-            link.receive(self._frame(position, self._round, incoming.get(position, ()), spare))
+            link.receive(self._frame(position, self._round))
 
-    def _frame(self, position: int, round: int, targets: Views, spare: bool) -> Script:
-        """Receive the vote of a member in ``round``, and its data into ``targets`` if that is wanted then."""
+    def _frame(self, position: int, round: int) -> Script:
+        """Receive the vote of a member in ``round``, and its data if that is wanted then."""
         head = bytearray(HEAD.size)
         yield memoryview(head)
         value, length, core = HEAD.unpack(head)
         if position in self._neighbours:
             self._cores[position] = core
-        if round == self._round and value == self._value != 0:
-            check_length(self._group, position, length, length_of(targets))
-            self._absent.discard(position)
-            if not self._absent:
-                self._agreed()
-            yield from targets if spare or not self._absent else self._aside(length, targets)
+        if value == self._value and self._is_open(round):
+            yield from self._riding(position, round, length)
             return
         if round == self._round:
             self._differs = True
         yield from dropped(length)
 
+    def _riding(self, position: int, round: int, length: int) -> Script:
+        """Receive the data behind a vote that fits. Its destination must not be written before all have agreed."""
+        targets = self._incoming.get(position, ())
+        check_length(self._group, position, length, length_of(targets))
+        self._absent.discard(position)
+        if length and not (self._is_spare and len(targets) == 1):
+            if self._absent:
+                targets = self._aside(length, targets)
+            while not (self._absent or self._all_agree) and self._is_open(round):
+                yield None
+        yield from targets if self._is_open(round) else dropped(length)
+
     def _aside(self, length: int, targets: Views) -> Views:
-        """Memory for data of ``targets``, which must not be written before all have agreed."""
-        if not length:
-            return ()
+        """Other memory for the data of ``targets``."""
         room = memoryview(bytearray(length))
         self._landed.append((room, targets))
         return (room,)
+
+    def _is_open(self, round: int) -> bool:
+        """Whether this member still takes part in ``round``, and has a question there."""
+        return round == self._round and self._value != 0
 
     def _is_decided(self) -> bool:
         return self._differs or not self._absent

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -126,6 +127,29 @@ def test_data_of_an_attempt_that_fails_is_no_longer_needed_here(crowded: bool) -
 
     store, left = MemoryStore(), threading.Barrier(3)
     offers.with_backends(3, connect_narrowly, body)
+
+
+@SHAPES
+@pytest.mark.parametrize("all_agree", [True, False])
+def test_an_attempt_that_is_over_keeps_no_memory_of_the_caller(all_agree: bool, crowded: bool) -> None:
+    """The calls of the caller refer to it, too."""
+
+    def body(member: TcpBackend) -> None:
+        board, data = board_of(member), np.full(8, member.rank, np.uint8)
+        kept = weakref.ref(data)
+        if member.rank == 2 and not all_agree:
+            board.decline()
+        else:
+            call = lambda data=data: member.broadcast_bytes(data, data, 0)  # noqa: E731
+            assert board.attempt(7, call, ignore, lambda data=data: None) == all_agree
+            assert (data == (0 if all_agree else member.rank)).all()
+            del call
+        del data
+        assert kept() is None
+        over.wait(20)
+
+    over = threading.Barrier(3)
+    with_backends(3, body, crowded=crowded)
 
 
 def test_a_vote_that_did_not_fit_comes_when_somebody_waits_for_it() -> None:
