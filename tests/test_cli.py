@@ -31,12 +31,12 @@ def left_behind(folder):
 
 @pytest.fixture
 def hvdrun():
-    """Starts ``hvdrun`` as a process, as a shell would, with SIGINT as it is in the foreground."""
+    """Starts ``hvdrun`` as a process, as a shell would, with its signals as in the foreground, also under nohup."""
     started = []
 
     def start(*arguments):
         process = subprocess.Popen(
-            ["env", "--default-signal=INT", sys.executable, "-m", "hvd_cluster", *map(str, arguments)],
+            ["env", "--default-signal=INT,HUP", sys.executable, "-m", "hvd_cluster", *map(str, arguments)],
             env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
