@@ -73,7 +73,10 @@ class Launcher:
     def _join_by_mpi(
         self, environment: Mapping[str, str], started: Place | None, comm: object, choice: MpiChoice
     ) -> dict[str, str]:
-        """As :meth:`join`; ``started`` is the place of this process among all that the launcher has started."""
+        """As :meth:`join`; ``started`` is the place of this process among all that the launcher has started.
+
+        MPI starts before anything else: PMI serves one client in a process, and that has to be MPI.
+        """
         mpi = start_mpi(_start_timeout(environment), choice.has_threads)
         _check_launcher(mpi, started)
         members = members_of(mpi, comm)

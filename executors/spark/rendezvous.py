@@ -1,4 +1,8 @@
-"""How the tasks of a stage find each other: they exchange locations, compute ranks, and use the server of rank 0."""
+"""How the tasks of a stage find each other: they exchange locations, compute ranks, and use the server of rank 0.
+
+A server in the driver would not do, even where all tasks reach it: ranks are known by the address on their way to the
+server, and the driver may be in another network.
+"""
 
 from __future__ import annotations
 

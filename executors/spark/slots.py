@@ -1,4 +1,7 @@
-"""Pure: whether the workers fit, and the error if they do not."""
+"""Pure: whether the workers fit, and the error if they do not.
+
+Spark itself would look for the slots of a barrier stage again and again, for ten minutes, before it fails.
+"""
 
 from __future__ import annotations
 
