@@ -5,8 +5,8 @@
     python -m benchmarks.backends --python pygloo=.venv-pygloo/bin/python
 
 The hosts are network namespaces of this machine, joined by a link of 1 Gbit/s. MPI is the Open MPI whose mpirun is on
-the PATH. The launches of the backends take turns; a figure is the median over the launches of the median of rank 0, in
-microseconds.
+the PATH. The launches of the backends take turns. A figure is the time of a call in a row of many, in microseconds: the
+median of the rows of a launch, on its slowest rank, and the median of the launches.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from time import perf_counter
 
 import numpy as np
 
-from benchmarks.measure import add_json_argument, add_launches_argument, tabulate
-from benchmarks.sizes import label, parse_size, repeats_for
+from benchmarks.measure import add_json_argument, add_launches_argument, in_rows, interleave, tabulate
+from benchmarks.sizes import label, parse_size, turns_for
 from collectives.api import Operation, ReduceOp
 from collectives.backends.table import Row, rows
 from executors.api import ExecutorError
@@ -41,8 +40,6 @@ from hvd_cluster.run import run
 from tests.namespaces import ENTER_HOST, HOSTS, RATE, Network, Unavailable
 
 MARKS = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
-WARM_UP = 3
-CALLS = 10
 BY_OPEN_MPI = {"mpi_args": f"--mca plm_rsh_agent {shlex.quote(str(ENTER_HOST))}"}
 """How its mpirun reaches the other host; MPI moves the data by TCP there, and by shared memory inside a host."""
 
@@ -62,20 +59,24 @@ class Place:
         return f"2 hosts, {self.ranks} ranks"
 
     def run(self, row: Row, python: str | None, sizes: Sequence[int], scale: float) -> list[float]:
-        """The medians of rank 0, one for each size, by the backend of ``row``. Raises the errors of ``run()``."""
+        """The medians of the slowest rank, one a size, by the backend of ``row``. Raises the errors of ``run()``."""
         network, environment = self.network, {row.variable: row.name, "OMP_NUM_THREADS": "1"}
         options = {"env": environment, "executable": python, "use_mpi": True if row.name in BY_MPIRUN else None}
         if network is None:
-            return run(measure, (sizes, scale), num_proc=self.ranks, **options)[0]
+            return _slowest(run(measure, (sizes, scale), num_proc=self.ranks, **options))
         half = self.ranks // 2
         options["hosts"] = f"localhost:{half},{network.names[HOSTS[1]]}:{half}"
         options |= BY_OPEN_MPI if row.name in BY_MPIRUN else {"remote_shell": "ip netns exec {host}"}
         with network.inside(HOSTS[0]):
-            return run(measure, (sizes, scale), num_proc=self.ranks, **options)[0]
+            return _slowest(run(measure, (sizes, scale), num_proc=self.ranks, **options))
+
+
+def _slowest(of_ranks: Sequence[Sequence[float]]) -> list[float]:
+    return list(map(max, zip(*of_ranks, strict=True)))
 
 
 def measure(sizes: Sequence[int], scale: float) -> list[float]:
-    """On each rank: the median of the seconds of an allreduce, for each of ``sizes`` in bytes."""
+    """On each rank: the median of the seconds of an allreduce in a row of them, for each of ``sizes`` in bytes."""
     basics.init()
     medians = [_median(nbytes, scale) for nbytes in sizes]
     basics.shutdown()
@@ -83,17 +84,17 @@ def measure(sizes: Sequence[int], scale: float) -> list[float]:
 
 
 def _median(nbytes: int, scale: float) -> float:
-    array, name = np.zeros(nbytes // 4, np.float32), label(nbytes)
-    array[:] = basics.rank() + 1
-    seconds = []
-    for turn in range(WARM_UP + repeats_for(nbytes, scale) * CALLS):
-        begin = perf_counter()
+    array, name, turns = np.zeros(nbytes // 4, np.float32), label(nbytes), turns_for(nbytes, scale)
+
+    def call() -> None:
         run_operation(Operation.ALLREDUCE, in_place, array, name, global_process_set, op=ReduceOp.SUM)
-        seconds.append(perf_counter() - begin)
-        if not turn:
-            assert (array == basics.size() * (basics.size() + 1) // 2).all(), f"the sum of {name} is wrong"
-        array[:] = 0
-    return statistics.median(seconds[WARM_UP:])
+
+    array[:] = basics.rank() + 1
+    call()
+    assert (array == basics.size() * (basics.size() + 1) // 2).all(), f"the sum of {name} is wrong"
+    array[:] = 0
+    call()
+    return statistics.median(in_rows(interleave({name: call}, *turns)[name], turns.calls))
 
 
 class Figures:

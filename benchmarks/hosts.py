@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks.measure import Row, add_report_arguments, rendezvous_file, report
+from benchmarks.measure import Row, add_report_arguments, rendezvous_file, report, slowest
 from benchmarks.operations import Case, measure
 from benchmarks.sizes import parse_size
 from tests.namespaces import HOSTS, RATE, WIRE, Network, Unavailable
@@ -37,9 +37,8 @@ def main() -> None:
             pool = Pool(len(hosts), hosts, {"GLOO_SOCKET_IFNAME": WIRE}, network)
             try:
                 for nbytes in arguments.sizes:
-                    rows += pool.run(
-                        measure, [Case("allreduce", "float32", nbytes)], 0, arguments.scale, rendezvous_file()
-                    )[0]
+                    case = Case("allreduce", "float32", nbytes)
+                    rows += slowest(pool.run(measure, [case], 0, arguments.scale, rendezvous_file()))
             finally:
                 pool.close()
     except Unavailable as reason:

@@ -9,7 +9,7 @@ import statistics
 import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -22,10 +22,12 @@ __all__ = [
     "add_launches_argument",
     "add_report_arguments",
     "combine",
+    "in_rows",
     "interleave",
     "rendezvous_file",
     "report",
     "row",
+    "slowest",
     "tabulate",
     "torch_gloo",
 ]
@@ -35,7 +37,11 @@ FILE_WIDTH = 120
 
 @dataclass(frozen=True)
 class Row:
-    """One case: medians of ours, of the peer and, where it was measured, of MPI; ours as a fraction of each."""
+    """One case: medians of ours, of the peer and, where it was measured, of MPI; ours as a fraction of each.
+
+    ``single`` compares the medians of single calls, where ``ours`` and ``peer`` are times of calls in a row. ``goal``
+    is the largest ratio of ours to the peer that is wanted.
+    """
 
     case: str
     ranks: int
@@ -44,6 +50,8 @@ class Row:
     peer: float
     best: float
     mpi: float | None = None
+    single: float | None = None
+    goal: float | None = None
 
     @property
     def ratio(self) -> float:
@@ -87,22 +95,41 @@ def rendezvous_file() -> str:
     return str(Path(tempfile.mkdtemp(prefix="hvd-benchmark-")) / "store")
 
 
-def row(case: str, ranks: int, unit: str, seconds: Mapping[str, Sequence[float]], scale: float) -> Row:
-    """A row of times: medians of the sides "ours" and "peer", multiplied by ``scale``."""
-    ours, peer = statistics.median(seconds["ours"]), statistics.median(seconds["peer"])
-    return Row(case, ranks, unit, ours * scale, peer * scale, min(seconds["ours"]) * scale)
+def in_rows(seconds: Sequence[float], calls: int) -> list[float]:
+    """The time of a call in each row of ``calls`` consecutive ones: that of the row, divided by their number."""
+    return [statistics.fmean(seconds[start : start + calls]) for start in range(0, len(seconds), calls)]
+
+
+def row(case: str, ranks: int, unit: str, seconds: Mapping[str, Sequence[float]], scale: float, calls: int = 1) -> Row:
+    """Medians of the sides "ours" and "peer", of calls in rows of ``calls``, multiplied by ``scale``."""
+    ours, peer = (statistics.median(in_rows(seconds[side], calls)) for side in ("ours", "peer"))
+    single = statistics.median(seconds["ours"]) / statistics.median(seconds["peer"]) if calls > 1 else None
+    return Row(case, ranks, unit, ours * scale, peer * scale, min(seconds["ours"]) * scale, single=single)
+
+
+def slowest(of_ranks: Sequence[Sequence[Row]]) -> list[Row]:
+    """The rows of a launch: an operation is over when the slowest rank has done it. The rest is that of rank 0."""
+    return [
+        replace(cases[0], ours=max(case.ours for case in cases), peer=max(case.peer for case in cases))
+        for cases in zip(*of_ranks, strict=True)
+    ]
 
 
 def combine(launches: Sequence[Row]) -> Row:
     """The row of a case that was measured in several launches: medians of their medians, and the best of all."""
-    mpi = [entry.mpi for entry in launches if entry.mpi is not None]
     return replace(
         launches[0],
         ours=statistics.median(entry.ours for entry in launches),
         peer=statistics.median(entry.peer for entry in launches),
         best=min(entry.best for entry in launches),
-        mpi=statistics.median(mpi) if mpi else None,
+        mpi=_median_of(entry.mpi for entry in launches),
+        single=_median_of(entry.single for entry in launches),
     )
+
+
+def _median_of(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
 
 
 def add_launches_argument(parser: ArgumentParser, default: int) -> None:
@@ -123,24 +150,27 @@ def add_report_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the ratios, as PNG or SVG, too")
 
 
-def report(
-    title: str, rows: Sequence[Row], arguments: Namespace, notes: Sequence[str] = (), goal: float | None = None
-) -> None:
+def report(title: str, rows: Sequence[Row], arguments: Namespace, notes: Sequence[str] = ()) -> None:
     """A table on the terminal, with ``notes`` below; JSON and a plot where asked for.
 
-    With a ``goal``, which is the largest ratio of ours to the peer that is wanted, the table says which cases reach it.
+    It has a column only if some row has a value there, and says which rows reach their goals.
     """
-    records = [{**asdict(entry), "ours / peer": entry.ratio, "ours / mpi": entry.mpi_ratio} for entry in rows]
-    if not any(entry.mpi for entry in rows):
-        records = [{key: value for key, value in record.items() if "mpi" not in key} for record in records]
-    if goal is not None:
-        records = [
-            {**record, "goal": goal, "met": "yes" if entry.ratio <= goal else "NO"}
-            for record, entry in zip(records, rows, strict=True)
-        ]
-    tabulate(f"{title}, medians", records, arguments, notes)
+    records = [_record(entry) for entry in rows]
+    empty = {key for key in records[0] if all(record[key] is None for record in records)}
+    tabulate(f"{title}, medians", [_without(record, empty) for record in records], arguments, notes)
     if arguments.plot:
-        _plot(title, rows, arguments.plot, goal)
+        _plot(title, rows, arguments.plot)
+
+
+def _record(entry: Row) -> dict[str, object]:
+    met = None if entry.goal is None else "yes" if entry.ratio <= entry.goal else "NO"
+    times = _without(asdict(entry), ("single", "goal"))
+    ratios = {"ours / peer": entry.ratio, "ours / mpi": entry.mpi_ratio, "single calls": entry.single}
+    return {**times, **ratios, "goal": entry.goal, "met": met}
+
+
+def _without(record: Mapping[str, object], keys: Container[str]) -> dict[str, object]:
+    return {key: value for key, value in record.items() if key not in keys}
 
 
 def tabulate(
@@ -177,7 +207,7 @@ def _cell(value: object) -> str:
     return f"{value:,.{2 if value < 10 else 1 if value < 1000 else 0}f}"
 
 
-def _plot(title: str, rows: Sequence[Row], path: Path, goal: float | None) -> None:
+def _plot(title: str, rows: Sequence[Row], path: Path) -> None:
     """A panel for each number of ranks, a bar for each case: our time as a fraction of the peer's."""
     import matplotlib
 
@@ -190,14 +220,14 @@ def _plot(title: str, rows: Sequence[Row], path: Path, goal: float | None) -> No
     size = (3 + 3.5 * len(counts), 1.5 + 0.25 * len(cases))
     figure, panels = pyplot.subplots(1, len(counts), figsize=size, sharey=True, squeeze=False)
     for axes, ranks in zip(panels[0], counts, strict=True):
-        _panel(axes, [entry for entry in rows if entry.ranks == ranks], goal)
+        _panel(axes, [entry for entry in rows if entry.ranks == ranks])
     panels[0][0].invert_yaxis()
     figure.suptitle(f"{title}: our time / the peer's")
     figure.tight_layout()
     figure.savefig(path, dpi=120, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-def _panel(axes: Any, rows: Sequence[Row], goal: float | None) -> None:
+def _panel(axes: Any, rows: Sequence[Row]) -> None:
     labels, ratios = [entry.case for entry in rows], [entry.ratio for entry in rows]
     bars = axes.barh(labels, ratios, color="#2a6f97", label="ours / peer")
     axes.bar_label(bars, [f"{ratio:.2f}" for ratio in ratios], padding=3, fontsize=8)
@@ -205,7 +235,7 @@ def _panel(axes: Any, rows: Sequence[Row], goal: float | None) -> None:
         axes.plot([entry.mpi_ratio for entry in rows], labels, "D", color="tab:orange", label="ours / mpi")
         axes.legend()
     axes.axvline(1.0, color="black", linewidth=1)
-    if goal is not None:
+    for goal in {entry.goal for entry in rows if entry.goal is not None}:
         axes.axvline(goal, color="gray", linewidth=1, linestyle="--")
     axes.set_xlim(0, max(1.1, *ratios) * 1.15)
     axes.set_title(f"{rows[0].ranks} ranks")

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import interleave
-from benchmarks.sizes import label, parse_size, repeats_for
+from benchmarks.measure import in_rows, interleave
+from benchmarks.sizes import Turns, label, parse_size, turns_for
 
 __all__ = ["Unavailable", "launch"]
 
@@ -71,11 +71,12 @@ def _run(command: list[str]) -> None:
 
 
 def measure(communicator: Any, sizes: list[int], tensors: int, scale: float) -> list[float]:
-    """Runs on every rank; median seconds of each case."""
-    cases = [(_single(communicator, nbytes), repeats_for(nbytes, scale), 10) for nbytes in sizes]
+    """Runs on every rank; median seconds of each case, of calls in a row."""
+    cases = [(_single(communicator, nbytes), turns_for(nbytes, scale)) for nbytes in sizes]
     if tensors:
-        cases.append((_many(communicator, tensors, 20 << 10), max(3, int(10 * scale)), 3))
-    return [statistics.median(interleave({"mpi": call}, *rounds)["mpi"]) for call, *rounds in cases]
+        cases.append((_many(communicator, tensors, 20 << 10), Turns(max(3, int(10 * scale)), 3)))
+    seconds = [(interleave({"mpi": call}, *turns)["mpi"], turns.calls) for call, turns in cases]
+    return [statistics.median(in_rows(each, calls)) for each, calls in seconds]
 
 
 def _single(communicator: Any, nbytes: int) -> Callable[[], None]:

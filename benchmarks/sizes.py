@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from typing import NamedTuple
 
-__all__ = ["label", "parse_size", "repeats_for"]
+__all__ = ["Turns", "label", "parse_size", "turns_for"]
+
+LARGE = 16 << 20
+
+
+class Turns(NamedTuple):
+    """``rounds`` in which each side has its turn: a row of ``calls``."""
+
+    rounds: int
+    calls: int
+
 
 SUFFIXES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -26,6 +37,8 @@ def label(nbytes: int) -> str:
     return f"{nbytes} B"
 
 
-def repeats_for(nbytes: int, scale: float) -> int:
-    """Rounds of ten calls, and one that is not timed: many for small tensors, a few for large ones."""
-    return max(3, int(scale * (40 if nbytes <= 1 << 20 else 5)))
+def turns_for(nbytes: int, scale: float) -> Turns:
+    """Long rows for small tensors. After a change of sides, ranks that share cores are slow for some 10 ms."""
+    if nbytes < LARGE:
+        return Turns(max(5, int(scale * 10)), 100 if nbytes < 1 << 20 else 40)
+    return Turns(max(3, int(scale * 5)), 5)
