@@ -8,6 +8,7 @@ from asyncio import StreamReader, StreamWriter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from executors.acceptor import Acceptor, streams
 from executors.listening import Started, until_stopped
 
 __all__ = ["STOP_SECONDS", "Reception"]
@@ -33,9 +34,8 @@ class Reception:
 
     async def serve(self, listener: socket.socket, started: Started) -> None:
         """Serve ``listener`` until the function that ``started`` gets is called; then cancel all."""
-        server = await asyncio.start_server(self._accept, sock=listener)
-        await until_stopped(started)
-        server.close()
+        async with Acceptor(listener, streams(self._accept)):
+            await until_stopped(started)
         for task in self._tasks:
             task.cancel()
         if self._tasks:

@@ -13,6 +13,7 @@ from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, cast
 
+from executors.acceptor import Acceptor
 from executors.dashboard.address import Address
 from executors.dashboard.connection import PageConnection
 from executors.dashboard.pictures import Pictures
@@ -104,10 +105,9 @@ class DashboardServer:
         await runner.setup()
         connections: set[PageConnection] = set()
         inside = cast("web.Server", runner.server)
-        server = await loop.create_server(lambda: PageConnection(inside, connections), sock=listener)
-        started.set_result(partial(loop.call_soon_threadsafe, self._end.set))
-        await self._end.wait()
-        server.close()
+        async with Acceptor(listener, lambda: PageConnection(inside, connections)):
+            started.set_result(partial(loop.call_soon_threadsafe, self._end.set))
+            await self._end.wait()
         await runner.cleanup()
         for connection in list(connections):
             connection.close()

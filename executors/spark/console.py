@@ -11,6 +11,7 @@ from contextlib import ExitStack, suppress
 from types import TracebackType
 
 from collectives.control.sockets import end_in_silence
+from executors.acceptor import Acceptor, streams
 from executors.api import JobSecret
 from executors.listening import ServerThread, Started, listen, until_stopped
 from executors.local.frames import Frames
@@ -99,15 +100,14 @@ class Console:
 
     async def _serve(self, listener: socket.socket, started: Started) -> None:
         self._all_connected = asyncio.Event()
-        server = await asyncio.start_server(self._accept, sock=listener)
-        await until_stopped(started)
-        self._stopping = True
-        for writer in self._accepted:
-            writer.write_eof()  # the task takes this as the end of the driver; later output is still shown
-        if self._failing:
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._all_connected.wait(), LATE_SECONDS)
-        server.close()
+        async with Acceptor(listener, streams(self._accept)):
+            await until_stopped(started)
+            self._stopping = True
+            for writer in self._accepted:
+                writer.write_eof()  # the task takes this as the end of the driver; later output is still shown
+            if self._failing:
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._all_connected.wait(), LATE_SECONDS)
         if connections := list(filter(None, self._connections.values())):
             await asyncio.wait(connections, timeout=STOP_SECONDS)
         # Not cancelled: before Python 3.12, wait_for may swallow that.
