@@ -114,6 +114,9 @@ class TcpBackend(MessagingBackend, OffersBoard):
     def allgather_bytes(self, sources: Sequence[Bytes], destinations: Sequence[Bytes], counts: Sequence[int]) -> None:
         """See :class:`HostBackend`."""
         self._tcp.enter()
+        if len(sources) == len(destinations) == 1:
+            self._gather_whole(sources[0], destinations[0], counts)
+            return
         source, destination = Segments(sources), Segments(destinations)
         own = parts(counts)[self.rank].start
         if sum(counts) <= PIECE and sum(counts) < PACKED * len(destinations):
@@ -202,6 +205,15 @@ class TcpBackend(MessagingBackend, OffersBoard):
             whole = Segments([packed])
             self._reduce_whole(whole, whole, dtype, how)
             destination.write(start, packed)
+
+    def _gather_whole(self, source: Bytes, destination: Bytes, counts: Sequence[int]) -> None:
+        places = [destination[part] for part in parts(counts)]
+        mine = places[self.rank]
+        self._tcp.spread(
+            [source] if source.size else [], {other: [places[other]] for other in self.group.others if counts[other]}
+        )
+        if not np.may_share_memory(mine, source):
+            mine[:] = source
 
     def _gather_packed(self, source: Segments, destination: Segments, counts: Sequence[int], own: int) -> None:
         landing = self._landing.take(sum(counts), DType.UINT8)

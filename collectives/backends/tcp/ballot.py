@@ -131,6 +131,8 @@ class Ballot(ABC):
         """The messages that travel with the votes, and those that follow."""
         riding: dict[int, Views] = {}
         left: dict[int, Views] = {}
+        if not messages:
+            return riding, left
         for position, views in messages.items():
             if length := length_of(views):
                 (riding if length <= self.riding else left)[position] = views

@@ -83,8 +83,9 @@ class Hub(Ballot):
             self._differs |= round == self._round
             yield from dropped(length)
             return
-        content = memory(self._rooms[position].take(length, DType.UINT8))
+        content = NOTHING
         if length:
+            content = memory(self._rooms[position].take(length, DType.UINT8))
             yield content
         if round == self._round:
             self._parcels[position] = Parcel(form, content, self._group.size)

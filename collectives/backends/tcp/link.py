@@ -33,6 +33,9 @@ class Link:
     ``position`` is that of the other member.
     """
 
+    hides_data = False
+    """Whether data may be here that does not wake a member which sleeps."""
+
     def __init__(self, sock: socket.socket, position: int) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -46,17 +49,14 @@ class Link:
         self._unsent: deque[memoryview] = deque()
         self._scripts: deque[Script] = deque()
         self._target: memoryview | None = None
+        self.is_sending = False
+        """Whether data is still to be sent."""
         self.is_receiving = False
         """Whether data of some script is still to come."""
         self.has_received = False
         """Whether some of it has come."""
         self.has_parted = False
         """Whether the other member has closed its end after all that it had to send: no loss."""
-
-    @property
-    def is_sending(self) -> bool:
-        """Whether data is still to be sent."""
-        return bool(self._unsent)
 
     @property
     def can_receive(self) -> bool:
@@ -66,6 +66,7 @@ class Link:
     def send(self, views: Iterable[memoryview]) -> None:
         """Send ``views``, none of them empty, after all data before. :meth:`step` does it."""
         self._unsent.extend(views)
+        self.is_sending = bool(self._unsent)
 
     def receive(self, script: Script) -> None:
         """Receive into the memory that ``script`` gives, after that of the scripts before. :meth:`step` does it."""
@@ -84,14 +85,14 @@ class Link:
 
     def step(self) -> bool:
         """Send and receive as much as the kernel accepts and has; returns whether that was anything. Raises OSError."""
-        has_sent = bool(self._unsent) and self._push()
+        has_sent = self.is_sending and self._push()
         return (self.is_receiving and self._pull()) or has_sent
 
     def forget(self) -> None:
         """Let go of all memory."""
         self._unsent.clear()
         self._scripts.clear()
-        self._target, self.is_receiving = None, False
+        self._target, self.is_sending, self.is_receiving = None, False, False
 
     def check_end(self) -> None:
         """Call this when the other end has hung up: ConnectionResetError, unless it said :meth:`part` before."""
@@ -127,6 +128,7 @@ class Link:
                 break
             sent -= len(first)
             self._unsent.popleft()
+        self.is_sending = bool(self._unsent)
         return True
 
     def _send_some(self) -> int:

@@ -37,6 +37,7 @@ class Pump:
         self._timeout = timeout
         self._spins = 0 if crowded else SPINS // max(1, len(links))
         self._early = min(self._spins, EARLY)
+        self._looks_again = bool(self._spins) or any(link.hides_data for link in links)
         self._poller = Poller()
         self._error: Exception | None = None
         self._silent_since = self._attended = 0.0
@@ -79,7 +80,8 @@ class Pump:
         while not is_over():
             if self._step():
                 quiet = 0
-                continue
+                if self._looks_again or is_over():
+                    continue
             self.check()
             if quiet == self._early:
                 early()
@@ -123,6 +125,8 @@ class Pump:
     def _step(self) -> bool:
         moved = False
         for link in self._links:
+            if not (link.is_receiving or link.is_sending):
+                continue
             try:
                 moved |= link.step()
             except OSError as error:

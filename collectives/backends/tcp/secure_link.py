@@ -17,6 +17,8 @@ MOST_BYTES = 1 << 18
 class SecureLink(Link):
     """See :class:`Link`. The data is copied once more on each side."""
 
+    hides_data = True
+
     def __init__(self, sock: ssl.SSLSocket, position: int) -> None:
         super().__init__(sock, position)
         self._secure = sock

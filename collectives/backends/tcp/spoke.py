@@ -67,8 +67,11 @@ class Spoke(Ballot):
                 yield from incoming[position]
 
     def _check(self, lengths: Sequence[int], incoming: Mapping[int, Views]) -> None:
+        expected = [length_of(incoming.get(position, ())) for position in range(self._group.size)]
+        if expected == lengths:
+            return
         for position, length in enumerate(lengths):
-            check_length(self._group, position, length, length_of(incoming.get(position, ())))
+            check_length(self._group, position, length, expected[position])
 
     def _unwanted(self) -> Script:
         """Receive the answer to a vote for nothing, which is one."""

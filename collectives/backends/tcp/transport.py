@@ -76,6 +76,8 @@ class TcpTransport(PointToPoint):
         """
         if self.ballot.is_asking:
             outgoing, incoming = self.ballot.carry(outgoing, incoming, spare)
+            if not (outgoing or incoming):
+                return
         for position, views in incoming.items():
             self._links[position].receive(iter(views))
         for position, views in outgoing.items():
@@ -110,7 +112,10 @@ class TcpTransport(PointToPoint):
         size, here = self.group.size, self.group.position
         outgoing = [source[part] for part in parts(send_counts or [source.size // size] * size)]
         incoming = [destination[part] for part in parts(receive_counts or [destination.size // size] * size)]
-        self._exchange_others(outgoing, incoming)
+        self.trade(
+            {other: (outgoing[other].data,) for other in self._links if outgoing[other].size},
+            {other: (incoming[other].data,) for other in self._links if incoming[other].size},
+        )
         incoming[here][:] = outgoing[here]
 
     def broadcast(self, data: Bytes, root: int) -> None:
