@@ -76,7 +76,7 @@ class HierarchicalBackend(HostBackend, OffersBoard):
 
     ``local`` has the members of this host and ``cross`` those of this column, both in that order (None for a member
     that is in no column); ``flat`` has all. They are owned, and closed, by this backend. The ``parameters`` say which
-    operations go in stages, and in which pieces: an allreduce of 16 MB takes 143 ms at 1 Gbit/s, in one piece 154 ms.
+    operations go in stages, and in which pieces: an allreduce of 16 MB takes 142 ms at 1 Gbit/s, in one piece 154 ms.
     """
 
     name = "hierarchical"
@@ -99,6 +99,7 @@ class HierarchicalBackend(HostBackend, OffersBoard):
         self._has_agreed = False
         self._parameters = parameters
         self._workspaces = Workspace(), Workspace()
+        self._network = Beside("hvd-across")
         self._on_wait: OnWait = ignore_waits
 
     @classmethod
@@ -124,14 +125,16 @@ class HierarchicalBackend(HostBackend, OffersBoard):
             if not self._parameters.hierarchical_allreduce or op is ReduceOp.AVERAGE:
                 self._flat.allreduce_arrays(sources, destinations, dtype, op, prescale, postscale)
                 return
-            pieces = list(self._pieces(Segments(sources), Segments(destinations), dtype))
-            reduction = _Reduction(dtype, op, prescale, postscale)
-            if len(pieces) > 1:
+            source, reduction = Segments(sources), _Reduction(dtype, op, prescale, postscale)
+            lengths = _lengths(len(source), max(1, self._parameters.pipeline_piece // dtype.itemsize))
+            pieces = self._pieces(source, Segments(destinations), lengths, dtype)
+            if len(lengths) > 1:
                 self._reduce_in_pipeline(pieces, reduction)
-            elif pieces:
-                self._reduce_inside(pieces[0], reduction)
-                self._reduce_across(pieces[0], reduction)
-                self._hand_out(pieces[0])
+                return
+            for piece in pieces:
+                self._reduce_inside(piece, reduction)
+                self._reduce_across(piece, reduction)
+                self._hand_out(piece)
 
     def reducescatter_arrays(
         self,
@@ -220,6 +223,7 @@ class HierarchicalBackend(HostBackend, OffersBoard):
     def close(self) -> None:
         """See :class:`HostBackend`."""
         with ExitStack() as stack:
+            stack.callback(self._network.close)
             for part in self._parts:
                 stack.callback(part.close)
 
@@ -256,29 +260,31 @@ class HierarchicalBackend(HostBackend, OffersBoard):
                 self.group.ranks_at(others),
             ) from error
 
-    def _pieces(self, source: Segments, destination: Segments, dtype: DType) -> Iterator[_Piece]:
-        step = max(1, self._parameters.pipeline_piece // dtype.itemsize)
-        for number, start in enumerate(range(0, len(source), step)):
-            span = start, min(start + step, len(source))
-            counts = self._shares(span[1] - start, dtype.itemsize)
+    def _pieces(
+        self, source: Segments, destination: Segments, lengths: Sequence[int], dtype: DType
+    ) -> Iterator[_Piece]:
+        for number, span in enumerate(_spans(lengths)):
+            counts = self._shares(lengths[number], dtype.itemsize)
             mine = self._workspaces[number % 2].take(counts[self._local.rank], dtype)
             yield _Piece(source.parts(*span), destination.parts(*span), counts, mine)
 
-    def _reduce_in_pipeline(self, pieces: Sequence[_Piece], reduction: _Reduction) -> None:
+    def _reduce_in_pipeline(self, pieces: Iterable[_Piece], reduction: _Reduction) -> None:
         """While a piece crosses the network, this host reduces the next piece and distributes the previous one.
 
-        The thread ends with this call; an abort of ``cross`` ends its work.
+        No piece crosses after the end of this call; an abort of ``cross`` ends a crossing.
         """
-        with Beside("hvd-across") as network, self._all_or_none():
-            crossings: deque[Future[None]] = deque()
-            for index, piece in enumerate(pieces):
+        with self._network as network, self._all_or_none():
+            crossings: deque[tuple[_Piece, Future[None]]] = deque()
+            for piece in pieces:
                 self._reduce_inside(piece, reduction)
-                crossings.append(network.submit(partial(self._reduce_across, piece, reduction)))
-                if index:
-                    network.finish(crossings.popleft(), self._on_wait)
-                    self._hand_out(pieces[index - 1])
-            network.finish(crossings.popleft(), self._on_wait)
-            self._hand_out(pieces[-1])
+                crossings.append((piece, network.submit(partial(self._reduce_across, piece, reduction))))
+                if len(crossings) > 1:
+                    self._end_crossing(*crossings.popleft())
+            self._end_crossing(*crossings.popleft())
+
+    def _end_crossing(self, piece: _Piece, crossing: Future[None]) -> None:
+        self._network.finish(crossing, self._on_wait)
+        self._hand_out(piece)
 
     @phase("reduce on the host")
     def _reduce_inside(self, piece: _Piece, reduction: _Reduction) -> None:
@@ -354,6 +360,21 @@ def _flat(lists: Iterable[Sequence[Array]]) -> list[Array]:
 
 def _spans(lengths: Sequence[int]) -> list[Span]:
     return [(end - length, end) for end, length in zip(accumulate(lengths), lengths, strict=True)]
+
+
+def _lengths(count: int, step: int) -> list[int]:
+    """Of the pieces of ``count`` elements: at most ``step``, and less at both ends.
+
+    Nothing crosses the network while a host reduces the first piece, and while it hands out the last one.
+    """
+    end = step // 4
+    if not end or count < step + 2 * end:
+        return _cut(count, step)
+    return [end, *_cut(count - 2 * end, step), end]
+
+
+def _cut(count: int, step: int) -> list[int]:
+    return [min(step, count - start) for start in range(0, count, step)]
 
 
 def _merged(spans: Sequence[Span]) -> list[Span]:

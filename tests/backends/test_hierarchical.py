@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from contextlib import closing
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from collectives.api import CollectiveTimeoutError, DType, HorovodInternalError, PeerLostError, ReduceOp, Topology
 from collectives.backends import hierarchical, table
@@ -69,10 +72,13 @@ class Hosts:
 def test_matrix(hosts, monkeypatch):
     """With limits that lie among the sizes of the matrix."""
     monkeypatch.setattr(hierarchical, "SMALL", 16)
+
+    def body(rank):
+        with closing(group.member(rank, pipeline_piece=1 << 18)) as backend:
+            run_matrix(backend, rank, group.size, roundings=2)
+
     group = Hosts(hosts)
-    in_threads(
-        group.size, lambda rank: run_matrix(group.member(rank, pipeline_piece=1 << 18), rank, group.size, roundings=2)
-    )
+    in_threads(group.size, body)
 
 
 def test_each_byte_crosses_the_network_once():
@@ -103,6 +109,15 @@ def test_few_bytes_cross_in_one_column():
     assert in_threads(4, body) == [1, 0, 1, 0]
 
 
+@given(count=st.integers(0, 5000), step=st.integers(1, 2000))
+def test_pieces_are_short_at_both_ends_and_add_up(count, step):
+    lengths = hierarchical._lengths(count, step)
+    assert sum(lengths) == count
+    assert all(0 < length <= step for length in lengths)
+    if count >= 2 * step and step >= 4:
+        assert lengths[0] == lengths[-1] == step // 4
+
+
 @pytest.mark.parametrize("operation", ["allreduce", "allgather"])
 def test_each_of_the_two_can_be_switched_off(operation):
     def body(rank):
@@ -120,11 +135,11 @@ def test_each_of_the_two_can_be_switched_off(operation):
 @pytest.mark.parametrize("victim", [0, 4], ids=["across", "inside"])
 @pytest.mark.parametrize("length", [8, 1 << 20], ids=["piece", "pipeline"])
 def test_an_abort_reaches_the_part_that_waits_and_all_others(victim, length):
-    backend = Hosts(HOSTS["1+2+3"]).member(victim)
-    abort_from_thread(backend, np.ones(length, np.float32))
-    for call in (backend.barrier, lambda: backend.alltoall_bytes(*[np.ones(6, np.uint8)] * 2, [1] * 6, [1] * 6)):
-        with pytest.raises(HorovodInternalError, match="told to stop"):
-            call()
+    with closing(Hosts(HOSTS["1+2+3"]).member(victim)) as backend:
+        abort_from_thread(backend, np.ones(length, np.float32))
+        for call in (backend.barrier, lambda: backend.alltoall_bytes(*[np.ones(6, np.uint8)] * 2, [1] * 6, [1] * 6)):
+            with pytest.raises(HorovodInternalError, match="told to stop"):
+                call()
 
 
 @pytest.mark.parametrize("length", [8, 1 << 20], ids=["piece", "pipeline"])
@@ -133,13 +148,13 @@ def test_who_fails_in_one_part_leaves_all(victim, length):
     """The members that wait for a failed one elsewhere learn of it, too."""
 
     def body(rank):
-        backend = group.member(rank)
-        values = np.ones(length, np.float32)
-        backend.allreduce_arrays([values], [values], DType.FLOAT32, ReduceOp.SUM)
-        if rank == victim:
-            backend.abort(HorovodInternalError("told to stop"))
-        else:
-            assert isinstance(reduce_until_error(backend, length, TIMEOUT / 2), PeerLostError)
+        with closing(group.member(rank)) as backend:
+            values = np.ones(length, np.float32)
+            backend.allreduce_arrays([values], [values], DType.FLOAT32, ReduceOp.SUM)
+            if rank == victim:
+                backend.abort(HorovodInternalError("told to stop"))
+            else:
+                assert isinstance(reduce_until_error(backend, length, TIMEOUT / 2), PeerLostError)
 
     group = Hosts(HOSTS["1+2+3"])
     in_threads(6, body)

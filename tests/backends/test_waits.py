@@ -1,6 +1,7 @@
 """A member that waits for another one for long lets its engine work meanwhile."""
 
 import threading
+from contextlib import closing
 
 import pytest
 
@@ -63,6 +64,6 @@ def test_a_call_beside_is_waited_for_with_calls_and_raises_its_error():
         assert waits.enough.wait(TIMEOUT)
         raise ValueError("beside")
 
-    with Beside("hvd-test") as other, pytest.raises(ValueError, match="beside"):
+    with closing(Beside("hvd-test")) as thread, thread as other, pytest.raises(ValueError, match="beside"):
         other.finish(other.submit(fail), waits)
     assert set(waits.threads) == {threading.current_thread()}
