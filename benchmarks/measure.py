@@ -32,7 +32,7 @@ __all__ = [
     "torch_gloo",
 ]
 
-FILE_WIDTH = 120
+FILE_WIDTH = 140
 
 
 @dataclass(frozen=True)
