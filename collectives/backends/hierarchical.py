@@ -40,13 +40,14 @@ from collectives.api import CollectiveTimeoutError, DType, HorovodInternalError,
 from collectives.backends.base import Backend, OnDeath, OnWait, ignore_waits
 from collectives.backends.beside import Beside
 from collectives.backends.group import Group
+from collectives.backends.hierarchical_board import HostsBoard
 from collectives.backends.hierarchical_joining import CROSS, FLAT, LOCAL
 from collectives.backends.host import Array, Bytes, HostBackend
 from collectives.backends.phases import OnPhase, phase
 from collectives.backends.workspace import Workspace
 from collectives.kernels.segments import Segments
 from collectives.parameters import Parameters
-from collectives.planning.board import Ahead, Board, OffersBoard
+from collectives.planning.board import MOST_VOTERS, Board, OffersBoard
 
 __all__ = ["HierarchicalBackend"]
 
@@ -97,6 +98,7 @@ class HierarchicalBackend(HostBackend, OffersBoard):
         self._stages = [local] if cross is None else [local, cross]
         self._parts = [*self._stages, flat]
         self._has_agreed = False
+        self._voting = 0.0
         self._parameters = parameters
         self._workspaces = Workspace(), Workspace()
         self._network = Beside("hvd-across")
@@ -188,9 +190,12 @@ class HierarchicalBackend(HostBackend, OffersBoard):
             self._local.wait_for_all()
 
     def board(self) -> Board | None:
-        """See :class:`OffersBoard`. All members agree over the flat backend before the stages begin."""
-        board = self._flat.board() if isinstance(self._flat, OffersBoard) else None
-        return None if board is None else Ahead(board, self._run_agreed)
+        """See :class:`OffersBoard`. The members agree on each host, then the hosts, before the stages begin."""
+        if not isinstance(self._flat, OffersBoard) or max(len(self._hosts), *map(len, self._hosts)) > MOST_VOTERS:
+            return None  # on all members: they know the hosts, and have parts of the same kinds
+        inside, across = _board_of(self._local), _board_of(self._cross) if self._local.rank == 0 else None
+        assert inside is not None
+        return HostsBoard(self._hosts, self._host, inside, across, self._run_agreed)
 
     def observe(self, on_phase: OnPhase | None, in_profile: bool = False) -> None:
         """See :class:`Backend`. The phases are the stages; operations without stages have those of ``flat``."""
@@ -206,6 +211,7 @@ class HierarchicalBackend(HostBackend, OffersBoard):
     def waited(self) -> tuple[float, float]:
         """See :class:`Backend`. Where the members have agreed ahead, all are there before the first stage."""
         late, inside = self._flat.waited()
+        late, self._voting = late + self._voting, 0.0
         for stage in self._stages:
             before, within = stage.waited()
             late, inside = (late, inside + before) if self._has_agreed else (late + before, inside)
@@ -233,6 +239,7 @@ class HierarchicalBackend(HostBackend, OffersBoard):
             part.abort(error)
 
     def _run_agreed(self, call: Callable[[], None]) -> None:
+        self._voting += sum([sum(stage.waited()) for stage in self._stages])
         self._has_agreed = True
         try:
             call()
@@ -352,6 +359,10 @@ class HierarchicalBackend(HostBackend, OffersBoard):
         carriers = 1 if count * itemsize <= SMALL else self._columns
         share, rest = divmod(count, carriers)
         return [share + (member < rest) if member < carriers else 0 for member in range(self._local.size)]
+
+
+def _board_of(backend: HostBackend | None) -> Board | None:
+    return backend.board() if isinstance(backend, OffersBoard) else None
 
 
 def _flat(lists: Iterable[Sequence[Array]]) -> list[Array]:

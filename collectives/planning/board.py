@@ -5,7 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-__all__ = ["Ahead", "Board", "OffersBoard"]
+__all__ = ["MOST_VOTERS", "Board", "OffersBoard"]
+
+MOST_VOTERS = 64
+"""The members of a board over a network: each may send its vote to all others, which is too much for many."""
 
 
 class Board(ABC):
@@ -27,9 +30,11 @@ class Board(ABC):
         ``value`` has 32 bits and is not 0. ``agreed`` is called as soon as all members have attempted ``value``, at
         the latest before anything is written to a destination. A disagreement is known as soon as one member
         declines or attempts another value, even if others have not entered the round; then no destination has been
-        written. Where one member counts the votes, it is known only once that one has entered the round or declined.
-        Until either is known, ``waiting`` is called every few milliseconds with the positions of the members that are
-        known not to have entered the round. Errors of these calls and of the operation propagate.
+        written. Where one member counts the votes of others, it is known only once that one has entered the round or
+        declined. Until either is known, ``waiting`` is called every few milliseconds with the positions of the members
+        that have not entered the round, or of all members of the hosts that have not. After a round without an
+        operation, nobody enters the next one before all have left this one. Errors of these calls and of the operation
+        propagate.
         """
 
     @abstractmethod
@@ -39,38 +44,6 @@ class Board(ABC):
     def hurry(self) -> None:
         """Another member has waited for long in a round that this one has left. Does not wait."""
         return
-
-
-class Ahead(Board):
-    """The members agree on the ``board`` before an operation begins that cannot carry their question.
-
-    ``run`` calls the operation.
-    """
-
-    def __init__(self, board: Board, run: Callable[[Callable[[], None]], None]) -> None:
-        self._board = board
-        self._run = run
-
-    def attempt(
-        self,
-        value: int,
-        call: Callable[[], None],
-        waiting: Callable[[list[int]], None],
-        agreed: Callable[[], None],
-    ) -> bool:
-        """See :class:`Board`."""
-        if not self._board.attempt(value, lambda: None, waiting, agreed):
-            return False
-        self._run(call)
-        return True
-
-    def decline(self) -> None:
-        """See :class:`Board`."""
-        self._board.decline()
-
-    def hurry(self) -> None:
-        """See :class:`Board`."""
-        self._board.hurry()
 
 
 class OffersBoard(ABC):

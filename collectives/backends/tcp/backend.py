@@ -42,7 +42,7 @@ from collectives.backends.transport import parts
 from collectives.backends.workspace import Workspace
 from collectives.kernels.reduction import Reduction, reduction, scale_array
 from collectives.kernels.segments import Segments
-from collectives.planning.board import Board, OffersBoard
+from collectives.planning.board import MOST_VOTERS, Board, OffersBoard
 
 __all__ = ["TcpBackend"]
 
@@ -52,10 +52,6 @@ PACKED = 1 << 14
 """Tensors that are shorter than this on average are packed: a copy costs less than a system call for each."""
 PIECE = 1 << 24
 """Bytes that are packed at once."""
-
-
-MOST_VOTERS = 64
-"""In a mesh each member sends its vote to all others, which is too much for many."""
 
 
 class TcpBackend(MessagingBackend, OffersBoard):

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 import pytest
 
 from collectives.backends.tcp import TcpBackend, backend
 from collectives.planning.board import Board
 from tests.backends.matrix import run_matrix
-from tests.backends.members import in_threads
 from tests.backends.tcp.boards import LENGTHS, NAMES, Operations, board_of, ignore, nothing
 from tests.backends.tcp.groups import SHAPES, with_backends
-from tests.backends.test_hierarchical import HOSTS, Hosts
 
 
 @LENGTHS
@@ -107,38 +104,3 @@ def test_members_agree_over_encrypted_connections(size: int) -> None:
             assert operations.result.tolist() == expected.tolist()
 
     with_backends(size, body, encrypted=True)
-
-
-def test_the_waits_of_stages_are_late_only_if_nobody_has_agreed_ahead() -> None:
-    """Members that have agreed know that all are there; their further waits are waits inside of the operation."""
-
-    def body(rank: int) -> None:
-        member, seen = group.member(rank), []
-        for part, waits in ((member._local, (1.0, 2.0)), (member._cross, (4.0, 8.0)), (member._flat, (16.0, 32.0))):
-            vars(part)["waited"] = lambda waits=waits: waits
-        assert member.waited() == (21.0, 42.0)
-        assert board_of(member).attempt(7, lambda: seen.append(member.waited()), ignore, nothing)
-        assert seen == [(16.0, 47.0)]
-        assert member.waited() == (21.0, 42.0)
-
-    group = Hosts(HOSTS["2+2"])
-    in_threads(group.size, body)
-
-
-@pytest.mark.parametrize("hosts", HOSTS.values(), ids=HOSTS)
-def test_the_members_of_several_hosts_agree_before_the_stages_begin(hosts: str) -> None:
-    def body(rank: int) -> None:
-        member = group.member(rank)
-        operations, board = Operations(member, 1000), board_of(member)
-        for value, name in enumerate(NAMES, 1):
-            expected = operations.expect(name)
-            calls: list[str] = []
-            assert not board.attempt(value + (rank == 1), pytest.fail, ignore, pytest.fail)
-            board.hurry()
-            agreed: Callable[[], None] = lambda: calls.append("agreed")  # noqa: E731, B023
-            assert board.attempt(value, lambda: operations.call(name), ignore, agreed)  # noqa: B023
-            assert (calls, operations.result.tolist()) == (["agreed"], expected.tolist())
-        board.decline()
-
-    group = Hosts(hosts)
-    in_threads(group.size, body)

@@ -142,7 +142,7 @@ OPERATIONS: Mapping[str, Callable[[Plan, Rows, int], tuple[Array, Array]]] = {
 class Rounds:
     """Runs rounds on one member; ``noticed[round]`` is set when a member waits in the round or has left it."""
 
-    def __init__(self, member: TcpBackend, noticed: list[threading.Event]) -> None:
+    def __init__(self, member: HostBackend, noticed: list[threading.Event]) -> None:
         self._member = member
         self._board: Board = board_of(member)
         self._noticed = noticed

@@ -14,7 +14,6 @@ from collectives.backends.tcp.hub import Hub
 from collectives.backends.tcp.link import Link
 from collectives.backends.tcp.mesh import Mesh
 from collectives.backends.tcp.spoke import Spoke
-from collectives.planning.board import Ahead
 from collectives.rendezvous.store import MemoryStore
 from tests.backends import offers
 from tests.backends.members import group_of
@@ -91,13 +90,13 @@ def test_the_hub_tells_others_now_and_then_whom_they_wait_for(monkeypatch: pytes
     assert len(sent) == 2, "one note and the answer"
 
 
-def test_members_agree_ahead_in_a_star() -> None:
+def test_members_agree_without_an_operation_in_a_star() -> None:
     def body(member: TcpBackend) -> None:
         calls: list[str] = []
-        board = Ahead(board_of(member), lambda call: call())
-        assert not board.attempt(7 + (member.rank == 1), pytest.fail, ignore, pytest.fail)
-        assert board.attempt(7, lambda: calls.append("ran"), ignore, lambda: calls.append("agreed"))
-        assert calls == ["agreed", "ran"]
+        board = board_of(member)
+        assert not board.attempt(7 + (member.rank == 1), nothing, ignore, pytest.fail)
+        assert board.attempt(7, nothing, ignore, lambda: calls.append("agreed"))
+        assert calls == ["agreed"]
 
     with_backends(3, body)
 

@@ -1,0 +1,88 @@
+"""How the members of several hosts agree: on each host first, then the hosts by their leaders.
+
+The *leader* of a host is its first member. A round has up to three steps::
+
+    inside      the members of each host vote
+    across      the leaders vote, each for its host; a leader whose members differ declines
+    inside      the members of each host learn the result: their leader votes for it, or declines
+
+So a vote crosses the network once for each other host, not once for each other rank. Members that differ in the first
+step know that without the others, and skip the third.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from collectives.planning.board import Board
+
+__all__ = ["HostsBoard"]
+
+Waiting = Callable[[list[int]], None]
+
+
+class HostsBoard(Board):
+    """The board of a member of the host with number ``host``; ``hosts`` has the positions of the members of each.
+
+    ``inside`` is the board of this host, and ``across`` that of the leaders, on a leader. ``run`` calls the operation
+    when all have agreed. Where another host has not voted, nobody here knows which of its members are missing, so
+    ``waiting`` gets all of them.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[Sequence[int]],
+        host: int,
+        inside: Board,
+        across: Board | None,
+        run: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._hosts = hosts
+        self._host = host
+        self._inside = inside
+        self._across = across
+        self._run = run
+
+    def attempt(self, value: int, call: Callable[[], None], waiting: Waiting, agreed: Callable[[], None]) -> bool:
+        """See :class:`Board`."""
+        if not self._agree(value, waiting):
+            return False
+        agreed()
+        self._run(call)
+        return True
+
+    def decline(self) -> None:
+        """See :class:`Board`."""
+        self._inside.decline()
+        if self._across is not None:
+            self._across.decline()
+
+    def hurry(self) -> None:
+        """See :class:`Board`."""
+        self._inside.hurry()
+        if self._across is not None:
+            self._across.hurry()
+
+    def _agree(self, value: int, waiting: Waiting) -> bool:
+        here = self._hosts[self._host]
+        if not _ask(self._inside, value, lambda absent: waiting([here[member] for member in absent])):
+            if self._across is not None:
+                self._across.decline()
+            return False
+        if self._across is None:
+            return _ask(self._inside, value, lambda _: waiting(self._members(range(len(self._hosts)))))
+        if not _ask(self._across, value, lambda absent: waiting(self._members(absent))):
+            self._inside.decline()
+            return False
+        return _ask(self._inside, value, lambda absent: waiting([here[member] for member in absent]))
+
+    def _members(self, hosts: Sequence[int]) -> list[int]:
+        return [member for host in hosts if host != self._host for member in self._hosts[host]]
+
+
+def _ask(board: Board, value: int, waiting: Waiting) -> bool:
+    return board.attempt(value, _nothing, waiting, _nothing)
+
+
+def _nothing() -> None:
+    return

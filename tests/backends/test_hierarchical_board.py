@@ -1,0 +1,164 @@
+"""The members of several hosts agree: on each host, then the hosts by their leaders."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from collectives.backends import hierarchical
+from collectives.backends.hierarchical import HierarchicalBackend
+from collectives.backends.messaging import MessagingBackend
+from collectives.backends.tcp import TcpBackend
+from collectives.parameters import Parameters
+from collectives.rendezvous.store import MemoryStore, PrefixStore
+from tests.backends.members import group_of, in_threads
+from tests.backends.tcp.boards import NAMES, Operations, board_of, ignore, nothing
+from tests.backends.tcp.groups import connect
+from tests.backends.tcp.test_random_rounds import ROUNDS, Rounds, plan_of
+from tests.backends.test_hierarchical import HOSTS, Hosts
+
+PATIENCE = 20.0
+SHAPES = pytest.mark.parametrize("hosts", HOSTS.values(), ids=HOSTS)
+
+
+@SHAPES
+def test_they_agree_before_the_stages_begin(hosts: str) -> None:
+    def body(rank: int) -> None:
+        member = group.member(rank)
+        operations, board = Operations(member, 1000), board_of(member)
+        for value, name in enumerate(NAMES, 1):
+            expected = operations.expect(name)
+            calls: list[str] = []
+            assert not board.attempt(value + (rank == 1), pytest.fail, ignore, pytest.fail)
+            board.hurry()
+            agreed: Callable[[], None] = lambda: calls.append("agreed")  # noqa: E731, B023
+            assert board.attempt(value, lambda: operations.call(name), ignore, agreed)  # noqa: B023
+            assert (calls, operations.result.tolist()) == (["agreed"], expected.tolist())
+        board.decline()
+
+    group = Hosts(hosts)
+    in_threads(group.size, body)
+
+
+@pytest.mark.parametrize("odd", range(5))
+@pytest.mark.parametrize("vote", [0, 8])
+def test_one_that_differs_lets_all_leave_the_round(odd: int, vote: int) -> None:
+    """Each is the first or another member of its host, or alone there."""
+
+    def body(rank: int) -> None:
+        board = board_of(group.member(rank))
+        for value in (7, 9):
+            if rank == odd and not vote:
+                board.decline()
+            else:
+                assert not board.attempt(vote if rank == odd else value, pytest.fail, ignore, pytest.fail)
+            assert board.attempt(value, nothing, ignore, nothing)
+
+    group = Hosts("aabbc")
+    in_threads(5, body)
+
+
+@pytest.mark.parametrize(("late", "missing"), [(0, [0, 1]), (1, [0, 1]), (2, [2, 3]), (3, [2, 3])])
+def test_members_know_the_late_one_of_their_host_and_the_late_hosts(late: int, missing: list[int]) -> None:
+    def body(rank: int) -> None:
+        seen: list[list[int]] = []
+
+        def waiting(absent: list[int]) -> None:
+            if absent and sorted(absent) not in seen:
+                seen.append(sorted(absent))
+            if [late] in seen or missing in seen:
+                in_doubt.discard(rank)
+            if not in_doubt:
+                noticed.set()
+
+        if rank == late:
+            assert noticed.wait(PATIENCE)
+        assert board_of(group.member(rank)).attempt(7, nothing, waiting, nothing)
+        if rank != late:
+            assert [late] if rank in missing else missing in seen
+
+    group, noticed = Hosts(HOSTS["2+2"]), threading.Event()
+    in_doubt = {0, 1, 2, 3} - {late}
+    in_threads(4, body)
+
+
+def with_tcp(hosts: str, body: Callable[[HierarchicalBackend], None], crowded: bool) -> None:
+    """Run ``body`` on the members of ``hosts``, whose parts are all over TCP."""
+
+    def run(rank: int) -> None:
+        group = group_of(len(hosts), rank, hosts)
+        members = group.by_host()
+        here = next(each for each in members if rank in each)
+        place = here.index(rank)
+
+        def part(name: str, positions: list[int]) -> TcpBackend:
+            inside = group.part(positions)
+            return connect(inside, PrefixStore(store, f"{name}-{positions}"), crowded=crowded)
+
+        local = part("local", here)
+        cross = part("cross", [each[place] for each in members]) if place < min(map(len, members)) else None
+        with closing(HierarchicalBackend(group, local, cross, part("flat", [*range(len(hosts))]), Parameters())) as all:
+            body(all)
+
+    store = MemoryStore()
+    in_threads(len(hosts), run)
+
+
+@pytest.mark.parametrize("hosts", ["aabb", "aaabb", "ababb", "aabbcc"])
+@pytest.mark.parametrize("parts", ["inproc", "tcp", "tcp on shared cores"])
+def test_operations_run_on_all_members_or_on_none(hosts: str, parts: str) -> None:
+    def body(member: HierarchicalBackend) -> None:
+        rounds = Rounds(member, noticed)
+        for number, plan in enumerate(plans):
+            rounds.take_part(number, plan)
+        assert board_of(member).attempt(7, nothing, ignore, nothing)
+
+    random = np.random.default_rng(len(hosts))
+    plans = [plan_of(random, len(hosts)) for _ in range(ROUNDS)]
+    noticed = [threading.Event() for _ in plans]
+    if parts == "inproc":
+        group = Hosts(hosts)
+        in_threads(group.size, lambda rank: body(group.member(rank)))
+    else:
+        with_tcp(hosts, body, crowded=parts != "tcp")
+
+
+@pytest.mark.parametrize("most", [2, 3])
+def test_large_hosts_and_many_hosts_have_no_board(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    monkeypatch.setattr(hierarchical, "MOST_VOTERS", most)
+    for hosts in ("aaab", "abcc"):
+        group = Hosts(hosts)
+        offered = {group.member(rank).board() is not None for rank in range(4)}
+        assert offered == {most == 3}
+
+
+def test_there_is_no_board_where_none_joins_the_hosts() -> None:
+    """As where Gloo joins them, whichever backend the members of a host have."""
+
+    class Silent(MessagingBackend):
+        def __init__(self) -> None:
+            return
+
+    member = Hosts(HOSTS["2+2"]).member(0)
+    member._flat = Silent()
+    assert member.board() is None
+
+
+def test_the_waits_of_stages_are_late_only_if_nobody_has_agreed_ahead() -> None:
+    """Members that have agreed know that all are there; their further waits are waits inside of the operation."""
+
+    def body(rank: int) -> None:
+        member, seen = group.member(rank), []
+        for part, waits in ((member._local, (1.0, 2.0)), (member._cross, (4.0, 8.0)), (member._flat, (16.0, 32.0))):
+            vars(part)["waited"] = lambda waits=waits: waits
+        assert member.waited() == (21.0, 42.0)
+        assert board_of(member).attempt(7, lambda: seen.append(member.waited()), ignore, nothing)
+        assert seen == [(16.0 + 3.0 + 12.0, 47.0)], "also the waits of the stages before all had agreed"
+        assert member.waited() == (21.0, 42.0)
+
+    group = Hosts(HOSTS["2+2"])
+    in_threads(group.size, body)
