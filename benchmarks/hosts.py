@@ -4,8 +4,8 @@
     python -m benchmarks.hosts --sizes 16M --rate 10gbit
 
 The hosts are network namespaces of this machine, joined by a link of a limited rate: root only, and it needs iproute2.
-Both sides average float32 tensors of the same size in the same processes, turn by turn. At best, S bytes take 8 S / rate:
-each host has to send as many.
+Both sides average float32 tensors of the same size in the same processes, turn by turn. At best, S bytes take
+8 S / rate: each host has to send as many.
 """
 
 from __future__ import annotations

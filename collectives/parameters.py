@@ -25,8 +25,8 @@ class Parameters:
     for up to ``patience`` seconds it leaves decided batches to callers that wait. ``cache_capacity`` is a number of
     tensor names (0: no cache). ``hierarchical_allreduce`` and ``hierarchical_allgather`` send these operations through
     the stages of a hierarchical backend, where there is one; an allreduce above ``pipeline_piece`` bytes goes through
-    them in pieces of that size. ``next_round`` is the round of the world that all ranks go to after this step, in an
-    elastic job; 0 for none: they stay. ``version`` counts the changes; the coordinator sets it.
+    them in pieces of at most that size. ``next_round`` is the round of the world that all ranks go to after this step,
+    in an elastic job; 0 for none: they stay. ``version`` counts the changes; the coordinator sets it.
 
     Raises InvalidRequestError for values out of range.
     """

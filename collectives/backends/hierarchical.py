@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import accumulate
@@ -38,7 +37,7 @@ import numpy as np
 
 from collectives.api import CollectiveTimeoutError, DType, HorovodInternalError, ReduceOp
 from collectives.backends.base import Backend, OnDeath, OnWait, ignore_waits
-from collectives.backends.beside import Beside
+from collectives.backends.beside import Beside, Outcome
 from collectives.backends.group import Group
 from collectives.backends.hierarchical_board import HostsBoard
 from collectives.backends.hierarchical_joining import CROSS, FLAT, LOCAL
@@ -229,9 +228,9 @@ class HierarchicalBackend(HostBackend, OffersBoard):
     def close(self) -> None:
         """See :class:`HostBackend`."""
         with ExitStack() as stack:
-            stack.callback(self._network.close)
             for part in self._parts:
                 stack.callback(part.close)
+            stack.callback(self._network.close)  # before the parts, which its calls use
 
     def abort(self, error: Exception) -> None:
         """See :class:`HostBackend`."""
@@ -281,7 +280,7 @@ class HierarchicalBackend(HostBackend, OffersBoard):
         No piece crosses after the end of this call; an abort of ``cross`` ends a crossing.
         """
         with self._network as network, self._all_or_none():
-            crossings: deque[tuple[_Piece, Future[None]]] = deque()
+            crossings: deque[tuple[_Piece, Outcome]] = deque()
             for piece in pieces:
                 self._reduce_inside(piece, reduction)
                 crossings.append((piece, network.submit(partial(self._reduce_across, piece, reduction))))
@@ -289,7 +288,7 @@ class HierarchicalBackend(HostBackend, OffersBoard):
                     self._end_crossing(*crossings.popleft())
             self._end_crossing(*crossings.popleft())
 
-    def _end_crossing(self, piece: _Piece, crossing: Future[None]) -> None:
+    def _end_crossing(self, piece: _Piece, crossing: Outcome) -> None:
         self._network.finish(crossing, self._on_wait)
         self._hand_out(piece)
 
@@ -374,7 +373,7 @@ def _spans(lengths: Sequence[int]) -> list[Span]:
 
 
 def _lengths(count: int, step: int) -> list[int]:
-    """Of the pieces of ``count`` elements: at most ``step``, and less at both ends.
+    """Of the pieces of ``count`` elements: at most ``step``. From one and a half steps on, both ends are short.
 
     Nothing crosses the network while a host reduces the first piece, and while it hands out the last one.
     """

@@ -114,8 +114,10 @@ def test_pieces_are_short_at_both_ends_and_add_up(count, step):
     lengths = hierarchical._lengths(count, step)
     assert sum(lengths) == count
     assert all(0 < length <= step for length in lengths)
-    if count >= 2 * step and step >= 4:
+    if step >= 4 and count >= step + 2 * (step // 4):
         assert lengths[0] == lengths[-1] == step // 4
+    else:
+        assert lengths == hierarchical._cut(count, step)
 
 
 @pytest.mark.parametrize("operation", ["allreduce", "allgather"])

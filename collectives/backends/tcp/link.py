@@ -34,7 +34,7 @@ class Link:
     """
 
     hides_data = False
-    """Whether data may be here that does not wake a member which sleeps."""
+    """Whether data that has come may lie in this process, where it does not wake a member that sleeps."""
 
     def __init__(self, sock: socket.socket, position: int) -> None:
         sock.setblocking(False)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from collectives.backends.tcp import TcpBackend, backend
@@ -68,6 +70,27 @@ def test_rounds_that_nobody_wants_do_not_pile_up(size: int) -> None:
         assert board.attempt(7, nothing, ignore, nothing)
 
     with_backends(size, body)
+
+
+COUNTS = [5, 0, 300_000, 8]
+
+
+@SHAPES
+def test_an_allgather_of_one_tensor_writes_nothing_before_all_agree(crowded: bool) -> None:
+    def body(member: TcpBackend) -> None:
+        board = board_of(member)
+        rows = [np.full(count, rank + 1, np.uint8) for rank, count in enumerate(COUNTS)]
+        result, clean = np.zeros(sum(COUNTS), np.uint8), []
+        agreed: Callable[[], None] = lambda: clean.append(not result.any())  # noqa: E731
+        call: Callable[[], None] = lambda: member.allgather_bytes([rows[member.rank]], [result], COUNTS)  # noqa: E731
+        assert not board.attempt(7 + (member.rank == 3), call, ignore, agreed)
+        assert not result.any()
+        assert board.attempt(7, call, ignore, agreed)
+        assert clean == [True]
+        assert np.array_equal(result, np.concatenate(rows))
+        assert board.attempt(7, nothing, ignore, nothing), "all have left the second round"
+
+    with_backends(4, body, crowded=crowded)
 
 
 def test_large_groups_have_no_board(monkeypatch: pytest.MonkeyPatch) -> None:
