@@ -97,7 +97,7 @@ class HierarchicalBackend(HostBackend, OffersBoard):
         self._stages = [local] if cross is None else [local, cross]
         self._parts = [*self._stages, flat]
         self._has_agreed = False
-        self._voting = 0.0
+        self._voting = 0.0  # seconds of waits in rounds that led to an operation, since the last waited()
         self._parameters = parameters
         self._workspaces = Workspace(), Workspace()
         self._network = Beside("hvd-across")
@@ -191,9 +191,10 @@ class HierarchicalBackend(HostBackend, OffersBoard):
     def board(self) -> Board | None:
         """See :class:`OffersBoard`. The members agree on each host, then the hosts, before the stages begin."""
         if not isinstance(self._flat, OffersBoard) or max(len(self._hosts), *map(len, self._hosts)) > MOST_VOTERS:
-            return None  # on all members: they know the hosts, and have parts of the same kinds
+            return None  # on all members: they know the hosts, and if one part offers a board, all do
         inside, across = _board_of(self._local), _board_of(self._cross) if self._local.rank == 0 else None
         assert inside is not None
+        assert (across is None) == (self._local.rank > 0)
         return HostsBoard(self._hosts, self._host, inside, across, self._run_agreed)
 
     def observe(self, on_phase: OnPhase | None, in_profile: bool = False) -> None:

@@ -24,9 +24,11 @@ Waiting = Callable[[list[int]], None]
 class HostsBoard(Board):
     """The board of a member of the host with number ``host``; ``hosts`` has the positions of the members of each.
 
-    ``inside`` is the board of this host, and ``across`` that of the leaders, on a leader. ``run`` calls the operation
-    when all have agreed. Where another host has not voted, nobody here knows which of its members are missing, so
-    ``waiting`` gets all of them.
+    ``inside`` is the board of this host, and ``across`` that of the leaders; None on a member that is none. ``run``
+    calls the operation when all have agreed.
+
+    A member knows which others of its host are missing, and a leader which hosts are. The leader of the first host
+    names all of their members, because rank 0 finds out which of them wait themselves.
     """
 
     def __init__(
@@ -64,20 +66,25 @@ class HostsBoard(Board):
             self._across.hurry()
 
     def _agree(self, value: int, waiting: Waiting) -> bool:
-        here = self._hosts[self._host]
-        if not _ask(self._inside, value, lambda absent: waiting([here[member] for member in absent])):
+        if not _ask(self._inside, value, self._naming_members(waiting)):
             if self._across is not None:
                 self._across.decline()
             return False
         if self._across is None:
-            return _ask(self._inside, value, lambda _: waiting(self._members(range(len(self._hosts)))))
-        if not _ask(self._across, value, lambda absent: waiting(self._members(absent))):
+            return _ask(self._inside, value, lambda _: waiting([]))
+        if not _ask(self._across, value, self._naming_hosts(waiting)):
             self._inside.decline()
             return False
-        return _ask(self._inside, value, lambda absent: waiting([here[member] for member in absent]))
+        return _ask(self._inside, value, self._naming_members(waiting))
 
-    def _members(self, hosts: Sequence[int]) -> list[int]:
-        return [member for host in hosts if host != self._host for member in self._hosts[host]]
+    def _naming_members(self, waiting: Waiting) -> Waiting:
+        members = self._hosts[self._host]
+        return lambda absent: waiting([members[place] for place in absent])
+
+    def _naming_hosts(self, waiting: Waiting) -> Waiting:
+        if self._host:
+            return lambda _: waiting([])
+        return lambda absent: waiting([member for host in absent for member in self._hosts[host]])
 
 
 def _ask(board: Board, value: int, waiting: Waiting) -> bool:

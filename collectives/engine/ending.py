@@ -98,13 +98,12 @@ class Ending:
     def overdue(self, now: float, absent: Sequence[int]) -> ShutDownError | None:
         """The error of an abrupt end, if this rank asked for the end long ago and has not been able to leave.
 
-        It has not, because the ranks ``absent`` have not reached an operation.
+        It has not, because the ranks ``absent``, or others if there are none, have not reached an operation.
         """
         if self._asked is None or now <= self._asked + self._seconds:
             return None
-        return ShutDownError(
-            f"Horovod has been shut down by rank {self._topology.rank}; {self.unanswered(name_ranks(absent))}"
-        )
+        late = name_ranks(absent) if absent else "another rank"
+        return ShutDownError(f"Horovod has been shut down by rank {self._topology.rank}; {self.unanswered(late)}")
 
     def unanswered(self, ranks: str) -> str:
         """Says that ``ranks`` did not answer the shutdown, for a message."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from collectives.planning.stalls import Pending
 from collectives.planning.survey import Survey
 from collectives.planning.whereabouts import ProcessState
 
@@ -31,6 +32,10 @@ class Investigation:
     def deadline(self) -> float | None:
         """See the class."""
         return None if self._since is None else self._since + ANSWER_SECONDS
+
+    def cleared(self, pending: Pending) -> Pending:
+        """See :meth:`Survey.cleared`, by the answers of the present investigation."""
+        return pending if self._since is None else self._survey.cleared(pending, self._since)
 
     def find(self, ranks: Sequence[int], now: float) -> list[str] | None:
         """Where ``ranks`` stand, a text for each; None while answers may still come. Without ranks it begins anew."""

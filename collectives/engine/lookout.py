@@ -74,6 +74,8 @@ class Lookout:
         """
         if self._stalls is None:
             return None
+        if self._investigation is not None:
+            waiting = self._investigation.cleared(waiting)
         found = self._find(self._stalls, waiting, now)
         report = None if found is None else self._stalls.inspect(waiting, now, found)
         if report is None or report.text is None:

@@ -69,7 +69,7 @@ class Trials:
         return self._attend() or bool(self._commands)
 
     def _waiting(self, absent: Sequence[int], now: float) -> Pending:
-        if self._trial is None:
+        if self._trial is None or not absent:
             return {}
         if self._since is None:
             self._since = now

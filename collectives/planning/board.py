@@ -8,7 +8,8 @@ from collections.abc import Callable
 __all__ = ["MOST_VOTERS", "Board", "OffersBoard"]
 
 MOST_VOTERS = 64
-"""The members of a board over a network: each may send its vote to all others, which is too much for many."""
+"""The members of a board over a network: each may send its vote to all others, which is too much for many. In a
+hierarchy also those of a host, which may vote over the network as well."""
 
 
 class Board(ABC):
@@ -32,9 +33,9 @@ class Board(ABC):
         declines or attempts another value, even if others have not entered the round; then no destination has been
         written. Where one member counts the votes of others, it is known only once that one has entered the round or
         declined. Until either is known, ``waiting`` is called every few milliseconds with the positions of the members
-        that have not entered the round, or of all members of the hosts that have not. After a round without an
-        operation, nobody enters the next one before all have left this one. Errors of these calls and of the operation
-        propagate.
+        that have not entered the round. Where only the late hosts are known, the first member gets all of their
+        members, and others may get none. After a round without an operation, nobody enters the next one before all
+        have left this one. Errors of these calls and of the operation propagate.
         """
 
     @abstractmethod

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from collectives.planning.whereabouts import ProcessState, Whereabouts, describe, describe_silent
+from collectives.planning.stalls import Key, Pending
+from collectives.planning.whereabouts import Activity, ProcessState, Whereabouts, describe, describe_silent
 
 __all__ = ["Survey"]
 
@@ -40,6 +41,24 @@ class Survey:
     def is_complete(self, ranks: Sequence[int], since: float) -> bool:
         """Whether the first of ``ranks`` have all answered since ``since``."""
         return all(self._has(rank, since) for rank in ranks[:ASKED_RANKS])
+
+    def cleared(self, pending: Pending, since: float) -> Pending:
+        """``pending`` without the ranks that have answered since ``since`` that they wait for that tensor themselves.
+
+        They have submitted it, but a rank that speaks for them has not passed that on. Where all have, nothing changes.
+        """
+        result = dict(pending)
+        for key, waiting in pending.items():
+            waits = {rank for rank in waiting.missing if self._waits_for(rank, key, since)}
+            if waits and (missing := tuple(rank for rank in waiting.missing if rank not in waits)):
+                result[key] = waiting._replace(missing=missing, submitted=tuple(sorted({*waiting.submitted, *waits})))
+        return result
+
+    def _waits_for(self, rank: int, key: Key, since: float) -> bool:
+        found = self.answer(rank, since)
+        if found is None or found.activity is not Activity.WAITS:
+            return False
+        return key in {(call.process_set, call.name) for call in found.waits}
 
     def _has(self, rank: int, since: float) -> bool:
         return rank in self._answers and self._answers[rank][0] >= since

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 
@@ -11,17 +12,22 @@ import pytest
 
 from collectives.backends import hierarchical
 from collectives.backends.hierarchical import HierarchicalBackend
+from collectives.backends.hierarchical_board import HostsBoard
+from collectives.backends.host import HostBackend
 from collectives.backends.messaging import MessagingBackend
+from collectives.backends.shm import ShmJoining
 from collectives.backends.tcp import TcpBackend
 from collectives.parameters import Parameters
 from collectives.rendezvous.store import MemoryStore, PrefixStore
 from tests.backends.members import group_of, in_threads
+from tests.backends.offers import meet
 from tests.backends.tcp.boards import NAMES, Operations, board_of, ignore, nothing
 from tests.backends.tcp.groups import connect
 from tests.backends.tcp.test_random_rounds import ROUNDS, Rounds, plan_of
 from tests.backends.test_hierarchical import HOSTS, Hosts
 
 PATIENCE = 20.0
+MANY = 20
 SHAPES = pytest.mark.parametrize("hosts", HOSTS.values(), ids=HOSTS)
 
 
@@ -62,32 +68,68 @@ def test_one_that_differs_lets_all_leave_the_round(odd: int, vote: int) -> None:
     in_threads(5, body)
 
 
-@pytest.mark.parametrize(("late", "missing"), [(0, [0, 1]), (1, [0, 1]), (2, [2, 3]), (3, [2, 3])])
-def test_members_know_the_late_one_of_their_host_and_the_late_hosts(late: int, missing: list[int]) -> None:
+def leave_after_the_first_step(board: HostsBoard) -> None:
+    """As a leader that is stopped before it votes for its host."""
+    assert board._inside.attempt(7, nothing, ignore, nothing)
+
+
+def told_while(hosts: str, late: int, is_stopped: bool = False) -> dict[int, set[tuple[int, ...]]]:
+    """The absent members that each is told of while ``late`` does not come, or ``is_stopped`` after the first step."""
+
     def body(rank: int) -> None:
-        seen: list[list[int]] = []
-
         def waiting(absent: list[int]) -> None:
-            if absent and sorted(absent) not in seen:
-                seen.append(sorted(absent))
-            if [late] in seen or missing in seen:
-                in_doubt.discard(rank)
-            if not in_doubt:
-                noticed.set()
+            told.setdefault(rank, set()).add(tuple(absent))
+            looks[rank] += 1
+            if all(looks[other] > MANY for other in range(len(hosts)) if other != late):
+                seen.set()
 
-        if rank == late:
-            assert noticed.wait(PATIENCE)
-        assert board_of(group.member(rank)).attempt(7, nothing, waiting, nothing)
+        board = board_of(group.member(rank))
+        assert isinstance(board, HostsBoard)
         if rank != late:
-            assert [late] if rank in missing else missing in seen
+            assert board.attempt(7, nothing, lambda absent: None if seen.is_set() else waiting(absent), nothing)
+            return
+        if is_stopped:
+            leave_after_the_first_step(board)
+        assert seen.wait(PATIENCE)
+        if not is_stopped:
+            assert board.attempt(7, nothing, ignore, nothing)
+        else:
+            assert board._across is not None
+            assert board._across.attempt(7, nothing, ignore, nothing)
+            assert board._inside.attempt(7, nothing, ignore, nothing)
 
-    group, noticed = Hosts(HOSTS["2+2"]), threading.Event()
-    in_doubt = {0, 1, 2, 3} - {late}
-    in_threads(4, body)
+    group, told, looks, seen = Hosts(hosts), {}, Counter(), threading.Event()
+    in_threads(len(hosts), body)
+    return told
 
 
-def with_tcp(hosts: str, body: Callable[[HierarchicalBackend], None], crowded: bool) -> None:
-    """Run ``body`` on the members of ``hosts``, whose parts are all over TCP."""
+@pytest.mark.parametrize(
+    ("hosts", "late", "told"),
+    [
+        ("aabb", 0, {1: (0,), 2: (), 3: ()}),
+        ("aabb", 3, {0: (2, 3), 1: (), 2: (3,)}),
+        ("aabbcc", 3, {0: (2, 3), 1: (), 2: (3,), 4: (), 5: ()}),
+        ("abbcc", 3, {0: (3, 4), 1: (), 2: (), 4: (3,)}),
+    ],
+)
+def test_members_know_the_late_ones_of_their_host_and_the_first_leader_the_late_hosts(
+    hosts: str, late: int, told: dict[int, tuple[int, ...]]
+) -> None:
+    heard = told_while(hosts, late)
+    assert {rank: sorted(heard[rank], key=len)[-1] for rank in heard} == told
+    allowed = {(), (late,), *told.values()}
+    assert all(heard[rank] <= allowed | {(other,) for other in told} for rank in heard)
+
+
+def test_members_of_a_stopped_leader_name_nobody() -> None:
+    heard = told_while("aabb", 2, is_stopped=True)
+    assert (2, 3) in heard[0]
+    assert () in heard[3]
+    assert not any(set(absent) & {0, 1} for absent in heard[3])
+
+
+def with_parts(hosts: str, body: Callable[[HierarchicalBackend], None], is_shared: bool, crowded: bool) -> None:
+    """Run ``body`` on the members of ``hosts``: over TCP, and inside a host over memory if that ``is_shared``."""
 
     def run(rank: int) -> None:
         group = group_of(len(hosts), rank, hosts)
@@ -96,10 +138,12 @@ def with_tcp(hosts: str, body: Callable[[HierarchicalBackend], None], crowded: b
         place = here.index(rank)
 
         def part(name: str, positions: list[int]) -> TcpBackend:
-            inside = group.part(positions)
-            return connect(inside, PrefixStore(store, f"{name}-{positions}"), crowded=crowded)
+            return connect(group.part(positions), PrefixStore(store, f"{name}-{positions}"), crowded=crowded)
 
-        local = part("local", here)
+        def shared() -> HostBackend:
+            return meet(ShmJoining(group.part(here), PATIENCE, crowded), PrefixStore(store, f"shm-{here}"), PATIENCE)
+
+        local: HostBackend = shared() if is_shared else part("local", here)
         cross = part("cross", [each[place] for each in members]) if place < min(map(len, members)) else None
         with closing(HierarchicalBackend(group, local, cross, part("flat", [*range(len(hosts))]), Parameters())) as all:
             body(all)
@@ -109,22 +153,25 @@ def with_tcp(hosts: str, body: Callable[[HierarchicalBackend], None], crowded: b
 
 
 @pytest.mark.parametrize("hosts", ["aabb", "aaabb", "ababb", "aabbcc"])
-@pytest.mark.parametrize("parts", ["inproc", "tcp", "tcp on shared cores"])
+@pytest.mark.parametrize("parts", ["inproc", "shm and tcp", "tcp", "tcp on shared cores"])
 def test_operations_run_on_all_members_or_on_none(hosts: str, parts: str) -> None:
     def body(member: HierarchicalBackend) -> None:
         rounds = Rounds(member, noticed)
         for number, plan in enumerate(plans):
-            rounds.take_part(number, plan)
+            rounds.take_part(number, plan._replace(afterwards=False))
+            if not plan.runs:
+                all_left.wait(PATIENCE)  # nobody enters the next round before
         assert board_of(member).attempt(7, nothing, ignore, nothing)
+        all_left.wait(PATIENCE)
 
-    random = np.random.default_rng(len(hosts))
+    random, all_left = np.random.default_rng(len(hosts)), threading.Barrier(len(hosts))
     plans = [plan_of(random, len(hosts)) for _ in range(ROUNDS)]
     noticed = [threading.Event() for _ in plans]
     if parts == "inproc":
         group = Hosts(hosts)
         in_threads(group.size, lambda rank: body(group.member(rank)))
     else:
-        with_tcp(hosts, body, crowded=parts != "tcp")
+        with_parts(hosts, body, is_shared=parts == "shm and tcp", crowded=parts != "tcp")
 
 
 @pytest.mark.parametrize("most", [2, 3])

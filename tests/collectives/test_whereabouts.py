@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collectives.planning.messages import decode, encode
+from collectives.planning.stalls import Waiting
 from collectives.planning.survey import ASKED_RANKS, Survey
 from collectives.planning.whereabouts import (
     Activity,
@@ -155,3 +156,18 @@ def test_of_many_ranks_a_few_are_asked():
         survey.hear(Whereabouts(rank, Activity.BLOCKED), 2.0)
     assert survey.is_complete(many, 1.0)
     assert len(survey.describe(many, 1.0, {})) == ASKED_RANKS
+
+
+def test_a_rank_that_waits_for_the_tensor_itself_is_not_missing():
+    """Ranks 2 to 4 are named because the rank that speaks for them is late; rank 3 waits for another tensor."""
+    survey, loss, mean = Survey(), (0, "loss"), (3, "mean")
+    pending = {loss: Waiting(5.0, (2, 3, 4), (0, 1)), mean: Waiting(6.0, (2,), (0,))}
+    survey.hear(Whereabouts(2, Activity.WAITS, waits=(LOSS,)), 9.0)
+    assert survey.cleared(pending, 10.0) == pending, "an answer of the last report is too old for this one"
+    survey.hear(Whereabouts(2, Activity.WAITS, waits=(LOSS,)), 10.1)
+    survey.hear(Whereabouts(3, Activity.WAITS, waits=(OTHER,)), 10.2)
+    survey.hear(Whereabouts(4, Activity.BLOCKED, waits=(LOSS,)), 10.3)
+    assert survey.cleared(pending, 10.0) == {loss: Waiting(5.0, (3, 4), (0, 1, 2)), mean: pending[mean]}
+    for rank in (3, 4):
+        survey.hear(Whereabouts(rank, Activity.WAITS, waits=(LOSS,)), 10.4)
+    assert survey.cleared(pending, 10.0) == pending, "somebody is late, and these are the only ranks that are known"

@@ -72,6 +72,8 @@ def check(found, victim):
         assert "no answer for" in text
         assert "raise HOROVOD" not in text
         assert any("values" in line for line in lines), "nothing was said while the rank waited"
+        reports = [line for line in (text, *lines) if "missing rank" in line]
+        assert all(f"missing rank {victim}: " in report for report in reports), reports
 
 
 @pytest.mark.parametrize("victim", [0, 1, 3])
