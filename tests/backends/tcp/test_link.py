@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import select
 
+import pytest
+
 from collectives.backends.tcp.link import Link
 from collectives.backends.tcp.poller import Poller
-from collectives.backends.tcp.pump import SLICE_SECONDS
+from collectives.backends.tcp.pump import SLICE_SECONDS, Pump
+from tests.backends.members import group_of
 from tests.backends.tcp.groups import connected_sockets
 
 
@@ -68,4 +71,59 @@ def test_a_member_may_owe_any_number_of_scripts():
         near.step()
     assert data == b"xy"
     near.close()
+    far.close()
+
+
+def test_a_link_knows_whether_it_still_has_to_send():
+    near, far = (Link(sock, position) for position, sock in enumerate(connected_sockets()))
+    near.send([])
+    assert not near.is_sending
+    near.send([memoryview(bytes(1 << 24))])
+    assert near.is_sending
+    assert near.step()
+    assert near.is_sending, "the kernel does not keep as much"
+    near.give_up(is_filling=False)
+    assert near.is_sending
+    far.receive(iter([memoryview(bytearray(1 << 24))]))
+    while near.is_sending or far.is_receiving:
+        near.step()
+        far.step()
+    near.send([memoryview(b"x")])
+    near.forget()
+    assert not near.is_sending
+    near.close()
+    far.close()
+
+
+class Watched(Link):
+    """Counts the looks at its socket."""
+
+    looks = 0
+
+    def _receive_some(self, target):
+        self.looks += 1
+        return super()._receive_some(target)
+
+
+@pytest.mark.parametrize(("crowded", "hides_data", "looks"), [(True, False, 2), (True, True, 3), (False, False, 4)])
+def test_members_that_share_cores_sleep_after_what_they_have_sent(monkeypatch, crowded, hides_data, looks):
+    """Nothing can have come since then; but a poll does not see what is decrypted already."""
+
+    def sleep(poller, links, seconds):
+        assert far.step()
+        assert select.select([near.descriptor], [], [], 20)[0]
+        return set()
+
+    ours, theirs = connected_sockets()
+    near, far = Watched(ours, 1), Link(theirs, 0)
+    monkeypatch.setattr(near, "hides_data", hides_data, raising=False)
+    monkeypatch.setattr(Poller, "sleep", sleep)
+    monkeypatch.setattr("collectives.backends.tcp.pump.SPINS", 1)
+    pump = Pump(group_of(2, 0), [near], 20.0, crowded)
+    near.send([memoryview(b"x")])
+    near.receive(iter([memoryview(bytearray(1))]))
+    far.send([memoryview(b"y")])
+    pump.run_until(lambda: not near.is_receiving, lambda: None, lambda: None)
+    assert near.looks == looks
+    pump.close()
     far.close()
