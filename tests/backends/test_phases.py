@@ -1,7 +1,7 @@
 """The phases that backends report, and that nothing is timed unless an observer listens."""
 
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import numpy as np
 import pytest
@@ -165,8 +165,12 @@ def test_a_reduction_that_gloo_does_not_compute_itself():
 
 
 def test_stages():
+    def body(rank):
+        with closing(hosts.member(rank)) as backend:
+            return phases_of(backend, LARGE)
+
     hosts = Hosts("aabb")
-    for found in in_threads(4, lambda rank: phases_of(hosts.member(rank), LARGE)):
+    for found in in_threads(4, body):
         assert found["allreduce"] == {"reduce on the host", "exchange between hosts", "hand out on the host"}
         assert found["allgather"] == {"gather between hosts"}
         assert "broadcast on the host" in found["broadcast"]
