@@ -22,12 +22,13 @@ KINDS = {
     "shm": {"shared_memory": True},
     "mesh": {"over_tcp": True},
     "star": {"over_tcp": True, "in_star": True},
+    "hosts": {"on_hosts": True},
 }
 
 
 @pytest.fixture(params=KINDS.values(), ids=KINDS)
 def start(request, monkeypatch):
-    """Starts a job: of threads that share everything, with a gate in shared memory, or over TCP; these with sockets."""
+    """Starts a job: of threads that share everything, with a gate in shared memory, over TCP, or both; with sockets."""
     if request.param:
         monkeypatch.setattr(Job, "transport", SocketTransport)
     return lambda *args, **kwargs: running(*args, **request.param, **kwargs)

@@ -11,6 +11,7 @@ import time
 import numpy as np
 
 from collectives.api import Operation, ReduceOp, Request, Timeouts, Topology
+from collectives.backends import table
 from collectives.backends.group import Group
 from collectives.backends.inproc import InprocBackend, InprocGroup
 from collectives.backends.shm import ShmJoining
@@ -83,7 +84,8 @@ class Job:
     """``engines[rank]``, each with a backend for the process sets it is a member of, ``backends[rank]`` by set.
 
     ``faults`` go to the global set's backends, which are in-process ones unless ``shared_memory`` or ``over_tcp``. Over
-    TCP more than two ranks vote in a mesh, or ``in_star``.
+    TCP more than two ranks vote in a mesh, or ``in_star``. ``on_hosts``: as if each half of the ranks had a host of its
+    own, with shared memory, and TCP between them.
     ``wrap`` may put something around each channel. As many ranks as ``local_size`` says share the cores of this host.
     """
 
@@ -99,12 +101,14 @@ class Job:
         shared_memory=False,
         over_tcp=False,
         in_star=False,
+        on_hosts=False,
         **settings,
     ):
         self.size = size
         self._over_tcp = over_tcp
         self._in_star = in_star
-        self._store = MemoryStore() if shared_memory or over_tcp else None
+        self._on_hosts = on_hosts
+        self._store = MemoryStore() if shared_memory or over_tcp or on_hosts else None
         self._lock, self._groups = threading.Lock(), {"set-0": InprocGroup(size, faults)}
         self.group = self._groups["set-0"]
         self._transport = self.transport(size)
@@ -112,7 +116,7 @@ class Job:
         hosts = tuple(f"host-{rank}" for rank in range(size))
         self.channels = [wrap(channel) for channel in self._transport.channels]
         chosen = Settings(**({"timeouts": TIMEOUTS} | settings))
-        self._seconds = chosen.timeouts.collective
+        self._timeouts, self._seconds = chosen.timeouts, chosen.timeouts.collective
         self.backends = in_threads(size, lambda rank: self._connect_all(rank, all_sets), PATIENCE)
         self.engines = [
             Engine(
@@ -142,7 +146,9 @@ class Job:
     def _backend(self, rank, members, scope):
         group = Group(tuple(members), members.index(rank), tuple(f"host-{member}" for member in members))
         if self._store is not None:
-            if self._over_tcp:
+            if self._on_hosts:
+                joining = self._joining_of_hosts(rank, members)
+            elif self._over_tcp:
                 joining = TcpJoining(group, self._seconds, LOOPBACK, b"of the job", crowded=self._in_star)
             else:
                 joining = ShmJoining(group, self._seconds, crowded=len(members) > len(os.sched_getaffinity(0)))
@@ -150,6 +156,11 @@ class Job:
         with self._lock:
             shared = self._groups.setdefault(scope, InprocGroup(len(members)))
         return InprocBackend(group, shared, self._seconds)
+
+    def _joining_of_hosts(self, rank, members):
+        hosts = tuple("ab"[2 * member >= self.size] for member in range(self.size))
+        settings = Settings(timeouts=self._timeouts)
+        return table.prepare(members, Topology(rank, self.size, hosts=hosts, cores=2), settings, LOOPBACK)[0]
 
     def vanish(self, rank):
         """Let the others believe that ``rank`` is gone."""
