@@ -18,7 +18,6 @@ from executors.dashboard.server import DashboardServer
 from executors.listening import ServerThread
 from executors.local.output import Output
 from executors.reception import Reception
-from executors.spark.console import Console
 
 HOST = "127.0.0.1"
 PATIENCE = 20.0
@@ -80,6 +79,9 @@ def dashboard():
 
 
 def console():
+    pytest.importorskip("pyspark", reason="pip install 'hvd-cluster[spark]' for the console of Spark's tasks")
+    from executors.spark.console import Console
+
     output = Output(1, stdout=io.StringIO(), stderr=io.StringIO())
     return Console(HOST, 1, JobSecret(), output, print, print, print)
 
