@@ -34,6 +34,7 @@ from executors.membership.events import (
 from executors.membership.hosts import Hosts
 from executors.membership.limits import Counts, Limits
 from executors.membership.losses import Losses
+from executors.membership.places import spread
 
 __all__ = ["Membership"]
 
@@ -405,10 +406,17 @@ class Membership:
             self.counts.resizes += 1
 
     def _free_places(self) -> list[str]:
-        """The host of each worker that could be started now."""
+        """The host of each worker that could be started now.
+
+        The first ones fill the hosts in order, as users expect; later ones are spread.
+        """
         taken = Counter(worker.host for worker in self._workers.values())
-        free = [host for host in self._hosts.open(self._now) for _ in range(self._hosts.room(host) - taken[host])]
-        return free[: max(0, self.limits.most - len(self._staying()))]
+        free = {host: self._hosts.room(host) - taken[host] for host in self._hosts.open(self._now)}
+        staying = self._staying()
+        number = max(0, self.limits.most - len(staying))
+        if self.published is NOBODY:
+            return [host for host, count in free.items() for _ in range(count)][:number]
+        return spread(number, free, Counter(self.host_of(worker) for worker in staying))
 
     def _on(self, host: str) -> list[str]:
         """The workers of a host, in the order of :meth:`_in_order`."""
