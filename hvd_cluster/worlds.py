@@ -82,6 +82,7 @@ class Worlds:
         self.is_abandoned = False
         self.call = 0  # the number of the elastic function that this process has called last
         self._has_told = False  # whether the driver knows of an exception of the user
+        self._reports: set[threading.Thread] = set()  # those that send one
         self._member = Member(client, identity, self._hear)
         self._member.start()
 
@@ -282,9 +283,23 @@ class Worlds:
     def report_later(self, report: Report) -> None:
         """Send ``report`` to the driver, without waiting for its answer. A failure is logged."""
         # Owner: none, it ends with the report, whose time the member bounds.
-        threading.Thread(
-            target=self._try_report, args=(report, PATIENCE_SECONDS), name="hvd-report", daemon=True
-        ).start()
+        thread = threading.Thread(target=self._send, args=(report,), name="hvd-report", daemon=True)
+        self._reports.add(thread)
+        thread.start()
+
+    def _send(self, report: Report) -> None:
+        try:
+            self._try_report(report, PATIENCE_SECONDS)
+        finally:
+            self._reports.discard(threading.current_thread())
+
+    def await_reports(self) -> None:
+        """Return when the driver has all reports, or cannot be reached: this process may end soon.
+
+        The driver would otherwise see the end first, and might not know that the ranks have gone on after a loss.
+        """
+        for thread in tuple(self._reports):
+            thread.join()  # Bound: the patience of its report.
 
     def _try_report(self, report: Report, seconds: float = ONCE) -> None:
         try:

@@ -77,6 +77,9 @@ class Program(Protocol):
     def failure(self, number: int, code: int, last_lines: tuple[str, ...]) -> Failure | None:
         """The failure of a worker whose process ended with ``code``; None if it did its work."""
 
+    def has_returned(self, number: int) -> bool:
+        """Whether it did its work, however its process ends."""
+
 
 class HostsJob:
     """One job, from the rendezvous server to the last worker: a context manager.
@@ -219,7 +222,7 @@ class HostsJob:
 
     def host_lost(self, host: str, text: str) -> None:
         """See :class:`.others.Reporter`."""
-        self.driver.host_lost(host, text)
+        self.driver.host_lost(host, text, lambda worker: self._program.has_returned(_number(worker)))
 
     def host_unusable(self, host: str, text: str) -> None:
         """See :class:`.others.Reporter`. A static job needs all of its hosts at the start."""
@@ -252,7 +255,7 @@ class HostsJob:
 
     def not_started(self, number: int, text: str) -> None:
         """See :class:`.others.Reporter`."""
-        self.driver.failed(f"worker-{number}", Failure(Kind.EXIT, text))
+        self.driver.failed(f"worker-{number}", Failure(Kind.EXIT, text, has_begun=False))
 
     def _agent_happened(self, event: Event) -> None:
         if isinstance(event, Ended) and self._others is not None:

@@ -280,7 +280,7 @@ class ElasticSparkJob:
             self._sinks.write(message.number, message.stream, message.data)
         elif isinstance(message, Failed):
             self._workers.pop(message.number, None)
-            self.driver.failed(f"worker-{message.number}", Failure(Kind.EXIT, message.text))
+            self.driver.failed(f"worker-{message.number}", Failure(Kind.EXIT, message.text, has_begun=False))
         elif isinstance(message, Received):
             self.outcomes.received(self, message.rank, message.message)
         elif isinstance(message, Ended):
@@ -301,7 +301,8 @@ class ElasticSparkJob:
             return
         self._workers = {number: place for number, place in self._workers.items() if place != slot}
         if not self.driver.is_over:
-            self.driver.host_lost(slot, "its task was lost: Spark lost the executor, or killed it")
+            text = "its task was lost: Spark lost the executor, or killed it"
+            self.driver.host_lost(slot, text, lambda worker: self.outcomes.has_returned(_number(worker)))
             self._changed()
             partition = TaskSlot.of(slot).partition
             if partition in self._released[-1] and partition not in self._present():

@@ -88,6 +88,10 @@ def telling_of_errors() -> Iterator[None]:
         if worlds is not None and not is_own and kind_of_chain(error) is Kind.EXCEPTION:
             worlds.tell_exception(brief(error))
         raise
+    finally:
+        worlds = basics.worlds()
+        if worlds is not None:
+            worlds.await_reports()
 
 
 def begin_call() -> bool:

@@ -1,5 +1,6 @@
 """A process in an elastic job, without one."""
 
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -44,6 +45,21 @@ def test_rank_0_tells_that_the_function_has_returned(rank, monkeypatch, number, 
     monkeypatch.setattr(basics, "worlds", lambda: SimpleNamespace(tell_returned=lambda: heard.append("returned")))
     session.returned()
     assert heard == told
+
+
+@pytest.mark.parametrize("error", [None, ValueError("bad batch"), SystemExit(0)])
+def test_a_function_ends_when_the_driver_has_heard_all(monkeypatch, error):
+    heard = []
+    worlds = SimpleNamespace(
+        forget_exception=lambda: heard.append("begins"),
+        tell_exception=heard.append,
+        await_reports=lambda: heard.append("all"),
+    )
+    monkeypatch.setattr(basics, "worlds", lambda: worlds)
+    with suppress(ValueError, SystemExit), session.telling_of_errors():
+        if error is not None:
+            raise error
+    assert heard == ["begins", *(["ValueError: bad batch"] if isinstance(error, ValueError) else []), "all"]
 
 
 def test_a_function_may_call_shutdown(monkeypatch):
