@@ -34,7 +34,7 @@ from collectives.api import (
     ShutDownError,
 )
 
-__all__ = ["ABANDONED", "as_status", "engine_error"]
+__all__ = ["ABANDONED", "NUMBER", "as_status", "engine_error"]
 
 ABANDONED = tf.errors.CANCELLED, "another collective of this run of the graph has failed"
 """The code and the text for an operation that shall not go on."""
@@ -50,7 +50,8 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
 )
 _kept: OrderedDict[int, BaseException] = OrderedDict()
 _numbers = count(1)
-_NUMBER = re.compile(r"\[hvd-cluster error (\d+)\]")
+NUMBER = re.compile(r"\[hvd-cluster error (\d+)\]")
+"""At the end of a text: the number of the error."""
 
 for _kind in (HorovodInternalError, InvalidRequestError):
     # Otherwise AutoGraph, which converts each tf.function, would raise a StagingError in place of classes of our own.
@@ -72,5 +73,5 @@ def engine_error(error: BaseException) -> BaseException | None:
 
     Only the latest 256 errors of this process are known.
     """
-    found = _NUMBER.search(str(getattr(error, "message", error)))
+    found = NUMBER.search(str(getattr(error, "message", error)))
     return None if found is None else _kept.get(int(found.group(1)))

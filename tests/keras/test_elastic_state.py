@@ -311,9 +311,24 @@ def check_passes_that_only_add_up_gradients_leave_the_state_as_it_was():
 
 
 def check_wrong_models():
-    model = keras.Sequential([keras.layers.Dense(1)])
-    with pytest.raises(ValueError, match=r"has no variables yet; call model\.build"):
-        hvd.elastic.KerasState(model)
+    class Marked(keras.Model):
+        """Keras takes it as built, without its layer."""
+
+        def __init__(self):
+            super().__init__()
+            self.layer = keras.layers.Dense(1)
+
+        def call(self, inputs):
+            return self.layer(inputs)
+
+    marked = Marked()
+    with pytest.warns(UserWarning, match="unbuilt state"):
+        marked.build((None, 3))
+    for model in (keras.Sequential([keras.layers.Dense(1)]), marked):
+        with pytest.raises(ValueError, match=r"has no variables yet, or not all.* call it on a batch"):
+            hvd.elastic.KerasState(model)
+    marked(np.ones((1, 3), "float32"))
+    hvd.elastic.KerasState(marked)
     with pytest.raises(ValueError, match=r"model is a str; give a keras\.Model"):
         hvd.elastic.KerasState("model")
 
