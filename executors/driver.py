@@ -71,6 +71,7 @@ class Driver:
     Every method is called in the loop of ``agents``. :meth:`found` begins. A job with as many workers at least as at
     most, and no resets, is static: its first failure ends it, after the time of ``patience`` (None: PATIENCE), in which
     a likelier cause may be reported. ``machine`` is the machine of a host: hosts of one machine share its memory.
+    ``withdraws`` returns whether the agents will :meth:`withdraw` a worker that is late, which is no failure then.
     """
 
     def __init__(
@@ -82,10 +83,12 @@ class Driver:
         clock: Callable[[], float] = time.monotonic,
         machine: Callable[[str], str] = str,
         patience: Patience | None = None,
+        withdraws: Callable[[str], bool] = lambda worker: False,
     ) -> None:
         self._clock = clock
         self._machine = machine
         self._patience = patience or PATIENCE
+        self._withdraws = withdraws
         self._limits = limits
         self._job = job
         self._agents = agents
@@ -165,6 +168,19 @@ class Driver:
     def up(self, worker: str) -> None:
         """``worker`` came up."""
         self._coming_up.discard(worker)
+
+    def limit_slots(self, host: str, count: int) -> None:
+        """``host`` has no more than ``count`` slots until :meth:`found` says otherwise."""
+        if self._slots.get(host, 0) > count:
+            self._slots[host] = count
+            self._handle(HostFound(host, count))
+
+    def withdraw(self, worker: str, text: str) -> None:
+        """``worker`` was never started, for the reason ``text``: no failure of it, nor of its host."""
+        self._coming_up.discard(worker)
+        if self._membership.has(worker):
+            self._done[worker] = text
+            self._handle(WorkerBehind(worker))
 
     def done(self, worker: str, text: str = "ended with exit code 0") -> None:
         """``worker`` has ended with success; ``text`` says how. It may be that the others noticed its end first."""
@@ -266,6 +282,11 @@ class Driver:
     def has_cause(self) -> bool:
         """Whether a worker failed by itself, and not because of another one."""
         return self._failures.has_cause
+
+    @property
+    def has_formed(self) -> bool:
+        """Whether workers have the state of the training."""
+        return self._report_formed is not None
 
     @property
     def is_ending(self) -> bool:
@@ -413,6 +434,8 @@ class Driver:
 
     def _check_up(self, worker: str) -> None:
         if worker not in self._coming_up or self._is_ending:
+            return
+        if self._withdraws(worker):
             return
         if self._limits.is_elastic:
             self._agents.kill(worker)

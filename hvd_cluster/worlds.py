@@ -27,7 +27,7 @@ from collectives.rendezvous.client import RendezvousClient
 from collectives.settings import Settings
 from collectives.version import VERSION
 from executors.member import PATIENCE_SECONDS, Identity, Member
-from executors.worlds import Call, Published, Report
+from executors.worlds import Answer, Call, Published, Report
 
 __all__ = ["RemovedError", "Worlds"]
 
@@ -220,9 +220,28 @@ class Worlds:
         self.is_alone, self.place, self._is_first = False, None, True
         return self._world(published)
 
+    def finish(self, number: int, last_report: str) -> Answer:
+        """Tell the driver of end ``number`` of the training function here, and wait for its answer; see ``Report``.
+
+        The engine is shut down. Raises the errors of the store.
+        """
+        return self._member.finish(Report("finished", self.round, text=last_report, call=number))
+
+    def give_metrics(self, number: int, metrics: bytes) -> None:
+        """See :meth:`executors.member.Member.give_metrics`."""
+        self._member.give_metrics(number, metrics)
+
+    def metrics_of(self, worker: str, number: int) -> bytes:
+        """See :meth:`executors.member.Member.metrics_of`."""
+        return self._member.metrics_of(worker, number)
+
+    def world_from(self, round: int) -> World:
+        """The newest world from ``round`` on. Raises as :meth:`after`."""
+        return self._world(self._wait(lambda world: world.round >= round))
+
     def planned(self) -> World:
         """The world after a HostsUpdatedInterrupt. Raises as :meth:`after`."""
-        return self._world(self._wait(lambda world: world.round > self.round))
+        return self.world_from(self.round + 1)
 
     def after(self, error: HorovodInternalError) -> World:
         """The world after ``error`` has ended the present one.

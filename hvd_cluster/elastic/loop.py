@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 from collectives.api import HorovodInternalError, HostsUpdatedInterrupt, MismatchError
 from hvd_cluster.elastic import session
 from hvd_cluster.elastic.state import ObjectState
 
-__all__ = ["run", "run_inside"]
+__all__ = ["hand_over", "keeping_state", "run", "run_inside"]
 
 
 class Recoverable(Protocol):
@@ -68,6 +68,39 @@ def run_inside(
     return cast("Callable[Concatenate[S, P], T]", wrapper)
 
 
+@contextmanager
+def keeping_state() -> Iterator[None]:
+    """In the block, the state of the last elastic function that has returned is kept, for :func:`hand_over`."""
+    _kept.is_wanted = True
+    try:
+        yield
+    finally:
+        _kept.is_wanted, _kept.state = False, None
+
+
+def hand_over(round: int) -> None:
+    """Come into the world of ``round`` after the end of the training function, and give the others the state.
+
+    Raises the errors of the way to that world.
+    """
+    session.come_back(round)
+    if _kept.state is not None:
+        _Run(_kept.state).give()
+
+
+class _Kept:
+    def __init__(self) -> None:
+        self.is_wanted = False
+        self.state: Recoverable | None = None
+
+    def keep(self, state: Recoverable) -> None:
+        if self.is_wanted:
+            self.state = state
+
+
+_kept = _Kept()
+
+
 class _Run:
     def __init__(self, state: Recoverable) -> None:
         self._state = state
@@ -96,7 +129,20 @@ class _Run:
                 self._skip_sync = session.change_as_planned() and interrupt.skip_sync
             else:
                 session.returned()
+                _kept.keep(self._state)
                 return value
+
+    def give(self) -> None:
+        """Agree on one state in a world with newcomers."""
+        self._since, self._is_new = time.monotonic(), True
+        while True:
+            try:
+                return self._begin()
+            except MismatchError:
+                raise
+            except HorovodInternalError as error:
+                self._state.interrupted()
+                session.change_after(error)
 
     def _leave(self) -> None:
         """The present world has ended. One that ends before all ranks have a state prolongs the pause."""

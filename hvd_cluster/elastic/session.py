@@ -33,6 +33,7 @@ __all__ = [
     "change_after",
     "change_as_planned",
     "check",
+    "come_back",
     "cut_off_since",
     "drain",
     "enter",
@@ -138,6 +139,13 @@ def change_as_planned() -> bool:
     before = worlds.round
     _go_to(worlds.planned)
     return worlds.came_together(before)
+
+
+def come_back(round: int) -> None:
+    """Go on to the world of ``round``, or a later one, after the end of the training function here."""
+    worlds = basics.worlds()
+    if worlds is not None:
+        _go_to(partial(worlds.world_from, round))
 
 
 def cut_off_since() -> float:
