@@ -143,7 +143,7 @@ class ElasticSparkJob:
         def task(batches: Iterator[Any]) -> Iterator[Any]:
             return run_agent(address, number, feeder, batches)
 
-        stage = Stage(self._session, self._frame.mapInArrow(task, SCHEMA), self._finished)
+        stage = Stage(self._session, self._frame.mapInArrow(task, SCHEMA).toArrow, self._finished)
         self._released.append(set())
         self._stages.append(self._entered.enter_context(stage))
 

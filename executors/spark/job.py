@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from executors.job import Job
@@ -11,7 +12,8 @@ from executors.local.output import Output
 from executors.spark.console import Console
 from executors.spark.options import SparkOptions
 from executors.spark.page import live_page
-from executors.spark.plan import SCHEMA, Plan
+from executors.spark.plan import Plan
+from executors.spark.results import SCHEMA, collected
 from executors.spark.session import Session
 from executors.spark.stage import Stage
 from executors.spark.task import no_rows, run_task
@@ -34,7 +36,7 @@ def run_on_spark(
     with output, live_page(job, options, bound, reached) as (page, variables):
         shown = page.watched(output)
         options = replace(options, environment={**options.environment, **variables})
-        console = Console(bound, size, job.secret, shown, waiting.connected, waiting.lost, waiting.failed)
+        console = Console(bound, size, job.secret, shown, waiting)
         with console, session.watched():
             plan = _plan(call, job, (reached, console.port), options)
             found = _run(session, frame, plan, waiting)
@@ -49,7 +51,8 @@ def _run(session: Session, frame: Any, plan: Plan, waiting: Waiting) -> list[obj
     def task(batches: Iterator[Any]) -> Iterator[Any]:
         return run_task(plan, batches)
 
-    with Stage(session, frame.mapInArrow(task, SCHEMA, barrier=True), waiting.finished) as stage:
+    tasks = frame.mapInArrow(task, SCHEMA, barrier=True)
+    with Stage(session, partial(collected, session, tasks, waiting.missing), waiting.finished) as stage:
         return waiting.values(stage.busy)
 
 
