@@ -9,6 +9,7 @@ from typing import Any
 
 from executors.job import Job
 from executors.local.output import Output
+from executors.spark.broadcasts import PickledCall
 from executors.spark.console import Console
 from executors.spark.options import SparkOptions
 from executors.spark.page import live_page
@@ -23,7 +24,7 @@ __all__ = ["run_on_spark"]
 
 
 def run_on_spark(
-    session: Session, frame: Any, size: int, call: bytes, output: Output, options: SparkOptions
+    session: Session, frame: Any, size: int, call: PickledCall, output: Output, options: SparkOptions
 ) -> list[object]:
     """Run ``call`` on ``size`` workers, one beside each partition of ``frame``; the values by rank.
 
@@ -56,9 +57,10 @@ def _run(session: Session, frame: Any, plan: Plan, waiting: Waiting) -> list[obj
         return waiting.values(stage.busy)
 
 
-def _plan(call: bytes, job: Job, console: tuple[Sequence[str], int], options: SparkOptions) -> Plan:
+def _plan(call: PickledCall, job: Job, console: tuple[Sequence[str], int], options: SparkOptions) -> Plan:
     return Plan(
-        call=call,
+        call=call.data,
+        broadcasts=call.broadcasts,
         size=job.size,
         secret=job.secret,
         console=console,

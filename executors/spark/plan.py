@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from executors.api import JobSecret
 from executors.spark.feeding import Feeder
@@ -18,11 +19,11 @@ DEVICES = "_HOROVOD_SPARK_DEVICES"
 class Plan:
     """The plan that all tasks of a stage get.
 
-    ``call`` is the result of :func:`executors.call.pickle_call`. ``console`` has the driver's addresses and port.
-    ``environment`` is added to that of the task and of the job. ``search_path`` changes the PYTHONPATH of the workers.
-    ``executable`` is the Python of the workers; None means that of the tasks. Workers must start within
-    ``start_timeout`` seconds. They have ``grace`` seconds between the request to end and SIGKILL. The job was
-    ``requested`` then, in seconds since the epoch by the clock of the driver.
+    ``call`` is the result of :func:`executors.call.pickle_call`, and refers to ``broadcasts``. ``console`` has the
+    driver's addresses and port. ``environment`` is added to that of the task and of the job. ``search_path`` changes
+    the PYTHONPATH of the workers. ``executable`` is the Python of the workers; None means that of the tasks. Workers
+    must start within ``start_timeout`` seconds. They have ``grace`` seconds between the request to end and SIGKILL. The
+    job was ``requested`` then, in seconds since the epoch by the clock of the driver.
     """
 
     call: bytes = field(repr=False)
@@ -37,3 +38,4 @@ class Plan:
     search_path: Callable[[str], str] | None
     feeder: Feeder | None
     requested: float = 0.0
+    broadcasts: tuple[Any, ...] = ()

@@ -14,6 +14,7 @@ from pyspark import BarrierTaskContext
 
 from collectives.api import PeerLostError
 from executors.outcome import Outcome, observe
+from executors.spark.broadcasts import exposed
 from executors.spark.connection import GOODBYE
 from executors.spark.feeding import FeedingTask
 from executors.spark.plan import Plan
@@ -33,7 +34,7 @@ def run_task(plan: Plan, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pya
     error Spark would end the job with an error of its own.
     """
     try:
-        with rendezvous(plan, BarrierTaskContext.get()) as member:
+        with exposed(plan.broadcasts, folder), rendezvous(plan, BarrierTaskContext.get()) as member:
             outcome = _run_worker(plan, member, _unbroken(batches))
             delivered = _deliver(member, outcome)
     except NoServerError as error:
