@@ -7,6 +7,7 @@ import socket
 import threading
 from concurrent.futures import Future
 from contextlib import contextmanager
+from unittest import mock
 
 import pytest
 
@@ -83,7 +84,7 @@ def console():
     from executors.spark.console import Console
 
     output = Output(1, stdout=io.StringIO(), stderr=io.StringIO())
-    return Console(HOST, 1, JobSecret(), output, print, print, print)
+    return Console(HOST, 1, JobSecret(), output, mock.Mock())
 
 
 @pytest.mark.parametrize("server", [reception, dashboard, console])
