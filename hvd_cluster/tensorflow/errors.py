@@ -33,8 +33,9 @@ from collectives.api import (
     PeerLostError,
     ShutDownError,
 )
+from hvd_cluster.tensorflow.native.error_texts import pattern_of
 
-__all__ = ["ABANDONED", "NUMBER", "as_status", "engine_error"]
+__all__ = ["ABANDONED", "TEXT", "as_status", "engine_error"]
 
 ABANDONED = tf.errors.CANCELLED, "another collective of this run of the graph has failed"
 """The code and the text for an operation that shall not go on."""
@@ -50,8 +51,9 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
 )
 _kept: OrderedDict[int, BaseException] = OrderedDict()
 _numbers = count(1)
-NUMBER = re.compile(r"\[hvd-cluster error (\d+)\]")
-"""At the end of a text: the number of the error."""
+_NUMBER = re.compile(r"\[hvd-cluster error (\d+)\]")
+TEXT = pattern_of(f"{_NUMBER.pattern}|{re.escape(ABANDONED[1])}")
+"""The text of TensorFlow's error for one of ours."""
 
 for _kind in (HorovodInternalError, InvalidRequestError):
     # Otherwise AutoGraph, which converts each tf.function, would raise a StagingError in place of classes of our own.
@@ -73,5 +75,5 @@ def engine_error(error: BaseException) -> BaseException | None:
 
     Only the latest 256 errors of this process are known.
     """
-    found = NUMBER.search(str(getattr(error, "message", error)))
+    found = _NUMBER.search(str(getattr(error, "message", error)))
     return None if found is None else _kept.get(int(found.group(1)))

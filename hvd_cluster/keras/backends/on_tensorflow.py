@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorflow as tf
-
 from collectives.api import ReduceOp
 from hvd_cluster.keras.backends import Operations
 from hvd_cluster.optimizer.lists import ListBinding
 from hvd_cluster.process_sets import ProcessSet
 from hvd_cluster.tensorflow import mpi_ops
 from hvd_cluster.tensorflow.mpi_ops import _allreduce
+from hvd_cluster.tensorflow.operations.calls import makes_nodes
 from hvd_cluster.tensorflow.optimizer.binding import TensorFlowLists
 
 __all__ = ["in_graph", "lists", "total"]
@@ -30,4 +29,4 @@ def total(tensor: Any, name: str, process_set: ProcessSet) -> Any:
 def in_graph(value: Any) -> Operations | None:
     """See :class:`Backend`."""
     operations: Any = mpi_ops
-    return None if tf.executing_eagerly() else operations
+    return operations if makes_nodes() else None
