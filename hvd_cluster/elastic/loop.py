@@ -70,7 +70,11 @@ def run_inside(
 
 @contextmanager
 def keeping_state() -> Iterator[None]:
-    """In the block, the state of the last elastic function that has returned is kept, for :func:`hand_over`."""
+    """In the block, lost ranks have successors, and the state of the last elastic function that has returned is kept.
+
+    :func:`hand_over` gives it to them. A function that returns after its world has lost a rank is called again, with a
+    successor, as if it had noticed that before.
+    """
     _kept.is_wanted = True
     try:
         yield
@@ -92,6 +96,11 @@ class _Kept:
     def __init__(self) -> None:
         self.is_wanted = False
         self.state: Recoverable | None = None
+
+    def check(self) -> None:
+        """A successor of a lost rank needs all others where it will be: the function is called again on all of them."""
+        if self.is_wanted:
+            session.notice_loss()
 
     def keep(self, state: Recoverable) -> None:
         if self.is_wanted:
@@ -117,6 +126,7 @@ class _Run:
             try:
                 self._begin()
                 value = function()
+                _kept.check()
             except MismatchError:
                 raise
             except HorovodInternalError as error:

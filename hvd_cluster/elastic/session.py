@@ -39,6 +39,7 @@ __all__ = [
     "enter",
     "formed",
     "is_elastic",
+    "notice_loss",
     "returned",
     "telling_of_errors",
 ]
@@ -146,6 +147,13 @@ def come_back(round: int) -> None:
     worlds = basics.worlds()
     if worlds is not None:
         _go_to(partial(worlds.world_from, round))
+
+
+def notice_loss() -> None:
+    """Raise the error that has ended the present world, unless a rank ended it that has finished: it shut down."""
+    if basics.is_cut_off():
+        with suppress(ShutDownError):
+            allgather_object(None, "elastic.end")
 
 
 def cut_off_since() -> float:
