@@ -10,7 +10,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 from collectives.api import HorovodInternalError, HostsUpdatedInterrupt, MismatchError
 from hvd_cluster.elastic import session
-from hvd_cluster.elastic.state import ObjectState
+from hvd_cluster.elastic.state import ObjectState, State
 
 __all__ = ["run", "run_inside"]
 
@@ -22,7 +22,7 @@ class Recoverable(Protocol):
         """The training function was cut off; :meth:`sync` will find the state to go on with."""
 
     def on_reset(self) -> None:
-        """The ranks have changed."""
+        """The ranks have changed, and have one state; all of them call this, newcomers, too."""
 
     def sync(self) -> None:
         """Give all ranks one state."""
@@ -58,42 +58,45 @@ def run_inside(
 
     @functools.wraps(func)
     def wrapper(state: S, *args: P.args, **kwargs: P.kwargs) -> T:
-        def call() -> T:
-            with errors():
-                return func(state, *args, **kwargs)
-
         with session.telling_of_errors():
-            return _Run(state).call(call)
+            return _Run(state, errors).call(lambda: func(state, *args, **kwargs))
 
     return cast("Callable[Concatenate[S, P], T]", wrapper)
 
 
 class _Run:
-    def __init__(self, state: Recoverable) -> None:
+    def __init__(self, state: Recoverable, errors: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
         self._state = state
+        self._errors = errors
         self._is_new = False
         self._skip_sync = False
+        self._resets = False
         self._since = 0.0
 
     def call(self, function: Callable[[], T]) -> T:
         if session.begin_call():
             return cast("T", None)
-        session.enter(functools.partial(_layout, self._state))
+        change = session.enter(functools.partial(_layout, self._state), _has_reset(self._state))
+        if change is not None:
+            self._is_new, self._resets = True, change.resets
         self._since = time.monotonic()
         while True:
             try:
-                self._begin()
-                value = function()
+                with self._errors():
+                    self._begin()
+                    value = function()
             except MismatchError:
                 raise
             except HorovodInternalError as error:
                 self._leave()
                 self._state.interrupted()
-                session.change_after(error)
+                self._resets = session.change_after(error, _has_reset(self._state)).resets
                 self._skip_sync = False
             except HostsUpdatedInterrupt as interrupt:
                 self._leave()
-                self._skip_sync = session.change_as_planned() and interrupt.skip_sync
+                change = session.change_as_planned(_has_reset(self._state))
+                self._resets = change.resets
+                self._skip_sync = change.together and interrupt.skip_sync
             else:
                 session.returned()
                 return value
@@ -104,13 +107,28 @@ class _Run:
             self._since, self._is_new = session.cut_off_since(), True
 
     def _begin(self) -> None:
-        """Agree on one state in a new world."""
-        if self._is_new:
+        """Agree on one state in a new world.
+
+        Code of the user for a change comes after that, on all ranks, so that its collectives meet: a newcomer has none
+        before its first sync.
+        """
+        if self._is_new and not self._resets:
             self._state.on_reset()
         if not self._skip_sync:
             self._state.sync()
+        if self._is_new and self._resets:
+            self._reset()
         session.formed(self._since, getattr(self._state, "lost_commits", 0), self._shared_layout)
         self._is_new = False
+
+    def _reset(self) -> None:
+        state = self._state
+        if isinstance(state, ObjectState):
+            state._reset_together()
+            return
+        state.on_reset()
+        if not self._skip_sync:
+            state.sync()
 
     def _shared_layout(self) -> str:
         """As :func:`_layout`, which a sync has computed already."""
@@ -121,3 +139,8 @@ class _Run:
 def _layout(state: Recoverable) -> str:
     """A digest of the layout of ``state``; "" if it is one of the user's own."""
     return state.layout_digest() if isinstance(state, ObjectState) else ""
+
+
+def _has_reset(state: Recoverable) -> bool:
+    """Whether ``on_reset()`` runs code of the user, as far as this rank knows."""
+    return state._has_reset() if isinstance(state, State) else True
