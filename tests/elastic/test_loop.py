@@ -86,14 +86,19 @@ class TestKeepingState:
     @pytest.fixture
     def calls(self, worlds, monkeypatch):
         """What the loop does; a rank is lost after the last collective of the first call of the function."""
+
+        def change(text):
+            calls.append(text)
+            return session.Change(resets=False)
+
         calls, losses = [], [HorovodInternalError("lost rank 1")]
         monkeypatch.setattr(basics, "is_cut_off", lambda: bool(losses))
         monkeypatch.setattr(session, "allgather_object", lambda value, name: _raise(losses.pop()))
         monkeypatch.setattr(session, "begin_call", lambda: False)
-        monkeypatch.setattr(session, "enter", lambda layout: None)
+        monkeypatch.setattr(session, "enter", lambda layout, resets: None)
         monkeypatch.setattr(session, "returned", lambda: calls.append("returned"))
-        monkeypatch.setattr(session, "change_after", lambda error: calls.append(str(error)))
-        monkeypatch.setattr(session, "come_back", lambda round: calls.append(f"back in {round}"))
+        monkeypatch.setattr(session, "change_after", lambda error, resets: change(str(error)))
+        monkeypatch.setattr(session, "come_back", lambda round, resets: change(f"back in {round}"))
         return calls
 
     def test_a_function_that_returns_after_a_loss_is_called_again(self, calls):
@@ -115,11 +120,11 @@ class TestKeepingState:
         state = Trained()
         state.on_reset = lambda: calls.append("reset")
         with loop.keeping_state():
-            loop._kept.keep(state)
+            loop._kept.keep(loop._Run(state))
             loop.hand_over(7)
         assert calls == ["back in 7", "reset"]
         assert [report.kind for report in worlds.reports] == ["formed"]
-        assert loop._kept.state is None
+        assert loop._kept.run is None
 
 
 def _raise(error):

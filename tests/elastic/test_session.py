@@ -98,8 +98,8 @@ def test_a_process_that_enters_tells_of_its_end_and_only_a_newcomer_computes_the
     monkeypatch.setattr(basics, "worlds", lambda: worlds)
     monkeypatch.setattr(session, "heed_notice", lambda _: None)
     monkeypatch.setattr(session, "tell_of_uncaught", heard.append)
-    monkeypatch.setattr(session, "_go_to", lambda find: find())
-    session.enter(lambda: computed.append("abc") or "abc")
+    monkeypatch.setattr(session, "_go_to", lambda find, resets: find())
+    session.enter(lambda: computed.append("abc") or "abc", resets=False)
     assert computed == joined == (["abc"] if is_alone else [])
     assert heard == [worlds]
 
@@ -112,7 +112,9 @@ def test_the_ranks_register_the_process_sets_of_rank_0_which_alone_sends_them(ra
     monkeypatch.setattr(basics, "size", lambda: 3)
     monkeypatch.setattr(basics, "wanted_sets", lambda: [own])
     monkeypatch.setattr(basics, "renew_process_set", renewed.append)
-    monkeypatch.setattr(session, "allgather_object", lambda value, _: told.append(value) or [([(0, 1)], 2), ([], 1)])
-    assert session._agree() == [2, 1]
-    assert told == [(sent, 2)]
+    monkeypatch.setattr(
+        session, "allgather_object", lambda value, _: told.append(value) or [([(0, 1)], 2, False), ([], 1, True)]
+    )
+    assert session._agree(resets=False) == [(2, False), (1, True)]
+    assert told == [(sent, 2, False)]
     assert renewed == [own]

@@ -9,9 +9,10 @@ import keras
 
 from collectives.api import InvalidRequestError
 from hvd_cluster.elastic.batches import GlobalBatches
-from hvd_cluster.elastic.handlers import HandledState, Registry, StateDictHandler
+from hvd_cluster.elastic.handlers import HandledState, Registry, SamplerStateHandler, StateDictHandler
 from hvd_cluster.elastic.parts import Part
 from hvd_cluster.elastic.portions import Portions
+from hvd_cluster.elastic.sampler import ElasticPartition
 from hvd_cluster.elastic.watchers import watchers
 from hvd_cluster.keras.elastic.handlers import ModelHandler, OptimizerHandler
 from hvd_cluster.keras.elastic.steps import watch
@@ -20,6 +21,7 @@ from hvd_cluster.keras.variables import build_optimizer, require_variables, sett
 __all__ = ["KerasState"]
 
 _REGISTRY: Registry = [
+    (ElasticPartition, SamplerStateHandler),
     (GlobalBatches, StateDictHandler),
     (Portions, StateDictHandler),
     (keras.Model, ModelHandler),
