@@ -62,7 +62,7 @@ def test_a_connection_that_has_proved_itself_stays(monkeypatch: pytest.MonkeyPat
         kept = http.client.HTTPConnection(server.address, server.port, timeout=30)
         sock = None
         for _ in range(2):
-            kept.request("GET", "/keys/a", headers=signed("GET", "/keys/a"))
+            kept.request("GET", "/keys/a", headers=signed(server, "GET", "/keys/a"))
             with kept.getresponse() as response:
                 assert response.read() == b"value"
             assert sock in (None, kept.sock), "the client had to connect again"
