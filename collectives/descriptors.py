@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import sys
 from types import TracebackType
 from typing import TypeVar
 
@@ -76,8 +77,12 @@ class Reserve:
 def share_of_strangers(reserved: int, least: int, most: int) -> int:
     """The number of unauthenticated connections that a listener may hold at once, from ``least`` to ``most``.
 
-    The number is half of the descriptors that are free now, after ``reserved`` ones and a few more are set aside.
+    The number is a quarter of the descriptors that are free now, after ``reserved`` ones and a few more are set aside:
+    a process has more than one listener.
     """
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = limit - len(os.listdir("/proc/self/fd")) - reserved - SPARE_DESCRIPTORS
-    return max(least, min(most, free // 2))
+    return max(least, min(most, (_free() - reserved - SPARE_DESCRIPTORS) // 4))
+
+
+def _free() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (sys.maxsize if soft == resource.RLIM_INFINITY else soft) - len(os.listdir("/proc/self/fd"))

@@ -53,6 +53,7 @@ _BODY_TIMEOUT = 30.0
 # server, or a suspended host, clients sign again.
 _ORDINARY = frozenset({408, 428, 503})
 _TARGET = re.compile(r"/(?P<kind>keys|counters)/(?P<key>[^?]+)(\?wait=(?P<wait>[0-9]{1,9}(\.[0-9]{1,9})?))?", re.ASCII)
+_SHOWN = 200
 _ALL = ("PUT", "/keys")
 _TIME = ("GET", "/time")
 
@@ -85,14 +86,21 @@ class Service:
         self._closed = False
         self.waiting = 0
 
-    async def handle(self, request: web.BaseRequest, on_authentic: Callable[[], None]) -> web.Response:
-        """The answer to any ``request``. Calls ``on_authentic`` when its head proves to be signed, and not recorded."""
+    async def handle(
+        self, request: web.BaseRequest, on_authentic: Callable[[], None], warn: Callable[..., None]
+    ) -> web.Response:
+        """The answer to any ``request``.
+
+        Calls ``on_authentic`` when its head proves to be signed, and not recorded, and ``warn`` with the text of a
+        warning and its values.
+        """
         try:
             status, body = await self._answer(request, on_authentic)
         except _Refusal as refusal:
             status, body = refusal.status, str(refusal).encode()
-            level = logging.DEBUG if status in _ORDINARY else logging.WARNING
-            _log.log(level, "refused %s %r from %s: %s", request.method, request.raw_path, request.remote, refusal)
+            report = _log.debug if status in _ORDINARY else warn
+            path = request.raw_path[:_SHOWN]
+            report("refused %s %r from %s: %s", request.method, path, request.remote, refusal)
         headers = sign_answer(self._secret, status, body, request.headers.get(NONCE, ""))
         response = web.Response(status=status, body=body, headers=headers)
         if status in (401, 428):

@@ -43,8 +43,9 @@ class Document:
 
     ``start`` is when its times begin, in microseconds since the epoch: now, or at ``begun``, in seconds, if that is in
     the past; or as in the file that it continues. ``origin`` is the same moment on the monotonic clock of this process;
-    a file that a process of this host began keeps it, because the other clock may have been set since. A reader finds a JSON array at any time but that of a write. A write
-    that fails leaves the array as it was before. Raises DocumentError, here and in :meth:`write`. For one thread.
+    a file that a process of this host began keeps it, because the other clock may have been set since. A reader finds a
+    JSON array at any time but that of a write. A write that fails leaves the array as it was before. Raises
+    DocumentError, here and in :meth:`write`. For one thread.
     """
 
     def __init__(self, path: str, resumes: bool = False, begun: float = math.inf) -> None:
@@ -95,9 +96,9 @@ class Document:
 
     def _go_on_from(self, head: dict[str, Any]) -> None:
         begun, origin = head["start_time_since_epoch_in_micros"], head.get("origin")
-        elsewhere = self.origin + (begun - self.start) / MICROSECONDS
-        is_same_clock = isinstance(origin, float) and head.get("boot") == _boot() != ""
-        self.origin = origin if is_same_clock else elsewhere
+        self.origin += (begun - self.start) / MICROSECONDS
+        if isinstance(origin, float) and head.get("boot") == _boot() != "":
+            self.origin = origin
         self.start, self._is_resumed = begun, True
 
     def write(self, records: Iterable[Record]) -> None:

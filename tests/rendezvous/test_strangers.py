@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from collectives.rendezvous import connections
+from collectives.reception import strangers
 from collectives.rendezvous.client import RendezvousClient
 from collectives.rendezvous.server import RendezvousServer
 from tests import limited
@@ -17,9 +17,9 @@ from tests.rendezvous.wire import SECRET, encode, signed
 CROWD = 300
 
 SERVER = f"""
-from collectives.rendezvous import connections
+from collectives.reception import strangers
 from collectives.rendezvous.server import RendezvousServer
-connections.SILENCE = 0.05
+strangers.SILENCE = 0.05
 limit_descriptors({{limit}})
 with RendezvousServer({SECRET!r}) as server:
     print(server.port, flush=True)
@@ -27,10 +27,10 @@ with RendezvousServer({SECRET!r}) as server:
 """
 
 
-@pytest.mark.parametrize("without_a_limit", ["", "connections.descriptors.share_of_strangers = lambda *_: 10_000"])
+@pytest.mark.parametrize("without_a_limit", ["", "strangers.descriptors.share_of_strangers = lambda *_: 10_000"])
 def test_a_crowd_of_idle_connections_does_not_starve_the_server(without_a_limit: str) -> None:
     """Neither where the limit of such connections holds, nor where the process runs out of descriptors."""
-    source = SERVER.format(limit=128).replace("connections.SILENCE", f"{without_a_limit}\nconnections.SILENCE")
+    source = SERVER.format(limit=128).replace("strangers.SILENCE", f"{without_a_limit}\nstrangers.SILENCE")
     with limited.python(source) as process, ExitStack() as stack:
         assert process.stdout is not None
         port = int(process.stdout.readline())
@@ -41,13 +41,13 @@ def test_a_crowd_of_idle_connections_does_not_starve_the_server(without_a_limit:
             assert client.get("key", limited.PATIENCE) == b"value"
         _, log = limited.ending(process)
     assert len(log) == 1, log
-    assert log[0].startswith("WARNING rendezvous server: ")
+    assert log[0].startswith("WARNING the rendezvous server: ")
     assert "raise the limit of ulimit -n" in log[0]
 
 
 @pytest.mark.parametrize("said", [b"", b"GET /keys/a HTTP/1.1\r\n", encode("GET", "/keys/a", {})], ids=repr)
 def test_a_connection_has_to_prove_itself_before_a_deadline(monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
-    monkeypatch.setattr(connections, "DEADLINE", 0.5)
+    monkeypatch.setattr(strangers, "DEADLINE", 0.5)
     with RendezvousServer(SECRET) as server, socket.create_connection((server.address, server.port), 30) as sock:
         sock.sendall(said)
         while sock.recv(4096):  # a refusal, if any, and then the end
@@ -56,7 +56,7 @@ def test_a_connection_has_to_prove_itself_before_a_deadline(monkeypatch: pytest.
 
 def test_a_connection_that_has_proved_itself_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also beyond the deadline: an idle connection that came later has met its own by then."""
-    monkeypatch.setattr(connections, "DEADLINE", 0.5)
+    monkeypatch.setattr(strangers, "DEADLINE", 0.5)
     with RendezvousServer(SECRET) as server:
         server.store.set("a", b"value")
         kept = http.client.HTTPConnection(server.address, server.port, timeout=30)
