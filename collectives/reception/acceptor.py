@@ -113,9 +113,12 @@ class Acceptor:
                 self._forget(descriptor)
         for descriptor in self._strangers.overdue(now):
             self._drop(descriptor)
-        for descriptor in self._strangers.in_the_way(now):
-            if not _has_unread(descriptor):
-                self._drop(descriptor)
+        silent = [each for each in self._strangers.in_the_way(now) if not _has_unread(each)]
+        if silent and self._strangers.is_full:
+            text = "%d connections have not shown that they know the secret, and silent ones are closed to make room; "
+            self.warn(text + "if workers are among them, raise the limit of ulimit -n", len(self._strangers))
+        for descriptor in silent:
+            self._drop(descriptor)
 
     def _drop(self, descriptor: int) -> None:
         transport = self._transports.get(descriptor)
@@ -137,13 +140,12 @@ class Acceptor:
             self._pause(error)
             return
         sock.setblocking(False)
+        descriptors.make_room_after(sock.fileno())
         self._strangers.add(sock.fileno(), self._loop.time())
         task = self._loop.create_task(self._loop.connect_accepted_socket(self._protocol, sock))
         self._connecting.add(task)
         task.add_done_callback(functools.partial(self._connected, sock.fileno()))
         if self._strangers.is_full:
-            text = "%d connections have not shown that they know the secret, and no more are accepted at once; "
-            self.warn(text + "if workers are among them, raise the limit of ulimit -n", len(self._strangers))
             self._update()
         elif self._timer is None:
             self._look_again(self._loop.time())
@@ -156,6 +158,8 @@ class Acceptor:
             self._transports[descriptor] = task.result()[0]
 
     def _pause(self, error: OSError) -> None:
+        if descriptors.are_exhausted(error) and descriptors.raise_limit():
+            return
         reason = descriptors.EXHAUSTED if descriptors.are_exhausted(error) else "the listening socket refuses"
         self.warn("cannot accept a connection: %s (%s)", reason, error)
         self._strangers.pause(self._loop.time())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import socket
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
 
@@ -70,3 +71,35 @@ def test_a_connection_that_has_proved_itself_stays(monkeypatch: pytest.MonkeyPat
             with socket.create_connection((server.address, server.port), 30) as idle:
                 assert idle.recv(1) == b""
         kept.close()
+
+
+WAITING = 400
+
+MANY = f"""
+import resource
+from collectives.rendezvous.server import RendezvousServer
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+with RendezvousServer({SECRET!r}) as server:
+    print(server.port, flush=True)
+    sys.stdin.readline()
+    server.store.set("go", b"value")
+    sys.stdin.read()
+"""
+
+
+def test_more_workers_wait_at_once_than_the_soft_limit_of_the_server_allows() -> None:
+    """They have sent signed requests, so none of them is refused; the server raises its limit."""
+    path = "/keys/go?wait=60"
+    with limited.python(MANY) as process, ExitStack() as stack:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        address = ("127.0.0.1", int(process.stdout.readline()))
+        server = SimpleNamespace(address=address[0], port=address[1])
+        heads = [encode("GET", path, signed(server, "GET", path)) for _ in range(WAITING)]
+        workers = [stack.enter_context(socket.create_connection(address, limited.PATIENCE)) for _ in heads]
+        for worker, head in zip(workers, heads, strict=True):
+            worker.sendall(head)
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        assert {worker.recv(12) for worker in workers} == {b"HTTP/1.1 200"}
+        assert limited.ending(process)[1] == []

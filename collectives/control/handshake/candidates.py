@@ -89,9 +89,10 @@ class Candidates:
     def make_room(self) -> None:
         """Listen again where that is possible; close connections whose time is over, or where there are too many."""
         now = time.monotonic()
-        if self._strangers.is_full:
+        in_the_way = self._strangers.in_the_way(now)
+        if in_the_way and self._strangers.is_full:
             self.warn("one of too many unauthenticated connections", "; if it was a rank, raise the limit of ulimit -n")
-        for descriptor in {*self._strangers.overdue(now), *self._strangers.in_the_way(now)}:
+        for descriptor in {*self._strangers.overdue(now), *in_the_way}:
             self._drop(descriptor)
         self._listen(self._strangers.may_accept(now))
 
@@ -139,9 +140,11 @@ class Candidates:
         except OSError as error:
             if not descriptors.are_exhausted(error):
                 raise
-            self._pause(error)
+            if not descriptors.raise_limit():
+                self._pause(error)
             return
         if sock is not None:
+            descriptors.make_room_after(sock.fileno())
             self._lacking_since = None
             candidate = self._waiting[sock.fileno()] = _Candidate(sock)
             self._strangers.add(sock.fileno(), time.monotonic())

@@ -1,14 +1,14 @@
 """Strangers at the driver's port for agents."""
 
 import socket
-import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 
 from collectives.reception import strangers
 from executors.api import JobSecret
 from executors.hosts.agent import AgentLink
 from executors.hosts.switchboard import Switchboard
 from tests import limited
+from tests.collectives.job import until
 
 CROWD = 300
 KEY = "0123456789abcdef" * 4
@@ -69,16 +69,10 @@ def test_a_stranger_has_a_deadline_and_an_agent_has_none(monkeypatch):
         address = ("127.0.0.1", board.port)
         agent = stack.enter_context(socket.create_connection(address, limited.PATIENCE))
         AgentLink(agent, secret, "node")
+        until(lambda: links)
         for _ in range(2):
             stranger = stack.enter_context(socket.create_connection(address, limited.PATIENCE))
             assert b"" in iter(lambda stranger=stranger: stranger.recv(64), None)
         agent.setblocking(False)
-        end = time.monotonic() + limited.PATIENCE
-        while not links and time.monotonic() < end:
-            time.sleep(0.01)
-        with ExitStack() as quiet:
-            quiet.callback(agent.close)
-            try:
-                assert agent.recv(1) != b""
-            except BlockingIOError:
-                pass
+        with suppress(BlockingIOError):
+            assert agent.recv(1) != b""
