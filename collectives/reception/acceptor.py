@@ -77,7 +77,7 @@ class Acceptor:
 
     def warn(self, text: str, *values: object) -> None:
         """Log a warning that strangers can cause, unless there was one in the last minute."""
-        self._warnings.warn(f"{self._name}: {text}", *values)
+        self._warnings.warn(text, *values)
 
     def authenticated(self, transport: asyncio.BaseTransport | None) -> None:
         """The other end of ``transport`` knows the secret: its connection is not limited any more."""
@@ -115,8 +115,11 @@ class Acceptor:
             self._drop(descriptor)
         silent = [each for each in self._strangers.in_the_way(now) if not _has_unread(each)]
         if silent and self._strangers.is_full:
-            text = "%d connections have not shown that they know the secret, and silent ones are closed to make room; "
-            self.warn(text + "if workers are among them, raise the limit of ulimit -n", len(self._strangers))
+            text = (
+                "%s: %d connections have not shown that they know the secret, and silent ones are closed to make room; "
+            )
+            advice = "if workers are among them, raise the limit of ulimit -n"
+            self.warn(text + advice, self._name, len(self._strangers))
         for descriptor in silent:
             self._drop(descriptor)
 
@@ -161,7 +164,7 @@ class Acceptor:
         if descriptors.are_exhausted(error) and descriptors.raise_limit():
             return
         reason = descriptors.EXHAUSTED if descriptors.are_exhausted(error) else "the listening socket refuses"
-        self.warn("cannot accept a connection: %s (%s)", reason, error)
+        self.warn("%s cannot accept a connection: %s (%s)", self._name, reason, error)
         self._strangers.pause(self._loop.time())
         self._update()
 

@@ -91,7 +91,9 @@ class Switchboard:
         try:
             link, opener = await self._introduce(reader, writer)
         except (OSError, EOFError, ValueError, TypeError) as error:
-            self._reception.warn("a connection came from a process that is not an agent of this job (%s)", error)
+            self._reception.warn(
+                "a connection to the driver came from a process that is not an agent of this job (%s)", error
+            )
             return
         self._listener.connected(link)
         try:

@@ -124,7 +124,9 @@ class Console:
                 await self._receive(identity, nonce, reader)
         except (OSError, EOFError, ValueError, TypeError) as error:
             if not self._stopping and self._acceptor is not None:
-                self._acceptor.warn("a connection came from a process that is not a task of this job (%s)", error)
+                self._acceptor.warn(
+                    "a connection to the driver came from a process that is not a task of this job (%s)", error
+                )
         finally:
             del self._connections[writer]
             self._accepted.discard(writer)

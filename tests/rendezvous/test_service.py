@@ -203,7 +203,7 @@ class TestService:
 
     @staticmethod
     def levels(caplog: pytest.LogCaptureFixture) -> list[str]:
-        return [record.levelname for record in caplog.records if "refused " in record.message]
+        return [record.levelname for record in caplog.records if record.message.startswith("refused ")]
 
     def test_a_malformed_chunk(self, server: RendezvousServer) -> None:
         head = encode("PUT", "/keys/a", signed(server, "PUT", "/keys/a") | {"transfer-encoding": "chunked"})

@@ -42,7 +42,7 @@ def test_a_crowd_of_idle_connections_does_not_starve_the_server(without_a_limit:
             assert client.get("key", limited.PATIENCE) == b"value"
         _, log = limited.ending(process)
     assert len(log) == 1, log
-    assert log[0].startswith("WARNING the rendezvous server: ")
+    assert log[0].startswith("WARNING the rendezvous server")
     assert "raise the limit of ulimit -n" in log[0]
 
 

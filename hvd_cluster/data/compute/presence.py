@@ -93,7 +93,9 @@ class PresenceServer:
         try:
             member, opener, sealer = await self._introduce(reader, writer)
         except (OSError, EOFError, ValueError, TypeError) as error:
-            self._reception.warn("a connection came from a process that is not one of its (%s)", error)
+            self._reception.warn(
+                "a connection to the compute service came from a process that is not one of its (%s)", error
+            )
             return
         self._count(1)
         try:
