@@ -12,6 +12,7 @@ from dataclasses import fields
 from types import FrameType
 from typing import NoReturn
 
+from collectives import descriptors
 from collectives.logs import LEVELS
 from executors.api import CommandNotFoundError, ExecutorError, WorkerError
 from executors.dashboard.address import Address
@@ -58,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     line = read_command_line(argv)
     launch = _launch(line)
-    with _signals_raise(), _log_shown(line["log_level"] or "INFO"):
+    with descriptors.raised_limit(), _signals_raise(), _log_shown(line["log_level"] or "INFO"):
         return _run(launch)
 
 

@@ -19,6 +19,7 @@ from functools import partial
 from types import FrameType, MappingProxyType
 from typing import NoReturn
 
+from collectives import descriptors
 from collectives.control.sockets import end_in_silence
 from collectives.cores import usable_cores
 from executors.api import ExecutorError, JobSecret
@@ -116,12 +117,10 @@ class AgentLink:
         return os.dup(self._socket.fileno())
 
 
-def serve(
-    link: AgentLink, descriptors: Sequence[int] = (), variables: Mapping[str, str] = MappingProxyType({})
-) -> None:
+def serve(link: AgentLink, inherited: Sequence[int] = (), variables: Mapping[str, str] = MappingProxyType({})) -> None:
     """Start and end workers as the driver says, until it says that this agent shall leave.
 
-    The workers inherit ``descriptors``, and have ``variables`` in their environment.
+    The workers inherit ``inherited``, and have ``variables`` in their environment.
 
     Raises ConnectionAbortedError if the driver is lost; the workers have ended then.
     """
@@ -129,7 +128,7 @@ def serve(
     if not isinstance(begin, Begin):
         raise ConnectionAbortedError(f"the driver began with {begin!r}")
     with ExitStack() as stack:
-        launch = stack.enter_context(begin.work.opened(descriptors))
+        launch = stack.enter_context(begin.work.opened(inherited))
         crew = stack.enter_context(Crew(begin.grace))
         agent = _Agent(link, crew, begin, launch, variables)
         for message in others:
@@ -211,6 +210,7 @@ def main() -> int:
     """Serve the driver of the command line."""
     host, address, port = sys.argv[1:]
     secret = secret_of(os.environ)
+    descriptors.raise_limit()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     try:

@@ -1,8 +1,8 @@
 """The parent of one worker process: after any kind of end, a job leaves no process behind.
 
-Run as ``python guard.py DRIVER GRACE REPORT COMMAND...``: the process id of the driver, the seconds between asking and
-killing, a file descriptor for reports, the worker's command. Imports the standard library only: it starts once per
-worker, without site packages.
+Run as ``python guard.py DRIVER GRACE REPORT LIMIT COMMAND...``: the process id of the driver, the seconds between
+asking and killing, a file descriptor for reports, the soft limit of descriptors of the worker, the worker's command.
+Imports the standard library only: it starts once per worker, without site packages.
 
 * The guard adopts the processes that the worker leaves behind: no grandchild escapes, even in its own session.
 * The kernel sends SIGTERM to the guard when the driver dies, even of SIGKILL, and SIGKILL to the worker when the guard
@@ -18,6 +18,7 @@ import ctypes
 import errno
 import math
 import os
+import resource
 import signal
 import sys
 import time
@@ -173,15 +174,22 @@ def _processes() -> Iterator[tuple[int, int]]:
                 yield int(name), int(file.read().rpartition(b")")[2].split()[1])
 
 
+def _limit_descriptors(soft: int) -> None:
+    """The driver may have raised its own limit; programs that use select() fail above 1,024."""
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
 def main() -> int:
     """Guard the command of the command line; the exit status is about the guard, not about the worker."""
-    driver, grace, report = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+    driver, grace, report, limit = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    _limit_descriptors(limit)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, WAKING)
     os.set_inheritable(report, False)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     _die_with_parent(driver, signal.SIGTERM)
-    return Guard(grace, report).run(sys.argv[4:])
+    return Guard(grace, report).run(sys.argv[5:])
 
 
 if __name__ == "__main__":

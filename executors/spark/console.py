@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Protocol
 
 from collectives.control.sockets import end_in_silence
-from executors.acceptor import Acceptor, streams
+from collectives.reception.acceptor import Acceptor, streams
 from executors.api import JobSecret
 from executors.listening import ServerThread, Started, listen, until_stopped
 from executors.local.frames import Frames
@@ -37,7 +37,6 @@ from executors.spark.display import Display
 
 __all__ = ["Console", "TaskListener"]
 
-HELLO_SECONDS = 5.0
 # Spark kills the Python of a cancelled task after this time.
 LATE_SECONDS = 4.0
 # A task may take this long to end its worker after the driver has closed the connection.
@@ -91,6 +90,7 @@ class Console:
         self._connections: dict[asyncio.StreamWriter, asyncio.Task[None] | None] = {}
         self._accepted: set[asyncio.StreamWriter] = set()  # connections to accepted tasks
         self._all_connected: asyncio.Event | None = None
+        self._acceptor: Acceptor | None = None
         self._failing = False
         self._stopping = False
         self._thread = ServerThread("hvd-console", self._serve)
@@ -115,7 +115,7 @@ class Console:
 
     async def _serve(self, listener: socket.socket, started: Started) -> None:
         self._all_connected = asyncio.Event()
-        async with Acceptor(listener, streams(self._accept)):
+        async with Acceptor(listener, streams(self._accept), "the driver's port for tasks") as self._acceptor:
             await until_stopped(started)
             self._stopping = True
             for writer in self._accepted:
@@ -134,12 +134,12 @@ class Console:
         self._connections[writer] = asyncio.current_task()
         try:
             nonce = secrets.token_bytes(NONCE_BYTES)
-            identity = await asyncio.wait_for(self._identify(nonce, reader, writer), HELLO_SECONDS)
+            identity = await self._identify(nonce, reader, writer)
             if identity is not None:
                 await self._receive(identity, nonce, reader, writer)
-        except (OSError, EOFError, ValueError, TypeError, asyncio.TimeoutError) as error:
-            if not self._stopping:
-                logger.warning(
+        except (OSError, EOFError, ValueError, TypeError) as error:
+            if not self._stopping and self._acceptor is not None:
+                self._acceptor.warn(
                     "a connection to the driver came from a process that is not a task of this job (%s)", error
                 )
         finally:
@@ -155,6 +155,8 @@ class Console:
         end_in_silence(writer.get_extra_info("socket"), SILENCE_SECONDS)
         writer.write(nonce)
         identity = TaskIdentity.unseal(self._secret, nonce, await _read(reader))
+        if self._acceptor is not None:
+            self._acceptor.authenticated(writer.transport)
         refused = self._stopping or identity.rank in self._known
         writer.write(REFUSED if refused else ACCEPTED)
         if not refused:

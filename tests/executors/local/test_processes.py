@@ -1,11 +1,13 @@
 """Workers under their guard: real processes, seen through the pipes that a driver reads."""
 
 import os
+import resource
 import signal
 
 import psutil
 import pytest
 
+from collectives import descriptors
 from executors.local.processes import WorkerProcess
 
 FOREVER = 600.0
@@ -65,6 +67,20 @@ def test_the_worker_has_the_signals_of_an_ordinary_process(start):
     masks = {name: int(mask, 16) for name, mask in (line.split(":") for line in worker.stdout)}
     assert masks["SigBlk"] == 0
     assert not masks["SigIgn"] & 1 << signal.SIGPIPE - 1
+
+
+def test_the_worker_has_the_limit_of_descriptors_that_its_driver_had_at_first(start):
+    """A driver raises its own limit, but the program of the user may call select()."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1] - 1, limits[1]))
+    try:
+        with descriptors.raised_limit():
+            worker = start("ulimit -Sn; ulimit -Hn")
+            assert worker.end() == [0]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        descriptors._first.clear()
+    assert [int(line) for line in worker.stdout] == [limits[1] - 1, limits[1]]
 
 
 def test_descriptors_of_the_guard_do_not_reach_the_worker(start):
