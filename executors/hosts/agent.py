@@ -22,6 +22,7 @@ from typing import NoReturn
 from collectives.control.sockets import end_in_silence
 from collectives.cores import usable_cores
 from executors.api import ExecutorError, JobSecret
+from executors.hosts.exported import unpack
 from executors.hosts.link import NONCE_BYTES, Opener, Sealer, keys
 from executors.hosts.messages import (
     Begin,
@@ -210,6 +211,7 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
 def main() -> int:
     """Serve the driver of the command line."""
     host, address, port = sys.argv[1:]
+    unpack(os.environ)
     secret = secret_of(os.environ)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Protocol
 
 from collectives.settings import ENVIRONMENT_SECRET
-from executors.hosts.exported import exported
+from executors.hosts.exported import packed, shared, startup
 from executors.hosts.messages import (
     SAME_VERSIONS,
     Begin,
@@ -220,7 +220,7 @@ class OtherHosts:
             str(self._switchboard.port),
         ]
         with tempfile.TemporaryFile() as file:
-            file.write(script(os.getcwd(), self._variables(), command).encode())
+            file.write(os.fsencode(script(os.getcwd(), self._variables(), command)))
             file.seek(0)
             self._crew.launch(
                 host.number,
@@ -232,8 +232,8 @@ class OtherHosts:
             )
 
     def _variables(self) -> dict[str, str]:
-        path = {"PYTHONPATH": search_path(os.environ.get("PYTHONPATH"))}
-        return exported(os.environ) | path | secret_variable(self._job.secret)
+        own = os.environ | {"PYTHONPATH": search_path(os.environ.get("PYTHONPATH"))}
+        return startup(own) | packed(shared(own) | secret_variable(self._job.secret))
 
     def _check_up(self, host: _Host, number: int) -> None:
         if host.phase is _Phase.STARTING and host.number == number:
