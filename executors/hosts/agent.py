@@ -40,7 +40,7 @@ from executors.hosts.messages import (
 from executors.job import secret_of, secret_variable
 from executors.listening import receive
 from executors.local.crew import Crew
-from executors.local.output import Sink, say
+from executors.local.output import Sink, release_consoles, say
 from executors.local.processes import Channel
 from executors.local.work import NOT_STARTED
 from executors.local.work import Launch as LaunchWorker
@@ -219,8 +219,8 @@ def main() -> int:
         with closing(socket.create_connection((address, int(port)), CONNECT_SECONDS)) as sock:
             serve(AgentLink(sock, secret, host))
     except (OSError, ExecutorError) as error:
-        with suppress(OSError):  # the remote shell has ended, too
-            say(f"the agent of host {host} cannot serve the driver at {address} port {port}: {error}", "hvd-agent")
+        say(f"the agent of host {host} cannot serve the driver at {address} port {port}: {error}", "hvd-agent")
+        release_consoles()  # the remote shell may have ended, too
         return 1
     return 0
 
