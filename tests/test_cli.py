@@ -107,6 +107,70 @@ def test_a_signal_ends_everything(hvdrun, family, tmp_path, number, status):
     assert said == (["hvdrun: interrupted; the ranks were ended"] if number == signal.SIGINT else [])
 
 
+HEARS = """
+import os, signal, sys, time
+for number in map(int, sys.argv[2:]):
+    signal.signal(number, lambda number, frame: print("heard", number, flush=True))
+print("started", flush=True)
+try:
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.02)
+finally:
+    print("finally", flush=True)
+"""
+
+
+@pytest.mark.parametrize("place", [(), ("--min-np", 1), ("-H", "localhost:1,b:1", "--remote-shell", "env HOST={host}")])
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP])
+def test_a_notice_is_passed_on_to_the_ranks(hvdrun, tmp_path, monkeypatch, place, number):
+    """On other hosts, too; the job goes on, and ends as its ranks do."""
+    monkeypatch.setenv("HOROVOD_GLOO_IFACE", "lo")
+    process = hvdrun("-np", 2, *place, sys.executable, "-c", HEARS, tmp_path / "done", int(number))
+    wait_until_started(process, 2)
+    process.send_signal(number)
+    wait_until(process, f"heard {int(number)}", 2)
+    (tmp_path / "done").touch()
+    assert process.wait() == 0
+
+
+@pytest.mark.parametrize("place", [(), ("--min-np", 1), ("-H", "localhost:1,b:1", "--remote-shell", "env HOST={host}")])
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGHUP])
+def test_a_notice_that_no_rank_has_a_handler_for_ends_the_job(hvdrun, tmp_path, monkeypatch, place, number):
+    """A closed terminal ends an elastic job as well: a rank that SIGHUP has ended is not replaced."""
+    monkeypatch.setenv("HOROVOD_GLOO_IFACE", "lo")
+    process = hvdrun("-np", 2, *place, sys.executable, "-c", HEARS, tmp_path / "done")
+    wait_until_started(process, 2)
+    process.send_signal(number)
+    assert process.wait() == 128 + number
+    said = process.stderr.read()
+    assert ("has no handler for SIGUSR1" in said) == (number == signal.SIGUSR1), said
+
+
+@pytest.mark.parametrize("place", [(), ("--min-np", 1), ("-H", "localhost:1,b:1", "--remote-shell", "env HOST={host}")])
+def test_ctrl_c_lets_the_ranks_run_their_finally(hvdrun, tmp_path, monkeypatch, place):
+    monkeypatch.setenv("HOROVOD_GLOO_IFACE", "lo")
+    process = hvdrun("-np", 2, *place, sys.executable, "-c", HEARS, tmp_path / "done")
+    wait_until_started(process, 2)
+    process.send_signal(signal.SIGINT)
+    wait_until(process, "finally", 2)
+    assert process.wait() == 130
+    assert process.stderr.read().count("KeyboardInterrupt") == 2
+
+
+@pytest.mark.parametrize("place", [(), ("-H", "localhost:1,b:1", "--remote-shell", "env HOST={host}")])
+def test_a_second_ctrl_c_kills(hvdrun, tmp_path, monkeypatch, place):
+    monkeypatch.setenv("HOROVOD_GLOO_IFACE", "lo")
+    options = "-np", 2, "--grace-seconds", 600 if not place else 5
+    process = hvdrun(*options, *place, sys.executable, "-c", HEARS, tmp_path / "done", 2, 15)
+    wait_until_started(process, 2)
+    process.send_signal(signal.SIGTERM)
+    wait_until(process, "heard 15", 2)
+    process.send_signal(signal.SIGTERM)  # again: it changes nothing
+    process.send_signal(signal.SIGINT)
+    assert process.wait() in (130, 143)
+    assert left_behind(tmp_path) == []
+
+
 def test_nothing_outlives_a_driver_that_was_killed(hvdrun, family, tmp_path):
     process = hvdrun("-np", 2, "sh", family)
     wait_until_started(process, 2)

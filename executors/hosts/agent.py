@@ -34,6 +34,7 @@ from executors.hosts.messages import (
     Kill,
     Launch,
     Leave,
+    PassOn,
     Stop,
     Wrote,
 )
@@ -179,7 +180,9 @@ class _Agent:
         elif isinstance(message, Kill):
             self._crew.kill(message.number)
         elif isinstance(message, EndAll):
-            self._crew.end(message.spare)
+            self._crew.end(message.spare, message.signal)
+        elif isinstance(message, PassOn):
+            self._crew.pass_on(message.signal)
         elif isinstance(message, Leave):
             self.is_leaving = True
 
@@ -215,6 +218,8 @@ def main() -> int:
     secret = secret_of(os.environ)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # a batch system that signals all processes means the ranks
+        signal.signal(number, lambda *_: None)
     try:
         with closing(socket.create_connection((address, int(port)), CONNECT_SECONDS)) as sock:
             serve(AgentLink(sock, secret, host))

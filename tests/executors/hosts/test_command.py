@@ -178,8 +178,8 @@ def test_events_come_in_order():
         assert ended == Ended(rank, rank)
 
 
-ASKED = "trap 'echo asked; exit' TERM; echo ready; while :; do sleep 0.02; done"
-DEAF = "trap '' TERM; echo ready; while :; do sleep 0.02; done"
+ASKED = "trap 'echo asked; exit' TERM INT; echo ready; while :; do sleep 0.02; done"
+DEAF = "trap '' TERM INT; echo ready; while :; do sleep 0.02; done"
 
 
 class Signalled(io.StringIO):
@@ -244,7 +244,7 @@ def test_a_second_interrupt_kills_at_once(monkeypatch):
 
     console = Impatient(None)
     monkeypatch.setattr(sys, "stdout", console)
-    script = "trap 'echo asked' TERM; echo ready; while :; do sleep 0.02; done"
+    script = "trap 'echo asked' TERM INT; echo ready; while :; do sleep 0.02; done"
     with pytest.raises(KeyboardInterrupt):
         run_command(shell(script), 1, HostsOptions(grace=600))
     assert console.getvalue() == "[0]<stdout>:ready\n[0]<stdout>:asked\n"
