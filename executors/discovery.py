@@ -18,6 +18,7 @@ from typing import Protocol
 
 from collectives import descriptors
 from executors.api import ExecutorError
+from executors.hosts.host_list import NAME, dash_problem
 
 __all__ = ["DiscoveryError", "FixedHosts", "HostDiscovery", "HostDiscoveryScript", "Watch", "parse_hosts"]
 
@@ -30,7 +31,7 @@ SHOWN_BYTES = 200
 READ_BYTES = 1 << 16
 MOST_BYTES = 4 << 20
 """What a script may print: some 100,000 hosts. A script without an end must not fill the memory of the driver."""
-LINE = re.compile(r"(?:(?P<name>(?:\w[\w.-]*@)?\w[\w.-]*)|\[(?P<address>[^]]+)])(?::(?P<slots>\d{1,6}))?", re.ASCII)
+LINE = re.compile(rf"(?:(?P<name>{NAME})|\[(?P<address>[^]]+)])(?::(?P<slots>\d{{1,6}}))?", re.ASCII)
 FORM = "host:slots, such as node1:4 or [fd00::1]:4"
 
 
@@ -185,7 +186,8 @@ def _parse_host(line: str, slots: int | None, source: str) -> tuple[str, int]:
     host = "" if match is None else match["name"] or _address(match["address"])
     count = None if match is None or match["slots"] is None else int(match["slots"])
     if not host or count == 0:
-        raise DiscoveryError(f"{source} gave the line {line[:SHOWN_BYTES]!r}; each line must be {FORM}")
+        text = f"{source} gave the line {line[:SHOWN_BYTES]!r}; each line must be {FORM}"
+        raise DiscoveryError(f"{text}{dash_problem(line)}")
     if count is None and slots is None:
         raise DiscoveryError(f"{source} gave {line!r} without slots; print {line}:4, or set --slots-per-host")
     return host, count or slots or 1

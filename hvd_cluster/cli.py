@@ -26,7 +26,7 @@ from executors.hosts.command import resolve_start_timeout, run_command
 from executors.hosts.job import HostsOptions
 from executors.hosts.places import PlaceArguments, Places
 from executors.local.crew import resolve_grace
-from executors.local.output import say
+from executors.local.output import release_consoles, say
 from executors.mpi.launch import WITHOUT_PAGE
 from hvd_cluster import horovod
 from hvd_cluster.hvdrun.by_mpi import OURS, ForeignLaunch, check_controller
@@ -59,8 +59,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     line = read_command_line(argv)
     launch = _launch(line)
-    with descriptors.raised_limit(), _signals_raise(), _log_shown(line["log_level"] or "INFO"):
-        return _run(launch)
+    try:
+        with descriptors.raised_limit(), _signals_raise(), _log_shown(line["log_level"] or "INFO"):
+            return _run(launch)
+    finally:
+        release_consoles()
 
 
 def horovodrun() -> int:
@@ -78,10 +81,6 @@ def _run(launch: Launch) -> int:
     except WorkerError as error:
         text = with_last_lines(f"{error}; the other ranks were ended", error.last_lines)
         return _fail(text, _status(error.exit_code))
-    except BrokenPipeError:
-        # The reader of standard output is gone. Python would complain when it flushes it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BY_SIGNAL + signal.SIGPIPE
     except (ExecutorError, OSError) as error:
         return _fail(error, 1)
     except KeyboardInterrupt:
@@ -118,10 +117,7 @@ class _Console(logging.Handler):
     """Writes each record as a line with the name hvdrun."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        try:
-            say(self.format(record))
-        except OSError:
-            self.handleError(record)
+        say(self.format(record))
 
 
 @contextmanager

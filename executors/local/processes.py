@@ -105,9 +105,16 @@ class WorkerProcess:
     def _numbers(grace: float, report: int) -> list[str]:
         return [str(os.getpid()), str(grace), str(report), str(descriptors.first_limit())]
 
-    def terminate(self) -> None:
-        """Ask the worker and all processes that it started to end; those left after the time of grace are killed."""
-        self._guard.send_signal(signal.SIGTERM)
+    def terminate(self, number: int = signal.SIGTERM) -> None:
+        """Ask the worker to end by ``number``, SIGTERM or SIGINT, then the processes that it started.
+
+        Those left after the time of grace are killed.
+        """
+        self._guard.send_signal(number)
+
+    def pass_on(self, number: int) -> None:
+        """Send the worker ``number``, one of :data:`executors.local.signals.PASSED`."""
+        self._guard.send_signal(number)
 
     def hurry(self) -> None:
         """Kill the worker and all processes that it started now."""

@@ -7,7 +7,7 @@ import signal
 import psutil
 import pytest
 
-from hvd_cluster.run import run
+from hvd_cluster import run
 from tests.elastic.jobs import PATIENCE_SECONDS, assert_agreement
 
 pytestmark = pytest.mark.timeout(300)

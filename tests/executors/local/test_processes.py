@@ -3,12 +3,15 @@
 import os
 import resource
 import signal
+import subprocess
+import sys
 
 import psutil
 import pytest
 
 from collectives import descriptors
 from executors.local.processes import WorkerProcess
+from executors.local.signals import PASSED
 
 FOREVER = 600.0
 
@@ -146,6 +149,75 @@ def test_asking_ends_the_grandchildren_too(start):
     worker.process.terminate()
     assert worker.end() in ([-signal.SIGTERM], [0])  # 0: the shell saw the end of its child before it was asked itself
     assert not any(map(psutil.pid_exists, pids))
+
+
+PARENT = """
+import os, signal, subprocess, sys
+names = {number: signal.Signals(number).name for number in (2, 15)}
+def hear(number, frame):
+    os.kill(child.pid, 0)
+    print(names[number], child.poll(), flush=True)
+    if sys.argv[1] == "end":
+        sys.exit(5)
+for number in names:
+    signal.signal(number, hear)
+child = subprocess.Popen(["sh", "-c", "trap 'echo child; exit' TERM; echo ready; while :; do sleep 0.02; done"])
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("wrapper", [(), ("sh", "-c", '"$@"; exit', "sh"), ("bash", "-c", '"$@"; exit', "sh")])
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "SIGINT")])
+def test_the_children_of_a_rank_serve_it_until_it_has_ended(start, wrapper, number, name):
+    """Such as the workers of a DataLoader: their end would raise in the rank. A shell may stand before the rank."""
+    worker = start("end", command=(*wrapper, sys.executable, "-c", PARENT))
+    assert worker.stdout.readline() == "ready\n"
+    worker.process.terminate(number)
+    assert worker.end()[0] in (5, -number, 1)  # 1: bash, whose child has handled SIGINT
+    assert worker.stdout.read() == f"{name} None\nchild\n"
+
+
+def test_the_children_of_a_rank_that_does_not_end_are_asked_before_all_are_killed(start):
+    worker = start("stay", grace=1.0, command=(sys.executable, "-c", PARENT))
+    assert worker.stdout.readline() == "ready\n"
+    worker.process.terminate(signal.SIGINT)
+    assert worker.end() == [-9]
+    heard = worker.stdout.read().splitlines()
+    assert heard[0] == "SIGINT None"
+    assert sorted(heard[1:])[-1] == "child"
+    assert any(line.startswith("SIGTERM") for line in heard)
+
+
+HEAR = """
+import os, signal, sys
+for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+    signal.signal(number, lambda number, frame: print(signal.Signals(number).name, flush=True))
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("wrapper", [(), ("sh", "-c", '"$@"; exit', "sh"), ("bash", "-c", '"$@"; exit', "sh")])
+def test_notices_are_passed_on_to_the_rank(start, wrapper):
+    worker = start("", command=(*wrapper, sys.executable, "-c", HEAR))
+    assert worker.stdout.readline() == "ready\n"
+    for number in PASSED:
+        worker.process.pass_on(number)
+        assert worker.stdout.readline() == f"{signal.Signals(number).name}\n"
+    worker.process.hurry()
+    assert worker.end() == [-9]
+
+
+def test_a_notice_that_the_driver_did_not_send_is_not_passed_on(start):
+    """A batch system signals the guard and the rank."""
+    worker = start("", command=(sys.executable, "-c", HEAR))
+    assert worker.stdout.readline() == "ready\n"
+    guard = psutil.Process(worker.pid).ppid()
+    subprocess.run(["kill", "-USR1", str(guard)], check=True)
+    worker.process.pass_on(signal.SIGUSR2)
+    assert worker.stdout.readline() == "SIGUSR2\n"
 
 
 def test_the_worker_does_not_outlive_its_guard(start):
