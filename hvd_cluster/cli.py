@@ -47,8 +47,12 @@ WRITTEN |= {"hosts": "-H", "slots": "--slots-per-host", "ssh_port": "-p", "ssh_i
 WRITTEN |= {name: f"--{name.replace('_', '-')}" for name in ELASTIC}
 WRITTEN |= {"num_proc": "-np", "min_num_proc": "--min-np", "max_num_proc": "--max-np"}
 WRITTEN |= {"cooldown_range": "--blacklist-cooldown-range"}
-LOGS = {"executors": logging.NOTSET, "collectives.rendezvous": logging.WARNING}
-"""The loggers of the launcher and of the rendezvous server in its process, each with the lowest level to show."""
+LOGS = {
+    "executors": logging.NOTSET,
+    "collectives.rendezvous": logging.WARNING,
+    "collectives.reception": logging.WARNING,
+}
+"""The loggers of the launcher and of the servers in its process, each with the lowest level to show."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -95,7 +95,8 @@ class Worker(threading.local):
     def ignore(self, *_, **__):
         return
 
-    report_later = tell_returned = tell_behind = tell_leaving = tell_exception = forget_exception = ignore
+    report_later = await_reports = tell_returned = tell_behind = tell_leaving = tell_exception = ignore
+    forget_exception = ignore
 
 
 me = Worker()

@@ -97,6 +97,7 @@ class ArrayDifferences(ArrayTensors, DifferenceBinding[Parameter]):
 class ArrayBinding(ArrayTensors, Binding[Parameter]):
     change_remedy = "change it after combine()"
     send_remedy = "call combine() first"
+    repeat_remedy = "compute it once"
 
     def __init__(self, on_gradient):
         self.on_gradient = weakref.WeakMethod(on_gradient)

@@ -161,7 +161,11 @@ def hear(number, frame):
         sys.exit(5)
 for number in names:
     signal.signal(number, hear)
-child = subprocess.Popen(["sh", "-c", "trap 'echo child; exit' TERM; echo ready; while :; do sleep 0.02; done"])
+reader, writer = os.pipe()
+serve = f"trap 'echo child; exit' TERM; echo >&{writer}; while :; do sleep 0.02; done"
+child = subprocess.Popen(["sh", "-c", serve], pass_fds=[writer])
+os.read(reader, 1)
+print("ready", flush=True)
 while True:
     signal.pause()
 """
