@@ -30,7 +30,7 @@ LEAVE_SECONDS = 5.0
 SHOWN_BYTES = 200
 READ_BYTES = 1 << 16
 MOST_BYTES = 4 << 20
-"""What a script may print: some 100,000 hosts. A script without an end must not fill the memory of the driver."""
+"""The longest output, enough for some 100,000 hosts. An endless script must not fill the memory of the driver."""
 LINE = re.compile(rf"(?:(?P<name>{NAME})|\[(?P<address>[^]]+)])(?::(?P<slots>\d{{1,6}}))?", re.ASCII)
 FORM = "host:slots, such as node1:4 or [fd00::1]:4"
 

@@ -20,7 +20,7 @@ from collectives.reception.strangers import MOST, PAUSE, Strangers
 __all__ = ["Acceptor", "streams"]
 
 BACKLOG = 4096
-"""So many connections wait in the kernel, where it allows that, until there is room for them."""
+"""The number of connections that may wait in the kernel until there is room for them; the kernel may allow fewer."""
 
 logger = logging.getLogger(__name__)
 

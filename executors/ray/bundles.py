@@ -33,7 +33,7 @@ def within(index: int, group: str, resources: Resources) -> dict[str, float]:
 
 
 def used_by(spec: Resources, own: Resources) -> dict[str, float]:
-    """What remains of a bundle of ``spec`` beside ``own``."""
+    """The rest of a bundle of ``spec`` beside ``own``."""
     return {name: amount - own.get(name, 0.0) for name, amount in spec.items()}
 
 

@@ -41,7 +41,7 @@ class State:
 
         ``run`` calls them on all ranks, newcomers, too, when all ranks have one state, and before the training goes
         on. So they may run collectives, such as a call of ``fit``, and call ``rank()`` and ``size()``, to change the
-        learning rate or to divide data anew. What they make of the state on rank 0 counts on all ranks.
+        learning rate or to divide data anew. All ranks get the state of rank 0 afterwards.
         """
         self._reset_callbacks.extend(callbacks)
 

@@ -1,4 +1,4 @@
-"""Who may stay at a listener, and what of that is logged; and the servers that all have these limits."""
+"""The limits of strangers at a listener, their warnings, and that all servers have these limits."""
 
 import ast
 import logging

@@ -1,4 +1,4 @@
-"""What users do when ranks have changed: their collectives meet on all ranks, and all ranks have one result."""
+"""Callbacks of users after a change of ranks: their collectives meet on all ranks, and all ranks have one result."""
 
 import pytest
 
@@ -44,7 +44,7 @@ def training(me, state, note=lambda: None):
 
 
 def finals(play, event, script):
-    """What the workers of the last world return, which is the same on all."""
+    """The result of the workers of the last world, which is the same on all."""
     worlds, losses = event
     found = play(worlds, script, losses)
     assert [number for number, result in found.items() if result is not None] == sorted(worlds[-1])

@@ -30,7 +30,7 @@ from executors.membership.losses import Losses
 
 
 class Life:
-    """A job as its events tell it. What becomes of it is worked out here from the worlds alone, not from its counts."""
+    """A job as its events tell it. Its end is worked out here from the worlds alone, not from its counts."""
 
     def __init__(self, limits, hosts):
         self.membership = Membership(limits, lambda: 0.0)
