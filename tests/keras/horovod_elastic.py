@@ -5,6 +5,7 @@ elastic_training.py does.
 """
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -39,9 +40,18 @@ model.fit(dataset, steps_per_epoch=1, epochs=1, shuffle=False, verbose=0)
 state = hvd.elastic.KerasState(model, batch=0, epoch=0, steps=1)
 
 
+class Death(tf.keras.callbacks.Callback):
+    """Of the worker in the file ``die``, while the others wait for its gradients."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        file = folder / "die"
+        if file.exists() and file.read_text() == os.environ["HOROVOD_WORKER_ID"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 def on_state_reset():
     state.model.optimizer.learning_rate = RATE * hvd.size()
-    state.model.fit(dataset, steps_per_epoch=1, epochs=1, shuffle=False, verbose=0)
+    state.model.fit(dataset, steps_per_epoch=1, epochs=1, shuffle=False, verbose=0, callbacks=[Death()])
     state.steps += 1
     note(f"reset {hvd.size()}")
 
