@@ -116,6 +116,15 @@ class Binding(Tensors[P], Protocol[P]):
     def outgoing(self, gradient: Tensor) -> Tensor:
         """The tensor that travels for ``gradient`` alone: itself, or a copy where others use its memory."""
 
+    def hold(self, gradient: Tensor) -> Tensor:
+        """The present elements of ``gradient``, which later changes of it do not reach, to send and to compare.
+
+        Of a sparse gradient its values. The combination of such a tensor gets memory of its own.
+        """
+
+    def is_unchanged(self, gradient: Tensor, held: Tensor) -> bool:
+        """Whether the elements of ``gradient`` are those of ``held``."""
+
     def incoming(self, gradient: Tensor, combined: Tensor) -> None:
         """Give ``gradient`` the elements of ``combined``."""
 

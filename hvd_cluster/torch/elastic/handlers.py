@@ -13,7 +13,7 @@ from hvd_cluster.elastic.handlers import SnapshotHandler
 from hvd_cluster.process_sets import global_process_set
 from hvd_cluster.structures import broadcast_structure, mapped, paired
 from hvd_cluster.torch.functions import broadcast_optimizer_state, broadcast_parameters
-from hvd_cluster.torch.optimizer.binding import is_shared
+from hvd_cluster.torch.optimizer.holding import is_shared
 from hvd_cluster.torch.optimizer.parameters import parameter_groups
 
 __all__ = ["ModelStateHandler", "OptimizerStateHandler"]
