@@ -107,7 +107,8 @@ class GradientCombiner(Generic[P]):
         if left < 0:
             raise AssertionError(
                 f"the gradient of {self._setup.names[parameter]!r} was computed more than backward_passes_per_step="
-                f"{self.passes} times before step(). Raise backward_passes_per_step, or {self._binding.send_remedy}"
+                f"{self.passes} times before step(). Raise backward_passes_per_step, or {self._binding.send_remedy}; "
+                f"{self._binding.repeat_remedy}"
             )
         progress.countdown[parameter] = left
         if bucket in self._reductions:  # the script has thrown the earlier gradient away

@@ -105,6 +105,7 @@ def in_place_or_beside(array):
 class ArrayBinding(ArrayTensors, Binding[Parameter]):
     change_remedy = "change it after combine()"
     send_remedy = "call combine() first"
+    repeat_remedy = "compute it once"
 
     def __init__(self, on_gradient):
         self.on_gradient = weakref.WeakMethod(on_gradient)

@@ -101,6 +101,10 @@ class TorchBinding(TorchTensors, Binding[torch.Tensor]):
         "parameters that it does not train, as that of a generator reaches its discriminator, call "
         "requires_grad_(False) on them before the forward, and requires_grad_(True) after it"
     )
+    repeat_remedy = (
+        "with activation checkpointing, give it use_reentrant=False: the older kind computes gradients once for each "
+        "call of a layer"
+    )
 
     def __init__(self, on_gradient: Callable[[torch.Tensor], None]) -> None:
         self._on_gradient = weakref.WeakMethod(on_gradient)
