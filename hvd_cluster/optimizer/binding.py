@@ -81,12 +81,14 @@ class Binding(Tensors[P], Protocol[P]):
 
     Error messages end with a remedy: ``change_remedy`` says how a script changes gradients before the step,
     ``send_remedy`` how it avoids a second backward pass, or the loss of gradients, while the first ones are in flight.
-    ``repeat_remedy``: how it avoids that one backward pass computes a gradient several times.
+    ``repeat_remedy``: how it avoids that one backward pass computes a gradient several times. ``can_hold``: the
+    framework has what :meth:`hold` needs; otherwise it is not called, and no gradient travels before the step.
     """
 
     change_remedy: str
     send_remedy: str
     repeat_remedy: str
+    can_hold: bool
 
     def set_gradient(self, parameter: P, gradient: Tensor) -> None:
         """Replace the gradient of ``parameter``."""

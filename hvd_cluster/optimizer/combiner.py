@@ -60,6 +60,7 @@ class GradientCombiner(Generic[P]):
         self._given_up: list[Reduction[P]] = []
         self._attempt = Attempt()
         self._progress = Progress(binding, passes)
+        self._has_warned_of_partial = False
         self.adopt()
 
     @property
@@ -108,7 +109,7 @@ class GradientCombiner(Generic[P]):
             raise AssertionError(
                 f"the gradient of {self._setup.names[parameter]!r} was computed more than backward_passes_per_step="
                 f"{self.passes} times before step(). Raise backward_passes_per_step, or {self._binding.send_remedy}; "
-                f"{self._binding.repeat_remedy}"
+                f"passes that are left over at the end of an epoch count, too; {self._binding.repeat_remedy}"
             )
         progress.countdown[parameter] = left
         if bucket in self._reductions:  # the script has thrown the earlier gradient away
@@ -200,7 +201,7 @@ class GradientCombiner(Generic[P]):
         if basics.engine() is not self._engine():
             self._begin_again(basics.engine())
         self.adopt()
-        changed, names = self._progress.changed(), self._setup.names
+        changed, partial, names = self._progress.changed(), self._progress.partial(), self._setup.names
         self._attempt.begin_step(not basics.engine().patient)
         if self._is_in_vain():
             self._give_up()
@@ -211,6 +212,7 @@ class GradientCombiner(Generic[P]):
             self._given_up.clear()
             self._attempt.end_step()
             self.forget()
+        self._warn_of_partial(partial, "step() combines the gradients of")
         if changed:
             warnings.warn(
                 f"the gradient of {names[changed[0]]!r} was changed between backward and step(): each rank has changed "
@@ -321,12 +323,30 @@ class GradientCombiner(Generic[P]):
                 length = 1 if bucket.is_group else None
                 refuse(error, Operation.ALLREDUCE, name, self.options.process_set, length)
 
+    def _warn_of_partial(self, partial: int, event: str) -> None:
+        """Once, because it is right in the last step of an epoch. The caller of the caller's caller is the script's."""
+        if partial and not self._has_warned_of_partial:
+            self._has_warned_of_partial = True
+            warnings.warn(
+                f"{event} {partial} of backward_passes_per_step={self.passes} backward passes. Call backward() "
+                f"{self.passes} times before each step(); with passes that are left over at the end of an epoch, call "
+                "step() before the next epoch to use their gradients, or zero_grad() to throw them away. This is said "
+                "once for each optimizer",
+                stacklevel=4,
+            )
+
     # The state between steps.
 
     def set_passes(self, passes: int) -> None:
         """From now on gradients add up over ``passes`` passes; InvalidRequestError unless it is a positive integer."""
         check_passes(passes)
         self._progress.set_passes(passes)
+
+    def throw_away(self) -> None:
+        """The script wants no gradient that no step has used; see :meth:`forget`."""
+        partial = self._progress.partial()
+        self.forget()
+        self._warn_of_partial(partial, "zero_grad() throws away the gradients of")
 
     def forget(self) -> None:
         """Reset to the state before the first gradient. Those in flight do not count."""

@@ -26,7 +26,7 @@ class Inventory(Generic[P]):
     """``groups`` gives the parameters of the optimizer, ``given_names`` are those that the user gave.
 
     The dicts ``names``, ``buckets`` and ``compressors``, by parameter, stay the same objects. ``is_repeatable``: a
-    compressor may begin again with a gradient that has changed.
+    gradient stays what it is while it travels, and its compressor may begin again with another one.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Inventory(Generic[P]):
             self.buckets.update(dict.fromkeys(bucket.parameters, bucket))
             listed = ", ".join(self.names[parameter] for parameter in members)
             logger.info("%s holds the gradients of: %s", label(members, self.names), listed)
-        self.is_repeatable = all(compressor.repeatable for compressor in self.compressors.values())
+        self.is_repeatable = self._binding.can_hold and all(each.repeatable for each in self.compressors.values())
 
     def _remove_all_but(self, kept: set[P]) -> None:
         """If parameters are gone, name the others and put them into buckets again, as on a rank that starts now."""

@@ -142,15 +142,8 @@ def shared_buffer(tensor: torch.Tensor, address: int) -> Buffer:
     dtype = _DTYPES[tensor.dtype]
     if tensor.is_cuda:
         return gpu.buffer(tensor, dtype, address)
-    array = np.asarray(_Memory(address, tensor.numel() * tensor.element_size())).view(dtype.storage)
+    array = memory.at(address, tensor.numel() * tensor.element_size()).view(dtype.storage)
     return Buffer(array, dtype, tuple(tensor.shape), tensor)
-
-
-class _Memory:
-    """``nbytes`` at ``address``, as NumPy reads them."""
-
-    def __init__(self, address: int, nbytes: int) -> None:
-        self.__array_interface__ = {"data": (address, True), "shape": (nbytes,), "typestr": "|u1", "version": 3}
 
 
 def fresh(shape: tuple[int, ...], native: torch.dtype) -> Buffer:

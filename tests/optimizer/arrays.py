@@ -106,6 +106,7 @@ class ArrayBinding(ArrayTensors, Binding[Parameter]):
     change_remedy = "change it after combine()"
     send_remedy = "call combine() first"
     repeat_remedy = "compute it once"
+    can_hold = True
 
     def __init__(self, on_gradient):
         self.on_gradient = weakref.WeakMethod(on_gradient)

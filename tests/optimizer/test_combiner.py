@@ -6,7 +6,7 @@ import pytest
 from collectives.api import MismatchError, ReduceOp
 from hvd_cluster.compression import GradientCompressor
 from tests.collectives.job import outcome
-from tests.optimizer.arrays import Parameter, Rows
+from tests.optimizer.arrays import ArrayBinding, Parameter, Rows
 from tests.optimizer.descent import Optimizer
 
 LARGE = 40_000
@@ -53,6 +53,24 @@ def test_more_passes_than_agreed(on_ranks):
         optimizer.step()
 
     on_ranks(2, body)
+
+
+def test_no_gradient_travels_ahead_where_the_framework_cannot_hold_it(on_ranks, monkeypatch):
+    monkeypatch.setattr(ArrayBinding, "can_hold", False)
+
+    def body(rank):
+        parameters = [Parameter(3), Parameter(LARGE)]
+        optimizer = Optimizer(parameters, rank)
+        for _ in range(3):
+            for parameter in reversed(parameters):
+                parameter.backward(np.ones_like(parameter.data))
+            assert not optimizer.combiner.is_in_flight
+            if rank.number == 0:
+                parameters[1].gradient *= 3
+            optimizer.step()
+        return [set(parameter.data.tolist()) for parameter in parameters]
+
+    assert on_ranks(2, body, False) == [[{-6.0}, {-12.0}]] * 2
 
 
 @pytest.mark.parametrize("patient", [True, False])

@@ -299,6 +299,54 @@ def check_a_parameter_frozen_after_backward():
     with_and_without_a_core_to_spare(check)
 
 
+def check_passes_that_are_left_over():
+    """After an epoch of six batches: said once, with the numbers, in the step or where they are thrown away."""
+
+    def train(parameter, passes):
+        for _ in range(passes):
+            parameter.sum().backward()
+
+    def check():
+        numbers = r"2 of backward_passes_per_step=4 backward passes"
+        said = (lambda text: pytest.warns(match=text)) if hvd.size() > 1 else (lambda _: nullcontext())
+        for is_used in (True, False):
+            parameter, optimizer = one_parameter()
+            optimizer.set_backward_passes_per_step(4)
+            for epoch in range(2):
+                train(parameter, 4)
+                optimizer.step()
+                optimizer.zero_grad()
+                train(parameter, 2)
+                action = rf"step\(\) combines .*{numbers}" if is_used else rf"zero_grad\(\) throws away .*{numbers}"
+                with said(action) if epoch == 0 else nullcontext():
+                    optimizer.step() if is_used else optimizer.zero_grad()
+                optimizer.zero_grad()
+            assert parameter.tolist() == [-2.0 * (6 if is_used else 4) * hvd.size()] * 3
+        parameter, optimizer = one_parameter()
+        optimizer.set_backward_passes_per_step(4)
+        train(parameter, 2)
+        parameter.grad = None
+        optimizer.zero_grad()
+
+    with_and_without_a_core_to_spare(check)
+
+
+def check_passes_left_over_that_go_into_the_next_epoch():
+    def check():
+        parameter, optimizer = one_parameter()
+        optimizer.set_backward_passes_per_step(4)
+        for _ in range(4):
+            parameter.sum().backward()
+        with pytest.raises(
+            AssertionError, match=r"backward_passes_per_step=4 times .*left over at the end of an epoch"
+        ):
+            parameter.sum().backward()
+        optimizer.synchronize()
+
+    if hvd.size() > 1:
+        with_and_without_a_core_to_spare(check)
+
+
 def check_changing_the_passes_loses_no_gradient():
     def check():
         parameter, optimizer = one_parameter()

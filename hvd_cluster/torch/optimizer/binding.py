@@ -16,7 +16,7 @@ from hvd_cluster.optimizer.buckets import Size
 from hvd_cluster.process_sets import ProcessSet
 from hvd_cluster.torch.operations.operands import in_place, start, start_group, synchronize
 from hvd_cluster.torch.operations.sparse import sparse_allreduce_async
-from hvd_cluster.torch.optimizer.holding import Spares, address, hold, is_held, is_shared, is_unchanged
+from hvd_cluster.torch.optimizer.holding import CAN_HOLD, Spares, address, hold, is_held, is_shared, is_unchanged
 from hvd_cluster.torch.optimizer.packs import Pack
 
 __all__ = ["TorchBinding", "TorchDifferences"]
@@ -101,6 +101,7 @@ class TorchBinding(TorchTensors, Binding[torch.Tensor]):
         "parameters that it does not train, as that of a generator reaches its discriminator, call "
         "requires_grad_(False) on them before the forward, and requires_grad_(True) after it"
     )
+    can_hold = CAN_HOLD
     repeat_remedy = (
         "with activation checkpointing, give it use_reentrant=False: the older kind computes gradients once for each "
         "call of a layer"

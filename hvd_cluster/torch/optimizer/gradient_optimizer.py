@@ -159,7 +159,7 @@ class GradientOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in the wrapped optimizer; gradients that no step has used are forgotten, also those in flight."""
-        self._combiner.forget()
+        self._combiner.throw_away()
         self._synchronized = self._combined_for_scaler = False
         super().zero_grad(set_to_none)
 

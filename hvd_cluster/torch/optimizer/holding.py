@@ -7,6 +7,7 @@ writes to it does not disturb its way.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -16,11 +17,16 @@ from hvd_cluster.operations.operands import Operand
 from hvd_cluster.torch.operations.operands import in_place, output
 from hvd_cluster.torch.tensors import as_input, shared_buffer, to_buffer
 
-__all__ = ["Spares", "address", "hold", "is_held", "is_shared", "is_unchanged"]
+__all__ = ["CAN_HOLD", "Spares", "address", "hold", "is_held", "is_shared", "is_unchanged"]
+
+logger = logging.getLogger(__name__)
 
 _native: Any = torch._C  # which is not annotated in full
-is_held = _native._is_cow_tensor
-_lazy_clone = torch._lazy_clone
+_NEEDED = [(torch, "_lazy_clone"), (_native, "_is_cow_tensor"), (_native, "_data_address")]
+CAN_HOLD = all(hasattr(owner, name) for owner, name in _NEEDED)
+"""Whether torch has the functions that this module needs, which are no part of its public API."""
+if not CAN_HOLD:
+    logger.warning("torch %s cannot share memory until it is written to: gradients travel in step()", torch.__version__)
 
 
 def _sharers(tensor: torch.Tensor) -> int:
@@ -36,20 +42,27 @@ def is_shared(gradient: torch.Tensor) -> bool:
     return _sharers(gradient) > _ALONE
 
 
+def is_held(tensor: torch.Tensor) -> bool:
+    """Whether ``tensor`` may share its memory with another one until one of them is written to."""
+    return CAN_HOLD and bool(_native._is_cow_tensor(tensor))
+
+
 def address(tensor: torch.Tensor) -> int:
     """Where the elements begin; to ask a tensor itself counts as writing to it."""
+    if not CAN_HOLD:
+        return tensor.data_ptr()
     base: int = _native._data_address(tensor)
     return base + int(tensor.storage_offset()) * tensor.element_size()
 
 
 def hold(gradient: torch.Tensor) -> torch.Tensor:
-    """A tensor that keeps the present elements of ``gradient``; to be called where autograd records nothing."""
+    """A tensor that keeps the present elements of ``gradient``. Needs CAN_HOLD, and to be called without autograd."""
     if not is_shared(gradient):  # otherwise the first writer would copy all of the shared memory
         try:
-            return _lazy_clone(gradient)
+            return torch._lazy_clone(gradient)
         except RuntimeError:  # memory that torch did not allocate
             pass
-    return _lazy_clone(gradient.clone())
+    return torch._lazy_clone(gradient.clone())
 
 
 def is_unchanged(gradient: torch.Tensor, held: torch.Tensor) -> bool:
