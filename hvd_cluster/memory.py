@@ -17,7 +17,7 @@ from contextlib import suppress
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["KEPT_BYTES", "KEPT_SECONDS", "MINIMUM", "Memory", "results"]
+__all__ = ["KEPT_BYTES", "KEPT_SECONDS", "MINIMUM", "Memory", "at", "results"]
 
 MINIMUM = 1 << 18
 """The smallest result, in bytes, that gets a block; smaller ones come from the framework's own allocator."""
@@ -57,6 +57,18 @@ class _Lease:
 
     def __del__(self) -> None:
         self._give_back(self._block)
+
+
+class _Range:
+    """``nbytes`` from ``address``, in NumPy's words."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__array_interface__ = {"data": (address, True), "shape": (nbytes,), "typestr": "|u1", "version": 3}
+
+
+def at(address: int, nbytes: int) -> Bytes:
+    """The ``nbytes`` from ``address``, which belong to the caller, to read only."""
+    return np.asarray(_Range(address, nbytes))
 
 
 class Memory:

@@ -15,7 +15,15 @@ from hvd_cluster.objects import broadcast_object
 from hvd_cluster.process_sets import global_process_set
 from hvd_cluster.structures import broadcast_structure
 
-__all__ = ["HandledState", "Registry", "SamplerStateHandler", "SnapshotHandler", "StateDictHandler", "StateHandler"]
+__all__ = [
+    "EpochHandler",
+    "HandledState",
+    "Registry",
+    "SamplerStateHandler",
+    "SnapshotHandler",
+    "StateDictHandler",
+    "StateHandler",
+]
 
 
 class StateHandler(Part):
@@ -152,6 +160,24 @@ class SamplerStateHandler(StateDictHandler):
         reset = getattr(self.value, "reset", None)
         if reset is not None:
             reset()
+
+
+class EpochHandler(SnapshotHandler):
+    """For samplers that have an epoch, such as torch's DistributedSampler: the loader keeps the object."""
+
+    def light(self) -> int:
+        """See :class:`Part`."""
+        epoch: int = self.value.epoch
+        return epoch
+
+    def put_light(self, light: int) -> None:
+        """See :class:`Part`."""
+        self.value.set_epoch(light)
+
+    def share(self, root_rank: int) -> None:
+        """See :class:`Part`."""
+        epoch = broadcast_structure(self.light, "the epoch", root_rank, "state.epoch", global_process_set)
+        self.put_light(epoch)
 
 
 def _mark(sampler: Any) -> None:

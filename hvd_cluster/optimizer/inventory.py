@@ -25,7 +25,8 @@ P = TypeVar("P")
 class Inventory(Generic[P]):
     """``groups`` gives the parameters of the optimizer, ``given_names`` are those that the user gave.
 
-    The dicts ``names``, ``buckets`` and ``compressors``, by parameter, stay the same objects.
+    The dicts ``names``, ``buckets`` and ``compressors``, by parameter, stay the same objects. ``is_repeatable``: a
+    gradient stays what it is while it travels, and its compressor may begin again with another one.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Inventory(Generic[P]):
         self.parameters: list[P] = []
         self.buckets: dict[P, Bucket[P]] = {}
         self.compressors: dict[P, GradientCompressor] = {}
+        self.is_repeatable = False
         self._binding = binding
         self._groups = groups
         self._options = options
@@ -83,6 +85,7 @@ class Inventory(Generic[P]):
             self.buckets.update(dict.fromkeys(bucket.parameters, bucket))
             listed = ", ".join(self.names[parameter] for parameter in members)
             logger.info("%s holds the gradients of: %s", label(members, self.names), listed)
+        self.is_repeatable = self._binding.can_hold and all(each.repeatable for each in self.compressors.values())
 
     def _remove_all_but(self, kept: set[P]) -> None:
         """If parameters are gone, name the others and put them into buckets again, as on a rank that starts now."""

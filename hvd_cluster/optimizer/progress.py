@@ -44,6 +44,17 @@ class Progress(Generic[P]):
         states, countdown, state = self.states, self.countdown, self._binding.state
         return [each for each in states if countdown.get(each) == 0 and state(each) != states[each]]
 
+    def partial(self) -> int:
+        """The number of passes since the last step, if they are too few; 0 if a gradient is complete, or none is left.
+
+        A gradient that was thrown away since counts no more.
+        """
+        if self.passes == 1:
+            return 0
+        states, state = self.states, self._binding.state
+        left = [left for each, left in self.countdown.items() if state(each) == states.get(each)]
+        return self.passes - min(left) if left and 0 < min(left) < self.passes else 0
+
     def forget(self) -> None:
         """No gradient has seen a pass."""
         self.countdown, self.states = {}, {}

@@ -14,7 +14,16 @@ from collectives.buffers import Buffer
 from hvd_cluster import memory
 from hvd_cluster.torch import gpu
 
-__all__ = ["allocator", "as_input", "fresh", "memory_format", "require_tensor", "require_writable", "to_buffer"]
+__all__ = [
+    "allocator",
+    "as_input",
+    "fresh",
+    "memory_format",
+    "require_tensor",
+    "require_writable",
+    "shared_buffer",
+    "to_buffer",
+]
 
 _DTYPES: dict[torch.dtype, DType] = {
     torch.uint8: DType.UINT8,
@@ -126,6 +135,15 @@ def to_buffer(tensor: torch.Tensor) -> Buffer:
             "uses; gather its elements first"
         )
     return Buffer(array if array.ndim == 1 else array.reshape(-1), _DTYPES[tensor.dtype], array.shape, tensor)
+
+
+def shared_buffer(tensor: torch.Tensor, address: int) -> Buffer:
+    """As :func:`to_buffer`, to read only: a tensor that shares its memory, from ``address``, keeps sharing it."""
+    dtype = _DTYPES[tensor.dtype]
+    if tensor.is_cuda:
+        return gpu.buffer(tensor, dtype, address)
+    array = memory.at(address, tensor.numel() * tensor.element_size()).view(dtype.storage)
+    return Buffer(array, dtype, tuple(tensor.shape), tensor)
 
 
 def fresh(shape: tuple[int, ...], native: torch.dtype) -> Buffer:
