@@ -111,8 +111,8 @@ HEARS = """
 import os, signal, sys, time
 for number in map(int, sys.argv[2:]):
     signal.signal(number, lambda number, frame: print("heard", number, flush=True))
-print("started", flush=True)
 try:
+    print("started", flush=True)
     while not os.path.exists(sys.argv[1]):
         time.sleep(0.02)
 finally:
