@@ -111,16 +111,19 @@ HEARS = """
 import os, signal, sys, time
 for number in map(int, sys.argv[2:]):
     signal.signal(number, lambda number, frame: print("heard", number, flush=True))
-print("started", flush=True)
 try:
+    print("started", flush=True)
     while not os.path.exists(sys.argv[1]):
         time.sleep(0.02)
 finally:
     print("finally", flush=True)
 """
+PLACES = pytest.mark.parametrize(
+    "place", [(), ("--min-np", 1), ("-H", "localhost:1,b:1", "--remote-shell", "env HOST={host}")]
+)
 
 
-@pytest.mark.parametrize("place", [(), ("--min-np", 1), ("-H", "localhost:1,b:1", "--remote-shell", "env HOST={host}")])
+@PLACES
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP])
 def test_a_notice_is_passed_on_to_the_ranks(hvdrun, tmp_path, monkeypatch, place, number):
     """On other hosts, too; the job goes on, and ends as its ranks do."""
@@ -133,20 +136,38 @@ def test_a_notice_is_passed_on_to_the_ranks(hvdrun, tmp_path, monkeypatch, place
     assert process.wait() == 0
 
 
-@pytest.mark.parametrize("place", [(), ("--min-np", 1), ("-H", "localhost:1,b:1", "--remote-shell", "env HOST={host}")])
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGHUP])
-def test_a_notice_that_no_rank_has_a_handler_for_ends_the_job(hvdrun, tmp_path, monkeypatch, place, number):
-    """A closed terminal ends an elastic job as well: a rank that SIGHUP has ended is not replaced."""
+@PLACES
+def test_a_notice_does_not_end_a_rank_that_has_no_handler(hvdrun, tmp_path, monkeypatch, place):
+    """The other rank gets it. A line says so once for each signal, and the job goes on with both."""
+    monkeypatch.setenv("HOROVOD_GLOO_IFACE", "lo")
+    script = 'p=$1; mkdir "$2.first" && n=10; "$p" -c "$3" "$2" $n; exit'
+    process = hvdrun("-np", 2, *place, "sh", "-c", script, "sh", sys.executable, tmp_path / "done", HEARS)
+    wait_until_started(process, 2)
+    for _ in range(2):
+        process.send_signal(signal.SIGUSR1)
+        assert re.fullmatch(r"\[\d\]<stdout>:heard 10\n", process.stdout.readline())
+    said = next(line for line in process.stderr if "handler" in line)
+    assert re.fullmatch(r"hvdrun: (rank |worker-)\d has no handler for SIGUSR1, and goes on without it\n", said)
+    process.send_signal(signal.SIGUSR2)
+    said = next(line for line in process.stderr if "handler" in line)
+    assert "has no handler for SIGUSR2" in said
+    (tmp_path / "done").touch()
+    assert process.wait() == 0
+    assert "handler" not in process.stderr.read()
+
+
+@PLACES
+def test_a_closed_terminal_ends_the_job_of_ranks_without_a_handler(hvdrun, tmp_path, monkeypatch, place):
+    """An elastic job as well: a rank that SIGHUP has ended is not replaced."""
     monkeypatch.setenv("HOROVOD_GLOO_IFACE", "lo")
     process = hvdrun("-np", 2, *place, sys.executable, "-c", HEARS, tmp_path / "done")
     wait_until_started(process, 2)
-    process.send_signal(number)
-    assert process.wait() == 128 + number
-    said = process.stderr.read()
-    assert ("has no handler for SIGUSR1" in said) == (number == signal.SIGUSR1), said
+    process.send_signal(signal.SIGHUP)
+    assert process.wait() == 129
+    assert "has no handler" not in process.stderr.read()
 
 
-@pytest.mark.parametrize("place", [(), ("--min-np", 1), ("-H", "localhost:1,b:1", "--remote-shell", "env HOST={host}")])
+@PLACES
 def test_ctrl_c_lets_the_ranks_run_their_finally(hvdrun, tmp_path, monkeypatch, place):
     monkeypatch.setenv("HOROVOD_GLOO_IFACE", "lo")
     process = hvdrun("-np", 2, *place, sys.executable, "-c", HEARS, tmp_path / "done")
@@ -157,17 +178,22 @@ def test_ctrl_c_lets_the_ranks_run_their_finally(hvdrun, tmp_path, monkeypatch, 
     assert process.stderr.read().count("KeyboardInterrupt") == 2
 
 
-@pytest.mark.parametrize("place", [(), ("-H", "localhost:1,b:1", "--remote-shell", "env HOST={host}")])
-def test_a_second_ctrl_c_kills(hvdrun, tmp_path, monkeypatch, place):
+@PLACES
+@pytest.mark.parametrize(("first", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_kills_ranks_that_were_asked_to_end(hvdrun, tmp_path, monkeypatch, place, first, status):
+    """A first signal does not, nor does SIGTERM after it: a rank that hears it has all of the grace time."""
     monkeypatch.setenv("HOROVOD_GLOO_IFACE", "lo")
-    options = "-np", 2, "--grace-seconds", 600 if not place else 5
-    process = hvdrun(*options, *place, sys.executable, "-c", HEARS, tmp_path / "done", 2, 15)
+    command = sys.executable, "-c", HEARS, tmp_path / "done", 2, 15, 10
+    process = hvdrun("-np", 2, "--grace-seconds", 600, *place, *command)
     wait_until_started(process, 2)
+    process.send_signal(first)
+    wait_until(process, f"heard {int(first)}", 2)
     process.send_signal(signal.SIGTERM)
-    wait_until(process, "heard 15", 2)
-    process.send_signal(signal.SIGTERM)  # again: it changes nothing
+    process.send_signal(signal.SIGUSR1)
+    wait_until(process, "heard 10", 2)  # so both are alive, and SIGTERM has been there
     process.send_signal(signal.SIGINT)
-    assert process.wait() in (130, 143)
+    assert process.wait() in (status, 130)
+    assert process.stdout.read() == ""  # no rank has run its "finally"
     assert left_behind(tmp_path) == []
 
 

@@ -1,15 +1,17 @@
-"""hvdrun --mpi and --jsrun, with scripts in the place of mpirun and jsrun; test_environments.py has a real one."""
+"""hvdrun --mpi and --jsrun, with scripts in the place of mpirun and jsrun; real ones for signals, and elsewhere."""
 
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from hvd_cluster.cli import main
+from tests import mpi
 
 ROOT = Path(__file__).parents[1]
 OPEN_MPI, MPICH = "mpirun (Open MPI) 4.1.4", "HYDRA build details:"
@@ -206,6 +208,68 @@ def test_nothing_outlives_hvdrun(program, tmp_path, number, status):
         assert process.wait() == status
     assert len(family) == 3  # the guard, mpirun, and the process that it has started
     assert psutil.wait_procs(family, timeout=60)[1] == []
+
+
+HEARS = """
+import os, signal, sys, time
+def hear(number, frame):
+    with open(f"{sys.argv[1]}/{os.getpid()}", "a") as file:
+        file.write(f"{number} ")
+for number in (1, 2, 10, 12, 15):
+    signal.signal(number, hear)
+os.write(1, b"started\\n")
+while not os.path.exists(f"{sys.argv[1]}/done"):
+    time.sleep(0.02)
+"""
+GOES_ON = [signal.SIGUSR1, signal.SIGUSR2]
+
+
+@pytest.mark.parametrize(
+    ("name", "sent", "heard", "status"),
+    [
+        ("openmpi", [*GOES_ON, signal.SIGTERM], "10 12 15 ", 143),
+        ("openmpi", [signal.SIGINT], "15 ", 130),
+        ("openmpi", [signal.SIGHUP], "15 ", 1),
+        ("mpich", [*GOES_ON, signal.SIGHUP, signal.SIGTERM], "10 12 1 15 ", 143),
+        ("mpich", [signal.SIGINT], "2 ", 130),
+    ],
+)
+def test_the_signals_of_ranks_by_mpirun(tmp_path, name, sent, heard, status):
+    """docs/hvdrun.md has this table."""
+    variables = mpi.environment(name, tmp_path)
+    path = f"{Path(mpi.mpirun(name)).parent}:{variables['PATH']}"
+    command = ["env", "--default-signal", sys.executable, "-m", "hvd_cluster", "--mpi", "-np", "2"]
+    words = [*command, sys.executable, "-c", HEARS, str(tmp_path)]
+    with subprocess.Popen(words, env={**variables, "PATH": path}, stdout=-1, stderr=-1, text=True) as process:
+        assert sum("started" in process.stdout.readline() for _ in range(2)) == 2
+        for count, number in enumerate(sent, 1):
+            process.send_signal(number)
+            while numbers(tmp_path, count) != [heard.split()[:count]] * 2:
+                assert process.poll() is None or count == len(sent)
+                time.sleep(0.02)
+        (tmp_path / "done").touch()
+        out, err = process.communicate()
+    assert process.returncode == status, out + err
+
+
+def numbers(folder, count):
+    """The first ``count`` signals that each rank has heard; Open MPI may repeat the one that ends the ranks."""
+    return [file.read_text().split()[:count] for file in folder.iterdir() if file.name.isdigit()]
+
+
+def test_an_mpirun_without_a_handler(program, tmp_path):
+    program("mpirun", f"echo started; while ! test -e {tmp_path}/done; do sleep 0.02; done")
+    command = [sys.executable, "-m", "hvd_cluster", "--mpi", "-np", "2", "true"]
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=-1, stderr=-1) as process:
+        assert process.stdout.readline() == b"started\n"
+        process.send_signal(signal.SIGUSR2)
+        said = process.stderr.readline()
+        (tmp_path / "done").touch()
+        assert process.wait() == 0
+    assert (
+        said
+        == b"hvdrun: neither mpirun nor a rank on this host has a handler for SIGUSR2; the ranks go on without it\n"
+    )
 
 
 @pytest.fixture

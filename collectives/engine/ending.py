@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from collectives.api import HorovodInternalError, PeerLostError, ShutDownError, Topology
+from collectives.api import HorovodInternalError, PeerLostError, Request, ShutDownError, Topology
 from collectives.planning.agreement import name_ranks
 from collectives.planning.messages import Stop
+from collectives.planning.remedies import remedy
 
 __all__ = ["Ending"]
-
-
-JOIN = (
-    "a rank that has fewer batches than others must call hvd.join() after its last one. If it left fit() of Keras, "
-    "which has no place for that, give all ranks the same steps_per_epoch, and let callbacks such as EarlyStopping "
-    "decide alike on all ranks"
-)
 
 
 class Ending:
@@ -37,7 +31,7 @@ class Ending:
         self._asked: float | None = None
         self._deadline: float | None = None
         self._stopping = False
-        self._refused = self._cause = ""
+        self._refused = self._cause = self._last = ""
         self._stopped_by = topology.rank
 
     @property
@@ -55,15 +49,14 @@ class Ending:
         """Whether this rank knows of no lost rank, and the engine has not ended."""
         return self.lost is None and not self.finished
 
-    def error(self) -> Exception:
-        """The error of pending works, and of every later call."""
+    def error(self, request: Request | None = None, is_in_fit: bool = False) -> Exception:
+        """The error of a pending or a later ``request``, of a rank that perhaps ``is_in_fit`` of Keras."""
         if self.failure is not None:
             return self.failure
         ended = "Horovod has been shut down"
         if self._stopped_by != self._topology.rank:
-            ended += f" by rank {self._stopped_by}{self._why()}"
-        elif self._refused:
-            ended += f"; before, {self._refused}"
+            return ShutDownError(f"{ended} by rank {self._stopped_by}{self._why(request, is_in_fit)}")
+        ended = f"{ended}; before, {self._refused}" if self._refused else ended
         return ShutDownError(f"{ended}. Call hvd.init() to start again")
 
     def ask(self, now: float) -> None:
@@ -74,19 +67,26 @@ class Ending:
         """The wish to end goes out to the other ranks."""
         self._deadline = now + self._seconds
 
-    def stop(self, message: Stop) -> ShutDownError:
-        """The coordinator stops the job; returns the error of works still in flight."""
+    def stop(self, message: Stop) -> None:
+        """The coordinator stops the job."""
         self._stopping = True
         self._stopped_by = message.rank
         self._cause = message.cause
+        self._last = message.last
         self._refused = message.refused[0].text if message.refused else ""
-        return ShutDownError(
-            f"Horovod has been shut down by rank {message.rank} while the tensor was in flight{self._why()}"
-        )
 
-    def _why(self) -> str:
+    def in_flight(self, request: Request, is_in_fit: bool = False) -> ShutDownError:
+        """The error of ``request``, which was still in flight at the :meth:`stop`, see :meth:`error`."""
+        ended = f"Horovod has been shut down by rank {self._stopped_by} while the tensor was in flight"
+        return ShutDownError(f"{ended}{self._why(request, is_in_fit)}")
+
+    def _why(self, request: Request | None, is_in_fit: bool) -> str:
         """The cause, a call that a rank has refused and others have still to make, or else the likeliest one."""
-        return f": it {self._cause}" if self._cause else f"; {self._refused or JOIN}"
+        if self._cause:
+            return f": it {self._cause}"
+        if self._refused or request is None:
+            return f"; {self._refused}" if self._refused else ""
+        return f"; {remedy(self._last, request.operation, request.name, is_in_fit)}"
 
     def finish(self) -> None:
         """Only the close is left to do."""

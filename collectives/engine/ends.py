@@ -16,6 +16,7 @@ from collectives.api import (
     EngineError,
     HorovodInternalError,
     PeerLostError,
+    Request,
     ShutDownError,
     Timeouts,
     Topology,
@@ -26,6 +27,7 @@ from collectives.engine.deciders.base import Decider
 from collectives.engine.ending import Ending
 from collectives.engine.link import COORDINATOR, Link
 from collectives.engine.runner import Runner
+from collectives.engine.stacks import is_in_fit
 from collectives.engine.work_table import WorkTable
 from collectives.planning.errors import unpack
 from collectives.planning.messages import Abort, Leave, Left, Ping, Stop
@@ -86,13 +88,17 @@ class Ends:
         self.ending.leave(time.monotonic())
         self._decider.decline()
         self._decider.next()  # which reports the calls that failed here: the other ranks must not miss the reason
-        self._link.tell(Leave(cause))
+        last = self._works.last
+        self._link.tell(Leave(cause, "" if last is None else last[0].name))
 
     def stop(self, message: Stop) -> None:
         """The coordinator stops the job, and all batches that were decided before have run."""
         self._runner.drain(self._timeouts.collective)
         self._works.refuse({(refuse.process_set, refuse.name): refuse.error() for refuse in message.refused})
-        self._fail_works(self.ending.stop(message))
+        self.ending.stop(message)
+        in_fit = is_in_fit()
+        self._fail_works(lambda request: self.ending.in_flight(request, in_fit))
+        self._runner.fail_flights(self.ending.error())
         self._decider.decline()
         self._link.tell(Left())
 
@@ -114,7 +120,7 @@ class Ends:
             self._note(error)
             self._runner.abort(error)
             self._link.abort(error)
-            self._fail_works(error)
+            self._fail_all(error)
             self.ending.finish()
             self._announce()
 
@@ -194,15 +200,22 @@ class Ends:
 
     # The last steps of any end.
 
-    def _fail_works(self, error: Exception) -> None:
-        for work in self._works.close(self.ending.error()):
-            if not work.done:
-                self._runner.fail(work, self._works.refusal([work]) or error)
+    def _fail_all(self, error: Exception) -> None:
+        self._fail_works(lambda _: error)
         self._runner.fail_flights(error)
+
+    def _fail_works(self, error: Callable[[Request], Exception]) -> None:
+        for work in self._works.close(self._too_late):
+            if not work.done:
+                self._runner.fail(work, self._works.refusal([work]) or error(work.request))
+
+    def _too_late(self, request: Request) -> Exception:
+        """The error of a ``request`` after the end; on any thread."""
+        return self.ending.error(request, is_in_fit())
 
     def disown(self) -> None:
         """In a forked child: close this copy of the connections, silently; the parent keeps its own. Takes no lock."""
-        self._works.disown(self.ending.error())
+        self._works.disown(self._too_late)
         self.ending.finish()
         self._channel.disown()
 
@@ -213,4 +226,4 @@ class Ends:
             for backend in self._runner.backends():
                 stack.callback(backend.close)
             stack.callback(self._channel.close)
-            self._fail_works(self.ending.error())
+            self._fail_all(self.ending.error())

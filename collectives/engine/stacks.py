@@ -17,11 +17,12 @@ from typing import NamedTuple
 from collectives.logs import PACKAGES
 from collectives.planning.whereabouts import Frame
 
-__all__ = ["Look", "busy", "look", "region"]
+__all__ = ["Look", "busy", "is_in_fit", "look", "region"]
 
 SHOWN_FRAMES = 3
 THREAD_CLOCK = 6
 """The kind of the clock of a thread, in the number of a clock: clock_getcpuclockid(3) is unsafe for one that ends."""
+KERAS = f"{os.sep}keras{os.sep}src{os.sep}"
 _ROOT = Path(__file__).resolve().parents[2]
 _OURS = tuple(f"{_ROOT / package}{os.sep}" for package in PACKAGES)
 _LIBRARIES = tuple({f"{sysconfig.get_paths()[kind]}{os.sep}" for kind in ("stdlib", "platstdlib")})
@@ -90,6 +91,15 @@ def _places(frame: FrameType | None) -> Sequence[Place]:
 def _is_end(code: CodeType) -> bool:
     """Whether the main thread waits for others at the end of the interpreter."""
     return code.co_name == "_shutdown" and code.co_filename == threading.__file__
+
+
+def is_in_fit() -> bool:
+    """Whether a thread of this process is in fit() of Keras, whose steps may call collectives on other threads."""
+    return any(_is_fit(place.code) for frame in sys._current_frames().values() for place in _places(frame))
+
+
+def _is_fit(code: CodeType) -> bool:
+    return code.co_name == "fit" and KERAS in code.co_filename
 
 
 def busy(first: Look, second: Look) -> float:

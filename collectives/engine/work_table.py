@@ -49,7 +49,7 @@ class WorkTable:
         self._rejected: dict[Key, Work] = {}
         self._counters: dict[tuple[Operation, int, bool], int] = {}
         self._token = object()
-        self._ended: Exception | None = None
+        self._ended: Callable[[Request], Exception] | None = None
         self._refused: dict[Key, Exception] = {}
         self.running: Sequence[Work] = ()
         self.cut_off_since: float | None = None
@@ -91,10 +91,12 @@ class WorkTable:
             self._works[key] = work
         return True
 
-    def _error_after_end(self, ended: Exception, works: Sequence[Work], unnamed: bool) -> Exception:
+    def _error_after_end(
+        self, ended: Callable[[Request], Exception], works: Sequence[Work], unnamed: bool
+    ) -> Exception:
         if unnamed and self._refused:
             self._name(works)
-        return self.refusal(works) or ended
+        return self.refusal(works) or ended(works[0].request)
 
     def refuse(self, errors: Mapping[Key, Exception]) -> None:
         """After the end, a work of these names raises these errors: other ranks have refused the call."""
@@ -350,8 +352,8 @@ class WorkTable:
         """Whether :meth:`close` was called."""
         return self._ended is not None
 
-    def close(self, error: Exception) -> list[Work]:
-        """Admit no more works, but raise ``error``; returns the works in flight."""
+    def close(self, error: Callable[[Request], Exception]) -> list[Work]:
+        """Admit no more works, but raise the ``error`` of their request; returns the works in flight."""
         with self._lock:
             self._ended = self._ended or error
             works = [*self._works.values(), *(work for queue in self._queued.values() for work in queue)]
@@ -362,8 +364,8 @@ class WorkTable:
             self._rejected.clear()
             return works
 
-    def disown(self, error: Exception) -> None:
-        """In a forked child: admit no more works, but raise ``error``.
+    def disown(self, error: Callable[[Request], Exception]) -> None:
+        """In a forked child: admit no more works, but raise the ``error`` of their request.
 
         Takes no lock: the thread that held it at the fork, and would release it, does not exist in the child.
         """

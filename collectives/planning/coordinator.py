@@ -96,7 +96,7 @@ class Coordinator:
                     self._joins.hear(_senders(rank, message), now)
                 self._take(rank, message, now)
         elif isinstance(message, Leave):
-            self._leave(rank, message.cause)
+            self._leave(rank, message)
         elif isinstance(message, Left):
             self._left.add(rank)
             if len(self._left) == self._sets.size:
@@ -170,11 +170,11 @@ class Coordinator:
         """The ranks that have not left yet."""
         return tuple(rank for rank in range(self._sets.size) if rank not in self._left)
 
-    def _leave(self, rank: int, cause: str) -> None:
+    def _leave(self, rank: int, message: Leave) -> None:
         if not self._leaving:
             self._leaving = True
             self._release()
-            stop = Stop(rank, self._refusals.announced(), cause)
+            stop = Stop(rank, self._refusals.announced(), message.cause, message.last)
             self._pending.clear()
             self._rejections.clear()
             self._outbox.send(range(self._sets.size), stop)

@@ -151,14 +151,19 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Worker to coordinator: this rank wants to shut down. ``cause``: what made its process end, if that is known."""
+    """Worker to coordinator: this rank wants to shut down.
+
+    ``cause`` is what made its process end, if that is known, and ``last`` the name of the collective that it submitted
+    last, empty for none.
+    """
 
     cause: str = ""
+    last: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Coordinator to workers: run the batches decided before this, then stop; ``rank`` asked for it, for its ``cause``.
+    """Coordinator to workers: run the batches decided before this, then stop; ``rank`` asked for it by :class:`Leave`.
 
     Members that submit one of the ``refused`` tensors later must learn that another rank has refused that call.
     """
@@ -166,6 +171,7 @@ class Stop:
     rank: int
     refused: tuple[Refuse, ...] = ()
     cause: str = ""
+    last: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,8 +423,8 @@ _PACK: dict[type, tuple[int, Callable[[Any], tuple[Any, ...]]]] = {
     Run: (1, _pack_run),
     Refuse: (2, _pack_refuse),
     Unknown: (3, lambda m: (m.ids,)),
-    Leave: (4, lambda m: (m.cause,)),
-    Stop: (5, lambda m: (m.rank, [_pack_refuse(refuse) for refuse in m.refused], m.cause)),
+    Leave: (4, lambda m: (m.cause, m.last)),
+    Stop: (5, lambda m: (m.rank, [_pack_refuse(refuse) for refuse in m.refused], m.cause, m.last)),
     Left: (6, lambda m: ()),
     Abort: (7, lambda m: (m.error.kind, m.error.text, m.error.details)),
     Together: (8, lambda m: (m.ranks, m.ids, m.urgent_ids)),
@@ -439,7 +445,7 @@ _UNPACK: dict[int, Callable[..., Message]] = {
     2: _unpack_refuse,
     3: lambda ids: Unknown(tuple(ids)),
     4: Leave,
-    5: lambda rank, refused, cause: Stop(rank, tuple(_unpack_refuse(*fields) for fields in refused), cause),
+    5: lambda rank, refused, *rest: Stop(rank, tuple(_unpack_refuse(*fields) for fields in refused), *rest),
     6: Left,
     7: lambda kind, text, details: Abort(ErrorData(kind, text, tuple(details))),
     8: lambda ranks, ids, urgent_ids: Together(tuple(ranks), tuple(ids), tuple(urgent_ids)),

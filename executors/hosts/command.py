@@ -21,11 +21,13 @@ def run_command(command: Sequence[str], limits: Limits, options: HostsOptions) -
     In a static job, a worker that ends otherwise ends the others. Raises WorkerError for the likeliest cause, see
     :class:`executors.driver.Driver`; CommandNotFoundError before anything is started, StartTimeoutError, ExecutorError
     for too few workers, and OSError if a process or an output file cannot be made. In the main thread, SIGUSR1, SIGUSR2
-    and SIGHUP are passed on to the workers; raises SystemExit where one of these ended a worker.
+    and SIGHUP are passed on to the workers that have a handler, until all have ended; raises SystemExit where SIGHUP
+    ended a worker.
     """
     work = CommandWork(tuple(command))
     work.check(options.environment)
-    with HostsJob(limits, options, work, _Command()) as job, passed_on(job.pass_on):
+    job = HostsJob(limits, options, work, _Command())
+    with passed_on(job.pass_on), job:
         job.run()
 
 

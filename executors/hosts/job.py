@@ -25,7 +25,7 @@ from executors.host import address_for, is_this_host
 from executors.hosts.others import AgentPlan, OtherHosts
 from executors.hosts.shell import RemoteShell
 from executors.job import Job
-from executors.local.crew import GRACE_SECONDS, Crew, Ended, Event, Received, Started, ending_signal
+from executors.local.crew import GRACE_SECONDS, Crew, Ended, Event, Received, Started, Unheard, ending_signal
 from executors.local.output import Output, say
 from executors.local.tail import Tails
 from executors.local.work import NOT_STARTED, Work
@@ -102,7 +102,8 @@ class HostsJob:
         self._dashboard = Dashboard(self._job, options.dashboard)
         self._output = Output(limits.size, options.output_directory, options.timestamp)
         self._is_leaving = False
-        self._passed: set[int] = set()
+        self._has_crew = self._has_hung_up = False
+        self._unheard: set[int] = set()
         self._wanted: set[str] = set()  # of the other hosts
         self._unused: set[str] = set()
         self._wanted_here = 0
@@ -120,6 +121,7 @@ class HostsJob:
             self._tails = Tails(self._dashboard.watched(self._output))
             self._launch = stack.enter_context(self._work.opened())
             self.crew = stack.enter_context(Crew(self._options.grace))
+            self._has_crew = True
             if self._options.shell is not None:
                 self._others = stack.enter_context(self._other_hosts(self._options.shell))
             stack.push(self._leave)
@@ -157,14 +159,19 @@ class HostsJob:
             self.happened(event)
 
     def pass_on(self, number: int) -> None:
-        """Send all workers the signal ``number``, soon; from a handler of signals, too."""
-        self.soon(lambda: self._pass_on(number))
+        """Send the workers that have a handler the signal ``number``, soon; from a handler of signals, at any time."""
+        if self._has_crew:
+            self.soon(lambda: self._pass_on(number))
+        else:
+            self._missed(number)
 
     def _pass_on(self, number: int) -> None:
-        self._passed.add(number)
+        self._has_hung_up |= number == signal.SIGHUP
         is_heard = self.crew.pass_on(number)
-        if (self._others is not None and self._others.pass_on(number)) or is_heard or self._is_leaving:
-            return
+        if not (self._others is not None and self._others.pass_on(number)) and not is_heard and not self._is_leaving:
+            self._missed(number)
+
+    def _missed(self, number: int) -> None:
         if number == signal.SIGHUP:  # the terminal is closed
             raise SystemExit(BY_SIGNAL + number)
         logger.warning("%s came before a rank was there that could heed it", signal.Signals(number).name)
@@ -291,6 +298,8 @@ class HostsJob:
             self._started(event)
         elif isinstance(event, Received):
             self._program.received(self, event.rank, event.message)
+        elif isinstance(event, Unheard):
+            self._not_heard(event)
         else:
             self._ended(event)
 
@@ -306,12 +315,22 @@ class HostsJob:
     def _started(self, event: Started) -> None:
         if self._options.verbose:
             host = self.driver.host_of(f"worker-{event.rank}")
-            name = f"worker-{event.rank}" if self._limits.is_elastic else f"rank {event.rank} of {self._limits.size}"
-            say(f"{name} is process {event.pid} on {host}")
+            size = "" if self._limits.is_elastic else f" of {self._limits.size}"
+            say(f"{self._name(event.rank)}{size} is process {event.pid} on {host}")
         self._program.started(self, event.rank)
 
+    def _not_heard(self, event: Unheard) -> None:
+        """Say it once for each signal, with the first of its workers."""
+        if event.number not in self._unheard:
+            name = signal.Signals(event.number).name
+            logger.warning("%s has no handler for %s, and goes on without it", self._name(event.rank), name)
+        self._unheard.add(event.number)
+
+    def _name(self, number: int) -> str:
+        return f"worker-{number}" if self._limits.is_elastic else f"rank {number}"
+
     def _ended(self, event: Ended) -> None:
-        self._check_passed(event)
+        self._check_hung_up(event)
         worker = f"worker-{event.rank}"
         failure = self._program.failure(event.rank, event.code, self._tails.last_lines(event.rank))
         if failure is None:
@@ -319,15 +338,10 @@ class HostsJob:
         else:
             self.driver.failed(worker, failure)
 
-    def _check_passed(self, event: Ended) -> None:
-        """A rank that has no handler ends by the signal, and so does the job, also an elastic one."""
-        number = _signal_of(event.code)
-        if number not in self._passed or self.driver.is_over:
-            return
-        if number != signal.SIGHUP:  # the terminal may be closed
-            name = signal.Signals(number).name
-            say(f"rank {event.rank} has no handler for {name}, which was passed on to it; the ranks were ended")
-        raise SystemExit(BY_SIGNAL + number)
+    def _check_hung_up(self, event: Ended) -> None:
+        """A closed terminal ends a job whose ranks have no handler, also an elastic one."""
+        if self._has_hung_up and _signal_of(event.code) == signal.SIGHUP and not self.driver.is_over:
+            raise SystemExit(BY_SIGNAL + signal.SIGHUP)
 
 
 def _signal_of(code: int) -> int:

@@ -20,7 +20,17 @@ from executors.local.frames import Frames
 from executors.local.output import Lines, Sinks
 from executors.local.processes import Channel, WorkerProcess
 
-__all__ = ["GRACE_SECONDS", "Crew", "Ended", "Event", "Received", "Started", "ending_signal", "resolve_grace"]
+__all__ = [
+    "GRACE_SECONDS",
+    "Crew",
+    "Ended",
+    "Event",
+    "Received",
+    "Started",
+    "Unheard",
+    "ending_signal",
+    "resolve_grace",
+]
 
 GRACE_SECONDS = 5.0
 # The time of a guard beyond the grace, to kill the remaining processes and to see them end.
@@ -51,7 +61,16 @@ class Ended:
     code: int
 
 
-Event = Started | Received | Ended
+@dataclass(frozen=True, slots=True)
+class Unheard:
+    """The worker of ``rank`` has no handler for the signal ``number``, which would have ended it: it did not get it."""
+
+    rank: int
+    number: int
+
+
+Event = Started | Received | Ended | Unheard
+REPORTS: Mapping[str, type[Started | Unheard]] = {"started": Started, "unheard": Unheard}
 
 
 def resolve_grace(seconds: float | None = None) -> float:
@@ -80,6 +99,7 @@ class Crew:
         self._alarms: list[_Alarm] = []
         self._serial = itertools.count()
         self._calls: deque[Callable[[], None]] = deque()
+        self._is_closed = False
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._selector.register(self._wake, selectors.EVENT_READ)
 
@@ -98,6 +118,7 @@ class Crew:
             self.leave()
             raise
         finally:
+            self._is_closed = True
             self._selector.close()
             os.close(self._wake)
 
@@ -148,9 +169,13 @@ class Crew:
         heapq.heappush(self._alarms, _Alarm(time.monotonic() + seconds, next(self._serial), action))
 
     def soon(self, action: Callable[[], None]) -> None:
-        """Call ``action`` between two events; from any thread, before the end of the ``with`` block."""
+        """Call ``action`` between two events; from any thread, before the end of the ``with`` block.
+
+        From a handler of signals also after that, when it does nothing.
+        """
         self._calls.append(action)
-        os.eventfd_write(self._wake, 1)
+        if not self._is_closed:
+            os.eventfd_write(self._wake, 1)
 
     def listen(self, descriptor: int, action: Callable[[], None]) -> None:
         """Call ``action`` once, between two events, when ``descriptor`` is readable or its other end is closed.
@@ -247,10 +272,10 @@ class Crew:
 
     def _report(self, member: _Member, line: str) -> None:
         kind, _, number = line.partition(" ")
-        if kind == "started":
-            self._events.append(Started(member.rank, int(number)))
-        else:
+        if kind == "ended":
             self._end_of(member, int(number))
+        else:
+            self._events.append(REPORTS[kind](member.rank, int(number)))
 
     def _end_of(self, member: _Member, code: int) -> None:
         member.ended = True

@@ -10,9 +10,12 @@ Imports the standard library only: it starts once per worker, without site packa
 * SIGTERM and SIGINT ask the worker to end, by the same signal. The processes that it started serve it while it ends, so
   they get SIGTERM when it has ended, or in the last tenth of ``GRACE`` seconds. Those left after ``GRACE`` are killed.
   SIGQUIT kills at once. When the worker ends, the guard ends the processes left behind in the same way.
-* SIGUSR1, SIGUSR2 and SIGHUP from the driver are passed on to the worker.
-* A worker that is a shell shares its signals with the processes that it runs, as one of them is the rank.
-* Reports are lines: ``started PID`` and ``ended CODE``, where the code is negative for a signal.
+* SIGUSR1, SIGUSR2 and SIGHUP from the driver are passed on to the worker if it has a handler, else to the first of its
+  descendants that have one: the worker may be a wrapper. Where there is none, SIGHUP ends the worker, and the others
+  are not passed on, as they would end it, too.
+* A worker that is a shell shares SIGTERM and SIGINT with the processes that it runs, as one of them is the rank.
+* Reports are lines: ``started PID``, ``ended CODE``, where the code is negative for a signal, and ``unheard NUMBER``
+  for a signal that was not passed on.
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ from contextlib import suppress
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 ASKING = (signal.SIGTERM, signal.SIGINT)
-PASSED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
+PASSED = (*NOTICES, signal.SIGHUP)
+HEEDED = {b"SigCgt", b"SigBlk"}
 WAKING = (*ASKING, *PASSED, signal.SIGQUIT, signal.SIGCHLD)
 SHELLS = {"sh", "ash", "bash", "busybox", "dash", "ksh", "ksh93", "mksh", "yash", "zsh"}
 LAST_PART = 0.1
@@ -89,9 +94,9 @@ class Guard:
     def _obey(self, number: int, sender: int) -> None:
         if number in ASKING:
             self._stop(number)
-        elif number in PASSED:
+        elif number in PASSED and sender == self._driver:
             # A batch system that signals all processes of a job has signalled the worker itself.
-            _signal_all(self._hearers(number) if sender == self._driver else (), number)
+            self._pass_on(number)
         elif number == signal.SIGQUIT:
             self._deadline = min(self._deadline or math.inf, time.monotonic())
 
@@ -130,10 +135,23 @@ class Guard:
             if _is_shell(pid):
                 waiting.extend(children[pid])
 
-    def _hearers(self, number: int) -> list[int]:
-        """The ranks that have a handler for ``number``, which would end a shell before them; without one, all."""
-        ranks = list(self._ranks()) if self._worker else []
-        return [pid for pid in ranks if _catches(pid, number)] or ranks
+    def _pass_on(self, number: int) -> None:
+        hearers = list(self._hearers(number)) if self._worker else []
+        if not hearers and number in NOTICES:
+            self._tell(f"unheard {number}")
+        elif not hearers and self._worker:
+            hearers = list(self._ranks())
+        _signal_all(hearers, number)
+
+    def _hearers(self, number: int) -> Iterator[int]:
+        """The worker if it heeds ``number``, else the first ones below it that do, such as the rank of a shell."""
+        children, waiting = _children(), [self._worker]
+        while waiting:
+            pid = waiting.pop()
+            if _heeds(pid, number):
+                yield pid
+            else:
+                waiting.extend(children[pid])
 
     @property
     def _last_seconds(self) -> float:
@@ -161,10 +179,15 @@ class Guard:
 
 
 def _start(command: list[str]) -> int:
+    """Return when ``command`` runs, with its own mask of signals, or has failed to."""
     guard = os.getpid()
+    reader, writer = os.pipe()
     worker = os.fork()
     if worker == 0:
         _become(command, guard)
+    os.close(writer)
+    os.read(reader, 1)  # Bound: execvp() of the worker closes the other end, and so does its end.
+    os.close(reader)
     return worker
 
 
@@ -226,10 +249,11 @@ def _is_shell(pid: int) -> bool:
     return False
 
 
-def _catches(pid: int, number: int) -> bool:
-    with suppress(OSError), open(f"/proc/{pid}/status") as file:
-        masks = [int(line.split()[1], 16) for line in file if line.startswith("SigCgt:")]
-        return bool(masks[0] & 1 << number - 1)
+def _heeds(pid: int, number: int) -> bool:
+    """Whether it has a handler for ``number``, or blocks it, as a thread that calls ``sigwait()`` needs."""
+    with suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
+        fields = (line.partition(b":") for line in file)
+        return any(int(mask, 16) & 1 << number - 1 for name, _, mask in fields if name in HEEDED)
     return False
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from executors.environments.lsf import slots_of_hosts
-from executors.local.crew import Crew, Ended
+from executors.local.crew import Crew, Ended, Unheard
 from executors.local.output import say
 from executors.local.programs import check_command
 from executors.local.signals import passed_on
@@ -35,6 +36,7 @@ FOR_OURS = (
     "grace_seconds",
 )
 FOR_OTHERS = ("mpi_args", "binding_args")
+UNHEARD = "neither {} nor a rank on this host has a handler for {}; the ranks go on without it"
 SIBLINGS = Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
 
 
@@ -101,10 +103,15 @@ class ForeignLaunch:
             return self._run(jsrun.command_of(self.job, name), environment)
 
     def _run(self, words: list[str], environment: Mapping[str, str]) -> int:
-        with Crew() as crew, passed_on(lambda number: crew.soon(lambda: _pass_on(crew, number))):
+        crew = Crew()
+        with passed_on(lambda number: crew.soon(lambda: _pass_on(crew, number))), crew:
             launch(crew, self.job, words, environment, Console(), self.is_verbose)
-            codes = [event.code for event in crew.events() if isinstance(event, Ended)]
-        return codes[0]
+            for event in crew.events():
+                if isinstance(event, Unheard):
+                    say(UNHEARD.format(self.launcher, signal.Signals(event.number).name))
+                elif isinstance(event, Ended):
+                    code = event.code
+        return code
 
 
 def _pass_on(crew: Crew, number: int) -> None:

@@ -42,10 +42,24 @@ def test_shutting_down_fails_what_is_pending_elsewhere():
                 wait(engine, work)
         for engine in job.engines:
             until(lambda engine=engine: isinstance(outcome(lambda: submit(engine, np.ones(1), "y")), ShutDownError))
-            with pytest.raises(ShutDownError, match=r"Call hvd\.init") as caught:
-                run(engine, np.ones(1), "z")
             is_own = engine is job.engines[2]
-            assert (is_own, not is_own) == ("down. Call" in str(caught.value), "by rank 2; a rank" in str(caught.value))
+            told = r"down\. Call hvd\.init" if is_own else "by rank 2; it has called no collective; let all ranks"
+            with pytest.raises(ShutDownError, match=told):
+                run(engine, np.ones(1), "z")
+
+
+def test_the_remedy_follows_from_the_last_call_of_the_rank_that_ended():
+    with running(2) as job:
+        works = [submit(engine, ones(engine), "optimizer.gradient.w") for engine in job.engines]
+        for engine, work in zip(job.engines, works, strict=True):
+            wait(engine, work)
+        names = ("optimizer.gradient.w", "avg_loss")
+        pending = [submit(job.engines[0], np.ones(1), name) for name in names]
+        job.engines[1].shutdown()
+        texts = [str(outcome(lambda work=work: wait(job.engines[0], work))) for work in pending]
+    ended = "Horovod has been shut down by rank 1 while the tensor was in flight; it has "
+    assert texts[0] == f"{ended}had fewer batches; let each rank call hvd.join() after its last batch"
+    assert texts[1].startswith(f"{ended}not called 'avg_loss'; let all ranks make that call")
 
 
 def test_a_waiting_caller_is_told_of_the_shutdown():

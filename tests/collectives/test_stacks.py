@@ -13,7 +13,7 @@ import pytest
 
 from collectives.engine.locator import Locator
 from collectives.engine.process_state import state_of
-from collectives.engine.stacks import Look, busy, look, region
+from collectives.engine.stacks import Look, busy, is_in_fit, look, region
 from collectives.engine.work_table import WorkTable
 from collectives.planning.whereabouts import Activity, describe
 from tests.collectives.job import PATIENCE, until
@@ -172,3 +172,27 @@ def test_a_rank_that_cannot_find_out_where_it_stands_says_so(broken, monkeypatch
     assert [(found.rank, found.activity) for found in sent] == [(1, Activity.UNKNOWN)]
     assert "rank 1 runs, and could not find out where it stands" in describe(sent[0])
     assert "can't start new thread" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("file", "function", "is_in"),
+    [
+        ("/env/site-packages/keras/src/backend/torch/trainer.py", "fit", True),
+        ("/env/site-packages/keras/src/backend/torch/trainer.py", "predict", False),
+        ("/home/me/keras/train.py", "fit", False),
+    ],
+)
+def test_a_thread_that_is_in_fit_of_keras(file, function, is_in):
+    """On whichever thread the question comes: a step of a graph calls collectives on another one."""
+    names = {}
+    exec(compile(f"def {function}(wait):\n    wait()\n", file, "exec"), names)
+    entered, leave = threading.Event(), threading.Event()
+    thread = threading.Thread(target=names[function], args=(lambda: (entered.set(), leave.wait()),))
+    thread.start()
+    entered.wait()
+    try:
+        assert is_in_fit() == is_in
+    finally:
+        leave.set()
+        thread.join()
+    assert not is_in_fit()

@@ -3,8 +3,10 @@ import pytest
 from collectives.api import (
     CollectiveTimeoutError,
     MismatchError,
+    Operation,
     PeerLostError,
     RefusedCallError,
+    Request,
     ShutDownError,
     Topology,
 )
@@ -112,18 +114,22 @@ def test_the_kind_of_a_process_that_ended(code, lines, kind):
     assert kind_of_end(code, lines) is kind
 
 
+REQUEST = Request("loss", Operation.ALLREDUCE)
+
+
 @pytest.mark.parametrize("text", ["raised ValueError: bad", "raised KeyError: 'Call hvd.init() to start again'"])
 @pytest.mark.parametrize("is_in_flight", [True, False])
 def test_the_rank_that_raised_is_found_in_the_errors_of_the_others(text, is_in_flight):
     ending = Ending(Topology(0, 3, hosts=("a",) * 3), 5.0)
-    in_flight = ending.stop(Stop(2, cause=text))
-    error = in_flight if is_in_flight else ending.error()
+    ending.stop(Stop(2, cause=text))
+    error = ending.in_flight(REQUEST) if is_in_flight else ending.error(REQUEST)
     assert raised_elsewhere([TRACEBACK, f"\x1b[1mcollectives.api.ShutDownError\x1b[0m: {error}"]) == (2, text)
 
 
 def test_other_ends_name_no_rank_that_raised():
     ending = Ending(Topology(0, 3, hosts=("a",) * 3), 5.0)
-    assert raised_elsewhere([TRACEBACK, SHUT_DOWN, str(ending.stop(Stop(1))), str(ending.error())]) is None
+    ending.stop(Stop(1))
+    assert raised_elsewhere([TRACEBACK, SHUT_DOWN, str(ending.in_flight(REQUEST)), str(ending.error(REQUEST))]) is None
 
 
 def test_consequences_are_the_least_likely_causes():

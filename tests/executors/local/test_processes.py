@@ -203,7 +203,12 @@ while True:
 """
 
 
-@pytest.mark.parametrize("wrapper", [(), ("sh", "-c", '"$@"; exit', "sh"), ("bash", "-c", '"$@"; exit', "sh")])
+PYTHON_WRAPPER = sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:], check=False)"
+
+
+@pytest.mark.parametrize(
+    "wrapper", [(), ("sh", "-c", '"$@"; exit', "sh"), ("bash", "-c", '"$@"; exit', "sh"), PYTHON_WRAPPER]
+)
 def test_notices_are_passed_on_to_the_rank(start, wrapper):
     worker = start("", command=(*wrapper, sys.executable, "-c", HEAR))
     assert worker.stdout.readline() == "ready\n"
@@ -212,6 +217,65 @@ def test_notices_are_passed_on_to_the_rank(start, wrapper):
         assert worker.stdout.readline() == f"{signal.Signals(number).name}\n"
     worker.process.hurry()
     assert worker.end() == [-9]
+
+
+@pytest.mark.parametrize("trap", ["", "trap '' USR1;"])
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_notice_does_not_end_a_worker_that_has_no_handler(start, trap, number):
+    worker = start(f"{trap} (sleep 600 & echo $!; wait) & echo; read line < /dev/zero")
+    worker.process.pass_on(number)
+    assert worker.report.readline() == f"unheard {int(number)}\n"
+    worker.process.terminate()
+    assert worker.end() == [-signal.SIGTERM]
+
+
+def test_a_closed_terminal_ends_a_worker_that_has_no_handler(start):
+    worker = start("read line < /dev/zero")
+    worker.process.pass_on(signal.SIGHUP)
+    assert worker.end() == [-signal.SIGHUP]
+
+
+WAIT = """
+import signal, threading
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+print("ready", flush=True)
+thread = threading.Thread(target=lambda: print(signal.sigwait([signal.SIGUSR1]).name))
+thread.start()
+thread.join()
+"""
+
+
+def test_a_rank_whose_thread_waits_for_a_notice_gets_it(start):
+    """By sigwait(), for which the main thread blocks the signal; there is no handler."""
+    worker = start("", command=(sys.executable, "-c", WAIT))
+    assert worker.stdout.readline() == "ready\n"
+    worker.process.pass_on(signal.SIGUSR1)
+    assert worker.end() == [0]
+    assert worker.stdout.read() == "SIGUSR1\n"
+
+
+FORK = """
+import os, signal
+def hear(number, frame):
+    os.write(1, b"heard\\n")
+    os.write(writer, b"0")
+signal.signal(signal.SIGUSR1, hear)
+reader, writer = os.pipe()
+if os.fork() == 0:
+    os.read(reader, 1)
+    os._exit(0)
+print("ready", flush=True)
+os.wait()
+"""
+
+
+def test_the_children_of_a_rank_do_not_get_its_notices(start):
+    """A forked worker of a DataLoader has the handler of the rank, but the notice is meant for the rank."""
+    worker = start("", command=(sys.executable, "-c", FORK))
+    assert worker.stdout.readline() == "ready\n"
+    worker.process.pass_on(signal.SIGUSR1)
+    assert worker.end() == [0]
+    assert worker.stdout.read() == "heard\n"
 
 
 def test_a_notice_that_the_driver_did_not_send_is_not_passed_on(start):
