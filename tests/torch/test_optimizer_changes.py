@@ -5,6 +5,26 @@ import torch
 
 import hvd_cluster.torch as hvd
 from tests.checks import each_check
+from tests.torch.training import agreed, with_and_without_a_core_to_spare
+
+def check_a_gradient_whose_place_another_one_takes():
+    """Python gives the new tensor the address of the one that is gone; that is no further pass."""
+
+    def check():
+        parameters = [torch.nn.Parameter(torch.ones(3)) for _ in range(3)]
+        optimizer = agreed(hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), op=hvd.Sum))
+        for _ in range(10):
+            sum(each.square().sum() for each in parameters).backward()
+            for each in parameters:
+                each.grad = None
+                each.grad = torch.zeros(3)
+            sum(each.sum() for each in parameters).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert all(each.tolist() == [1.0 - 10 * hvd.size()] * 3 for each in parameters)
+
+    with_and_without_a_core_to_spare(check)
+
 
 def check_a_sparse_gradient_grows_after_the_step():
     """Without zero_grad(), after a step in which the ranks had one row, or none."""
