@@ -7,6 +7,29 @@ import hvd_cluster.torch as hvd
 from tests.checks import each_check
 from tests.torch.training import agreed, with_and_without_a_core_to_spare
 
+def check_a_parameter_that_is_trained_again_before_the_step():
+    """On all ranks, in two modes at once: rank 0 sends nothing ahead after a change."""
+
+    def check():
+        parameters = [torch.nn.Parameter(torch.ones(size)) for size in (40_000, 3, 5, 40_000)]
+        inner = torch.optim.SGD(parameters, lr=1.0, weight_decay=0.5)
+        optimizer = agreed(hvd.DistributedOptimizer(inner, op=hvd.Sum))
+        with torch.no_grad():
+            for each in parameters:
+                each.fill_(1.0)
+        for step in range(3):
+            optimizer.zero_grad()
+            parameters[2].requires_grad_(False)
+            sum(each.sum() for each in parameters).backward()
+            parameters[2].requires_grad_(True)
+            if step == 0 and hvd.rank() == 0:
+                parameters[3].grad.data.mul_(1.5)
+            optimizer.step()
+        assert parameters[2].tolist() == [0.125] * 5
+
+    with_and_without_a_core_to_spare(check)
+
+
 def check_a_gradient_whose_place_another_one_takes():
     """Python gives the new tensor the address of the one that is gone; that is no further pass."""
 
