@@ -4,8 +4,65 @@ import pytest
 import torch
 
 import hvd_cluster.torch as hvd
+from hvd_cluster.torch.compression import Compressor
+from hvd_cluster.torch.optimizer.binding import TorchBinding
 from tests.checks import each_check
 from tests.torch.training import agreed, with_and_without_a_core_to_spare
+
+LARGE = 300
+
+
+class Doubled(Compressor):
+    @staticmethod
+    def compress(tensor):
+        return tensor * 2, None
+
+    @staticmethod
+    def decompress(tensor, ctx):
+        return tensor / 2
+
+
+def check_gradients_keep_no_memory():
+    """Also with compressors, which make results of their own."""
+
+    def check():
+        for compression in (hvd.Compression.none, hvd.Compression.fp16, hvd.Compression.powersgd, Doubled):
+            parameters = [torch.nn.Parameter(torch.zeros(LARGE, LARGE)) for _ in range(2)]
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), compression=compression)
+            for _ in range(5):
+                optimizer.zero_grad()
+                sum(each.sum() for each in parameters).backward()
+                optimizer.step()
+            unused = optimizer._combiner._binding._spares._unused.values()
+            assert sum(map(len, unused)) <= len(parameters)
+
+    with_and_without_a_core_to_spare(check)
+
+
+def check_a_gradient_of_two_parameters_travels_as_copies():
+    """One of them could be overwritten before the other is sent."""
+    first, second = (torch.nn.Parameter(torch.zeros(3)) for _ in range(2))
+    first.sum().backward()
+    assert TorchBinding.outgoing(first.grad) is first.grad
+    second.grad = first.grad
+    assert TorchBinding.outgoing(first.grad) is not first.grad
+
+
+def check_a_gradient_that_is_transposed():
+    """By other strides for the same memory."""
+
+    def check():
+        parameters = [torch.nn.Parameter(torch.zeros(LARGE, LARGE)) for _ in range(3)]
+        optimizer = agreed(hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), op=hvd.Sum))
+        rows = torch.arange(float(LARGE)).expand(LARGE, LARGE)
+        sum((each * rows).sum() for each in parameters).backward()
+        parameters[2].grad.data = parameters[2].grad.data.t()
+        optimizer.step()
+        assert torch.equal(parameters[1], -hvd.size() * rows)
+        assert torch.equal(parameters[2], -hvd.size() * rows.t())
+
+    with_and_without_a_core_to_spare(check)
+
 
 def check_a_parameter_that_is_trained_again_before_the_step():
     """On all ranks, in two modes at once: rank 0 sends nothing ahead after a change."""
