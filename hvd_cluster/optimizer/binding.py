@@ -96,8 +96,11 @@ class Binding(Tensors[P], Protocol[P]):
     def set_zeros(self, parameter: P) -> None:
         """Give ``parameter`` a gradient of zeros."""
 
-    def state(self, parameter: P) -> tuple[int, int]:
-        """Identity and version of the gradient: the version grows by one with each change in place."""
+    def state(self, parameter: P) -> tuple[object, int]:
+        """An object that stands for the gradient, and for no other one as long as it exists; and the version.
+
+        The version grows by one with each change in place.
+        """
 
     def size(self, tensor: Tensor) -> Size:
         """The size of a gradient, or of a parameter."""

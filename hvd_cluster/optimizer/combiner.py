@@ -222,9 +222,11 @@ class GradientCombiner(Generic[P]):
             )
 
     def _is_in_vain(self) -> bool:
-        """Whether gradients that are in flight have changed since, or the one is among them that must travel now."""
-        originals = [reduction.originals for reduction in self._reductions.values()]
-        return self._lead() in self._reductions or any(each is not None and each.have_changed() for each in originals)
+        """Whether the buckets in flight would hold other gradients by now, or one of them is the lead bucket."""
+        reductions = self._reductions
+        return self._lead() in reductions or any(
+            reductions[bucket].is_outdated(self._members(bucket)) for bucket in reductions
+        )
 
     def _give_up(self) -> None:
         """Let the gradients in flight count no more. Nobody waits for them before the end of the step."""

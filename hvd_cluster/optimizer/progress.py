@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from hvd_cluster.optimizer.binding import Binding
 
 __all__ = ["Progress"]
 
 P = TypeVar("P")
+State: TypeAlias = tuple[object, int]
 
 
 class Progress(Generic[P]):
     """``countdown`` has the backward passes that each gradient lacks; it is complete at 0, after ``passes`` of them.
 
-    ``states`` has the identity and the version of each gradient after its last pass, or after it was sent.
+    ``states`` has the :meth:`Binding.state` of each gradient after its last pass, or after it was sent.
     """
 
     def __init__(self, binding: Binding[P], passes: int) -> None:
         self.passes = passes
         self.countdown: dict[P, int] = {}
-        self.states: dict[P, tuple[int, int]] = {}
+        self.states: dict[P, State] = {}
         self._binding = binding
 
     def count(self, parameter: P) -> int:
@@ -29,8 +30,8 @@ class Progress(Generic[P]):
         The earlier passes do not count if the gradient was replaced since.
         """
         state = self._binding.state(parameter)
-        gradient, version = self.states.get(parameter, (0, 0))
-        has_grown = state == (gradient, version + 1)
+        gradient, version = self.states.get(parameter, (self, 0))
+        has_grown = state[0] is gradient and state[1] == version + 1
         self.states[parameter] = state
         return (self.countdown.get(parameter, self.passes) if has_grown else self.passes) - 1
 
@@ -41,8 +42,8 @@ class Progress(Generic[P]):
 
     def changed(self) -> list[P]:
         """Parameters with gradients that were changed after they were complete, or after they were sent."""
-        states, countdown, state = self.states, self.countdown, self._binding.state
-        return [each for each in states if countdown.get(each) == 0 and state(each) != states[each]]
+        countdown = self.countdown
+        return [each for each in self._changed() if countdown.get(each) == 0]
 
     def partial(self) -> int:
         """The number of passes since the last step, if they are too few; 0 if a gradient is complete, or none is left.
@@ -51,9 +52,17 @@ class Progress(Generic[P]):
         """
         if self.passes == 1:
             return 0
-        states, state = self.states, self._binding.state
-        left = [left for each, left in self.countdown.items() if state(each) == states.get(each)]
+        changed = set(self._changed())
+        left = [left for each, left in self.countdown.items() if each not in changed]
         return self.passes - min(left) if left and 0 < min(left) < self.passes else 0
+
+    def _changed(self) -> list[P]:
+        state = self._binding.state
+        return [
+            each
+            for each, (gradient, version) in self.states.items()
+            if (now := state(each))[0] is not gradient or now[1] != version
+        ]
 
     def forget(self) -> None:
         """No gradient has seen a pass."""

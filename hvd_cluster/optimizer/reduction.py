@@ -112,6 +112,11 @@ class Reduction(Generic[P]):
         except StopIteration:
             return None
 
+    def is_outdated(self, members: Sequence[P]) -> bool:
+        """Whether a gradient has changed since, or others than those of ``members`` travel."""
+        is_changed = self.originals is not None and self.originals.have_changed()
+        return is_changed or self._gradients.members.keys() != set(members)
+
     def abandon(self) -> None:
         """Wait until nothing is in flight, so that the names are free; the contents of gradients are then undefined."""
         if self._handle is not None:

@@ -118,7 +118,7 @@ class ArrayBinding(ArrayTensors, Binding[Parameter]):
         parameter.gradient = np.zeros_like(parameter.data)
 
     def state(self, parameter):
-        return id(parameter.gradient), parameter.version
+        return parameter.gradient, parameter.version
 
     def size(self, tensor):
         array = tensor.data if isinstance(tensor, Parameter) else tensor.dense() if isinstance(tensor, Rows) else tensor

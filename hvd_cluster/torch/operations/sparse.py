@@ -41,6 +41,8 @@ def sparse_allreduce_async(
                 f"sparse tensor {name!r}: the ranks disagree about the shape: {shapes.tolist()}; give them one shape"
             )
         divisor = size if chosen is ReduceOp.AVERAGE else 1
+        if len(values) < 2:  # coalesce() would keep the memory of a result, which cannot grow in a later backward
+            indices, values = indices.clone(), values.clone()
         if values.is_floating_point() or values.is_complex():  # divided first: the sum may be too large for 16 bits
             values, divisor = values / divisor, 1
         total = torch.sparse_coo_tensor(indices.t(), values, own.shape, check_invariants=True).coalesce()

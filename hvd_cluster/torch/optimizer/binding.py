@@ -122,10 +122,10 @@ class TorchBinding(TorchTensors, Binding[torch.Tensor]):
         parameter.grad = torch.zeros_like(parameter)
 
     @staticmethod
-    def state(parameter: torch.Tensor) -> tuple[int, int]:
+    def state(parameter: torch.Tensor) -> tuple[object, int]:
         """See :class:`Binding`."""
         gradient = parameter.grad
-        return id(gradient), 0 if gradient is None else gradient._version
+        return (None, 0) if gradient is None else (weakref.ref(gradient), gradient._version)
 
     @staticmethod
     def size(tensor: torch.Tensor) -> Size:

@@ -8,6 +8,7 @@ writes to it does not disturb its way.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from typing import Any
 
 import torch
@@ -34,12 +35,19 @@ def _sharers(tensor: torch.Tensor) -> int:
     return count
 
 
+def _owners(gradient: torch.Tensor) -> int:
+    """The parameters that have the very same tensor as their gradient, and its Python object."""
+    count: int = gradient._use_count() if hasattr(gradient, "_use_count") else 0
+    return count
+
+
 _ALONE = _sharers(torch.empty(1))
+_OWN = _owners(torch.empty(1)) + 1
 
 
 def is_shared(gradient: torch.Tensor) -> bool:
     """Whether other tensors use the memory: a user's flat buffer, or autograd's, which two parameters may share."""
-    return _sharers(gradient) > _ALONE
+    return _sharers(gradient) > _ALONE or _owners(gradient) > _OWN
 
 
 def is_held(tensor: torch.Tensor) -> bool:
@@ -67,26 +75,35 @@ def hold(gradient: torch.Tensor) -> torch.Tensor:
 
 def is_unchanged(gradient: torch.Tensor, held: torch.Tensor) -> bool:
     """Whether ``gradient`` has the elements of ``held``: a function may have asked to write, and changed nothing."""
-    if is_held(gradient) and address(gradient) == address(held):
-        return True
     if gradient.shape != held.shape or gradient.dtype is not held.dtype:
         return False
+    if is_held(gradient) and address(gradient) == address(held) and gradient.stride() == held.stride():
+        return True
     return torch.equal(gradient, held) or bool(((gradient == held) | (gradient.isnan() & held.isnan())).all())
 
 
 class Spares:
-    """The memory of large gradients that have got other memory, for the next results."""
+    """The memory of large gradients that have got other memory, for the next results.
+
+    A result that a compressor makes is no spare, so no more gradients are kept than results were taken.
+    """
 
     def __init__(self) -> None:
         self._unused: dict[Any, list[torch.Tensor]] = {}
+        self._taken: Counter[Any] = Counter()
 
     def give(self, gradient: torch.Tensor) -> None:
         """``gradient`` is about to get other memory. On a GPU torch keeps unused memory itself."""
-        if gradient.is_cpu and gradient.numel() * gradient.element_size() >= memory.MINIMUM:
-            self._unused.setdefault((gradient.shape, gradient.dtype), []).append(gradient.detach())
+        kind = gradient.shape, gradient.dtype
+        if gradient.is_cpu and self._taken[kind]:
+            self._taken[kind] -= 1
+            self._unused.setdefault(kind, []).append(gradient.detach())
 
     def _take(self, held: torch.Tensor) -> torch.Tensor:
-        spares = self._unused.get((held.shape, held.dtype)) if held.is_cpu else None
+        kind, spares = (held.shape, held.dtype), None
+        if held.is_cpu and held.numel() * held.element_size() >= memory.MINIMUM:
+            self._taken[kind] += 1
+            spares = self._unused.get(kind)
         return spares.pop() if spares else torch.empty_like(held, memory_format=torch.contiguous_format)
 
     def operand(self, tensor: torch.Tensor) -> Operand:
