@@ -266,14 +266,16 @@ class GradientCombiner(Generic[P]):
     def _finish(self) -> list[Failure]:
         """The errors of the reductions, when nothing is in flight any more, so that the step can be repeated.
 
-        The lead bucket comes first: a rank that must agree on the number has not sent the others.
+        The lead bucket comes first: a rank that must agree on the number has not sent the others. Then all ranks wait
+        in one order, whatever they sent first: a bucket with sparse gradients starts further rounds, and ends them.
         """
         errors = self._await_lead()
         if self._attempt.must_repeat:
             self._repeat()
         if self._attempt.must_complete:
             self._complete()
-        waiting = list(self._reductions.values())
+        order = dict.fromkeys((*self.buckets.values(), *self._reductions))
+        waiting = [self._reductions[bucket] for bucket in order if bucket in self._reductions]
         while waiting:
             going = []
             for reduction in waiting:

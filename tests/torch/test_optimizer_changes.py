@@ -120,6 +120,29 @@ def check_a_sparse_gradient_grows_after_the_step():
         assert weight.grad is None
 
 
+def check_sparse_gradients_that_are_sent_again():
+    """A rank that must send again has another order of sending: all ranks wait for sparse gradients in one order."""
+
+    def check():
+        layers = [torch.nn.Embedding(4, 2, sparse=True), torch.nn.Embedding(5, 2, sparse=True)]
+        dense = torch.nn.Parameter(torch.zeros(40_000))
+        groups = [[layers[0].weight], [dense], [layers[1].weight]]
+        parameters = [each for group in groups for each in group]
+        for each in parameters:
+            torch.nn.init.zeros_(each)
+        optimizer = agreed(hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), op=hvd.Sum, groups=groups))
+        for step in range(4):
+            optimizer.zero_grad()
+            (sum(layer(torch.tensor([1])).sum() for layer in layers) + dense.sum()).backward()
+            if step == 3 and hvd.rank() == 0:
+                dense.grad.data.mul_(2)
+            optimizer.step()
+        assert [layer.weight[1].tolist() for layer in layers] == [[-4.0 * hvd.size()] * 2] * 2
+        assert set(dense.tolist()) == {-4.0 * hvd.size() - 1}
+
+    with_and_without_a_core_to_spare(check)
+
+
 @each_check(globals())
 @pytest.mark.parametrize("ranks", [2], indirect=True)
 def test_on_all_ranks(ranks, check):
