@@ -107,7 +107,9 @@ class RayJob:
         placed = variables_of([member.location for member in self._members], settings.nics)
 
         def send(member: Member, place: Mapping[str, str]) -> ObjectRef[bytes]:
-            return member.actor.prepare.remote(member.slot, {**placed[member.slot.rank], **place, **given})
+            own = {**placed[member.slot.rank], **place, **given}
+            reference: ObjectRef[bytes] = member.actor.prepare.remote(member.slot, own)
+            return reference
 
         self._gather(self._members, send, timeout=settings.timeout_s)
 

@@ -71,7 +71,7 @@ class Attempt:
             return SETTLED
         if self.sent is None:
             return 0
-        return int.from_bytes(blake2b(repr(sorted(self.sent)).encode(), digest_size=5).digest()) + 1 << 17
+        return int.from_bytes(blake2b(repr(sorted(self.sent)).encode(), digest_size=5).digest(), "big") + 1 << 17
 
     def settle(self, values: Collection[int]) -> bool:
         """Take in the ``value`` of each rank; whether they differ. Then all make a second attempt."""

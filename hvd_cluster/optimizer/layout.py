@@ -60,7 +60,7 @@ def fingerprint(number: int, sparse: Mapping[int, int]) -> int:
     """
     if not (number or sparse):
         return 0
-    return int.from_bytes(blake2b(f"{number} {sorted(sparse.items())}".encode(), digest_size=7).digest())
+    return int.from_bytes(blake2b(f"{number} {sorted(sparse.items())}".encode(), digest_size=7).digest(), "big")
 
 
 def _columns(layouts: Layouts, aspect: int) -> Iterator[tuple[int, ...]]:
