@@ -66,7 +66,7 @@ class Attempt:
 
     @property
     def value(self) -> int:
-        """What the ranks compare: 0 for a first attempt."""
+        """The number by which the ranks compare their attempts: 0 for a first attempt."""
         if self._is_settled:
             return SETTLED
         if self.sent is None:

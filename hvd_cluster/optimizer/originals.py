@@ -25,7 +25,7 @@ class Originals(Generic[P]):
         self._kept: dict[P, tuple[Tensor, Tensor]] = {}
 
     def outgoing(self, parameter: P, tensor: Tensor) -> Tensor:
-        """What travels for ``tensor``, the gradient of ``parameter`` or a dense copy of it: never its own memory."""
+        """The tensor that travels for ``tensor``, a gradient or its dense copy: never the memory of ``tensor``."""
         if tensor is not self._binding.gradient(parameter):
             self.watch(parameter)
             return tensor
