@@ -8,7 +8,9 @@ from typing import Any
 import keras
 
 from collectives.api import InvalidRequestError
-from hvd_cluster.keras.variables import broadcast, build_optimizer, require_variable, settle
+from hvd_cluster.comparison.listing import require_same
+from hvd_cluster.keras.variables import broadcast, build_optimizer, model_of, require_variable, settle
+from hvd_cluster.process_sets import global_process_set
 
 __all__ = ["BroadcastGlobalVariablesCallback", "broadcast_global_variables", "broadcast_model"]
 
@@ -18,13 +20,16 @@ def broadcast_model(model: keras.Model, root_rank: int, local_variables: Sequenc
 
     All ranks call it when both are built. ``local_variables`` stay as they are, and so do the variables of metrics, and
     the seeds of layers such as Dropout: ranks drop other units.
-    HorovodInternalError when the ranks' variables differ in shape or dtype, or a rank is lost.
+    Variables are matched by position. MismatchError on all ranks, before anything is sent, where the ranks' variables
+    differ in shape or dtype: it names the first one. HorovodInternalError when a rank is lost.
     """
     settle(model)
     left_out = {id(variable) for variable in local_variables}
     optimizer = getattr(model, "optimizer", None)
     found = [*model.weights, *(() if optimizer is None else optimizer.variables)]
-    broadcast([each for each in found if id(each) not in left_out], root_rank, "keras.variables")
+    shared = [each for each in found if id(each) not in left_out]
+    require_same(model_of(shared), "broadcast_model", global_process_set)
+    broadcast(shared, root_rank, "keras.variables")
 
 
 def broadcast_global_variables(root_rank: int, model: keras.Model | None = None) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Container, Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from hvd_cluster.comparison.models import Model
 from hvd_cluster.process_sets import ProcessSet
 
 __all__ = ["Claim", "Member", "Proposal", "Rivals", "choose", "rivals"]
@@ -25,14 +26,15 @@ LARGEST_BUSY = 60
 class Member:
     """An optimizer, as its rivals see it.
 
-    ``names`` are those of its parameters, ``parameters`` the parameters themselves; ``is_busy``: it has gradients,
-    complete or in flight, that no step has used.
+    ``names`` are those of its parameters, ``parameters`` the parameters themselves, ``model`` is for the other ranks;
+    ``is_busy``: it has gradients, complete or in flight, that no step has used.
     """
 
     process_set: ProcessSet
     names: Callable[[], set[str]]
     parameters: Callable[[], Container[Hashable]]
     is_busy: Callable[[], bool]
+    model: Callable[[], Model]
 
 
 class Proposal(NamedTuple):
@@ -134,6 +136,10 @@ class Rivals:
         process_set, names = claim.member.process_set, claim.member.names()
         candidates = [each for each in self.all() if each is not claim and each.member.process_set is process_set]
         return [each for each in candidates if not names.isdisjoint(each.member.names())]
+
+    def models(self, process_set: ProcessSet) -> list[Model]:
+        """Those of the optimizers of ``process_set``."""
+        return [each.member.model() for each in self.all() if each.member.process_set is process_set]
 
     def collect_garbage(self) -> None:
         """Let go of optimizers that are not in use any more."""

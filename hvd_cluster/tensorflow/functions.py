@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from collectives.api import InvalidRequestError
 from hvd_cluster import objects
+from hvd_cluster.comparison.listing import refuse_list, require_same
+from hvd_cluster.comparison.models import Entry, Model
+from hvd_cluster.comparison.twins import plain, stamp_of
 from hvd_cluster.process_sets import ProcessSet, global_process_set
-from hvd_cluster.tensorflow.operations.variables import broadcast_values, naming_variables
+from hvd_cluster.tensorflow.operations.variables import broadcast_values, naming_variables, require_variables
 
 __all__ = [
     "BroadcastGlobalVariablesHook",
@@ -28,10 +32,27 @@ def broadcast_variables(
 
     In a graph the result is the operation that does it. ``inplace`` is accepted for compatibility: nothing is copied
     more often than necessary. HorovodInternalError, or what it becomes in TensorFlow, when the ranks' variables differ
-    in number, shape or dtype; in eager mode it has the name of the variable.
+    in number, shape or dtype; in eager mode it is a MismatchError that names the first difference, before anything is
+    sent.
     """
-    updates = broadcast_values(list(variables), root_rank, None, process_set)
+    given = list(variables)
+    if tf.executing_eagerly():
+        require_same(_model_of(given, process_set), "broadcast_variables", process_set)
+    updates = broadcast_values(given, root_rank, None, process_set)
     return None if tf.executing_eagerly() else tf.group(*updates)
+
+
+def _model_of(variables: Sequence[Any], process_set: ProcessSet) -> Model:
+    """``variables``, as the ranks compare them. The numbers in names count what one process alone has made."""
+    try:
+        require_variables(variables)
+    except InvalidRequestError as error:
+        refuse_list(error, "broadcast_variables", process_set)
+        raise
+    entries = [
+        Entry(plain(stamp_of(each) or each.name), tuple(each.shape), tf.as_dtype(each.dtype).name) for each in variables
+    ]
+    return Model(tuple(entries), "variable")
 
 
 def broadcast_global_variables(root_rank: int) -> tf.Operation:

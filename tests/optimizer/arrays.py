@@ -64,6 +64,9 @@ class ArrayTensors(Tensors[Parameter]):
     def is_trained(self, parameter):
         return parameter.trained
 
+    def form(self, parameter):
+        return parameter.data.shape, str(parameter.data.dtype)
+
     def start_group(self, tensors, name, process_set, fields):
         return start_group(Operation.ALLREDUCE, in_place, tensors, tuple, name, process_set, **fields)
 

@@ -108,7 +108,10 @@ def test_ranks_with_other_parameters_hear_which_ones(on_ranks):
     for errors in on_ranks(2, body):
         for error in errors:
             assert isinstance(error, MismatchError)
-            assert "'allreduce.noname.0.1' is of 4 elements on rank 0, of 3 elements on rank 1" in str(error)
+            assert (
+                "'allreduce.noname.0.1', number 1, is float64 of shape (4,) on rank 0, float64 of shape (3,) on rank 1"
+                in str(error)
+            )
 
 
 @pytest.mark.parametrize("patient", [True, False])

@@ -10,7 +10,9 @@ class Optimizer:
 
     def __init__(self, rivals, parameters, process_set="all"):
         self.busy = busy = []
-        self.claim = rivals.add(self, Member(process_set, lambda: set(parameters), lambda: parameters, lambda: busy))
+        self.claim = rivals.add(
+            self, Member(process_set, lambda: set(parameters), lambda: parameters, lambda: busy, lambda: None)
+        )
 
 
 def proposal(number, is_agreed=False, busy=0):

@@ -121,8 +121,12 @@ def _submit(kernel: Node, context: RunContext, done: Done, lane: Lane) -> None:
     leave = partial(_lanes.leave, (kernel, lane))
     try:
         run = Run(kernel, context, basics.engine(), (), done, leave, context.step)
-        if completer.admit(run):
+        if not completer.admit(run):
+            return
+        if kernel.has_entered(run.engine):
             _start(kernel, run, context, lane)
+        else:
+            _start_aside(kernel, run, context, lane)
     except BaseException as error:  # noqa: BLE001 - TensorFlow raises it
         _fail(context, error, done)
         leave()
@@ -137,6 +141,33 @@ def _start(kernel: Node, run: Run, context: RunContext, lane: Lane) -> None:
         completer.withdraw(run)
         raise
     completer.follow(run)
+
+
+def _start_aside(kernel: Node, run: Run, context: RunContext, lane: Lane) -> None:
+    """Start a run that waits for the other ranks before it begins: the first one in a world."""
+    # Owned by the run. Its wait ends when all ranks have begun, or with the engine.
+    thread = threading.Thread(
+        target=_enter, args=(kernel, run, context, lane), name="hvd-tensorflow-enter", daemon=True
+    )
+    try:
+        thread.start()
+    except BaseException:  # there are too many, or the interpreter ends
+        completer.withdraw(run)
+        raise
+
+
+def _enter(kernel: Node, run: Run, context: RunContext, lane: Lane) -> None:
+    try:
+        kernel.enter(run.engine)
+    except Exception as error:  # noqa: BLE001 - TensorFlow raises it
+        run.error = error
+        completer.follow(run)
+        return
+    try:
+        _start(kernel, run, context, lane)
+    except BaseException as error:  # noqa: BLE001 - TensorFlow raises it
+        _fail(context, error, run.done)
+        run.leave()
 
 
 def _wait(kernel: Join, context: RunContext, done: Done) -> None:

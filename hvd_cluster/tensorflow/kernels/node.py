@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
@@ -10,6 +11,7 @@ from collectives.api import HorovodInternalError
 from collectives.engine.engine import Engine
 from collectives.engine.work import Work
 from hvd_cluster import basics
+from hvd_cluster.comparison.rosters import roster_with
 from hvd_cluster.graphs.lanes import Lane, LaneChooser
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.tensorflow.naming import Naming, place_of
@@ -22,7 +24,10 @@ FIRST = Lane()
 
 
 class Node(ABC):
-    """``name`` is None in eager mode, for calls without one. ``lanes`` chooses the lane of a run."""
+    """``name`` is None in eager mode, for calls without one. ``lanes`` chooses the lane of a run.
+
+    A node of gradients has a ``roster``, with which it gets its name in each world.
+    """
 
     waits = True
 
@@ -30,9 +35,28 @@ class Node(ABC):
         place = place_of(construction.name, construction.text("node_name"))
         is_by_path = Naming.BY_PATH in Naming(construction.integer("naming"))
         name = construction.text("tensor_name")
-        self.name = (place.path if is_by_path else "") + name or None
+        self._path = place.path if is_by_path else ""
+        self.name = self._path + name or None
+        self._static = name
+        self.roster = roster_with(construction.integer("roster"))
+        self._world: weakref.ref[Engine] | None = None
         self.lanes = LaneChooser(is_nested=place.depth > 1)
         self.process_set = set_with(construction.integer("process_set_id"))
+
+    def has_entered(self, engine: Engine) -> bool:
+        """Whether it has its name in the world of ``engine``."""
+        return self.roster is None or (self._world is not None and self._world() is engine)
+
+    def enter(self, engine: Engine) -> None:
+        """Get the name in the world of ``engine``, perhaps after an exchange with the other ranks.
+
+        MismatchError where the ranks have different models.
+        """
+        if self.roster is not None:
+            self.roster.enter()
+            self.name = self._path + self.roster.name_in_flight(self._static)
+            if self.roster.is_entered(engine):
+                self._world = weakref.ref(engine)
 
     @abstractmethod
     def start(self, context: Context, engine: Engine, lane: Lane = FIRST) -> Sequence[Work]:
@@ -50,6 +74,8 @@ class Node(ABC):
     def run(self, context: Context) -> None:
         """Run the operation, and wait; raises its error."""
         engine = basics.engine()
+        if not self.has_entered(engine):
+            self.enter(engine)
         works = self.start(context, engine)
         synchronize(engine, works)
         self.finish(context, engine, works)

@@ -17,6 +17,7 @@ from hvd_cluster.process_sets import ProcessSet
 from hvd_cluster.torch.operations.operands import in_place, start, start_group, synchronize
 from hvd_cluster.torch.operations.sparse import sparse_allreduce_async
 from hvd_cluster.torch.optimizer.packs import Pack
+from hvd_cluster.torch.tensors import form
 
 __all__ = ["TorchBinding", "TorchDifferences", "is_shared"]
 
@@ -33,6 +34,11 @@ class TorchTensors(Tensors[torch.Tensor]):
     def is_trained(parameter: torch.Tensor) -> bool:
         """See :class:`Binding`."""
         return parameter.requires_grad
+
+    @staticmethod
+    def form(parameter: torch.Tensor) -> tuple[tuple[int, ...], str]:
+        """See :class:`Binding`."""
+        return form(parameter)
 
     @staticmethod
     def start_group(

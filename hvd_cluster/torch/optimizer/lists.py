@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
 import torch
 
-from collectives.api import Operation, ReduceOp
+from collectives.api import InvalidRequestError, Operation, ReduceOp
+from hvd_cluster.comparison.rosters import Roster
 from hvd_cluster.operations.handles import Handle, HandleGroup
+from hvd_cluster.operations.refusals import refuse
 from hvd_cluster.optimizer.lists import ListBinding, Shipment
 from hvd_cluster.optimizer.targets import Target
 from hvd_cluster.process_sets import ProcessSet
-from hvd_cluster.torch.operations.operands import in_place, start, start_group, synchronize_all
+from hvd_cluster.torch.operations.operands import in_place, run_all, start, start_group
 from hvd_cluster.torch.operations.sparse import sparse_allreduce_async
 
 __all__ = ["TorchLists"]
@@ -21,6 +24,11 @@ __all__ = ["TorchLists"]
 
 class TorchLists(ListBinding):
     """All tensors are started before the first is waited for. Gradients are combined in place."""
+
+    @staticmethod
+    def is_deferred() -> bool:
+        """See :class:`ListBinding`."""
+        return False
 
     @staticmethod
     def kind(gradient: torch.Tensor) -> Hashable:
@@ -62,11 +70,18 @@ class TorchLists(ListBinding):
     ) -> Sequence[Sequence[torch.Tensor]]:
         """See :class:`ListBinding`."""
         with torch.no_grad():
-            results = synchronize_all([_started(shipment, process_set, fields) for shipment in shipments])
+            results = run_all(partial(_started, shipment, process_set, fields) for shipment in shipments)
         return [[result] if shipment.is_alone else result for shipment, result in zip(shipments, results, strict=True)]
 
     @staticmethod
-    def gather(gradient: torch.Tensor, name: str, op: ReduceOp, process_set: ProcessSet) -> torch.Tensor:
+    def engine_error(error: Exception) -> BaseException | None:
+        """See :class:`ListBinding`."""
+        return error
+
+    @staticmethod
+    def gather(
+        gradient: torch.Tensor, name: str, op: ReduceOp, process_set: ProcessSet, roster: Roster | None
+    ) -> torch.Tensor:
         """See :class:`ListBinding`."""
         return sparse_allreduce_async(gradient, name, op, process_set)()
 
@@ -77,6 +92,12 @@ class TorchLists(ListBinding):
 
 
 def _started(shipment: Shipment, process_set: ProcessSet, fields: Mapping[str, Any]) -> Handle | HandleGroup:
-    if shipment.is_alone:
-        return start(Operation.ALLREDUCE, in_place, shipment.tensors[0], shipment.name, process_set, **fields)
-    return start_group(Operation.ALLREDUCE, in_place, shipment.tensors, list, shipment.name, process_set, **fields)
+    operation, name = Operation.ALLREDUCE, shipment.name
+    fields = {**fields, "tag": shipment.tag} if shipment.tag else fields
+    try:
+        if shipment.is_alone:
+            return start(operation, in_place, shipment.tensors[0], name, process_set, **fields)
+        return start_group(operation, in_place, shipment.tensors, list, name, process_set, **fields)
+    except InvalidRequestError as error:
+        refuse(error, operation, name, process_set, None if shipment.is_alone else len(shipment.tensors))
+        raise
