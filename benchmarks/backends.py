@@ -31,12 +31,11 @@ from benchmarks.sizes import label, parse_size, turns_for
 from collectives.api import Operation, ReduceOp
 from collectives.backends.table import Row, rows
 from executors.api import ExecutorError
-from hvd_cluster import basics
+from hvd_cluster import basics, run
 from hvd_cluster.diagnose.trial import BY_MPIRUN, DEFAULT
 from hvd_cluster.operations.arrays import in_place
 from hvd_cluster.operations.operands import run as run_operation
 from hvd_cluster.process_sets import global_process_set
-from hvd_cluster.run import run
 from tests.namespaces import ENTER_HOST, HOSTS, RATE, Network, Unavailable
 
 MARKS = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"

@@ -39,13 +39,12 @@ class Call:
         return self.function(*first, *self.args, **self.kwargs)
 
 
-def pickle_call(call: Call) -> bytes:
-    """``call`` as bytes, for ``pickle.loads``. Raises TypeError that names the object that cannot be pickled."""
+def pickle_call(call: Call, dumps: Callable[[object], bytes] = cloudpickle.dumps) -> bytes:
+    """``call`` as bytes, for ``pickle.loads``. Raises TypeError that names the object that ``dumps`` cannot pickle."""
     try:
-        data: bytes = cloudpickle.dumps(call)
-        return data
+        return dumps(call)
     except Exception as error:
-        raise refusal(call, error, cloudpickle.dumps) from error
+        raise refusal(call, error, dumps) from error
 
 
 def refusal(call: Call, reason: BaseException, dumps: Callable[[object], object]) -> TypeError:

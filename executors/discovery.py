@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import selectors
 import signal
 import subprocess
 import threading
@@ -15,7 +16,9 @@ from ipaddress import IPv6Address
 from types import TracebackType
 from typing import Protocol
 
+from collectives import descriptors
 from executors.api import ExecutorError
+from executors.hosts.host_list import NAME, dash_problem
 
 __all__ = ["DiscoveryError", "FixedHosts", "HostDiscovery", "HostDiscoveryScript", "Watch", "parse_hosts"]
 
@@ -25,7 +28,10 @@ SCRIPT_SECONDS = 30.0
 INTERVAL_SECONDS = 1.0
 LEAVE_SECONDS = 5.0
 SHOWN_BYTES = 200
-LINE = re.compile(r"(?:(?P<name>(?:\w[\w.-]*@)?\w[\w.-]*)|\[(?P<address>[^]]+)])(?::(?P<slots>\d{1,6}))?", re.ASCII)
+READ_BYTES = 1 << 16
+MOST_BYTES = 4 << 20
+"""The longest output, enough for some 100,000 hosts. An endless script must not fill the memory of the driver."""
+LINE = re.compile(rf"(?:(?P<name>{NAME})|\[(?P<address>[^]]+)])(?::(?P<slots>\d{{1,6}}))?", re.ASCII)
 FORM = "host:slots, such as node1:4 or [fd00::1]:4"
 
 
@@ -95,12 +101,9 @@ class HostDiscoveryScript:
             _kill(process)
         with process:
             try:
-                # Bound: the seconds given; abort: close() kills the script.
-                output, errors = process.communicate(timeout=self._seconds)
-            except BaseException as error:
+                output, errors = self._read(process)
+            except BaseException:
                 _kill(process)
-                if isinstance(error, subprocess.TimeoutExpired):
-                    raise self._error(f"did not end within {self._seconds:g} s, and was killed") from None
                 raise
             finally:
                 self._process = None
@@ -109,10 +112,45 @@ class HostDiscoveryScript:
             raise self._error(f"{_how(process.returncode)}" + (f": {said}" if said else ""))
         return output.decode("utf-8", "replace")
 
+    def _read(self, process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+        """All that it prints, and the end of its errors, once it has ended."""
+        # Bound: the seconds given; abort: close() kills the script.
+        deadline = time.monotonic() + self._seconds
+        assert process.stdout is not None
+        assert process.stderr is not None
+        output, errors = bytearray(), bytearray()
+        with selectors.PollSelector() as selector:
+            for stream, found in ((process.stdout, output), (process.stderr, errors)):
+                selector.register(stream, selectors.EVENT_READ, found)
+            while selector.get_map():
+                for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
+                    data = os.read(key.fd, READ_BYTES)
+                    key.data.extend(data)
+                    if not data:
+                        selector.unregister(key.fileobj)
+                self._check(len(output), deadline)
+                del errors[:-SHOWN_BYTES]
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise self._late() from None
+        return bytes(output), bytes(errors)
+
+    def _check(self, size: int, deadline: float) -> None:
+        if size > MOST_BYTES:
+            raise self._error(f"printed more than {MOST_BYTES >> 20} MiB, and was killed; it shall print {FORM}")
+        if time.monotonic() >= deadline:
+            raise self._late()
+
+    def _late(self) -> DiscoveryError:
+        return self._error(f"did not end within {self._seconds:g} s, and was killed")
+
     def _command(self) -> list[str]:
         """A file is run as the shell would, so also without a first line that names its interpreter."""
         is_program = os.path.isfile(self._script) and os.access(self._script, os.X_OK)
-        return ["sh", "-c", '"$0"', os.path.abspath(self._script)] if is_program else ["sh", "-c", self._script]
+        limit = f"ulimit -Sn {descriptors.first_limit()}; " if descriptors.is_raised() else ""
+        line = '"$0"' if is_program else self._script
+        return ["sh", "-c", limit + line, *([os.path.abspath(self._script)] if is_program else [])]
 
     def _error(self, text: str) -> DiscoveryError:
         return DiscoveryError(f"the host discovery script {self._script!r} {text}; run it by hand to see why")
@@ -148,7 +186,8 @@ def _parse_host(line: str, slots: int | None, source: str) -> tuple[str, int]:
     host = "" if match is None else match["name"] or _address(match["address"])
     count = None if match is None or match["slots"] is None else int(match["slots"])
     if not host or count == 0:
-        raise DiscoveryError(f"{source} gave the line {line[:SHOWN_BYTES]!r}; each line must be {FORM}")
+        text = f"{source} gave the line {line[:SHOWN_BYTES]!r}; each line must be {FORM}"
+        raise DiscoveryError(f"{text}{dash_problem(line)}")
     if count is None and slots is None:
         raise DiscoveryError(f"{source} gave {line!r} without slots; print {line}:4, or set --slots-per-host")
     return host, count or slots or 1

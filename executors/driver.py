@@ -55,6 +55,8 @@ ACCUSED_SECONDS = 1.0
 UNCAUGHT_SECONDS = 5.0
 # How a worker ended, until its agent says more. The other workers notice it first.
 ENDED = Failure(Kind.EXIT, "ended")
+# The agent says more as soon as the process has ended, which may have much memory to give back.
+UNEXPLAINED_SECONDS = 60.0
 
 GO_ON = "go on from the last commit"
 STAY = "are too few to go on alone, and lose the host then"
@@ -69,6 +71,7 @@ class Driver:
     Every method is called in the loop of ``agents``. :meth:`found` begins. A job with as many workers at least as at
     most, and no resets, is static: its first failure ends it, after the time of ``patience`` (None: PATIENCE), in which
     a likelier cause may be reported. ``machine`` is the machine of a host: hosts of one machine share its memory.
+    ``withdraws`` returns whether the agents will :meth:`withdraw` a worker that is late, which is no failure then.
     """
 
     def __init__(
@@ -80,10 +83,12 @@ class Driver:
         clock: Callable[[], float] = time.monotonic,
         machine: Callable[[str], str] = str,
         patience: Patience | None = None,
+        withdraws: Callable[[str], bool] = lambda worker: False,
     ) -> None:
         self._clock = clock
         self._machine = machine
         self._patience = patience or PATIENCE
+        self._withdraws = withdraws
         self._limits = limits
         self._job = job
         self._agents = agents
@@ -134,13 +139,27 @@ class Driver:
         """``host`` drains, and will be gone in so many seconds; the last call counts."""
         self._handle(HostDraining(host, self._clock() + seconds))
 
-    def host_lost(self, host: str, text: str) -> None:
-        """``host`` is gone, with its workers."""
+    def host_lost(self, host: str, text: str, has_returned: Callable[[str], bool] = lambda worker: False) -> None:
+        """``host`` is gone, with its workers; those that ``has_returned`` names have done their work before."""
         self._slots.pop(host, None)
         lost = [worker for worker, place in self._places.items() if place == host]
-        self._lost |= {worker: text for worker in lost}
+        for worker in lost:
+            if self._membership.has(worker) and has_returned(worker):
+                self.done(worker, "returned")
+            else:
+                self._lose_with_host(worker, text)
         self._coming_up.difference_update(lost)
         self._handle(HostLost(host, text))
+
+    def _lose_with_host(self, worker: str, text: str) -> None:
+        """Nobody will say how ``worker`` ended, if it has not ended before."""
+        failure = Failure(Kind.EXIT, f"was lost ({text})")
+        self._lost[worker] = text
+        if self._failures.of(worker) is ENDED:
+            self._failures.explain(worker, failure)
+            self._settle(worker)
+        elif not self.is_over and not self._membership.has_left(worker):
+            self._failures.add(worker, self._rank_of(worker), failure)
 
     def host_unusable(self, host: str, text: str | None) -> None:
         """The job wants ``host``, but cannot use it, for the reason ``text``; None: it does not want it any more."""
@@ -150,11 +169,24 @@ class Driver:
         """``worker`` came up."""
         self._coming_up.discard(worker)
 
+    def limit_slots(self, host: str, count: int) -> None:
+        """``host`` has no more than ``count`` slots until :meth:`found` says otherwise."""
+        if self._slots.get(host, 0) > count:
+            self._slots[host] = count
+            self._handle(HostFound(host, count))
+
+    def withdraw(self, worker: str, text: str) -> None:
+        """``worker`` was never started, for the reason ``text``: no failure of it, nor of its host."""
+        self._coming_up.discard(worker)
+        if self._membership.has(worker):
+            self._done[worker] = text
+            self._handle(WorkerBehind(worker))
+
     def done(self, worker: str, text: str = "ended with exit code 0") -> None:
         """``worker`` has ended with success; ``text`` says how. It may be that the others noticed its end first."""
         self._note_end(worker, text)
         self._coming_up.discard(worker)
-        if worker in self._unexplained:
+        if self._failures.of(worker) is ENDED:
             self._acquit(worker, text)
         elif worker in self.members and worker not in self._former:
             self._order = self._order or self.members
@@ -169,13 +201,13 @@ class Driver:
         self._settle(worker)
 
     def failed(self, worker: str, failure: Failure) -> None:
-        """``worker`` has ended without success; that of a worker that had to leave is no failure.
+        """``worker`` has ended without success; that of a worker that has left is no failure.
 
         Ignored once the driver ends the workers itself, unless it says more of the cause. Of several failures of one
         worker the first one counts; in a static job, where they are reports of one end, the likeliest one.
         """
         failure = self._on_trial(worker, self._failures.with_exception(worker, failure))
-        if worker in self._unexplained and not self._is_ending:
+        if self._failures.of(worker) is ENDED and not self._is_ending:
             self._explain(worker, failure)
         is_known = self._failures.of(worker) is not None
         if self._is_ending:
@@ -187,15 +219,15 @@ class Driver:
             if not self._limits.is_elastic:
                 self._failures.improve(worker, failure)
             return
-        if worker in self._former:
+        if worker in self._former and self._membership.has_left(worker):
             self.done(worker)
             return
         self._coming_up.discard(worker)
         self._lost[worker] = failure.text
-        self._failures.add(worker, self._published.rank_of(worker), failure)
+        self._failures.add(worker, self._rank_of(worker), failure)
         self._give_up(worker, failure)
-        has_raised = failure.kind is Kind.EXCEPTION
-        self._handle(WorkerRaised(worker, failure.text) if has_raised else WorkerFailed(worker, failure.text))
+        has_raised = failure.kind is Kind.EXCEPTION and worker not in self._former
+        self._handle(WorkerRaised(worker, failure.text) if has_raised else _failed(worker, failure))
         if self._end is not None:
             self._end_within(self._patience.seconds(failure.kind))
 
@@ -207,7 +239,7 @@ class Driver:
 
     def _give_up(self, worker: str, failure: Failure) -> None:
         """End a newcomer that failed: it may have a process still. Nothing else tells of it while the others go on."""
-        if self.is_over or not self._membership.is_on_trial(worker):
+        if self.is_over or worker in self._former or not self._membership.is_on_trial(worker):
             return
         self._agents.kill(worker)
         if failure is ENDED:
@@ -230,8 +262,8 @@ class Driver:
         self._lost[worker] = failure.text
         self._failures.explain(worker, failure)
         self._settle(worker)
-        if failure.kind is Kind.EXCEPTION:
-            self._handle(WorkerRaised(worker, failure.text))
+        has_raised = failure.kind is Kind.EXCEPTION
+        self._handle(WorkerRaised(worker, failure.text) if has_raised else _failed(worker, failure))
 
     def _settle(self, worker: str) -> None:
         """Nothing more will be known of the end of ``worker``."""
@@ -250,6 +282,11 @@ class Driver:
     def has_cause(self) -> bool:
         """Whether a worker failed by itself, and not because of another one."""
         return self._failures.has_cause
+
+    @property
+    def has_formed(self) -> bool:
+        """Whether workers have the state of the training."""
+        return self._report_formed is not None
 
     @property
     def is_ending(self) -> bool:
@@ -292,7 +329,7 @@ class Driver:
         if not self._failures:
             raise ExecutorError(self._end.error)
         cause = self._failures.cause
-        if self._limits.is_elastic and cause.failure.kind is not Kind.EXCEPTION:
+        if self._limits.is_elastic and cause.failure.kind is not Kind.EXCEPTION and not self._end.unrepaired:
             raise self._error(self._failures.last or cause, self._end.error)
         raise cause.failure.error or self._error(cause)
 
@@ -398,9 +435,12 @@ class Driver:
     def _check_up(self, worker: str) -> None:
         if worker not in self._coming_up or self._is_ending:
             return
+        if self._withdraws(worker):
+            return
         if self._limits.is_elastic:
             self._agents.kill(worker)
-            self.failed(worker, Failure(Kind.EXIT, f"did not come up within {self._start_timeout:g} s"))
+            text = f"did not come up within {self._start_timeout:g} s"
+            self.failed(worker, Failure(Kind.EXIT, text, has_begun=False))
             return
         missing = ", ".join(sorted(map(str, map(_number, self._coming_up))))
         self._timeout = StartTimeoutError(
@@ -413,8 +453,9 @@ class Driver:
 
     def _finish(self, end: End) -> None:
         self._end = end
-        self._failures.end()
-        self._publish_end(end.error or "the job is done")
+        self._failures.end(end.unrepaired)
+        text = str(self._error(self._failures.cause)) if end.unrepaired else end.error
+        self._publish_end(text or "the job is done")
         if end.error is None:
             self._is_ending = True
             # Newcomers that are on their way, and former workers that do not end by themselves.
@@ -493,6 +534,11 @@ class Driver:
         self._former.add(worker)
         self._handle(WorkerLeaves(worker))
 
+    def _rank_of(self, worker: str) -> int | None:
+        """The rank that ``worker`` has had itself: it may never enter the world that was published last."""
+        rank = self._formed_last.rank_of(worker)
+        return self._published.rank_of(worker) if rank is None else rank
+
     def _place(self, worker: str) -> str:
         rank = self._published.rank_of(worker)
         return f"{worker if rank is None else f'rank {rank}'} on host {self._hosts[worker]}"
@@ -542,6 +588,13 @@ class Driver:
         for worker in lost:
             self.failed(worker, ENDED)
             self._unexplained.add(worker)
+            self._agents.after(UNEXPLAINED_SECONDS, partial(self._give_up_reason, worker))
+
+    def _give_up_reason(self, worker: str) -> None:
+        """The others have noticed the end of ``worker`` long ago, but its process has not ended."""
+        if self._failures.of(worker) is ENDED and not self.is_over:
+            self._agents.kill(worker)
+            self._explain(worker, replace(ENDED, text=f"{ENDED.text} for the others, but not its process"))
 
     def _judge(self, accuser: str, report: Report) -> None:
         """End the workers that others have lost, unless the present world is without them.
@@ -565,6 +618,10 @@ class Driver:
         """End a ``worker`` that a later world was formed without: it may wait for a world that never comes."""
         if worker in self._former:
             self._agents.kill(worker)
+
+
+def _failed(worker: str, failure: Failure) -> WorkerFailed:
+    return WorkerFailed(worker, failure.text, failure is not ENDED, failure.has_begun)
 
 
 def _number(worker: str) -> int:

@@ -170,7 +170,8 @@ class Failure:
     """The end of a worker that did not do its work. ``text`` says how it ended, such as "ended with exit code 1".
 
     ``exit_code`` is negative for a signal, None when unknown; ``last_lines`` are those of its standard error.
-    ``error`` is the exception of its function, where there is one.
+    ``error`` is the exception of its function, where there is one. Unless it ``has_begun``, it had no process, or none
+    that came up in time.
     """
 
     kind: Kind
@@ -178,3 +179,4 @@ class Failure:
     exit_code: int | None = None
     last_lines: tuple[str, ...] = ()
     error: BaseException | None = None
+    has_begun: bool = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from executors.failure import Failure, Kind, likeliest, raised_elsewhere
@@ -28,6 +29,7 @@ class Failures:
         self._failed: dict[str, Failed] = {}
         self._exceptions: dict[str, str] = {}
         self._last = ""
+        self._blamed: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self._failed)
@@ -76,9 +78,10 @@ class Failures:
             return replace(failure, kind=Kind.EXCEPTION, text=f"raised {text}, and {failure.text}")
         return replace(failure, text=f"{failure.text}; before, it raised {text}")
 
-    def end(self) -> None:
-        """The job ends; see :attr:`last`."""
+    def end(self, blamed: Sequence[str] = ()) -> None:
+        """The job ends; see :attr:`last`. If workers are ``blamed``, the cause is one of them."""
         self._last = next(reversed(self._failed), "")
+        self._blamed = tuple(blamed)
 
     @property
     def has_cause(self) -> bool:
@@ -96,7 +99,8 @@ class Failures:
     @property
     def cause(self) -> Failed:
         """The likeliest, the first among several of one kind."""
-        return likeliest(self._failed.values(), lambda failed: failed.failure.kind)
+        failed = [self._failed[worker] for worker in self._blamed if worker in self._failed] or self._failed.values()
+        return likeliest(failed, lambda failed: failed.failure.kind)
 
     @property
     def last(self) -> Failed | None:

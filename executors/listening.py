@@ -73,11 +73,11 @@ async def until_stopped(started: Started) -> None:
     await stop.wait()
 
 
-def listen(address: str, whom: str, advice: str = "", backlog: int | None = None) -> socket.socket:
+def listen(address: str, whom: str, advice: str = "") -> socket.socket:
     """A socket that listens on ``address`` for ``whom``. Raises ExecutorError, whose text ends with ``advice``."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        return socket.create_server((address, 0), family=family, backlog=backlog)
+        return socket.create_server((address, 0), family=family)
     except OSError as error:
         raise ExecutorError(f"the driver cannot listen on {address} for {whom} ({error}){advice}") from error
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from collectives.api import CollectiveTimeoutError, HorovodInternalError, PeerLostError, Store
 from collectives.retries import attempts
-from executors.worlds import CALL, Call, Published, Report, report_key, world_key
+from executors.worlds import CALL, Answer, Call, Published, Report, answer_key, metrics_key, report_key, world_key
 
 __all__ = ["Identity", "Member"]
 
@@ -148,6 +148,23 @@ class Member:
         if self.is_over:
             return call
         raise CollectiveTimeoutError(f"the ranks began no call of an elastic function within {seconds:g} s")
+
+    def finish(self, report: Report) -> Answer:
+        """Send ``report`` of an end, and wait for the answer, for as long as the driver lives. Raises as above."""
+        self.report(report)
+        get = partial(self._store.get, answer_key(self.identity.worker, report.call), POLL_SECONDS)
+        while not self.is_over:
+            with suppress(CollectiveTimeoutError):
+                return Answer.decode(self._patiently(get, PATIENCE_SECONDS))
+        return Answer("end")
+
+    def give_metrics(self, number: int, metrics: bytes) -> None:
+        """Show the ``metrics`` of its last report to the others, which repeat theirs for the ``number``-th time."""
+        self._patiently(partial(self._store.set, metrics_key(self.identity.worker, number), metrics), PATIENCE_SECONDS)
+
+    def metrics_of(self, worker: str, number: int) -> bytes:
+        """Those that ``worker`` gives for repetition ``number``. Raises as above, and CollectiveTimeoutError."""
+        return self._store.get(metrics_key(worker, number), PATIENCE_SECONDS)
 
     def _has(self, is_wanted: Callable[[Published], bool]) -> bool:
         return bool(self._worlds) and (self._worlds[-1].is_over or is_wanted(self._worlds[-1]))

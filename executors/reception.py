@@ -8,7 +8,7 @@ from asyncio import StreamReader, StreamWriter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from executors.acceptor import Acceptor, streams
+from collectives.reception.acceptor import Acceptor, streams
 from executors.listening import Started, until_stopped
 
 __all__ = ["STOP_SECONDS", "Reception"]
@@ -18,23 +18,31 @@ STOP_SECONDS = 5.0
 
 
 class Reception:
-    """Calls ``attend`` for each connection, unless ``is_full``; closes the connection when it returns.
+    """Calls ``attend`` for each connection to the server ``name``; closes the connection when it returns.
 
-    Owns the tasks, from a call of :meth:`serve` until this has returned.
+    ``attend`` must call :meth:`authenticated`; until then the connection is a stranger's, and limited. Owns the tasks,
+    from a call of :meth:`serve` until this has returned.
     """
 
-    def __init__(
-        self,
-        attend: Callable[[StreamReader, StreamWriter], Coroutine[Any, Any, None]],
-        is_full: Callable[[], bool] = lambda: False,
-    ) -> None:
+    def __init__(self, name: str, attend: Callable[[StreamReader, StreamWriter], Coroutine[Any, Any, None]]) -> None:
+        self._name = name
         self._attend = attend
-        self._is_full = is_full
+        self._acceptor: Acceptor | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def authenticated(self, writer: StreamWriter) -> None:
+        """The other end of the connection knows the secret."""
+        if self._acceptor is not None:
+            self._acceptor.authenticated(writer.transport)
+
+    def warn(self, text: str, *values: object) -> None:
+        """Log a warning that strangers can cause: one a minute."""
+        if self._acceptor is not None:
+            self._acceptor.warn(text, *values)
 
     async def serve(self, listener: socket.socket, started: Started) -> None:
         """Serve ``listener`` until the function that ``started`` gets is called; then cancel all."""
-        async with Acceptor(listener, streams(self._accept)):
+        async with Acceptor(listener, streams(self._accept), self._name) as self._acceptor:
             await until_stopped(started)
         for task in self._tasks:
             task.cancel()
@@ -43,7 +51,7 @@ class Reception:
 
     async def _accept(self, reader: StreamReader, writer: StreamWriter) -> None:
         task = asyncio.current_task()
-        if task is None or self._is_full():
+        if task is None:
             writer.transport.abort()
             return
         self._tasks.add(task)

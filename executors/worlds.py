@@ -3,7 +3,9 @@
 They are values of the rendezvous store. The world of round n is at ``worlds/<n>``, so each worker waits for the next
 number. Report k of a worker is at ``reports/<worker>/<k>``. At ``call`` is the call of an elastic function in which the
 ranks are, once all of them have the state, or have lost one there. At ``changes/<n>`` is the line about the change to
-the world of round n, once all of its ranks have the state; only the live page reads it.
+the world of round n, once all of its ranks have the state; only the live page reads it. At ``answers/<worker>/<n>`` is
+the answer to end n of a worker that Ray Train may replace, and at ``metrics/<worker>/<n>`` are those of its last
+report, which all workers make again for the n-th time.
 """
 
 from __future__ import annotations
@@ -20,10 +22,14 @@ __all__ = [
     "CHANGES",
     "REPORTS",
     "WORLDS",
+    "Answer",
     "Call",
+    "LastReport",
     "Published",
     "Report",
+    "answer_key",
     "change_key",
+    "metrics_key",
     "objection",
     "report_key",
     "world_key",
@@ -114,6 +120,51 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True)
+class LastReport:
+    """The last report of a worker to Ray Train: a digest of its ``metrics``, and the ``path`` of its checkpoint.
+
+    It ``is_left_out`` if Ray Train has refused it, because a worker was missing.
+    """
+
+    metrics: str
+    path: str = ""
+    is_left_out: bool = False
+
+    def encode(self) -> str:
+        """The text of a :class:`Report`."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, text: str) -> LastReport | None:
+        """The reverse of :meth:`encode`; None if ``text`` is empty."""
+        return cls(**json.loads(text)) if text else None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The next thing to do for a worker that has ``finished``, of one ``kind``:
+
+    * ``return``: come into the world of round ``number``, whose newcomers need the state.
+    * ``report``: make the last report again, with all others. Those without one take the metrics that ``source`` gives
+      for repetition ``number`` of the job.
+    * ``end``: return to Ray Train.
+    """
+
+    kind: str
+    number: int = 0
+    source: str = ""
+
+    def encode(self) -> bytes:
+        """The value in the store."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Answer:
+        """The reverse of :meth:`encode`."""
+        return cls(**json.loads(data))
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """A message of a worker, of one ``kind``:
 
@@ -125,6 +176,8 @@ class Report:
     * ``leaving``: a world was published without the worker, which ends.
     * ``failed``: the collectives of ``round`` failed for the reason ``text``; ``ranks`` are those to blame, if known.
     * ``lost``: it is certain that the processes of ``ranks`` of the world of ``round`` have ended.
+    * ``finished``, where Ray Train may replace workers: the training function has returned, in the world of ``round``;
+      ``call`` counts the ends of the worker. ``text`` is its :class:`LastReport`, or empty.
     * ``returned``, of rank 0: the ``call``-th call of an elastic function has returned, in the world of ``round``.
     * ``formed``, of rank 0: the world of ``round`` has formed, ``pause`` seconds after the last step before it; the
       ranks repeat ``lost`` steps, and are in the ``call``-th call of an elastic function.
@@ -189,3 +242,13 @@ def report_key(worker: str, number: int) -> str:
 def change_key(round: int) -> str:
     """The key of the line about the change to the world of ``round``."""
     return f"{CHANGES}{round}"
+
+
+def answer_key(worker: str, number: int) -> str:
+    """The key of the answer to end ``number`` of ``worker``."""
+    return f"answers/{worker}/{number}"
+
+
+def metrics_key(worker: str, number: int) -> str:
+    """The key of the metrics of ``worker`` in its last report, at its end ``number``."""
+    return f"metrics/{worker}/{number}"

@@ -21,7 +21,7 @@ class Arrival:
 
     def begin(self) -> None:
         """``init()`` was called."""
-        self._begun = self._begun or time.time()
+        self._begun = self._begun or time.monotonic()
 
     def steps(self, environment: Mapping[str, str]) -> list[Step]:
         """The steps until now, in seconds since the epoch; none at the second call."""
@@ -29,6 +29,8 @@ class Arrival:
             return []
         self._is_told = True
         course = Course.of(environment)
-        known = {"PLACEMENT": course.requested, "START": course.placed, "RENDEZVOUS": self._begun, "": time.time()}
+        now = time.time()
+        begun = now - (time.monotonic() - self._begun)  # the clock may have been set since
+        known = {"PLACEMENT": course.requested, "START": course.placed, "RENDEZVOUS": begun, "": now}
         times = [(name, begin) for name, begin in known.items() if begin is not None]
         return [Step(name, begin, end) for (name, begin), (_, end) in pairwise(times) if begin < end]

@@ -12,6 +12,7 @@ from dataclasses import fields
 from types import FrameType
 from typing import NoReturn
 
+from collectives import descriptors
 from collectives.logs import LEVELS
 from executors.api import CommandNotFoundError, ExecutorError, WorkerError
 from executors.dashboard.address import Address
@@ -25,7 +26,7 @@ from executors.hosts.command import resolve_start_timeout, run_command
 from executors.hosts.job import HostsOptions
 from executors.hosts.places import PlaceArguments, Places
 from executors.local.crew import resolve_grace
-from executors.local.output import say
+from executors.local.output import release_consoles, say
 from executors.mpi.launch import WITHOUT_PAGE
 from hvd_cluster import horovod
 from hvd_cluster.hvdrun.by_mpi import OURS, ForeignLaunch, check_controller
@@ -46,8 +47,12 @@ WRITTEN |= {"hosts": "-H", "slots": "--slots-per-host", "ssh_port": "-p", "ssh_i
 WRITTEN |= {name: f"--{name.replace('_', '-')}" for name in ELASTIC}
 WRITTEN |= {"num_proc": "-np", "min_num_proc": "--min-np", "max_num_proc": "--max-np"}
 WRITTEN |= {"cooldown_range": "--blacklist-cooldown-range"}
-LOGS = {"executors": logging.NOTSET, "collectives.rendezvous": logging.WARNING}
-"""The loggers of the launcher and of the rendezvous server in its process, each with the lowest level to show."""
+LOGS = {
+    "executors": logging.NOTSET,
+    "collectives.rendezvous": logging.WARNING,
+    "collectives.reception": logging.WARNING,
+}
+"""The loggers of the launcher and of the servers in its process, each with the lowest level to show."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,8 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     line = read_command_line(argv)
     launch = _launch(line)
-    with _signals_raise(), _log_shown(line["log_level"] or "INFO"):
-        return _run(launch)
+    try:
+        with descriptors.raised_limit(), _signals_raise(), _log_shown(line["log_level"] or "INFO"):
+            return _run(launch)
+    finally:
+        release_consoles()
 
 
 def horovodrun() -> int:
@@ -77,10 +85,6 @@ def _run(launch: Launch) -> int:
     except WorkerError as error:
         text = with_last_lines(f"{error}; the other ranks were ended", error.last_lines)
         return _fail(text, _status(error.exit_code))
-    except BrokenPipeError:
-        # The reader of standard output is gone. Python would complain when it flushes it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BY_SIGNAL + signal.SIGPIPE
     except (ExecutorError, OSError) as error:
         return _fail(error, 1)
     except KeyboardInterrupt:
@@ -117,10 +121,7 @@ class _Console(logging.Handler):
     """Writes each record as a line with the name hvdrun."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        try:
-            say(self.format(record))
-        except OSError:
-            self.handleError(record)
+        say(self.format(record))
 
 
 @contextmanager

@@ -136,6 +136,9 @@ class GradientCompressor(ABC):
     """Whether it keeps no state and treats each element alone: then one tensor may hold several gradients."""
     has_later_rounds = True
     """Whether it may yield more than once."""
+    repeatable = False
+    """Whether its state stays the same until it has received the result of its last round. Then its gradients travel
+    during backward: the rounds begin again if the script changes a gradient before the step."""
 
     @abstractmethod
     def rounds(self, gradient: Tensor) -> Rounds:
@@ -145,6 +148,10 @@ class GradientCompressor(ABC):
         optimizer) of the tensors that the ranks yielded; these are overwritten. The returned tensor has the number of
         elements and the dtype of ``gradient``, may be ``gradient`` itself, and belongs to the caller.
         """
+
+    def rounds_beside(self, gradient: Tensor, target: Tensor) -> Rounds:
+        """As :meth:`rounds`, but ``gradient`` should not be overwritten; the result may be ``target``."""
+        return self.rounds(gradient)
 
 
 def _writer(compressor: Any) -> Any:
@@ -161,6 +168,7 @@ class _Stateless(GradientCompressor):
     """A compressor with ``compress`` and ``decompress``, in one round."""
 
     has_later_rounds = False
+    repeatable = True
 
     def __init__(self, compressor: Any) -> None:
         self._compressor = compressor
@@ -168,12 +176,17 @@ class _Stateless(GradientCompressor):
         self.elementwise = bool(getattr(compressor, "elementwise", False))
 
     def rounds(self, gradient: Tensor) -> Rounds:
+        return self.rounds_beside(gradient, gradient)
+
+    def rounds_beside(self, gradient: Tensor, target: Tensor) -> Rounds:
         small, context = self._compressor.compress(gradient)
+        del gradient  # if nothing else refers to it, ``target`` need not become a copy
         received = yield small
+        del small
         if self._decompress_into is None:
             return self._compressor.decompress(received, context)
-        self._decompress_into(received, context, gradient)
-        return gradient
+        self._decompress_into(received, context, target)
+        return target
 
 
 GradientCompression: TypeAlias = Any

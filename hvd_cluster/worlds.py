@@ -27,7 +27,7 @@ from collectives.rendezvous.client import RendezvousClient
 from collectives.settings import Settings
 from collectives.version import VERSION
 from executors.member import PATIENCE_SECONDS, Identity, Member
-from executors.worlds import Call, Published, Report
+from executors.worlds import Answer, Call, Published, Report
 
 __all__ = ["RemovedError", "Worlds"]
 
@@ -82,6 +82,7 @@ class Worlds:
         self.is_abandoned = False
         self.call = 0  # the number of the elastic function that this process has called last
         self._has_told = False  # whether the driver knows of an exception of the user
+        self._reports: set[threading.Thread] = set()  # those that send one
         self._member = Member(client, identity, self._hear)
         self._member.start()
 
@@ -219,9 +220,28 @@ class Worlds:
         self.is_alone, self.place, self._is_first = False, None, True
         return self._world(published)
 
+    def finish(self, number: int, last_report: str) -> Answer:
+        """Tell the driver of end ``number`` of the training function here, and wait for its answer; see ``Report``.
+
+        The engine is shut down. Raises the errors of the store.
+        """
+        return self._member.finish(Report("finished", self.round, text=last_report, call=number))
+
+    def give_metrics(self, number: int, metrics: bytes) -> None:
+        """See :meth:`executors.member.Member.give_metrics`."""
+        self._member.give_metrics(number, metrics)
+
+    def metrics_of(self, worker: str, number: int) -> bytes:
+        """See :meth:`executors.member.Member.metrics_of`."""
+        return self._member.metrics_of(worker, number)
+
+    def world_from(self, round: int) -> World:
+        """The newest world from ``round`` on. Raises as :meth:`after`."""
+        return self._world(self._wait(lambda world: world.round >= round))
+
     def planned(self) -> World:
         """The world after a HostsUpdatedInterrupt. Raises as :meth:`after`."""
-        return self._world(self._wait(lambda world: world.round > self.round))
+        return self.world_from(self.round + 1)
 
     def after(self, error: HorovodInternalError) -> World:
         """The world after ``error`` has ended the present one.
@@ -282,9 +302,23 @@ class Worlds:
     def report_later(self, report: Report) -> None:
         """Send ``report`` to the driver, without waiting for its answer. A failure is logged."""
         # Owner: none, it ends with the report, whose time the member bounds.
-        threading.Thread(
-            target=self._try_report, args=(report, PATIENCE_SECONDS), name="hvd-report", daemon=True
-        ).start()
+        thread = threading.Thread(target=self._send, args=(report,), name="hvd-report", daemon=True)
+        self._reports.add(thread)
+        thread.start()
+
+    def _send(self, report: Report) -> None:
+        try:
+            self._try_report(report, PATIENCE_SECONDS)
+        finally:
+            self._reports.discard(threading.current_thread())
+
+    def await_reports(self) -> None:
+        """Return when the driver has all reports, or cannot be reached: this process may end soon.
+
+        The driver would otherwise see the end first, and might not know that the ranks have gone on after a loss.
+        """
+        for thread in tuple(self._reports):
+            thread.join()  # Bound: the patience of its report.
 
     def _try_report(self, report: Report, seconds: float = ONCE) -> None:
         try:

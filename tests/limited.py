@@ -14,7 +14,7 @@ _PREAMBLE = """
 import logging, resource, sys
 logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
 def limit_descriptors(number):
-    resource.setrlimit(resource.RLIMIT_NOFILE, (number, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (number, number))
 """
 
 

@@ -99,6 +99,33 @@ def test_every_folder_is_a_package():
     assert not [path for path in _sources() if not (path.parent / "__init__.py").exists()]
 
 
+def test_no_module_shadows_a_name_of_its_package():
+    """The import of a submodule binds its name in its package: a function of that name would be gone."""
+    shadows = []
+    for init in [path for path in _sources() if path.name == "__init__.py"]:
+        package = ".".join(init.parent.relative_to(ROOT).parts)
+        modules = {path.stem for path in init.parent.glob("*.py")} | {
+            path.parent.name for path in init.parent.glob("*/__init__.py")
+        }
+        bound = _bound_in(_parse(init))
+        shadows += [f"{package}.{name}" for name in modules & bound.keys() if bound[name] != package]
+    assert shadows == []
+
+
+def _bound_in(tree):
+    """The public names that ``tree`` binds on its top level, each with the module that it is imported from."""
+    bound = {}
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom):
+            bound |= {alias.asname or alias.name: node.module for alias in node.names}
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            bound[node.name] = None
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            bound |= {target.id: None for target in targets if isinstance(target, ast.Name)}
+    return bound
+
+
 def test_arrows_only_point_downwards():
     wrong = [each for each in _imports() if each.top in LAYERS and LAYERS.index(each.top) > LAYERS.index(each.layer)]
     assert not _where(wrong)

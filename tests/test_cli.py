@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -62,8 +63,13 @@ def family(tmp_path):
         process.kill()
 
 
+def wait_until(process, text, size):
+    """Each rank has written ``text``."""
+    assert {process.stdout.readline() for _ in range(size)} == {f"[{rank}]<stdout>:{text}\n" for rank in range(size)}
+
+
 def wait_until_started(process, size):
-    assert {process.stdout.readline() for _ in range(size)} == {f"[{rank}]<stdout>:started\n" for rank in range(size)}
+    wait_until(process, "started", size)
 
 
 def test_every_rank_runs_the_command(hvdrun):
@@ -101,6 +107,70 @@ def test_a_signal_ends_everything(hvdrun, family, tmp_path, number, status):
     assert said == (["hvdrun: interrupted; the ranks were ended"] if number == signal.SIGINT else [])
 
 
+HEARS = """
+import os, signal, sys, time
+for number in map(int, sys.argv[2:]):
+    signal.signal(number, lambda number, frame: print("heard", number, flush=True))
+print("started", flush=True)
+try:
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.02)
+finally:
+    print("finally", flush=True)
+"""
+
+
+@pytest.mark.parametrize("place", [(), ("--min-np", 1), ("-H", "localhost:1,b:1", "--remote-shell", "env HOST={host}")])
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP])
+def test_a_notice_is_passed_on_to_the_ranks(hvdrun, tmp_path, monkeypatch, place, number):
+    """On other hosts, too; the job goes on, and ends as its ranks do."""
+    monkeypatch.setenv("HOROVOD_GLOO_IFACE", "lo")
+    process = hvdrun("-np", 2, *place, sys.executable, "-c", HEARS, tmp_path / "done", int(number))
+    wait_until_started(process, 2)
+    process.send_signal(number)
+    wait_until(process, f"heard {int(number)}", 2)
+    (tmp_path / "done").touch()
+    assert process.wait() == 0
+
+
+@pytest.mark.parametrize("place", [(), ("--min-np", 1), ("-H", "localhost:1,b:1", "--remote-shell", "env HOST={host}")])
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGHUP])
+def test_a_notice_that_no_rank_has_a_handler_for_ends_the_job(hvdrun, tmp_path, monkeypatch, place, number):
+    """A closed terminal ends an elastic job as well: a rank that SIGHUP has ended is not replaced."""
+    monkeypatch.setenv("HOROVOD_GLOO_IFACE", "lo")
+    process = hvdrun("-np", 2, *place, sys.executable, "-c", HEARS, tmp_path / "done")
+    wait_until_started(process, 2)
+    process.send_signal(number)
+    assert process.wait() == 128 + number
+    said = process.stderr.read()
+    assert ("has no handler for SIGUSR1" in said) == (number == signal.SIGUSR1), said
+
+
+@pytest.mark.parametrize("place", [(), ("--min-np", 1), ("-H", "localhost:1,b:1", "--remote-shell", "env HOST={host}")])
+def test_ctrl_c_lets_the_ranks_run_their_finally(hvdrun, tmp_path, monkeypatch, place):
+    monkeypatch.setenv("HOROVOD_GLOO_IFACE", "lo")
+    process = hvdrun("-np", 2, *place, sys.executable, "-c", HEARS, tmp_path / "done")
+    wait_until_started(process, 2)
+    process.send_signal(signal.SIGINT)
+    wait_until(process, "finally", 2)
+    assert process.wait() == 130
+    assert process.stderr.read().count("KeyboardInterrupt") == 2
+
+
+@pytest.mark.parametrize("place", [(), ("-H", "localhost:1,b:1", "--remote-shell", "env HOST={host}")])
+def test_a_second_ctrl_c_kills(hvdrun, tmp_path, monkeypatch, place):
+    monkeypatch.setenv("HOROVOD_GLOO_IFACE", "lo")
+    options = "-np", 2, "--grace-seconds", 600 if not place else 5
+    process = hvdrun(*options, *place, sys.executable, "-c", HEARS, tmp_path / "done", 2, 15)
+    wait_until_started(process, 2)
+    process.send_signal(signal.SIGTERM)
+    wait_until(process, "heard 15", 2)
+    process.send_signal(signal.SIGTERM)  # again: it changes nothing
+    process.send_signal(signal.SIGINT)
+    assert process.wait() in (130, 143)
+    assert left_behind(tmp_path) == []
+
+
 def test_nothing_outlives_a_driver_that_was_killed(hvdrun, family, tmp_path):
     process = hvdrun("-np", 2, "sh", family)
     wait_until_started(process, 2)
@@ -111,15 +181,57 @@ def test_nothing_outlives_a_driver_that_was_killed(hvdrun, family, tmp_path):
         time.sleep(0.02)
 
 
+LOST = "hvdrun: {} cannot be written any more ({}); the ranks go on without it\n"
+FULL, GONE = "[Errno 28] No space left on device", "[Errno 32] Broken pipe"
+
+
 def test_nobody_reads_the_output_any_more(hvdrun, tmp_path):
-    (tmp_path / "worker.sh").write_text("while :; do echo line; done")
-    process = hvdrun("-np", 2, "sh", tmp_path / "worker.sh")
-    assert process.stdout.readline().endswith("line\n")
+    """As under "| head": the training goes on, and its status is that of the ranks."""
+    script = (
+        f"echo line; while ! test -e {tmp_path}/closed; do sleep 0.02; done; seq 9; echo $? > {tmp_path}/$HOROVOD_RANK"
+    )
+    process = hvdrun("-np", 2, "sh", "-c", script)
+    wait_until(process, "line", 2)
     process.stdout.close()
     process.stdout = None
-    assert process.wait() == 141
-    assert process.stderr.read() == ""
-    assert left_behind(tmp_path) == []
+    (tmp_path / "closed").touch()
+    assert process.wait() == 0
+    assert process.stderr.read() == LOST.format("standard output", GONE)
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["0\n"] * 2
+
+
+@pytest.mark.parametrize("options", [(), ("--min-np", 1)])
+@pytest.mark.parametrize(("redirection", "lost"), [(">/dev/full", "output"), ("2>/dev/full", "error"), (">&-", "")])
+def test_a_console_that_cannot_be_written(tmp_path, options, redirection, lost):
+    """A full disk, or a stream that the shell has closed; status and ranks are as ever."""
+    words = [sys.executable, "-m", "hvd_cluster", "-np", 2, *options, "sh", "-c", "seq 9; seq 9 >&2; exit 3"]
+    command = f"{shlex.join(map(str, words))} {redirection}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, shell=True, capture_output=True, env=environment, text=True, check=False)
+    assert done.returncode == 3
+    kept = done.stdout if lost == "error" else done.stderr
+    assert (LOST.format(f"standard {lost}", FULL) in kept) == bool(lost)
+    assert kept.count("cannot be written") == bool(lost)
+    assert f"[0]<{'stdout' if lost == 'error' else 'stderr'}>:9\n" in kept
+
+
+def test_both_consoles_are_on_a_full_disk(tmp_path):
+    words = [
+        sys.executable,
+        "-m",
+        "hvd_cluster",
+        "-np",
+        2,
+        "sh",
+        "-c",
+        f"seq 9; seq 9 >&2; touch {tmp_path}/$HOROVOD_RANK",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        f"{shlex.join(map(str, words))} >/dev/full 2>&1", shell=True, env=environment, timeout=60, check=False
+    )
+    assert done.returncode == 0
+    assert sorted(os.listdir(tmp_path)) == ["0", "1"]
 
 
 def test_the_secret_is_neither_on_a_command_line_nor_in_the_output(hvdrun, tmp_path):

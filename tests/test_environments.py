@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hvd_cluster import basics
+from hvd_cluster import basics, run
 from hvd_cluster.objects import allgather_object
-from hvd_cluster.run import run
 from tests import slurm
 from tests.mpi import ALLREDUCE, mpirun
 

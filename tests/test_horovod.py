@@ -100,6 +100,16 @@ def test_horovod_itself(horovod_alias):
     assert module.run is hvd_cluster.run
 
 
+def test_the_old_place_of_run_is_gone_and_run_stays(horovod_alias):
+    """Programs such as ignite look there first, and take the new place where that is an ImportError."""
+    run = hvd_cluster.run
+    for name in ("horovod.run", "horovod.run.runner", "hvd_cluster.run", "hvd_cluster.metrics"):
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module(name)
+    assert run is hvd_cluster.run is importlib.import_module("horovod").run
+    assert inspect.isfunction(run)
+
+
 STAND_IN = f"hvd-cluster {hvd_cluster.__version__}, which stands in for Horovod here, does not have "
 
 

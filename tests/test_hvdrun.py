@@ -118,8 +118,9 @@ def places(*options, elastic=False):
     return Places.of(given, 2, elastic)
 
 
-def test_other_hosts_are_reached_by_ssh():
-    found = places("-H", "a:4", "-p", "2222", "-i", "a key")
+@pytest.mark.parametrize("option", ["-i", "-I", "--ssh-identity-file"])
+def test_other_hosts_are_reached_by_ssh(option):
+    found = places("-H", "a:4", "-p", "2222", option, "a key")
     assert found.hosts == {"a": 2}
     options = "-o BatchMode=yes -o StrictHostKeyChecking=no -o ConnectTimeout=10 -p 2222 -i"
     assert found.shell.command("a") == ["ssh", *options.split(), "a key", "a", "sh"]

@@ -14,10 +14,9 @@ from collectives.api import SettingsError, Topology
 from executors import threads
 from executors.rendezvous.joining import Joined
 from executors.rendezvous.mark import JOINED, erase_mark
-from hvd_cluster import basics, launchers
+from hvd_cluster import basics, launchers, run
 from hvd_cluster.cli import main
 from hvd_cluster.launchers import Launcher, register_thread_count, warn_of_threads
-from hvd_cluster.run import run
 
 ROOT = Path(__file__).parents[1]
 TEXT = "OMP_NUM_THREADS=1 for each of the 2 ranks, its share of 2 cores; set the variable to choose another number"

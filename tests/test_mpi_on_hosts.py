@@ -30,7 +30,7 @@ def train():
 AS_SCRIPT = 'os.write(1, f"{train()}\\n".encode())'
 AS_FUNCTION = """
 import sys
-from hvd_cluster.run import run as run_function
+from hvd_cluster import run as run_function
 for result in run_function(train, num_proc=4, use_mpi=True, hosts=sys.argv[1], mpi_args=sys.argv[2]):
     print(result)
 """

@@ -13,8 +13,7 @@ import pytest
 
 from collectives.api import PeerLostError
 from executors.api import ExecutorError, RemoteError, WorkerError
-from hvd_cluster import basics
-from hvd_cluster.run import run
+from hvd_cluster import basics, run
 
 ROOT = Path(__file__).parents[1]
 
@@ -233,7 +232,7 @@ def test_bad_arguments_of_elastic_jobs_are_named(monkeypatch, arguments, text):
 
 
 def test_mpirun_has_no_live_page_and_the_function_runs(monkeypatch, caplog):
-    monkeypatch.setattr(sys.modules["hvd_cluster.run"], "run_function_by_mpi", lambda *job: ["done"])
+    monkeypatch.setattr(sys.modules["hvd_cluster.function_job"], "run_function_by_mpi", lambda *job: ["done"])
     assert run(place, num_proc=1, use_mpi=True, dashboard=True) == ["done"]
     (line,) = caplog.messages
     assert line.startswith("no live page: mpirun starts the ranks, and no driver collects their numbers. Training")
@@ -307,7 +306,7 @@ def test_the_secret_is_on_no_command_line():
 SCRIPT = """
 import os, sys
 import neighbour
-from hvd_cluster.run import run
+from hvd_cluster import run
 
 class OwnError(Exception):
     pass

@@ -8,7 +8,7 @@ import pytest
 from collectives.api import SettingsError
 from collectives.settings import ENVIRONMENT_SECRET
 from hvd_cluster import basics as hvd
-from hvd_cluster.run import run
+from hvd_cluster import run
 from hvd_cluster.secret import RENDEZVOUS, Secret
 
 

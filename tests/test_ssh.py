@@ -91,7 +91,7 @@ FUNCTION = """
 import os, sys
 from hvd_cluster import basics
 from hvd_cluster.objects import allgather_object
-from hvd_cluster.run import run
+from hvd_cluster import run
 def train():
     basics.init()
     return basics.rank(), len(set(allgather_object(os.readlink("/proc/self/ns/net"))))

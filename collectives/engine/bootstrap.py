@@ -45,6 +45,9 @@ from collectives.settings import Settings
 
 __all__ = ["connect", "own_address"]
 
+CONNECTIONS_TO_A_RANK = 4
+SPARE_DESCRIPTORS = 256
+
 OpenStore: TypeAlias = Callable[[], AbstractContextManager[tuple[Store, Callable[[], None]]]]
 """The store of the job, and a function that ends calls to it."""
 
@@ -66,6 +69,8 @@ def connect(
     does not connect in time, ends, or is in another world. All ranks that have connected raise the same reason.
     """
     sets = ProcessSets(world.topology.size, process_sets)
+    # Rank 0, relays and backends may connect to each other rank; the program has files of its own.
+    descriptors.provide(CONNECTIONS_TO_A_RANK * world.topology.size + SPARE_DESCRIPTORS)
     with _explaining_lack(world.topology.rank), ExitStack() as stack:
         if world.rendezvous is None:
             return _connect_alone(world, settings, sets)

@@ -11,7 +11,11 @@ from collectives.planning.messages import Stop
 __all__ = ["Ending"]
 
 
-JOIN = "a rank that has fewer batches than others must call hvd.join() after its last one"
+JOIN = (
+    "a rank that has fewer batches than others must call hvd.join() after its last one. If it left fit() of Keras, "
+    "which has no place for that, give all ranks the same steps_per_epoch, and let callbacks such as EarlyStopping "
+    "decide alike on all ranks"
+)
 
 
 class Ending:

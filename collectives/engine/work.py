@@ -19,11 +19,12 @@ class Work:
     """A tensor in flight. ``done`` turns true once, after ``output`` or ``error`` is set.
 
     ``destination`` is a buffer or, where the result's shape depends on the other ranks, a function from shape to
-    buffer. ``received_splits`` counts the rows that came from each member (allgather, alltoall). ``answer`` is the rank
-    that joined last, or the id of a new process set. ``owner`` stands for the engine. ``since`` is when it was
-    submitted, in seconds of ``time.monotonic()``. ``batch`` is the number of its batch once that has started, None
-    before and where no observer listens. ``is_counted``: its name is a number, which all ranks count. ``end`` is DONE,
-    unless the device still works on it when this is done: then the user of the output lets a stream wait for it.
+    buffer. That may be called again, with another shape: a trial that does not run has the sizes of an earlier call.
+    ``received_splits`` counts the rows that came from each member (allgather, alltoall). ``answer`` is the rank that
+    joined last, or the id of a new process set. ``owner`` stands for the engine. ``since`` is when it was submitted, in
+    seconds of ``time.monotonic()``. ``batch`` is the number of its batch once that has started, None before and where
+    no observer listens. ``is_counted``: its name is a number, which all ranks count. ``end`` is DONE, unless the device
+    still works on it when this is done: then the user of the output lets a stream wait for it.
     """
 
     __slots__ = (
@@ -66,18 +67,21 @@ class Work:
         return self.source
 
     def allocate(self, shape: tuple[int, ...]) -> Buffer:
-        """The buffer for a result of ``shape``; sets ``output``."""
+        """The buffer for a result of ``shape``; sets ``output``. That of a trial that did not run is used again."""
         output = self.destination
         if callable(output):
-            try:
-                output = output(shape)
-            except Exception as error:
-                text = f"no memory for the result {shape} of {self.request.name!r}: {error}"
-                raise HorovodInternalError(text) from error
+            output = self._made(output, shape) if self.output is None or self.output.shape != shape else self.output
         if output is None or output.shape != shape:
             raise EngineError(f"{self.request.name!r}: no destination of shape {shape}, only {output}")
         self.output = output
         return output
+
+    def _made(self, allocate: Allocator, shape: tuple[int, ...]) -> Buffer:
+        try:
+            return allocate(shape)
+        except Exception as error:
+            text = f"no memory for the result {shape} of {self.request.name!r}: {error}"
+            raise HorovodInternalError(text) from error
 
     def result(self) -> Buffer:
         """The output of a finished work."""

@@ -22,6 +22,7 @@ class ProcessSets:
     def __init__(self, size: int, sets: Iterable[Sequence[int]] = ()) -> None:
         self.size = size
         self._ranks: dict[int, tuple[int, ...]] = {GLOBAL: tuple(range(size))}
+        self._known = {*self._ranks.values()}
         self._free: deque[int] = deque()
         for ranks in sets:
             self.add(ranks)
@@ -31,6 +32,7 @@ class ProcessSets:
         members = self.check(ranks)
         id = self._free.popleft() if self._free else len(self._ranks)
         self._ranks[id] = members
+        self._known.add(members)
         return id
 
     def check(self, ranks: Sequence[int]) -> tuple[int, ...]:
@@ -44,7 +46,7 @@ class ProcessSets:
             raise InvalidRequestError(
                 f"process set {list(ranks)} must name each rank once, out of 0..{self.size - 1}, and at least one"
             )
-        if members in self._ranks.values():
+        if members in self._known:
             raise InvalidRequestError(f"a process set with the ranks {list(members)} exists already; use that one")
         return members
 
@@ -57,13 +59,13 @@ class ProcessSets:
     def remove(self, id: int) -> None:
         """Unregister a set; InvalidRequestError as :meth:`check_removable` raises it."""
         self.check_removable(id)
-        del self._ranks[id]
+        self._known.discard(self._ranks.pop(id))
         self._free.append(id)
 
     def copy(self) -> ProcessSets:
         """An independent copy of the sets."""
         twin = ProcessSets(self.size)
-        twin._ranks, twin._free = dict(self._ranks), self._free.copy()
+        twin._ranks, twin._known, twin._free = dict(self._ranks), set(self._known), self._free.copy()
         return twin
 
     def __contains__(self, id: int) -> bool:

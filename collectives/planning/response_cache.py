@@ -61,7 +61,7 @@ class ResponseCache:
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._known: OrderedDict[int, Known] = OrderedDict()
-        self._ids: dict[Key, int] = {}
+        self._ids: dict[int, dict[str, int]] = {}
 
     def __contains__(self, id: int) -> bool:
         return id in self._known
@@ -81,7 +81,8 @@ class ResponseCache:
         if self._capacity:
             dropped = self.drop(key)
             self._known[known.response.id] = known
-            self._ids[key] = known.response.id
+            process_set, name = key
+            self._ids.setdefault(process_set, {})[name] = known.response.id
             if len(self._known) > self._capacity:
                 oldest = next(iter(self._known.values()))
                 dropped += self.drop(oldest.response.request.key)
@@ -95,10 +96,14 @@ class ResponseCache:
 
     def drop(self, key: Key) -> list[Known]:
         """Drop the name ``key``; returns its collective, if there was one."""
-        id = self._ids.pop(key, None)
+        process_set, name = key
+        of_set = self._ids.get(process_set, {})
+        id = of_set.pop(name, None)
+        if not of_set:
+            self._ids.pop(process_set, None)
         return [] if id is None else [self._known.pop(id)]
 
     def drop_set(self, process_set: int) -> None:
         """Drop all names of ``process_set``."""
-        for key in [key for key in self._ids if key[0] == process_set]:
-            self.drop(key)
+        for id in self._ids.pop(process_set, {}).values():
+            del self._known[id]

@@ -116,7 +116,11 @@ def _thread(found: Whereabouts) -> str:
 
 
 def _waits(found: Whereabouts) -> str:
-    return f"waits itself, for {' and '.join(map(_call, found.waits[:SHOWN_CALLS]))}"
+    return f"waits itself, for {_calls(found)}"
+
+
+def _calls(found: Whereabouts) -> str:
+    return " and ".join(map(_call, found.waits[:SHOWN_CALLS]))
 
 
 def _computes(found: Whereabouts) -> str:
@@ -125,6 +129,9 @@ def _computes(found: Whereabouts) -> str:
 
 
 def _blocked(found: Whereabouts) -> str:
+    if found.waits:
+        where = "is in another call, such as a step of a graph in fit(), or a sleep"
+        return f"needs other ranks itself, for {_calls(found)}; {_thread(found)} {where}"
     return f"is blocked in a call that is not a collective, such as a sleep: {_thread(found)} uses no processor"
 
 
@@ -146,7 +153,7 @@ _DOES = {
 
 
 def _last(found: Whereabouts) -> list[str]:
-    if found.activity is Activity.WAITS:
+    if found.activity is Activity.WAITS or (found.activity is Activity.BLOCKED and found.waits):
         return []
     return ["It has submitted nothing yet" if found.last is None else f"Its last collective is {_call(found.last)}"]
 

@@ -53,6 +53,8 @@ class Worker:
         self._in_flight: dict[Key, Request] = {}
         self._ids: dict[Key, tuple[int, Request]] = {}
         self._responses: dict[int, Response] = {}
+        # The ids of the process sets that can be removed: a removal must not look at all names.
+        self._ids_of_sets: dict[int, set[int]] = {}
         self._schedules = Schedules()
         self._alone: dict[int, Schedule | None] = {}
         self._sent: dict[Key, int] = {}
@@ -244,6 +246,8 @@ class Worker:
 
     def _learn(self, response: Response) -> None:
         self._responses[response.id] = response
+        if response.request.process_set:
+            self._ids_of_sets.setdefault(response.request.process_set, set()).add(response.id)
         own = self._in_flight.get(response.request.key)
         if own is not None and self.parameters.cache_capacity:  # a rank that has joined has no request of its own
             self._ids[own.key] = (response.id, own)
@@ -253,7 +257,7 @@ class Worker:
         self._drop(request.key)
         if request.operation is Operation.REMOVE_PROCESS_SET:
             removed = request.root_rank
-            self._forget([id for id, known in self._responses.items() if known.request.process_set == removed])
+            self._forget(self._ids_of_sets.pop(removed, ()))
             for key in [key for key in self._in_flight if key[0] == removed]:  # or the id's next set would get them
                 self._drop(key)
             self._unanswered = {key for key in self._unanswered if key[0] != removed}
@@ -294,6 +298,10 @@ class Worker:
         for id in ids:
             self._alone.pop(id, None)
             response = self._responses.pop(id, None)
-            key = response.request.key if response else None
-            if key is not None and self._ids.get(key, (0, None))[0] == id:
+            if response is None:
+                continue
+            key = response.request.key
+            if self._ids.get(key, (0, None))[0] == id:
                 del self._ids[key]
+            if key[0]:
+                self._ids_of_sets.get(key[0], set()).discard(id)

@@ -25,7 +25,7 @@ from collectives.api import (
     SettingsError,
     ShutDownError,
 )
-from collectives.rendezvous.signing import RefusedError, check_body, sign, verify_answer
+from collectives.rendezvous.signing import NO_TIME, RefusedError, ServerTime, check_body, sign, verify_answer
 from collectives.rendezvous.store import check_key, parse_counter
 from collectives.retries import attempts
 
@@ -38,6 +38,7 @@ _ERRORS: dict[int, type[Exception]] = {
     413: InvalidRequestError,
     503: PeerLostError,
 }
+_STALE = 428
 _POLL = 50.0
 _ANSWER_GRACE = 5.0
 _DIAL_TIMEOUT = 5.0
@@ -60,14 +61,15 @@ class RendezvousClient:
     """A :class:`~collectives.api.Store` kept by the RendezvousServer at ``address:port``; for any number of threads.
 
     Requests and answers are authenticated with ``secret``, and a request works only once; nothing is encrypted, so
-    values must not hold anything that others on the network must not read. Each call opens its own connection. While
+    values must not hold anything that others on the network must not read. The clocks of the two hosts do not matter:
+    the first call, and each ``add``, asks for the time of the server. Each call opens its own connection. While
     the server cannot be reached, a call tries again for up to ``connect_timeout`` seconds (and :meth:`get` for no more
     than its own timeout and 5 s). All but ``add`` are sent again when a connection breaks under way.
 
     Every call raises PeerLostError when the server cannot be reached, does not answer or stops; HorovodInternalError
-    when this process has no file descriptor left for a connection; SettingsError when the
-    two sides have different secrets or clocks; InvalidRequestError for a key, value or counter the server refuses;
-    ShutDownError after :meth:`close`. The constructor raises SettingsError.
+    when this process has no file descriptor left for a connection; SettingsError when the two sides have different
+    secrets; InvalidRequestError for a key, value or counter the server refuses; ShutDownError after :meth:`close`. The
+    constructor raises SettingsError.
     """
 
     def __init__(self, address: str, port: int, secret: bytes, connect_timeout: float = 30.0) -> None:
@@ -80,6 +82,8 @@ class RendezvousClient:
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
         self._closed = threading.Event()
+        # The time of the server, and when it came; replaced as a whole.
+        self._known: tuple[ServerTime, float] | None = None
 
     def set(self, key: str, value: bytes, timeout: float | None = None) -> None:
         """Create or replace ``key``.
@@ -150,20 +154,44 @@ class RendezvousClient:
 
     def _exchange(self, request: _Request) -> tuple[int, bytes]:
         """Send until there is an answer; the one place that translates connection errors."""
-        attempts = _ATTEMPTS if request.repeatable else 1
+        attempts = _ATTEMPTS
         while True:
             attempts -= 1
+            may_repeat = attempts > 0
             try:
                 with self._connected(request.connect) as connection:
-                    return self._converse(connection, request)
+                    moment = self._moment(connection, request)
+                    may_repeat = may_repeat and request.repeatable
+                    status, body = self._converse(connection, request, moment)
             except RefusedError as error:
                 raise self._not_authentic(error) from error
             except TimeoutError as error:
                 raise self._lost(f"did not answer within {request.answer:g} s") from error
             except (OSError, http.client.HTTPException) as error:
                 self._check_open()
-                if not attempts:
+                if not may_repeat:
                     raise self._lost(f"broke the connection ({error!r})") from error
+                continue
+            if status != _STALE:
+                return self._accept(status, body)
+            self._known = None
+            if not may_repeat:
+                raise self._lost(f"refused: {body.decode(errors='replace')}")
+
+    def _moment(self, connection: http.client.HTTPConnection, request: _Request) -> ServerTime:
+        """The time of the server now, or a little less.
+
+        A request that is not repeatable always asks for it: so it cannot be refused as stale after it had its effect.
+        """
+        known = self._known
+        if known is None or not request.repeatable:
+            status, body = self._converse(connection, _Request("GET", "/time", None, 0.0, request.answer), NO_TIME)
+            if status != 200:
+                self._accept(status, body)
+                raise EngineError(f"{self._where} answered with status {status}; report this")
+            known = self._known = (ServerTime.decode(body), time.monotonic())
+        moment, since = known
+        return moment.after(time.monotonic() - since)
 
     @contextmanager
     def _connected(self, patience: float) -> Iterator[http.client.HTTPConnection]:
@@ -176,17 +204,21 @@ class RendezvousClient:
                 self._sockets.discard(sock)
             connection.close()
 
-    def _converse(self, connection: http.client.HTTPConnection, request: _Request) -> tuple[int, bytes]:
+    def _converse(
+        self, connection: http.client.HTTPConnection, request: _Request, moment: ServerTime
+    ) -> tuple[int, bytes]:
         connection.sock.settimeout(request.answer)
         nonce = secrets.token_hex(16)
-        headers = sign(self._secret, request.method, request.path, request.body or b"", time.time(), nonce)
-        connection.request(request.method, request.path, request.body, headers | {"connection": "close"})
+        headers = sign(self._secret, request.method, request.path, request.body or b"", moment, nonce)
+        if moment != NO_TIME:
+            headers["connection"] = "close"
+        connection.request(request.method, request.path, request.body, headers)
         with connection.getresponse() as response:
             received = {name.lower(): value for name, value in response.getheaders()}
             digest = verify_answer(self._secret, response.status, nonce, received)
             body = response.read()
         check_body(digest, body)
-        return self._accept(response.status, body)
+        return response.status, body
 
     def _accept(self, status: int, body: bytes) -> tuple[int, bytes]:
         if status in (200, 404):

@@ -7,10 +7,12 @@
     PUT    /keys                        200; the body is a msgpack map of keys to values, set at once
     DELETE /keys/<key>                  200, whether there was a value or not
     POST   /counters/<key>              200 and the new value; the body is the amount, both decimal
+    GET    /time                        200 and the challenge and the time of this server, to sign the others with
 
 A key is percent-encoded. A request that is refused changes nothing and gets one sentence: 400 malformed, 401 not
-authentic or replayed, 404 no such path, 405 wrong method, 408 the body was late, 413 too large, 503 the server
-stops. :mod:`collectives.rendezvous.signing` describes the protection by the signatures.
+authentic or replayed, 404 no such path, 405 wrong method, 408 the body was late, 413 too large, 428 signed with another
+challenge or time, 503 the server stops. :mod:`collectives.rendezvous.signing` describes the protection by the
+signatures.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +30,18 @@ import msgpack
 from aiohttp import web
 
 from collectives.api import InvalidRequestError
-from collectives.rendezvous.signing import NONCE, RefusedError, ReplayGuard, check_body, sign_answer, verify
+from collectives.rendezvous.signing import (
+    NO_TIME,
+    NONCE,
+    RefusedError,
+    ReplayGuard,
+    Seal,
+    ServerTime,
+    StaleError,
+    check_body,
+    sign_answer,
+    verify,
+)
 from collectives.rendezvous.store import MemoryStore, check_key, parse_counter
 
 __all__ = ["Service"]
@@ -35,10 +49,13 @@ __all__ = ["Service"]
 _log = logging.getLogger(__name__)
 
 _BODY_TIMEOUT = 30.0
-# At the end of a job workers wait for keys, and a worker that is lost does not finish its request.
-_ORDINARY = frozenset({408, 503})
+# At the end of a job workers wait for keys; a worker that is lost does not finish its request; after a new start of the
+# server, or a suspended host, clients sign again.
+_ORDINARY = frozenset({408, 428, 503})
 _TARGET = re.compile(r"/(?P<kind>keys|counters)/(?P<key>[^?]+)(\?wait=(?P<wait>[0-9]{1,9}(\.[0-9]{1,9})?))?", re.ASCII)
-_ALL = "/keys"
+_SHOWN = 200
+_ALL = ("PUT", "/keys")
+_TIME = ("GET", "/time")
 
 _Answer = tuple[int, bytes]
 
@@ -63,22 +80,30 @@ class Service:
         self._store = store
         self._body_limit = body_limit
         self._wait_limit = wait_limit
-        self._guard = ReplayGuard()
+        self._challenge = secrets.token_hex(16)
+        self._guard = ReplayGuard(self._challenge)
         self._waiters: dict[str, set[asyncio.Future[None]]] = {}
         self._closed = False
         self.waiting = 0
 
-    async def handle(self, request: web.BaseRequest, on_authentic: Callable[[], None]) -> web.Response:
-        """The answer to any ``request``. Calls ``on_authentic`` when the head of the request proves to be signed."""
+    async def handle(
+        self, request: web.BaseRequest, on_authentic: Callable[[], None], warn: Callable[..., None]
+    ) -> web.Response:
+        """The answer to any ``request``.
+
+        Calls ``on_authentic`` when its head proves to be signed, and not recorded, and ``warn`` with the text of a
+        warning and its values.
+        """
         try:
             status, body = await self._answer(request, on_authentic)
         except _Refusal as refusal:
             status, body = refusal.status, str(refusal).encode()
-            level = logging.DEBUG if status in _ORDINARY else logging.WARNING
-            _log.log(level, "refused %s %r from %s: %s", request.method, request.raw_path, request.remote, refusal)
+            report = _log.debug if status in _ORDINARY else warn
+            path = request.raw_path[:_SHOWN]
+            report("refused %s %r from %s: %s", request.method, path, request.remote, refusal)
         headers = sign_answer(self._secret, status, body, request.headers.get(NONCE, ""))
         response = web.Response(status=status, body=body, headers=headers)
-        if status == 401:
+        if status in (401, 428):
             response.force_close()
         return response
 
@@ -97,19 +122,27 @@ class Service:
     async def _answer(self, request: web.BaseRequest, on_authentic: Callable[[], None]) -> _Answer:
         if (request.content_length or 0) > self._body_limit:
             raise self._too_large()
+        kind = (request.method, request.raw_path)
         try:
-            seal = verify(self._secret, request.method, request.raw_path, request.headers)
+            seal = verify(self._secret, *kind, request.headers)
+            if kind == _TIME and seal.time == NO_TIME:
+                return 200, ServerTime(self._challenge, time.monotonic()).encode()
+            self._guard.check(seal, time.monotonic())  # a copy of a head must not hold a connection
             on_authentic()
-            body = await self._read(request)
-            check_body(seal.digest, body)
-            is_for_all = (request.method, request.raw_path) == ("PUT", _ALL)
-            target = None if is_for_all else _parse_target(request.method, request.raw_path)
-            self._guard.admit(seal.nonce, seal.timestamp, time.time())
-            return self._set_all(body) if target is None else await self._perform(request.method, target, body)
+            return await self._obey(request, kind, seal)
+        except StaleError as error:
+            raise _Refusal(428, str(error)) from None
         except RefusedError as error:
             raise _Refusal(401, str(error)) from None
         except InvalidRequestError as error:
             raise _Refusal(400, str(error)) from None
+
+    async def _obey(self, request: web.BaseRequest, kind: tuple[str, str], seal: Seal) -> _Answer:
+        body = await self._read(request)
+        check_body(seal.digest, body)
+        target = None if kind == _ALL else _parse_target(*kind)
+        self._guard.admit(seal, time.monotonic())
+        return self._set_all(body) if target is None else await self._perform(request.method, target, body)
 
     async def _perform(self, method: str, target: _Target, body: bytes) -> _Answer:
         if method == "GET":
@@ -179,7 +212,7 @@ class Service:
 def _parse_target(method: str, raw_path: str) -> _Target:
     match = _TARGET.fullmatch(raw_path)
     if match is None:
-        raise _Refusal(404, "there is only /keys/<key>, with ?wait=<seconds> for GET, and /counters/<key>")
+        raise _Refusal(404, "there is only /time, /keys/<key>, with ?wait=<seconds> for GET, and /counters/<key>")
     kind, wait = match["kind"], match["wait"]
     if method not in ({"GET", "PUT", "DELETE"} if kind == "keys" else {"POST"}):
         raise _Refusal(405, f"the method {method} is not for /{kind}/")

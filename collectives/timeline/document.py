@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from collectives.locked_file import LockedFile
@@ -15,6 +16,7 @@ from collectives.timeline.records import MICROSECONDS, PID, Record, Row, quoted
 
 __all__ = ["Document", "DocumentError", "DocumentInUseError", "NoDocumentError"]
 
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 END = b"\n]\n"
 LARGEST_WRITE = 1 << 16
 FIRST_RANK_PID, FIRST_TENSOR_PID = 1_000_000, 2_000_000
@@ -40,13 +42,17 @@ class Document:
     """Owns the file at ``path``, which it replaces, or continues if it ``resumes`` a timeline.
 
     ``start`` is when its times begin, in microseconds since the epoch: now, or at ``begun``, in seconds, if that is in
-    the past; or as in the file that it continues. A reader finds a JSON array at any time but that of a write. A write
-    that fails leaves the array as it was before. Raises DocumentError, here and in :meth:`write`. For one thread.
+    the past; or as in the file that it continues. ``origin`` is the same moment on the monotonic clock of this process;
+    a file that a process of this host began keeps it, because the other clock may have been set since. A reader finds a
+    JSON array at any time but that of a write. A write that fails leaves the array as it was before. Raises
+    DocumentError, here and in :meth:`write`. For one thread.
     """
 
     def __init__(self, path: str, resumes: bool = False, begun: float = math.inf) -> None:
         self.path = path
-        self.start = int(min(time.time(), begun) * MICROSECONDS)
+        now = time.time()
+        self.start = int(min(now, begun) * MICROSECONDS)
+        self.origin = time.monotonic() - (now - self.start / MICROSECONDS)
         self._pids: dict[Row, str] = {}
         self._tensors = 0
         self._file = _open(path)
@@ -55,7 +61,7 @@ class Document:
         try:
             if not (resumes and self._resume()):
                 os.ftruncate(self._file.descriptor, 0)
-                self._append("[\n", _head(self.start))
+                self._append("[\n", _head(self.start, self.origin))
         except OSError as error:
             self._file.close()
             raise DocumentError(_explained(path, error)) from error
@@ -82,11 +88,18 @@ class Document:
     def _remember(self, record: dict[str, Any]) -> None:
         pid, args = record["pid"], record["args"]
         if "start_time_since_epoch_in_micros" in args:
-            self.start, self._is_resumed = args["start_time_since_epoch_in_micros"], True
+            self._go_on_from(args)
         elif record["name"] == "process_name":
             row = Row(args["name"], pid - FIRST_RANK_PID if pid < FIRST_TENSOR_PID else -1)
             self._pids[row] = str(pid)
             self._tensors += row.is_tensor
+
+    def _go_on_from(self, head: dict[str, Any]) -> None:
+        begun, origin = head["start_time_since_epoch_in_micros"], head.get("origin")
+        self.origin += (begun - self.start) / MICROSECONDS
+        if isinstance(origin, float) and head.get("boot") == _boot() != "":
+            self.origin = origin
+        self.start, self._is_resumed = begun, True
 
     def write(self, records: Iterable[Record]) -> None:
         """Append ``records``."""
@@ -129,11 +142,6 @@ class Document:
             written = os.pwrite(self._file.descriptor, data, place)
             data, place = data[written:], place + written
 
-    @property
-    def origin(self) -> float:
-        """When its times begin, on the monotonic clock of this process."""
-        return time.monotonic() - (time.time() - self.start / MICROSECONDS)
-
     def close(self) -> None:
         """Release the file, which is complete. Idempotent."""
         self._file.close()
@@ -158,8 +166,15 @@ def _explained(path: str, error: Exception) -> str:
     return f"the timeline cannot be written to {path!r}: {reason}; give a file where this user may write, with space"
 
 
-def _head(start: int) -> list[str]:
-    args = quoted({"start_time_since_epoch_in_micros": start})
+def _boot() -> str:
+    """Which start of this host it is: processes of one have one monotonic clock."""
+    with suppress(OSError):
+        return BOOT_ID.read_text().strip()
+    return ""
+
+
+def _head(start: int, origin: float) -> list[str]:
+    args = quoted({"start_time_since_epoch_in_micros": start, "origin": origin, "boot": _boot()})
     return [
         f'{{"pid":0,"ph":"M","name":"process_name","args":{args}}}',
         '{"pid":0,"ph":"M","name":"process_sort_index","args":{"sort_index":0}}',

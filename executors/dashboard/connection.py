@@ -10,7 +10,8 @@ __all__ = ["PageConnection"]
 
 MOST_CONNECTIONS = 128
 """The driver has its descriptors for the job."""
-REQUEST_SECONDS = 10.0
+REQUEST_SECONDS = 8.0
+"""Less than the time that any connection of a stranger has: this end tells the reason."""
 LONGEST_HEAD = 1 << 14
 END_OF_HEAD = b"\r\n\r\n"
 CROWDED = "the page of this job has too many connections; try again in a moment\n"

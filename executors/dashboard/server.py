@@ -13,7 +13,7 @@ from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, cast
 
-from executors.acceptor import Acceptor
+from collectives.reception.acceptor import Acceptor
 from executors.dashboard.address import Address
 from executors.dashboard.connection import PageConnection
 from executors.dashboard.pictures import Pictures
@@ -31,6 +31,8 @@ READER_SECONDS = 30.0
 """The server ends a connection whose reader lags behind by a picture for so many seconds."""
 MOST_STREAMS = 32
 """More pages at once are refused, so that links in many hands cost the driver no more."""
+MOST_STRANGERS = 64
+"""Fewer than the connections that the page may have: those of strangers must not keep a reader out."""
 BODY_LIMIT = 1 << 10
 REFUSED = "this link has no token, or that of another job; use the link that the launcher has printed\n"
 CROWDED = f"{MOST_STREAMS} pages of this job are open already; close one\n"
@@ -90,8 +92,11 @@ class DashboardServer:
 
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+            is_refused = self._is_refused(request)
+            if not is_refused:
+                acceptor.authenticated(request.transport)
             try:
-                answer = await (_refuse if self._is_refused(request) else handler)(request)
+                answer = await (_refuse if is_refused else handler)(request)
             except web.HTTPException as error:
                 error.force_close()
                 raise
@@ -105,7 +110,8 @@ class DashboardServer:
         await runner.setup()
         connections: set[PageConnection] = set()
         inside = cast("web.Server", runner.server)
-        async with Acceptor(listener, lambda: PageConnection(inside, connections)):
+        acceptor = Acceptor(listener, lambda: PageConnection(inside, connections), "the live page", MOST_STRANGERS)
+        async with acceptor:
             started.set_result(partial(loop.call_soon_threadsafe, self._end.set))
             await self._end.wait()
         await runner.cleanup()

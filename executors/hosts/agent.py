@@ -19,9 +19,11 @@ from functools import partial
 from types import FrameType, MappingProxyType
 from typing import NoReturn
 
+from collectives import descriptors
 from collectives.control.sockets import end_in_silence
 from collectives.cores import usable_cores
 from executors.api import ExecutorError, JobSecret
+from executors.hosts.exported import unpack
 from executors.hosts.link import NONCE_BYTES, Opener, Sealer, keys
 from executors.hosts.messages import (
     Begin,
@@ -33,13 +35,14 @@ from executors.hosts.messages import (
     Kill,
     Launch,
     Leave,
+    PassOn,
     Stop,
     Wrote,
 )
 from executors.job import secret_of, secret_variable
 from executors.listening import receive
 from executors.local.crew import Crew
-from executors.local.output import Sink, say
+from executors.local.output import Sink, release_consoles, say
 from executors.local.processes import Channel
 from executors.local.work import NOT_STARTED
 from executors.local.work import Launch as LaunchWorker
@@ -116,12 +119,10 @@ class AgentLink:
         return os.dup(self._socket.fileno())
 
 
-def serve(
-    link: AgentLink, descriptors: Sequence[int] = (), variables: Mapping[str, str] = MappingProxyType({})
-) -> None:
+def serve(link: AgentLink, inherited: Sequence[int] = (), variables: Mapping[str, str] = MappingProxyType({})) -> None:
     """Start and end workers as the driver says, until it says that this agent shall leave.
 
-    The workers inherit ``descriptors``, and have ``variables`` in their environment.
+    The workers inherit ``inherited``, and have ``variables`` in their environment.
 
     Raises ConnectionAbortedError if the driver is lost; the workers have ended then.
     """
@@ -129,7 +130,7 @@ def serve(
     if not isinstance(begin, Begin):
         raise ConnectionAbortedError(f"the driver began with {begin!r}")
     with ExitStack() as stack:
-        launch = stack.enter_context(begin.work.opened(descriptors))
+        launch = stack.enter_context(begin.work.opened(inherited))
         crew = stack.enter_context(Crew(begin.grace))
         agent = _Agent(link, crew, begin, launch, variables)
         for message in others:
@@ -178,7 +179,9 @@ class _Agent:
         elif isinstance(message, Kill):
             self._crew.kill(message.number)
         elif isinstance(message, EndAll):
-            self._crew.end(message.spare)
+            self._crew.end(message.spare, message.signal)
+        elif isinstance(message, PassOn):
+            self._crew.pass_on(message.signal)
         elif isinstance(message, Leave):
             self.is_leaving = True
 
@@ -210,15 +213,19 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
 def main() -> int:
     """Serve the driver of the command line."""
     host, address, port = sys.argv[1:]
+    unpack(os.environ)
     secret = secret_of(os.environ)
+    descriptors.raise_limit()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # a batch system that signals all processes means the ranks
+        signal.signal(number, lambda *_: None)
     try:
         with closing(socket.create_connection((address, int(port)), CONNECT_SECONDS)) as sock:
             serve(AgentLink(sock, secret, host))
     except (OSError, ExecutorError) as error:
-        with suppress(OSError):  # the remote shell has ended, too
-            say(f"the agent of host {host} cannot serve the driver at {address} port {port}: {error}", "hvd-agent")
+        say(f"the agent of host {host} cannot serve the driver at {address} port {port}: {error}", "hvd-agent")
+        release_consoles()  # the remote shell may have ended, too
         return 1
     return 0
 

@@ -8,6 +8,7 @@ from executors.arguments import resolve_seconds
 from executors.failure import Failure
 from executors.hosts.job import START_TIMEOUT_SECONDS, HostsJob, HostsOptions
 from executors.local.ends import ended
+from executors.local.signals import passed_on
 from executors.local.work import CommandWork
 from executors.membership import Limits
 
@@ -19,11 +20,12 @@ def run_command(command: Sequence[str], limits: Limits, options: HostsOptions) -
 
     In a static job, a worker that ends otherwise ends the others. Raises WorkerError for the likeliest cause, see
     :class:`executors.driver.Driver`; CommandNotFoundError before anything is started, StartTimeoutError, ExecutorError
-    for too few workers, and OSError if a process or an output file cannot be made.
+    for too few workers, and OSError if a process or an output file cannot be made. In the main thread, SIGUSR1, SIGUSR2
+    and SIGHUP are passed on to the workers; raises SystemExit where one of these ended a worker.
     """
     work = CommandWork(tuple(command))
     work.check(options.environment)
-    with HostsJob(limits, options, work, _Command()) as job:
+    with HostsJob(limits, options, work, _Command()) as job, passed_on(job.pass_on):
         job.run()
 
 
@@ -41,3 +43,6 @@ class _Command:
 
     def failure(self, number: int, code: int, last_lines: tuple[str, ...]) -> Failure | None:
         return None if code == 0 else ended(code, last_lines)
+
+    def has_returned(self, number: int) -> bool:
+        return False

@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-__all__ = ["parse_host_file", "parse_host_list", "slots_for"]
+__all__ = ["NAME", "check_names", "dash_problem", "parse_host_file", "parse_host_list", "slots_for"]
 
-HOST_AND_SLOTS = re.compile(r"([\w.-]+):([1-9]\d{0,5})", re.ASCII)
-LINE = re.compile(r"([\w.-]+)(?:\s+slots\s*=\s*|:)([1-9]\d{0,5})(?:\s.*)?", re.ASCII)
+NAME = r"(?:\w[\w.-]*@)?\w[\w.-]*"
+"""The pattern of a host name, which may have a user before it."""
+HOST_AND_SLOTS = re.compile(rf"({NAME}):([1-9]\d{{0,5}})", re.ASCII)
+LINE = re.compile(rf"({NAME})(?:\s+slots\s*=\s*|:)([1-9]\d{{0,5}})(?:\s.*)?", re.ASCII)
+DASH = re.compile(r"-|[^@\s]*@-")
+DASH_PROBLEM = "; a host name must not begin with '-': ssh would take it for an option"
 
 
 def parse_host_list(text: str) -> dict[str, int]:
@@ -29,6 +33,18 @@ def parse_host_file(text: str) -> dict[str, int]:
     return found
 
 
+def dash_problem(entry: str) -> str:
+    """The end of an error about ``entry``, if its host name begins with a dash; else nothing."""
+    return DASH_PROBLEM if DASH.match(entry) else ""
+
+
+def check_names(hosts: Iterable[str]) -> None:
+    """Raise ValueError for a host name that ssh would take for an option, such as one of a batch system."""
+    for name in hosts:
+        if dash_problem(name):
+            raise ValueError(f"{name!r} is not the name of a host{DASH_PROBLEM}")
+
+
 def slots_for(size: int, hosts: Mapping[str, int]) -> dict[str, int]:
     """The slots of ``hosts`` that ``size`` ranks take, from the first one on. Raises ValueError if there are fewer."""
     total = sum(hosts.values())
@@ -45,7 +61,7 @@ def slots_for(size: int, hosts: Mapping[str, int]) -> dict[str, int]:
 def _parse(entry: str, pattern: re.Pattern[str], allowed: str) -> tuple[str, int]:
     match = pattern.fullmatch(entry)
     if match is None:
-        raise ValueError(f"{entry!r} is not {allowed}")
+        raise ValueError(f"{entry!r} is not {allowed}{dash_problem(entry)}")
     return match[1], int(match[2])
 
 

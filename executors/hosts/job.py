@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from executors.host import address_for, is_this_host
 from executors.hosts.others import AgentPlan, OtherHosts
 from executors.hosts.shell import RemoteShell
 from executors.job import Job
-from executors.local.crew import GRACE_SECONDS, Crew, Ended, Event, Received, Started
+from executors.local.crew import GRACE_SECONDS, Crew, Ended, Event, Received, Started, ending_signal
 from executors.local.output import Output, say
 from executors.local.tail import Tails
 from executors.local.work import NOT_STARTED, Work
@@ -37,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 HOST = "localhost"
 START_TIMEOUT_SECONDS = 30.0
+# A shell says 128 + n for a command that signal n ended.
+BY_SIGNAL = 128
 NO_SHELL = "give --remote-shell to start ranks on other hosts"
 
 
@@ -77,6 +80,9 @@ class Program(Protocol):
     def failure(self, number: int, code: int, last_lines: tuple[str, ...]) -> Failure | None:
         """The failure of a worker whose process ended with ``code``; None if it did its work."""
 
+    def has_returned(self, number: int) -> bool:
+        """Whether it did its work, however its process ends."""
+
 
 class HostsJob:
     """One job, from the rendezvous server to the last worker: a context manager.
@@ -95,6 +101,8 @@ class HostsJob:
         self._job = Job(limits.size, _address(options))
         self._dashboard = Dashboard(self._job, options.dashboard)
         self._output = Output(limits.size, options.output_directory, options.timestamp)
+        self._is_leaving = False
+        self._passed: set[int] = set()
         self._wanted: set[str] = set()  # of the other hosts
         self._unused: set[str] = set()
         self._wanted_here = 0
@@ -112,10 +120,11 @@ class HostsJob:
             self._tails = Tails(self._dashboard.watched(self._output))
             self._launch = stack.enter_context(self._work.opened())
             self.crew = stack.enter_context(Crew(self._options.grace))
-            self.driver = Driver(self._limits, self._job, self, self._options.start_timeout)
-            stack.callback(self.driver.close)
             if self._options.shell is not None:
                 self._others = stack.enter_context(self._other_hosts(self._options.shell))
+            stack.push(self._leave)
+            self.driver = Driver(self._limits, self._job, self, self._options.start_timeout)
+            stack.callback(self.driver.close)
             self._stack = stack.pop_all()
         return self
 
@@ -126,11 +135,39 @@ class HostsJob:
         if error is None:
             self.driver.check()
 
+    def _leave(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ask the workers of all hosts to end where a signal ends the job, and wait for them and their output."""
+        self._is_leaving = True
+        if self._others is None or not isinstance(error, KeyboardInterrupt | SystemExit):
+            return
+        try:
+            self._others.end(None, ending_signal(error))
+            self.crew.leave(ending_signal(error), self._others.leave)
+        except BaseException:
+            self._others.hurry()
+            self.crew.hurry()
+            raise
+
     def run(self) -> None:
         """Return when every worker has ended and none will be started."""
         self._find_hosts()
         for event in self.crew.events(self._is_over):
             self.happened(event)
+
+    def pass_on(self, number: int) -> None:
+        """Send all workers the signal ``number``, soon; from a handler of signals, too."""
+        self.soon(lambda: self._pass_on(number))
+
+    def _pass_on(self, number: int) -> None:
+        self._passed.add(number)
+        is_heard = self.crew.pass_on(number)
+        if (self._others is not None and self._others.pass_on(number)) or is_heard or self._is_leaving:
+            return
+        if number == signal.SIGHUP:  # the terminal is closed
+            raise SystemExit(BY_SIGNAL + number)
+        logger.warning("%s came before a rank was there that could heed it", signal.Signals(number).name)
 
     # Agents.
 
@@ -210,6 +247,8 @@ class HostsJob:
 
     def agents_changed(self) -> None:
         """See :class:`.others.Reporter`."""
+        if self._is_leaving:
+            return
         ready = {} if self._others is None else self._others.ready()
         if not self._hosts:
             self.driver.found(({HOST: self._wanted_here} if self._wanted_here else {}) | ready)
@@ -219,10 +258,13 @@ class HostsJob:
 
     def host_lost(self, host: str, text: str) -> None:
         """See :class:`.others.Reporter`."""
-        self.driver.host_lost(host, text)
+        if not self._is_leaving:
+            self.driver.host_lost(host, text, lambda worker: self._program.has_returned(_number(worker)))
 
     def host_unusable(self, host: str, text: str) -> None:
         """See :class:`.others.Reporter`. A static job needs all of its hosts at the start."""
+        if self._is_leaving:
+            return
         told = f"host {host} cannot be used: {text}"
         if self._hosts and not self._has_begun:
             raise ExecutorError(told)
@@ -243,6 +285,8 @@ class HostsJob:
         """Act on an event of a worker, here or on another host."""
         if event.rank < 0:
             self._agent_happened(event)
+        elif self._is_leaving:
+            return
         elif isinstance(event, Started):
             self._started(event)
         elif isinstance(event, Received):
@@ -252,7 +296,8 @@ class HostsJob:
 
     def not_started(self, number: int, text: str) -> None:
         """See :class:`.others.Reporter`."""
-        self.driver.failed(f"worker-{number}", Failure(Kind.EXIT, text))
+        if not self._is_leaving:
+            self.driver.failed(f"worker-{number}", Failure(Kind.EXIT, text, has_begun=False))
 
     def _agent_happened(self, event: Event) -> None:
         if isinstance(event, Ended) and self._others is not None:
@@ -266,12 +311,28 @@ class HostsJob:
         self._program.started(self, event.rank)
 
     def _ended(self, event: Ended) -> None:
+        self._check_passed(event)
         worker = f"worker-{event.rank}"
         failure = self._program.failure(event.rank, event.code, self._tails.last_lines(event.rank))
         if failure is None:
             self.driver.done(worker)
         else:
             self.driver.failed(worker, failure)
+
+    def _check_passed(self, event: Ended) -> None:
+        """A rank that has no handler ends by the signal, and so does the job, also an elastic one."""
+        number = _signal_of(event.code)
+        if number not in self._passed or self.driver.is_over:
+            return
+        if number != signal.SIGHUP:  # the terminal may be closed
+            name = signal.Signals(number).name
+            say(f"rank {event.rank} has no handler for {name}, which was passed on to it; the ranks were ended")
+        raise SystemExit(BY_SIGNAL + number)
+
+
+def _signal_of(code: int) -> int:
+    """The signal of an exit code, also of a shell."""
+    return -code if code < 0 else code - BY_SIGNAL
 
 
 def _number(worker: str) -> int:

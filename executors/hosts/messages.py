@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from signal import SIGTERM
 
 from collectives.version import VERSION
 from executors.local.crew import Event
@@ -23,6 +24,7 @@ __all__ = [
     "Kill",
     "Launch",
     "Leave",
+    "PassOn",
     "Stop",
     "Wrote",
 ]
@@ -97,9 +99,17 @@ class Kill:
 
 @dataclass(frozen=True)
 class EndAll:
-    """Ask all workers to end, ``spare`` last."""
+    """Ask all workers to end by ``signal``, SIGTERM or SIGINT, ``spare`` last."""
 
     spare: int | None
+    signal: int = SIGTERM
+
+
+@dataclass(frozen=True)
+class PassOn:
+    """Send all workers ``signal``."""
+
+    signal: int
 
 
 @dataclass(frozen=True)
@@ -107,7 +117,7 @@ class Leave:
     """End yourself, when all workers have ended."""
 
 
-FromDriver = Begin | Launch | Stop | Kill | EndAll | Leave
+FromDriver = Begin | Launch | Stop | Kill | EndAll | PassOn | Leave
 
 
 # From the agent, which also sends the events of its crew.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ from types import TracebackType
 from typing import Protocol
 
 from collectives.settings import ENVIRONMENT_SECRET
-from executors.hosts.exported import exported
+from executors.hosts.exported import packed, shared, startup
 from executors.hosts.messages import (
     SAME_VERSIONS,
     Begin,
@@ -26,6 +27,7 @@ from executors.hosts.messages import (
     Kill,
     Launch,
     Leave,
+    PassOn,
     Stop,
     Wrote,
 )
@@ -173,11 +175,19 @@ class OtherHosts:
         """Kill worker ``number``. Does nothing if it is on no other host."""
         self._tell(number, Kill(number))
 
-    def end(self, spare: int | None) -> None:
-        """Ask all workers to end, ``spare`` last. A host that does not obey counts as lost."""
-        for host in self._hosts.values():
-            if host.link is not None:
-                host.link.send(EndAll(spare))
+    def pass_on(self, number: int) -> bool:
+        """Send all workers the signal ``number``; whether there is one."""
+        self._tell_all(PassOn(number))
+        return any(host.workers for host in self._hosts.values())
+
+    def hurry(self) -> None:
+        """Kill all workers now."""
+        for number in [number for host in self._hosts.values() for number in host.workers]:
+            self.kill(number)
+
+    def end(self, spare: int | None, number: int = signal.SIGTERM) -> None:
+        """Ask all workers to end by ``number``, ``spare`` last. A host that does not obey counts as lost."""
+        self._tell_all(EndAll(spare, number))
         self._crew.after(2 * self._plan.grace + GUARD_SECONDS, self._give_up_workers)
 
     def leave(self) -> bool:
@@ -220,7 +230,7 @@ class OtherHosts:
             str(self._switchboard.port),
         ]
         with tempfile.TemporaryFile() as file:
-            file.write(script(os.getcwd(), self._variables(), command).encode())
+            file.write(os.fsencode(script(os.getcwd(), self._variables(), command)))
             file.seek(0)
             self._crew.launch(
                 host.number,
@@ -232,8 +242,8 @@ class OtherHosts:
             )
 
     def _variables(self) -> dict[str, str]:
-        path = {"PYTHONPATH": search_path(os.environ.get("PYTHONPATH"))}
-        return exported(os.environ) | path | secret_variable(self._job.secret)
+        own = os.environ | {"PYTHONPATH": search_path(os.environ.get("PYTHONPATH"))}
+        return startup(own) | packed(shared(own) | secret_variable(self._job.secret))
 
     def _check_up(self, host: _Host, number: int) -> None:
         if host.phase is _Phase.STARTING and host.number == number:
@@ -282,6 +292,11 @@ class OtherHosts:
         for host in self._hosts.values():
             if host.workers and host.link is not None:
                 host.link.close()
+
+    def _tell_all(self, message: EndAll | PassOn) -> None:
+        for host in self._hosts.values():
+            if host.link is not None:
+                host.link.send(message)
 
     def _tell(self, number: int, message: Stop | Kill) -> None:
         host = self._host_of(number)

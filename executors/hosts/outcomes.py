@@ -56,6 +56,11 @@ class Outcomes:
             return ended(code, last_lines, " before its function returned")
         return replace(outcome.failure(), exit_code=code) if outcome.failed else None
 
+    def has_returned(self, number: int) -> bool:
+        """Whether the function has returned a value."""
+        outcome = self._outcomes.get(f"worker-{number}")
+        return outcome is not None and not outcome.failed
+
     def values(self, order: Sequence[str]) -> list[object]:
         """The values of the workers that returned one, in ``order``. Raises WorkerError for one that cannot be read.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from executors.discovery import FixedHosts, HostDiscovery, HostDiscoveryScript
 from executors.environments.allocation import Allocation
 from executors.host import is_this_host
-from executors.hosts.host_list import parse_host_file, slots_for
+from executors.hosts.host_list import check_names, parse_host_file, slots_for
 from executors.hosts.shell import PLACEHOLDER, RemoteShell
 
 __all__ = ["PlaceArguments", "Places"]
@@ -94,6 +94,7 @@ class Places:
         hosts = arguments.hosts if arguments.hostfile is None else _read(arguments.hostfile)
         if hosts is None:
             return cls()
+        check_names(hosts)
         shell = _shell(arguments, not all(map(is_this_host, hosts)))
         used = slots_for(size, hosts)
         return cls(discovery=FixedHosts(hosts), shell=shell) if is_elastic else cls(hosts=used, shell=shell)

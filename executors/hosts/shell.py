@@ -53,7 +53,7 @@ class RemoteShell:
 
 
 def script(folder: str, variables: Mapping[str, str], command: Sequence[str]) -> str:
-    """The script of ``sh`` that runs ``command`` with ``variables`` in ``folder``."""
+    """The script of ``sh`` that runs ``command`` with ``variables``, whose names mean nothing to it, in ``folder``."""
     return "\n".join(
         [
             f"cd {shlex.quote(folder)} || exit 1",

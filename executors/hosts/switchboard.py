@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import pickle
 from contextlib import suppress
 from types import TracebackType
@@ -20,10 +19,7 @@ from executors.reception import STOP_SECONDS, Reception
 
 __all__ = ["Link", "Listener", "Switchboard"]
 
-HELLO_SECONDS = 10.0
 READ_BYTES = 1 << 16
-
-logger = logging.getLogger(__name__)
 
 
 class Link:
@@ -76,11 +72,11 @@ class Switchboard:
         self.port = 0
         self._secret = secret
         self._listener = listener
-        self._thread = ServerThread("hvd-agents", Reception(self._talk).serve)
+        self._reception = Reception("the driver's port for agents", self._talk)
+        self._thread = ServerThread("hvd-agents", self._reception.serve)
 
     def __enter__(self) -> Switchboard:
-        # A driver of many hosts accepts many agents at once.
-        listener = listen(self.address, "the agents of other hosts", backlog=128)
+        listener = listen(self.address, "the agents of other hosts")
         self.port = listener.getsockname()[1]
         self._thread.start(listener)
         return self
@@ -93,9 +89,9 @@ class Switchboard:
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            link, opener = await asyncio.wait_for(self._introduce(reader, writer), HELLO_SECONDS)
-        except (OSError, EOFError, ValueError, TypeError, asyncio.TimeoutError) as error:
-            logger.warning(
+            link, opener = await self._introduce(reader, writer)
+        except (OSError, EOFError, ValueError, TypeError) as error:
+            self._reception.warn(
                 "a connection to the driver came from a process that is not an agent of this job (%s)", error
             )
             return
@@ -109,6 +105,7 @@ class Switchboard:
     async def _introduce(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[Link, Opener]:
         end_in_silence(writer.get_extra_info("socket"), SILENCE_SECONDS)
         hello, opener, sealer = await admit(reader, writer, self._secret)
+        self._reception.authenticated(writer)
         return Link(Hello.decode(hello), asyncio.get_running_loop(), writer, sealer), opener
 
     async def _listen_to(self, link: Link, opener: Opener, reader: asyncio.StreamReader) -> str:

@@ -6,10 +6,12 @@ import heapq
 import itertools
 import os
 import selectors
+import signal
 import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -18,7 +20,7 @@ from executors.local.frames import Frames
 from executors.local.output import Lines, Sinks
 from executors.local.processes import Channel, WorkerProcess
 
-__all__ = ["GRACE_SECONDS", "Crew", "Ended", "Event", "Received", "Started", "resolve_grace"]
+__all__ = ["GRACE_SECONDS", "Crew", "Ended", "Event", "Received", "Started", "ending_signal", "resolve_grace"]
 
 GRACE_SECONDS = 5.0
 # The time of a guard beyond the grace, to kill the remaining processes and to see them end.
@@ -57,12 +59,17 @@ def resolve_grace(seconds: float | None = None) -> float:
     return resolve_seconds(seconds, "grace_seconds", "HOROVOD_GRACE_SECONDS", GRACE_SECONDS)
 
 
+def ending_signal(error: BaseException | None) -> int:
+    """The signal for the workers of a block that ``error`` leaves."""
+    return signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
+
+
 class Crew:
     """Starts workers, reports events, and leaves no process behind at the end of the ``with`` block.
 
     The loop runs in the thread of the caller; there is no other thread. Other threads may call :meth:`soon`. Leaving
-    the block early, by an exception such as KeyboardInterrupt, asks all workers to end and kills the remaining ones
-    after ``grace`` seconds; a second exception in that time kills at once.
+    the block early, by KeyboardInterrupt or SystemExit, asks all workers to end, by SIGINT or SIGTERM, and kills the
+    remaining ones after ``grace`` seconds; another exception, or a KeyboardInterrupt in that time, kills at once.
     """
 
     def __init__(self, grace: float = GRACE_SECONDS) -> None:
@@ -83,9 +90,12 @@ class Crew:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._leave(polite=error is None or isinstance(error, KeyboardInterrupt | SystemExit))
+            if error is not None and not isinstance(error, KeyboardInterrupt | SystemExit):
+                self.hurry()
+            self.leave(ending_signal(error))
         except BaseException:
-            self._leave(polite=False)
+            self.hurry()
+            self.leave()
             raise
         finally:
             self._selector.close()
@@ -163,22 +173,42 @@ class Crew:
         if rank in self._members:
             self._members[rank].process.hurry()
 
-    def end(self, spare: int | None = None) -> None:
-        """Ask all workers to end, and kill the rest after the time of grace; rank ``spare`` is asked only then."""
-        self._terminate(lambda member: member.rank != spare and not member.in_background)
+    def pass_on(self, number: int) -> bool:
+        """Send all workers ``number``, see :meth:`WorkerProcess.pass_on`; whether there is one."""
+        workers = [member for member in self._members.values() if not member.in_background]
+        for member in workers:
+            member.process.pass_on(number)
+        return bool(workers)
+
+    def end(self, spare: int | None = None, number: int = signal.SIGTERM) -> None:
+        """Ask all workers to end by ``number``, SIGTERM or SIGINT, and kill the rest after the time of grace.
+
+        Rank ``spare`` is asked only then.
+        """
+        self._terminate(lambda member: member.rank != spare and not member.in_background, number)
         self.after(self._grace, self._terminate)
         self.after(2 * self._grace + GUARD_SECONDS, self._kill)
 
-    def _leave(self, polite: bool) -> None:
-        if not self._members:
+    def hurry(self) -> None:
+        """Kill all workers now, and drop their output: the console itself may have failed."""
+        self._mute()
+        for member in self._members.values():
+            member.process.hurry()
+
+    def leave(self, number: int = signal.SIGTERM, is_over: Callable[[], bool] = lambda: True) -> None:
+        """Ask all workers to end, see :meth:`end`, and return when they have, and the job ``is_over``.
+
+        A launcher may be asked by SIGTERM more than once, such as by each part of a batch system: the time is the same.
+        """
+        if not self._members and is_over():
             return
-        if not polite:
-            # The console itself may have failed, so further output of the workers is dropped.
-            self._mute()
-            self._hurry()
-        self.end()
-        for _ in self.events():
-            pass
+        self.end(number=number)
+        is_waiting = True
+        while is_waiting:  # Bound: that of end(); abort: KeyboardInterrupt.
+            with suppress(SystemExit):
+                for _ in self.events(is_over):
+                    pass
+                is_waiting = False
 
     def _step(self) -> None:
         # Bound: the next alarm, or else the end of the job; abort: an exception out of a signal handler.
@@ -238,13 +268,11 @@ class Crew:
         self._close(member.reports)
         del self._members[member.rank]
 
-    def _terminate(self, is_meant: Callable[[_Member], bool] = lambda member: True) -> None:
+    def _terminate(
+        self, is_meant: Callable[[_Member], bool] = lambda member: True, number: int = signal.SIGTERM
+    ) -> None:
         for member in filter(is_meant, self._members.values()):
-            member.process.terminate()
-
-    def _hurry(self) -> None:
-        for member in self._members.values():
-            member.process.hurry()
+            member.process.terminate(number)
 
     def _kill(self) -> None:
         for member in self._members.values():

@@ -1,14 +1,17 @@
 """The parent of one worker process: after any kind of end, a job leaves no process behind.
 
-Run as ``python guard.py DRIVER GRACE REPORT COMMAND...``: the process id of the driver, the seconds between asking and
-killing, a file descriptor for reports, the worker's command. Imports the standard library only: it starts once per
-worker, without site packages.
+Run as ``python guard.py DRIVER GRACE REPORT LIMIT COMMAND...``: the process id of the driver, the seconds between
+asking and killing, a file descriptor for reports, the soft limit of descriptors of the worker, the worker's command.
+Imports the standard library only: it starts once per worker, without site packages.
 
 * The guard adopts the processes that the worker leaves behind: no grandchild escapes, even in its own session.
 * The kernel sends SIGTERM to the guard when the driver dies, even of SIGKILL, and SIGKILL to the worker when the guard
   dies.
-* SIGTERM asks the worker and all processes that it started to end; those left after ``GRACE`` seconds are killed.
-  SIGQUIT kills at once. When the worker ends, the guard ends the processes left behind in the same way as at SIGTERM.
+* SIGTERM and SIGINT ask the worker to end, by the same signal. The processes that it started serve it while it ends, so
+  they get SIGTERM when it has ended, or in the last tenth of ``GRACE`` seconds. Those left after ``GRACE`` are killed.
+  SIGQUIT kills at once. When the worker ends, the guard ends the processes left behind in the same way.
+* SIGUSR1, SIGUSR2 and SIGHUP from the driver are passed on to the worker.
+* A worker that is a shell shares its signals with the processes that it runs, as one of them is the rank.
 * Reports are lines: ``started PID`` and ``ended CODE``, where the code is negative for a signal.
 """
 
@@ -18,16 +21,22 @@ import ctypes
 import errno
 import math
 import os
+import resource
 import signal
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-WAKING = (*ASKING, signal.SIGQUIT, signal.SIGCHLD)
+ASKING = (signal.SIGTERM, signal.SIGINT)
+PASSED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+WAKING = (*ASKING, *PASSED, signal.SIGQUIT, signal.SIGCHLD)
+SHELLS = {"sh", "ash", "bash", "busybox", "dash", "ksh", "ksh93", "mksh", "yash", "zsh"}
+LAST_PART = 0.1
+LAST_SECONDS = 5.0
 # Python ignores these signals; the worker gets the kernel's default actions back.
 RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)
 RETRY_SECONDS = 0.05
@@ -37,12 +46,15 @@ UNKILLABLE_SECONDS = 5.0
 class Guard:
     """Starts the worker, waits for it, and ends the processes that it leaves behind."""
 
-    def __init__(self, grace: float, report: int) -> None:
+    def __init__(self, grace: float, report: int, driver: int) -> None:
         self._grace = grace
+        self._driver = driver
         self._report = report
         self._worker = 0
         self._deadline: float | None = None
+        self._number = signal.SIGTERM
         self._asked: set[int] = set()
+        self._interrupted: set[int] = set()
 
     def run(self, command: list[str]) -> int:
         """Start ``command``; return 0 when no process of it is left, 1 if a process cannot be killed."""
@@ -53,10 +65,10 @@ class Guard:
                 self._stop()
             if self._deadline is not None:
                 self._press()
-            # Bound: _patience(); abort: any signal of WAKING.
-            received = signal.sigtimedwait(WAKING, self._patience())
+            # Bound: _pause(); abort: any signal of WAKING.
+            received = signal.sigtimedwait(WAKING, self._pause())
             if received is not None:
-                self._obey(received.si_signo)
+                self._obey(received.si_signo, received.si_pid)
         return int(self._gives_up())
 
     def _reap(self) -> bool:
@@ -74,26 +86,64 @@ class Guard:
         self._tell(f"ended {code}")
         self._worker = 0
 
-    def _obey(self, number: int) -> None:
+    def _obey(self, number: int, sender: int) -> None:
         if number in ASKING:
-            self._stop()
+            self._stop(number)
+        elif number in PASSED:
+            # A batch system that signals all processes of a job has signalled the worker itself.
+            _signal_all(self._hearers(number) if sender == self._driver else (), number)
         elif number == signal.SIGQUIT:
             self._deadline = min(self._deadline or math.inf, time.monotonic())
 
-    def _stop(self) -> None:
+    def _stop(self, number: int = signal.SIGTERM) -> None:
+        self._number = signal.Signals(number)
         if self._deadline is None:
             self._deadline = time.monotonic() + self._grace
 
     def _press(self) -> None:
         # Again after every wake-up: a process may have started another one before it got the signal.
         if self._patience() > 0.0:
-            newcomers = set(_descendants()) - self._asked
-            self._asked |= newcomers
-            _signal_all(newcomers, signal.SIGTERM)
+            self._ask()
         else:
             _signal_all(_descendants(), signal.SIGKILL)
             # The kernel makes the children of killed processes ours within a moment; look again soon.
             signal.sigtimedwait((signal.SIGCHLD,), RETRY_SECONDS)
+
+    def _ask(self) -> None:
+        is_last = self._patience() <= self._last_seconds
+        meant = set(_descendants()) if is_last else set(self._ranks() if self._worker else _children()[os.getpid()])
+        if self._number == signal.SIGINT and not is_last:
+            interrupted = meant - self._interrupted if self._worker else set()
+            self._interrupted |= interrupted
+            _signal_all(interrupted, signal.SIGINT)
+            meant -= self._interrupted
+        newcomers = meant - self._asked
+        self._asked |= newcomers
+        _signal_all(newcomers, signal.SIGTERM)
+
+    def _ranks(self) -> Iterator[int]:
+        """The worker, and the processes that it runs where it is a shell."""
+        children, waiting = _children(), [self._worker]
+        while waiting:
+            pid = waiting.pop()
+            yield pid
+            if _is_shell(pid):
+                waiting.extend(children[pid])
+
+    def _hearers(self, number: int) -> list[int]:
+        """The ranks that have a handler for ``number``, which would end a shell before them; without one, all."""
+        ranks = list(self._ranks()) if self._worker else []
+        return [pid for pid in ranks if _catches(pid, number)] or ranks
+
+    @property
+    def _last_seconds(self) -> float:
+        return min(LAST_PART * self._grace, LAST_SECONDS)
+
+    def _pause(self) -> float:
+        """The time until the next step."""
+        patience = self._patience()
+        is_before = self._deadline is not None and patience > self._last_seconds
+        return patience - self._last_seconds if is_before else patience
 
     def _patience(self) -> float:
         if self._deadline is None:
@@ -155,14 +205,32 @@ def _signal_all(pids: Iterable[int], number: int) -> None:
 
 
 def _descendants() -> Iterator[int]:
-    children: dict[int, list[int]] = {}
-    for pid, parent in _processes():
-        children.setdefault(parent, []).append(pid)
-    waiting = children.get(os.getpid(), [])
+    children = _children()
+    waiting = list(children[os.getpid()])
     while waiting:
         pid = waiting.pop()
         yield pid
-        waiting.extend(children.get(pid, []))
+        waiting.extend(children[pid])
+
+
+def _children() -> defaultdict[int, list[int]]:
+    children: defaultdict[int, list[int]] = defaultdict(list)
+    for pid, parent in _processes():
+        children[parent].append(pid)
+    return children
+
+
+def _is_shell(pid: int) -> bool:
+    with suppress(OSError):
+        return os.path.basename(os.readlink(f"/proc/{pid}/exe")) in SHELLS
+    return False
+
+
+def _catches(pid: int, number: int) -> bool:
+    with suppress(OSError), open(f"/proc/{pid}/status") as file:
+        masks = [int(line.split()[1], 16) for line in file if line.startswith("SigCgt:")]
+        return bool(masks[0] & 1 << number - 1)
+    return False
 
 
 def _processes() -> Iterator[tuple[int, int]]:
@@ -173,15 +241,22 @@ def _processes() -> Iterator[tuple[int, int]]:
                 yield int(name), int(file.read().rpartition(b")")[2].split()[1])
 
 
+def _limit_descriptors(soft: int) -> None:
+    """The driver may have raised its own limit; programs that use select() fail above 1,024."""
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
 def main() -> int:
     """Guard the command of the command line; the exit status is about the guard, not about the worker."""
-    driver, grace, report = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+    driver, grace, report, limit = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    _limit_descriptors(limit)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, WAKING)
     os.set_inheritable(report, False)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     _die_with_parent(driver, signal.SIGTERM)
-    return Guard(grace, report).run(sys.argv[4:])
+    return Guard(grace, report, driver).run(sys.argv[5:])
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@ There is no lock: one thread of a job writes all output of its workers.
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import re
 import sys
 import time
@@ -15,13 +17,29 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, TextIO
 
-__all__ = ["ConsoleSink", "FileSink", "Lines", "Output", "PlainSink", "Sink", "Sinks", "TeeSink", "say"]
+__all__ = [
+    "ConsoleSink",
+    "FileSink",
+    "Lines",
+    "Output",
+    "PlainSink",
+    "Sink",
+    "Sinks",
+    "TeeSink",
+    "release_consoles",
+    "say",
+]
 
 logger = logging.getLogger(__name__)
 
 # A progress bar ends its lines with a carriage return. A newline may still follow one at the end of the data.
 LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
 LONGEST_LINE = 1 << 20
+CONSOLES = {"stdout": ("standard output", "stderr"), "stderr": ("standard error", "stdout")}
+"""The streams of this process, and for each the other one, which tells of its loss."""
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_unwritable: list[TextIO] = []
+"""The consoles of this process that a write has failed on; any thread may add one."""
 
 
 class Sink(Protocol):
@@ -65,18 +83,22 @@ class Lines:
 
 
 class PlainSink:
-    """Writes each line as a whole to ``stream``."""
+    """Writes each line as a whole to ``stream``.
 
-    def __init__(self, stream: TextIO) -> None:
+    If a stream of this process cannot be written, on a full disk or because its reader is gone, the rest is dropped,
+    with one line on the other stream. A user's own stream may raise.
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
         self._lines = Lines()
 
     def feed(self, data: bytes) -> None:
-        """Write the lines that are complete. Raises OSError where ``stream`` cannot be written."""
+        """Write the lines that are complete. Raises OSError where a user's own stream cannot be written."""
         self._write(self._lines.feed(data))
 
     def close(self) -> None:
-        """Write the rest as a line. Raises OSError where ``stream`` cannot be written."""
+        """Write the rest as a line. Raises OSError where a user's own stream cannot be written."""
         self._write(self._lines.flush())
 
     def _write(self, lines: Iterator[bytes]) -> None:
@@ -92,7 +114,7 @@ class PlainSink:
 class ConsoleSink(PlainSink):
     """Writes each line as a whole to ``stream``, after the prefix ``[rank]<name>:`` and, if wanted, the time."""
 
-    def __init__(self, rank: int, name: str, stream: TextIO, timestamp: bool = False) -> None:
+    def __init__(self, rank: int, name: str, stream: TextIO | None, timestamp: bool = False) -> None:
         super().__init__(stream)
         self._prefix = f"[{rank}]<{name}>:"
         self._timestamp = timestamp
@@ -183,15 +205,25 @@ class Output:
             file.close()
 
     def sink(self, rank: int, name: str) -> Sink:
-        """See :class:`Sinks`. Raises OSError where the file cannot be made."""
+        """See :class:`Sinks`. Raises OSError where the file cannot be made, unless the disk is full."""
         console = ConsoleSink(rank, name, self._streams[name] or getattr(sys, name), self._timestamp)
         if self._directory is None:
             return console
-        folder = Path(self._directory) / f"rank.{rank:0{self._width}d}"
-        folder.mkdir(parents=True, exist_ok=True)
-        file = FileSink(folder / name)
+        path = Path(self._directory) / f"rank.{rank:0{self._width}d}" / name
+        file = self._file(path)
+        return console if file is None else TeeSink(file, console)
+
+    def _file(self, path: Path) -> FileSink | None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = FileSink(path)
+        except OSError as error:
+            if error.errno not in NO_SPACE:  # the user has named a wrong folder
+                raise
+            logger.warning("%s cannot be made (%s); only the console has it", path, error)
+            return None
         self._files = [*(other for other in self._files if not other.is_closed), file]
-        return TeeSink(file, console)
+        return file
 
 
 def say(text: str, name: str = "hvdrun") -> None:
@@ -199,7 +231,35 @@ def say(text: str, name: str = "hvdrun") -> None:
     _write(sys.stderr, f"{name}: {text}\n")
 
 
-def _write(stream: TextIO, text: str) -> None:
+def release_consoles() -> None:
+    """Let this process end in silence: data that a stream could not write are dropped.
+
+    Python would try once more at exit, complain, and end with a status of its own.
+    """
+    for stream in _unwritable:
+        with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), stream.fileno())
+    _unwritable.clear()
+
+
+def _write(stream: TextIO | None, text: str) -> None:
+    """The streams of this process never end a job; they are None where the shell has closed them. Others may raise."""
+    name = next((name for name in CONSOLES if getattr(sys, name) is stream), None)
+    if stream is None or any(each is stream for each in _unwritable):
+        return
+    try:
+        _put(stream, text)
+    except (OSError, ValueError) as error:  # ValueError: it is closed
+        if name is None:
+            raise
+        _unwritable.append(stream)
+        what, other = CONSOLES[name]
+        _write(
+            getattr(sys, other), f"hvdrun: {what} cannot be written any more ({error}); the ranks go on without it\n"
+        )
+
+
+def _put(stream: TextIO, text: str) -> None:
     encoding = getattr(stream, "encoding", None) or "utf-8"  # a user's own stream may have no encoding
     stream.write(text.encode(encoding, "replace").decode(encoding))
     stream.flush()

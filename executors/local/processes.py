@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from collectives import descriptors
 from executors.local.output import Sink
 
 __all__ = ["CHUNK", "Channel", "WorkerProcess"]
@@ -68,7 +69,7 @@ class WorkerProcess:
     """Starts ``command`` under a guard, which ends it and all processes that it started when this process ends.
 
     ``stdout``, ``stderr`` and ``report`` are the reading ends of pipes, which the caller closes. The worker inherits
-    ``descriptors`` and reads ``stdin``. The guard ends with the thread that makes this object: make it in the thread
+    ``inherited`` and reads ``stdin``. The guard ends with the thread that makes this object: make it in the thread
     that waits for it.
     Raises OSError where no process can be started.
     """
@@ -78,7 +79,7 @@ class WorkerProcess:
         command: Sequence[str],
         environment: Mapping[str, str],
         grace: float,
-        descriptors: Sequence[int] = (),
+        inherited: Sequence[int] = (),
         stdin: int = subprocess.DEVNULL,
     ) -> None:
         pipes = [os.pipe() for _ in range(3)]
@@ -86,13 +87,13 @@ class WorkerProcess:
         stdout, stderr, report = (writer for _, writer in pipes)
         try:
             self._guard = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(GUARD), str(os.getpid()), str(grace), str(report), *command],
+                [sys.executable, "-I", "-S", str(GUARD), *self._numbers(grace, report), *command],
                 env=dict(environment),
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
                 start_new_session=True,
-                pass_fds=(report, *descriptors),
+                pass_fds=(report, *inherited),
             )
         except BaseException:
             _close(self.stdout, self.stderr, self.report)
@@ -100,9 +101,20 @@ class WorkerProcess:
         finally:
             _close(stdout, stderr, report)
 
-    def terminate(self) -> None:
-        """Ask the worker and all processes that it started to end; those left after the time of grace are killed."""
-        self._guard.send_signal(signal.SIGTERM)
+    @staticmethod
+    def _numbers(grace: float, report: int) -> list[str]:
+        return [str(os.getpid()), str(grace), str(report), str(descriptors.first_limit())]
+
+    def terminate(self, number: int = signal.SIGTERM) -> None:
+        """Ask the worker to end by ``number``, SIGTERM or SIGINT, then the processes that it started.
+
+        Those left after the time of grace are killed.
+        """
+        self._guard.send_signal(number)
+
+    def pass_on(self, number: int) -> None:
+        """Send the worker ``number``, one of :data:`executors.local.signals.PASSED`."""
+        self._guard.send_signal(number)
 
     def hurry(self) -> None:
         """Kill the worker and all processes that it started now."""

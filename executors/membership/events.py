@@ -86,10 +86,16 @@ class WorkerReady:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailed:
-    """The process of a worker ended, or no longer answers. ``text`` says how."""
+    """The process of a worker ended, or no longer answers. ``text`` says how.
+
+    Unless it ``is_explained``, the other workers have noticed the end: a second event, which is a :class:`WorkerDone`
+    if the worker has done its work, says how the process ended. Unless it ``has_begun``, it has left no work undone.
+    """
 
     worker: str
     text: str
+    is_explained: bool = True
+    has_begun: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +214,13 @@ class Overdue:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The job is over: with success, or with the ``error`` that says why. It is the last action."""
+    """The job is over: with success, or with the ``error`` that says why. It is the last action.
+
+    ``unrepaired`` are the workers whose losses are the error, if others were done: no worker is left that could go on.
+    """
 
     error: str | None = None
+    unrepaired: tuple[str, ...] = ()
 
 
 Action = Start | Stop | Publish | Overdue | End

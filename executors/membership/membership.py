@@ -33,6 +33,8 @@ from executors.membership.events import (
 )
 from executors.membership.hosts import Hosts
 from executors.membership.limits import Counts, Limits
+from executors.membership.losses import Losses
+from executors.membership.places import spread
 
 __all__ = ["Membership"]
 
@@ -78,12 +80,14 @@ class Membership:
         self._hosts = Hosts(limits.cooldown)
         self._workers: dict[str, _Worker] = {}
         self._failed: dict[str, _Worker] = {}
+        self._losses = Losses()
         self._started = 0
         self._now = 0.0
         self._short_since: float | None = None
         self._last_failure = ""
         self._is_broken = False
         self._is_finishing = False
+        self._is_waiting = False  # for the reason of a loss, which decides how the job ends
         self._is_over = False
         self._actions: list[Action] = []
 
@@ -108,6 +112,10 @@ class Membership:
         known = self._workers.get(worker) or self._failed.get(worker)
         return known is not None and self.formed is not NOBODY and not known.has_state
 
+    def has_left(self, worker: str) -> bool:
+        """Whether ``worker`` is in no world any more, as far as that is known, so that its end changes nothing."""
+        return worker not in self._workers or self._workers[worker].leaves or not self._is_present(worker)
+
     # Events.
 
     @singledispatchmethod
@@ -129,7 +137,9 @@ class Membership:
         if not all(self._is_leaving(worker) for worker in workers):
             self._count_failure(event.host, f"host {event.host}: {event.text}")
         for worker in workers:
-            self._remove(worker)
+            self._lose(worker)
+        for worker in [worker for worker, lost in self._failed.items() if lost.host == event.host]:
+            self._losses.explain(worker)
         self._hosts.lost(event.host)
 
     @_note.register
@@ -168,8 +178,9 @@ class Membership:
             host = self.host_of(event.worker)
             if not self._is_leaving(event.worker):
                 self._count_failure(host, f"{event.worker} on host {host}: {event.text}")
-            self._failed[event.worker] = self._workers[event.worker]
-            self._remove(event.worker)
+            self._lose(event.worker, event.is_explained, event.has_begun)
+        else:
+            self._losses.explain(event.worker)
 
     @_note.register
     def _note_raised(self, event: WorkerRaised) -> None:
@@ -183,9 +194,11 @@ class Membership:
         if event.worker in self._workers:
             if event.worker in self._alive(self.published.workers):
                 self._is_finishing = self._is_broken = True
+                self._losses.done(event.worker)
             del self._workers[event.worker]
-        elif event.worker in self._failed and self._failed[event.worker].has_state:
-            self._is_finishing = True  # the others noticed its end first, and took it for a loss
+        elif self._losses.has(event.worker):  # the others noticed its end first, and took it for a loss
+            self._is_finishing = True
+            self._losses.done(event.worker)
 
     @_note.register
     def _note_world_failed(self, event: WorldFailed) -> None:
@@ -202,21 +215,22 @@ class Membership:
             self._unformed = {round: members for round, members in self._unformed.items() if round > event.round}
             for name, worker in self._workers.items():
                 worker.has_state = name in formed.workers and not worker.leaves
+            self._losses.formed(formed.workers)
 
     # Decisions.
 
     def _decide(self) -> None:
+        self._is_waiting = False
         for step in (
             self._check_limits,
-            self._check_state,
-            self._finish,
+            self._check_end,
             self._stop,
             self._start,
             self._leave_overdue,
             self._publish,
             self._check_shortage,
         ):
-            if not self._is_over:
+            if not self._is_over and not self._is_waiting:
                 step()
         self.deadline = None if self._is_over else self._next_moment()
 
@@ -225,19 +239,25 @@ class Membership:
         if excess is not None:
             self._end(f"{excess}. The last failure: {self._last_failure}")
 
-    def _check_state(self) -> None:
-        """Once a world has formed, a job needs a worker that was in one: to go on, or to be done."""
-        if self.formed is NOBODY or any(worker.has_state for worker in self._workers.values()):
+    def _check_end(self) -> None:
+        """End a job without a worker that could go on. A lost one that was done after all decides how."""
+        is_left = self._is_anybody_left()
+        self._is_waiting = not is_left and self._losses.is_open
+        if is_left or self._is_waiting:
             return
-        if self._is_finishing:
-            self._end()
-        else:
+        unrepaired = self._losses.unrepaired()
+        if not self._is_finishing:
             self._end(f"every worker with the state of the training is lost. The last failure: {self._last_failure}")
-
-    def _finish(self) -> None:
-        """The last worker that is done ends the job."""
-        if self._is_finishing and not self._alive(self.published.workers):
+        elif unrepaired:
+            self._end(f"no worker is left that could go on without {', '.join(unrepaired)}", unrepaired)
+        else:
             self._end()
+
+    def _is_anybody_left(self) -> bool:
+        """Once a world has formed, a job needs a worker that was in one, and that others have not left behind."""
+        if self.formed is not NOBODY:
+            return any(worker.has_state for worker in self._workers.values())
+        return not self._is_finishing or bool(self._alive(self.published.workers))
 
     def _stop(self) -> None:
         """End newcomers that no world will have."""
@@ -386,10 +406,17 @@ class Membership:
             self.counts.resizes += 1
 
     def _free_places(self) -> list[str]:
-        """The host of each worker that could be started now."""
+        """The host of each worker that could be started now.
+
+        The first ones fill the hosts in order, as users expect; later ones are spread.
+        """
         taken = Counter(worker.host for worker in self._workers.values())
-        free = [host for host in self._hosts.open(self._now) for _ in range(self._hosts.room(host) - taken[host])]
-        return free[: max(0, self.limits.most - len(self._staying()))]
+        free = {host: self._hosts.room(host) - taken[host] for host in self._hosts.open(self._now)}
+        staying = self._staying()
+        number = max(0, self.limits.most - len(staying))
+        if self.published is NOBODY:
+            return [host for host, count in free.items() for _ in range(count)][:number]
+        return spread(number, free, Counter(self.host_of(worker) for worker in staying))
 
     def _on(self, host: str) -> list[str]:
         """The workers of a host, in the order of :meth:`_in_order`."""
@@ -430,15 +457,27 @@ class Membership:
         self.counts.failures += 1
         self._hosts.failed(host, self._now, self._jitter())
 
+    def _lose(self, worker: str, is_explained: bool = True, has_begun: bool = True) -> None:
+        """``worker`` has ended without success; that of one that has left changes nothing."""
+        if not self.has_left(worker):
+            # While no world has formed, all have a part in the work: the job may use no elastic state.
+            had_part = has_begun and (self.formed is NOBODY or worker in self.formed.workers)
+            self._losses.add(worker, is_explained, had_part)
+        self._failed[worker] = self._workers[worker]
+        self._remove(worker)
+
     def _remove(self, worker: str) -> None:
         """Forget a lost worker. That breaks the present world if it has the worker, and so the way to the next one."""
-        is_present = any(worker in members.workers for members in (self.formed, *self._unformed.values()))
-        self._is_broken = self._is_broken or is_present
+        self._is_broken = self._is_broken or self._is_present(worker)
         del self._workers[worker]
 
-    def _end(self, error: str | None = None) -> None:
+    def _is_present(self, worker: str) -> bool:
+        """Whether a world that ranks may be in has ``worker``."""
+        return any(worker in members.workers for members in (self.formed, *self._unformed.values()))
+
+    def _end(self, error: str | None = None, unrepaired: tuple[str, ...] = ()) -> None:
         self._is_over = True
-        self._actions.append(End(error))
+        self._actions.append(End(error, unrepaired))
 
     def _shortage(self, circumstances: str) -> str:
         alive = self._alive(self.published.workers)

@@ -14,7 +14,6 @@ import ray
 from ray import ObjectRef
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from executors.api import Slot
 from executors.call import Call
@@ -24,7 +23,9 @@ from executors.outcome import Outcome
 from executors.ray.capacity import Share
 from executors.ray.death import how
 from executors.ray.group import dismiss, kill
+from executors.ray.nodes import is_placed
 from executors.ray.request import Request
+from executors.ray.room import Room
 from executors.ray.worker import HorovodWorker, Location, actor_class
 
 __all__ = ["Actors", "Events", "Work"]
@@ -73,6 +74,7 @@ class Work:
 class _Worker:
     name: str
     node: str
+    bundle: int
     actor: ActorHandle[HorovodWorker]
     environment: Mapping[str, str]
     steps: deque[tuple[str, ObjectRef[Call]]]
@@ -83,10 +85,13 @@ class _Worker:
 
 
 class Actors:
-    """Starts, watches and ends actors, each a worker of ``shape``, in the loop that runs what ``soon`` gets."""
+    """Starts, watches and ends actors, each a worker of ``shape`` in ``room``, in the loop that ``soon`` belongs to."""
 
-    def __init__(self, shape: Request, work: Work, events: Events, soon: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(
+        self, shape: Request, room: Room, work: Work, events: Events, soon: Callable[[Callable[[], None]], None]
+    ) -> None:
         self._class = actor_class(shape)
+        self._room = room
         self._work = work
         self._events = events
         self._soon = soon
@@ -114,12 +119,35 @@ class Actors:
 
     def start(self, name: str, node: str, environment: Mapping[str, str]) -> None:
         """Start an actor on ``node``; the worker gets ``environment`` before any call."""
-        strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-        actor = self._class.options(scheduling_strategy=strategy).remote()
-        worker = _Worker(name, node, actor, environment, deque(self._work.steps()))
+        place = self._room.place(node, [worker.bundle for worker in self._workers.values()])
+        actor = self._class.options(scheduling_strategy=place.strategy).remote()
+        worker = _Worker(name, node, place.bundle, actor, environment, deque(self._work.steps()))
         self._workers[name] = worker
         self._note_change(node)
         self._watch(worker, actor.location.remote(), self._located)
+
+    def has_no_room(self, name: str) -> bool:
+        """Whether Ray has not started the actor, and its node has nothing free for it: others took that."""
+        worker = self._workers.get(name)
+        if worker is None or worker.location is not None:
+            return False
+        return not is_placed(worker.actor) and not self._room.has_free(worker.node)
+
+    def names(self) -> list[str]:
+        """The workers that have not ended."""
+        return list(self._workers)
+
+    def located(self) -> list[str]:
+        """Those of them whose process runs."""
+        return [name for name, worker in self._workers.items() if worker.location is not None]
+
+    def count(self, node: str) -> int:
+        """How many workers of ``node`` have not ended."""
+        return sum(worker.node == node for worker in self._workers.values())
+
+    def node_of(self, name: str) -> str:
+        """The node for which a worker that has not ended was started."""
+        return self._workers[name].node
 
     def kill(self, name: str) -> None:
         """End a worker at once; it reports nothing more."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from executors.ray.labels import matches
 
-__all__ = ["Cluster", "JobDemand", "Node", "Share", "fits", "slots", "total_demand"]
+__all__ = ["Cluster", "JobDemand", "Node", "Resources", "Share", "count_slots", "fits", "slots", "total_demand"]
 
 Resources = Mapping[str, float]
 
@@ -56,13 +56,20 @@ def slots(cluster: Cluster, need: Resources, shares: Mapping[str, Share], before
 
     A node whose share is not settled keeps the number that it had ``before``. Nodes without a slot are left out.
     """
+    free = {name: fits(need, node.free) for name, node in cluster.nodes.items()}
+    total = {name: fits(need, node.total) for name, node in cluster.nodes.items()}
+    return count_slots(free, total, shares, before)
+
+
+def count_slots(
+    free: Mapping[str, int], total: Mapping[str, int], shares: Mapping[str, Share], before: Mapping[str, int]
+) -> dict[str, int]:
+    """As :func:`slots`, by the workers that fit into what is ``free`` on each node, and into its ``total``."""
     found: dict[str, int] = {}
-    for name, node in cluster.nodes.items():
+    for name, count in free.items():
         share = shares.get(name, NONE)
-        count = share.workers + fits(need, node.free)
-        if not share.settled:
-            count = before.get(name, count)
-        found[name] = min(count, fits(need, node.total))
+        has = share.workers + count if share.settled else before.get(name, share.workers + count)
+        found[name] = min(has, total[name])
     return {name: count for name, count in found.items() if count}
 
 

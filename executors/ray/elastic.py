@@ -23,13 +23,13 @@ from executors.outcome import Outcome
 from executors.ray.actors import Actors, Work
 from executors.ray.demand import Demand
 from executors.ray.departures import Departures
-from executors.ray.discovery import NodeDiscovery
+from executors.ray.discovery import RoomDiscovery
 from executors.ray.log import Callback, listen
 from executors.ray.names import Names
 from executors.ray.nodes import death_of, places_now
-from executors.ray.placement_group import cluster_state
 from executors.ray.request import Request
-from executors.ray.shortage import explain
+from executors.ray.room import ClusterRoom, GroupRoom, Room, room_of
+from executors.ray.withdrawal import Withdrawal
 
 __all__ = ["ElasticOptions", "ElasticRayJob", "run_elastic"]
 
@@ -52,7 +52,8 @@ class ElasticOptions:
 
     Each worker gets what one of ``shape`` does, ``variables`` and the interfaces ``nics``, and has ``start_timeout``
     seconds to come up. ``discovery`` finds nodes and their slots; None: what the job can get of the nodes whose labels
-    match the selector of ``shape``. ``dashboard`` is where the live page is served; None: there is none.
+    match the selector of ``shape``. ``dashboard`` is where the live page is served; None: there is none. If this task
+    or actor is in a placement group, its workers go there, unless ``use_current_group`` is False.
     """
 
     shape: Request
@@ -61,6 +62,7 @@ class ElasticOptions:
     variables: Mapping[str, str] = field(default_factory=dict)
     discovery: HostDiscovery | None = None
     dashboard: Address | None = None
+    use_current_group: bool = True
 
     @property
     def need(self) -> Mapping[str, float]:
@@ -80,7 +82,8 @@ def run_elastic(
 
     ``callbacks`` get what the workers log. Raises the exception of a function as itself, with a RemoteError as its
     cause; WorkerError if the job cannot go on after a loss; ExecutorError for too few workers, and PlacementError if
-    they never were enough; DiscoveryError if the nodes cannot be found.
+    they never were enough; DiscoveryError if the nodes cannot be found; ValueError if the placement group of this task
+    cannot hold the fewest.
     """
     with ElasticRayJob(work, limits, options, callbacks) as job:
         job.run()
@@ -91,6 +94,7 @@ class ElasticRayJob:
     """The agents of the driver of one job, and its loop: a context manager that leaves no actor behind."""
 
     def __init__(self, work: Work, limits: Limits, options: ElasticOptions, callbacks: Sequence[Callback] = ()) -> None:
+        self._room, limits = _room_and_limits(options, limits)
         self._limits = limits
         self._options = options
         self._callbacks = callbacks
@@ -98,10 +102,12 @@ class ElasticRayJob:
         self._job = Job(limits.size, ray.util.get_node_ip_address())
         self._dashboard = Dashboard(self._job, options.dashboard, "hvd_cluster")
         self._loop = Loop()
-        self._actors = Actors(options.shape, work, self, self._loop.soon)
+        self._actors = Actors(options.shape, self._room, work, self, self._loop.soon)
+        self._discovery = RoomDiscovery(self._room, self._actors.shares, limits.least, options.discovery)
+        self._withdrawal = Withdrawal(self._actors, self._discovery, limits.least, options.start_timeout)
         self._outcomes: dict[str, Outcome] = {}
         wanted = limits.most if limits.is_bounded else limits.size
-        self._demand = Demand(wanted, options.need, options.labels)
+        self._demand = None if self._room.is_fixed else Demand(wanted, options.need, options.labels)
         self._names = Names(places_now)
         self._departures = Departures()
         self._known: set[str] = set()
@@ -111,11 +117,14 @@ class ElasticRayJob:
         with ExitStack() as stack:
             stack.enter_context(self._job)
             stack.enter_context(self._dashboard)
-            self.driver = Driver(self._limits, self._job, self, self._options.start_timeout)
+            self.driver = Driver(
+                self._limits, self._job, self, self._options.start_timeout, withdraws=self._withdraw_late
+            )
             stack.callback(self.driver.close)
             stack.callback(listen(self._job, self.soon, self._callbacks))
             stack.callback(self._actors.close)
-            stack.callback(self._demand.withdraw)
+            if self._demand is not None:
+                stack.callback(self._demand.withdraw)
             self._stack = stack.pop_all()
         return self
 
@@ -124,10 +133,8 @@ class ElasticRayJob:
 
     def run(self) -> None:
         """Return when every worker has ended and none will be started. Raises the failure, if there was one."""
-        options = self._options
-        discovery = options.discovery or NodeDiscovery(options.need, self._actors.shares, options.labels)
-        pace = USERS_DISCOVERY if options.discovery else DISCOVERY
-        self._stack.enter_context(Watch(discovery, self._found, self.soon, **pace))
+        pace = USERS_DISCOVERY if self._options.discovery else DISCOVERY
+        self._stack.enter_context(Watch(self._discovery, self._found, self.soon, **pace))
         self._look_again()
         self._loop.after(WARN_S, self._explain_wait)
         self._loop.run(lambda: self.driver.is_over and not self._actors.running)
@@ -197,6 +204,20 @@ class ElasticRayJob:
         else:
             self._lose(node, reason)
 
+    def _withdraw_late(self, worker: str) -> bool:
+        """Take back a worker that Ray could not place, because others took its room; all, if the rest is too few."""
+        withdrawn = self._withdrawal.of(worker, has_state=self.driver.has_formed)
+        nodes = {self._actors.node_of(each) for each in withdrawn}
+        for each in withdrawn:
+            self._actors.kill(each)
+        for node in nodes:  # before the driver looks for places of others
+            count = self._actors.count(node)
+            self._discovery.withdraw(node, count)
+            self.driver.limit_slots(self._names.name(node) or "", count)
+        for each, text in withdrawn.items():
+            self.driver.withdraw(each, text)
+        return bool(withdrawn)
+
     def _found(self, slots: Mapping[str, int]) -> None:
         named = self._names.slots(slots)
         for name in self._known - named.keys():
@@ -222,7 +243,8 @@ class ElasticRayJob:
             self.driver.host_lost(name, reason)
 
     def _look_again(self) -> None:
-        self._demand.update(self._actors.shares())
+        if self._demand is not None:
+            self._demand.update(self._actors.shares())
         self._hear_of_departures()
         self._loop.after(LOOK_S, self._look_again)
 
@@ -232,8 +254,16 @@ class ElasticRayJob:
             self._loop.after(REMIND_S, self._explain_wait)
 
     def _shortage(self) -> str:
-        return explain(replace(self._options.shape, num_workers=self._limits.least), cluster_state())
+        return self._room.shortage(self._limits.least)
 
     def _explained(self, error: ExecutorError) -> ExecutorError:
         """The error of a job that never had enough workers says what the cluster lacks."""
         return error if self.driver.members else PlacementError(f"{error}\n{self._shortage()}")
+
+
+def _room_and_limits(options: ElasticOptions, limits: Limits) -> tuple[Room, Limits]:
+    """The room of a job, which starts with no more workers than a placement group can hold."""
+    room: ClusterRoom | GroupRoom = room_of(options.shape, options.use_current_group)
+    if isinstance(room, GroupRoom):
+        limits = replace(limits, size=room.check(limits.least, limits.size))
+    return room, limits

@@ -11,7 +11,7 @@ import ray
 from executors.ray.capacity import Cluster, Node
 from executors.ray.names import Place
 
-__all__ = ["cluster_now", "deadlines", "death_of", "places_now", "quiet_seconds"]
+__all__ = ["cluster_now", "deadlines", "death_of", "is_placed", "places_now", "quiet_seconds"]
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +58,17 @@ def deadlines() -> dict[str, float]:
     """When each node that drains will be gone, in seconds since 1970; without those of which Ray does not know that."""
     known = ray._private.state.state.get_draining_nodes()  # milliseconds, 0 for none
     return {node: milliseconds / MILLISECONDS for node, milliseconds in known.items() if milliseconds}
+
+
+def is_placed(actor: Any) -> bool:
+    """Whether Ray has found a process for ``actor``; true where Ray does not tell."""
+    try:
+        # Ray has no public function for this without its dashboard.
+        table: dict[str, Any] = ray._private.state.state.actor_table(actor._actor_id.hex())
+        return table.get("State") != "PENDING_CREATION" or bool(table.get("Pid", True))
+    except Exception as error:  # noqa: BLE001  a job must not fail because of an unknown report
+        logger.debug("Ray does not tell whether an actor was placed: %r", error)
+        return True
 
 
 def _node(entry: dict[str, Any], free: dict[str, float]) -> Node:

@@ -12,8 +12,8 @@ from executors.changes import summary
 from executors.course import Course
 from executors.job import Job, environment_of
 from executors.member import Identity
-from executors.ray.succession import Succession
-from executors.worlds import CALL, REPORTS, Call, Published, Report, world_key
+from executors.ray.succession import Delivered, Succession, Turn
+from executors.worlds import CALL, REPORTS, Call, LastReport, Published, Report, answer_key, world_key
 
 __all__ = ["Replacement"]
 
@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 LEAVE_SECONDS = 5.0
 OVER = "the job is done"
+# Ray Train takes a report within so long after it has fetched it from the worker.
+SETTLE_SECONDS = 1.0
 
 
 class Replacement:
@@ -34,7 +36,9 @@ class Replacement:
         self._job = job
         self._succession = Succession(hosts)
         self._formed = self._succession.world
-        self._lock = threading.Lock()  # Held for a few instructions.
+        self._ends: dict[str, int] = {}
+        self._is_early = False
+        self._lock = threading.Lock()  # Held for a few instructions, and while worlds and answers are stored.
         self._keys: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         # Owner: this object; bound: none, it waits for reports; abort: the end of the block.
         self._thread = threading.Thread(target=self._run, name="hvd-replacement", daemon=True)
@@ -70,6 +74,11 @@ class Replacement:
         with self._lock:
             return self._environment(self._succession.succeed(place, host), is_newcomer=True)
 
+    def delivered(self, delivered: Delivered) -> None:
+        """Ray Train has taken a report of all workers."""
+        with self._lock:
+            self._act(self._succession.delivered(delivered))
+
     def _environment(self, worker: str, is_newcomer: bool) -> dict[str, str]:
         slot = self._succession.slot(worker)
         identity = Identity(worker, self._succession.world.round, is_newcomer)
@@ -79,6 +88,14 @@ class Replacement:
     def _publish(self, world: Published) -> None:
         self._job.store.set(world_key(world.round), world.encode())
 
+    def _act(self, turn: Turn) -> None:
+        """Under the lock, so that worlds come in their order."""
+        self._is_early = turn.is_early
+        if turn.world is not None:
+            self._publish(turn.world)
+        for worker, answer in turn.answers.items():
+            self._job.store.set(answer_key(worker, self._ends[worker]), answer.encode())
+
     # Reports of workers.
 
     def _note(self, key: str) -> None:
@@ -87,27 +104,40 @@ class Replacement:
             self._keys.put(key)
 
     def _run(self) -> None:
-        while (key := self._keys.get()) is not None:
-            sent = self._job.take(key)
+        while (key := self._next_key()) is not None:
+            sent = self._job.take(key) if key else None
             if sent is not None:
                 self._heed(key.removeprefix(REPORTS).partition("/")[0], Report.decode(sent))
 
+    def _next_key(self) -> str | None:
+        """The key of the next report; None at the end of the block, "" where a last report was waited for."""
+        try:
+            # Bound: SETTLE_SECONDS, or none; abort: the end of the block.
+            return self._keys.get(timeout=SETTLE_SECONDS if self._is_early else None)
+        except queue.Empty:
+            with self._lock:
+                self._act(self._succession.conclude())
+            return ""
+
     def _heed(self, worker: str, report: Report) -> None:
-        world = None
         if report.kind == "formed":
             self._tell_formed(report)
-        elif report.kind == "ready":
+        elif report.kind in ("ready", "failed", "finished"):
             with self._lock:
-                world = self._succession.ready(worker)
-        elif report.kind == "failed":
-            with self._lock:
-                world = self._succession.cut_off(worker, report.round)
-        if world is not None:
-            self._publish(world)
+                self._act(self._turn(worker, report))
+
+    def _turn(self, worker: str, report: Report) -> Turn:
+        if report.kind == "ready":
+            return self._succession.ready(worker)
+        if report.kind == "failed":
+            return self._succession.cut_off(worker, report.round)
+        self._ends[worker] = report.call
+        return self._succession.finished(worker, report.round, LastReport.decode(report.text))
 
     def _tell_formed(self, report: Report) -> None:
         self._job.store.set(CALL, Call(report.call).encode())
         with self._lock:
+            self._succession.formed(report.round)
             world, before = self._succession.world, self._formed
             if report.round != world.round or before is world:
                 return

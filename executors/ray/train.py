@@ -23,6 +23,7 @@ from ray.train.v2._internal.execution.worker_group.execution_group import Replic
 from executors.counted import counted
 from executors.job import Job
 from executors.placement import slots_of
+from executors.ray.last_report import Deliveries
 from executors.ray.metrics import export_metrics
 from executors.ray.names import Place
 from executors.ray.replacement import Replacement
@@ -147,6 +148,7 @@ class ReplacingBackend(JobBackend):
         # A successor may come on any node.
         job = stack.enter_context(Job(len(locations), ray.util.get_node_ip_address()))
         self._replacement = stack.enter_context(Replacement(job, list(map(_host, locations))))
+        Deliveries.listener = self._replacement.delivered
         self._locations = list(locations)
         return self._replacement.environments()
 

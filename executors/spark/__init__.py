@@ -5,7 +5,9 @@
     session.py     classic or Connect: settings, slots, tags
     slots.py       pure: whether the workers fit, and the error if they do not
     frame.py       a DataFrame in as many partitions as workers
-    plan.py        the data for all tasks, and the form of their outcomes
+    plan.py        the data for all tasks
+    broadcasts.py  broadcast variables to which the function refers: from the task to its worker
+    results.py     outcomes as rows, where a task has no connection to the driver
     job.py         the driver's side: starts the stage, waits, collects outcomes
     console.py     the driver's end of the connections from the tasks: shows output, notices losses
     display.py     shows output in a thread of its own

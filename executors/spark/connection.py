@@ -3,7 +3,8 @@
 The driver sends a nonce. The task answers with one frame: its identity, under an HMAC of the job's secret. The driver
 accepts or refuses in one byte. From then on the task sends frames: one byte for the kind, then data. Each side takes
 the end of the connection for the end of the other side, unless the task has sent GOODBYE. Frames of output and warnings
-are not authenticated, because they are only shown. The frame of a failure is unpickled, so it has an HMAC.
+are not authenticated, because they are only shown. The frame of a failure is unpickled, so it has an HMAC. An outcome
+comes in frames of RESULT and ends with one of RESULT_END, which has the HMAC of all. The driver answers it in one byte.
 """
 
 from __future__ import annotations
@@ -32,12 +33,15 @@ __all__ = [
     "GOODBYE",
     "NONCE_BYTES",
     "REFUSED",
+    "RESULT",
+    "RESULT_END",
     "SILENCE_SECONDS",
     "STREAMS",
     "WARNING",
     "DriverConnection",
     "TaskIdentity",
     "connect_to_driver",
+    "digest_of",
     "sealed",
     "unsealed",
 ]
@@ -49,7 +53,10 @@ STREAMS = {"stdout": b"o", "stderr": b"e"}
 GOODBYE = b"."
 FAILURE = b"f"
 WARNING = b"w"
+RESULT = b"r"
+RESULT_END = b"R"
 LONGEST_FRAME = 1 << 20
+RESULT_BYTES = LONGEST_FRAME // 2
 CLOSED = "it closed the connection"
 DIAL_SECONDS = 5.0
 # A driver with hundreds of tasks may be slow to accept; one behind a firewall never accepts.
@@ -80,19 +87,22 @@ class TaskIdentity:
 
 def sealed(secret: JobSecret, nonce: bytes, data: bytes) -> bytes:
     """``data`` behind its HMAC."""
-    return _digest(secret, nonce, data) + data
+    return digest_of(secret, nonce, data) + data
 
 
 def unsealed(secret: JobSecret, nonce: bytes, data: bytes) -> bytes:
     """The content of :func:`sealed` data. Raises PermissionError if their author does not know ``secret``."""
     digest, text = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
-    if not hmac.compare_digest(digest, _digest(secret, nonce, text)):
+    if not hmac.compare_digest(digest, digest_of(secret, nonce, text)):
         raise PermissionError("the peer does not know the secret of the job")
     return text
 
 
-def _digest(secret: JobSecret, nonce: bytes, text: bytes) -> bytes:
-    return hmac.new(secret.key, nonce + text, hashlib.sha256).digest()
+def digest_of(secret: JobSecret, nonce: bytes, data: bytes | bytearray) -> bytes:
+    """The HMAC of ``data`` on the connection with this ``nonce``."""
+    digest = hmac.new(secret.key, nonce, hashlib.sha256)
+    digest.update(data)
+    return digest.digest()
 
 
 class DriverConnection:
@@ -105,7 +115,7 @@ class DriverConnection:
         self._sending = threading.Lock()  # owner: the thread that sends a frame; bound and abort: those of send()
 
     def fileno(self) -> int:
-        """The descriptor. It becomes readable when the driver is gone, because the driver never sends anything."""
+        """The descriptor. Until :meth:`deliver` it becomes readable only when the driver is gone."""
         return self._socket.fileno()
 
     @property
@@ -119,7 +129,7 @@ class DriverConnection:
         """See :class:`executors.local.output.Sinks`."""
         return _OutputSink(self, STREAMS[name])
 
-    def send(self, kind: bytes, data: bytes = b"") -> None:
+    def send(self, kind: bytes, data: bytes | memoryview = b"") -> None:
         """Send a frame. If the driver is gone, nothing is raised; :attr:`lost` becomes true."""
         message = kind + data
         # Bound: SILENCE_SECONDS without progress, by the kernel; abort: the driver hangs up.
@@ -138,6 +148,18 @@ class DriverConnection:
         """Send a pickled :class:`.Outcome` to the driver before Spark does, unless it is too long for a frame."""
         if len(failure) < LONGEST_FRAME - DIGEST_BYTES:
             self.send(FAILURE, sealed(self._secret, self._nonce, failure))
+
+    def deliver(self, outcome: bytes) -> bool:
+        """Send a pickled :class:`.Outcome` of any length. Returns whether the driver has all of it."""
+        view = memoryview(outcome)
+        for start in range(0, len(view), RESULT_BYTES):
+            self.send(RESULT, view[start : start + RESULT_BYTES])
+        self.send(RESULT_END, digest_of(self._secret, self._nonce, outcome))
+        # Bound: SILENCE_SECONDS of a host that is gone, by the kernel; abort: the driver hangs up.
+        try:
+            return self._socket.recv(1) == ACCEPTED
+        except OSError:
+            return False
 
     def close(self) -> None:
         """Close the connection."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import secrets
 import socket
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from types import TracebackType
+from typing import Protocol
 
 from collectives.control.sockets import end_in_silence
-from executors.acceptor import Acceptor, streams
+from collectives.reception.acceptor import Acceptor, streams
 from executors.api import JobSecret
 from executors.listening import ServerThread, Started, listen, until_stopped
 from executors.local.frames import Frames
@@ -23,17 +24,19 @@ from executors.spark.connection import (
     LONGEST_FRAME,
     NONCE_BYTES,
     REFUSED,
+    RESULT,
+    RESULT_END,
     SILENCE_SECONDS,
     STREAMS,
     WARNING,
     TaskIdentity,
+    digest_of,
     unsealed,
 )
 from executors.spark.display import Display
 
-__all__ = ["Console"]
+__all__ = ["Console", "TaskListener"]
 
-HELLO_SECONDS = 5.0
 # Spark kills the Python of a cancelled task after this time.
 LATE_SECONDS = 4.0
 # A task may take this long to end its worker after the driver has closed the connection.
@@ -43,14 +46,29 @@ NAMES = {kind: name for name, kind in STREAMS.items()}
 logger = logging.getLogger(__name__)
 
 
+class TaskListener(Protocol):
+    """Hears from tasks, in the thread of the console. Outcomes are pickled, and come from a task of the job."""
+
+    def connected(self, identity: TaskIdentity) -> None:
+        """A task has connected."""
+
+    def lost(self, identity: TaskIdentity) -> None:
+        """The connection to a task ended without a goodbye."""
+
+    def failed(self, outcome: bytes) -> None:
+        """A rank failed; its task may run on."""
+
+    def delivered(self, outcome: bytearray) -> None:
+        """A task has this outcome at its end."""
+
+
 class Console:
     """Listens on ``host`` for the tasks of a job: a context manager, which can be entered once.
 
-    The console calls ``came`` for each task that connects, ``lost`` for each task that ends without a goodbye, and
-    ``failed`` with the pickled outcome of a failed rank. It does so in its own thread, the daemon "hvd-console".
-    Leaving the block ends the thread and closes the connections. If an exception leaves the block before all ``size``
-    tasks have connected, cancelled tasks that still connect are refused for LATE_SECONDS. Without an answer they would
-    take the ended driver for one behind a firewall.
+    The console calls the ``listener`` in its own thread, the daemon "hvd-console". Leaving the block ends the thread
+    and closes the connections. If an exception leaves the block before all ``size`` tasks have connected, cancelled
+    tasks that still connect are refused for LATE_SECONDS. Without an answer they would take the ended driver for one
+    behind a firewall.
     """
 
     def __init__(
@@ -59,9 +77,7 @@ class Console:
         size: int,
         secret: JobSecret,
         output: Sinks,
-        connected: Callable[[TaskIdentity], None],
-        lost: Callable[[TaskIdentity], None],
-        failed: Callable[[bytes], None],
+        listener: TaskListener,
     ) -> None:
         self.port = 0
         self._host = host
@@ -69,13 +85,12 @@ class Console:
         self._secret = secret
         self._output = output
         self._display = Display()
-        self._connected = connected
-        self._lost = lost
-        self._failed = failed
+        self._listener = listener
         self._known: set[int] = set()
         self._connections: dict[asyncio.StreamWriter, asyncio.Task[None] | None] = {}
         self._accepted: set[asyncio.StreamWriter] = set()  # connections to accepted tasks
         self._all_connected: asyncio.Event | None = None
+        self._acceptor: Acceptor | None = None
         self._failing = False
         self._stopping = False
         self._thread = ServerThread("hvd-console", self._serve)
@@ -100,7 +115,7 @@ class Console:
 
     async def _serve(self, listener: socket.socket, started: Started) -> None:
         self._all_connected = asyncio.Event()
-        async with Acceptor(listener, streams(self._accept)):
+        async with Acceptor(listener, streams(self._accept), "the driver's port for tasks") as self._acceptor:
             await until_stopped(started)
             self._stopping = True
             for writer in self._accepted:
@@ -119,12 +134,12 @@ class Console:
         self._connections[writer] = asyncio.current_task()
         try:
             nonce = secrets.token_bytes(NONCE_BYTES)
-            identity = await asyncio.wait_for(self._identify(nonce, reader, writer), HELLO_SECONDS)
+            identity = await self._identify(nonce, reader, writer)
             if identity is not None:
-                await self._receive(identity, nonce, reader)
-        except (OSError, EOFError, ValueError, TypeError, asyncio.TimeoutError) as error:
-            if not self._stopping:
-                logger.warning(
+                await self._receive(identity, nonce, reader, writer)
+        except (OSError, EOFError, ValueError, TypeError) as error:
+            if not self._stopping and self._acceptor is not None:
+                self._acceptor.warn(
                     "a connection to the driver came from a process that is not a task of this job (%s)", error
                 )
         finally:
@@ -140,6 +155,8 @@ class Console:
         end_in_silence(writer.get_extra_info("socket"), SILENCE_SECONDS)
         writer.write(nonce)
         identity = TaskIdentity.unseal(self._secret, nonce, await _read(reader))
+        if self._acceptor is not None:
+            self._acceptor.authenticated(writer.transport)
         refused = self._stopping or identity.rank in self._known
         writer.write(REFUSED if refused else ACCEPTED)
         if not refused:
@@ -150,22 +167,35 @@ class Console:
             self._all_connected.set()
         return None if refused else identity
 
-    async def _receive(self, identity: TaskIdentity, nonce: bytes, reader: asyncio.StreamReader) -> None:
+    async def _receive(
+        self, identity: TaskIdentity, nonce: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         rank_output = _RankOutput(self._display, self._output, identity.rank)
-        self._connected(identity)
+        result = bytearray()
+        self._listener.connected(identity)
         try:
             while (message := await _read(reader)) != GOODBYE:
                 if message[:1] == FAILURE:
-                    self._failed(unsealed(self._secret, nonce, message[1:]))
+                    self._listener.failed(unsealed(self._secret, nonce, message[1:]))
+                elif message[:1] == RESULT:
+                    result += memoryview(message)[1:]
+                elif message[:1] == RESULT_END and not self._stopping:
+                    self._check(result, nonce, message[1:])
+                    self._listener.delivered(result)
+                    writer.write(ACCEPTED)
                 elif message[:1] == WARNING:
                     logger.warning("%s", message[1:].decode(errors="replace"))
                 else:
                     rank_output.feed(message)
         except (OSError, EOFError):
             if not self._stopping:
-                self._lost(identity)
+                self._listener.lost(identity)
         finally:
             rank_output.close()
+
+    def _check(self, result: bytearray, nonce: bytes, digest: bytes) -> None:
+        if not hmac.compare_digest(digest, digest_of(self._secret, nonce, result)):
+            raise PermissionError("the author of a result does not know the secret of the job")
 
 
 class _RankOutput:

@@ -37,6 +37,7 @@ from executors.local.tail import Tails
 from executors.local.work import CallWork
 from executors.loop import Loop
 from executors.membership import Limits
+from executors.spark.broadcasts import PickledCall
 from executors.spark.elastic_task import DriverAddress, TaskSlot, machine_of, run_agent
 from executors.spark.options import SparkOptions
 from executors.spark.reason import reason
@@ -57,7 +58,7 @@ GUARD_SECONDS = 10.0
 
 
 def run_elastic_on_spark(
-    session: Session, frame: Any, call: bytes, limits: Limits, output: Output, options: SparkOptions
+    session: Session, frame: Any, call: PickledCall, limits: Limits, output: Output, options: SparkOptions
 ) -> list[object]:
     """Run ``call`` on workers within ``limits``, one beside each partition of ``frame``; the values by rank.
 
@@ -75,14 +76,15 @@ class ElasticSparkJob:
     """The agents of the driver of one job, and its loop: a context manager that leaves no task behind."""
 
     def __init__(
-        self, session: Session, frame: Any, call: bytes, limits: Limits, output: Output, options: SparkOptions
+        self, session: Session, frame: Any, call: PickledCall, limits: Limits, output: Output, options: SparkOptions
     ) -> None:
         bound, self._reached = session.addresses()
         self._session = session
         self._frame = frame
         self._limits = limits
         self._options = options
-        self._work = CallWork(call, options.executable, None, options.search_path)
+        self._broadcasts = call.broadcasts
+        self._work = CallWork(call.data, options.executable, None, options.search_path)
         self._job = Job(limits.size, bound)
         self._dashboard = Dashboard(self._job, options.dashboard, "hvd_cluster")
         self._loop = Loop()
@@ -138,12 +140,12 @@ class ElasticSparkJob:
     def _begin_stage(self) -> None:
         """Let Spark start a task for each partition."""
         address = DriverAddress(self._reached, self._switchboard.port, self._job.secret)
-        number, feeder = len(self._stages), self._options.feeder
+        number, feeder, broadcasts = len(self._stages), self._options.feeder, self._broadcasts
 
         def task(batches: Iterator[Any]) -> Iterator[Any]:
-            return run_agent(address, number, feeder, batches)
+            return run_agent(address, number, feeder, batches, broadcasts)
 
-        stage = Stage(self._session, self._frame.mapInArrow(task, SCHEMA), self._finished)
+        stage = Stage(self._session, self._frame.mapInArrow(task, SCHEMA).toArrow, self._finished)
         self._released.append(set())
         self._stages.append(self._entered.enter_context(stage))
 
@@ -280,7 +282,7 @@ class ElasticSparkJob:
             self._sinks.write(message.number, message.stream, message.data)
         elif isinstance(message, Failed):
             self._workers.pop(message.number, None)
-            self.driver.failed(f"worker-{message.number}", Failure(Kind.EXIT, message.text))
+            self.driver.failed(f"worker-{message.number}", Failure(Kind.EXIT, message.text, has_begun=False))
         elif isinstance(message, Received):
             self.outcomes.received(self, message.rank, message.message)
         elif isinstance(message, Ended):
@@ -301,7 +303,8 @@ class ElasticSparkJob:
             return
         self._workers = {number: place for number, place in self._workers.items() if place != slot}
         if not self.driver.is_over:
-            self.driver.host_lost(slot, "its task was lost: Spark lost the executor, or killed it")
+            text = "its task was lost: Spark lost the executor, or killed it"
+            self.driver.host_lost(slot, text, lambda worker: self.outcomes.has_returned(_number(worker)))
             self._changed()
             partition = TaskSlot.of(slot).partition
             if partition in self._released[-1] and partition not in self._present():

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow
 from pyspark import TaskContext
@@ -23,6 +24,7 @@ from executors.hosts.agent import AgentLink, serve
 from executors.hosts.messages import FromAgent, FromDriver, Launch
 from executors.local.crew import Received
 from executors.outcome import Outcome
+from executors.spark.broadcasts import exposed
 from executors.spark.feeding import PARTITION, Feed, Feeder, FeedingTask
 from executors.spark.plan import DEVICES
 from executors.spark.task import folder
@@ -73,12 +75,16 @@ def machine_of(slot: str) -> str:
 
 
 def run_agent(
-    driver: DriverAddress, stage: int, feeder: Feeder | None, batches: Iterator[pyarrow.RecordBatch]
+    driver: DriverAddress,
+    stage: int,
+    feeder: Feeder | None,
+    batches: Iterator[pyarrow.RecordBatch],
+    broadcasts: Sequence[Any] = (),
 ) -> Iterator[pyarrow.RecordBatch]:
     """Serve the driver until the job needs this slot no more; ``feeder`` gives ``batches`` to the workers.
 
-    Yields nothing. Raises ExecutorError if the driver cannot be reached: Spark then starts the task again, as often as
-    it is set to.
+    The call of the workers refers to ``broadcasts``. Yields nothing. Raises ExecutorError if the driver cannot be
+    reached: Spark then starts the task again, as often as it is set to.
     """
     context = TaskContext.get()
     if context is None:
@@ -91,7 +97,7 @@ def run_agent(
             pass
     elif context.attemptNumber() > 0:
         batches = _begun(batches)
-    with closing(_dial(driver)) as sock:
+    with exposed(broadcasts, folder), closing(_dial(driver)) as sock:
         link = _Link(sock, driver.secret, slot.name)
         if feeder is None:
             serve(link)

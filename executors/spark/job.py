@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from executors.job import Job
 from executors.local.output import Output
+from executors.spark.broadcasts import PickledCall
 from executors.spark.console import Console
 from executors.spark.options import SparkOptions
 from executors.spark.page import live_page
-from executors.spark.plan import SCHEMA, Plan
+from executors.spark.plan import Plan
+from executors.spark.results import SCHEMA, collected
 from executors.spark.session import Session
 from executors.spark.stage import Stage
 from executors.spark.task import no_rows, run_task
@@ -21,7 +24,7 @@ __all__ = ["run_on_spark"]
 
 
 def run_on_spark(
-    session: Session, frame: Any, size: int, call: bytes, output: Output, options: SparkOptions
+    session: Session, frame: Any, size: int, call: PickledCall, output: Output, options: SparkOptions
 ) -> list[object]:
     """Run ``call`` on ``size`` workers, one beside each partition of ``frame``; the values by rank.
 
@@ -34,7 +37,7 @@ def run_on_spark(
     with output, live_page(job, options, bound, reached) as (page, variables):
         shown = page.watched(output)
         options = replace(options, environment={**options.environment, **variables})
-        console = Console(bound, size, job.secret, shown, waiting.connected, waiting.lost, waiting.failed)
+        console = Console(bound, size, job.secret, shown, waiting)
         with console, session.watched():
             plan = _plan(call, job, (reached, console.port), options)
             found = _run(session, frame, plan, waiting)
@@ -49,13 +52,15 @@ def _run(session: Session, frame: Any, plan: Plan, waiting: Waiting) -> list[obj
     def task(batches: Iterator[Any]) -> Iterator[Any]:
         return run_task(plan, batches)
 
-    with Stage(session, frame.mapInArrow(task, SCHEMA, barrier=True), waiting.finished) as stage:
+    tasks = frame.mapInArrow(task, SCHEMA, barrier=True)
+    with Stage(session, partial(collected, session, tasks, waiting.missing), waiting.finished) as stage:
         return waiting.values(stage.busy)
 
 
-def _plan(call: bytes, job: Job, console: tuple[Sequence[str], int], options: SparkOptions) -> Plan:
+def _plan(call: PickledCall, job: Job, console: tuple[Sequence[str], int], options: SparkOptions) -> Plan:
     return Plan(
-        call=call,
+        call=call.data,
+        broadcasts=call.broadcasts,
         size=job.size,
         secret=job.secret,
         console=console,

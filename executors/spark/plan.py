@@ -1,31 +1,29 @@
-"""The plan that travels from the driver to all tasks, and the way of outcomes back."""
+"""The plan that travels from the driver to all tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from executors.api import JobSecret
 from executors.spark.feeding import Feeder
 
-__all__ = ["DEVICES", "SCHEMA", "Plan", "assemble", "chunks"]
+__all__ = ["DEVICES", "Plan"]
 
-SCHEMA = "rank long, chunk long, data binary"
 DEVICES = "_HOROVOD_SPARK_DEVICES"
 """The variable that tells a worker which GPUs Spark assigned to it."""
-
-CHUNK_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The plan that all tasks of a stage get.
 
-    ``call`` is the result of :func:`executors.call.pickle_call`. ``console`` has the driver's addresses and port.
-    ``environment`` is added to that of the task and of the job. ``search_path`` changes the PYTHONPATH of the workers.
-    ``executable`` is the Python of the workers; None means that of the tasks. Workers must start within
-    ``start_timeout`` seconds. They have ``grace`` seconds between the request to end and SIGKILL. The job was
-    ``requested`` then, in seconds since the epoch by the clock of the driver.
+    ``call`` is the result of :func:`executors.call.pickle_call`, and refers to ``broadcasts``. ``console`` has the
+    driver's addresses and port. ``environment`` is added to that of the task and of the job. ``search_path`` changes
+    the PYTHONPATH of the workers. ``executable`` is the Python of the workers; None means that of the tasks. Workers
+    must start within ``start_timeout`` seconds. They have ``grace`` seconds between the request to end and SIGKILL. The
+    job was ``requested`` then, in seconds since the epoch by the clock of the driver.
     """
 
     call: bytes = field(repr=False)
@@ -40,17 +38,4 @@ class Plan:
     search_path: Callable[[str], str] | None
     feeder: Feeder | None
     requested: float = 0.0
-
-
-def chunks(data: bytes) -> Iterator[bytes]:
-    """``data`` in chunks that fit into rows. Empty data are one empty chunk."""
-    for start in range(0, max(1, len(data)), CHUNK_BYTES):
-        yield data[start : start + CHUNK_BYTES]
-
-
-def assemble(rows: Sequence[tuple[int, int, bytes]]) -> dict[int, bytes]:
-    """The data of each rank, from rows of :data:`SCHEMA` in any order."""
-    found: dict[int, list[bytes]] = {}
-    for rank, _, data in sorted(rows, key=lambda row: row[:2]):
-        found.setdefault(rank, []).append(data)
-    return {rank: b"".join(pieces) for rank, pieces in found.items()}
+    broadcasts: tuple[Any, ...] = ()

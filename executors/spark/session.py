@@ -159,6 +159,13 @@ class Session:
         finally:
             remove(tag)
 
+    def forget(self, checkpoint: Any) -> None:
+        """Let the executors drop the rows of a local ``checkpoint``. With Spark Connect its end does that."""
+        if not self.connect:
+            # Its unpersist() would warn the user that nobody can compute the rows again.
+            rdd = checkpoint._jdf.queryExecution().logical().rdd()
+            self.spark.sparkContext._jsc.sc().unpersistRDD(rdd.id(), False)
+
     def cancel(self, tag: str) -> None:
         """Cancel the jobs with ``tag``; returns at once."""
         if self.connect:

@@ -26,14 +26,14 @@ CANCEL_AGAIN_SECONDS = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Spark's job ended, with the ``table`` of its rows or with an ``error``."""
+    """Spark's job ended, with a ``value`` or with an ``error``."""
 
-    table: Any = None
+    value: Any = None
     error: BaseException | None = None
 
 
 class Stage:
-    """The Spark job that computes ``frame``; ``finished`` hears of its end.
+    """The Spark job that ``compute`` runs, and returns the value of; ``finished`` hears of its end.
 
     Entering the ``with`` block starts it; leaving the block cancels it if it still runs.
 
@@ -41,10 +41,10 @@ class Stage:
     because the Spark Connect server died, leaving the block abandons them after CANCEL_SECONDS.
     """
 
-    def __init__(self, session: Session, frame: Any, finished: Callable[[Finished], object]) -> None:
+    def __init__(self, session: Session, compute: Callable[[], object], finished: Callable[[Finished], object]) -> None:
         self._session = session
         self._tag = f"hvd-{uuid.uuid4().hex}"
-        self._frame = frame
+        self._compute = compute
         self._finished = finished
         self._ended = threading.Event()
         self._cancelled = threading.Event()
@@ -95,7 +95,7 @@ class Stage:
     def _run(self) -> None:
         try:
             with self._session.tagged(self._tag):
-                result = Finished() if self._cancelled.is_set() else Finished(table=self._frame.toArrow())
+                result = Finished() if self._cancelled.is_set() else Finished(self._compute())
         except BaseException as error:  # noqa: BLE001  the waiting thread handles every error
             result = Finished(error=error)
         self._ended.set()

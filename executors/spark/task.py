@@ -14,33 +14,33 @@ from pyspark import BarrierTaskContext
 
 from collectives.api import PeerLostError
 from executors.outcome import Outcome, observe
+from executors.spark.broadcasts import exposed
 from executors.spark.connection import GOODBYE
 from executors.spark.feeding import FeedingTask
-from executors.spark.plan import Plan, chunks
+from executors.spark.plan import Plan
 from executors.spark.rendezvous import Member, NoServerError, rendezvous
+from executors.spark.results import rows_of
 from executors.spark.worker import Worker
 
 __all__ = ["folder", "no_rows", "run_task"]
 
 logger = logging.getLogger(__name__)
 
-COLUMNS = pyarrow.schema([("rank", pyarrow.int64()), ("chunk", pyarrow.int64()), ("data", pyarrow.binary())])
-
 
 def run_task(plan: Plan, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-    """Find the other tasks, run the worker, feed it with ``batches``, and yield its outcome as rows.
+    """Find the other tasks, run the worker, feed it with ``batches``, and send its outcome to the driver.
 
-    Raises only errors of the rendezvous. After any other error Spark would end the job with an error of its own.
+    Yields the outcome as rows if no connection has taken it. Raises only errors of the rendezvous. After any other
+    error Spark would end the job with an error of its own.
     """
     try:
-        with rendezvous(plan, BarrierTaskContext.get()) as member:
+        with exposed(plan.broadcasts, folder), rendezvous(plan, BarrierTaskContext.get()) as member:
             outcome = _run_worker(plan, member, _unbroken(batches))
-            if member.connection is not None:
-                member.connection.send(GOODBYE)
+            delivered = _deliver(member, outcome)
     except NoServerError as error:
-        outcome = error.outcome
-    if outcome is not None:
-        yield from _rows(outcome)
+        outcome, delivered = error.outcome, False
+    if outcome is not None and not delivered:
+        yield from rows_of(outcome)
 
 
 def no_rows(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
@@ -59,6 +59,15 @@ def _run_worker(plan: Plan, member: Member, batches: Iterator[pyarrow.RecordBatc
         closed = _observe(member, stack.close)
     succeeded = worker.outcome is not None and not worker.outcome.failed
     return closed if succeeded and closed.failed else worker.outcome
+
+
+def _deliver(member: Member, outcome: Outcome | None) -> bool:
+    """Whether the driver has the ``outcome``; takes leave of the driver."""
+    if member.connection is None:
+        return False
+    delivered = outcome is None or member.connection.deliver(cloudpickle.dumps(outcome))
+    member.connection.send(GOODBYE)
+    return delivered
 
 
 def _observe(member: Member, action: Callable[[], None]) -> Outcome:
@@ -97,10 +106,3 @@ def folder() -> str:
     """A folder that Spark removes with the executor. Spark has several if there are several disks."""
     folders = os.environ["SPARK_LOCAL_DIRS"].split(",")
     return folders[os.getpid() % len(folders)]
-
-
-def _rows(outcome: Outcome) -> Iterator[pyarrow.RecordBatch]:
-    for number, chunk in enumerate(chunks(cloudpickle.dumps(outcome))):
-        yield pyarrow.RecordBatch.from_pydict(
-            {"rank": [outcome.rank], "chunk": [number], "data": [chunk]}, schema=COLUMNS
-        )

@@ -7,7 +7,6 @@ import math
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from executors.api import ExecutorError, StartTimeoutError, WorkerError
 from executors.driver import Driver
@@ -19,7 +18,6 @@ from executors.membership import Limits
 from executors.outcome import Outcome, values
 from executors.spark.connection import TaskIdentity
 from executors.spark.options import SparkOptions
-from executors.spark.plan import assemble
 from executors.spark.reason import reason
 from executors.spark.stage import Finished
 
@@ -40,9 +38,9 @@ FAILURE_SECONDS = 5.0
 class Waiting:
     """The agents of the driver of ``job``, and its loop; the tasks of a stage are the workers.
 
-    The tasks report by their connections to this process, and Spark by the end of the stage, with the outcomes of all.
-    Either report may be missing: a task may be unable to connect, and Spark may tell late of a failure. The threads of
-    the console and of the stage call the methods up to :meth:`finished`; all else happens in the loop.
+    The tasks report by their connections to this process. Spark reports the end of the stage, with the outcomes of
+    tasks that are unable to connect. Spark may tell late of a failure. The threads of the console and of the stage call
+    the methods up to :meth:`finished`; all else happens in the loop.
     """
 
     def __init__(self, job: Job, options: SparkOptions) -> None:
@@ -54,7 +52,7 @@ class Waiting:
         self._busy: Callable[[], bool] = bool
         self._ranks_there: set[int] = set()
         self._lost: dict[int, TaskIdentity] = {}
-        self._outcomes: list[Outcome] = []
+        self._outcomes: dict[int, Outcome] = {}
         self._error: ExecutorError | None = None
         self._is_over = False
 
@@ -70,8 +68,18 @@ class Waiting:
         """A rank failed, with this pickled outcome. Spark itself may report it much later."""
         self.soon(lambda: self._add(pickle.loads(outcome)))
 
+    def delivered(self, outcome: bytes | bytearray) -> None:
+        """A task sent this pickled outcome of its rank, at its end."""
+        # At once, because missing() is called as soon as Spark has seen the end of the task.
+        found: Outcome = pickle.loads(outcome)
+        self._outcomes[found.rank] = found
+
+    def missing(self) -> list[int]:
+        """The ranks whose outcomes were not delivered."""
+        return sorted(set(range(self._size)) - self._outcomes.keys())
+
     def finished(self, end: Finished) -> None:
-        """Spark ended the stage."""
+        """Spark ended the stage, with the pickled outcomes of the missing ranks or with an error."""
         self.soon(partial(self._finished, end))
 
     def values(self, busy: Callable[[], bool]) -> list[object]:
@@ -88,7 +96,7 @@ class Waiting:
         if self._error is not None:
             raise self._error
         self._driver.check()
-        return _checked(self._outcomes, self._size) if self._outcomes else []
+        return _checked(list(self._outcomes.values()), self._size) if self._outcomes else []
 
     # Agents.
 
@@ -152,6 +160,8 @@ class Waiting:
             self._driver.done(_worker(outcome.rank))
 
     def _note_loss(self, identity: TaskIdentity) -> None:
+        if identity.rank in self._outcomes:
+            return
         self._lost[identity.rank] = identity
         if self._driver.has_cause:
             self.end()
@@ -164,28 +174,31 @@ class Waiting:
         self.end()
 
     def _finished(self, end: Finished) -> None:
-        if end.error is not None:
+        if end.error is not None and self.missing():
             self._stage_failed(end.error)
         else:
-            self._take([pickle.loads(data) for data in _outcomes_of(end.table).values()])
+            for data in end.value or ():
+                self.delivered(data)
+            self._take()
         self.end()
 
     def _stage_failed(self, error: BaseException) -> None:
         logger.debug("Spark could not run the workers", exc_info=error)
         if self._lost:
             self._count_losses()
+        elif isinstance(error, ExecutorError):
+            self._fail(error)
         elif not self._driver.has_cause:
             self._fail(ExecutorError(f"Spark could not run the workers: {reason(str(error))}"))
 
-    def _take(self, outcomes: list[Outcome]) -> None:
-        self._outcomes = outcomes
-        for outcome in outcomes:
+    def _take(self) -> None:
+        for outcome in self._outcomes.values():
             self._add(outcome)
         if self._driver.has_cause:
             return
-        if self._lost.keys() - {outcome.rank for outcome in outcomes}:
+        if self._lost.keys() - self._outcomes.keys():
             self._count_losses()
-        elif self._ranks_there and not outcomes:
+        elif self._ranks_there and not self._outcomes:
             text = (
                 "all workers ended because their tasks lost the connection to this process: it was stopped for too "
                 "long, or the network failed"
@@ -206,11 +219,6 @@ class Waiting:
 
 def _worker(rank: int) -> str:
     return f"worker-{rank}"
-
-
-def _outcomes_of(table: Any) -> dict[int, bytes]:
-    rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
-    return assemble(list(rows))
 
 
 def _death(identity: TaskIdentity) -> WorkerError:

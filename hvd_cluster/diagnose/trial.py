@@ -20,12 +20,11 @@ from collectives.api import (
 )
 from collectives.backends.table import Row, absence
 from executors.api import ExecutorError
-from hvd_cluster import basics
+from hvd_cluster import basics, run
 from hvd_cluster.objects import described
 from hvd_cluster.operations.arrays import in_place
 from hvd_cluster.operations.operands import run as run_operation
 from hvd_cluster.process_sets import global_process_set
-from hvd_cluster.run import run
 
 __all__ = ["DEFAULT", "Launch", "Trial", "launch", "try_row"]
 

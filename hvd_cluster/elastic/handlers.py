@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from hvd_cluster import basics
 from hvd_cluster.elastic.parts import Part
+from hvd_cluster.elastic.sampler import ElasticPartition
 from hvd_cluster.elastic.state import ObjectState
 from hvd_cluster.objects import broadcast_object
 from hvd_cluster.process_sets import global_process_set
@@ -137,11 +138,25 @@ class StateDictHandler(SnapshotHandler):
 class SamplerStateHandler(StateDictHandler):
     """For samplers, whose share of the samples depends on the ranks."""
 
+    def __init__(self, value: Any) -> None:
+        super().__init__(value)
+        _mark(value)
+
+    def set_value(self, value: Any) -> None:
+        """See :class:`StateHandler`."""
+        super().set_value(value)
+        _mark(value)
+
     def begin_world(self) -> None:
         """See :class:`Part`."""
         reset = getattr(self.value, "reset", None)
         if reset is not None:
             reset()
+
+
+def _mark(sampler: Any) -> None:
+    if isinstance(sampler, ElasticPartition):
+        sampler.is_in_state = True
 
 
 Registry: TypeAlias = Sequence[tuple[type, Callable[[Any], StateHandler]]]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 from collectives.api import HorovodInternalError, HostsUpdatedInterrupt, MismatchError
 from hvd_cluster.elastic import session
-from hvd_cluster.elastic.state import ObjectState
+from hvd_cluster.elastic.state import ObjectState, State
 
-__all__ = ["run", "run_inside"]
+__all__ = ["hand_over", "keeping_state", "run", "run_inside"]
 
 
 class Recoverable(Protocol):
@@ -22,7 +22,7 @@ class Recoverable(Protocol):
         """The training function was cut off; :meth:`sync` will find the state to go on with."""
 
     def on_reset(self) -> None:
-        """The ranks have changed."""
+        """The ranks have changed, and have one state; all of them call this, newcomers, too."""
 
     def sync(self) -> None:
         """Give all ranks one state."""
@@ -58,45 +58,112 @@ def run_inside(
 
     @functools.wraps(func)
     def wrapper(state: S, *args: P.args, **kwargs: P.kwargs) -> T:
-        def call() -> T:
-            with errors():
-                return func(state, *args, **kwargs)
-
         with session.telling_of_errors():
-            return _Run(state).call(call)
+            return _Run(state, errors).call(lambda: func(state, *args, **kwargs))
 
     return cast("Callable[Concatenate[S, P], T]", wrapper)
 
 
+@contextmanager
+def keeping_state() -> Iterator[None]:
+    """In the block, lost ranks have successors, and the state of the last elastic function that has returned is kept.
+
+    :func:`hand_over` gives it to them. A function that returns after its world has lost a rank is called again, with a
+    successor, as if it had noticed that before.
+    """
+    _kept.is_wanted = True
+    try:
+        yield
+    finally:
+        _kept.is_wanted, _kept.run = False, None
+
+
+def hand_over(round: int) -> None:
+    """Come into the world of ``round`` after the end of the training function, and give the others the state.
+
+    Raises the errors of the way to that world.
+    """
+    run = _kept.run
+    change = session.come_back(round, run is not None and run.has_reset)
+    if run is not None and change is not None:
+        run.give(change)
+
+
+class _Kept:
+    def __init__(self) -> None:
+        self.is_wanted = False
+        self.run: _Run | None = None
+
+    def check(self) -> None:
+        """A successor of a lost rank needs all others where it will be: the function is called again on all of them."""
+        if self.is_wanted:
+            session.notice_loss()
+
+    def keep(self, run: _Run) -> None:
+        if self.is_wanted:
+            self.run = run
+
+
+_kept = _Kept()
+
+
 class _Run:
-    def __init__(self, state: Recoverable) -> None:
+    def __init__(self, state: Recoverable, errors: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
         self._state = state
+        self._errors = errors
         self._is_new = False
         self._skip_sync = False
+        self._resets = False
         self._since = 0.0
+
+    @property
+    def has_reset(self) -> bool:
+        """Whether ``on_reset()`` of the state runs code of the user, as far as this rank knows."""
+        return self._state._has_reset() if isinstance(self._state, State) else True
 
     def call(self, function: Callable[[], T]) -> T:
         if session.begin_call():
             return cast("T", None)
-        session.enter(functools.partial(_layout, self._state))
+        change = session.enter(functools.partial(_layout, self._state), self.has_reset)
+        if change is not None:
+            self._is_new, self._resets = True, change.resets
         self._since = time.monotonic()
         while True:
             try:
-                self._begin()
-                value = function()
+                with self._errors():
+                    self._begin()
+                    value = function()
+                    _kept.check()
             except MismatchError:
                 raise
             except HorovodInternalError as error:
                 self._leave()
                 self._state.interrupted()
-                session.change_after(error)
+                self._resets = session.change_after(error, self.has_reset).resets
                 self._skip_sync = False
             except HostsUpdatedInterrupt as interrupt:
                 self._leave()
-                self._skip_sync = session.change_as_planned() and interrupt.skip_sync
+                change = session.change_as_planned(self.has_reset)
+                self._resets = change.resets
+                self._skip_sync = change.together and interrupt.skip_sync
             else:
                 session.returned()
+                _kept.keep(self)
                 return value
+
+    def give(self, change: session.Change) -> None:
+        """Agree on one state in a world with newcomers, the one after ``change``."""
+        self._since, self._is_new = time.monotonic(), True
+        self._resets, self._skip_sync = change.resets, False
+        while True:
+            try:
+                with self._errors():
+                    return self._begin()
+            except MismatchError:
+                raise
+            except HorovodInternalError as error:
+                self._state.interrupted()
+                self._resets = session.change_after(error, self.has_reset).resets
 
     def _leave(self) -> None:
         """The present world has ended. One that ends before all ranks have a state prolongs the pause."""
@@ -104,13 +171,28 @@ class _Run:
             self._since, self._is_new = session.cut_off_since(), True
 
     def _begin(self) -> None:
-        """Agree on one state in a new world."""
-        if self._is_new:
+        """Agree on one state in a new world.
+
+        Code of the user for a change comes after that, on all ranks, so that its collectives meet: a newcomer has none
+        before its first sync.
+        """
+        if self._is_new and not self._resets:
             self._state.on_reset()
         if not self._skip_sync:
             self._state.sync()
+        if self._is_new and self._resets:
+            self._reset()
         session.formed(self._since, getattr(self._state, "lost_commits", 0), self._shared_layout)
         self._is_new = False
+
+    def _reset(self) -> None:
+        state = self._state
+        if isinstance(state, ObjectState):
+            state._reset_together()
+            return
+        state.on_reset()
+        if not self._skip_sync:
+            state.sync()
 
     def _shared_layout(self) -> str:
         """As :func:`_layout`, which a sync has computed already."""

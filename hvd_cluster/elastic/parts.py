@@ -47,6 +47,11 @@ class Part(ABC):
         return 0
 
     @property
+    def tells(self) -> bool:
+        """Whether :meth:`versions` and the optimizers tell of each change of heavy values."""
+        return True
+
+    @property
     def survives(self) -> bool:
         """Whether heavy values are still there after a step whose collective has failed."""
         return True
@@ -58,6 +63,10 @@ class Part(ABC):
     @abstractmethod
     def share(self, root_rank: int) -> None:
         """Take the values of the rank ``root_rank``, light and heavy. All ranks call this; that rank sends them."""
+
+    def share_light(self, root_rank: int) -> None:
+        """As :meth:`share`, where the heavy values of all ranks are equal."""
+        self.share(root_rank)
 
     def forget(self) -> None:
         """Drop what a cycle that was cut off has left, such as gradients."""

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 
 from collectives.api import (
@@ -23,26 +24,42 @@ from executors.failure import Kind, brief, kind_of_chain
 from executors.worlds import Report
 from hvd_cluster import basics
 from hvd_cluster.elastic.notice import heed_notice
+from hvd_cluster.elastic.sampler import samplers
 from hvd_cluster.elastic.uncaught import tell_of_uncaught
 from hvd_cluster.objects import allgather_object
 from hvd_cluster.process_sets import ProcessSet
 from hvd_cluster.worlds import RemovedError
 
 __all__ = [
+    "Change",
     "begin_call",
     "change_after",
     "change_as_planned",
     "check",
+    "come_back",
     "cut_off_since",
     "drain",
     "enter",
     "formed",
     "is_elastic",
+    "notice_loss",
     "returned",
     "telling_of_errors",
 ]
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Change:
+    """This process is in another world now; the same on all of its ranks.
+
+    ``resets``: whether the state of any rank has code of the user to run after a change. ``together``: whether the
+    ranks left the world before together, so that they have one state.
+    """
+
+    resets: bool
+    together: bool = False
 
 
 def is_elastic() -> bool:
@@ -88,6 +105,10 @@ def telling_of_errors() -> Iterator[None]:
         if worlds is not None and not is_own and kind_of_chain(error) is Kind.EXCEPTION:
             worlds.tell_exception(brief(error))
         raise
+    finally:
+        worlds = basics.worlds()
+        if worlds is not None:
+            worlds.await_reports()
 
 
 def begin_call() -> bool:
@@ -97,43 +118,57 @@ def begin_call() -> bool:
         return worlds is not None and worlds.begin_call()
 
 
-def enter(layout: Callable[[], str]) -> None:
-    """A newcomer waits for its first world; the other ranks hear of it now. Does nothing in any other process.
+def enter(layout: Callable[[], str], resets: bool) -> Change | None:
+    """A newcomer waits for its first world; the other ranks hear of it now. Any other process gets None.
 
     ``layout`` returns a digest of the layout of its state, and is called where the driver hears of it: that may take
-    long. The driver refuses a newcomer whose layout differs from that of the ranks.
+    long. The driver refuses a newcomer whose layout differs from that of the ranks. ``resets``: see :class:`Change`,
+    for the state of this rank.
     """
     worlds = basics.worlds()
     if worlds is None:
-        return
+        return None
     heed_notice(worlds)
     tell_of_uncaught(worlds)
-    if worlds.is_alone:
-        _go_to(partial(worlds.join, layout()))
+    if not worlds.is_alone:
+        return None
+    return Change(_go_to(partial(worlds.join, layout()), resets))
 
 
-def change_after(error: HorovodInternalError) -> None:
-    """Go on to the next world after ``error``; raises it where the job is not elastic."""
+def change_after(error: HorovodInternalError, resets: bool) -> Change:
+    """Go on to the next world after ``error``; raises it where the job is not elastic. See :func:`enter`."""
     worlds = basics.worlds()
     if worlds is None or worlds.is_over:
         raise error
     logger.info("round %d: %s", worlds.round, error)
-    _go_to(lambda: worlds.after(error))
+    return Change(_go_to(lambda: worlds.after(error), resets))
 
 
-def change_as_planned() -> bool:
-    """Go on to the next world after a HostsUpdatedInterrupt.
-
-    Returns whether its ranks left the world before together, so that they have one state; all of them know that.
-    """
+def change_as_planned(resets: bool) -> Change:
+    """Go on to the next world after a HostsUpdatedInterrupt. ``resets``: see :func:`enter`."""
     worlds = basics.worlds()
     if worlds is None:
         basics.shutdown()
         basics.init()
-        return True
+        return Change(resets, together=True)
     before = worlds.round
-    _go_to(worlds.planned)
-    return worlds.came_together(before)
+    resets = _go_to(worlds.planned, resets)
+    return Change(resets, worlds.came_together(before))
+
+
+def come_back(round: int, resets: bool) -> Change | None:
+    """Go on to the world of ``round``, or a later one, after the end of the training function here; None if the job is
+    not elastic. ``resets``: see :func:`enter`.
+    """
+    worlds = basics.worlds()
+    return None if worlds is None else Change(_go_to(partial(worlds.world_from, round), resets))
+
+
+def notice_loss() -> None:
+    """Raise the error that has ended the present world, unless a rank ended it that has finished: it shut down."""
+    if basics.is_cut_off():
+        with suppress(ShutDownError):
+            allgather_object(None, "elastic.end")
 
 
 def cut_off_since() -> float:
@@ -169,18 +204,22 @@ def returned() -> None:
             worlds.tell_returned()
 
 
-def _go_to(find: Callable[[], World]) -> None:
+def _go_to(find: Callable[[], World], resets: bool) -> bool:
+    """Returns whether any rank of the world has ``resets``."""
+    before = basics.rank(), basics.size()
     with _leaving_if_removed():
         while True:
             basics.change_world(find())
             try:
-                calls = _agree()
+                told = _agree(resets)
             except MismatchError:
                 raise
             except HorovodInternalError as error:
                 find = partial(_after, error)
             else:
-                return _check_call(calls)
+                _check_call([call for call, _ in told])
+                samplers.begin_world(before)
+                return any(others for _, others in told)
 
 
 def _after(error: HorovodInternalError) -> World:
@@ -211,15 +250,18 @@ def _came_too_late() -> bool:
     return worlds is not None and worlds.is_alone and worlds.is_over
 
 
-def _agree() -> list[int]:
-    """Register the process sets of rank 0 again, as far as this world has their ranks; the call of each rank."""
+def _agree(resets: bool) -> list[tuple[int, bool]]:
+    """Register the process sets of rank 0 again, as far as this world has their ranks.
+
+    Returns the call of each rank, and its ``resets``.
+    """
     own, worlds = {tuple(entry.ranks or ()): entry for entry in basics.wanted_sets()}, basics.worlds()
     sets = list(own) if basics.rank() == 0 else []
-    told = allgather_object((sets, worlds.call if worlds else 0), "elastic.sets")
+    told = allgather_object((sets, worlds.call if worlds else 0, resets), "elastic.sets")
     for ranks in told[0][0]:
         if max(ranks) < basics.size():
             basics.renew_process_set(own.get(ranks) or ProcessSet(ranks))
-    return [call for _, call in told]
+    return [(call, others) for _, call, others in told]
 
 
 def _check_call(calls: Sequence[int]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -37,9 +37,11 @@ class State:
         self._reset_callbacks: list[Callable[[], None]] = []
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
-        """Call each of ``callbacks`` when the ranks have changed, before the state is shared with all of them.
+        """Call each of ``callbacks`` when the ranks have changed. All ranks register the same ones.
 
-        They may call ``rank()`` and ``size()``, to change the learning rate or to divide data anew.
+        ``run`` calls them on all ranks, newcomers, too, when all ranks have one state, and before the training goes
+        on. So they may run collectives, such as a call of ``fit``, and call ``rank()`` and ``size()``, to change the
+        learning rate or to divide data anew. All ranks get the state of rank 0 afterwards.
         """
         self._reset_callbacks.extend(callbacks)
 
@@ -49,6 +51,12 @@ class State:
         self.reset()
         for callback in self._reset_callbacks:
             callback()
+
+    def _has_reset(self) -> bool:
+        """Whether :meth:`on_reset` runs code of the user."""
+        kind = type(self)
+        own = kind.reset is not State.reset or kind.on_reset not in (State.on_reset, ObjectState.on_reset)
+        return own or bool(self._reset_callbacks)
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
         """Let the next :meth:`check_host_updates` raise, for tests and for drivers of your own: call it on all ranks.
@@ -195,8 +203,9 @@ class ObjectState(State):
 
     def on_reset(self) -> None:
         """See :class:`State`."""
-        self._in_doubt = True
-        self._begin_world()
+        if not self._is_settled():
+            self._in_doubt = True
+            self._begin_world()
         super().on_reset()
 
     def _begin_world(self) -> None:
@@ -222,21 +231,47 @@ class ObjectState(State):
         self._follow(recovery)
         self.lost_commits = recovery.lost
         self._ledger.record(recovery.commit, recovery.present or is_first or self._ledger.lacks_copy(recovery.commit))
+        self._settle()
+
+    def _settle(self) -> None:
         self._synced, self._in_doubt, self._world = True, False, weakref.ref(basics.engine())
+
+    def _reset_together(self) -> None:
+        """The ranks have changed, and have one state: call :meth:`on_reset`, and share what it makes of the state.
+
+        That of rank 0 is a commit then. Heavy values travel only if they may have changed on some rank. All ranks call
+        this. It raises as :meth:`sync`.
+        """
+        tells = all(part.tells for part in self._parts().values())
+        if not tells and self._ledger.copied != self._ledger.commit:
+            self._ledger.record(self._ledger.commit, full=True)
+        self.on_reset()
+        reports = self._reports(is_settled=True, tells=tells)
+        recovery = decide(reports)
+        if all(report.exact for report in reports):
+            for part in self._parts().values():
+                part.share_light(recovery.source)
+            self._ledger.close_cycle(full=False)
+        else:
+            self._follow(recovery)
+            self._ledger.record(recovery.commit, full=True)
+        self._settle()
 
     def _is_settled(self) -> bool:
         """Whether nothing has happened since the last sync that may have made ranks differ."""
-        if self._world is None:
-            return False
-        is_new = self._world() is not basics.engine()
+        is_new = self._world is None or self._world() is not basics.engine()
         if is_new:
             self._begin_world()
         return not (is_new or self._in_doubt)
 
-    def _reports(self, is_settled: bool) -> list[Report]:
-        """Those of all ranks. They travel as plain data, which ranks of other versions can read."""
+    def _reports(self, is_settled: bool, tells: bool = True) -> list[Report]:
+        """Those of all ranks. They travel as plain data, which ranks of other versions can read.
+
+        ``tells``: whether this rank would know of any change of its state since the last commit.
+        """
         layout = self._layout()
-        found = allgather_object(asdict(self._report(is_settled, _digest(layout))), "state.reports")
+        report = self._report(is_settled, _digest(layout))
+        found = allgather_object(asdict(replace(report, exact=report.exact and tells)), "state.reports")
         check_versions({rank: each["version"] for rank, each in enumerate(found)})
         reports = [Report(**each) for each in found]
         if not have_one_layout(reports):

@@ -43,7 +43,7 @@ class Kernel(Protocol):
         """The ranks that take part."""
 
     def finish(self, context: Any, engine: Engine, works: Sequence[Work]) -> None:
-        """Give the outputs that are not tensors of the user, when ``works`` are done."""
+        """Give the outputs that were not known before ``works`` were done."""
 
 
 @dataclass(slots=True, eq=False)

@@ -13,6 +13,7 @@ from executors.environments.lsf import slots_of_hosts
 from executors.local.crew import Crew, Ended
 from executors.local.output import say
 from executors.local.programs import check_command
+from executors.local.signals import passed_on
 from executors.mpi import jsrun
 from executors.mpi.launch import WITHOUT_TIME, Console, environment_of, launch, mpirun_of
 from executors.mpi.mpirun import MpiJob
@@ -100,10 +101,15 @@ class ForeignLaunch:
             return self._run(jsrun.command_of(self.job, name), environment)
 
     def _run(self, words: list[str], environment: Mapping[str, str]) -> int:
-        with Crew() as crew:
+        with Crew() as crew, passed_on(lambda number: crew.soon(lambda: _pass_on(crew, number))):
             launch(crew, self.job, words, environment, Console(), self.is_verbose)
             codes = [event.code for event in crew.events() if isinstance(event, Ended)]
         return codes[0]
+
+
+def _pass_on(crew: Crew, number: int) -> None:
+    """To mpirun, which passes it on, or ends its ranks."""
+    crew.pass_on(number)
 
 
 def _job(line: CommandLine, hosts: Mapping[str, int]) -> MpiJob:

@@ -418,7 +418,7 @@ HOSTS = (
         key="hosts.remote_shell",
     ),
     Flag(("-p", "--ssh-port"), "the port of ssh on the other hosts", "PORT", port, key="ssh.port"),
-    Flag(("-i", "--ssh-identity-file"), "the key file for ssh", "FILE", text, key="ssh.identity_file"),
+    Flag(("-i", "-I", "--ssh-identity-file"), "the key file for ssh", "FILE", text, key="ssh.identity_file"),
 )
 GROUPS: Mapping[str, tuple[Flag, ...]] = {
     "": GENERAL,

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-__all__ = ["is_gone", "is_lost", "wait"]
+__all__ = ["is_gone", "is_lost", "is_traced", "wait"]
 
 
 def is_gone(array: Any) -> bool:
@@ -25,6 +25,13 @@ def is_lost(array: Any) -> bool:
     except jax.errors.JaxRuntimeError:
         return True
     return False
+
+
+def is_traced(value: Any) -> bool:
+    """Whether an array in ``value``, or the value of a variable there, only stands for one in a function that JAX
+    traces.
+    """
+    return any(isinstance(getattr(each, "value", each), jax.core.Tracer) for each in jax.tree.leaves(value))
 
 
 def wait(arrays: Sequence[Any]) -> None:

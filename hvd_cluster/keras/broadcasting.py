@@ -7,9 +7,18 @@ from typing import Any
 
 import keras
 
-from collectives.api import InvalidRequestError
+from collectives.api import InvalidRequestError, ReduceOp
 from hvd_cluster.comparison.listing import require_same
-from hvd_cluster.keras.variables import broadcast, build_optimizer, model_of, require_variable, settle
+from hvd_cluster.keras.values import allreduce
+from hvd_cluster.keras.variables import (
+    broadcast,
+    build_optimizer,
+    model_of,
+    require_variable,
+    require_variables,
+    settle,
+)
+from hvd_cluster.optimizer.layers import is_complete
 from hvd_cluster.process_sets import global_process_set
 
 __all__ = ["BroadcastGlobalVariablesCallback", "broadcast_global_variables", "broadcast_model"]
@@ -21,8 +30,10 @@ def broadcast_model(model: keras.Model, root_rank: int, local_variables: Sequenc
     All ranks call it when both are built. ``local_variables`` stay as they are, and so do the variables of metrics, and
     the seeds of layers such as Dropout: ranks drop other units.
     Variables are matched by position. MismatchError on all ranks, before anything is sent, where the ranks' variables
-    differ in shape or dtype: it names the first one. HorovodInternalError when a rank is lost.
+    differ in shape or dtype: it names the first one. HorovodInternalError when a rank is lost. InvalidRequestError
+    for a model whose variables Keras makes later.
     """
+    require_variables(model)
     settle(model)
     left_out = {id(variable) for variable in local_variables}
     optimizer = getattr(model, "optimizer", None)
@@ -46,7 +57,7 @@ def broadcast_global_variables(root_rank: int, model: keras.Model | None = None)
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Gives all ranks the model and the optimizer of ``root_rank``, once: before the first batch, or after it if
-    the model is built there only.
+    some variables of a rank are made there only.
 
     ``local_variables`` keep their values, and those that are registered. ``device`` is accepted for compatibility.
     """
@@ -65,8 +76,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         self._local_variables.append(require_variable(var))
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Broadcast, if all variables are there."""
-        if self.model.built:
+        """Broadcast, if all variables are there on all ranks."""
+        if not self.broadcast_done and _is_on_all_ranks(is_complete(self.model)):
             build_optimizer(self.model)
             self._broadcast()
 
@@ -78,3 +89,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         if not self.broadcast_done:
             broadcast_model(self.model, self.root_rank, self._local_variables)
             self.broadcast_done = True
+
+
+def _is_on_all_ranks(flag: bool) -> bool:
+    """A rank may have loaded a model that others build in their first batch."""
+    return bool(allreduce(int(flag), name="keras.variables.complete", op=ReduceOp.MIN))

@@ -1,4 +1,8 @@
-"""Collectives of plain values, for code around ``model.fit``: numbers, lists and NumPy arrays."""
+"""Collectives of plain values, for code around ``model.fit``: numbers, lists and NumPy arrays.
+
+In a function that TensorFlow traces, such as a ``train_step``, each is a node of the graph instead, and returns a
+tensor, as those of :mod:`hvd_cluster.tensorflow` do. On JAX, UnsupportedRequestError there.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import numpy.typing as npt
 
 from collectives.api import Operation, ReduceOp
 from hvd_cluster.compression import NoneCompressor
+from hvd_cluster.keras.backends import in_graph
 from hvd_cluster.keras.variables import as_array, view
 from hvd_cluster.operations.arguments import reduction
 from hvd_cluster.operations.arrays import gathered, in_place
@@ -35,6 +40,10 @@ def allreduce(
 
     The arguments are those of :mod:`hvd_cluster.operations`.
     """
+    graph = in_graph(value)
+    if graph is not None:
+        factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+        return graph.allreduce(value, average=average, op=op, compression=compression, name=name, **factors)
     fields = reduction(average, op, prescale_factor, postscale_factor)
     tensor, context = compression.compress(value if compression is NoneCompressor else _tensor(value))
     array = _array(tensor)
@@ -45,22 +54,31 @@ def allreduce(
     return shaped[()]
 
 
-def allgather(value: Any, name: str | None = None) -> Array:
+def allgather(value: Any, name: str | None = None) -> Any:
     """The arrays of all ranks, one after the other along the first dimension, in which alone they may differ."""
+    graph = in_graph(value)
+    if graph is not None:
+        return graph.allgather(value, name=name)
     array: Array = run(Operation.ALLGATHER, gathered, _array(value), name, global_process_set)
     return array
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
     """``value`` of the rank ``root_rank``; the others give one of the same shape and dtype."""
+    graph = in_graph(value)
+    if graph is not None:
+        return graph.broadcast(value, root_rank, name=name)
     array = _array(value)
     flat = array.reshape(-1).copy()
     run(Operation.BROADCAST, in_place, flat, name, global_process_set, root_rank=root_rank)
     return flat.reshape(array.shape)[()]
 
 
-def reducescatter(value: Any, name: str | None = None, op: ReduceOp = Average) -> Array:
+def reducescatter(value: Any, name: str | None = None, op: ReduceOp = Average) -> Any:
     """This rank's rows of the arrays of all ranks, combined; the first ranks have a row more if they do not divide."""
+    graph = in_graph(value)
+    if graph is not None:
+        return graph.reducescatter(value, op=op, name=name)
     fields = reduction(None, op, 1.0, 1.0)
     array: Array = run(Operation.REDUCESCATTER, gathered, _array(value), name, global_process_set, **fields)
     return array

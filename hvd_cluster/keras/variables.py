@@ -17,6 +17,7 @@ from hvd_cluster.comparison.models import Entry, Model
 from hvd_cluster.comparison.twins import plain
 from hvd_cluster.operations.arrays import broadcast_all
 from hvd_cluster.operations.positions import with_variable
+from hvd_cluster.optimizer.layers import is_complete
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "model_of",
     "put",
     "require_variable",
+    "require_variables",
     "settle",
     "view",
 ]
@@ -43,6 +45,17 @@ def settle(model: Any) -> None:
     sync = getattr(model, "jax_state_sync", None)
     if sync is not None:
         sync()
+
+
+def require_variables(model: Any) -> None:
+    """InvalidRequestError for a model whose variables Keras makes later."""
+    if not is_complete(model):
+        missing = "its layers are not built" if model.built else "it is not built"
+        raise InvalidRequestError(
+            f"the model {model.name!r} has no variables yet, or not all, because {missing}: call it on a batch first, "
+            "such as model(x[:1]), or give it an Input. model.build() is not enough for a subclass of keras.Model "
+            "without a build() of its own"
+        )
 
 
 def build_optimizer(model: Any) -> Any:
@@ -75,7 +88,10 @@ def as_array(tensor: Any) -> Array:
     for read in (memoryview, methodcaller("numpy"), keras.ops.convert_to_numpy):
         with suppress(AttributeError, TypeError, ValueError, BufferError, NotImplementedError):  # a GPU, a bfloat16
             return np.asarray(read(tensor))
-    raise InvalidRequestError(f"a {type(tensor).__name__} has no values that can be read here")
+    raise InvalidRequestError(
+        f"a {type(tensor).__name__} has no values that can be read here; call this outside of functions that Keras or "
+        "its backend traces"
+    )
 
 
 def copied(variable: Any, earlier: Array | None = None) -> Array:

@@ -12,6 +12,7 @@ from collectives.api import InvalidRequestError, MismatchError, Operation, Refus
 from hvd_cluster import basics
 from hvd_cluster.operations.arrays import gathered
 from hvd_cluster.operations.operands import start
+from hvd_cluster.optimizer.attempt import Attempt
 from hvd_cluster.optimizer.binding import InFlight
 from hvd_cluster.optimizer.bucket import Bucket, Setup
 from hvd_cluster.optimizer.gradients import Gradients
@@ -27,15 +28,22 @@ Rows: TypeAlias = npt.NDArray[np.int64]
 
 
 class Agreement(Generic[P]):
-    """For one bucket on its way; ``claim`` is that of the optimizer if this is its lead bucket."""
+    """For one bucket on its way; ``claim`` and ``attempt`` are those of the optimizer if this is its lead bucket."""
 
     def __init__(
-        self, bucket: Bucket[P], gradients: Gradients[P], setup: Setup[P], claim: Claim | None, label: str
+        self,
+        bucket: Bucket[P],
+        gradients: Gradients[P],
+        setup: Setup[P],
+        claim: Claim | None,
+        attempt: Attempt | None,
+        label: str,
     ) -> None:
         self._bucket = bucket
         self._gradients = gradients
         self._setup = setup
         self._claim = claim
+        self._attempt = attempt
         self._label = label
 
     def reach(self, failure: Failure | None) -> Generator[InFlight, Sequence[Any], None]:
@@ -45,8 +53,9 @@ class Agreement(Generic[P]):
         """
         name = f"layout.{self._label}"
         (rows,) = yield start(Operation.ALLGATHER, gathered, self._rows(), name, self._setup.options.process_set)
-        layouts, proposals = _read(rows)
-        is_new = self._take_number(proposals)
+        layouts, proposals, attempts = _read(rows)
+        is_repeated = self._attempt is not None and self._attempt.settle(attempts)
+        is_new = self._take_number(proposals) or is_repeated
         difference = differences(self._names(), layouts)
         if difference or not (is_new or has_news(layouts)):
             self._fail(difference, failure)
@@ -54,10 +63,11 @@ class Agreement(Generic[P]):
         self._gradients.agree({parameters[index]: known for index, known in common_sparse(layouts).items()})
 
     def _rows(self) -> Rows:
-        """Rank and number of parameters; the proposal; the entry of each parameter."""
+        """Rank, number of parameters, and attempt; the proposal; the entry of each parameter."""
         proposal = self._claim.propose() if self._claim else Proposal(0, True, 0)
         entries = [self._gradients.entry(parameter) for parameter in self._bucket.parameters]
-        return np.array([(basics.rank(), len(entries), 0), proposal, *entries], np.int64)
+        attempt = self._attempt.value if self._attempt else 0
+        return np.array([(basics.rank(), len(entries), attempt), proposal, *entries], np.int64)
 
     def _take_number(self, proposals: Sequence[Proposal]) -> bool:
         """Adopt the number on which the ranks agree; whether they had different ones."""
@@ -92,11 +102,12 @@ class Agreement(Generic[P]):
         return [self._setup.names[parameter] for parameter in self._bucket.parameters]
 
 
-def _read(rows: Rows) -> tuple[list[tuple[int, list[tuple[int, int, int]]]], list[Proposal]]:
-    """The layouts of all ranks, and their proposals, from the gathered rows of each."""
-    layouts, proposals, entries = [], [], iter([tuple(row) for row in rows.tolist()])
-    for rank, count_of_rank, _ in entries:
+def _read(rows: Rows) -> tuple[list[tuple[int, list[tuple[int, int, int]]]], list[Proposal], list[int]]:
+    """The layouts of all ranks, their proposals and their attempts, from the gathered rows of each."""
+    layouts, proposals, attempts, entries = [], [], [], iter([tuple(row) for row in rows.tolist()])
+    for rank, count_of_rank, attempt in entries:
+        attempts.append(attempt)
         number, is_agreed, busy = next(entries)
         proposals.append(Proposal(number, bool(is_agreed), busy))
         layouts.append((rank, [next(entries) for _ in range(count_of_rank)]))
-    return layouts, proposals
+    return layouts, proposals, attempts

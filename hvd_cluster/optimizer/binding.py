@@ -84,10 +84,12 @@ class Binding(Tensors[P], Protocol[P]):
 
     Error messages end with a remedy: ``change_remedy`` says how a script changes gradients before the step,
     ``send_remedy`` how it avoids a second backward pass, or the loss of gradients, while the first ones are in flight.
+    ``repeat_remedy``: how it avoids that one backward pass computes a gradient several times.
     """
 
     change_remedy: str
     send_remedy: str
+    repeat_remedy: str
 
     def set_gradient(self, parameter: P, gradient: Tensor) -> None:
         """Replace the gradient of ``parameter``."""
@@ -118,6 +120,15 @@ class Binding(Tensors[P], Protocol[P]):
 
     def outgoing(self, gradient: Tensor) -> Tensor:
         """The tensor that travels for ``gradient`` alone: itself, or a copy where others use its memory."""
+
+    def hold(self, gradient: Tensor) -> Tensor:
+        """The present elements of ``gradient``, which later changes of it do not reach, to send and to compare.
+
+        Of a sparse gradient its values. The combination of such a tensor gets memory of its own.
+        """
+
+    def is_unchanged(self, gradient: Tensor, held: Tensor) -> bool:
+        """Whether the elements of ``gradient`` are those of ``held``."""
 
     def incoming(self, gradient: Tensor, combined: Tensor) -> None:
         """Give ``gradient`` the elements of ``combined``."""

@@ -7,16 +7,19 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeAlias, TypeVar
 
-from collectives.api import HorovodInternalError, InvalidRequestError, MismatchError, NotInitializedError
+from collectives.api import HorovodInternalError, InvalidRequestError, MismatchError, NotInitializedError, Operation
 from collectives.engine.engine import Engine
 from hvd_cluster import basics
 from hvd_cluster.comparison.meeting import agreed_names
+from hvd_cluster.operations.refusals import refuse
+from hvd_cluster.optimizer.attempt import Attempt
 from hvd_cluster.optimizer.binding import Binding
 from hvd_cluster.optimizer.bucket import Bucket, Setup
 from hvd_cluster.optimizer.inventory import Inventory
 from hvd_cluster.optimizer.options import Options, check_passes
+from hvd_cluster.optimizer.originals import Originals
 from hvd_cluster.optimizer.progress import Progress
-from hvd_cluster.optimizer.reduction import Reduction
+from hvd_cluster.optimizer.reduction import Reduction, full_name
 from hvd_cluster.optimizer.rivals import Member, rivals
 
 __all__ = ["GradientCombiner"]
@@ -60,6 +63,8 @@ class GradientCombiner(Generic[P]):
         self.claim.enter(basics.engine())
         self._setup = Setup(binding, inventory.names, inventory.compressors, options, self.claim)
         self._reductions: dict[Bucket[P], Reduction[P]] = {}
+        self._given_up: list[Reduction[P]] = []
+        self._attempt = Attempt()
         self._progress = Progress(binding, passes)
         self.adopt()
 
@@ -81,7 +86,7 @@ class GradientCombiner(Generic[P]):
     @property
     def is_under_way(self) -> bool:
         """Whether there are gradients, complete or in flight, that no step has used."""
-        return bool(self._reductions or self._progress.countdown)
+        return bool(self._reductions or self._given_up or self._progress.countdown)
 
     @property
     def is_in_flight(self) -> bool:
@@ -105,23 +110,38 @@ class GradientCombiner(Generic[P]):
         if bucket is None:  # removed
             return
         left = progress.count(parameter)
-        if bucket in self._reductions or left < 0:
+        if left < 0:
             raise AssertionError(
                 f"the gradient of {self._setup.names[parameter]!r} was computed more than backward_passes_per_step="
-                f"{self.passes} times before step(). Raise backward_passes_per_step, or {self._binding.send_remedy}"
+                f"{self.passes} times before step(). Raise backward_passes_per_step, or {self._binding.send_remedy}; "
+                f"{self._binding.repeat_remedy}"
             )
         progress.countdown[parameter] = left
+        if bucket in self._reductions:  # the script has thrown the earlier gradient away
+            self._give_up()
         if left == 0 and not engine.patient and self._may_travel(bucket):
             self._send_early(bucket)
 
     def _may_travel(self, bucket: Bucket[P]) -> bool:
-        """Whether ``bucket`` is complete, and its names are certain to be those of the other ranks.
+        """Whether ``bucket`` is complete, and may travel before the step.
 
-        The lead buckets of rivals have the same names, so each travels in the step of its optimizer.
+        Its names must be certain to be those of the other ranks. The lead bucket travels in the step, see
+        :mod:`hvd_cluster.optimizer.attempt`.
         """
-        return (
-            self.claim.is_agreed and self._is_ready(bucket) and not (self.claim.has_rivals and bucket is self._lead())
-        )
+        is_safe = self.claim.is_agreed and self._attempt.allows_ahead() and self.inventory.is_repeatable
+        return is_safe and self._is_ready(bucket) and bucket is not self._lead() and self._is_plain(bucket)
+
+    def _is_plain(self, bucket: Bucket[P]) -> bool:
+        """Whether ``.grad`` stays what it is when ``bucket`` is sent; no gradient is absent or becomes sparse."""
+        binding, as_dense = self._binding, self.options.sparse_as_dense
+        for parameter in self._members(bucket):
+            gradient = binding.gradient(parameter)
+            if gradient is None:
+                return False
+            is_sparse = binding.sparse_dimensions(gradient) is not None
+            if not (as_dense if is_sparse else parameter not in bucket.sparse):
+                return False
+        return True
 
     def _is_ready(self, bucket: Bucket[P]) -> bool:
         """The check starts with the parameter that backward is likely to reach last, so it usually ends at once."""
@@ -130,7 +150,7 @@ class GradientCombiner(Generic[P]):
 
     def _send_early(self, bucket: Bucket[P]) -> None:
         try:
-            self._send(bucket)
+            self._send(bucket, is_ahead=True)
         except Exception:  # the step can be repeated
             for parameter in bucket.parameters:
                 self._progress.countdown.pop(parameter, None)
@@ -138,14 +158,21 @@ class GradientCombiner(Generic[P]):
         states, state = self._progress.states, self._binding.state
         states.update({each: state(each) for each in bucket.parameters if each in states})
 
-    def _send(self, bucket: Bucket[P]) -> None:
+    def _send(self, bucket: Bucket[P], is_ahead: bool = False) -> None:
         """Combine the gradients of parameters that are trained, or were until backward; a missing gradient is zeros."""
+        members = self._members(bucket)
+        if not members:
+            return
+        leads = bucket is self._lead()
+        keeps = self._attempt.is_shared and self._attempt.sent is None and not leads and self.inventory.is_repeatable
+        originals = Originals(self._binding, is_ahead) if keeps else None
+        self._require_sole_owner()
+        with self._binding.unrecorded():
+            self._reductions[bucket] = Reduction(bucket, members, self._setup, self._attempt, leads, originals)
+
+    def _members(self, bucket: Bucket[P]) -> list[P]:
         is_trained, countdown = self._binding.is_trained, self._progress.countdown
-        members = [each for each in bucket.parameters if is_trained(each) or each in countdown]
-        if members:
-            self._require_sole_owner()
-            with self._binding.unrecorded():
-                self._reductions[bucket] = Reduction(bucket, members, self._setup, bucket is self._lead())
+        return [each for each in bucket.parameters if is_trained(each) or each in countdown]
 
     def _lead(self) -> Bucket[P] | None:
         """The bucket of the first parameter that is trained: backward completes it last."""
@@ -174,30 +201,43 @@ class GradientCombiner(Generic[P]):
         """Wait until all gradients are combined; those that backward did not reach count as zeros.
 
         Raises MismatchError, on all ranks, when the ranks have gradients of different kinds or sizes,
-        HorovodInternalError when a rank is lost, InvalidRequestError when gradients were changed after they were sent.
+        HorovodInternalError when a rank is lost.
         """
         if basics.engine() is not self._engine():
             self._begin_again(basics.engine())
         self.adopt()
         changed, names = self._progress.changed(), self._setup.names
-        lost = [parameter for parameter in changed if self.buckets.get(parameter) in self._reductions]
+        self._attempt.begin_step(not basics.engine().patient)
+        if self._is_in_vain():
+            self._give_up()
         try:
             self._combine()
         finally:
             self._reductions.clear()
+            self._given_up.clear()
+            self._attempt.end_step()
             self.forget()
-        if lost:
-            raise InvalidRequestError(
-                f"the gradient of {names[lost[0]]!r} was changed while it was in flight, and the change is lost; "
-                f"{self._binding.change_remedy}"
-            )
         if changed:
             warnings.warn(
-                f"the gradient of {names[changed[0]]!r} was changed between backward and step(). The change "
-                "counts here, because gradients travel in step(). With a spare core they travel during backward, and "
-                f"the change is an error; {self._binding.change_remedy}",
+                f"the gradient of {names[changed[0]]!r} was changed between backward and step(): each rank has changed "
+                "its own gradient, and the changed ones are combined, in step() instead of during backward; "
+                f"{self._binding.change_remedy}",
                 stacklevel=3,
             )
+
+    def _is_in_vain(self) -> bool:
+        """Whether gradients that are in flight have changed since, or the one is among them that must travel now."""
+        originals = [reduction.originals for reduction in self._reductions.values()]
+        return self._lead() in self._reductions or any(each is not None and each.have_changed() for each in originals)
+
+    def _give_up(self) -> None:
+        """Let the gradients in flight count no more. Nobody waits for them before the end of the step."""
+        names = [full_name(bucket, self._setup) for bucket in self._reductions]
+        for bucket, reduction in self._reductions.items():
+            bucket.packs = {}  # whose memory is still in use
+            self._given_up.append(reduction)
+        self._reductions.clear()
+        self._attempt.give_up(names)
 
     def _combine(self) -> None:
         if not self._is_compared:
@@ -240,8 +280,12 @@ class GradientCombiner(Generic[P]):
 
         The lead bucket comes first: a rank that must agree on the number has not sent the others.
         """
-        waiting = sorted(self._reductions.values(), key=lambda reduction: not reduction.leads)
-        errors: list[Failure] = []
+        errors = self._await_lead()
+        if self._attempt.must_repeat:
+            self._repeat()
+        if self._attempt.must_complete:
+            self._complete()
+        waiting = list(self._reductions.values())
         while waiting:
             going = []
             for reduction in waiting:
@@ -252,7 +296,46 @@ class GradientCombiner(Generic[P]):
                     errors.append(error)
                     reduction.abandon()
             waiting = going
+        for reduction in self._given_up:
+            reduction.abandon()
         return errors
+
+    def _await_lead(self) -> list[Failure]:
+        """Wait until the ranks have agreed which attempt counts; until then no gradient changes."""
+        lead = next((bucket for bucket, reduction in self._reductions.items() if reduction.leads), None)
+        if lead is None:
+            return []
+        reduction = self._reductions[lead]
+        try:
+            while not (reduction.has_passed or reduction.advance()):
+                pass
+        except (HorovodInternalError, InvalidRequestError) as error:
+            self._reductions.pop(lead).abandon()
+            return [error]
+        if not self._reductions[lead].has_passed:
+            del self._reductions[lead]
+        return []
+
+    def _repeat(self) -> None:
+        """Another rank has given up the first attempt: send all but the lead bucket again."""
+        leading = {bucket: reduction for bucket, reduction in self._reductions.items() if reduction.leads}
+        for bucket in leading:
+            del self._reductions[bucket]
+        repeated = list(self._reductions)
+        self._give_up()
+        for bucket in repeated:
+            self._send(bucket)
+        self._reductions.update(leading)
+
+    def _complete(self) -> None:
+        """Other ranks may wait for buckets of the first attempt that this rank has not sent."""
+        sent, lead = self._attempt.sent or (), self._lead()
+        for bucket in dict.fromkeys(self.buckets.values()):
+            name = full_name(bucket, self._setup)
+            if bucket is not lead and name not in sent and self._members(bucket):
+                error = InvalidRequestError("this rank has thrown its gradients away")
+                length = 1 if bucket.is_group else None
+                refuse(error, Operation.ALLREDUCE, name, self.options.process_set, length)
 
     # The state between steps.
 
@@ -261,24 +344,26 @@ class GradientCombiner(Generic[P]):
         check_passes(passes)
         self._progress.set_passes(passes)
 
-    def forget(self, caller: str = "forget") -> None:
-        """Reset to the state before the first gradient. AssertionError, with the ``caller``, if some are in flight."""
-        if self._reductions and self._has_left():
+    def forget(self) -> None:
+        """Reset to the state before the first gradient. Those in flight do not count."""
+        if (self._reductions or self._given_up) and self._has_left():
             self.discard()
         if self._reductions:
-            raise AssertionError(f"{caller}() was called while gradients are in flight; {self._binding.send_remedy}")
+            self._give_up()
         self._progress.forget()
 
     def restart(self) -> None:
         """Forget gradients, in flight or not, and the state of compressors."""
-        self.discard()
+        self.forget()
         self.inventory.restart_compressors()
 
     def discard(self) -> None:
-        """Forget gradients, in flight or not."""
-        for reduction in self._reductions.values():
+        """Forget gradients, in flight or not, because the step of this world was cut off."""
+        for reduction in (*self._reductions.values(), *self._given_up):
             reduction.abandon()
         self._reductions.clear()
+        self._given_up.clear()
+        self._attempt = Attempt()
         self.forget()
 
     def _has_left(self) -> bool:

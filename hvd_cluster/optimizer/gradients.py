@@ -29,13 +29,14 @@ class Gradients(Generic[P]):
     """The gradients of ``members`` of ``bucket``. Members without one, the ``absent`` ones, get one of zeros.
 
     ``agreed`` has the gradients that the ranks agreed to be sparse, and their numbers of sparse dimensions. With
-    ``as_dense`` gradients that are sparse become dense until :meth:`restore`.
+    ``as_dense`` gradients that are sparse have a dense copy until :meth:`restore`.
     """
 
     def __init__(self, bucket: Bucket[P], members: Sequence[P], binding: Binding[P], as_dense: bool) -> None:
         self.members = dict.fromkeys(members)
         self._bucket = bucket
         self._binding = binding
+        self._dense: dict[P, Tensor] = {}
         self.absent = self._complete()
         self._from_sparse = self._densify() if as_dense else {}
         self.agreed: dict[P, int] = {} if as_dense else bucket.sparse
@@ -52,12 +53,12 @@ class Gradients(Generic[P]):
         return absent
 
     def _densify(self) -> dict[P, int]:
-        """Make sparse gradients dense; returns the number of sparse dimensions of each."""
+        """Make dense copies of sparse gradients; returns the number of sparse dimensions of each."""
         found = {each: self._binding.sparse_dimensions(self.of(each)) for each in self.members}
         sparse = {each: dimensions for each, dimensions in found.items() if dimensions is not None}
         self._bucket.sparse.update(sparse)
         for parameter in sparse:
-            self._binding.set_gradient(parameter, self._binding.to_dense(self.of(parameter)))
+            self._dense[parameter] = self._binding.to_dense(self.of(parameter))
         return sparse
 
     def _sparsify(self, parameter: P, dimensions: int) -> None:
@@ -66,8 +67,9 @@ class Gradients(Generic[P]):
             self._binding.set_gradient(parameter, self._binding.to_sparse(gradient, dimensions))
 
     def of(self, parameter: P) -> Tensor:
-        """The gradient of ``parameter``; EngineError if it is gone."""
-        return gradient_of(self._binding, parameter)
+        """The gradient of ``parameter``, or its dense copy; EngineError if it is gone."""
+        dense = self._dense.get(parameter)
+        return gradient_of(self._binding, parameter) if dense is None else dense
 
     def has_unknown(self) -> bool:
         """Whether a gradient is sparse, and the ranks have not agreed on that."""
@@ -81,7 +83,7 @@ class Gradients(Generic[P]):
             self._sparsify(parameter, sparse[parameter])
 
     def restore(self) -> None:
-        """Make those gradients sparse again that became dense."""
+        """Make the combined gradients sparse again that became dense."""
         for parameter, dimensions in self._from_sparse.items():
             self._sparsify(parameter, dimensions)
 

@@ -26,7 +26,8 @@ P = TypeVar("P")
 class Inventory(Generic[P]):
     """``groups`` gives the parameters of the optimizer, ``given_names`` are those that the user gave.
 
-    The dicts ``names``, ``buckets`` and ``compressors``, by parameter, stay the same objects.
+    The dicts ``names``, ``buckets`` and ``compressors``, by parameter, stay the same objects. ``is_repeatable``: a
+    compressor may begin again with a gradient that has changed.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Inventory(Generic[P]):
         self.parameters: list[P] = []
         self.buckets: dict[P, Bucket[P]] = {}
         self.compressors: dict[P, GradientCompressor] = {}
+        self.is_repeatable = False
         self._binding = binding
         self._groups = groups
         self._options = options
@@ -92,6 +94,7 @@ class Inventory(Generic[P]):
             self.buckets.update(dict.fromkeys(bucket.parameters, bucket))
             listed = ", ".join(self.names[parameter] for parameter in members)
             logger.info("%s holds the gradients of: %s", label(members, self.names), listed)
+        self.is_repeatable = all(compressor.repeatable for compressor in self.compressors.values())
 
     def _remove_all_but(self, kept: set[P]) -> None:
         """If parameters are gone, name the others and put them into buckets again, as on a rank that starts now."""

@@ -12,14 +12,16 @@ from hvd_cluster import basics
 from hvd_cluster.operations.handles import HandleGroup
 from hvd_cluster.operations.refusals import refuse
 from hvd_cluster.optimizer.agreement import Agreement, Failure
+from hvd_cluster.optimizer.attempt import Attempt
 from hvd_cluster.optimizer.binding import InFlight
 from hvd_cluster.optimizer.bucket import Bucket, Setup
 from hvd_cluster.optimizer.buckets import label
 from hvd_cluster.optimizer.gradients import Gradients
 from hvd_cluster.optimizer.layout import fingerprint
+from hvd_cluster.optimizer.originals import Originals
 from hvd_cluster.optimizer.transfers import Transfer, advance, transfers
 
-__all__ = ["Reduction"]
+__all__ = ["Reduction", "full_name"]
 
 P = TypeVar("P")
 Tensor: TypeAlias = Any
@@ -30,6 +32,11 @@ PAUSE = HandleGroup((), tuple)
 """A handle that is done, and has no results."""
 
 
+def full_name(bucket: Bucket[P], setup: Setup[P]) -> str:
+    """The name in flight of a bucket that does not lead, in a first attempt."""
+    return setup.claim.prefix + label(bucket.parameters, setup.names)
+
+
 class Reduction(Generic[P]):
     """Combines the gradients of ``members`` of ``bucket`` over all ranks, in one or more rounds.
 
@@ -38,7 +45,8 @@ class Reduction(Generic[P]):
     gathered, uncompressed, each on its own.
 
     The names in flight have the number of the optimizer as a prefix. Only those of its *lead* bucket do not, so that
-    ranks with different numbers meet there: the number is a part of the tag, which all ranks must give alike.
+    ranks with different numbers meet there: the number is a part of the tag, which all ranks must give alike. So is
+    the attempt. With ``originals`` gradients do not change until the first round of the lead bucket has passed.
 
     A bucket remembers which gradients the ranks agreed to be sparse. Ranks may remember differently: a rank that had
     joined, or that has a new optimizer, missed the agreement. Therefore the first round has the same names on all
@@ -51,16 +59,28 @@ class Reduction(Generic[P]):
     round has passed, because then all ranks gather the same ones.
     """
 
-    def __init__(self, bucket: Bucket[P], members: Sequence[P], setup: Setup[P], leads: bool) -> None:
+    def __init__(
+        self,
+        bucket: Bucket[P],
+        members: Sequence[P],
+        setup: Setup[P],
+        attempt: Attempt,
+        leads: bool,
+        originals: Originals[P] | None = None,
+    ) -> None:
         self.leads = leads
+        self.has_passed = False
+        self.originals = originals
         self._bucket = bucket
         self._setup = setup
         self._binding = setup.binding
         self._claim = setup.claim if leads else None
-        own = label(bucket.parameters, setup.names)
-        self._label = f"optimizer.{own}" if leads else setup.claim.prefix + own
+        self._attempt = attempt if leads else None
+        self._label = (
+            f"optimizer.{label(bucket.parameters, setup.names)}" if leads else full_name(bucket, setup) + attempt.suffix
+        )
         self._gradients = Gradients(bucket, members, setup.binding, setup.options.sparse_as_dense)
-        self._agreement = Agreement(bucket, self._gradients, setup, self._claim, self._label)
+        self._agreement = Agreement(bucket, self._gradients, setup, self._claim, self._attempt, self._label)
         self._sparse: dict[P, Callable[[], Tensor]] = {}
         self._refused: InvalidRequestError | None = None
         self._course = self._travel()
@@ -69,7 +89,8 @@ class Reduction(Generic[P]):
     def advance(self) -> bool:
         """Wait for the round in flight and start the next. Returns True if no round was left, so that all is complete.
 
-        A lead bucket also returns when the ranks have agreed on the number; its gradients have not changed then.
+        A lead bucket also returns when its first round has passed: the ranks have agreed on the number and on the
+        attempt, and its gradients have not changed.
         Raises the engine's errors, and InvalidRequestError if a compressor failed or a gradient cannot travel.
         """
         if self._handle is not None:
@@ -104,7 +125,7 @@ class Reduction(Generic[P]):
         failure: Failure | None = None
         while True:
             try:
-                if (yield from self._attempt()):
+                if (yield from self._try()):
                     return
             except MismatchError as error:
                 failure = error.with_traceback(None)  # the frames of a traceback would keep the optimizer alive
@@ -114,12 +135,12 @@ class Reduction(Generic[P]):
                 failure = error.with_traceback(None)
             yield from self._agreement.reach(failure)
 
-    def _attempt(self) -> Generator[InFlight, Sequence[Tensor], bool]:
+    def _try(self) -> Generator[InFlight, Sequence[Tensor], bool]:
         """Whether gradients are complete; False where this rank must agree first.
 
         MismatchError where ranks differ, or another rank refuses; InvalidRequestError where this rank does.
         """
-        active = list(transfers(self._bucket, self._gradients.members, self._setup, self._gradients.agreed))
+        active = list(transfers(self._bucket, self._gradients, self._setup, self.originals))
         if self._gradients.has_unknown():
             yield self._start([self._binding.marker() for _ in active], self._label)
             return False
@@ -159,15 +180,19 @@ class Reduction(Generic[P]):
 
     def _pass_first(self) -> Course:
         """The ranks agree. Other buckets are sent before gradients change, because gradients may share memory."""
-        if self._claim is not None and not self._claim.is_agreed:
+        self.has_passed = True
+        if self._claim is not None:
             self._claim.is_agreed = True
             yield PAUSE
+        if self.originals is not None:
+            self.originals.release()
         for parameter in self._gradients.members:
             if parameter in self._gradients.agreed:
                 self._sparse[parameter] = self._start_sparse(parameter)
 
     def _tag(self) -> int:
         number = (self._claim.number or 0) if self._claim else 0
+        number += self._attempt.value if self._attempt else 0
         agreed = self._gradients.agreed
         if not (number or agreed):
             return 0

@@ -38,8 +38,7 @@ class RayExecutor:
     """Workers, each a Ray actor with a rank: a fixed number, or, with ``min_workers``, as many as there are.
 
     *Fixed.* Give either ``num_workers``, packed on as few hosts as possible, or ``num_hosts``, different hosts with
-    ``num_workers_per_host`` workers each. Inside a placement group the workers go there, unless
-    ``use_current_placement_group`` is False. The workers live from :meth:`start` to :meth:`shutdown`.
+    ``num_workers_per_host`` workers each. The workers live from :meth:`start` to :meth:`shutdown`.
 
     *Elastic.* ``min_workers`` are the fewest that the training goes on with, ``max_workers`` the most (None: as many
     as the cluster has room for); ``num_workers`` start, by default the fewest. Each :meth:`run` is a job with workers
@@ -47,6 +46,8 @@ class RayExecutor:
     failures and resizes together, ``cooldown_range`` is the shortest and the longest time, in seconds, for which a node
     with a failed worker gets no new one (None: for ever), and ``elastic_timeout`` is how many seconds to wait for the
     fewest workers (600). ``override_discovery=False`` uses the ``discovery`` of the settings, which names nodes by id.
+
+    Inside a placement group, fixed and elastic workers go there, unless ``use_current_placement_group`` is False.
 
     A worker gets ``cpus_per_worker`` CPUs, which may be a fraction, with ``use_gpu`` ``gpus_per_worker`` GPUs (1 when
     left out), and ``resources_per_worker``, amounts of Ray's resources by name ("memory" in bytes). ``runtime_env`` is
@@ -110,7 +111,7 @@ class RayExecutor:
         }
         if wanted.is_elastic:
             wanted.check_shape(places)
-            self._workers: Workers = ElasticWorkers(wanted, Request(1, **share), settings)
+            self._workers: Workers = ElasticWorkers(wanted, Request(1, **share), settings, use_current_placement_group)
         else:
             wanted.check_static()
             self._workers = FixedWorkers(Request(num_workers, **places, **share), settings, use_current_placement_group)
@@ -190,7 +191,8 @@ class RayExecutor:
         *Fixed:* WorkerError within seconds when a worker dies. After a death, after Ctrl-C, and when an exception of
         one worker leaves others hanging for more than a few seconds, all workers are killed: shut down and start again.
         *Elastic:* WorkerError when the job cannot go on after a loss, ExecutorError when too few workers are there for
-        too long, and PlacementError when they never were; DiscoveryError when the nodes cannot be found.
+        too long, and PlacementError when they never were; DiscoveryError when the nodes cannot be found; ValueError
+        when the placement group of this task cannot hold the fewest.
         """
         workers, call, callbacks = self._running(), Call.of(fn, args, kwargs), _checked(callbacks)
         if datasets is not None:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
-from collectives.api import InvalidRequestError
 from executors.arguments import interface_names
-from executors.member import Identity
 from hvd_cluster import basics, horovod
 
 try:
     from ray.train import DataConfig, Result, RunConfig, ScalingConfig, ValidationConfig
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-    from executors.ray.barrier import BarrierGuard
+    from executors.ray.last_report import Deliveries
     from executors.ray.train import JobConfig
+    from hvd_cluster.ray.replaceable import replaceable
 except ImportError as error:
     raise ImportError(
         "HvdTrainer needs Ray Train 2.60 or newer, with its dependencies; it cannot be imported "
@@ -31,10 +30,6 @@ __all__ = ["HvdTrainer"]
 NO_DATASETS = (
     "datasets are for a fixed group of workers: Ray Data has no part for a worker that replaces another one; leave "
     "elastic out, or read the data in the training function, such as by an ElasticSampler"
-)
-ALONE = (
-    "a worker of an elastic HvdTrainer that replaces another one has trained without the others: the training function "
-    "must train in a function that hvd.elastic.run decorates, or leave elastic out"
 )
 
 
@@ -52,8 +47,9 @@ class HvdTrainer(DataParallelTrainer):
 
     With ``elastic``, it starts a new worker for each that failed, and the survivors keep their process: in a function
     that :func:`hvd_cluster.elastic.run` decorates, they wait for the new ones, give them their state, and go on from
-    the last commit. Their ``hvd.rank()`` may change; the rank of Ray Train does not. :class:`RayExecutor` with
-    ``min_workers`` also goes on with fewer workers.
+    the last commit. Their ``hvd.rank()`` may change; the rank of Ray Train does not. All workers end together: one that
+    has finished gives its state to a new one, and makes its last report again if Ray Train has left it out meanwhile.
+    :class:`RayExecutor` with ``min_workers`` also goes on with fewer workers.
 
     ``nics`` are the network interfaces to use; None means any. ``import horovod`` gives hvd_cluster in the workers if
     it does here. Raises ValueError for an impossible name of an interface, for ``datasets`` with ``elastic``, and for
@@ -76,7 +72,9 @@ class HvdTrainer(DataParallelTrainer):
         before = (horovod.install,) if horovod.is_requested() else ()
         if elastic and datasets:
             raise ValueError(NO_DATASETS)
-        around = _replaceable if elastic else _shutting_down
+        around = replaceable if elastic else _shutting_down
+        if elastic:
+            run_config = _with_deliveries(run_config or RunConfig())
         super().__init__(
             train_loop_per_worker,
             train_loop_config=train_loop_config,
@@ -92,6 +90,11 @@ class HvdTrainer(DataParallelTrainer):
         """Train, and return when all workers have ended and the controller is told to."""
         with _handler_kept():
             return super().fit()
+
+
+def _with_deliveries(config: RunConfig) -> RunConfig:
+    callbacks: list[Any] = [*(config.callbacks or ()), Deliveries()]
+    return replace(config, callbacks=callbacks)
 
 
 @contextmanager
@@ -110,17 +113,3 @@ def _shutting_down() -> Iterator[None]:
     """Around the training function. A rank that fails keeps its engine: the others shall not blame a polite end."""
     yield
     basics.shutdown()
-
-
-@contextmanager
-def _replaceable() -> Iterator[None]:
-    """Around the training function of an elastic job. Raises InvalidRequestError if a new worker has trained alone."""
-    if Identity.of(os.environ) is None:  # a trainer without workers
-        guard: AbstractContextManager[object] = nullcontext()
-    else:
-        guard = BarrierGuard(basics.is_cut_off)
-    with guard, _shutting_down():
-        yield
-        worlds = basics.worlds()
-        if worlds is not None and worlds.is_alone:
-            raise InvalidRequestError(ALONE)

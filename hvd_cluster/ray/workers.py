@@ -120,6 +120,7 @@ class ElasticWorkers:
     wanted: ElasticRequest
     shape: Request
     settings: MiniSettings
+    use_current_group: bool = True
     _build: ObjectRef[Call] | None = None
     _variables: Mapping[str, str] = field(default_factory=dict)
 
@@ -133,7 +134,13 @@ class ElasticWorkers:
         settings = self.settings
         discovery = self.wanted.discovery(settings)
         return ElasticOptions(
-            self.shape, settings.timeout_s, settings.nics, self._variables, discovery, settings.dashboard
+            self.shape,
+            settings.timeout_s,
+            settings.nics,
+            self._variables,
+            discovery,
+            settings.dashboard,
+            self.use_current_group,
         )
 
     def start(self, build: Call | None, variables: Mapping[str, str]) -> None:

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any, SupportsIndex, TextIO
 
 from executors.arguments import check_integer, check_variables, interface_names, refuse_mpi, resolve_seconds
-from executors.call import Call, pickle_call
+from executors.call import Call
 from executors.dashboard.address import Address
 from executors.elastic import ElasticArguments, resolve_limits
 from executors.local.crew import resolve_grace
 from executors.local.output import Output
+from executors.spark.broadcasts import PickledCall
 from executors.spark.elastic import run_elastic_on_spark
 from executors.spark.feeding import Feeder
 from executors.spark.frame import divided, repeatable
@@ -77,13 +78,13 @@ class Launch:
         Without a ``df`` the workers are in the active session. ``repartition`` distributes the rows of ``df`` in any
         case. Raises the errors of :func:`hvd_cluster.spark.run`.
         """
-        data = pickle_call(call)
+        pickled = PickledCall.of(call)
         session = Session.active() if df is None else Session(df.sparkSession)
         size = self.num_proc or _default_size(session)
         session.check_slots(size, self.options.start_timeout)
         frame = session.spark.range(0, size, 1, size) if df is None else divided(session, df, size, repartition)
         output = Output(size, None, self.timestamp, self.stdout, self.stderr)
-        return run_on_spark(session, frame, size, data, output, replace(self.options, feeder=feeder))
+        return run_on_spark(session, frame, size, pickled, output, replace(self.options, feeder=feeder))
 
     def run_elastic(
         self, call: Call, arguments: ElasticArguments, df: Any = None, feeder: Feeder | None = None
@@ -93,14 +94,14 @@ class Launch:
         With ``df`` they are beside its rows, and ``feeder`` feeds them. Raises the errors of
         :func:`hvd_cluster.spark.run_elastic`.
         """
-        data = pickle_call(call)
+        pickled = PickledCall.of(call)
         session = Session.active() if df is None else Session(df.sparkSession)
         size = self.num_proc or (arguments.least if arguments.least is not None else _default_size(session))
         limits = resolve_limits(size, replace(arguments, most=size if arguments.most is None else arguments.most))
         most = limits.most
         frame = session.spark.range(0, most, 1, most) if df is None else repeatable(df, most)
         output = Output(most, None, self.timestamp, self.stdout, self.stderr)
-        return run_elastic_on_spark(session, frame, data, limits, output, replace(self.options, feeder=feeder))
+        return run_elastic_on_spark(session, frame, pickled, limits, output, replace(self.options, feeder=feeder))
 
 
 def _check_stream(name: str, stream: Any) -> None:

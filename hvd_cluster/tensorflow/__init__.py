@@ -13,7 +13,7 @@ except ModuleNotFoundError as error:
 from hvd_cluster.basics import add_process_set, remove_process_set
 from hvd_cluster.bindings import check_extension
 from hvd_cluster.launchers import register_thread_count as _register_thread_count
-from hvd_cluster.metrics import count_samples, metrics
+from hvd_cluster.rank_metrics import count_samples, metrics
 from hvd_cluster.tensorflow import elastic
 from hvd_cluster.tensorflow import threads as _threads
 from hvd_cluster.tensorflow.compression import Compression

@@ -33,8 +33,9 @@ from collectives.api import (
     PeerLostError,
     ShutDownError,
 )
+from hvd_cluster.tensorflow.native.error_texts import pattern_of
 
-__all__ = ["ABANDONED", "as_status", "engine_error"]
+__all__ = ["ABANDONED", "TEXT", "as_status", "engine_error"]
 
 ABANDONED = tf.errors.CANCELLED, "another collective of this run of the graph has failed"
 """The code and the text for an operation that shall not go on."""
@@ -51,6 +52,8 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
 _kept: OrderedDict[int, BaseException] = OrderedDict()
 _numbers = count(1)
 _NUMBER = re.compile(r"\[hvd-cluster error (\d+)\]")
+TEXT = pattern_of(f"{_NUMBER.pattern}|{re.escape(ABANDONED[1])}")
+"""The text of TensorFlow's error for one of ours."""
 
 for _kind in (HorovodInternalError, InvalidRequestError):
     # Otherwise AutoGraph, which converts each tf.function, would raise a StagingError in place of classes of our own.

@@ -27,7 +27,9 @@ from hvd_cluster.capabilities import (
 )
 from hvd_cluster.operations.reductions import Adasum, Average, Max, Min, Product, Sum
 from hvd_cluster.process_sets import ProcessSet, global_process_set
+from hvd_cluster.tensorflow.errors import TEXT as _TEXT
 from hvd_cluster.tensorflow.kernels import table as _table
+from hvd_cluster.tensorflow.native import error_texts as _error_texts
 from hvd_cluster.tensorflow.operations import vectorization as _vectorization
 from hvd_cluster.tensorflow.operations.allgather import allgather, grouped_allgather
 from hvd_cluster.tensorflow.operations.allreduce import _allreduce as _allreduce
@@ -101,3 +103,4 @@ __all__ = [
 
 _table.make_all_known()
 _vectorization.refuse_all()
+_error_texts.adjust(_TEXT)

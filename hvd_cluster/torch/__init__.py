@@ -12,8 +12,8 @@ from hvd_cluster.basics import add_process_set, remove_process_set
 from hvd_cluster.bindings import check_extension
 from hvd_cluster.compression import GradientCompressor
 from hvd_cluster.launchers import register_thread_count as _register_thread_count
-from hvd_cluster.metrics import count_samples, metrics
 from hvd_cluster.objects import allgather_object, broadcast_object
+from hvd_cluster.rank_metrics import count_samples, metrics
 from hvd_cluster.torch import elastic
 from hvd_cluster.torch import kernels as _kernels
 from hvd_cluster.torch.compression import Compression

@@ -46,10 +46,14 @@ def require_usable(tensor: torch.Tensor) -> None:
         )
 
 
-def buffer(tensor: torch.Tensor, dtype: DType) -> Buffer:
-    """View a contiguous, detached tensor as a buffer, which is ready when the current stream has come so far."""
+def buffer(tensor: torch.Tensor, dtype: DType, address: int | None = None) -> Buffer:
+    """View a contiguous, detached tensor as a buffer, which is ready when the current stream has come so far.
+
+    To ask a tensor for its ``address`` counts as writing to it.
+    """
     ready = Recorded(tensor.get_device())
-    return Buffer(None, dtype, tuple(tensor.shape), tensor, "cuda", tensor.data_ptr(), ready)
+    address = tensor.data_ptr() if address is None else address
+    return Buffer(None, dtype, tuple(tensor.shape), tensor, "cuda", address, ready)
 
 
 def allocator(like: torch.Tensor, dtype: DType) -> Callable[[tuple[int, ...]], Buffer]:

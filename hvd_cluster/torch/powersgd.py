@@ -27,6 +27,8 @@ class PowerSGD(GradientCompressor):
     orthogonal, too, so that a direction that was zero once can come back.
     """
 
+    repeatable = True
+
     def __init__(self, parameter: torch.Tensor, rank: int = 4) -> None:
         if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
             raise InvalidRequestError(f"PowerSGD(rank={rank!r}) must be an integer of at least 1")

@@ -14,7 +14,17 @@ from collectives.buffers import Buffer
 from hvd_cluster import memory
 from hvd_cluster.torch import gpu
 
-__all__ = ["allocator", "as_input", "form", "fresh", "memory_format", "require_tensor", "require_writable", "to_buffer"]
+__all__ = [
+    "allocator",
+    "as_input",
+    "form",
+    "fresh",
+    "memory_format",
+    "require_tensor",
+    "require_writable",
+    "shared_buffer",
+    "to_buffer",
+]
 
 _DTYPES: dict[torch.dtype, DType] = {
     torch.uint8: DType.UINT8,
@@ -131,6 +141,22 @@ def to_buffer(tensor: torch.Tensor) -> Buffer:
             "uses; gather its elements first"
         )
     return Buffer(array if array.ndim == 1 else array.reshape(-1), _DTYPES[tensor.dtype], array.shape, tensor)
+
+
+def shared_buffer(tensor: torch.Tensor, address: int) -> Buffer:
+    """As :func:`to_buffer`, to read only: a tensor that shares its memory, from ``address``, keeps sharing it."""
+    dtype = _DTYPES[tensor.dtype]
+    if tensor.is_cuda:
+        return gpu.buffer(tensor, dtype, address)
+    array = np.asarray(_Memory(address, tensor.numel() * tensor.element_size())).view(dtype.storage)
+    return Buffer(array, dtype, tuple(tensor.shape), tensor)
+
+
+class _Memory:
+    """``nbytes`` at ``address``, as NumPy reads them."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__array_interface__ = {"data": (address, True), "shape": (nbytes,), "typestr": "|u1", "version": 3}
 
 
 def fresh(shape: tuple[int, ...], native: torch.dtype) -> Buffer:

@@ -39,11 +39,10 @@ from collectives.backends.pygloo.joining import PyglooJoining
 from collectives.backends.pygloo.schedule import Transfer, in_order
 from collectives.backends.pygloo.transport import PyglooTransport
 from collectives.settings import Settings
-from hvd_cluster import basics
+from hvd_cluster import basics, run
 from hvd_cluster.operations.arrays import in_place
 from hvd_cluster.operations.operands import run as run_operation
 from hvd_cluster.process_sets import global_process_set
-from hvd_cluster.run import run
 from tests.backends import group_cases
 from tests.backends.group_cases import LENGTHS, SOON
 from tests.backends.matrix import reduce_until_error, run_matrix

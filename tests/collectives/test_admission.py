@@ -16,6 +16,7 @@ from collectives.api import (
 from collectives.attempt import ConnectAttempt
 from collectives.control.handshake import Hello, admission, candidates, frames
 from collectives.control.handshake.hello import LocalEnd, pack_answer, pack_hello
+from collectives.reception import strangers
 from collectives.rendezvous.store import MemoryStore
 from tests.collectives.handshakes import KEY, LOCALHOST, SECRET, connect_all, ranks
 from tests.collectives.job import PATIENCE
@@ -91,7 +92,7 @@ def test_strangers_are_refused_and_the_job_starts(stranger, by_tcp, stays, caplo
     assert SECRET.decode() not in caplog.text
 
 
-def test_a_hello_that_has_come_counts_though_its_connection_is_too_old():
+def test_a_hello_that_has_come_counts_though_its_connection_is_too_old(monkeypatch):
     """Rank 0 had no time for it for long, and has no room for others."""
     with ConnectAttempt(PATIENCE) as attempt:
         end = LocalEnd(Hello(0, 2, "node"), SECRET, LOCALHOST, Timeouts().heartbeat, attempt)
@@ -99,13 +100,13 @@ def test_a_hello_that_has_come_counts_though_its_connection_is_too_old():
             sock.settimeout(PATIENCE)
             sock.connect(admitting.entry["unix"])
             waiting = admitting._candidates
-            waiting._capacity = 1
+            waiting._strangers.capacity = 1
             waiting.make_room()
             for listener in admitting._listeners.descriptors:
                 waiting.attend(listener)
             hello = pack_hello(Hello(1, 2, "node"), b"n" * 32, admitting.entry["id"])
             send(sock, frames.seal(SECRET, challenge(sock), hello))
-            waiting._oldest().since -= candidates.SILENCE_SECONDS
+            monkeypatch.setattr(strangers, "SILENCE", 0.0)
             peers = admitting.admit_all()
             assert list(peers) == [1]
             peers[1].wire.sock.close()

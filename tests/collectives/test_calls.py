@@ -13,6 +13,7 @@ from collectives.api import PeerLostError, Timeouts
 from collectives.attempt import ConnectAttempt
 from collectives.control.handshake import admission, call, callee, candidates, search
 from collectives.control.handshake.hello import Hello, LocalEnd
+from collectives.reception import strangers
 from collectives.rendezvous.store import MemoryStore
 from tests.backends.members import in_threads
 from tests.collectives.handshakes import KEY, LOCALHOST, SECRET, connect_all, ranks
@@ -54,7 +55,7 @@ def test_a_slow_rank_that_was_dropped_for_want_of_room_calls_again(hosts, moment
         monkeypatch.setattr(candidates.Candidates, "_hear", hear_nothing)
     monkeypatch.setattr(candidates, "MOST_CANDIDATES", 1)
     monkeypatch.setattr(candidates, "LEAST_CANDIDATES", 1)
-    monkeypatch.setattr(candidates, "SILENCE_SECONDS", 0.02)
+    monkeypatch.setattr(strangers, "SILENCE", 0.02)
     size = len(hosts) + 1
     found = connect_all(ranks(size, hosts))
     assert found == [tuple(hosts[rank % len(hosts)] for rank in range(size))] * size

@@ -21,9 +21,9 @@ RANK_0 = f"""
 from collectives.api import Timeouts
 from collectives.attempt import ConnectAttempt
 from collectives.control import handshake
-from collectives.control.handshake import candidates
 from collectives.control.handshake.hello import Hello, LocalEnd
 from collectives.planning.process_sets import ProcessSets
+from collectives.reception import strangers
 from collectives.rendezvous.store import MemoryStore
 
 class Announcing(MemoryStore):
@@ -31,7 +31,7 @@ class Announcing(MemoryStore):
         if key == {KEY!r}:
             print(value.hex(), flush=True)
 
-candidates.SILENCE_SECONDS = 0.05
+strangers.SILENCE = 0.05
 limit_descriptors(40)
 with ConnectAttempt({limited.PATIENCE}) as attempt:
     end = LocalEnd(Hello(0, 2, "a"), {SECRET!r}, "127.0.0.1", Timeouts().heartbeat, attempt)

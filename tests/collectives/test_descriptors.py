@@ -5,6 +5,7 @@ import functools
 import os
 import resource
 import secrets
+import textwrap
 
 import pytest
 
@@ -13,6 +14,7 @@ from collectives.api import EngineError, HorovodInternalError, PeerLostError, Ti
 from collectives.engine import bootstrap
 from collectives.rendezvous.server import RendezvousServer
 from collectives.settings import Settings
+from tests import limited
 from tests.backends.members import Processes
 from tests.collectives.job import PATIENCE, ones, outcome, run
 
@@ -123,7 +125,7 @@ def _start(port, secret, victim, free, member):
 
 
 def _take_all_but(free):
-    resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, LIMIT))
     held = []
     try:
         while True:
@@ -132,3 +134,60 @@ def _take_all_but(free):
         for _ in range(free):
             os.close(held.pop())
     return held
+
+
+FEW, MORE = 200, 3000
+RAISING = f"""
+import multiprocessing, os, socket, subprocess
+from collectives import descriptors
+
+def soft():
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+def tell(line):
+    line.send(soft())
+
+resource.setrlimit(resource.RLIMIT_NOFILE, ({FEW}, {MORE}))
+"""
+
+
+def said(source):
+    with limited.python(RAISING + textwrap.dedent(source)) as process:
+        output, log = limited.ending(process)
+    assert log == []
+    return [int(word) for word in output.split()]
+
+
+def test_a_process_raises_its_limit_for_a_block_and_knows_the_first_one():
+    found = said("""
+        with descriptors.raised_limit():
+            print(soft(), descriptors.first_limit())
+            descriptors.raise_limit()
+        print(soft(), descriptors.first_limit())
+    """)
+    assert found == [MORE, FEW, FEW, FEW]
+
+
+def test_a_process_that_is_forked_has_the_first_limit_again():
+    found = said("""
+        descriptors.raise_limit()
+        ours, theirs = multiprocessing.Pipe()
+        child = multiprocessing.get_context("fork").Process(target=tell, args=(theirs,))
+        child.start()
+        print(soft(), ours.recv())
+        child.join()
+    """)
+    assert found == [MORE, FEW]
+
+
+def test_a_rank_raises_its_limit_only_if_its_job_needs_more():
+    assert said(f"descriptors.provide({FEW // 2}); print(soft())") == [FEW]
+    assert said(f"descriptors.provide({FEW}); print(soft())") == [MORE]
+
+
+def test_where_the_limit_is_the_highest_nothing_changes():
+    found = said("""
+        limit_descriptors(100)
+        print(int(descriptors.raise_limit()), int(descriptors.is_raised()), soft(), descriptors.first_limit())
+    """)
+    assert found == [0, 0, 100, 100]

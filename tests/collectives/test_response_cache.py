@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from collectives.api import DType, Operation, Request
 from collectives.parameters import Parameters
 from collectives.planning.coordinator import Coordinator
-from collectives.planning.messages import Ready, decode, encode
+from collectives.planning.messages import Ready, Response, decode, encode
 from collectives.planning.process_sets import ProcessSets
-from collectives.planning.response_cache import Uniform, compact
+from collectives.planning.response_cache import Known, ResponseCache, Uniform, compact
 
 REQUEST = Request("a", Operation.ALLGATHER, DType.FLOAT32, (4, 2))
 
@@ -53,3 +53,32 @@ def test_a_name_of_a_thousand_ranks_takes_the_memory_of_one(operation):
     (known,) = coordinator._cache._known.values()
     assert isinstance(known.requests, Uniform)
     assert dict(known.requests) == dict.fromkeys(range(size), known.response.request)
+
+
+class Unseen(dict):
+    """Must not be iterated: it holds the names of all sets."""
+
+    def __iter__(self):
+        raise AssertionError("looked at all names")
+
+    items = keys = values = __iter__
+
+
+def known(id, name, process_set):
+    request = replace(REQUEST, name=name, process_set=process_set)
+    return Known(Response(id, request), {0: request}, True)
+
+
+def test_the_names_of_a_removed_set_are_dropped_without_a_look_at_the_others():
+    """A job with many names that adds and removes sets took a time that grows with both."""
+    cache = ResponseCache(100)
+    for id in range(50):
+        cache.learn(known(id, f"name {id}", id % 2))
+    cache._known = Unseen(cache._known)
+    cache.drop_set(1)
+    cache.drop_set(7)
+    assert [id in cache for id in range(4)] == [True, False, True, False]
+    cache.learn(known(50, "name 1", 1))
+    assert 50 in cache
+    assert [each.response.id for each in cache.drop((1, "name 1"))] == [50]
+    assert cache.drop((1, "name 3")) == []

@@ -48,6 +48,11 @@ def test_the_activity_follows_from_the_thread_and_its_calls(is_alive, is_inside,
             "    train.py:10-12 in load: total += 1",
         ),
         (
+            Whereabouts(2, Activity.BLOCKED, waits=(LOSS,)),
+            "rank 2 needs other ranks itself, for 'loss', submitted 12 s ago; its main thread is in another call, such "
+            "as a step of a graph in fit(), or a sleep",
+        ),
+        (
             Whereabouts(2, Activity.BLOCKED, "trainer"),
             "rank 2 is blocked in a call that is not a collective, such as a sleep: its thread 'trainer' uses no "
             "processor. It has submitted nothing yet",

@@ -1,13 +1,16 @@
 """The tensors of a rank that may run without the coordinator, as deciders see them."""
 
+from dataclasses import replace
+
 import pytest
 
-from collectives.api import Operation
+from collectives.api import Operation, Request
 from collectives.parameters import Parameters
 from collectives.planning.messages import Ready, Response, Run, Unknown
 from collectives.planning.schedules import Schedule
 from collectives.planning.worker import Worker
 from tests.collectives.test_negotiation import tensor
+from tests.collectives.test_response_cache import Unseen
 
 A, B, C = (tensor(name) for name in "abc")
 RESPONSES = {id: Response(id, request) for id, request in enumerate((A, B, C), 1)}
@@ -138,3 +141,14 @@ def test_a_request_that_is_abandoned_before_it_travels_again_is_not_introduced(w
     assert worker.abandon(A.key) is not None
     assert worker.introduced[0] == 3
     assert worker.outgoing().requests == ()
+
+
+def test_the_removal_of_a_set_forgets_its_names_without_a_look_at_the_others(worker):
+    """A job with many names that adds and removes sets took a time that grows with both."""
+    of_set = replace(tensor("d"), process_set=1)
+    worker.run(Run(((4,),), (Response(4, of_set),)))
+    worker._responses = Unseen(worker._responses)
+    removal = Request("process_set.remove", Operation.REMOVE_PROCESS_SET, root_rank=1)
+    worker.run(Run(((5,),), (Response(5, removal),)))
+    assert 4 not in worker._responses
+    assert 1 in worker._responses

@@ -13,6 +13,7 @@ import pytest
 
 from collectives.api import SettingsError, ShutDownError
 from collectives.interfaces import LOOPBACK
+from collectives.reception import strangers
 from executors.api import ExecutorError, JobSecret, StartTimeoutError
 from executors.hosts.link import NONCE_BYTES, Opener, Sealer, keys
 from executors.local.frames import Frames
@@ -232,13 +233,14 @@ def test_a_stranger_is_no_loss(service, client, data):
         client.wait_for_shutdown(SHORT)
 
 
-def test_strangers_are_limited(service, client, monkeypatch):
-    monkeypatch.setattr("hvd_cluster.data.compute.presence.MOST_STRANGERS", 1)
-    place = LOOPBACK, client._plan().presence_port
-    with socket.create_connection(place, LONG) as first, socket.create_connection(place, LONG) as second:
-        assert len(first.recv(NONCE_BYTES)) == NONCE_BYTES
-        with suppress(ConnectionResetError):
-            assert second.recv(1) == b""
+def test_silent_strangers_keep_no_process_out(monkeypatch):
+    monkeypatch.setattr(strangers.descriptors, "share_of_strangers", lambda *_: 2)
+    monkeypatch.setattr(strangers, "SILENCE", 0.05)
+    with ComputeService(1, 1, KEY) as service, client_of(service) as client, ExitStack() as stack:
+        place = LOOPBACK, client._plan().presence_port
+        for _ in range(20):
+            stack.enter_context(socket.create_connection(place, LONG))
+        Presence(*place, JobSecret(KEY), "worker 7", LONG).close()
 
 
 def test_a_client_tries_all_addresses(service):

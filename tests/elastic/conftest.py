@@ -3,6 +3,7 @@
 import pytest
 
 from tests.elastic.jobs import ElasticJob
+from tests.elastic.worlds import Play, fake_driver
 
 
 @pytest.fixture
@@ -20,3 +21,10 @@ def start(tmp_path):
     yield begin
     for job in jobs:
         job.close()
+
+
+@pytest.fixture
+def play(monkeypatch):
+    """A function ``play(worlds, script, ends_by_loss=())``: see :meth:`Play.run`."""
+    fake_driver(monkeypatch)
+    return lambda worlds, script, ends_by_loss=(): Play(worlds, ends_by_loss).run(script)

@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from executors.api import ExecutorError
-from hvd_cluster.run import run
+from hvd_cluster import run
 from tests.elastic.jobs import PATIENCE_SECONDS, assert_agreement
 from tests.namespaces import Network, Unavailable
 

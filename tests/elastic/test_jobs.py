@@ -7,7 +7,7 @@ import signal
 import psutil
 import pytest
 
-from hvd_cluster.run import run
+from hvd_cluster import run
 from tests.elastic.jobs import PATIENCE_SECONDS, assert_agreement
 
 pytestmark = pytest.mark.timeout(300)
@@ -111,6 +111,23 @@ def test_a_rank_that_ends_early_does_not_end_the_others(start):
     assert job.end() == 0, job.log
     assert {"worker-0", "worker-2"} < set(job.results())
     assert job.changes == ["world 1: 2 ranks, rank 1 on host localhost ended with exit code 0"]
+
+
+@pytest.mark.parametrize("is_repaired", [True, False], ids=["in the function", "after it"])
+def test_a_rank_that_is_killed_when_another_is_done(start, tmp_path, is_repaired):
+    """In the function, the rest goes on; after it, nobody can do its work."""
+    job = start(3)
+    job.want("leave", 1)
+    job.until_training(0, 2)
+    if not is_repaired:
+        job.want("linger", 0)
+        (tmp_path / "end").touch()
+        job.until(lambda: set(job.results()) == {"worker-0", "worker-1", "worker-2"}, "the function has returned")
+    job.kill(0)
+    if is_repaired:
+        job.until_training(2)
+    assert job.end() == (0 if is_repaired else 137), job.log
+    assert ("hvdrun: rank 0 on localhost was killed by signal 9 (SIGKILL; " in job.log) is not is_repaired
 
 
 def test_an_exception_of_the_user_ends_the_job_with_rank_and_traceback(start):

@@ -7,7 +7,7 @@ import pytest
 from collectives.api import PeerLostError, Topology, World
 from collectives.rendezvous.store import MemoryStore
 from executors.member import Identity
-from executors.worlds import Published, world_key
+from executors.worlds import Published, Report, report_key, world_key
 from hvd_cluster.worlds import RemovedError, Worlds
 
 SECONDS = 20.0
@@ -76,6 +76,25 @@ def test_a_world_that_is_planned_after_the_loss_has_none_of_the_lost(driver):
     driver.await_worlds(3)
     assert driver.worlds.after(lost(0)).round == 2
     driver.end(3)
+
+
+def test_a_process_may_end_when_its_reports_are_sent(driver, monkeypatch):
+    """Otherwise the driver might see its end first, and not know that the ranks went on after a loss."""
+    gate, send = threading.Event(), driver.store.set
+
+    def set_later(*arguments):
+        gate.wait(SECONDS)
+        send(*arguments)
+
+    monkeypatch.setattr(driver.store, "set", set_later)
+    for round in range(20):
+        driver.worlds.report_later(Report("formed", round))
+    assert len(driver.worlds._reports) == 20
+    gate.set()
+    driver.worlds.await_reports()
+    sent = [driver.store.peek(report_key("worker-2", number)) for number in range(20)]
+    assert sorted(Report.decode(report).round for report in sent) == list(range(20))
+    driver.end(1)
 
 
 class Engine:

@@ -2,8 +2,9 @@
 
 import pytest
 
+from collectives.api import HorovodInternalError, ShutDownError
 from hvd_cluster import basics
-from hvd_cluster.elastic import loop
+from hvd_cluster.elastic import loop, session
 from hvd_cluster.elastic import state as elastic_state
 from hvd_cluster.elastic.state import ObjectState, State
 
@@ -77,3 +78,54 @@ def test_a_sync_keeps_the_layout_that_it_has_compared(worlds, monkeypatch):
     assert state.agreed_layout == ""
     state._reports(is_settled=False)
     assert state.agreed_layout == state.layout_digest()
+
+
+class TestKeepingState:
+    """Where Ray Train replaces lost workers."""
+
+    @pytest.fixture
+    def calls(self, worlds, monkeypatch):
+        """What the loop does; a rank is lost after the last collective of the first call of the function."""
+
+        def change(text):
+            calls.append(text)
+            return session.Change(resets=False)
+
+        calls, losses = [], [HorovodInternalError("lost rank 1")]
+        monkeypatch.setattr(basics, "is_cut_off", lambda: bool(losses))
+        monkeypatch.setattr(session, "allgather_object", lambda value, name: _raise(losses.pop()))
+        monkeypatch.setattr(session, "begin_call", lambda: False)
+        monkeypatch.setattr(session, "enter", lambda layout, resets: None)
+        monkeypatch.setattr(session, "returned", lambda: calls.append("returned"))
+        monkeypatch.setattr(session, "change_after", lambda error, resets: change(str(error)))
+        monkeypatch.setattr(session, "come_back", lambda round, resets: change(f"back in {round}"))
+        return calls
+
+    def test_a_function_that_returns_after_a_loss_is_called_again(self, calls):
+        with loop.keeping_state():
+            loop._Run(Trained()).call(lambda: calls.append("called"))
+        assert calls == ["called", "lost rank 1", "called", "returned"]
+
+    def test_not_in_other_jobs(self, calls):
+        loop._Run(Trained()).call(lambda: calls.append("called"))
+        assert calls == ["called", "returned"]
+
+    def test_not_after_the_end_of_another_rank_that_has_finished(self, calls, monkeypatch):
+        monkeypatch.setattr(session, "allgather_object", lambda value, name: _raise(ShutDownError("rank 1 has ended")))
+        with loop.keeping_state():
+            loop._Run(Trained()).call(lambda: calls.append("called"))
+        assert calls == ["called", "returned"]
+
+    def test_the_state_of_the_last_function_is_given_to_successors(self, calls, worlds):
+        state = Trained()
+        state.on_reset = lambda: calls.append("reset")
+        with loop.keeping_state():
+            loop._kept.keep(loop._Run(state))
+            loop.hand_over(7)
+        assert calls == ["back in 7", "reset"]
+        assert [report.kind for report in worlds.reports] == ["formed"]
+        assert loop._kept.run is None
+
+
+def _raise(error):
+    raise error

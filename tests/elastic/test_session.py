@@ -1,5 +1,6 @@
 """A process in an elastic job, without one."""
 
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -46,6 +47,21 @@ def test_rank_0_tells_that_the_function_has_returned(rank, monkeypatch, number, 
     assert heard == told
 
 
+@pytest.mark.parametrize("error", [None, ValueError("bad batch"), SystemExit(0)])
+def test_a_function_ends_when_the_driver_has_heard_all(monkeypatch, error):
+    heard = []
+    worlds = SimpleNamespace(
+        forget_exception=lambda: heard.append("begins"),
+        tell_exception=heard.append,
+        await_reports=lambda: heard.append("all"),
+    )
+    monkeypatch.setattr(basics, "worlds", lambda: worlds)
+    with suppress(ValueError, SystemExit), session.telling_of_errors():
+        if error is not None:
+            raise error
+    assert heard == ["begins", *(["ValueError: bad batch"] if isinstance(error, ValueError) else []), "all"]
+
+
 def test_a_function_may_call_shutdown(monkeypatch):
     def rank():
         raise NotInitializedError("init() was not called")
@@ -82,8 +98,8 @@ def test_a_process_that_enters_tells_of_its_end_and_only_a_newcomer_computes_the
     monkeypatch.setattr(basics, "worlds", lambda: worlds)
     monkeypatch.setattr(session, "heed_notice", lambda _: None)
     monkeypatch.setattr(session, "tell_of_uncaught", heard.append)
-    monkeypatch.setattr(session, "_go_to", lambda find: find())
-    session.enter(lambda: computed.append("abc") or "abc")
+    monkeypatch.setattr(session, "_go_to", lambda find, resets: find())
+    session.enter(lambda: computed.append("abc") or "abc", resets=False)
     assert computed == joined == (["abc"] if is_alone else [])
     assert heard == [worlds]
 
@@ -96,7 +112,9 @@ def test_the_ranks_register_the_process_sets_of_rank_0_which_alone_sends_them(ra
     monkeypatch.setattr(basics, "size", lambda: 3)
     monkeypatch.setattr(basics, "wanted_sets", lambda: [own])
     monkeypatch.setattr(basics, "renew_process_set", renewed.append)
-    monkeypatch.setattr(session, "allgather_object", lambda value, _: told.append(value) or [([(0, 1)], 2), ([], 1)])
-    assert session._agree() == [2, 1]
-    assert told == [(sent, 2)]
+    monkeypatch.setattr(
+        session, "allgather_object", lambda value, _: told.append(value) or [([(0, 1)], 2, False), ([], 1, True)]
+    )
+    assert session._agree(resets=False) == [(2, False), (1, True)]
+    assert told == [(sent, 2, False)]
     assert renewed == [own]

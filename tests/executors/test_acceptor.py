@@ -7,11 +7,13 @@ import socket
 import threading
 from concurrent.futures import Future
 from contextlib import contextmanager
+from unittest import mock
 
 import pytest
 
-from executors import acceptor, listening
-from executors.acceptor import Acceptor
+from collectives.reception import strangers
+from collectives.reception.acceptor import Acceptor
+from executors import listening
 from executors.api import JobSecret
 from executors.dashboard.address import Address
 from executors.dashboard.server import DashboardServer
@@ -64,7 +66,7 @@ def reception():
     async def attend(reader, writer):
         await reader.read()
 
-    thread = ServerThread("hvd-test", Reception(attend).serve)
+    thread = ServerThread("hvd-test", Reception("a server", attend).serve)
     thread.start(socket.create_server((HOST, 0)))
     yield
     thread.stop(PATIENCE)
@@ -83,7 +85,7 @@ def console():
     from executors.spark.console import Console
 
     output = Output(1, stdout=io.StringIO(), stderr=io.StringIO())
-    return Console(HOST, 1, JobSecret(), output, print, print, print)
+    return Console(HOST, 1, JobSecret(), output, mock.Mock())
 
 
 @pytest.mark.parametrize("server", [reception, dashboard, console])
@@ -119,7 +121,7 @@ def called(listener):
 
 def run_poor(serve, monkeypatch):
     """Run ``serve``, which gets a poor listener that a client calls, and return the problems that the loop reports."""
-    monkeypatch.setattr(acceptor, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(strangers, "PAUSE", 0.0)
     problems = []
 
     async def run():
@@ -141,7 +143,7 @@ def test_a_want_of_descriptors_is_reported_and_the_client_accepted_later(monkeyp
                 transport.close()
                 made.set_result(None)
 
-        async with Acceptor(listener, Connection):
+        async with Acceptor(listener, Connection, "a server"):
             await made
 
     assert run_poor(serve, monkeypatch) == []
@@ -150,7 +152,7 @@ def test_a_want_of_descriptors_is_reported_and_the_client_accepted_later(monkeyp
 
 def test_the_end_of_the_block_ends_the_pause(monkeypatch):
     async def serve(listener):
-        async with Acceptor(listener, asyncio.Protocol):
+        async with Acceptor(listener, asyncio.Protocol, "a server"):
             await listener.has_refused.wait()
         await asyncio.sleep(0)  # here a pause would end that is still there
         assert listener.fileno() == -1

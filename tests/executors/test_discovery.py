@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from executors import discovery as discovery_module
 from executors.discovery import DiscoveryError, FixedHosts, HostDiscoveryScript, Watch, parse_hosts
 
 SECONDS = 30.0  # the longest wait of these tests for anything
@@ -78,6 +79,19 @@ class TestScript:
         discovery.close()
         with pytest.raises(DiscoveryError, match="was killed by signal 9"):
             discovery.find_available_hosts_and_slots()
+
+    def test_a_script_that_prints_without_end_is_killed_before_it_fills_the_memory(self, monkeypatch):
+        monkeypatch.setattr(discovery_module, "MOST_BYTES", 1 << 20)
+        with pytest.raises(DiscoveryError, match=r"'yes' printed more than 1 MiB, and was killed; it shall print host"):
+            hosts("yes", seconds=600.0)
+
+    def test_errors_without_end_leave_their_last_lines(self):
+        with pytest.raises(DiscoveryError, match=r"ended with exit code 3: (y\n)+the last line; run it by hand"):
+            hosts("yes | head -n 1000000 >&2; echo the last line >&2; exit 3")
+
+    def test_a_script_that_closes_its_output_and_hangs_is_killed(self):
+        with pytest.raises(DiscoveryError, match=r"did not end within 0\.3 s, and was killed"):
+            hosts("exec >&- 2>&-; sleep 600", seconds=0.3)
 
     @pytest.mark.parametrize("output", [b"\xff\xfe", b"\x00\x01"])
     def test_rubbish(self, tmp_path, output):

@@ -68,6 +68,128 @@ def check_values():
     assert hvd.reducescatter(tensor, op=hvd.Sum).tolist() == [[sum(range(size))]]
 
 
+def traced(function, *arguments):
+    """The results of ``function``, which the backend traces."""
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        return tf.function(function)(*arguments)
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax.jit(function)(*arguments)
+    return function(*arguments)
+
+
+def check_values_in_a_function_that_is_traced():
+    """Nodes of a graph on TensorFlow, and an error that says what to do on JAX. Torch has values at any time."""
+    size, rank = hvd.size(), hvd.rank()
+    tensor = keras.ops.convert_to_tensor(np.full((size, 2), rank + 1.0, "float32"))
+    variable = keras.Variable(np.full((3,), rank + 1.0, "float32"))
+    total = sum(range(1, size + 1))
+    calls = [
+        (lambda x: hvd.allreduce(x, op=hvd.Sum, name="sum"), np.full((size, 2), total)),
+        (lambda x: hvd.allreduce(x, name="mean", compression=hvd.Compression.bf16), np.full((size, 2), total / size)),
+        (lambda x: hvd.allreduce(x, average=False, name="half", prescale_factor=0.5), np.full((size, 2), total / 2)),
+        (lambda x: hvd.allgather(x, name="rows"), np.repeat(np.arange(1, size + 1), 2 * size).reshape(-1, 2)),
+        (lambda x: hvd.broadcast(x, 1, name="sent"), np.full((size, 2), 2)),
+        (lambda x: hvd.reducescatter(x, op=hvd.Sum, name="part"), np.full((1, 2), total)),
+        (lambda x: hvd.allreduce([x, x], op=hvd.Sum, name="list"), np.full((2, size, 2), total)),
+    ]
+    for call, wanted in calls:
+        if keras.backend.backend() == "jax":
+            with pytest.raises(NotImplementedError, match=r"JAX traces this function.*\.MetricAverageCallback"):
+                traced(call, tensor)
+        else:
+            result = traced(call, tensor)
+            np.testing.assert_allclose(np.asarray(result, "float32"), wanted)
+    if keras.backend.backend() == "tensorflow":
+        for call in (lambda: hvd.allreduce(variable, op=hvd.Sum, name="variable"), lambda: hvd.allgather([rank + 1])):
+            assert float(sum(traced(call))) == total * (3 if len(traced(call)) == 3 else 1)
+            assert keras.ops.is_tensor(traced(call))
+
+
+class CombinesInItsStep(keras.Sequential):
+    """Its metric is that of all ranks, from a collective in ``train_step``."""
+
+    def train_step(self, *arguments):
+        if keras.backend.backend() == "jax":
+            logs, state = super().train_step(*arguments)
+            return {"total": hvd.allreduce(logs["loss"], op=hvd.Sum, name="total")}, state
+        logs = super().train_step(*arguments)
+        return {"total": hvd.allreduce(logs["loss"], op=hvd.Sum, name="total"), "own": logs["loss"]}
+
+
+def check_a_collective_in_a_train_step():
+    x, y = rows(8, seed=hvd.rank())
+    model = CombinesInItsStep([keras.layers.Input((3,)), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
+    if keras.backend.backend() == "jax":
+        with pytest.raises(NotImplementedError, match="JAX traces this function, such as a train_step"):
+            model.fit(x, y, verbose=0)
+        return
+    logs = model.fit(x, y, batch_size=8, epochs=3, verbose=0).history
+    np.testing.assert_allclose(logs["total"], np.sum(hvd.allgather(np.array([logs["own"]])), axis=0), rtol=1e-5)
+
+
+class Subclassed(keras.Model):
+    """Without a ``build()`` of its own: Keras marks it as built when somebody calls that, and its layers are not."""
+
+    def __init__(self, unused=False):
+        super().__init__()
+        self.hidden, self.out = keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)
+        if unused:
+            self.never_called = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        return self.out(self.hidden(inputs))
+
+
+def subclassed(kind, seed):
+    """Built not at all, by name only, in part, or by a call that does not reach all of its layers."""
+    keras.utils.set_random_seed(seed)
+    model = Subclassed(unused=kind == "unused")
+    if kind in ("marked", "part"):
+        with pytest.warns(UserWarning, match="unbuilt state") if kind == "marked" else pytest.warns():
+            if kind == "part":
+                model.hidden.build((None, 3))
+            model.build((None, 3))
+    elif kind in ("called", "unused"):
+        model(np.zeros((1, 3), "float32"))
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)), loss="mse")
+    return model
+
+
+def check_models_that_are_built_later_are_broadcast_then():
+    for kind in ("not", "marked", "part", "called", "unused"):
+        model = subclassed(kind, seed=hvd.rank())
+        callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+        fit(model, [callback], epochs=2)
+        assert callback.broadcast_done
+        fit(model, [callback])
+        for weights in (model.get_weights(), values(model.optimizer.variables)):
+            flat = np.concatenate([each.reshape(-1).astype("float32") for each in weights])
+            every = hvd.allgather(flat[None], name="weights")
+            np.testing.assert_array_equal(every[0], every[-1])
+
+
+def check_a_model_that_only_one_rank_has_built():
+    """As one that rank 0 has loaded: it waits with the others until theirs is built, too."""
+    model = subclassed("called" if hvd.rank() == 0 else "marked", seed=hvd.rank())
+    fit(model, [hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+    every = hvd.allgather(model.get_weights()[0][None], name="weights")
+    np.testing.assert_array_equal(every[0], every[-1])
+
+
+def check_a_broadcast_of_a_model_without_its_variables_is_refused():
+    """It would do nothing, or leave a part out."""
+    for kind in ("not", "marked", "part"):
+        with pytest.raises(ValueError, match=r"has no variables yet, or not all, because .* call it on a batch first"):
+            hvd.broadcast_global_variables(0, subclassed(kind, seed=0))
+    for kind in ("called", "unused"):
+        hvd.broadcast_global_variables(0, subclassed(kind, seed=0))
+
+
 def check_broadcast_of_a_model_but_for_local_variables():
     model = model_of(seed=hvd.rank())
     bias = model.layers[-1].bias

@@ -310,10 +310,75 @@ def check_passes_that_only_add_up_gradients_leave_the_state_as_it_was():
         assert int(inner._exchange.passes._done.value) == 0
 
 
+def check_all_ranks_get_what_a_callback_makes_of_the_state_of_rank_0():
+    state = hvd.elastic.KerasState(model_of(), calls=0)
+    state.sync()
+    before, seen = shared(state), []
+
+    def on_state_reset():
+        seen.append(1)
+        state.calls += 1 + hvd.rank()
+        state.optimizer.learning_rate = 0.25 / (1 + hvd.rank())
+        if len(seen) > 1:
+            fit(state.model, epochs=1)
+
+    state.register_reset_callbacks([on_state_reset])
+    for calls in (1, 2):
+        state._reset_together()
+        found = allgather_object(shared(state))
+        assert all(each == found[0] for each in found)
+        assert (state.calls, float(copied(state.optimizer.learning_rate))) == (calls, 0.25)
+        assert found[0] != before
+        assert state._ledger.is_exact
+    commits = allgather_object((state._ledger.commit, state.lost_commits))
+    assert len(set(commits)) == 1
+    state.calls = 5
+    state.restore()
+    assert (state.calls, int(copied(state.optimizer.iterations))) == (2, STEPS)
+
+
+def check_weights_that_a_callback_sets_on_rank_0_alone_reach_all_ranks():
+    state = hvd.elastic.KerasState(model_of())
+    state.sync()
+    kernel = state.model.trainable_variables[0]
+    state.register_reset_callbacks([lambda: kernel.assign(np.full(kernel.shape, 1.0 + hvd.rank()))])
+    state._reset_together()
+    assert (copied(kernel) == 1).all()
+
+
+def check_a_change_of_the_learning_rate_sends_no_weights_where_changes_are_known():
+    state = hvd.elastic.KerasState(model_of())
+    state.sync()
+    state.register_reset_callbacks([lambda: setattr(state.optimizer, "learning_rate", 0.5)])
+    handlers, calls = type(state._handlers["model"]), []
+    share = handlers.share
+    handlers.share = lambda self, root: calls.append(root) or share(self, root)
+    try:
+        state._reset_together()
+    finally:
+        handlers.share = share
+    assert calls == ([0] if keras.backend.backend() == "tensorflow" else [])
+
+
 def check_wrong_models():
-    model = keras.Sequential([keras.layers.Dense(1)])
-    with pytest.raises(ValueError, match=r"has no variables yet; call model\.build"):
-        hvd.elastic.KerasState(model)
+    class Marked(keras.Model):
+        """Keras takes it as built, without its layer."""
+
+        def __init__(self):
+            super().__init__()
+            self.layer = keras.layers.Dense(1)
+
+        def call(self, inputs):
+            return self.layer(inputs)
+
+    marked = Marked()
+    with pytest.warns(UserWarning, match="unbuilt state"):
+        marked.build((None, 3))
+    for model in (keras.Sequential([keras.layers.Dense(1)]), marked):
+        with pytest.raises(ValueError, match=r"has no variables yet, or not all.* call it on a batch"):
+            hvd.elastic.KerasState(model)
+    marked(np.ones((1, 3), "float32"))
+    hvd.elastic.KerasState(marked)
     with pytest.raises(ValueError, match=r"model is a str; give a keras\.Model"):
         hvd.elastic.KerasState("model")
 

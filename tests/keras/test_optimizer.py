@@ -288,8 +288,11 @@ def check_wrong_arguments():
     for args, options, text in cases:
         with pytest.raises(ValueError, match=text):
             hvd.DistributedOptimizer(*args, **options)
-    with pytest.raises(ValueError, match="has no variables yet"):
-        hvd.PartialDistributedOptimizer(sgd(), local_layers=keras.layers.Dense(2))
+    marked = keras.Sequential([keras.layers.Dense(2)])
+    marked.built = True  # as Keras does it for a subclass without a build() of its own
+    for layer in (keras.layers.Dense(2), marked):
+        with pytest.raises(ValueError, match="has no variables yet"):
+            hvd.PartialDistributedOptimizer(sgd(), local_layers=layer)
 
 
 @each_check(globals(), check_it_is_saved_as_the_optimizer_that_it_wraps)

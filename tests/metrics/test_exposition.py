@@ -4,12 +4,14 @@ import builtins
 import logging
 import socket
 import urllib.request
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
 
 from collectives.metrics import exposition, meter
 from collectives.metrics.exposition import Exposition
+from collectives.reception import strangers
 from hvd_cluster import basics
 from tests.collectives.job import run, until
 
@@ -143,3 +145,53 @@ def test_another_address_or_port_replaces_the_first(port):
         pass
     basics._process.observers._expose("", 0)
     assert basics._process.observers._exposition is None
+
+
+def test_a_client_that_sends_no_whole_request_holds_nobody_up_and_is_closed(port, monkeypatch):
+    """Neither one that is silent nor one that sends a byte now and then, and there may be more than two."""
+    shown = Exposition(meter.process_meter, "127.0.0.1", port)
+    until_served(port)
+    with ExitStack() as stack:
+        slow = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 30)) for _ in range(3)]
+        slow[0].sendall(b"GET /metrics HTTP/1.1\r\nHost")
+        assert scrape(port) == {}
+        monkeypatch.setattr(strangers, "DEADLINE", 0.2)
+        until(lambda: is_closed_after(slow[0], b"x"))
+        for sock in slow[1:]:
+            assert sock.recv(1) == b""
+    shown.close()
+
+
+def is_closed_after(sock, data):
+    """Whether ``sock`` is closed by the other side, at the latest by now that ``data`` are sent."""
+    try:
+        sock.sendall(data)
+        sock.setblocking(False)
+        return sock.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def test_more_clients_than_it_serves_at_once_wait(port, monkeypatch):
+    monkeypatch.setattr(exposition, "MOST_CLIENTS", 2)
+    monkeypatch.setattr(strangers, "SILENCE", 0.05)
+    shown = Exposition(meter.process_meter, "127.0.0.1", port)
+    until_served(port)
+    with ExitStack() as stack:
+        for _ in range(20):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), 30))
+        assert scrape(port) == {}
+    shown.close()
+
+
+@pytest.mark.parametrize("said", [b"\r\n\r\n", b"\x16\x03 who is there\r\n\r\n", b"GET /\r\n\r\n"])
+def test_what_is_no_request(port, said):
+    shown = Exposition(meter.process_meter, "127.0.0.1", port)
+    until_served(port)
+    with socket.create_connection(("127.0.0.1", port), 30) as sock:
+        sock.sendall(said)
+        answer = b"".join(iter(lambda: sock.recv(1 << 16), b""))
+    assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 405 "))
+    shown.close()

@@ -14,8 +14,7 @@ from collectives.live.snapshot import LAST_RECORDING, Recording, Snapshot, recor
 from collectives.live.stalls import KEPT_STALLS, Stalls
 from collectives.metrics.meter import Meter, process_meter
 from collectives.rendezvous.store import MemoryStore
-from hvd_cluster import basics
-from hvd_cluster.run import run
+from hvd_cluster import basics, run
 from hvd_cluster.timeline import start_timeline
 from tests.collectives.job import until
 from tests.live_page import link_file, looker

@@ -97,9 +97,18 @@ class ArrayDifferences(ArrayTensors, DifferenceBinding[Parameter]):
         gradient[...] = np.inf
 
 
+class Held(np.ndarray):
+    """The elements of a gradient; a view of it keeps this class, and its combination has memory of its own."""
+
+
+def in_place_or_beside(array):
+    return in_place(array.copy().view(np.ndarray) if isinstance(array, Held) else array)
+
+
 class ArrayBinding(ArrayTensors, Binding[Parameter]):
     change_remedy = "change it after combine()"
     send_remedy = "call combine() first"
+    repeat_remedy = "compute it once"
 
     def __init__(self, on_gradient):
         self.on_gradient = weakref.WeakMethod(on_gradient)
@@ -136,6 +145,12 @@ class ArrayBinding(ArrayTensors, Binding[Parameter]):
     def outgoing(self, gradient):
         return gradient
 
+    def hold(self, gradient):
+        return (gradient.values if isinstance(gradient, Rows) else gradient).copy().view(Held)
+
+    def is_unchanged(self, gradient, held):
+        return np.array_equal(gradient.values if isinstance(gradient, Rows) else gradient, held, equal_nan=True)
+
     def incoming(self, gradient, combined):
         gradient[...] = combined.reshape(gradient.shape)
 
@@ -146,7 +161,10 @@ class ArrayBinding(ArrayTensors, Binding[Parameter]):
         return np.zeros((), np.uint8)
 
     def start(self, tensor, name, process_set, fields):
-        return start(Operation.ALLREDUCE, in_place, tensor, name, process_set, **fields)
+        return start(Operation.ALLREDUCE, in_place_or_beside, tensor, name, process_set, **fields)
+
+    def start_group(self, tensors, name, process_set, fields):
+        return start_group(Operation.ALLREDUCE, in_place_or_beside, tensors, tuple, name, process_set, **fields)
 
     def start_sparse(self, gradient, name, factor, op, process_set):
         pieces = [gradient.indices, gradient.values / factor]

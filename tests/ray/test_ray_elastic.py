@@ -8,6 +8,8 @@ import time
 import pytest
 import ray
 from elastic_run import ElasticRun
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from ray_cluster import add_node
 
 from executors.api import PlacementError
@@ -117,6 +119,58 @@ def test_too_few_workers(start, monkeypatch, caplog):
     [warning] = [record.message for record in caplog.records if record.name == "executors.ray.elastic"]
     assert warning.startswith("the cluster has no room for 5 workers\n  requested: 5 workers with 1 CPU each")
     assert warning.endswith("waiting up to 1 s for it (elastic_timeout)")
+
+
+@ray.remote(num_cpus=1)
+def trial():
+    """An elastic job, such as that of a trial of Ray Tune: worker-1 dies, and the training ends with its successor.
+
+    Returns what a job that is too large for the group raises, and the group of each worker, beside that of this task.
+    """
+    from ray.util import get_current_placement_group
+
+    from hvd_cluster.ray import RayExecutor
+
+    def train():
+        from hvd_cluster import basics, elastic
+        from hvd_cluster.objects import allgather_object
+
+        own = os.environ["HOROVOD_WORKER_ID"]
+
+        @elastic.run
+        def count(state):
+            while "worker-2" not in allgather_object(own):
+                time.sleep(0.01)
+                state.commit()
+                if own == "worker-1":
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        basics.init()
+        count(elastic.ObjectState())
+        return own, get_current_placement_group().id.hex()
+
+    settings = RayExecutor.create_settings(timeout_s=120)
+    arguments = {"cooldown_range": (1, 1), "elastic_timeout": 120}
+    with RayExecutor(settings, min_workers=3, **arguments) as executor:
+        try:
+            text = str(executor.run(train))
+        except ValueError as error:
+            text = str(error)
+    with RayExecutor(settings, min_workers=1, num_workers=2, **arguments) as executor:
+        return text, executor.run(train), get_current_placement_group().id.hex()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_in_a_placement_group_workers_start_and_are_replaced_in_its_bundles():
+    group = placement_group([{"CPU": 1}] * 3)
+    try:
+        inside = PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True)
+        text, values, own = ray.get(trial.options(scheduling_strategy=inside).remote(), timeout=300)
+    finally:
+        remove_placement_group(group)
+    assert text.startswith("min_workers is 3, but the current placement group has room for 2 workers with 1 CPU each")
+    assert [worker for worker, _ in values] == ["worker-0", "worker-2"]
+    assert {each for _, each in values} == {own}
 
 
 def drain(cluster, node, seconds):

@@ -19,7 +19,6 @@ from executors.ray.capacity import Cluster, JobDemand, Node, Share, fits, slots,
 from executors.ray.death import how
 from executors.ray.demand import Demand
 from executors.ray.departures import Departures
-from executors.ray.discovery import NodeDiscovery
 from executors.ray.labels import matches
 from executors.ray.names import Names, Place
 from hvd_cluster.ray import ElasticRayExecutor, RayExecutor, RayHostDiscovery
@@ -79,12 +78,6 @@ class TestCapacity:
         """Another job uses one CPU; Ray has not counted the worker that has just started."""
         assert slots(cluster(a=3), NEED, {"a": Share(1, settled=False)}, {"a": 3}) == {"a": 3}
         assert slots(cluster(a=2), NEED, {"a": Share(1, settled=True)}, {"a": 3}) == {"a": 3}
-
-    def test_a_discovery_remembers(self):
-        states = iter([cluster(a=3), cluster(a=3)])
-        shares = iter([{}, {"a": Share(1, settled=False)}])
-        discovery = NodeDiscovery(NEED, lambda: next(shares), cluster=lambda: next(states))
-        assert [discovery.find_available_hosts_and_slots() for _ in range(2)] == [{"a": 3}, {"a": 3}]
 
     def test_a_discovery_refuses_numbers(self):
         with pytest.raises(ValueError, match="cpus_per_worker is 0"):

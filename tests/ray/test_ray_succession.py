@@ -1,6 +1,7 @@
 """Ray Train replaces lost workers of a job: the worlds that follow."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -9,8 +10,8 @@ from executors.api import JobSecret
 from executors.job import Job, secret_of
 from executors.member import Identity, Member
 from executors.ray.replacement import Replacement
-from executors.ray.succession import Succession
-from executors.worlds import CALL, Published, Report, world_key
+from executors.ray.succession import NOTHING, Delivered, Succession
+from executors.worlds import CALL, LastReport, Published, Report, world_key
 
 SECONDS = 60.0
 
@@ -24,7 +25,7 @@ def test_survivors_keep_their_order_and_the_successor_comes_last():
     succession.lose(0, "ended")
     worker = succession.succeed(0, "b")
     assert succession.slot(worker).rank == 2
-    world = succession.ready(worker)
+    world = succession.ready(worker).world
     assert (world.round, names(world)) == (1, ["worker-1", "worker-2", "worker-3"])
     assert world.text == "rank 0 on host a lost (ended), rank 2 on host b joined"
     assert succession.workers == ["worker-3", "worker-1", "worker-2"]
@@ -33,29 +34,29 @@ def test_survivors_keep_their_order_and_the_successor_comes_last():
 def test_no_world_while_a_worker_is_missing():
     succession = Succession(["a"] * 3)
     succession.lose(1, "ended")
-    assert succession.cut_off("worker-0", 0) is None
-    assert succession.cut_off("worker-2", 0) is None
+    assert succession.cut_off("worker-0", 0) == NOTHING
+    assert succession.cut_off("worker-2", 0) == NOTHING
     first = succession.succeed(1, "a")
     succession.lose(2, "ended")
-    assert succession.ready(first) is None
-    assert names(succession.ready(succession.succeed(2, "a"))) == ["worker-0", "worker-3", "worker-4"]
+    assert succession.ready(first) == NOTHING
+    assert names(succession.ready(succession.succeed(2, "a")).world) == ["worker-0", "worker-3", "worker-4"]
 
 
 def test_a_successor_that_is_lost_has_one_too():
     succession = Succession(["a"] * 2)
     lost = succession.succeed(1, "a")
     succession.lose(1, "ended")
-    assert succession.ready(lost) is None
-    assert names(succession.ready(succession.succeed(1, "a"))) == ["worker-0", "worker-3"]
+    assert succession.ready(lost) == NOTHING
+    assert names(succession.ready(succession.succeed(1, "a")).world) == ["worker-0", "worker-3"]
 
 
 def test_all_workers_lost_their_world_and_none_its_process():
     succession = Succession(["a"] * 2)
-    assert succession.cut_off("worker-1", 0) is None
-    world = succession.cut_off("worker-0", 0)
+    assert succession.cut_off("worker-1", 0) == NOTHING
+    world = succession.cut_off("worker-0", 0).world
     assert (world.round, names(world), world.text) == (1, ["worker-0", "worker-1"], "the same ranks again")
-    assert succession.cut_off("worker-1", 0) is None  # of the world before
-    assert succession.cut_off("worker-0", 1) is None
+    assert succession.cut_off("worker-1", 0) == NOTHING  # of the world before
+    assert succession.cut_off("worker-0", 1) == NOTHING
 
 
 class Workers:
@@ -107,3 +108,34 @@ def test_a_lost_worker_is_replaced(job, caplog):
         member.close()
     for client in workers.clients:
         client.close()
+
+
+def test_a_worker_that_has_finished_gives_its_state_makes_its_last_report_again_and_ends(job, monkeypatch):
+    monkeypatch.setattr("executors.ray.replacement.SETTLE_SECONDS", 0.01)
+    workers = Workers()
+    with Replacement(job, ["a", "b"]) as replacement:
+        first, second = map(workers.start, replacement.environments())
+        second.close()
+        replacement.lose(1, "ended")
+        third = workers.start(replacement.succeed(1, "b"))
+        third.report(Report("ready"))
+        last = LastReport("4", "saved").encode()
+        called = first.finish(Report("finished", 0, text=last))
+        assert called.kind == "return"
+        assert names(third.wait(lambda world: world.round >= 1, SECONDS)) == ["worker-0", "worker-2"]
+        answers = finish_together([first, third], called.number, 1, last)
+        assert {answer.kind for answer in answers} == {"report"}
+        first.give_metrics(answers[0].number, b"metrics")
+        assert third.metrics_of(answers[1].source, answers[1].number) == b"metrics"
+        replacement.delivered(Delivered(("4", "4"), "saved"))
+        assert {answer.kind for answer in finish_together([first, third], called.number, 2, last)} == {"end"}
+    for member in (first, third):
+        member.close()
+    for client in workers.clients:
+        client.close()
+
+
+def finish_together(members, round, number, last):
+    report = Report("finished", round, text=last, call=number)
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(lambda member: member.finish(report), members))

@@ -345,5 +345,52 @@ def test_survivors_keep_their_state_in_an_elastic_job(tmp_path):
     assert [pid == survivor for pid, _ in counts[1]] == [True] * 5
 
 
+def ending(folder):
+    """An elastic training function. The worker in place 0 dies before its last commit, and the other one goes on."""
+
+    def train():
+        import tempfile
+
+        import ray.train
+
+        from hvd_cluster import basics, elastic
+        from hvd_cluster.objects import allgather_object
+
+        place, died = ray.train.get_context().get_world_rank(), Path(folder, "died")
+
+        @elastic.run
+        def count(state):
+            while state.count < 2:
+                allgather_object(state.count)
+                state.count += 1
+                if place == 0 and state.count == 2 and not died.exists():
+                    died.touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+                state.commit()
+                with tempfile.TemporaryDirectory() as path:
+                    Path(path, f"of-{place}").write_text(str(state.count))
+                    ray.train.report({"count": state.count}, checkpoint=ray.train.Checkpoint.from_directory(path))
+
+        basics.init()
+        count(elastic.ObjectState(count=0))
+
+    return train
+
+
+@pytest.mark.timeout(240)
+# Ray Data sets its own deprecated options.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
+@pytest.mark.usefixtures("cluster", "nothing_left", "hasty")
+def test_the_last_report_is_not_lost_with_a_worker(tmp_path):
+    """The survivor has nothing left to do when the successor comes, and its checkpoint was in a temporary folder."""
+    run = RunConfig(storage_path=str(tmp_path / "runs"), failure_config=FailureConfig(max_failures=1))
+    trainer = HvdTrainer(
+        ending(str(tmp_path)), scaling_config=ScalingConfig(num_workers=2), run_config=run, elastic=True
+    )
+    result = trainer.fit()
+    assert result.metrics["count"] == 2
+    assert {path.name: path.read_text() for path in Path(result.checkpoint.path).iterdir()} == {"of-1": "2"}
+
+
 def rank(fact):
     return fact["rank"]

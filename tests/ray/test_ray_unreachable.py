@@ -72,7 +72,8 @@ def test_an_elastic_job_loses_it(answers, killed):
     answers.append(ERROR)
     lost = []
     events = SimpleNamespace(lost=lambda *facts: lost.append(facts))
-    started = actors.Actors(Request(1), actors.Work(None), events, lambda action: action())
+    room = SimpleNamespace(place=lambda node, taken: SimpleNamespace(strategy=node, bundle=None))
+    started = actors.Actors(Request(1), room, actors.Work(None), events, lambda action: action())
     started.start("worker-0", NODE, {})
     assert lost == [("worker-0", NODE, Failure(Kind.EXIT, how(ERROR)))]
     assert len(killed) == 1

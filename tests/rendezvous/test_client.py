@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import threading
+import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -17,7 +20,7 @@ from collectives.api import (
     SettingsError,
     ShutDownError,
 )
-from collectives.rendezvous import signing
+from collectives.rendezvous import service, signing
 from collectives.rendezvous.client import RendezvousClient
 from collectives.rendezvous.server import RendezvousServer
 from tests.rendezvous.wire import (
@@ -100,10 +103,45 @@ class TestClient:
         with pytest.raises(SettingsError, match=rf"{server.port}.*different secrets.*of its own job"):
             stranger.set("a", b"")
 
-    def test_a_clock_that_is_wrong(self, client: RendezvousClient, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("collectives.rendezvous.service.time", SimpleNamespace(time=lambda: 2e9))
-        with pytest.raises(SettingsError, match="synchronise the clocks"):
-            client.set("a", b"")
+    def test_the_clock_of_the_host_may_step(self, client: RendezvousClient, monkeypatch: pytest.MonkeyPatch) -> None:
+        """That of the server, of the client, or of both: after the resume of a virtual machine, or by NTP."""
+        steps = deque([1e9, 1e9 + 1e6, 1e9 - 1e6, 0.0] * 10_000)
+        monkeypatch.setattr(time, "time", steps.popleft)
+        for number in range(20):
+            client.set("a", b"%d" % number)
+            assert client.get("a", 1) == b"%d" % number
+        assert client.add("b", 1) == 1
+
+    @pytest.mark.parametrize("seconds", [1e6, -1e6])
+    def test_the_time_of_one_side_may_stand_still(
+        self, client: RendezvousClient, monkeypatch: pytest.MonkeyPatch, seconds: float
+    ) -> None:
+        """While its host is suspended. The client asks for the time again, and signs again."""
+        client.set("a", b"1")
+        monkeypatch.setattr(service, "time", SimpleNamespace(monotonic=lambda: 2e6 + time.monotonic() + seconds))
+        client.set("a", b"2")
+        assert client.get("a", 1) == b"2"
+        assert client.add("b", 1) == 1
+
+    def test_a_server_that_was_started_again(self) -> None:
+        with RendezvousServer(SECRET) as server:
+            client = RendezvousClient(server.address, server.port, SECRET)
+            client.set("a", b"1")
+        with RendezvousServer(SECRET, port=server.port) as following:
+            assert client.add("b", 1) == 1
+            client.set("a", b"2")
+            assert following.store.get("a", 0) == b"2"
+        with RendezvousServer(SECRET, port=server.port):
+            client.set("a", b"3")
+
+    def test_a_time_that_is_refused_again_and_again(
+        self, client: RendezvousClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        times = itertools.count(1e6, 1e6)
+        monkeypatch.setattr(service, "time", SimpleNamespace(monotonic=lambda: next(times)))
+        for use in (lambda: client.set("a", b""), lambda: client.add("b", 1)):
+            with pytest.raises(PeerLostError, match="refused: the request was signed"):
+                use()
 
     def test_a_value_over_the_limit(self, server: RendezvousServer, client: RendezvousClient) -> None:
         client.set("a", bytes(BODY_LIMIT))

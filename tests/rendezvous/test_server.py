@@ -75,7 +75,7 @@ class TestLifecycle:
     def test_a_client_that_is_killed_while_it_sends_is_no_error(
         self, server: RendezvousServer, client: RendezvousClient, caplog: pytest.LogCaptureFixture
     ) -> None:
-        headers = signed("PUT", "/keys/half", b"ten bytes!") | {"content-length": "10"}
+        headers = signed(server, "PUT", "/keys/half", b"ten bytes!") | {"content-length": "10"}
         with socket.create_connection((server.address, server.port), 30) as connection:
             connection.sendall(encode("PUT", "/keys/half", headers, b"ten"))
             for _ in range(3):  # the server has read the half by now; a reset throws away what was not read
@@ -134,9 +134,11 @@ class TestLifecycle:
             server.store.set("large", bytes(8 << 20))
             peers = [socket.create_connection((server.address, server.port)) for _ in range(5)]
             peers[1].sendall(b"GET /ke")
-            peers[2].sendall(encode("PUT", "/keys/a", signed("PUT", "/keys/a") | {"content-length": "10"}, b"half"))
-            peers[3].sendall(encode("GET", "/keys/never?wait=60", signed("GET", "/keys/never?wait=60")))
-            peers[4].sendall(encode("GET", "/keys/large", signed("GET", "/keys/large")))
+            peers[2].sendall(
+                encode("PUT", "/keys/a", signed(server, "PUT", "/keys/a") | {"content-length": "10"}, b"half")
+            )
+            peers[3].sendall(encode("GET", "/keys/never?wait=60", signed(server, "GET", "/keys/never?wait=60")))
+            peers[4].sendall(encode("GET", "/keys/large", signed(server, "GET", "/keys/large")))
             assert peers[4].recv(1)
             eventually(lambda: server.waiting == 1)
         for peer in peers:

@@ -9,10 +9,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collectives.rendezvous import signing
-from collectives.rendezvous.signing import RefusedError, ReplayGuard, check_body, sign, verify
+from collectives.rendezvous.signing import (
+    RefusedError,
+    ReplayGuard,
+    Seal,
+    ServerTime,
+    StaleError,
+    check_body,
+    sign,
+    verify,
+)
 from tests.rendezvous.wire import (
     SECRET,
 )
+
+RUN, LATER_RUN = "1" * 32, "2" * 32
+TIME = ServerTime(RUN, 1.0)
+
+
+def seal(nonce: str, seconds: float, challenge: str = RUN) -> Seal:
+    return Seal(ServerTime(challenge, seconds), nonce, "")
 
 
 def others(value: str | bytes) -> st.SearchStrategy[str | bytes]:
@@ -32,16 +48,16 @@ class TestSigning:
         texts,
         texts,
         st.binary(max_size=40),
-        st.integers(0, 10**15).map(lambda microseconds: microseconds / 1e6),
+        st.builds(ServerTime, nonces, st.integers(0, 10**15).map(lambda microseconds: microseconds / 1e6)),
         nonces,
     )
 
     @given(messages)
-    def test_a_signed_message_is_authentic(self, message: tuple[bytes, str, str, bytes, float, str]) -> None:
-        secret, method, path, body, timestamp, nonce = message
+    def test_a_signed_message_is_authentic(self, message: tuple[bytes, str, str, bytes, ServerTime, str]) -> None:
+        secret, method, path, body, time, nonce = message
         seal = verify(secret, method, path, sign(*message))
         check_body(seal.digest, body)
-        assert (seal.timestamp, seal.nonce) == (timestamp, nonce)
+        assert (seal.time, seal.nonce) == (time, nonce)
 
     @given(messages, messages)
     def test_two_messages_never_share_a_signature(self, one: tuple, other: tuple) -> None:
@@ -59,14 +75,16 @@ class TestSigning:
             check_body(verify(fields["secret"], fields["method"], fields["path"], headers).digest, fields["body"])
 
     def test_text_cannot_move_from_one_field_to_the_next(self) -> None:
-        headers = sign(SECRET, "GET", "/keys/a", b"", 1.0, "0" * 32)
+        headers = sign(SECRET, "GET", "/keys/a", b"", TIME, "0" * 32)
         with pytest.raises(RefusedError, match="signature is wrong"):
             verify(SECRET, "GET/", "keys/a", headers)
 
-    @pytest.mark.parametrize("name", [signing.TIMESTAMP, signing.NONCE, signing.BODY_DIGEST, signing.SIGNATURE])
+    @pytest.mark.parametrize(
+        "name", [signing.CHALLENGE, signing.TIMESTAMP, signing.NONCE, signing.BODY_DIGEST, signing.SIGNATURE]
+    )
     @pytest.mark.parametrize("value", [None, "", "nan", "1", "é", "٣" * 32, "0" * 1000])
     def test_missing_and_malformed_headers(self, name: str, value: str | None) -> None:
-        headers = sign(SECRET, "GET", "/keys/a", b"", 1.0, "0" * 32)
+        headers = sign(SECRET, "GET", "/keys/a", b"", TIME, "0" * 32)
         headers = {key: text for key, text in (headers | {name: value}).items() if text is not None}
         with pytest.raises(RefusedError, match=name):
             verify(SECRET, "GET", "/keys/a", headers)
@@ -81,44 +99,69 @@ class TestSigning:
             check_body(headers[signing.BODY_DIGEST], b"other")
 
 
+class TestServerTime:
+    @given(st.integers(0, 10**15))
+    def test_travels(self, microseconds: int) -> None:
+        time = ServerTime(RUN, microseconds / 1e6)
+        assert ServerTime.decode(time.encode()) == time
+
+    @pytest.mark.parametrize("body", [b"", b"\xff", b"1 1.0", RUN.encode(), RUN.encode() + b" -1.000000"], ids=repr)
+    def test_malformed(self, body: bytes) -> None:
+        with pytest.raises(RefusedError, match="malformed"):
+            ServerTime.decode(body)
+
+
 class TestReplayGuard:
     def test_admits_once(self) -> None:
-        guard = ReplayGuard()
-        guard.admit("a", 1000.0, 1000.0)
-        guard.admit("b", 1000.0, 1000.0)
+        guard = ReplayGuard(RUN)
+        guard.admit(seal("a", 1000.0), 1000.0)
+        guard.admit(seal("b", 1000.0), 1000.0)
+        with pytest.raises(RefusedError, match="received before") as error:
+            guard.admit(seal("a", 1000.0), 1000.0)
+        assert not isinstance(error.value, StaleError)  # its sender must not sign it again
+
+    def test_a_check_uses_nothing_up(self) -> None:
+        guard = ReplayGuard(RUN)
+        for _ in range(2):
+            guard.check(seal("a", 1000.0), 1000.0)
+        guard.admit(seal("a", 1000.0), 1000.0)
         with pytest.raises(RefusedError, match="received before"):
-            guard.admit("a", 1000.0, 1000.0)
+            guard.check(seal("a", 1000.0), 1000.0)
+
+    def test_a_request_to_an_earlier_run(self) -> None:
+        with pytest.raises(StaleError, match="another run"):
+            ReplayGuard(LATER_RUN).admit(seal("a", 1000.0), 1000.0)
 
     @pytest.mark.parametrize("now", [699.9, 1300.1])
     def test_stale_both_ways(self, now: float) -> None:
-        with pytest.raises(RefusedError, match="synchronise the clocks"):
-            ReplayGuard().admit("a", 1000.0, now)
+        with pytest.raises(StaleError, match="sign again"):
+            ReplayGuard(RUN).admit(seal("a", 1000.0), now)
 
     @pytest.mark.parametrize("now", [700.0, 1300.0])
     def test_the_window_is_inclusive(self, now: float) -> None:
-        ReplayGuard().admit("a", 1000.0, now)
+        ReplayGuard(RUN).admit(seal("a", 1000.0), now)
 
-    def test_entries_expire_and_stay_refused_when_the_clock_goes_back(self) -> None:
-        guard = ReplayGuard()
-        guard.admit("a", 1000.0, 1000.0)
-        guard.admit("b", 1400.0, 1400.0)
+    def test_entries_expire_and_stay_refused(self) -> None:
+        guard = ReplayGuard(RUN)
+        guard.admit(seal("a", 1000.0), 1000.0)
+        guard.admit(seal("b", 1400.0), 1400.0)
         assert len(guard) == 1
-        with pytest.raises(RefusedError, match="forgotten"):
-            guard.admit("a", 1000.0, 1100.0)
+        with pytest.raises(StaleError):
+            guard.admit(seal("a", 1000.0), 1400.0)
 
     @given(st.lists(st.tuples(st.integers(0, 30), st.integers(800, 1200)), max_size=60))
     def test_full_memory_never_admits_twice(self, requests: list[tuple[int, int]]) -> None:
-        guard, admitted = ReplayGuard(capacity=4), set()
-        for number, timestamp in requests:
+        guard, admitted = ReplayGuard(RUN, capacity=4), set()
+        for number, seconds in requests:
             try:
-                guard.admit(f"{number}@{timestamp}", timestamp, 1000.0)
+                guard.admit(seal(f"{number}@{seconds}", seconds), 1000.0)
             except RefusedError:
                 continue
-            assert (number, timestamp) not in admitted
-            admitted.add((number, timestamp))
+            assert (number, seconds) not in admitted
+            admitted.add((number, seconds))
             assert len(guard) <= 4
 
     def test_full_memory_still_admits_what_is_new(self) -> None:
-        guard = ReplayGuard(capacity=4)
+        guard = ReplayGuard(RUN, capacity=4)
         for number in range(100):
-            guard.admit(str(number), 1000.0 + number / 1000, 1000.0)
+            guard.admit(seal(str(number), 1000.0 + number / 1000), 1000.0)

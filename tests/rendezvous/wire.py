@@ -5,14 +5,13 @@ from __future__ import annotations
 import http.client
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import count
 
 from collectives.rendezvous.server import RendezvousServer
-from collectives.rendezvous.signing import sign
+from collectives.rendezvous.signing import NO_TIME, ServerTime, sign
 
 SECRET = b"the secret of this job"
 BODY_LIMIT = 64 * 1024
@@ -35,8 +34,19 @@ def in_thread(function: Callable[[], object]) -> Iterator[Callable[[], object]]:
         yield lambda: future.result(30)
 
 
-def signed(method: str, path: str, body: bytes = b"", *, secret: bytes = SECRET, age: float = 0.0) -> dict[str, str]:
-    return sign(secret, method, path, body, time.time() - age, next(NONCES))
+def time_of(server: RendezvousServer, secret: bytes = SECRET) -> ServerTime:
+    """The time of ``server``, as a client learns it."""
+    headers = sign(secret, "GET", "/time", b"", NO_TIME, next(NONCES))
+    status, text = send(server, "GET", "/time", headers)
+    assert status == 200, text
+    return ServerTime.decode(text.encode())
+
+
+def signed(
+    server: RendezvousServer, method: str, path: str, body: bytes = b"", *, secret: bytes = SECRET, age: float = 0.0
+) -> dict[str, str]:
+    """The headers of a request to ``server`` that was signed ``age`` seconds ago."""
+    return sign(secret, method, path, body, time_of(server).after(-age), next(NONCES))
 
 
 def encode(method: str, path: str, headers: dict[str, str], body: bytes = b"") -> bytes:

@@ -26,6 +26,8 @@ SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.barrier.sync.timeout": "60",
+    # Results of workers that come through Spark at once are soon too large.
+    "spark.driver.maxResultSize": "40m",
 }
 
 

@@ -94,6 +94,39 @@ def test_each_row_once_without_changes(spark, tmp_path):
     assert times_of(training_of(spark, tmp_path, num_proc=2).results(), 2) == [ONCE, ONCE]
 
 
+def record(shard):
+    """The labels of each batch that this rank gets in two epochs, with their weight."""
+    import hvd_cluster.torch as hvd
+
+    hvd.init()
+    state = hvd.elastic.TorchState(shard=shard)
+
+    @hvd.elastic.run
+    def loop(state):
+        found = []
+        while shard.epoch < 2:
+            for _, labels in shard.torch():
+                found.append((shard.epoch, labels.tolist(), shard.weight))
+                shard.advance()
+                state.commit()
+        return found
+
+    return loop(state)
+
+
+def test_rows_that_a_rank_gets_again_have_no_weight(spark):
+    """17 rows in batches of 8: one rank has two batches, the other one gets its first batch again."""
+    df = spark.range(0, 17, 1, 1).select(F.col("id").cast("float").alias("x"), F.col("id").alias("y"))
+    arguments = {"num_proc": 2, "min_num_proc": 1, "label_cols": "y", "batch_size": 8}
+    batches = list(chain(*hvd_spark.run_on_dataframe(record, df, **arguments)))
+    for epoch in range(2):
+        given = [(labels, weight) for number, labels, weight in batches if number == epoch]
+        assert sum(len(labels) for labels, _ in given) == 17 + 8
+        counted = [label for labels, weight in given if weight for label in labels]
+        assert sorted(counted) == list(range(17))
+        assert [weight for _, weight in given].count(0.0) == 1
+
+
 def worker_of(folder, partition):
     return int((folder / f"{partition}").read_text().removeprefix("worker-"))
 

@@ -2,6 +2,8 @@
 
 import importlib
 import io
+import os
+import pickle
 import socket
 import sys
 import threading
@@ -16,6 +18,7 @@ from pyspark import SparkContext
 from executors.api import ExecutorError, JobSecret, PlacementError
 from executors.local.frames import Frames
 from executors.local.output import ConsoleSink, Output
+from executors.outcome import observe
 from executors.spark import connection as connections
 from executors.spark import console as consoles
 from executors.spark import display as displays
@@ -23,9 +26,9 @@ from executors.spark import session as sessions
 from executors.spark.connection import GOODBYE, TaskIdentity, connect_to_driver
 from executors.spark.console import Console
 from executors.spark.display import Display
-from executors.spark.plan import CHUNK_BYTES, assemble, chunks
 from executors.spark.reason import reason
 from executors.spark.rendezvous import TaskLocation, server_host
+from executors.spark.results import CHUNK_BYTES, rows_of
 from executors.spark.session import Session
 from executors.spark.slots import check_settings, promised, shortage
 from hvd_cluster.spark import run
@@ -44,14 +47,18 @@ class Driver:
 
     def __init__(self):
         self.stdout, self.stderr = io.StringIO(), io.StringIO()
-        self.connected, self.lost, self.failed = [], [], []
+        self.identities, self.losses, self.failures, self.results = [], [], [], []
+        self.connected, self.failed = self.identities.append, self.failures.append
         self.changed = threading.Event()
         output = Output(2, stdout=self.stdout, stderr=self.stderr)
-        self.console = Console(HOST, 2, SECRET, output, self.connected.append, self._lose, self.failed.append)
+        self.console = Console(HOST, 2, SECRET, output, self)
 
-    def _lose(self, who):
-        self.lost.append(who)
+    def lost(self, identity):
+        self.losses.append(identity)
         self.changed.set()
+
+    def delivered(self, outcome):
+        self.results.append(bytes(outcome))
 
     def connect_to_driver(self, rank=0, secret=SECRET):
         return connect_to_driver([HOST], self.console.port, secret, identity(rank))
@@ -90,7 +97,7 @@ class TestLine:
         connection.close()
         assert driver.stdout.getvalue() == "[1]<stdout>:one\n[1]<stdout>:two\n[1]<stdout>:rest\n"
         assert driver.stderr.getvalue() == "[1]<stderr>:beware\n"
-        assert (driver.connected, driver.lost) == ([identity(1)], [])
+        assert (driver.identities, driver.losses) == ([identity(1)], [])
 
     def test_a_warning_is_logged_here(self, driver, caplog):
         connection = driver.connect_to_driver(1)
@@ -100,10 +107,40 @@ class TestLine:
         connection.close()
         assert driver.stderr.getvalue() == ""
 
+    @pytest.mark.parametrize("size", [0, 1, connections.RESULT_BYTES, 3 * connections.RESULT_BYTES + 1])
+    def test_a_result_of_any_size_arrives(self, driver, size):
+        data = os.urandom(size)
+        connection = driver.connect_to_driver(1)
+        assert connection.deliver(data)
+        assert driver.results == [data]
+        connection.send(GOODBYE)
+        connection.close()
+
+    def test_a_result_that_is_not_of_the_task_is_not_taken(self, driver):
+        connection = driver.connect_to_driver(1)
+        connection.send(connections.RESULT, b"a part that somebody else has sent")
+        assert not connection.deliver(b"a result")
+        assert driver.changed.wait(10)
+        assert (driver.results, driver.losses) == ([], [identity(1)])
+        connection.close()
+
+    def test_a_result_is_not_delivered_to_a_driver_that_ends(self):
+        def deliver():
+            until(lambda: connection.lost)
+            answers.append(connection.deliver(b"a result"))
+            connection.close()
+
+        answers, thread = [], threading.Thread(target=deliver)
+        with Driver()() as driver:
+            connection = driver.connect_to_driver(1)
+            thread.start()
+        thread.join()
+        assert (answers, driver.results) == ([False], [])
+
     def test_a_task_that_ends_without_a_goodbye_is_lost(self, driver):
         driver.connect_to_driver(1).close()
         assert driver.changed.wait(10)
-        assert driver.lost == [identity(1)]
+        assert driver.losses == [identity(1)]
 
     def test_a_driver_that_ends_is_noticed(self, monkeypatch):
         monkeypatch.setattr(consoles, "STOP_SECONDS", 0.1)
@@ -180,7 +217,7 @@ class TestLine:
         texts = sorted(record.message for record in caplog.records)
         assert texts[0].endswith("is not the driver (it closed the connection)")
         assert texts[1].startswith("a connection to the driver came from a process that is not a task of this job")
-        assert not driver.connected
+        assert not driver.identities
 
     def test_a_call_that_does_not_get_through_is_tried_again(self, driver, monkeypatch, caplog):
         connect, problems = socket.create_connection, [TimeoutError(), ConnectionRefusedError(), OSError()]
@@ -235,7 +272,7 @@ class TestLine:
         assert [record.message.split(" (")[0] for record in caplog.records] == [
             "the output of workers cannot be written"
         ]
-        assert not driver.lost
+        assert not driver.losses
 
 
 class TestFailures:
@@ -244,16 +281,16 @@ class TestFailures:
         connection.report(b"the outcome")
         connection.report(bytes(connections.LONGEST_FRAME))  # too long
         connection.send(GOODBYE)
-        until(lambda: driver.failed)
+        until(lambda: driver.failures)
         connection.close()
-        assert driver.failed == [b"the outcome"]
+        assert driver.failures == [b"the outcome"]
 
     def test_one_that_somebody_else_made_is_not(self, driver, caplog):
         connection = driver.connect_to_driver(1)
         connection.send(connections.FAILURE, connections.sealed(SECRET, b"of another line", b"the outcome"))
         assert driver.changed.wait(30)
         connection.close()
-        assert not driver.failed
+        assert not driver.failures
 
 
 class Stream(io.StringIO):
@@ -310,12 +347,12 @@ class TestDisplay:
 
 
 class TestRows:
-    @pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES, CHUNK_BYTES + 1])
-    def test_what_is_cut_is_joined_again(self, size):
-        data = bytes(size)
-        rows = [(rank, number, chunk) for rank in (1, 0) for number, chunk in enumerate(chunks(data))]
-        assert assemble(rows[::-1]) == {0: data, 1: data}
-        assert len(rows) == 2 * max(1, -(-size // CHUNK_BYTES))
+    @pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES, 2 * CHUNK_BYTES + 1])
+    def test_an_outcome_is_cut_into_chunks(self, size):
+        rows = [row for batch in rows_of(observe(lambda: bytes(size), 1, HOST)) for row in batch.to_pylist()]
+        assert [(row["rank"], row["chunk"]) for row in rows] == [(1, number) for number in range(len(rows))]
+        assert all(len(row["data"]) == CHUNK_BYTES for row in rows[:-1])
+        assert pickle.loads(b"".join(row["data"] for row in rows)).unwrap() == bytes(size)
 
 
 class TestPlaces:

@@ -5,6 +5,7 @@ import json
 import pickle
 import threading
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -13,7 +14,7 @@ from executors.local.output import Output
 from executors.spark import rendezvous
 from executors.spark import task as tasks
 from executors.spark.console import Console
-from executors.spark.plan import Plan, assemble
+from executors.spark.plan import Plan
 from executors.spark.task import run_task
 
 SECRET = JobSecret()
@@ -53,25 +54,25 @@ def outcomes(plan, context):
     def run(number):
         context.own.number = number
         for batch in run_task(plan, iter([])):
-            rows.extend(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+            rows.extend(batch.to_pylist())
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(SIZE)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    return {rank: pickle.loads(data) for rank, data in assemble(rows).items()}
+    return {row["rank"]: pickle.loads(row["data"]) for row in rows}
 
 
 def test_a_server_that_cannot_start_is_the_failure_of_rank_0(monkeypatch):
     def no_server(*arguments):
         raise OSError("no address is free")
 
-    context, lost = Context(), []
+    context, listener = Context(), mock.Mock()
     monkeypatch.setattr(rendezvous, "Job", no_server)
     monkeypatch.setattr(tasks.BarrierTaskContext, "get", lambda: context)
     output = Output(SIZE, stdout=io.StringIO(), stderr=io.StringIO())
-    with Console(HOST, SIZE, SECRET, output, print, lost.append, print) as console:
+    with Console(HOST, SIZE, SECRET, output, listener) as console:
         plan = Plan(b"", SIZE, SECRET, ((HOST,), console.port), {}, (), None, 60.0, 5.0, None, None)
         found = outcomes(plan, context)
     assert list(found) == [0]
@@ -79,5 +80,5 @@ def test_a_server_that_cannot_start_is_the_failure_of_rank_0(monkeypatch):
         found[0].unwrap()
     assert isinstance(caught.value.__cause__, RemoteError)
     assert "in no_server" in caught.value.__cause__.traceback
-    assert not lost
+    listener.lost.assert_not_called()
     assert json.loads(context.said[0]) == {"refused": False}

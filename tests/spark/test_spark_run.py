@@ -13,6 +13,7 @@ from pyspark.util import inheritable_thread_target
 from spark_cluster import eventually
 
 from executors.api import PlacementError, RemoteError, StartTimeoutError, WorkerError
+from executors.spark.session import Session
 from hvd_cluster.spark import run
 from hvd_cluster.spark.task import get_available_devices
 
@@ -50,6 +51,19 @@ def test_results_are_in_the_order_of_the_ranks(spark):
         return f"{text}{rank()}/{os.environ['HOROVOD_SIZE']}{suffix}"
 
     assert run(function, ("rank ",), {"suffix": "."}, num_proc=2) == ["rank 0/2.", "rank 1/2."]
+
+
+def test_results_may_be_larger_than_spark_allows(spark):
+    found = run(lambda: bytes([rank()]) * (30 << 20), num_proc=2)
+    assert [(len(value), set(value)) for value in found] == [(30 << 20, {0}), (30 << 20, {1})]
+
+
+def test_large_results_of_workers_that_cannot_reach_the_driver(spark, monkeypatch):
+    monkeypatch.setattr(Session, "addresses", lambda session: ("127.0.0.1", ["127.0.0.3"]))
+    before = set(spark.sparkContext._jsc.getPersistentRDDs())
+    found = run(lambda: bytes([rank()]) * ((60 << 20) + 1), num_proc=2)
+    assert [(len(value), set(value)) for value in found] == [((60 << 20) + 1, {0}), ((60 << 20) + 1, {1})]
+    assert set(spark.sparkContext._jsc.getPersistentRDDs()) == before
 
 
 def test_all_slots_are_used_by_default(spark):

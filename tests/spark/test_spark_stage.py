@@ -6,7 +6,6 @@ import threading
 import time
 from contextlib import contextmanager
 
-import pyarrow
 import pytest
 
 from collectives.api import PeerLostError
@@ -20,7 +19,7 @@ from executors.spark.stage import Finished
 
 
 class SlowSpark:
-    """A session and a DataFrame at once; has the job only ``deaf`` cancellations after toArrow() was called."""
+    """A session and its job, which Spark has only ``deaf`` cancellations after compute() was called."""
 
     def __init__(self, monkeypatch, deaf=0):
         monkeypatch.setattr(stage, "inheritable_thread_target", lambda session: lambda run: run)
@@ -35,7 +34,7 @@ class SlowSpark:
         assert self.may_start.wait(30)
         yield
 
-    def toArrow(self):
+    def compute(self):
         self.started += 1
         assert self.cancelled.wait(30)
         raise RuntimeError("cancelled")
@@ -51,7 +50,7 @@ class SlowSpark:
 class TestCancellation:
     def test_what_has_not_begun_does_not_begin(self, monkeypatch):
         spark = SlowSpark(monkeypatch)
-        with stage.Stage(spark, spark, queue.SimpleQueue().put):
+        with stage.Stage(spark, spark.compute, queue.SimpleQueue().put):
             assert spark.entered.wait(30)
         assert spark.started == 0
 
@@ -59,7 +58,7 @@ class TestCancellation:
         spark = SlowSpark(monkeypatch, deaf=3)
         spark.may_start.set()
         events = queue.SimpleQueue()
-        with stage.Stage(spark, spark, events.put):
+        with stage.Stage(spark, spark.compute, events.put):
             self.until_started(spark)
         assert str(events.get(timeout=0).error) == "cancelled"
 
@@ -68,7 +67,7 @@ class TestCancellation:
         spark, answer = SlowSpark(monkeypatch), threading.Event()
         monkeypatch.setattr(spark, "cancel", lambda tag: answer.wait(30))
         spark.may_start.set()
-        with stage.Stage(spark, spark, queue.SimpleQueue().put):
+        with stage.Stage(spark, spark.compute, queue.SimpleQueue().put):
             self.until_started(spark)
         assert [record.message for record in caplog.records] == [
             "Spark did not confirm that it cancelled the job; the job may still run"
@@ -96,7 +95,7 @@ class TestCancellation:
         monkeypatch.setattr(spark, "cancel", cancel)
         monkeypatch.setattr(stage.logger, "warning", warning)
         spark.may_start.set()
-        running = stage.Stage(spark, spark, queue.SimpleQueue().put)
+        running = stage.Stage(spark, spark.compute, queue.SimpleQueue().put)
         with pytest.raises(KeyError, match="the failure"), running:
             self.fail_once_started(spark)
         assert warnings == ["the request to cancel the Spark job failed (no gateway)"]
@@ -124,9 +123,7 @@ def outcome(rank, error=None):
 
 def finished(**outcomes):
     """The end of Spark's job with outcomes of the ranks r0, r1."""
-    rows = [{"rank": int(name[1:]), "part": 0, "data": data} for name, data in outcomes.items()]
-    schema = pyarrow.schema([("rank", pyarrow.int64()), ("part", pyarrow.int64()), ("data", pyarrow.binary())])
-    return "finished", Finished(table=pyarrow.Table.from_pylist(rows, schema))
+    return "finished", Finished(list(outcomes.values()))
 
 
 def stage_failed(text):
@@ -157,6 +154,24 @@ class TestEnd:
     def test_a_rank_without_an_outcome_is_no_success(self):
         with pytest.raises(ExecutorError, match=r"Spark returned no result of ranks \[1\]"):
             values_after(*CONNECTED, finished(r0=VALUES[0]))
+
+    @pytest.mark.parametrize("end", [finished(), stage_failed("results are too large"), finished(r1=VALUES[1])])
+    def test_values_that_were_delivered_are_the_result_however_spark_ends(self, end):
+        delivered = [("delivered", value) for value in VALUES]
+        assert values_after(*CONNECTED, *delivered, LOST, end) == ["value of 0", "value of 1"]
+
+    def test_the_values_of_tasks_without_a_connection_come_with_the_end(self):
+        waits = waiting.Waiting(Job(2), OPTIONS)
+        waits.connected(CALLERS[0])
+        waits.delivered(VALUES[0])
+        assert waits.missing() == [1]
+        waits.finished(finished(r1=VALUES[1])[1])
+        assert waits.values(bool) == ["value of 0", "value of 1"]
+
+    def test_a_value_that_spark_cannot_fetch_is_the_failure(self):
+        end = "finished", Finished(error=ExecutorError("the results of ranks [1] were made"))
+        with pytest.raises(ExecutorError, match=r"\Athe results of ranks \[1\] were made\Z"):
+            values_after(CONNECTED[0], ("delivered", VALUES[0]), end)
 
     @pytest.mark.parametrize(
         "end", [finished(), finished(r0=VALUES[0]), finished(r0=CONSEQUENCE), stage_failed("Spark's")]

@@ -1,6 +1,7 @@
 """What TensorFlow raises, and the engine's own error behind it."""
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -30,6 +31,60 @@ def check_disagreement():
         if mode == "eager":
             assert error.__cause__ is cause
         assert hvd.allreduce(tf.ones([2]), op=hvd.Sum).numpy().tolist() == [hvd.size()] * 2
+
+
+def check_the_text_begins_with_what_has_happened():
+    """Then come the lines of Python that made the node, without those of this package."""
+
+    @tf.function
+    def step(x, splits):
+        with tf.control_dependencies([hvd.alltoall(x, splits, name="rows")[0]]):
+            return hvd.allreduce(x, name="later")
+
+    @tf.function
+    def outer(x):
+        for _ in tf.range(2):
+            step(x, hvd.size() * [1])
+        return step(x, hvd.size() * [-1])
+
+    class Model(keras.Sequential):
+        def train_step(self, data):
+            return {"loss": tf.reduce_sum(step(data[0], hvd.size() * [-1]))}
+
+    model, rows = Model([keras.layers.Dense(1)]), tf.ones([hvd.size(), 1])
+    model.compile(jit_compile=False)
+    for wrong in (
+        lambda: step(rows, hvd.size() * [-1]),
+        lambda: outer(rows),
+        lambda: model.fit(rows, rows, verbose=0),
+        lambda: hvd.alltoall(rows, hvd.size() * [-1], name="rows"),
+        lambda: in_a_session(lambda: hvd.alltoall(rows.numpy(), hvd.size() * [-1], name="rows")[0]),
+    ):
+        cause, error = error_of(wrong)
+        assert isinstance(cause, InvalidRequestError)
+        assert str(error).startswith(str(cause))
+        assert "calls.py" not in str(error) or "Original stack trace" in str(error), "TensorFlow adds it in a session"
+
+
+def in_a_session(make):
+    with tf.Graph().as_default():
+        result = make()
+        with tf.compat.v1.Session() as session:
+            return session.run(result)
+
+
+def check_the_text_of_another_error_is_that_of_tensorflow():
+    @tf.function
+    def step(x, divisor):
+        return tf.cast(hvd.allreduce(x), tf.int32) // divisor
+
+    for wrong in (
+        lambda: step(tf.ones([3]), tf.constant(0)),
+        lambda: in_a_session(lambda: step(np.ones(3, "f"), tf.constant(0))),
+    ):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="zero") as caught:
+            wrong()
+        assert str(caught.value).startswith("Graph execution error")
 
 
 def check_a_variable_that_differs_is_named():

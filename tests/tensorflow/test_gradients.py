@@ -82,6 +82,30 @@ def check_allgather():
     assert_gradients(grouped, [tf.ones([rows]), tf.ones([1])], [expected, [1.0]])
 
 
+def check_a_contrastive_loss_on_a_distributed_tape():
+    """The encoder gets 1/size of the joint gradient, and all of it with the function of docs/tensorflow.md."""
+
+    @tf.custom_gradient
+    def joint(embeddings):
+        return tf.identity(embeddings), lambda gradient: gradient * hvd.size()
+
+    def loss(embeddings):
+        return tf.reduce_logsumexp(embeddings @ tf.transpose(embeddings))
+
+    def gradient(gather, mine):
+        with tf.GradientTape() as tape:
+            value = loss(gather(mine @ weight))
+        return hvd.DistributedGradientTape(tape).gradient(value, weight)
+
+    weight = tf.Variable(tf.eye(2))
+    samples = [tf.constant([[0.1, 0.2 * rank], [0.3, 0.4]]) for rank in range(hvd.size())]
+    with tf.GradientTape() as tape:
+        value = loss(tf.concat(samples, 0) @ weight)
+    expected, mine = tape.gradient(value, weight), samples[hvd.rank()]
+    np.testing.assert_allclose(gradient(hvd.allgather, mine), expected / hvd.size(), rtol=1e-5)
+    np.testing.assert_allclose(gradient(lambda each: hvd.allgather(joint(each)), mine), expected, rtol=1e-5)
+
+
 def check_broadcast():
     root = hvd.size() - 1
     expected = sum_of_weights() / hvd.size() if hvd.rank() == root else np.zeros(3)

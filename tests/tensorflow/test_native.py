@@ -50,11 +50,11 @@ def check_untested_versions_run_one_operation_after_the_other():
 
 def check_memory_is_freed():
     """A run of a graph keeps neither its tensors nor anything of its own."""
-    from hvd_cluster.tensorflow.native.memory import _Hold
+    from hvd_cluster.tensorflow.native.memory import Hold
 
     def held():
         gc.collect()
-        return sum(type(each) is _Hold for each in gc.get_objects())
+        return sum(type(each) is Hold for each in gc.get_objects())
 
     step = tf.function(lambda x: (hvd.allreduce(x), hvd.allgather(x)))
     for _ in range(3):

@@ -88,6 +88,26 @@ def test_times_begin_in_the_past_but_never_in_the_future(path):
         assert time.monotonic() - made.origin == pytest.approx(now - start, abs=20.0)
 
 
+@pytest.mark.parametrize("step", [-1200.0, 1200.0])
+def test_a_file_goes_on_in_time_although_the_clock_was_set(path, monkeypatch, step):
+    made = Document(str(path))
+    made.close()
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + step)
+    again = Document(str(path), resumes=True)
+    again.close()
+    assert again.origin == made.origin
+
+
+def test_a_file_that_another_host_began_goes_on_by_the_time_of_day(path, monkeypatch):
+    begun = time.time() - 60.0
+    Document(str(path), begun=begun).close()
+    monkeypatch.setattr(document, "BOOT_ID", path.with_name("other"))
+    again = Document(str(path), resumes=True)
+    again.close()
+    assert time.monotonic() - again.origin == pytest.approx(time.time() - begun, abs=20.0)
+
+
 @pytest.mark.parametrize("part", [b'{"pid":1,"ph":"B","na', b'{"pid":3,"ph":"M","na', b""])
 def test_a_file_whose_writer_was_killed_within_a_write_goes_on_behind_the_last_whole_record(path, opened, part):
     opened.write([record(0), record(1)])

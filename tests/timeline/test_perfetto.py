@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.perfetto import missing, opened
 from benchmarks.pictures import spans_of
-from hvd_cluster.run import run
+from hvd_cluster import run
 from tests.timeline import trace
 
 pytestmark = [

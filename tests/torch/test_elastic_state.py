@@ -394,6 +394,36 @@ def check_hosts_updated_by_hand():
     assert state.epoch == 4
 
 
+def check_all_ranks_get_what_callbacks_make_of_the_state_of_rank_0():
+    """Parameters travel only if a callback may have changed them."""
+    state, shared, seen = training(calls=0), [], []
+    state.sync()
+
+    def on_state_reset():
+        seen.append(1)
+        state.calls += 1 + hvd.rank()
+        state.optimizer.param_groups[0]["lr"] = 0.5 + hvd.rank()
+        state.model[1].running_mean.add_(1 + hvd.rank())
+        if len(seen) > 1:
+            step(state)
+            step(state, seed=10)
+
+    state.register_reset_callbacks([on_state_reset])
+    handler = state._handlers["model"]
+    handler.share = lambda root: shared.append(root) or type(handler).share(handler, root)
+    for calls in (1, 2):
+        state._reset_together()
+        assert everywhere(values(state))
+        assert (state.calls, state.optimizer.param_groups[0]["lr"]) == (calls, 0.5)
+        assert shared == [0] * (calls - 1) * (hvd.size() > 1)
+        assert everywhere((state._ledger.commit, state._ledger.is_exact))
+    before = values(state)
+    state.calls, state.optimizer.param_groups[0]["lr"] = 9, 9.0
+    state.restore()
+    assert state.calls == 2
+    assert same(values(state), before)
+
+
 def check_reset_callbacks():
     state, seen = ObjectState(epoch=0), []
     state.register_reset_callbacks([lambda: seen.append(1), lambda: seen.append(2)])

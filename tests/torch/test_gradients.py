@@ -224,6 +224,32 @@ def check_a_loss_over_the_whole_batch(process_set):
     torch.testing.assert_close(combined, weights[1].grad)
 
 
+def check_a_contrastive_loss_with_an_optimizer(process_set):
+    """The encoder gets 1/size of the joint gradient, and all of it with the line of docs/pytorch.md."""
+    me, size = process_set.rank(), process_set.size()
+
+    def loss(embeddings, scale):
+        return (scale * embeddings @ embeddings.t()).exp().sum().log()
+
+    def gradients(*hooks):
+        weight, scale = torch.eye(3, dtype=torch.float64).requires_grad_(), torch.ones(()).double().requires_grad_()
+        optimizer = torch.optim.SGD([weight, scale], 0.1)
+        names = [("weight", weight), ("scale", scale)]
+        optimizer = hvd.DistributedOptimizer(optimizer, names, process_set=process_set)
+        embeddings = everyone[me] @ weight
+        for hook in hooks:
+            embeddings.register_hook(hook)
+        loss(hvd.allgather(embeddings, name="embeddings", process_set=process_set), scale).backward()
+        optimizer.synchronize()
+        return weight.grad, scale.grad
+
+    everyone = [tensor.detach() for tensor in inputs(process_set, lambda rank: (rank + 1, 3))]
+    weight, scale = torch.eye(3, dtype=torch.float64).requires_grad_(), torch.ones(()).double().requires_grad_()
+    loss(torch.cat(everyone) @ weight, scale).backward()
+    torch.testing.assert_close(gradients(), (weight.grad / size, scale.grad))
+    torch.testing.assert_close(gradients(lambda gradient: gradient * size), (weight.grad, scale.grad))
+
+
 def check_compression(process_set):
     me = process_set.rank()
     for collective in (hvd.allreduce, hvd.reducescatter):

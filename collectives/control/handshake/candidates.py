@@ -1,7 +1,7 @@
 """The connections to a listening rank that are not authenticated yet.
 
-Any host on the network can connect. Therefore this module limits their number and reserves the descriptors of the job.
-A stranger, silent or talkative, cannot delay or end the job.
+:mod:`collectives.reception.strangers` limits their number and time. A stranger, silent or talkative, cannot delay or
+end the job.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from collectives.control.handshake.frames import REFUSAL, FrameReader, nonce, un
 from collectives.control.handshake.hello import Hello, LocalEnd, unpack_hello
 from collectives.control.handshake.listeners import Listeners
 from collectives.control.sockets import end_in_silence
+from collectives.reception.rare_warnings import RareWarnings
+from collectives.reception.strangers import Strangers
 
 __all__ = ["MOST_CANDIDATES", "Candidates", "FatalHelloError"]
 
@@ -28,9 +30,6 @@ logger = logging.getLogger(__name__)
 HELLO_BYTES = 1 << 16
 MOST_CANDIDATES = 64
 LEAST_CANDIDATES = 4
-SILENCE_SECONDS = 0.5
-"""How long a connection may be silent while others wait for its place, in seconds."""
-PAUSE_SECONDS = 0.1
 LACK_SECONDS = 0.5
 
 
@@ -45,7 +44,6 @@ class FatalHelloError(ValueError):
 @dataclass(slots=True)
 class _Candidate:
     sock: socket.socket
-    since: float
     challenge: bytes = field(default_factory=nonce)
     reader: FrameReader = field(init=False)
 
@@ -74,11 +72,10 @@ class Candidates:
         self._poller = poller
         self._admit = admit
         self._waiting: dict[int, _Candidate] = {}
-        self._capacity = descriptors.share_of_strangers(expected, LEAST_CANDIDATES, MOST_CANDIDATES)
-        self._paused_until = 0.0
+        self._strangers = Strangers(expected, LEAST_CANDIDATES, MOST_CANDIDATES)
         self._lacking_since: float | None = None
         self._is_listening = False
-        self._warned: set[str] = set()
+        self._warnings = RareWarnings(logger)
 
     def close(self) -> None:
         """Close the connections."""
@@ -86,20 +83,18 @@ class Candidates:
             candidate.sock.close()
 
     def next_look(self) -> float:
-        """When there may be room again, in monotonic seconds."""
-        if self._is_listening:
-            return self._end.attempt.deadline
-        full = len(self._waiting) >= self._capacity
-        return self._oldest().since + SILENCE_SECONDS if full else self._paused_until
+        """When :meth:`make_room` must be called at the latest, in monotonic seconds."""
+        return min(self._end.attempt.deadline, self._strangers.next_look(time.monotonic()))
 
     def make_room(self) -> None:
-        """Listen again where that is possible; close the oldest connection where there are too many."""
+        """Listen again where that is possible; close connections whose time is over, or where there are too many."""
         now = time.monotonic()
-        if len(self._waiting) >= self._capacity:
+        in_the_way = self._strangers.in_the_way(now)
+        if in_the_way and self._strangers.is_full:
             self.warn("one of too many unauthenticated connections", "; if it was a rank, raise the limit of ulimit -n")
-            if now >= self._oldest().since + SILENCE_SECONDS:
-                self._drop_oldest()
-        self._listen(len(self._waiting) < self._capacity and now >= self._paused_until)
+        for descriptor in {*self._strangers.overdue(now), *in_the_way}:
+            self._drop(descriptor)
+        self._listen(self._strangers.may_accept(now))
 
     def attend(self, descriptor: int) -> None:
         """Accept a connection, or read from one. Raises the reason of a FatalHelloError."""
@@ -116,10 +111,8 @@ class Candidates:
             self.warn("a connection", f": {error}")
 
     def warn(self, what: str, why: str) -> None:
-        """Log each kind of problem once: a stranger must not fill the log."""
-        level = logging.DEBUG if what in self._warned else logging.WARNING
-        self._warned.add(what)
-        logger.log(level, "%s to rank %d was refused%s", what, self._end.hello.rank, why)
+        """Log a problem, unless there was one of its kind in the last minute."""
+        self._warnings.warn("%s to rank %d was refused%s", what, self._end.hello.rank, why, kind=what)
 
     def _listen(self, may_listen: bool) -> None:
         if may_listen != self._is_listening:
@@ -130,18 +123,15 @@ class Candidates:
                 else:
                     self._poller.unregister(descriptor)
 
-    def _drop_oldest(self) -> None:
-        """Close the oldest connection, unless its hello has come in the meantime."""
-        descriptor = self._oldest().sock.fileno()
+    def _drop(self, descriptor: int) -> None:
+        """Close a connection, unless its hello has come in the meantime."""
         self.attend(descriptor)
         if descriptor in self._waiting:
             self._release(descriptor).sock.close()
 
-    def _oldest(self) -> _Candidate:
-        return next(iter(self._waiting.values()))
-
     def _release(self, descriptor: int) -> _Candidate:
         self._poller.unregister(descriptor)
+        self._strangers.discard(descriptor)
         return self._waiting.pop(descriptor)
 
     def _accept(self, descriptor: int) -> None:
@@ -150,26 +140,27 @@ class Candidates:
         except OSError as error:
             if not descriptors.are_exhausted(error):
                 raise
-            self._pause(error)
+            if not descriptors.raise_limit():
+                self._pause(error)
             return
         if sock is not None:
+            descriptors.make_room_after(sock.fileno())
             self._lacking_since = None
-            candidate = self._waiting[sock.fileno()] = _Candidate(sock, time.monotonic())
+            candidate = self._waiting[sock.fileno()] = _Candidate(sock)
+            self._strangers.add(sock.fileno(), time.monotonic())
             self._poller.register(sock, select.POLLIN)
             end_in_silence(sock, self._end.heartbeat)
             sock.send(self._listeners.entry["id"].encode() + candidate.challenge, socket.MSG_NOSIGNAL)
 
     def _pause(self, error: OSError) -> None:
-        """No descriptor is left: drop the oldest connection if it is silent, and accept no other for a while.
+        """No descriptor is left: accept no other for a while, in which silent connections are closed.
 
-        Without any connection to drop, the lack ends the start of all ranks after some time.
+        Without any connection to close, the lack ends the start of all ranks after some time.
         """
         self.warn("a connection", f": {descriptors.EXHAUSTED}")
         now = time.monotonic()
-        self._paused_until = now + PAUSE_SECONDS
+        self._strangers.pause(now)
         if self._waiting:
-            if now >= self._oldest().since + SILENCE_SECONDS:
-                self._drop_oldest()
             return
         self._lacking_since = self._lacking_since or now
         if now > self._lacking_since + LACK_SECONDS:

@@ -7,7 +7,6 @@ ends without a farewell, or that is silent for longer than it promised, is lost.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import socket
 import threading
@@ -30,15 +29,11 @@ __all__ = ["Presence", "PresenceServer"]
 
 HELLO_SECONDS = 10.0
 READ_BYTES = 1 << 12
-MOST_STRANGERS = 256
-"""Connections that have proved nothing yet; more are closed at once."""
 WORDS_IN_SILENCE = 4
 """How many words a process sends in the time after which its silence is a loss."""
 FAREWELL = b"farewell"
 WORD = b""
 REFUSED = "the compute service has refused this process: they have different secrets"
-
-logger = logging.getLogger(__name__)
 
 
 class _Member(NamedTuple):
@@ -65,12 +60,11 @@ class PresenceServer:
     def __init__(self, secret: JobSecret, on_loss: Callable[[str], object]) -> None:
         self._secret = secret
         self._on_loss = on_loss
-        self._strangers = 0
         self._members = 0
         # Held for moments. Bound of a wait for a change of the above: the seconds that its caller gives.
         self._changed = threading.Condition()
-        reception = Reception(self._attend, lambda: self._strangers >= MOST_STRANGERS)
-        self._thread = ServerThread("hvd-presence", reception.serve)
+        self._reception = Reception("the compute service", self._attend)
+        self._thread = ServerThread("hvd-presence", self._reception.serve)
 
     def start(self) -> int:
         """Listen on all addresses of this host, and return the port. Raises ExecutorError."""
@@ -78,7 +72,7 @@ class PresenceServer:
         is_dual = ":" in host
         family = socket.AF_INET6 if is_dual else socket.AF_INET
         try:
-            listener = socket.create_server((host, 0), family=family, dualstack_ipv6=is_dual, backlog=128)
+            listener = socket.create_server((host, 0), family=family, dualstack_ipv6=is_dual)
         except OSError as error:
             raise ExecutorError(f"the compute service cannot listen on {host} ({error})") from error
         port: int = listener.getsockname()[1]
@@ -96,14 +90,13 @@ class PresenceServer:
             self._thread.stop(2 * STOP_SECONDS)
 
     async def _attend(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._strangers += 1
         try:
-            member, opener, sealer = await asyncio.wait_for(self._introduce(reader, writer), HELLO_SECONDS)
-        except (OSError, EOFError, ValueError, TypeError, asyncio.TimeoutError) as error:
-            logger.warning("a connection to the compute service came from a process that is not one of its (%s)", error)
+            member, opener, sealer = await self._introduce(reader, writer)
+        except (OSError, EOFError, ValueError, TypeError) as error:
+            self._reception.warn(
+                "a connection to the compute service came from a process that is not one of its (%s)", error
+            )
             return
-        finally:
-            self._strangers -= 1
         self._count(1)
         try:
             writer.write(sealer.seal(WORD))  # only now: a process that has the word is waited for at the end
@@ -118,6 +111,7 @@ class PresenceServer:
     ) -> tuple[_Member, Opener, Sealer]:
         hello, opener, sealer = await admit(reader, writer, self._secret)
         member = _Member.decode(hello)
+        self._reception.authenticated(writer)
         end_in_silence(writer.get_extra_info("socket"), member.silence)
         return member, opener, sealer
 

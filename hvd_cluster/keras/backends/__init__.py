@@ -11,9 +11,25 @@ from collectives.api import InvalidRequestError
 from hvd_cluster.optimizer.lists import ListBinding
 from hvd_cluster.process_sets import ProcessSet
 
-__all__ = ["Backend", "backend"]
+__all__ = ["Backend", "Operations", "backend", "in_graph"]
 
 KNOWN = ("tensorflow", "torch", "jax")
+
+
+class Operations(Protocol):
+    """The operations of a framework on its own tensors, which may be nodes of a graph."""
+
+    def allreduce(self, tensor: Any, **arguments: Any) -> Any:
+        """See :func:`hvd_cluster.tensorflow.allreduce`, as for all of these."""
+
+    def allgather(self, tensor: Any, **arguments: Any) -> Any:
+        """The rows of all ranks."""
+
+    def broadcast(self, tensor: Any, root_rank: int, **arguments: Any) -> Any:
+        """The tensor of one rank."""
+
+    def reducescatter(self, tensor: Any, **arguments: Any) -> Any:
+        """This rank's rows of the result."""
 
 
 class Backend(Protocol):
@@ -25,6 +41,12 @@ class Backend(Protocol):
     def total(self, tensor: Any, name: str, process_set: ProcessSet) -> Any:
         """The sum of ``tensor`` over the ranks, whose gradient is the sum of the ranks' gradients."""
 
+    def in_graph(self, value: Any) -> Operations | None:
+        """The operations for a call with ``value`` that is traced now; None for a call that runs at once.
+
+        InvalidRequestError where nothing can run in a function that is traced.
+        """
+
 
 def backend() -> Backend:
     """The module for the backend that Keras uses; InvalidRequestError for one that is not supported."""
@@ -34,3 +56,11 @@ def backend() -> Backend:
     module: Any = import_module(f"{__name__}.on_{name}")
     result: Backend = module
     return result
+
+
+def in_graph(value: Any) -> Operations | None:
+    """See :class:`Backend`; None on backends that are not supported."""
+    return backend().in_graph(value) if keras.backend.backend() in KNOWN else None
+
+
+setattr(in_graph, "autograph_info__", {})  # noqa: B010 - AutoGraph shall call it and not convert it, or it warns

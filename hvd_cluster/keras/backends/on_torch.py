@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from collectives.api import ReduceOp
+from hvd_cluster.keras.backends import Operations
 from hvd_cluster.optimizer.lists import ListBinding
 from hvd_cluster.process_sets import ProcessSet
 from hvd_cluster.torch.mpi_ops import allreduce
 from hvd_cluster.torch.optimizer.lists import TorchLists
 
-__all__ = ["lists", "total"]
+__all__ = ["in_graph", "lists", "total"]
 
 
 def lists(device_dense: str, device_sparse: str) -> ListBinding:
@@ -21,3 +22,8 @@ def lists(device_dense: str, device_sparse: str) -> ListBinding:
 def total(tensor: Any, name: str, process_set: ProcessSet) -> Any:
     """See :class:`Backend`."""
     return allreduce(tensor, op=ReduceOp.SUM, name=name, process_set=process_set)
+
+
+def in_graph(value: Any) -> Operations | None:
+    """See :class:`Backend`. The tensors of torch have values at any time."""
+    return None

@@ -12,7 +12,12 @@ __all__ = ["Changes", "changes"]
 
 
 class Changes(ABC):
-    """Watches the variables of one handler."""
+    """Watches the variables of one handler.
+
+    ``tells``: whether it notices each change, also one by hand.
+    """
+
+    tells = True
 
     @abstractmethod
     def count(self, variables: Sequence[Any]) -> int:
@@ -33,6 +38,8 @@ class _ByVersion(Changes):
 
 class _Unknown(Changes):
     """TensorFlow does not tell. The optimizer does, see ``steps``; its iterations tell of one that does not."""
+
+    tells = False
 
     def count(self, variables: Sequence[Any]) -> int:
         """See :class:`Changes`."""

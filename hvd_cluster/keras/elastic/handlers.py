@@ -76,6 +76,11 @@ class VariablesHandler(SnapshotHandler):
         return self._changes.count([variable for _, variable in self._numbered(heavy=True)])
 
     @property
+    def tells(self) -> bool:
+        """See :class:`Part`."""
+        return self._changes.tells
+
+    @property
     def survives(self) -> bool:
         """See :class:`Part`."""
         return self._changes.survive()
@@ -90,6 +95,11 @@ class VariablesHandler(SnapshotHandler):
     def share(self, root_rank: int) -> None:
         """See :class:`Part`."""
         variables.broadcast(self.variables(), root_rank, f"state.{self.name}")
+
+    def share_light(self, root_rank: int) -> None:
+        """See :class:`Part`."""
+        light = [variable for _, variable in self._numbered(heavy=False)]
+        variables.broadcast(light, root_rank, f"state.{self.name}.light")
 
 
 class ModelHandler(VariablesHandler):
@@ -133,6 +143,16 @@ class ModelHandler(VariablesHandler):
         shared = self._shared()
         own = [variable for variable in self.variables() if id(variable) in shared]
         variables.broadcast(own, root_rank, f"state.{self.name}")
+        self._put_seeds(root_rank)
+
+    def share_light(self, root_rank: int) -> None:
+        """See :class:`Part`."""
+        shared = self._shared()
+        own = [variable for _, variable in self._numbered(heavy=False) if id(variable) in shared]
+        variables.broadcast(own, root_rank, f"state.{self.name}.light")
+        self._put_seeds(root_rank)
+
+    def _put_seeds(self, root_rank: int) -> None:
         if basics.rank() != root_rank:
             for variable, copy in self._seeds:
                 variables.put(variable, copy)

@@ -9,17 +9,19 @@ import keras
 
 from collectives.api import InvalidRequestError
 from hvd_cluster.elastic.batches import GlobalBatches
-from hvd_cluster.elastic.handlers import HandledState, Registry, StateDictHandler
+from hvd_cluster.elastic.handlers import HandledState, Registry, SamplerStateHandler, StateDictHandler
 from hvd_cluster.elastic.parts import Part
 from hvd_cluster.elastic.portions import Portions
+from hvd_cluster.elastic.sampler import ElasticPartition
 from hvd_cluster.elastic.watchers import watchers
 from hvd_cluster.keras.elastic.handlers import ModelHandler, OptimizerHandler
 from hvd_cluster.keras.elastic.steps import watch
-from hvd_cluster.keras.variables import build_optimizer, settle
+from hvd_cluster.keras.variables import build_optimizer, require_variables, settle
 
 __all__ = ["KerasState"]
 
 _REGISTRY: Registry = [
+    (ElasticPartition, SamplerStateHandler),
     (GlobalBatches, StateDictHandler),
     (Portions, StateDictHandler),
     (keras.Model, ModelHandler),
@@ -33,7 +35,7 @@ class KerasState(HandledState):
         state = hvd.elastic.KerasState(model, batch=0, epoch=0)
 
     Without ``optimizer``, it is that of ``model.compile()``, if there is one. Any keyword may have a model, an
-    optimizer or a GlobalBatches, too. InvalidRequestError for a model without variables: build it first.
+    optimizer or a GlobalBatches, too. InvalidRequestError for a model without variables: call it on a batch first.
 
     ``commit()`` after each step costs little: it copies plain values and the variables that are not trained, but the
     others only where a loss might find them changed. That is so if a collective runs between the update of an optimizer
@@ -63,8 +65,4 @@ class KerasState(HandledState):
 def _require_built(model: Any) -> None:
     if not isinstance(model, keras.Model):
         raise InvalidRequestError(f"model is a {type(model).__name__}; give a keras.Model")
-    if not model.built:
-        raise InvalidRequestError(
-            f"the model {model.name!r} has no variables yet; call model.build(input_shape), or give it an Input, "
-            "before the state is made"
-        )
+    require_variables(model)

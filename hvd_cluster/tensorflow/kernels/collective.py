@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from functools import cache
+from functools import partial
 from typing import Any
 
 from collectives.api import Operation, ReduceOp
@@ -81,14 +81,21 @@ def _reduction(construction: Construction) -> dict[str, Any]:
     }
 
 
-def _of_other_shape(context: Context, index: int) -> Pair:
-    """The shape of the output depends on the tensors of all ranks.
+class _OfOtherShape(Collective):
+    """The shape of an output depends on the tensors of all ranks.
 
-    The engine asks for its memory again when it repeats a trial; TensorFlow gives it once.
+    A rank may ask for memory before it knows the shape: it attempts what ran last, and others have other sizes now. So
+    TensorFlow gets the memory of the result at the end.
     """
-    source = context.input(index)
-    dtype = source.dtype
-    return source, cache(lambda shape: context.late_output(index, dtype, shape))
+
+    def _pair(self, context: Context, index: int) -> Pair:
+        source = context.input(index)
+        return source, partial(context.candidate, index, source.dtype)
+
+    def finish(self, context: Context, engine: Engine, works: Sequence[Work]) -> None:
+        """See :class:`Node`."""
+        for index, work in enumerate(works):
+            context.give(index, work.result())
 
 
 class Allreduce(Collective):
@@ -115,7 +122,7 @@ class Broadcast(Collective):
         return context.same(index)
 
 
-class Reducescatter(Collective):
+class Reducescatter(_OfOtherShape):
     """HorovodReducescatter, HorovodGroupedReducescatter."""
 
     operation = Operation.REDUCESCATTER
@@ -123,30 +130,25 @@ class Reducescatter(Collective):
     def _fields(self, construction: Construction) -> dict[str, Any]:
         return _reduction(construction)
 
-    def _pair(self, context: Context, index: int) -> Pair:
-        return _of_other_shape(context, index)
 
-
-class Allgather(Collective):
+class Allgather(_OfOtherShape):
     """HorovodAllgather, HorovodGroupedAllgather."""
 
     operation = Operation.ALLGATHER
-
-    def _pair(self, context: Context, index: int) -> Pair:
-        return _of_other_shape(context, index)
 
     def finish(self, context: Context, engine: Engine, works: Sequence[Work]) -> None:
         """The last output has a row for each tensor: the first of the rows of this rank in the result, their number.
 
         The gradient needs them.
         """
+        super().finish(context, engine, works)
         position = engine.process_sets.ranks(self.process_set.process_set_id or 0).index(engine.topology.rank)
         places = context.output(len(works), (len(works), 2)).host.reshape(-1, 2)
         for place, work in zip(places, works, strict=True):
             place[:] = sum(work.received_splits[:position]), work.received_splits[position]
 
 
-class Alltoall(Collective):
+class Alltoall(_OfOtherShape):
     """HorovodAlltoall; the second input has the splits, or nothing for equal ones."""
 
     operation = Operation.ALLTOALL
@@ -154,10 +156,8 @@ class Alltoall(Collective):
     def _fields_of(self, context: Context) -> dict[str, Any]:
         return {"splits": tuple(context.input(1).host.tolist())}
 
-    def _pair(self, context: Context, index: int) -> Pair:
-        return _of_other_shape(context, index)
-
     def finish(self, context: Context, engine: Engine, works: Sequence[Work]) -> None:
         """The second output has the number of rows that came from each member."""
+        super().finish(context, engine, works)
         received = works[0].received_splits
         context.output(1, (len(received),)).host[:] = received

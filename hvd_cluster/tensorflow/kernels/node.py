@@ -69,7 +69,7 @@ class Node(ABC):
     def finish(  # noqa: B027 - most have no such outputs
         self, context: Context, engine: Engine, works: Sequence[Work]
     ) -> None:
-        """Give the outputs that are not tensors of the user, when ``works`` are done."""
+        """Give the outputs that were not known before ``works`` were done."""
 
     def run(self, context: Context) -> None:
         """Run the operation, and wait; raises its error."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from ctypes import byref, c_int, c_int64, c_void_p
+from ctypes import byref, c_int, c_int64, c_void_p, sizeof
 from math import prod
 
 from collectives.api import DType
 from collectives.buffers import Buffer, empty
-from hvd_cluster.tensorflow.native.library import calls
-from hvd_cluster.tensorflow.native.memory import buffer_of
+from hvd_cluster.tensorflow.native.library import AllocatorAttributes, calls
+from hvd_cluster.tensorflow.native.memory import Hold, buffer_of
 from hvd_cluster.tensorflow.native.status import checked, status_of
 from hvd_cluster.tensorflow.tensors import DTYPES
 
@@ -17,6 +17,8 @@ __all__ = ["Context"]
 
 FORWARDED_BYTES = 1 << 16
 """The smallest tensor that is worth the question whether its memory may become that of the result."""
+
+_HOST_MEMORY = AllocatorAttributes(sizeof(AllocatorAttributes), 1)
 
 # Shared by all runs, held for an allocation.
 _ending = threading.Lock()
@@ -78,10 +80,29 @@ class Context:
             tensor = calls.TF_AllocateOutput(self._pointer, index, native, dimensions, rank, nbytes, status)
         return buffer_of(tensor, shape)
 
-    def late_output(self, index: int, dtype: DType, shape: tuple[int, ...]) -> Buffer:
-        """As :meth:`output`, on any thread, even after :meth:`end`: then it is memory for nobody."""
+    def candidate(self, index: int, dtype: DType, shape: tuple[int, ...]) -> Buffer:
+        """New memory, which :meth:`give` makes an output if its shape turns out to be right.
+
+        TensorFlow allocates an output once, but any number of these. On any thread, even after :meth:`end`: then it is
+        memory for nobody.
+        """
         with _ending:
-            return empty(dtype, shape) if self._has_ended else self.output(index, shape)
+            return empty(dtype, shape) if self._has_ended else self._new(index, shape)
+
+    def _new(self, index: int, shape: tuple[int, ...]) -> Buffer:
+        rank = len(shape)
+        dimensions = (c_int64 * rank)(*shape)
+        native = calls.TF_ExpectedOutputDataType(self._pointer, index)
+        with checked() as status:
+            tensor = calls.TF_AllocateTemp(self._pointer, native, dimensions, rank, byref(_HOST_MEMORY), status)
+        return buffer_of(tensor, shape)
+
+    def give(self, index: int, candidate: Buffer) -> None:
+        """Let an output have the memory of a :meth:`candidate`."""
+        hold = candidate.owner
+        assert isinstance(hold, Hold)
+        with checked() as status:
+            calls.TF_SetOutput(self._pointer, index, hold.tensor, status)
 
     def end(self) -> None:
         """TensorFlow will not be asked for outputs any more, though the operation of the run may go on."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from ctypes import POINTER, c_bool, c_char_p, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p
+from ctypes import POINTER, c_bool, c_char_p, c_int, c_int32, c_int64, c_size_t, c_ubyte, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,6 +15,7 @@ __all__ = [
     "DELETE",
     "RUN_ASYNC",
     "SHAPE",
+    "AllocatorAttributes",
     "Pointer",
     "calls",
     "long_calls",
@@ -33,6 +34,12 @@ class _StringView(ctypes.Structure):
     """TF_StringView"""
 
     _fields_ = (("data", c_void_p), ("length", c_size_t))
+
+
+class AllocatorAttributes(ctypes.Structure):
+    """TF_AllocatorAttributes"""
+
+    _fields_ = (("struct_size", c_size_t), ("on_host", c_ubyte))
 
 
 _TEXT = (c_char_p,)
@@ -79,6 +86,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "TF_GetInput": (None, (c_void_p, c_int, POINTER(c_void_p), c_void_p)),
     "TF_ExpectedOutputDataType": (c_int, (c_void_p, c_int)),
     "TF_AllocateOutput": (c_void_p, (c_void_p, c_int, c_int, POINTER(c_int64), c_int, c_size_t, c_void_p)),
+    "TF_AllocateTemp": (c_void_p, (c_void_p, c_int, POINTER(c_int64), c_int, POINTER(AllocatorAttributes), c_void_p)),
+    "TF_SetOutput": (None, (c_void_p, c_int, c_void_p, c_void_p)),
     "TF_ForwardInputOrAllocateOutput": (
         c_void_p,
         (c_void_p, POINTER(c_int), c_int, c_int, POINTER(c_int64), c_int, POINTER(c_int), c_void_p),

@@ -14,13 +14,19 @@ from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 from collectives.api import UnsupportedRequestError
 from hvd_cluster.comparison.rosters import Roster
-from hvd_cluster.tensorflow.errors import engine_error
+from hvd_cluster.tensorflow.errors import TEXT, engine_error
 from hvd_cluster.tensorflow.kernels.entry import calling
 from hvd_cluster.tensorflow.naming import Naming
 from hvd_cluster.tensorflow.native.done import can_take
+from hvd_cluster.tensorflow.native.error_texts import put_first
 from hvd_cluster.tensorflow.operations.names import attributes_of_name, chosen, name_of_node
 
-__all__ = ["call"]
+__all__ = ["call", "makes_nodes"]
+
+
+def makes_nodes() -> bool:
+    """Whether a call makes a node of a graph now."""
+    return not eager_context.executing_eagerly()
 
 
 def call(
@@ -72,6 +78,7 @@ def _run(context: Any, op: str, inputs: dict[str, Any], attributes: dict[str, An
 def _raise(status: Any) -> None:
     """Raise TensorFlow's error, caused by the engine's own; or an interrupt, which is no error."""
     error = core._status_to_exception(status)
+    put_first(error, TEXT)
     cause = engine_error(error)
     if cause is not None and not isinstance(cause, Exception):
         raise cause

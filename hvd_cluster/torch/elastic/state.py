@@ -13,7 +13,7 @@ from hvd_cluster.elastic.batches import GlobalBatches
 from hvd_cluster.elastic.handlers import HandledState, Registry, SamplerStateHandler, StateDictHandler, StateHandler
 from hvd_cluster.elastic.portions import Portions
 from hvd_cluster.elastic.watchers import watchers
-from hvd_cluster.torch.elastic.handlers import ModelStateHandler, OptimizerStateHandler
+from hvd_cluster.torch.elastic.handlers import EpochHandler, ModelStateHandler, OptimizerStateHandler
 from hvd_cluster.torch.elastic.sampler import ElasticSampler
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
 
 _registry: list[tuple[type, Callable[[Any], StateHandler]]] = [
     (ElasticSampler, SamplerStateHandler),
+    (torch.utils.data.DistributedSampler, EpochHandler),
     (GlobalBatches, StateDictHandler),
     (Portions, StateDictHandler),
     (torch.nn.Module, ModelStateHandler),

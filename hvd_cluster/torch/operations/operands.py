@@ -33,6 +33,7 @@ __all__ = [
     "listed",
     "of_other_shape",
     "of_same_shape",
+    "output",
     "poll",
     "run",
     "run_all",
@@ -104,7 +105,8 @@ def _await(work: Work) -> None:
         gpu.await_end(work)
 
 
-def _output(work: Work) -> torch.Tensor:
+def output(work: Work) -> torch.Tensor:
+    """The result of ``work``, in memory of its own."""
     _await(work)
     tensor: torch.Tensor = work.result().owner
     return tensor
@@ -113,8 +115,8 @@ def _output(work: Work) -> torch.Tensor:
 def _output_like(tensor: torch.Tensor) -> Finish:
     form = memory_format(tensor)
     if form is torch.contiguous_format:
-        return _output
-    return lambda work: _output(work).contiguous(memory_format=form)
+        return output
+    return lambda work: output(work).contiguous(memory_format=form)
 
 
 def with_splits(tensor: torch.Tensor) -> Operand:

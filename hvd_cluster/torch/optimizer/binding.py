@@ -16,10 +16,11 @@ from hvd_cluster.optimizer.buckets import Size
 from hvd_cluster.process_sets import ProcessSet
 from hvd_cluster.torch.operations.operands import in_place, start, start_group, synchronize
 from hvd_cluster.torch.operations.sparse import sparse_allreduce_async
+from hvd_cluster.torch.optimizer.holding import Spares, address, hold, is_held, is_shared, is_unchanged
 from hvd_cluster.torch.optimizer.packs import Pack
 from hvd_cluster.torch.tensors import form
 
-__all__ = ["TorchBinding", "TorchDifferences", "is_shared"]
+__all__ = ["TorchBinding", "TorchDifferences"]
 
 
 class TorchTensors(Tensors[torch.Tensor]):
@@ -41,13 +42,6 @@ class TorchTensors(Tensors[torch.Tensor]):
         return form(parameter)
 
     @staticmethod
-    def start_group(
-        tensors: Sequence[torch.Tensor], name: str, process_set: ProcessSet, fields: Mapping[str, Any]
-    ) -> HandleGroup:
-        """See :class:`Binding`."""
-        return start_group(Operation.ALLREDUCE, in_place, tensors, tuple, name, process_set, **fields)
-
-    @staticmethod
     def wait(handle: Handle | HandleGroup) -> Any:
         """See :class:`Binding`."""
         return synchronize(handle)
@@ -60,6 +54,13 @@ class TorchTensors(Tensors[torch.Tensor]):
 
 class TorchDifferences(TorchTensors, DifferenceBinding[torch.Tensor]):
     """For optimizers with op=Adasum."""
+
+    @staticmethod
+    def start_group(
+        tensors: Sequence[torch.Tensor], name: str, process_set: ProcessSet, fields: Mapping[str, Any]
+    ) -> HandleGroup:
+        """See :class:`Binding`."""
+        return start_group(Operation.ALLREDUCE, in_place, tensors, tuple, name, process_set, **fields)
 
     @staticmethod
     def snapshot(parameter: torch.Tensor) -> torch.Tensor:
@@ -106,9 +107,14 @@ class TorchBinding(TorchTensors, Binding[torch.Tensor]):
         "parameters that it does not train, as that of a generator reaches its discriminator, call "
         "requires_grad_(False) on them before the forward, and requires_grad_(True) after it"
     )
+    repeat_remedy = (
+        "with activation checkpointing, give it use_reentrant=False: the older kind computes gradients once for each "
+        "call of a layer"
+    )
 
     def __init__(self, on_gradient: Callable[[torch.Tensor], None]) -> None:
         self._on_gradient = weakref.WeakMethod(on_gradient)
+        self._spares = Spares()
 
     @staticmethod
     def set_gradient(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
@@ -165,12 +171,23 @@ class TorchBinding(TorchTensors, Binding[torch.Tensor]):
         return gradient.clone() if is_shared(gradient) else gradient
 
     @staticmethod
-    def incoming(gradient: torch.Tensor, combined: torch.Tensor) -> None:
+    def hold(gradient: torch.Tensor) -> torch.Tensor:
+        """See :class:`Binding`."""
+        return hold(gradient._values() if gradient.is_sparse else gradient)
+
+    @staticmethod
+    def is_unchanged(gradient: torch.Tensor, held: torch.Tensor) -> bool:
+        """See :class:`Binding`."""
+        return is_unchanged(gradient._values() if gradient.is_sparse else gradient, held)
+
+    def incoming(self, gradient: torch.Tensor, combined: torch.Tensor) -> None:
         """The gradient, which the user may hold, takes the memory of ``combined`` where that fits."""
-        if combined.data_ptr() == gradient.data_ptr():
+        if address(combined) == address(gradient):
             return
         is_plain = gradient.is_contiguous() and combined.is_contiguous() and combined.dtype is gradient.dtype
         if is_plain and not is_shared(gradient):
+            if is_held(gradient):
+                self._spares.give(gradient)
             gradient.data = combined.view(gradient.shape)
         else:
             gradient.copy_(combined.reshape(gradient.shape))
@@ -185,10 +202,15 @@ class TorchBinding(TorchTensors, Binding[torch.Tensor]):
         """See :class:`Binding`."""
         return torch.zeros((), dtype=torch.uint8)
 
-    @staticmethod
-    def start(tensor: torch.Tensor, name: str, process_set: ProcessSet, fields: Mapping[str, Any]) -> Handle:
+    def start(self, tensor: torch.Tensor, name: str, process_set: ProcessSet, fields: Mapping[str, Any]) -> Handle:
         """See :class:`Binding`."""
-        return start(Operation.ALLREDUCE, in_place, tensor, name, process_set, **fields)
+        return start(Operation.ALLREDUCE, self._spares.operand, tensor, name, process_set, **fields)
+
+    def start_group(
+        self, tensors: Sequence[torch.Tensor], name: str, process_set: ProcessSet, fields: Mapping[str, Any]
+    ) -> HandleGroup:
+        """See :class:`Binding`."""
+        return start_group(Operation.ALLREDUCE, self._spares.operand, tensors, tuple, name, process_set, **fields)
 
     @staticmethod
     def start_sparse(
@@ -216,16 +238,3 @@ class TorchBinding(TorchTensors, Binding[torch.Tensor]):
 
         handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         return handle.remove
-
-
-def _sharers(tensor: torch.Tensor) -> int:
-    count: int = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
-    return count
-
-
-_ALONE = _sharers(torch.empty(1))
-
-
-def is_shared(gradient: torch.Tensor) -> bool:
-    """Whether other tensors use the memory: a user's flat buffer, or autograd's, which two parameters may share."""
-    return _sharers(gradient) > _ALONE

@@ -80,8 +80,8 @@ class GradientOptimizer(torch.optim.Optimizer):
         """Wait until all gradients are combined; those that backward did not reach count as zeros.
 
         Does nothing on ranks outside of the process set, and in a world of one. Raises MismatchError, on all ranks,
-        when the ranks have gradients of different kinds or sizes, HorovodInternalError when a rank is lost,
-        InvalidRequestError when gradients were changed after they had been sent.
+        when the ranks have gradients of different kinds or sizes, HorovodInternalError when a rank is lost. Gradients
+        that were changed since backward are combined as they are now, with a warning.
         """
         if size() > 1:
             self._combiner.combine()
@@ -158,8 +158,8 @@ class GradientOptimizer(torch.optim.Optimizer):
             raise InvalidRequestError(f"unscale_() was called before the gradients were combined; {remedy}")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As in the wrapped optimizer; AssertionError while gradients are in flight. Other gradients are forgotten."""
-        self._combiner.forget("zero_grad")
+        """As in the wrapped optimizer; gradients that no step has used are forgotten, also those in flight."""
+        self._combiner.forget()
         self._synchronized = self._combined_for_scaler = False
         super().zero_grad(set_to_none)
 

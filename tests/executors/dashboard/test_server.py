@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from collectives.live.snapshot import LAST_RECORDING, Recording, Snapshot, recording_key, snapshot_key
+from collectives.reception import strangers
 from executors.dashboard import connection as connection_module
 from executors.dashboard import pictures as pictures_module
 from executors.dashboard import server as server_module
@@ -121,6 +122,17 @@ def test_news_come_until_the_end(served):
     assert next(stream) == next(stream) == {"job": "a"}
     served.stop()
     assert list(stream)[-1] == {"job": "a"}
+
+
+def test_a_reader_stays_when_the_time_of_strangers_is_over(served, monkeypatch):
+    monkeypatch.setattr(strangers, "DEADLINE", 0.2)
+    parts = urlsplit(served.link)
+    with closing(events(served.link)) as stream:
+        assert next(stream) == {"job": "a"}
+        stranger = socket.create_connection((parts.hostname, parts.port), timeout=10)
+        with stranger, suppress(ConnectionResetError):
+            assert stranger.recv(1) == b""
+        assert [next(stream) for _ in range(30)] == [{"job": "a"}] * 30
 
 
 def test_too_many_pages(served, monkeypatch):

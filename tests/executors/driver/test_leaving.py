@@ -15,11 +15,27 @@ def test_a_worker_that_was_asked_to_end_is_left_out_and_its_end_is_no_failure(jo
     report(job, agents, "worker-1", 0, kind="draining")
     world = published(job, 1)
     assert (world.planned, world.text) == (True, "rank 1 on host a left")
+    report(job, agents, "worker-1", 1, kind="leaving")
     driver.failed("worker-1", EXITED)
     driver.done("worker-0")
     driver.done("worker-2")
     driver.check()
     assert driver.order == ("worker-0", "worker-2")
+
+
+@pytest.mark.parametrize("failure", [KILLED, Failure(Kind.EXCEPTION, "raised", error=KeyError("x"))])
+def test_one_that_fails_before_it_has_left_is_lost(job, agents, failure):
+    driver = begun(elastic(3), job, agents)
+    report(job, agents, "worker-0", 0, kind="formed", round=0)
+    report(job, agents, "worker-1", 0, kind="draining")
+    driver.failed("worker-1", failure)
+    assert not driver.is_over
+    assert not published(job, 2).planned
+    assert published(job, 2).text == f"rank 1 on host a lost ({failure.text})"
+    report(job, agents, "worker-0", 1, kind="formed", round=2)
+    driver.done("worker-0")
+    driver.done("worker-2")
+    driver.check()
 
 
 def test_who_leaves_is_told_by_rank(job, agents, caplog):

@@ -43,9 +43,52 @@ def test_one_that_ends_with_exit_code_0_is_done_whoever_notices_it_first(job, ag
     ]
     agents.wait(10.0)
     assert list(agents.started) == ["worker-0", "worker-1", "worker-2"], "nobody comes for it"
-    driver.failed("worker-0", KILLED)
-    driver.failed("worker-1", KILLED)
+    driver.done("worker-0")
+    driver.done("worker-1")
     driver.check()
+
+
+def test_a_job_waits_for_the_reason_before_it_ends(job, agents):
+    """The other ranks notice the end of a process sooner than its agent, whether it was done or not."""
+    driver = begun(elastic(2), job, agents)
+    lose(job, agents, 1)
+    driver.done("worker-0")
+    assert not driver.is_over
+    driver.done("worker-1")
+    driver.check()
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_the_reason_is_that_of_the_job_if_nobody_is_left(job, agents, is_late):
+    driver = begun(elastic(2), job, agents)
+    lose(job, agents, 1)
+    if is_late:
+        report(job, agents, "worker-0", 1, kind="formed", round=0)
+        agents.wait(5.0)
+    driver.done("worker-0")
+    driver.failed("worker-1", EXITED)
+    with pytest.raises(WorkerError, match="rank 1 on a ended with exit code 3") as caught:
+        driver.check()
+    assert caught.value.exit_code == 3
+
+
+def test_one_whose_process_does_not_end_is_killed(job, agents):
+    driver = begun(elastic(2), job, agents)
+    lose(job, agents, 1)
+    driver.done("worker-0")
+    agents.wait(60.0)
+    assert agents.killed == ["worker-1"]
+    with pytest.raises(WorkerError, match="rank 1 on a ended for the others, but not its process"):
+        driver.check()
+
+
+def test_one_whose_host_is_lost_meanwhile_is_lost(job, agents):
+    driver = begun(elastic(2), job, agents, a=1, b=1)
+    lose(job, agents, 1)
+    driver.done("worker-0")
+    driver.host_lost("b", "its agent has ended")
+    with pytest.raises(WorkerError, match=r"rank 1 on b was lost \(its agent has ended\)"):
+        driver.check()
 
 
 def test_the_line_does_not_wait_for_ever(job, agents, caplog):

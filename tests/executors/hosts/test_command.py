@@ -1,3 +1,4 @@
+import errno
 import io
 import os
 import sys
@@ -12,7 +13,7 @@ from executors.hosts import command as local
 from executors.hosts.command import resolve_start_timeout
 from executors.hosts.job import HostsOptions
 from executors.local.crew import Crew, Ended, Started
-from executors.local.output import Output
+from executors.local.output import Output, release_consoles
 from executors.membership import Limits
 
 
@@ -177,8 +178,8 @@ def test_events_come_in_order():
         assert ended == Ended(rank, rank)
 
 
-ASKED = "trap 'echo asked; exit' TERM; echo ready; while :; do sleep 0.02; done"
-DEAF = "trap '' TERM; echo ready; while :; do sleep 0.02; done"
+ASKED = "trap 'echo asked; exit' TERM INT; echo ready; while :; do sleep 0.02; done"
+DEAF = "trap '' TERM INT; echo ready; while :; do sleep 0.02; done"
 
 
 class Signalled(io.StringIO):
@@ -196,7 +197,7 @@ class Signalled(io.StringIO):
 
 
 @pytest.mark.parametrize(
-    ("error", "told"), [(KeyboardInterrupt(), True), (SystemExit(143), True), (BrokenPipeError(), False)], ids=repr
+    ("error", "told"), [(KeyboardInterrupt(), True), (SystemExit(143), True), (RuntimeError(), False)], ids=repr
 )
 def test_leaving_early_ends_the_workers(monkeypatch, error, told):
     console = Signalled(error)
@@ -204,6 +205,29 @@ def test_leaving_early_ends_the_workers(monkeypatch, error, told):
     with pytest.raises(type(error)):
         run_command(shell(ASKED), 1, HostsOptions())
     assert console.getvalue() == "[0]<stdout>:ready\n" + "[0]<stdout>:asked\n" * told
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(errno.EPIPE, "gone"), OSError(errno.EIO, "no terminal")], ids=repr)
+def test_a_console_that_cannot_be_written_ends_no_worker(monkeypatch, capsys, error):
+    console = Signalled(error)
+    monkeypatch.setattr(sys, "stdout", console)
+    run_command(shell("echo ready; echo more >&2"), 2, HostsOptions())
+    release_consoles()
+    told = f"hvdrun: standard output cannot be written any more ({error}); the ranks go on without it"
+    assert sorted(capsys.readouterr().err.splitlines()) == ["[0]<stderr>:more", "[1]<stderr>:more", told]
+
+
+def test_files_on_a_full_disk_cost_a_warning(monkeypatch, tmp_path, capsys, caplog):
+    def full(path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("executors.local.output.FileSink", full)
+    run_command(shell("echo line"), 1, HostsOptions(output_directory=tmp_path))
+    assert capsys.readouterr().out == "[0]<stdout>:line\n"
+    assert [record.message for record in caplog.records if "OMP" not in record.message] == [
+        f"{tmp_path}/rank.0/{name} cannot be made ([Errno 28] No space left on device); only the console has it"
+        for name in ("stdout", "stderr")
+    ]
 
 
 def test_leaving_early_kills_what_does_not_end(monkeypatch):
@@ -220,7 +244,7 @@ def test_a_second_interrupt_kills_at_once(monkeypatch):
 
     console = Impatient(None)
     monkeypatch.setattr(sys, "stdout", console)
-    script = "trap 'echo asked' TERM; echo ready; while :; do sleep 0.02; done"
+    script = "trap 'echo asked' TERM INT; echo ready; while :; do sleep 0.02; done"
     with pytest.raises(KeyboardInterrupt):
         run_command(shell(script), 1, HostsOptions(grace=600))
     assert console.getvalue() == "[0]<stdout>:ready\n[0]<stdout>:asked\n"

@@ -2,7 +2,9 @@
 
 import pytest
 
+from executors.discovery import DiscoveryError, parse_hosts
 from executors.hosts.host_list import parse_host_file, parse_host_list, slots_for
+from executors.hosts.places import PlaceArguments, Places
 
 
 def test_a_list():
@@ -14,6 +16,26 @@ def test_a_list():
 def test_a_list_with_a_mistake(entry):
     with pytest.raises(ValueError, match="is not host:slots"):
         parse_host_list(f"b:1,{entry}")
+
+
+@pytest.mark.parametrize("name", ["-oProxyCommand=x", "-x", "--", "user@-x", "-l@node"])
+def test_a_name_that_ssh_would_take_for_an_option(name):
+    problem = "a host name must not begin with '-': ssh would take it for an option"
+    for parse in (
+        lambda: parse_host_list(f"b:1,{name}:2"),
+        lambda: parse_host_file(f"{name} slots=2"),
+        lambda: parse_host_file(f"{name}:2"),
+        lambda: parse_hosts(f"{name}:2", None, "the script"),
+        lambda: Places.of(PlaceArguments(hosts={"b": 1, name: 2}), 1, False),
+    ):
+        with pytest.raises((ValueError, DiscoveryError), match=problem):
+            parse()
+
+
+def test_a_name_may_have_a_user():
+    """As ssh reads it, and as a discovery script may print it."""
+    assert parse_host_list("me@node-1:2") == parse_host_file("me@node-1 slots=2") == {"me@node-1": 2}
+    assert parse_hosts("me@node-1:2", None, "the script") == {"me@node-1": 2}
 
 
 def test_a_host_that_is_named_twice():

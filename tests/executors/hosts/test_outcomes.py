@@ -37,3 +37,4 @@ def test_a_newcomer_that_came_when_the_others_were_done_has_no_value():
         assert pickle.loads(message).rank == number
         outcomes.received(Job(), number, message)
     assert outcomes.values(["worker-2", "worker-1", "worker-0"]) == ["c", "a"]
+    assert [outcomes.has_returned(number) for number in range(4)] == [True, False, True, False]

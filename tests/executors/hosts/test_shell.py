@@ -1,10 +1,14 @@
 """The commands of remote shells, and the scripts that they read."""
 
+import os
+import random
+import shutil
 import subprocess
+import sys
 
 import pytest
 
-from executors.hosts.exported import exported
+from executors.hosts.exported import PIECE, exported, packed, shared, startup, unpack
 from executors.hosts.shell import NO_INPUT, WITH_KUBECTL, RemoteShell, script
 
 
@@ -39,6 +43,51 @@ def test_variables_of_this_host_stay_here():
     environment = {"PATH": "/bin", "HOME": "/root", "SSH_AUTH_SOCK": "x", "NCCL_DEBUG": "INFO", "BASH_FUNC_f%%": "y"}
     environment |= {"CUDA_VISIBLE_DEVICES": "0,1", "NVIDIA_VISIBLE_DEVICES": "all", "ROCR_VISIBLE_DEVICES": "0"}
     assert exported(environment) == {"PATH": "/bin", "NCCL_DEBUG": "INFO"}
+
+
+SHELLS = [shell for shell in ("dash", "bash", "ksh", "mksh", "yash", "zsh", "busybox") if shutil.which(shell)]
+SPECIAL = (
+    *("UID", "EUID", "PPID", "GROUPS", "BASHPID", "SHELLOPTS", "BASHOPTS", "BASH_VERSINFO", "BASH_ARGC"),
+    *("DIRSTACK", "FUNCNAME", "PIPESTATUS", "HISTCMD", "LINENO", "RANDOM", "SRANDOM", "SECONDS", "EPOCHSECONDS"),
+    *("OPTIND", "OPTARG", "IFS", "PS1", "PS4", "ENV", "BASH_ENV", "CDPATH", "TMOUT", "POSIXLY_CORRECT", "LC_ALL"),
+    *("LANG", "LINES", "status", "path", "argv", "0", "?", "a.b", "a-b", "a b", "ProgramFiles(x86)"),
+    *("BASH_FUNC_x%%", "BASH_FUNC_y()"),
+)
+VALUES = ["", "1000", "two\nlines\n", 'it\'s "$HOME" `id` \\n \\', "() { echo it; }", "\udcff\udcfe", "ä=b"]
+LARGE = random.Random(0).randbytes(PIECE // 2).hex()  # three of these need several pieces
+SHOW = """
+import os, sys
+from executors.hosts.exported import unpack
+unpack(os.environ)
+sys.stdout.buffer.write(b"\\0".join(name + b"=" + value for name, value in sorted(os.environb.items())))
+"""
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: ascii(value[:20]))
+def test_variables_reach_the_agent_as_they_are_whatever_they_mean_to_the_shell(shell, value):
+    given = {**dict.fromkeys(SPECIAL, value), "LARGE": LARGE, "LARGER": LARGE[::-1], "LARGEST": LARGE[1:]}
+    variables = startup({**os.environ, "PYTHONPATH": os.getcwd()}) | packed(given)
+    command = [shutil.which(shell), *(["sh"] if shell == "busybox" else [])]
+    text = os.fsencode(script(os.getcwd(), variables, [sys.executable, "-c", SHOW]))
+    done = subprocess.run(command, input=text, capture_output=True, env={"PATH": os.environ["PATH"]}, check=True)
+    assert done.stderr == b""
+    found = dict(entry.split(b"=", 1) for entry in done.stdout.split(b"\0"))
+    assert {name: os.fsdecode(found[os.fsencode(name)]) for name in given} == given
+    assert not [name for name in found if name.startswith(b"_HOROVOD")]
+
+
+def test_only_what_python_needs_is_set_by_the_shell():
+    given = {"PATH": "/bin", "LD_LIBRARY_PATH": "/lib", "PYTHONHOME": "/py", "UID": "0", "PYTHON x": "y", "HOME": "/"}
+    assert startup(given) == {"PATH": "/bin", "LD_LIBRARY_PATH": "/lib", "PYTHONHOME": "/py"}
+    assert shared(given) == {name: value for name, value in given.items() if name != "HOME"}
+
+
+def test_nothing_packed_is_nothing():
+    environment = {"A": "b"}
+    unpack(environment)
+    assert environment == {"A": "b"}
+    unpack(environment | packed({}))
 
 
 KUBEXEC = {"OMPI_MCA_plm_rsh_agent": "/etc/mpi/kubexec.sh"}

@@ -1,6 +1,7 @@
 """Jobs of a fixed size on several hosts, which are hosts in name only: their shell is one of this machine."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -44,6 +45,19 @@ def test_a_host_file(capfd, tmp_path):
     (tmp_path / "hosts").write_text("localhost slots=1\nb slots=2\n")
     assert main(["-np", "2", "--hostfile", str(tmp_path / "hosts"), *SHELL, "sh", "-c", SHOW]) == 0
     assert shown(capfd) == ["[0]<stdout>:0/2 0/1 0 here", "[1]<stdout>:1/2 0/1 1 b"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "dash"])
+def test_a_variable_that_means_something_to_the_shell(capfd, monkeypatch, tmp_path, shell):
+    """A user may have exported UID, which bash does not set, and a function, which no shell sets by its name."""
+    program = shutil.which(shell) or pytest.skip(f"there is no {shell}")
+    (tmp_path / "sh").symlink_to(program)
+    for name, value in {"UID": "1000", "BASH_FUNC_f%%": "() { echo called; }", "IFS": "x", "a.b": "c"}.items():
+        monkeypatch.setenv(name, value)
+    remote = f"env -i HVD_TEST_HOST={{host}} PATH={tmp_path}:{os.environ['PATH']}"
+    show = "import os; print(os.environ['UID'], os.environ['BASH_FUNC_f%%'], os.environ['a.b'])"
+    assert main(["-np", "1", "-H", "b:1", "--remote-shell", remote, sys.executable, "-c", show]) == 0
+    assert shown(capfd) == ["[0]<stdout>:1000 () { echo called; } c"]
 
 
 def test_this_host_alone_needs_no_shell(capfd):

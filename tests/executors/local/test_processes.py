@@ -1,12 +1,17 @@
 """Workers under their guard: real processes, seen through the pipes that a driver reads."""
 
 import os
+import resource
 import signal
+import subprocess
+import sys
 
 import psutil
 import pytest
 
+from collectives import descriptors
 from executors.local.processes import WorkerProcess
+from executors.local.signals import PASSED
 
 FOREVER = 600.0
 
@@ -65,6 +70,20 @@ def test_the_worker_has_the_signals_of_an_ordinary_process(start):
     masks = {name: int(mask, 16) for name, mask in (line.split(":") for line in worker.stdout)}
     assert masks["SigBlk"] == 0
     assert not masks["SigIgn"] & 1 << signal.SIGPIPE - 1
+
+
+def test_the_worker_has_the_limit_of_descriptors_that_its_driver_had_at_first(start):
+    """A driver raises its own limit, but the program of the user may call select()."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1] - 1, limits[1]))
+    try:
+        with descriptors.raised_limit():
+            worker = start("ulimit -Sn; ulimit -Hn")
+            assert worker.end() == [0]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        descriptors._first.clear()
+    assert [int(line) for line in worker.stdout] == [limits[1] - 1, limits[1]]
 
 
 def test_descriptors_of_the_guard_do_not_reach_the_worker(start):
@@ -130,6 +149,79 @@ def test_asking_ends_the_grandchildren_too(start):
     worker.process.terminate()
     assert worker.end() in ([-signal.SIGTERM], [0])  # 0: the shell saw the end of its child before it was asked itself
     assert not any(map(psutil.pid_exists, pids))
+
+
+PARENT = """
+import os, signal, subprocess, sys
+names = {number: signal.Signals(number).name for number in (2, 15)}
+def hear(number, frame):
+    os.kill(child.pid, 0)
+    print(names[number], child.poll(), flush=True)
+    if sys.argv[1] == "end":
+        sys.exit(5)
+for number in names:
+    signal.signal(number, hear)
+reader, writer = os.pipe()
+serve = f"trap 'echo child; exit' TERM; echo >&{writer}; while :; do sleep 0.02; done"
+child = subprocess.Popen(["sh", "-c", serve], pass_fds=[writer])
+os.read(reader, 1)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("wrapper", [(), ("sh", "-c", '"$@"; exit', "sh"), ("bash", "-c", '"$@"; exit', "sh")])
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "SIGINT")])
+def test_the_children_of_a_rank_serve_it_until_it_has_ended(start, wrapper, number, name):
+    """Such as the workers of a DataLoader: their end would raise in the rank. A shell may stand before the rank."""
+    worker = start("end", command=(*wrapper, sys.executable, "-c", PARENT))
+    assert worker.stdout.readline() == "ready\n"
+    worker.process.terminate(number)
+    assert worker.end()[0] in (5, -number, 1)  # 1: bash, whose child has handled SIGINT
+    assert worker.stdout.read() == f"{name} None\nchild\n"
+
+
+def test_the_children_of_a_rank_that_does_not_end_are_asked_before_all_are_killed(start):
+    worker = start("stay", grace=1.0, command=(sys.executable, "-c", PARENT))
+    assert worker.stdout.readline() == "ready\n"
+    worker.process.terminate(signal.SIGINT)
+    assert worker.end() == [-9]
+    heard = worker.stdout.read().splitlines()
+    assert heard[0] == "SIGINT None"
+    assert sorted(heard[1:])[-1] == "child"
+    assert any(line.startswith("SIGTERM") for line in heard)
+
+
+HEAR = """
+import os, signal, sys
+for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+    signal.signal(number, lambda number, frame: print(signal.Signals(number).name, flush=True))
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("wrapper", [(), ("sh", "-c", '"$@"; exit', "sh"), ("bash", "-c", '"$@"; exit', "sh")])
+def test_notices_are_passed_on_to_the_rank(start, wrapper):
+    worker = start("", command=(*wrapper, sys.executable, "-c", HEAR))
+    assert worker.stdout.readline() == "ready\n"
+    for number in PASSED:
+        worker.process.pass_on(number)
+        assert worker.stdout.readline() == f"{signal.Signals(number).name}\n"
+    worker.process.hurry()
+    assert worker.end() == [-9]
+
+
+def test_a_notice_that_the_driver_did_not_send_is_not_passed_on(start):
+    """A batch system signals the guard and the rank."""
+    worker = start("", command=(sys.executable, "-c", HEAR))
+    assert worker.stdout.readline() == "ready\n"
+    guard = psutil.Process(worker.pid).ppid()
+    subprocess.run(["kill", "-USR1", str(guard)], check=True)
+    worker.process.pass_on(signal.SIGUSR2)
+    assert worker.stdout.readline() == "SIGUSR2\n"
 
 
 def test_the_worker_does_not_outlive_its_guard(start):
