@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from operator import itemgetter
+from typing import Any, TypeVar
+
 import numpy as np
 
-from collectives.api import InvalidRequestError, MismatchError, Operation
+from collectives.api import MismatchError, Operation
 from hvd_cluster import basics
-from hvd_cluster.comparison.models import Model, Names, difference
+from hvd_cluster.comparison.models import Model, Names, difference, entry_of
 from hvd_cluster.objects import allgather_object
 from hvd_cluster.operations.arrays import gathered
 from hvd_cluster.operations.operands import run
-from hvd_cluster.operations.refusals import refuse
+from hvd_cluster.operations.refusals import refusing
 from hvd_cluster.process_sets import ProcessSet
 
-__all__ = ["refuse_list", "require_same"]
+__all__ = ["matched", "refusing_list", "require_same"]
+
+T = TypeVar("T")
 
 
 def require_same(model: Model, call: str, process_set: ProcessSet) -> Names:
@@ -33,7 +40,18 @@ def require_same(model: Model, call: str, process_set: ProcessSet) -> Names:
     return models[min(models)].names
 
 
-def refuse_list(error: InvalidRequestError, call: str, process_set: ProcessSet) -> None:
-    """This rank has refused ``call`` before :func:`require_same`: it ends with an error on the other ranks, too."""
-    if basics.is_initialized():
-        refuse(error, Operation.ALLGATHER, call, process_set, None)
+def refusing_list(call: str, process_set: ProcessSet) -> AbstractContextManager[None]:
+    """Around what comes before :func:`require_same`: if this rank refuses ``call``, it also fails on the others."""
+    return refusing(Operation.ALLGATHER, call, process_set)
+
+
+def matched(tensors: Sequence[tuple[Any, T]], call: str, process_set: ProcessSet) -> list[tuple[str, T]]:
+    """``tensors`` in the order in which all ranks give them, with the names for all ranks; raises as above.
+
+    They come with their names, by which they are matched, or with numbers, their positions.
+    """
+    is_named = all(isinstance(name, str) for name, _ in tensors)
+    ordered = sorted(tensors, key=itemgetter(0)) if is_named else tensors
+    model = Model(tuple(entry_of(str(name), tensor) for name, tensor in ordered))
+    names = require_same(model, call, process_set)
+    return [(name, tensor) for name, (_, tensor) in zip(names, ordered, strict=True)]

@@ -6,11 +6,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from collectives.planning.agreement import name_ranks
 
-__all__ = ["Entry", "Judgement", "Model", "Names", "Told", "crossed", "difference", "judge"]
+__all__ = ["Entry", "Judgement", "Model", "Names", "Told", "crossed", "difference", "entry_of", "judge"]
 
 Names: TypeAlias = tuple[str, ...]
 _SAME_MODEL = "give all ranks the same model"
@@ -27,6 +27,12 @@ class Entry(NamedTuple):
     def kind(self) -> str:
         """Dtype and shape, as text."""
         return f"{self.dtype} of shape {'unknown' if self.shape is None else self.shape}"
+
+
+def entry_of(name: str, tensor: Any) -> Entry:
+    """A tensor or a variable of any framework."""
+    dtype = str(getattr(tensor.dtype, "name", tensor.dtype)).removeprefix("torch.")
+    return Entry(name, tuple(tensor.shape), dtype)
 
 
 @dataclass(frozen=True)

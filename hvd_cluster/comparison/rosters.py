@@ -20,7 +20,7 @@ from hvd_cluster.comparison.models import Model, Names
 from hvd_cluster.comparison.twins import place_of
 from hvd_cluster.process_sets import ProcessSet
 
-__all__ = ["Roster", "roster_of", "roster_with", "static_name"]
+__all__ = ["NodeNaming", "Roster", "roster_of", "static_name"]
 
 KEPT = 1024
 """The number of lists that are known; those in graphs are not counted."""
@@ -128,7 +128,7 @@ _numbered: dict[int, Roster] = {}
 
 
 def roster_of(model: Model, process_set: ProcessSet, in_graph: bool) -> Roster:
-    """The roster of ``model``; ``in_graph``: until the end of the process, for :func:`roster_with`."""
+    """The roster of ``model``; ``in_graph``: until the end of the process, for :class:`NodeNaming`."""
     key = process_set.process_set_id or 0, model, model.stamp if in_graph else ""
     with _lock:
         roster = _rosters.get(key)
@@ -142,6 +142,28 @@ def roster_of(model: Model, process_set: ProcessSet, in_graph: bool) -> Roster:
         return roster
 
 
-def roster_with(number: int) -> Roster | None:
-    """The roster of a node in a graph; None for the number 0, and for one of another process."""
-    return _numbered.get(number)
+class NodeNaming:
+    """The name in flight of a node of a graph: ``path``, and what the roster with the ``number`` makes of ``static``.
+
+    A node that has the number 0, or that of another process, has no roster, and the ``first`` name in all worlds.
+    """
+
+    def __init__(self, number: int, path: str, static: str) -> None:
+        self.first = path + static or None
+        self._path = path
+        self._static = static
+        self._roster = _numbered.get(number)
+        self._world: weakref.ref[Engine] | None = None
+
+    def is_done(self, engine: Engine) -> bool:
+        """Whether the node has its name in the world of ``engine``."""
+        return self._roster is None or (self._world is not None and self._world() is engine)
+
+    def name_in(self, engine: Engine) -> str | None:
+        """The name in the world of ``engine``, see :meth:`Roster.enter`."""
+        if self._roster is None:
+            return self.first
+        self._roster.enter()
+        if self._roster.is_entered(engine):
+            self._world = weakref.ref(engine)
+        return self._path + self._roster.name_in_flight(self._static)

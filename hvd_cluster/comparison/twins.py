@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["Place", "are_swapped", "place_of", "plain", "stamp_of"]
+from hvd_cluster.comparison.models import Model, entry_of
+
+__all__ = ["Place", "are_swapped", "model_of", "place_of", "plain", "stamp_of"]
 
 
 class Place(NamedTuple):
@@ -32,6 +34,12 @@ def plain(name: str) -> str:
 def stamp_of(variable: Any) -> str:
     """The path of a variable of Keras, or the unique name of one of TensorFlow; empty for other objects."""
     return str(getattr(variable, "path", None) or getattr(variable, "_unique_id", None) or "")
+
+
+def model_of(variables: Sequence[Any]) -> Model:
+    """``variables``, as the ranks compare them. The numbers in names count what one process alone has made."""
+    entries = [entry_of(plain(stamp_of(each) or each.name), each) for each in variables]
+    return Model(tuple(entries), "variable")
 
 
 def place_of(stamp: str, shape: tuple[int, ...] | None) -> Place:

@@ -15,7 +15,15 @@ from hvd_cluster.objects import broadcast_object
 from hvd_cluster.process_sets import global_process_set
 from hvd_cluster.structures import broadcast_structure
 
-__all__ = ["HandledState", "Registry", "SamplerStateHandler", "SnapshotHandler", "StateDictHandler", "StateHandler"]
+__all__ = [
+    "EpochHandler",
+    "HandledState",
+    "Registry",
+    "SamplerStateHandler",
+    "SnapshotHandler",
+    "StateDictHandler",
+    "StateHandler",
+]
 
 
 class StateHandler(Part):
@@ -103,6 +111,12 @@ class SnapshotHandler(StateHandler):
     def share(self, root_rank: int) -> None:
         """See :class:`Part`."""
 
+    def share_structure(self, noun: str, root_rank: int) -> None:
+        """Take the light values of the rank ``root_rank``, which messages call by ``noun``."""
+        light = broadcast_structure(self.light, f"the {noun}", root_rank, f"state.{noun}", global_process_set)
+        if basics.rank() != root_rank:
+            self.put_light(light)
+
     @property
     def keeps_one_copy(self) -> bool:
         """See :class:`Part`."""
@@ -133,6 +147,23 @@ class StateDictHandler(SnapshotHandler):
         )
         if basics.rank() != root_rank:
             self.value.load_state_dict(state)
+
+
+class EpochHandler(SnapshotHandler):
+    """For samplers with ``epoch`` and ``set_epoch``, such as DistributedSampler: the loader keeps the object."""
+
+    def light(self) -> int:
+        """See :class:`Part`."""
+        epoch: int = self.value.epoch
+        return epoch
+
+    def put_light(self, light: int) -> None:
+        """See :class:`Part`."""
+        self.value.set_epoch(light)
+
+    def share(self, root_rank: int) -> None:
+        """See :class:`Part`."""
+        self.share_structure("epoch", root_rank)
 
 
 class SamplerStateHandler(StateDictHandler):

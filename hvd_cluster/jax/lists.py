@@ -82,11 +82,6 @@ class JaxLists(ListBinding):
         return [[next(combined) for _ in shipment.tensors] for shipment in shipments]
 
     @staticmethod
-    def engine_error(error: Exception) -> BaseException | None:
-        """See :class:`ListBinding`. Not needed: XLA runs the calls later."""
-        return None
-
-    @staticmethod
     def gather(
         gradient: jax.Array, name: str, op: ReduceOp, process_set: ProcessSet, roster: Roster | None
     ) -> jax.Array:

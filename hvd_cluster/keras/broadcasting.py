@@ -9,11 +9,11 @@ import keras
 
 from collectives.api import InvalidRequestError, ReduceOp
 from hvd_cluster.comparison.listing import require_same
+from hvd_cluster.comparison.twins import model_of
 from hvd_cluster.keras.values import allreduce
 from hvd_cluster.keras.variables import (
     broadcast,
     build_optimizer,
-    model_of,
     require_variable,
     require_variables,
     settle,

@@ -13,8 +13,6 @@ import numpy.typing as npt
 
 from collectives.api import InvalidRequestError, MismatchError
 from hvd_cluster import basics
-from hvd_cluster.comparison.models import Entry, Model
-from hvd_cluster.comparison.twins import plain
 from hvd_cluster.operations.arrays import broadcast_all
 from hvd_cluster.operations.positions import with_variable
 from hvd_cluster.optimizer.layers import is_complete
@@ -26,7 +24,6 @@ __all__ = [
     "build_optimizer",
     "copied",
     "description",
-    "model_of",
     "put",
     "require_variable",
     "require_variables",
@@ -111,12 +108,6 @@ def put(variable: Any, array: Array) -> None:
 def description(variable: Any) -> str:
     """Its dtype and shape, as text."""
     return f"{variable.dtype} {tuple(variable.shape)}"
-
-
-def model_of(variables: Sequence[Any]) -> Model:
-    """``variables``, as the ranks compare them. The numbers in paths count what one process alone has made."""
-    entries = [Entry(plain(each.path), tuple(each.shape), str(each.dtype)) for each in variables]
-    return Model(tuple(entries), "variable")
 
 
 def broadcast(

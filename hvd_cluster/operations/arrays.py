@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from collectives.api import InvalidRequestError, Operation
+from collectives.api import Operation
 from collectives.buffers import Buffer, as_buffer, empty
 from collectives.engine.work import Work
 from hvd_cluster.operations.handles import Handle, run_all
 from hvd_cluster.operations.operands import Operand, start
-from hvd_cluster.operations.refusals import refuse
+from hvd_cluster.operations.refusals import refusing
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 
 __all__ = ["broadcast_all", "gathered", "in_place"]
@@ -56,11 +56,8 @@ def broadcast_all(
 
 
 def _start(array: npt.NDArray[Any], name: str, process_set: ProcessSet, root_rank: int) -> Handle:
-    try:
+    with refusing(Operation.BROADCAST, name, process_set):
         return start(Operation.BROADCAST, in_place, array, name, process_set, root_rank=root_rank)
-    except InvalidRequestError as error:
-        refuse(error, Operation.BROADCAST, name, process_set, None)
-        raise
 
 
 def _known(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

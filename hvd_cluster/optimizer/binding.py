@@ -42,9 +42,6 @@ class Tensors(Protocol[P]):
     def is_trained(self, parameter: P) -> bool:
         """Whether backward computes a gradient for ``parameter``."""
 
-    def form(self, parameter: P) -> tuple[tuple[int, ...], str]:
-        """The shape of ``parameter``, and the name of its dtype."""
-
     def start_group(
         self, tensors: Sequence[Tensor], name: str, process_set: ProcessSet, fields: Mapping[str, Any]
     ) -> InFlight:

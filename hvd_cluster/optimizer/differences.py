@@ -105,7 +105,7 @@ class DifferenceCombiner(Generic[P]):
         parameters, common = self._parameters(), self._common
         if common.world() is not basics.engine() or not is_same_list(common.parameters, parameters):
             process_set = self.options.process_set
-            model = model_of(self._binding, parameters, self.all_names, self.options)
+            model = model_of(parameters, self.all_names, self.options)
             agreed = agreed_names(model, lambda: [model], process_set)
             names = dict(zip(parameters, agreed.names, strict=True))
             common = _Common(weakref.ref(basics.engine()), parameters, names)

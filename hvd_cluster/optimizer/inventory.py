@@ -8,9 +8,9 @@ from itertools import chain
 from operator import is_
 from typing import Any, Generic, TypeVar
 
-from hvd_cluster.comparison.models import Entry, Model
+from hvd_cluster.comparison.models import Model, entry_of
 from hvd_cluster.compression import GradientCompressor, compressor_for
-from hvd_cluster.optimizer.binding import Binding, Tensors
+from hvd_cluster.optimizer.binding import Binding
 from hvd_cluster.optimizer.bucket import Bucket, is_group
 from hvd_cluster.optimizer.buckets import label, plan
 from hvd_cluster.optimizer.names import complete_names
@@ -55,7 +55,7 @@ class Inventory(Generic[P]):
 
     def model(self) -> Model:
         """All parameters, as the ranks compare them."""
-        return model_of(self._binding, self.parameters, self.all_names, self._options)
+        return model_of(self.parameters, self.all_names, self._options)
 
     def rename(self, names: Sequence[str]) -> None:
         """Let the parameters have ``names``, in their order: those for all ranks."""
@@ -131,7 +131,7 @@ def is_same_list(one: Sequence[Any], other: Sequence[Any]) -> bool:
     return len(one) == len(other) and all(map(is_, one, other))
 
 
-def model_of(binding: Tensors[P], parameters: Sequence[P], names: Mapping[P, str], options: Options) -> Model:
+def model_of(parameters: Sequence[P], names: Mapping[P, str], options: Options) -> Model:
     """``parameters``, as the ranks compare them."""
-    entries = [Entry(names[parameter], *binding.form(parameter)) for parameter in parameters]
+    entries = [entry_of(names[parameter], parameter) for parameter in parameters]
     return Model(tuple(entries), groups=options.describe_groups(parameters))

@@ -52,6 +52,7 @@ class ListBinding(Protocol):
 
     def is_deferred(self) -> bool:
         """Whether a graph is built now, so that gradients travel later, perhaps in several worlds."""
+        return False
 
     def kind(self, gradient: Tensor) -> Hashable:
         """Only gradients of one kind, such as a dtype and a device, can be packed together."""
@@ -81,6 +82,7 @@ class ListBinding(Protocol):
 
     def engine_error(self, error: Exception) -> BaseException | None:
         """The engine's error for which an ``error`` of :meth:`allreduce` stands."""
+        return error
 
     def gather(
         self, gradient: Tensor, name: str, op: ReduceOp, process_set: ProcessSet, roster: Roster | None

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
 
-from collectives.api import InvalidRequestError
 from hvd_cluster import objects
-from hvd_cluster.comparison.listing import refuse_list, require_same
-from hvd_cluster.comparison.models import Entry, Model
-from hvd_cluster.comparison.twins import plain, stamp_of
+from hvd_cluster.comparison.listing import refusing_list, require_same
+from hvd_cluster.comparison.twins import model_of
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.tensorflow.operations.variables import broadcast_values, naming_variables, require_variables
 
@@ -37,22 +35,11 @@ def broadcast_variables(
     """
     given = list(variables)
     if tf.executing_eagerly():
-        require_same(_model_of(given, process_set), "broadcast_variables", process_set)
+        with refusing_list("broadcast_variables", process_set):
+            require_variables(given)
+        require_same(model_of(given), "broadcast_variables", process_set)
     updates = broadcast_values(given, root_rank, None, process_set)
     return None if tf.executing_eagerly() else tf.group(*updates)
-
-
-def _model_of(variables: Sequence[Any], process_set: ProcessSet) -> Model:
-    """``variables``, as the ranks compare them. The numbers in names count what one process alone has made."""
-    try:
-        require_variables(variables)
-    except InvalidRequestError as error:
-        refuse_list(error, "broadcast_variables", process_set)
-        raise
-    entries = [
-        Entry(plain(stamp_of(each) or each.name), tuple(each.shape), tf.as_dtype(each.dtype).name) for each in variables
-    ]
-    return Model(tuple(entries), "variable")
 
 
 def broadcast_global_variables(root_rank: int) -> tf.Operation:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
 from typing import Any, TypeAlias
 
 import torch
 
 from collectives.api import InvalidRequestError
 from hvd_cluster import basics
-from hvd_cluster.comparison.listing import refuse_list, require_same
-from hvd_cluster.comparison.models import Entry, Model
+from hvd_cluster.comparison.listing import matched, refusing_list
 from hvd_cluster.objects import allgather_object, broadcast_object
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.structures import broadcast_structure, mapped, named, paired, plain
 from hvd_cluster.torch.mpi_ops import broadcast_async_
 from hvd_cluster.torch.operations.operands import run_all
-from hvd_cluster.torch.tensors import form
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
@@ -35,23 +32,13 @@ def broadcast_parameters(params: Parameters, root_rank: int, process_set: Proces
     first difference. Where only names differ, such as "module.weight" and "weight", tensors are matched by position.
     HorovodInternalError when a rank is lost. After an error the call may be repeated.
     """
-    try:
+    with refusing_list("broadcast_parameters", process_set):
         tensors = named(params, torch.Tensor, "give model.state_dict(), model.named_parameters() or a list")
-    except InvalidRequestError as error:
-        refuse_list(error, "broadcast_parameters", process_set)
-        raise
-    if all(isinstance(name, str) for name, _ in tensors):
-        tensors.sort(key=itemgetter(0))  # matched by name, as a mapping
-    model = Model(tuple(Entry(str(name), *form(tensor)) for name, tensor in tensors))
-    names = require_same(model, "broadcast_parameters", process_set)
-    _broadcast([tensor for _, tensor in tensors], names, root_rank, process_set)
+    _broadcast(matched(tensors, "broadcast_parameters", process_set), root_rank, process_set)
 
 
-def _broadcast(tensors: Sequence[torch.Tensor], names: Sequence[Any], root_rank: int, process_set: ProcessSet) -> None:
-    run_all(
-        partial(broadcast_async_, tensor, root_rank, f"parameter.{name}", process_set)
-        for name, tensor in zip(names, tensors, strict=True)
-    )
+def _broadcast(tensors: Iterable[tuple[str, torch.Tensor]], root_rank: int, process_set: ProcessSet) -> None:
+    run_all(partial(broadcast_async_, each, root_rank, f"parameter.{name}", process_set) for name, each in tensors)
 
 
 def broadcast_optimizer_state(
@@ -78,7 +65,7 @@ def broadcast_optimizer_state(
     subject = f"the state of the {type(optimizer).__name__}"
     shared = broadcast_structure(structure, subject, root_rank, "optimizer.structure", process_set)
     state_dict = None if basics.rank() == root_rank else mapped(shared, lambda leaf: _put_in(leaf, tensors))
-    _broadcast(tensors, [f"optimizer.{index}" for index in range(len(tensors))], root_rank, process_set)
+    _broadcast([(f"optimizer.{index}", each) for index, each in enumerate(tensors)], root_rank, process_set)
     if state_dict is not None:
         _load(optimizer, state_dict)
 

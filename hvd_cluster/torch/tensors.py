@@ -17,7 +17,6 @@ from hvd_cluster.torch import gpu
 __all__ = [
     "allocator",
     "as_input",
-    "form",
     "fresh",
     "memory_format",
     "require_tensor",
@@ -50,11 +49,6 @@ def require_tensor(tensor: Any) -> torch.Tensor:
     if not isinstance(tensor, torch.Tensor):
         raise InvalidRequestError(f"a {type(tensor).__name__} is not a torch.Tensor; use torch.as_tensor(...) first")
     return tensor
-
-
-def form(tensor: torch.Tensor) -> tuple[tuple[int, ...], str]:
-    """The shape of ``tensor``, and the name of its dtype."""
-    return tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
 
 
 def require_writable(tensor: torch.Tensor) -> None:

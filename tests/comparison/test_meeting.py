@@ -3,7 +3,7 @@
 from collectives.api import InvalidRequestError, MismatchError
 from hvd_cluster import basics
 from hvd_cluster.comparison import meeting
-from hvd_cluster.comparison.listing import refuse_list, require_same
+from hvd_cluster.comparison.listing import refusing_list, require_same
 from hvd_cluster.comparison.meeting import agreed_names
 from hvd_cluster.comparison.models import Entry, Model
 from hvd_cluster.comparison.rosters import Roster, static_name
@@ -71,10 +71,9 @@ def test_a_list_that_one_rank_refuses(on_ranks, monkeypatch):
 
     def body(rank):
         def call():
-            if rank.number == 1:
-                error = InvalidRequestError("no tensors")
-                refuse_list(error, "call", rank.process_set)
-                raise error
+            with refusing_list("call", rank.process_set):
+                if rank.number == 1:
+                    raise InvalidRequestError("no tensors")
             require_same(A, "call", rank.process_set)
 
         return outcome(call), require_same(B, "call", rank.process_set)

@@ -18,6 +18,7 @@ class Parameter:
 
     def __init__(self, *shape, dtype=np.float64):
         self.data = np.zeros(shape, dtype)
+        self.shape, self.dtype = self.data.shape, self.data.dtype
         self.gradient = None
         self.version = 0
         self.trained = True
@@ -63,9 +64,6 @@ class ArrayTensors(Tensors[Parameter]):
 
     def is_trained(self, parameter):
         return parameter.trained
-
-    def form(self, parameter):
-        return parameter.data.shape, str(parameter.data.dtype)
 
     def start_group(self, tensors, name, process_set, fields):
         return start_group(Operation.ALLREDUCE, in_place, tensors, tuple, name, process_set, **fields)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,7 +10,7 @@ from collectives.api import HorovodInternalError
 from collectives.engine.engine import Engine
 from collectives.engine.work import Work
 from hvd_cluster import basics
-from hvd_cluster.comparison.rosters import roster_with
+from hvd_cluster.comparison.rosters import NodeNaming
 from hvd_cluster.graphs.lanes import Lane, LaneChooser
 from hvd_cluster.process_sets import ProcessSet, global_process_set
 from hvd_cluster.tensorflow.naming import Naming, place_of
@@ -26,37 +25,28 @@ FIRST = Lane()
 class Node(ABC):
     """``name`` is None in eager mode, for calls without one. ``lanes`` chooses the lane of a run.
 
-    A node of gradients has a ``roster``, with which it gets its name in each world.
+    A node of gradients gets its name in each world.
     """
-
-    waits = True
 
     def __init__(self, construction: Construction) -> None:
         place = place_of(construction.name, construction.text("node_name"))
         is_by_path = Naming.BY_PATH in Naming(construction.integer("naming"))
         name = construction.text("tensor_name")
-        self._path = place.path if is_by_path else ""
-        self.name = self._path + name or None
-        self._static = name
-        self.roster = roster_with(construction.integer("roster"))
-        self._world: weakref.ref[Engine] | None = None
+        self._naming = NodeNaming(construction.integer("roster"), place.path if is_by_path else "", name)
+        self.name = self._naming.first
         self.lanes = LaneChooser(is_nested=place.depth > 1)
         self.process_set = set_with(construction.integer("process_set_id"))
 
     def has_entered(self, engine: Engine) -> bool:
         """Whether it has its name in the world of ``engine``."""
-        return self.roster is None or (self._world is not None and self._world() is engine)
+        return self._naming.is_done(engine)
 
     def enter(self, engine: Engine) -> None:
         """Get the name in the world of ``engine``, perhaps after an exchange with the other ranks.
 
         MismatchError where the ranks have different models.
         """
-        if self.roster is not None:
-            self.roster.enter()
-            self.name = self._path + self.roster.name_in_flight(self._static)
-            if self.roster.is_entered(engine):
-                self._world = weakref.ref(engine)
+        self.name = self._naming.name_in(engine)
 
     @abstractmethod
     def start(self, context: Context, engine: Engine, lane: Lane = FIRST) -> Sequence[Work]:

@@ -8,15 +8,13 @@ from typing import Any
 
 import torch
 
-from hvd_cluster import basics
 from hvd_cluster.elastic.handlers import SnapshotHandler
-from hvd_cluster.process_sets import global_process_set
-from hvd_cluster.structures import broadcast_structure, mapped, paired
+from hvd_cluster.structures import mapped, paired
 from hvd_cluster.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from hvd_cluster.torch.optimizer.holding import is_shared
 from hvd_cluster.torch.optimizer.parameters import parameter_groups
 
-__all__ = ["EpochHandler", "ModelStateHandler", "OptimizerStateHandler"]
+__all__ = ["ModelStateHandler", "OptimizerStateHandler"]
 
 
 class ModelStateHandler(SnapshotHandler):
@@ -61,9 +59,7 @@ class ModelStateHandler(SnapshotHandler):
 
     def share_light(self, root_rank: int) -> None:
         """See :class:`Part`."""
-        light = broadcast_structure(self.light, "the buffers", root_rank, "state.buffers", global_process_set)
-        if basics.rank() != root_rank:
-            self.put_light(light)
+        self.share_structure("buffers", root_rank)
 
     def forget(self) -> None:
         """See :class:`Part`."""
@@ -112,9 +108,7 @@ class OptimizerStateHandler(SnapshotHandler):
 
     def share_light(self, root_rank: int) -> None:
         """See :class:`Part`."""
-        light = broadcast_structure(self.light, "the options", root_rank, "state.options", global_process_set)
-        if basics.rank() != root_rank:
-            self.put_light(light)
+        self.share_structure("options", root_rank)
 
     def forget(self) -> None:
         """See :class:`Part`."""
@@ -123,24 +117,6 @@ class OptimizerStateHandler(SnapshotHandler):
             discard()
         for group in parameter_groups(self.value):
             _drop_gradients(group)
-
-
-class EpochHandler(SnapshotHandler):
-    """For samplers that have an epoch, such as torch's DistributedSampler: the loader keeps the object."""
-
-    def light(self) -> int:
-        """See :class:`Part`."""
-        epoch: int = self.value.epoch
-        return epoch
-
-    def put_light(self, light: int) -> None:
-        """See :class:`Part`."""
-        self.value.set_epoch(light)
-
-    def share(self, root_rank: int) -> None:
-        """See :class:`Part`."""
-        epoch = broadcast_structure(self.light, "the epoch", root_rank, "state.epoch", global_process_set)
-        self.put_light(epoch)
 
 
 def _description(parameter: torch.Tensor) -> str:

@@ -10,10 +10,17 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hvd_cluster.elastic.batches import GlobalBatches
-from hvd_cluster.elastic.handlers import HandledState, Registry, SamplerStateHandler, StateDictHandler, StateHandler
+from hvd_cluster.elastic.handlers import (
+    EpochHandler,
+    HandledState,
+    Registry,
+    SamplerStateHandler,
+    StateDictHandler,
+    StateHandler,
+)
 from hvd_cluster.elastic.portions import Portions
 from hvd_cluster.elastic.watchers import watchers
-from hvd_cluster.torch.elastic.handlers import EpochHandler, ModelStateHandler, OptimizerStateHandler
+from hvd_cluster.torch.elastic.handlers import ModelStateHandler, OptimizerStateHandler
 from hvd_cluster.torch.elastic.sampler import ElasticSampler
 
 __all__ = [

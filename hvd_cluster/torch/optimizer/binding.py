@@ -18,7 +18,6 @@ from hvd_cluster.torch.operations.operands import in_place, start, start_group, 
 from hvd_cluster.torch.operations.sparse import sparse_allreduce_async
 from hvd_cluster.torch.optimizer.holding import Spares, address, hold, is_held, is_shared, is_unchanged
 from hvd_cluster.torch.optimizer.packs import Pack
-from hvd_cluster.torch.tensors import form
 
 __all__ = ["TorchBinding", "TorchDifferences"]
 
@@ -35,11 +34,6 @@ class TorchTensors(Tensors[torch.Tensor]):
     def is_trained(parameter: torch.Tensor) -> bool:
         """See :class:`Binding`."""
         return parameter.requires_grad
-
-    @staticmethod
-    def form(parameter: torch.Tensor) -> tuple[tuple[int, ...], str]:
-        """See :class:`Binding`."""
-        return form(parameter)
 
     @staticmethod
     def wait(handle: Handle | HandleGroup) -> Any:

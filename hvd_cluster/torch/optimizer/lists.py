@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from collectives.api import InvalidRequestError, Operation, ReduceOp
+from collectives.api import Operation, ReduceOp
 from hvd_cluster.comparison.rosters import Roster
 from hvd_cluster.operations.handles import Handle, HandleGroup
-from hvd_cluster.operations.refusals import refuse
+from hvd_cluster.operations.refusals import refusing
 from hvd_cluster.optimizer.lists import ListBinding, Shipment
 from hvd_cluster.optimizer.targets import Target
 from hvd_cluster.process_sets import ProcessSet
@@ -24,11 +24,6 @@ __all__ = ["TorchLists"]
 
 class TorchLists(ListBinding):
     """All tensors are started before the first is waited for. Gradients are combined in place."""
-
-    @staticmethod
-    def is_deferred() -> bool:
-        """See :class:`ListBinding`."""
-        return False
 
     @staticmethod
     def kind(gradient: torch.Tensor) -> Hashable:
@@ -74,11 +69,6 @@ class TorchLists(ListBinding):
         return [[result] if shipment.is_alone else result for shipment, result in zip(shipments, results, strict=True)]
 
     @staticmethod
-    def engine_error(error: Exception) -> BaseException | None:
-        """See :class:`ListBinding`."""
-        return error
-
-    @staticmethod
     def gather(
         gradient: torch.Tensor, name: str, op: ReduceOp, process_set: ProcessSet, roster: Roster | None
     ) -> torch.Tensor:
@@ -94,10 +84,7 @@ class TorchLists(ListBinding):
 def _started(shipment: Shipment, process_set: ProcessSet, fields: Mapping[str, Any]) -> Handle | HandleGroup:
     operation, name = Operation.ALLREDUCE, shipment.name
     fields = {**fields, "tag": shipment.tag} if shipment.tag else fields
-    try:
+    with refusing(operation, name, process_set, None if shipment.is_alone else len(shipment.tensors)):
         if shipment.is_alone:
             return start(operation, in_place, shipment.tensors[0], name, process_set, **fields)
         return start_group(operation, in_place, shipment.tensors, list, name, process_set, **fields)
-    except InvalidRequestError as error:
-        refuse(error, operation, name, process_set, None if shipment.is_alone else len(shipment.tensors))
-        raise
