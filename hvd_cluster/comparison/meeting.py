@@ -8,8 +8,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 from zlib import crc32
 
@@ -19,7 +18,7 @@ from collectives.api import MismatchError, Operation
 from collectives.engine.engine import Engine
 from hvd_cluster import basics
 from hvd_cluster.comparison.models import Model, Names, Told, crossed, judge
-from hvd_cluster.comparison.twins import are_swapped, place_of
+from hvd_cluster.comparison.twins import Place, are_swapped, place_of
 from hvd_cluster.objects import allgather_object
 from hvd_cluster.operations.arrays import gathered
 from hvd_cluster.operations.operands import run
@@ -48,7 +47,8 @@ class Meeting:
         # Owned by this object, held for a few instructions. Each wait ends with the exchange of the thread that leads.
         self._changed = threading.Condition()
         self._agreed: dict[Model, Agreed] = {}
-        self._waiting: Counter[Model] = Counter()
+        self._waiting: dict[object, Model] = {}
+        self._places: dict[str, Place] = {}
         self._leads = False
         self._crossed = 0
 
@@ -57,7 +57,7 @@ class Meeting:
         with self._changed:
             if model in self._agreed:
                 return self._agreed[model]
-            self._waiting[model] += 1
+            self._waiting[me := object()] = model
         try:
             while True:
                 agreed = self._wait_for_lead(model) or self._lead(model, known(), process_set)
@@ -66,7 +66,7 @@ class Meeting:
                 time.sleep(PAUSE_SECONDS)
         finally:
             with self._changed:
-                self._waiting[model] -= 1
+                del self._waiting[me]
 
     def _wait_for_lead(self, model: Model) -> Agreed | None:
         with self._changed:
@@ -87,29 +87,52 @@ class Meeting:
         row = np.array([[basics.rank(), model.digest, crc32(model.stamp.encode())]], np.int64)
         rows = run(Operation.ALLGATHER, gathered, row, NAME, process_set)
         is_final = len(rows) == len(basics.engine().process_sets.ranks(process_set.process_set_id or 0))
+        with self._changed:
+            waiting = list(self._waiting.values())
         if len(set(rows[:, 1].tolist())) == 1:
-            if len(set(rows[:, 2].tolist())) > 1:
-                require_no_swap(model, process_set)
+            if len(set(rows[:, 2].tolist())) > 1 and not self._have_same_twin(model, waiting, process_set):
+                return None
             agreed = Agreed(model.names, is_final)
             if agreed.is_final:
                 self._agreed[model] = agreed
             return agreed
-        with self._changed:
-            waiting = [each for each, count in self._waiting.items() if count]
-        told = dict(allgather_object((basics.rank(), Told(model, waiting, list(known))), f"{NAME}.told", process_set))
-        return self._settle(model, told, is_final)
+        told = Told(model, list(dict.fromkeys(waiting)), list(known))
+        return self._settle(model, dict(allgather_object((basics.rank(), told), f"{NAME}.told", process_set)), is_final)
+
+    def _have_same_twin(self, model: Model, waiting: Sequence[Model], process_set: ProcessSet) -> bool:
+        """Whether all ranks wait for one of the models that are alike; if not, other threads may still come."""
+        own = [model, *(each for each in waiting if each == model)]
+        for each in own:
+            if each.stamp not in self._places:
+                self._places[each.stamp] = place_of(each.stamp, each.first_shape)
+        places = [self._places[each.stamp] for each in own]
+        told = dict(allgather_object((basics.rank(), places), f"{NAME}.places", process_set))
+        presented = {rank: each[0] for rank, each in told.items()}
+        if not are_swapped(presented) or set.intersection(*map(set, told.values())):
+            self._crossed = 0
+            self._places.clear()
+            return True
+        self._note_crossed({rank: _described(model, each) for rank, each in presented.items()})
+        return False
+
+    def _note_crossed(self, used: Mapping[int, str]) -> None:
+        self._crossed += 1
+        if self._crossed == ROUNDS:
+            self._crossed = 0
+            self._places.clear()
+            raise MismatchError(crossed(used))
 
     def _settle(self, model: Model, told: dict[int, Told], is_final: bool) -> Agreed | None:
         judgement = judge(told)
         agreed = {each: Agreed(names, is_final) for each, names in judgement.agreed.items()}
         if is_final:
             self._agreed.update(agreed)
-        self._crossed = 0 if judgement.agreed or judgement.error else self._crossed + 1
+        if judgement.agreed or judgement.error:
+            self._crossed = 0
+        else:
+            self._note_crossed({rank: each.presented.summary for rank, each in told.items()})
         if judgement.error:
             raise MismatchError(f"the models of the ranks differ: {judgement.error}")
-        if self._crossed == ROUNDS:
-            self._crossed = 0
-            raise MismatchError(crossed({rank: each.presented.summary for rank, each in told.items()}))
         return agreed.get(model)
 
 
@@ -118,8 +141,11 @@ def require_no_swap(model: Model, process_set: ProcessSet) -> None:
     place = place_of(model.stamp, model.first_shape)
     told = dict(allgather_object((basics.rank(), place), f"{NAME}.places", process_set))
     if are_swapped(told):
-        texts = {rank: f"{model.summary}, number {each.number} of {each.total}" for rank, each in told.items()}
-        raise MismatchError(crossed(texts))
+        raise MismatchError(crossed({rank: _described(model, each) for rank, each in told.items()}))
+
+
+def _described(model: Model, place: Place) -> str:
+    return f"{model.summary}, number {place.number} of {place.total}"
 
 
 _meetings: weakref.WeakKeyDictionary[Engine, dict[int, Meeting]] = weakref.WeakKeyDictionary()

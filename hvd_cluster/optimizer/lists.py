@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -79,6 +80,10 @@ class ListBinding(Protocol):
 
         Raises the errors of an allreduce, where the framework raises at once.
         """
+
+    def comparing(self) -> AbstractContextManager[None]:
+        """Around an exchange of the ranks about their models: the framework's error takes the place of the engine's."""
+        return nullcontext()
 
     def engine_error(self, error: Exception) -> BaseException | None:
         """The engine's error for which an ``error`` of :meth:`allreduce` stands."""
@@ -190,8 +195,9 @@ class ListCombiner:
         plan = self._planned
         if plan is None or plan.is_deferred is not is_deferred or plan.targets != targets:
             plan = self._planned = self._known_plan(targets, is_deferred)
-        if not is_deferred:
-            plan.roster.enter(plan.model)
+        if not (is_deferred or plan.roster.is_entered(basics.engine())):
+            with self._binding.comparing():
+                plan.roster.enter(plan.model)
         return plan
 
     def _known_plan(self, targets: Sequence[Target], is_deferred: bool) -> _Plan:
@@ -279,7 +285,8 @@ class ListCombiner:
             cause = self._binding.engine_error(error)
             if plan.is_deferred or not isinstance(cause, MismatchError) or cause.property != "tag":
                 raise
-        plan.roster.compare_again(plan.model)
+        with self._binding.comparing():
+            plan.roster.compare_again(plan.model)
         return self._exchanged(contents, plan)
 
     def _put(

@@ -1,5 +1,10 @@
 """Ranks meet before they combine the gradients of a model for the first time."""
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+
 from collectives.api import InvalidRequestError, MismatchError
 from hvd_cluster import basics
 from hvd_cluster.comparison import meeting
@@ -94,3 +99,50 @@ def test_a_roster_gives_the_names_of_the_first_rank(on_ranks):
 
     expected = ["gradients.1.c..0.b_1", "gradient.1.c.slices", "total"]
     assert on_ranks(2, body) == [(False, True, expected)] * 2
+
+
+class Variable:
+    """One of those that are alike, of all ranks: each rank has its own stamps."""
+
+    shape = (3,)
+
+    def __init__(self, path):
+        self.path = path
+
+    def assign(self):
+        pass
+
+
+def twin(stamp):
+    return Model((Entry("twin", (3,), "float32"),), stamp=stamp)
+
+
+def as_thread_of(rank, function):
+    """``function`` for another thread of the rank that this thread plays."""
+    engine, process_set = rank.engine, rank.process_set
+
+    def call():
+        rank.engine, rank.process_set = engine, process_set
+        return outcome(function)
+
+    return call
+
+
+@pytest.mark.parametrize("both_wait", [True, False])
+def test_ranks_that_begin_with_another_one_of_two_models_that_are_alike(on_ranks, monkeypatch, both_wait):
+    """Where both are about to be used, as by nodes of a graph, the ranks go on."""
+    monkeypatch.setattr(meeting, "PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(meeting, "ROUNDS", 10**9 if both_wait else 2)
+    kept = [Variable(path) for path in ("twin_1", "twin_2")]
+
+    def body(rank):
+        order = [twin(each.path) for each in (kept[::-1] if rank.number else kept)]
+        with ThreadPoolExecutor(2) as pool:
+            calls = [as_thread_of(rank, partial(meet, rank, each, order)) for each in order[: 1 + both_wait]]
+            return [call.result() for call in list(map(pool.submit, calls))]
+
+    for results in on_ranks(2, body):
+        if both_wait:
+            assert [each.names for each in results] == [("twin",)] * 2
+        else:
+            assert "'twin', number 0 of 2 on rank 0, that with 'twin', number 1 of 2 on rank 1" in str(results[0])

@@ -15,7 +15,7 @@ from hvd_cluster.comparison.twins import stamp_of
 from hvd_cluster.optimizer.lists import ListBinding, Shipment
 from hvd_cluster.optimizer.targets import Target, positional
 from hvd_cluster.process_sets import ProcessSet
-from hvd_cluster.tensorflow.errors import engine_error
+from hvd_cluster.tensorflow.errors import engine_error, raised_by_tensorflow
 from hvd_cluster.tensorflow.operations.allgather import _grouped_allgather
 from hvd_cluster.tensorflow.operations.allreduce import _allreduce, _grouped_allreduce
 from hvd_cluster.tensorflow.operations.numbers import size_op
@@ -83,6 +83,11 @@ class TensorFlowLists(ListBinding):
             joint = Shipment(shipments[0].name, everything, tag=shipments[0].tag)
             combined = iter(_combined(joint, process_set, fields))
             return [[next(combined) for _ in shipment.tensors] for shipment in shipments]
+
+    @staticmethod
+    def comparing() -> AbstractContextManager[None]:
+        """See :class:`ListBinding`."""
+        return raised_by_tensorflow()
 
     @staticmethod
     def engine_error(error: Exception) -> BaseException | None:
