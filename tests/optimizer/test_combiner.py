@@ -184,6 +184,19 @@ def test_ranks_that_step_different_optimizers_end_with_an_error(on_ranks):
         assert "numbers [0, 1]" in str(error)
 
 
+def test_ranks_that_begin_with_another_one_of_two_models_that_are_alike_end_with_an_error(on_ranks):
+    """The models have equal names and shapes, and no rank has stepped an optimizer before."""
+
+    def body(rank):
+        optimizers = [Optimizer([Parameter(2)], rank) for _ in range(2)]
+        return outcome(optimizers[rank.number].step)
+
+    for error in on_ranks(2, body):
+        assert isinstance(error, MismatchError)
+        assert "the ranks step different DistributedOptimizers" in str(error)
+        assert "numbers [0, 1]" in str(error)
+
+
 class Halves(GradientCompressor):
     """Sends each gradient in two rounds, one half at a time."""
 
